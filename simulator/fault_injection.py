@@ -1,7 +1,10 @@
 """Fault injection: machines die, networks are cut, engines crash and hang, the agents' server restarts."""
 
 from collections.abc import Iterable
+from datetime import timedelta
 
+from fleet.planning.snapshot import NoticeView
+from fleet.planning.states import NoticeKind
 from simulator.machine import Machine
 from simulator.world import World
 
@@ -42,6 +45,18 @@ def silence(world: World, machines: Iterable[Machine], for_s: float) -> None:
     for machine in chosen:
         machine.cut_network()
         world.queue.after(for_s, machine.restore_network)
+
+
+def announce(world: World, nodes: Iterable[str], kind: NoticeKind, lead_s: float) -> None:
+    """The provider announces the end of these machines, and ends them then if nobody has given them back."""
+    for node in nodes:
+        ends_at = world.queue.now + timedelta(seconds=lead_s)
+        notice = NoticeView(node, kind, world.queue.now, ends_at)
+        world.store.notices = (*world.store.notices, notice)
+        world.context.note("notice", node, f"{kind} in {lead_s:.0f} s")
+        machine = world.provider.machines[node]
+        world.queue.after(lead_s, lambda machine=machine: machine.power_off(silently=False))  # type: ignore[misc]
+    world.reconciler.ring()
 
 
 def engine_crashes(world: World) -> None:

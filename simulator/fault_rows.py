@@ -61,11 +61,15 @@ def _why_not_replaced(
         return f"node {decision.node} is in another cell meanwhile"
     if any(one.node == decision.node for one in faults.replacements):
         return "" if isinstance(decision, ReplaceNode) else f"node {decision.node} is replaced already"
+    if decision.rule is Rule.NOTICE:
+        return ""
     node = nodes[decision.node]
     pool = (node.region, node.instance_type)
     underway = ReplacementBudget(
         pool=pool,
-        open=sum((one.region, one.instance_type) == pool for one in faults.replacements),
+        open=sum(
+            (one.region, one.instance_type) == pool and one.rule is not Rule.NOTICE for one in faults.replacements
+        ),
         pool_size=sum((n.region, n.instance_type) == pool and n.state in COUNTED for n in nodes.values()),
         cell=cell,
         peer=next((one.node for one in faults.replacements if cell and one.cell == cell), ""),

@@ -4,17 +4,22 @@
 planner, so that a mistake there cannot hide here. Each yields one sentence per violation.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 
 from engine_agent.protocol.states import EngineState
-from fleet.planning.decisions import ChangeRollout, MoveCell, StopCell
-from fleet.planning.snapshot import Finding
+from fleet.planning.decisions import ChangeRollout, DrainCell, MoveCell, StopCell
+from fleet.planning.snapshot import CellView, Finding
 from fleet.planning.states import ROLLOUT_ALLOWED, CellState, RolloutState
 from simulator.transactions import Write
 from simulator.world import Invariant, World
 
 RESUMES_WITHIN_S = 15.0
+HURRIES_S = 45.0
+CUT_OFF_S = 10.0
+"""So long before its machine ends a cell may be stopped with requests in flight."""
 KNOWN_WITHIN_S = 15.0
 """A cell that answers nothing shows in its next reports; evidence is 10 s old at most, lost messages included."""
 
@@ -24,6 +29,8 @@ def availability_kept(world: World, write: Write) -> Iterator[str]:
     before, after = write.before, write.after
     if before is None or after is None or before.state is not CellState.READY or isinstance(write.cause, str):
         return
+    if isinstance(write.cause, DrainCell) and write.cause.forced:
+        return  # its machine ends, whatever is decided; `forced_by_an_end` looks after these
     if after.state not in {CellState.DRAINING, CellState.STOPPED, CellState.STARTING}:
         return
     spec = world.store.deployments[after.deployment]
@@ -37,6 +44,22 @@ def availability_kept(world: World, write: Write) -> Iterator[str]:
     short = sum(max(0, wanted - ready[region]) for region, wanted in spec.cells_wanted.items())
     if len(down) > budget and short > budget:
         yield f"{len(down)} cells of {spec.name} are down on purpose ({', '.join(sorted(down))}), {budget} may be"
+
+
+def forced_by_an_end(world: World, write: Write) -> Iterator[str]:
+    """Only what runs on a machine that ends in a moment is taken down without leave."""
+    before, cause = write.before, write.cause
+    if before is not None and isinstance(cause, DrainCell) and cause.forced:
+        drain_s = world.store.deployments[before.deployment].drain_deadline_s
+        if _ends_in_s(world, before, write.at) > drain_s + HURRIES_S:
+            yield f"{before.id} was taken down without leave, and no machine of it ends within {drain_s:.0f} s"
+
+
+def _ends_in_s(world: World, cell: CellView, now: datetime) -> float:
+    """Seconds until the first machine of a cell ends, as was announced."""
+    members = {member.node for member in cell.members}
+    ends = (notice.ends_at for notice in world.store.notices if notice.node in members)
+    return min(((end - now).total_seconds() for end in ends if end is not None), default=math.inf)
 
 
 def cells_not_mixed(world: World) -> Iterator[str]:
@@ -57,7 +80,7 @@ def drained_before_stopped(world: World, write: Write) -> Iterator[str]:
     spec = world.store.deployments[before.deployment]
     since = world.store.listening_since
     waited_s = (write.at - max(before.state_since, since or write.at)).total_seconds()
-    if waited_s > spec.drain_deadline_s or not before.members:
+    if waited_s > spec.drain_deadline_s or not before.members or _ends_in_s(world, before, write.at) <= CUT_OFF_S:
         return
     if world.routing.routes_to(before.id):
         yield f"{before.id} was stopped {waited_s:.0f} s into its drain while an ingress still sends to it"
@@ -151,6 +174,7 @@ def charges_end(world: World) -> Iterator[str]:
 
 INVARIANTS: tuple[Invariant, ...] = (
     Invariant("I1", "available >= wanted - max_unavailable, never lower because of us", on_write=availability_kept),
+    Invariant("I1", "only what ends in any case is taken down without leave", on_write=forced_by_an_end),
     Invariant("I2", "a cell never serves mixed versions", on_world=cells_not_mixed),
     Invariant("I3", "no cell stops while it is sent requests or works on some", on_write=drained_before_stopped),
     Invariant("I4", "a node is in one cell, at one rank", on_world=one_place_per_node),

@@ -30,6 +30,7 @@ class Rows:
         self.regions = dict(fleet.regions)
         self.rollouts = dict(fleet.rollouts)
         self.faults = fleet.faults
+        self.notices = fleet.notices
         self.listening_since = fleet.listening_since
         self.member_of = {member.node: cell.id for cell in self.cells.values() for member in cell.members}
         self.versions: Counter[str] = Counter(dict.fromkeys(self.nodes, 1))
@@ -57,6 +58,7 @@ class Rows:
             listening_since=self.listening_since,
             rollouts=dict(self.rollouts),
             faults=self.faults,
+            notices=self.notices,
         )
 
     def desired(self, node: str) -> Desired:

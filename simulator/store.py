@@ -189,7 +189,8 @@ class Store(Rows):
         cell = self._seen(decision, CellState.DRAINING)
         policy = policy_in_force(self.deployments[cell.deployment], self.rollouts.get(cell.deployment))
         counts = ledger_counts(self.cells.values(), self.deployments, cell, policy.min_healthy_s, now)
-        if refused := refusal(counts, decision.cause, policy.max_unavailable, self.limits):
+        refused = refusal(counts, decision.cause, policy.max_unavailable, self.limits)
+        if refused and not decision.forced:
             raise StaleWrite(f"cell {cell.id} stays: {refused}")
         moved = self._moved(cell, CellState.DRAINING, decision.reason, now)
         self._write_cell(decision, replace(moved, disruption=cell.disruption or decision.cause), now)

@@ -155,13 +155,15 @@ class StartCell:
 
 @dataclass(frozen=True, slots=True)
 class DrainCell:
-    """Take a ready cell down on purpose. Charged to the disruption ledger, which counts again when this is applied."""
+    """Take a ready cell down on purpose. Charged to the disruption ledger, which counts again when this is applied.
+    `forced`: what it runs on ends in a moment, so the ledger only takes note."""
 
     cell: str
     generation: int
     cause: DisruptionCause
     reason: str
     rollout: int | None = None
+    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ class Rule(StrEnum):
     SILENCE = "silence"
     SLOW = "slow"
     REPEATED_REPAIRS = "repeated_repairs"
+    NOTICE = "notice"
     OPERATOR = "operator"
 
 
@@ -38,6 +39,7 @@ class IncidentKind(StrEnum):
     ALL_SILENT = "all-agents-silent"
     WITNESSED = "silent-node"
     UNREACHABLE = "agent-unreachable"
+    CLOUD_NOTICE = "cloud-notice"
 
 
 NEEDS_OPERATOR = frozenset({IncidentKind.REPEATED_REPAIRS})

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from fleet.planning.decisions import Decision
 from fleet.planning.faults.liveness import plan_liveness
+from fleet.planning.faults.notices import plan_notices
 from fleet.planning.faults.planner import plan_faults
 from fleet.planning.reconcile.cell_health import plan_health
 from fleet.planning.reconcile.planner import plan_reconcile
@@ -18,7 +19,9 @@ from fleet.planning.snapshot import FleetView
 
 Planner = Callable[[FleetView, FleetSettings, datetime], tuple[Decision, ...]]
 
-PLANNERS: tuple[Planner, ...] = (plan_liveness, plan_faults, plan_health, plan_rollout, plan_reconcile)
+PLANNERS: tuple[Planner, ...] = (
+    plan_liveness, plan_notices, plan_faults, plan_health, plan_rollout, plan_reconcile,
+)  # fmt: skip
 MAX_ROUNDS = 6
 """Rounds of one pass; what is left is for the next."""
 

@@ -9,15 +9,17 @@ from fleet.planning.machines import POOLED
 @dataclass(frozen=True, slots=True)
 class ProviderLimits:
     """`launch_grace_s`: how long after a launch "gone" may mean that the provider does not list the machine yet.
-    `join_timeout_s`: from its launch until its agent must have joined; GPUStack gives a worker 150 s."""
+    `join_timeout_s`: from its launch until its agent must have joined; GPUStack gives a worker 150 s. `boot_s`: how
+    long that usually takes."""
 
     launch_grace_s: float = 10.0
     join_timeout_s: float = 120.0
+    boot_s: float = 30.0
 
 
 LIMITS: Mapping[str, ProviderLimits] = {
     # A machine is not in every list at once, and one with many accelerators takes 15 minutes to boot.
-    "aws": ProviderLimits(launch_grace_s=300.0, join_timeout_s=1200.0),
+    "aws": ProviderLimits(launch_grace_s=300.0, join_timeout_s=1200.0, boot_s=600.0),
     "local": ProviderLimits(),
     POOLED: ProviderLimits(),
 }

@@ -50,6 +50,24 @@ class FaultSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeSettings:
+    """What providers announce of machines. Seconds unless the name says otherwise; `_share` is a fraction of 1."""
+
+    block_lead_s: float = 1800.0
+    """Before the machines of a Capacity Block end, which EC2 begins with half an hour before the block's own end:
+    Karpenter begins 40 minutes before that one, we an hour."""
+    last_s: float = 10.0
+    """Before the end of its machine a drain is over, so that what is left is told, and not cut off."""
+    margin_s: float = 30.0
+    """For passes, tables and agents, when a drain must be over by a certain time."""
+    impaired_after_s: float = 300.0
+    """How long a provider's checks may fail before an operator is told: EC2's own alarms take two to five minutes."""
+    zone_share: float = 1 / 3
+    """Of a zone impaired: then it is the zone that is in trouble (as `FaultSettings.common_cause_share`)."""
+    zone_nodes: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class FleetSettings:
     """Seconds unless the name says otherwise."""
 
@@ -92,6 +110,7 @@ class FleetSettings:
     unneeded_order_kept_s: float = 10.0
     """How long an order for a machine that nobody needs any more stays: needs come back, and calls take seconds."""
     faults: FaultSettings = field(default_factory=FaultSettings)
+    notices: NoticeSettings = field(default_factory=NoticeSettings)
     fresh_for_s: float = 10.0
     """How old a report may be to count as evidence for a gate (I6): five reports."""
     ledger: LedgerLimits = field(default_factory=LedgerLimits)

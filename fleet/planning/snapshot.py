@@ -13,7 +13,14 @@ from fleet.planning.fingerprints import stack_digest
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.provider_limits import ProviderLimits
-from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction, RolloutState
+from fleet.planning.states import (
+    CellState,
+    DisruptionCause,
+    NodeState,
+    NoticeKind,
+    ProviderAction,
+    RolloutState,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,17 @@ class StepWindow:
     generation: int
     steps: Mapping[int, int]
     compute_ms: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeView:
+    """What a node's provider announced at `at`. `ends_at`: when it will end the machine; None: it did not say."""
+
+    node: str
+    kind: NoticeKind
+    at: datetime
+    ends_at: datetime | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +324,8 @@ def policy_in_force(deployment: DeploymentView, active: RolloutView | None) -> U
 @dataclass(frozen=True)
 class FleetView:
     """Everything a pass looks at. `listening_since`: since when agents can reach us without a gap; None: not now.
-    `rollouts`: the active one of each deployment that has one."""
+    `rollouts`: the active one of each deployment that has one. `notices`: of machines that are there, in any order,
+    and as often as they were heard."""
 
     regions: Mapping[str, RegionView]
     nodes: Mapping[str, NodeView]
@@ -315,6 +334,7 @@ class FleetView:
     listening_since: datetime | None
     rollouts: Mapping[str, RolloutView] = field(default_factory=dict)
     faults: FaultsView = field(default_factory=FaultsView)
+    notices: tuple[NoticeView, ...] = ()
 
     def policy_of(self, deployment: str) -> UpdatePolicy:
         """What may be done to a deployment now: its rollout's copy while one is active, else its own."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from fleet.models import Deployment, DeploymentRegion, Region, Rollout
+from fleet.models import CloudNotice, Deployment, DeploymentRegion, Region, Rollout
 from fleet.planning.machines import POOLED
 from fleet.planning.policy import InvalidPolicy
 from fleet.planning.provider_limits import provider_limits
@@ -13,10 +13,12 @@ from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import (
     DeploymentView,
     FleetView,
+    NoticeView,
     RegionView,
     RolloutView,
     VersionView,
 )
+from fleet.planning.states import MachineRole, NoticeKind
 from fleet.selectors.faults import faults_view
 from fleet.selectors.fleet_cache import FleetCache
 from fleet.selectors.machine import free_machines
@@ -51,7 +53,15 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
         rollouts=rollouts,
         faults=faults_view(now=now, windows=known.windows, written=written),
+        notices=written.get("notices", ["fleet_cloudnotice"], lambda: tuple(_notices())),
     )
+
+
+def _notices() -> Iterator[NoticeView]:
+    """What clouds announced of machines that are nodes, until it is settled. Which node one is, it is for ever."""
+    rows = CloudNotice.objects.filter(settled_at=None, machine__role=MachineRole.NODE.value).exclude(machine__runs="")
+    for row in rows.select_related("machine").only("kind", "at", "ends_at", "text", "machine__runs").order_by("pk"):
+        yield NoticeView(row.machine.runs, NoticeKind(row.kind), row.at, row.ends_at, row.text)
 
 
 def _regions(rows: list[Region]) -> dict[str, RegionView]:

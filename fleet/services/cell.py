@@ -111,6 +111,7 @@ def cell_drain_charged(decision: DrainCell, *, now: datetime, limits: LedgerLimi
             rollout=decision.rollout,
             now=now,
             limits=limits or LedgerLimits(),
+            forced=decision.forced,
         )
         cell = _move(decision, CellState.DRAINING, now)
         desired_changed(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))

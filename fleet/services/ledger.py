@@ -22,10 +22,18 @@ LOCK = 0x53_57_4C_47
 
 
 def disruption_charge(
-    *, cell: Cell, cause: DisruptionCause, reason: str, rollout: int | None, now: datetime, limits: LedgerLimits
+    *,
+    cell: Cell,
+    cause: DisruptionCause,
+    reason: str,
+    rollout: int | None,
+    now: datetime,
+    limits: LedgerLimits,
+    forced: bool = False,
 ) -> None:
     """Open an entry for a ready cell that is about to go down, if the budget still allows it, and its rollout, if it is
-    one's, is still active and, where the cell is to go to another version, neither paused nor baking.
+    one's, is still active and, where the cell is to go to another version, neither paused nor baking. `forced`: its
+    machine ends in any case, so the budget is overspent.
 
     Raises:
         StaleDecision: they do not any more.
@@ -35,7 +43,8 @@ def disruption_charge(
         _require_going(rollout, cell, cause)
     policy = policy_in_force(cell.deployment_id)
     standing = _standing(cell, policy.min_healthy_s, now)
-    if refused := refusal(standing, cause, policy.max_unavailable, limits):
+    refused = refusal(standing, cause, policy.max_unavailable, limits)
+    if refused and not forced:
         raise StaleDecision(f"cell {cell.id} stays: {refused}")
     disruption_open(cell=cell, cause=cause, reason=reason, rollout=rollout, now=now)
 

@@ -51,7 +51,7 @@ def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSetting
     if NodeState.FAULTY not in NODE_ALLOWED[decision.seen]:
         raise ValueError(f"a node cannot go from {decision.seen} to faulty")
     with transaction.atomic():
-        _guard(decision.node, decision.cell, settings or FaultSettings())
+        _guard(decision, settings or FaultSettings())
         rows = Node.objects.filter(id=decision.node, state=decision.seen.value, state_since=decision.since)
         compare_and_set_or_stale(
             rows,
@@ -85,7 +85,7 @@ def replacement_schedule(decision: RequestReplacement, *, now: datetime, setting
         StaleDecision: the node is in another cell or already being replaced, or too many other nodes are.
     """
     with transaction.atomic():
-        _guard(decision.node, decision.cell, settings or FaultSettings())
+        _guard(decision, settings or FaultSettings())
         node = Node.objects.select_for_update().get(id=decision.node)
         if cell_of(node.id) != decision.cell or is_replaced(node.id):
             raise StaleDecision(f"node {node.id} is replaced already, or in another cell")
@@ -114,11 +114,13 @@ def is_replaced(node: str) -> bool:
     return Replacement.objects.filter(node_id=node, closed_at__isnull=True).exists()
 
 
-def _guard(node_id: str, cell: str, settings: FaultSettings) -> None:
-    """Until the commit no other worker begins a replacement. One that was scheduled was counted then."""
+def _guard(decision: ReplaceNode | RequestReplacement, settings: FaultSettings) -> None:
+    """Until the commit no other worker begins a replacement. One that was scheduled was counted then. A machine that
+    its provider takes away goes with or without leave."""
+    node_id, cell = decision.node, decision.cell
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
-    if is_replaced(node_id):
+    if is_replaced(node_id) or decision.rule is Rule.NOTICE:
         return
     node = Node.objects.get(id=node_id)
     pool = Node.objects.filter(region_id=node.region_id, instance_type_id=node.instance_type_id)
@@ -126,7 +128,7 @@ def _guard(node_id: str, cell: str, settings: FaultSettings) -> None:
     other = work.filter(cell=cell).values_list("node_id", flat=True).first() if cell else None
     underway = ReplacementBudget(
         pool=(node.region_id, node.instance_type_id),
-        open=work.filter(node__in=pool).count(),
+        open=work.filter(node__in=pool).exclude(rule=Rule.NOTICE).count(),
         pool_size=pool.filter(state__in=[state.value for state in COUNTED]).count(),
         cell=cell,
         peer=other or "",

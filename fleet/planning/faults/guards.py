@@ -8,7 +8,8 @@ from datetime import datetime
 from functools import cached_property
 
 from engine_agent.protocol.signatures import is_hard
-from fleet.planning.fault_rules import NEEDS_OPERATOR
+from fleet.planning.fault_rules import NEEDS_OPERATOR, Rule
+from fleet.planning.notices import Notices
 from fleet.planning.placement.distance import failure_domain
 from fleet.planning.settings import FaultSettings, FleetSettings
 from fleet.planning.snapshot import FleetView, NodeView
@@ -35,7 +36,8 @@ class Freeze:
 @dataclass(frozen=True, slots=True)
 class ReplacementBudget:
     """What bounds one more replacement: how many of the node's pool are open, how many machines the pool has, and
-    which other node of the same cell is being replaced."""
+    which other node of the same cell is being replaced. Those of machines that their provider takes away are no choice
+    of ours, and do not count."""
 
     pool: tuple[str, str]
     open: int
@@ -64,8 +66,9 @@ class Guards:
         self._now = now
         self._taken: Counter[tuple[str, str]] = Counter()
         self._busy: dict[str, str] = {}
+        self._notices = Notices(fleet, settings, now)
         for open_one in fleet.faults.replacements:
-            self._taken[open_one.region, open_one.instance_type] += 1
+            self._taken[open_one.region, open_one.instance_type] += open_one.rule is not Rule.NOTICE
             if open_one.cell:
                 self._busy[open_one.cell] = open_one.node
 
@@ -132,9 +135,12 @@ class Guards:
         return node.state is not NodeState.READY or node.id in self._with_hard_signal
 
     def _is_handled(self, node: NodeView) -> bool:
-        """Condemned and in no cell: what it needed was done, or waits for an operator."""
+        """Condemned and in no cell: what it needed was done, or waits for an operator. Or its provider takes it away,
+        which says nothing of our view."""
         if node.state not in CONDEMNED:
             return False
+        if self._notices.leaving(node.id) is not None:
+            return True
         return node.id not in self._cells or self._fleet.faults.is_held(node.id, NEEDS_OPERATOR)
 
 

@@ -11,10 +11,11 @@ from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import Decision, MoveNode, RestartAgent
 from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.faults.guards import Guards
+from fleet.planning.notices import Notices
 from fleet.planning.provider_limits import ProviderLimits
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, NodeView, ProviderStatus, ReportView
-from fleet.planning.states import CellState, NodeState, ProviderAction
+from fleet.planning.states import CellState, NodeState, NoticeKind, ProviderAction
 
 WATCHED = frozenset({NodeState.JOINING, NodeState.READY, NodeState.SUSPECT})
 BROKEN = frozenset({CellState.FAILED, CellState.LOST})
@@ -93,6 +94,15 @@ class _Case:
     @property
     def limits(self) -> ProviderLimits:
         return self.fleet.regions[self.node.region].limits
+
+    @property
+    def impaired(self) -> str:
+        """What its provider's checks of the machine found, unless it finds that of a whole zone; "" if they pass."""
+        notices = Notices(self.fleet, self.settings, self.now)
+        mine = notices.by_node.get(self.node.id, ())
+        if not mine or notices.zone_of(self.node.id) in notices.troubled_zones:
+            return ""
+        return next((notice.text for notice in mine if notice.kind is NoticeKind.IMPAIRED), "")
 
     def move(self, to: NodeState, reason: str) -> MoveNode:
         return MoveNode(self.node.id, self.node.state, to, reason, self.node.report.last_seen_at)
@@ -223,6 +233,8 @@ def _second_witness(case: _Case) -> str:
     silent, too."""
     if case.node.provider is ProviderStatus.GONE:
         return "its provider says the machine is gone"
+    if impaired := case.impaired:
+        return f"its provider says the machine is impaired: {impaired}"
     cell = case.fleet.cell_of(case.node.id)
     if cell is None or not cell.members:
         return ""

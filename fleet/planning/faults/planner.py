@@ -29,10 +29,11 @@ from fleet.planning.faults.guards import CONDEMNED, Guards
 from fleet.planning.faults.liveness import are_all_silent, held_back, unreachable
 from fleet.planning.faults.suspicions import Suspicion, find_suspicions
 from fleet.planning.ledger import Ledger
+from fleet.planning.notices import Notices
 from fleet.planning.reconcile.drains import drain_ended
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FleetView, IncidentView, NodeView, ReplacementView
-from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
+from fleet.planning.states import CellState, DisruptionCause, NodeState, NoticeKind, RolloutState
 
 HALTED_WITH_S = 10.0
 """A rollout that moved on in the moment when its halt was decided is halted as well; one resumed later is not."""
@@ -60,6 +61,15 @@ class _Pass:
     def _known(self) -> dict[tuple[str, str], IncidentView]:
         return {(one.kind, one.subject): one for one in reversed(self.fleet.faults.incidents)}
 
+    @cached_property
+    def notices(self) -> Notices:
+        return Notices(self.fleet, self.settings, self.now)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """With what this pass has charged."""
+        return Ledger(self.fleet, self.settings.ledger, self.now)
+
     def cell_of(self, node: str) -> CellView | None:
         return self.fleet.cell_of(node)
 
@@ -84,6 +94,7 @@ def plan_faults(fleet: FleetView, settings: FleetSettings, now: datetime) -> tup
         _report_held_back(work, node, verdict, why_not)
     for node, silence_s in unreachable(fleet, settings, now):
         _report_unreachable(work, node, silence_s)
+    _report_notices(work)
     for suspicion in find_suspicions(fleet, slow, settings.faults):
         _act_on(work, suspicion, causes)
     for replacement in fleet.faults.replacements:
@@ -135,6 +146,33 @@ def _report_unreachable(work: _Pass, node: NodeView, silence_s: float) -> None:
     )
     evidence = {"provider": str(node.provider or ""), "connected": node.report.connected}
     _report_incident(work, IncidentKind.UNREACHABLE, node.id, summary, evidence, **_where(work, node))
+
+
+def _report_notices(work: _Pass) -> None:
+    """What a provider says of machines that do not end: they are impaired, alone or a zone of them."""
+    notices = work.notices
+    for (region, zone), nodes in notices.troubled_zones.items():
+        summary = f"Zone {zone} in {region}: its provider calls {len(nodes)} machines impaired; nothing moves for it"
+        _report_incident(
+            work, IncidentKind.CLOUD_NOTICE, f"zone {zone}", summary, {"nodes": list(nodes)}, region=region
+        )
+    is_shadow = work.fleet.faults.mode(Rule.NOTICE) is RuleMode.SHADOW
+    patient_s = work.settings.notices.impaired_after_s
+    for name, mine in (notices.heard if is_shadow else notices.by_node).items():
+        node = work.fleet.nodes[name]
+        for notice in mine:
+            told = {"kind": str(notice.kind), "at": notice.at.isoformat(), "text": notice.text}
+            if notice.kind is NoticeKind.IMPAIRED and (work.now - notice.at).total_seconds() >= patient_s:
+                summary = (
+                    f"Node {name}: its provider says since {notice.at:%H:%M} UTC that it is impaired: {notice.text}"
+                )
+            elif is_shadow and notice.kind is not NoticeKind.IMPAIRED:
+                summary = f"Would have replaced node {name}: {notice.kind}, {notice.text}"
+            else:
+                continue
+            _report_incident(
+                work, IncidentKind.CLOUD_NOTICE, name, summary, told, **_where(work, node), shadow=is_shadow
+            )
 
 
 def _halt_rollouts(work: _Pass, cause: CommonCause) -> None:
@@ -225,7 +263,7 @@ def _why_not_drained(work: _Pass, cell: CellView | None) -> str:
     """Why a cell that serves may not be drained for a replacement now; empty: it may, or need not."""
     if cell is None or cell.state is not CellState.READY:
         return ""
-    refused = Ledger(work.fleet, work.settings.ledger, work.now).refusal(cell, DisruptionCause.REPAIR)
+    refused = work.ledger.refusal(cell, DisruptionCause.REPAIR)
     return f"its cell cannot be drained: {refused}" if refused else ""
 
 
@@ -256,6 +294,7 @@ def _continue_replacement(work: _Pass, replacement: ReplacementView) -> None:
     elif cell is not None and cell.state is CellState.READY:
         if _why_not_drained(work, cell):
             return
+        work.ledger.charge(cell, DisruptionCause.REPAIR)
         reason = f"{node.id} is to be replaced: {replacement.reason}"
         work.decisions.append(DrainCell(cell.id, cell.generation, DisruptionCause.REPAIR, reason))
     elif cell is None or _serves_no_more(work, cell):
@@ -263,7 +302,7 @@ def _continue_replacement(work: _Pass, replacement: ReplacementView) -> None:
 
 
 def _serves_no_more(work: _Pass, cell: CellView) -> bool:
-    return cell.state is not CellState.DRAINING or bool(drain_ended(cell, work.fleet, work.settings, work.now))
+    return cell.state is not CellState.DRAINING or bool(drain_ended(cell, work.notices))
 
 
 def _why_over(work: _Pass, replacement: ReplacementView, still_in: CellView | None) -> str:

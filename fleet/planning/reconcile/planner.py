@@ -4,14 +4,17 @@ One plan for scaling, rollouts and repair, over one disruption ledger. Works on 
 it decides nothing more.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from fleet.planning.decisions import Decision, ExplainCell, StartCell, StopCell
 from fleet.planning.ledger import Ledger
+from fleet.planning.notices import Notices
 from fleet.planning.placement.planner import Placed, Placement, PlacementRequest
 from fleet.planning.placement.reasons import waiting
 from fleet.planning.placement.supply import needs, plan_supply
+from fleet.planning.reconcile.ahead import order_ahead
 from fleet.planning.reconcile.cell_health import DEAD
 from fleet.planning.reconcile.drains import drain_ended
 from fleet.planning.reconcile.scaling import plan_scale
@@ -40,12 +43,13 @@ class _Pass:
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.fleet, self.settings.ledger, self.now)
         self.versions = VersionPlan(self.fleet)
+        self.notices = Notices(self.fleet, self.settings, self.now)
 
 
 def plan_reconcile(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
     """Steps towards the desired state. Repairs come before new cells, so that they get the nearest spares."""
     work = _Pass(fleet, settings, now)
-    scaled, leaving = plan_scale(fleet, work.versions, work.ledger)
+    scaled, leaving = plan_scale(fleet, work.versions, work.ledger, work.notices)
     work.decisions += scaled
     work.decisions += plan_updates(fleet, work.versions, work.ledger, leaving)
     for cell in fleet.cells.values():
@@ -72,7 +76,7 @@ def _explain(work: _Pass, cell: CellView, reason: str) -> None:
 
 
 def _finish_drain(work: _Pass, cell: CellView, returns: bool) -> None:
-    reason = drain_ended(cell, work.fleet, work.settings, work.now)
+    reason = drain_ended(cell, work.notices)
     if reason and returns:
         _start_again(work, cell, reason)
     elif reason:
@@ -149,8 +153,19 @@ def _place(work: _Pass) -> None:
             work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, answer.reason, version))
             continue
         _explain(work, cell, waiting(cell.reason, answer.reason, is_broken=order.is_repair))
-    wanted = needs(work.orders, answers)
+    ahead = [beside for cell in _losing(work) if (beside := order_ahead(cell, work.fleet, work.notices))]
+    wanted = needs([*work.orders, *ahead], answers | placement.place(ahead))
     work.decisions += plan_supply(work.fleet, work.settings, work.now, placement.spares, wanted)
+
+
+def _losing(work: _Pass) -> Iterator[CellView]:
+    """Cells that serve and will need another machine: it is bought before they go down."""
+    for node in work.notices.by_node:
+        cell = work.fleet.cell_of(node)
+        if cell is None or cell.id in work.ordered or cell.id in work.notices.going or cell.is_leaving:
+            continue
+        if work.notices.end_of(node) and min(m.node for m in cell.members if work.notices.end_of(m.node)) == node:
+            yield cell
 
 
 def _backoff_s(restarts: int, settings: FleetSettings) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from fleet.planning.decisions import CreateCell, Decision, DrainCell, MoveCell, StopCell
 from fleet.planning.ledger import Ledger
+from fleet.planning.notices import Notices
 from fleet.planning.rollout.versions import Place, VersionPlan
 from fleet.planning.rollout.waves import RolloutProgress
 from fleet.planning.snapshot import CellView, FleetView
@@ -23,15 +24,18 @@ SURPLUS_ORDER = (
 )
 
 
-def plan_scale(fleet: FleetView, versions: VersionPlan, ledger: Ledger) -> tuple[list[Decision], set[str]]:
-    """What to create and to end, and the cells that are on their way out."""
+def plan_scale(
+    fleet: FleetView, versions: VersionPlan, ledger: Ledger, notices: Notices
+) -> tuple[list[Decision], set[str]]:
+    """What to create and to end, and the cells that are on their way out. Cells whose machines end are too many as soon
+    as others are there in their place."""
     decisions: list[Decision] = []
     leaving: set[str] = set()
     for place in sorted(_places(fleet, versions)):
-        decisions += _create(fleet, versions, place)
-        surplus = _surplus(fleet, versions, place)
+        decisions += _create(fleet, versions, place, notices)
+        surplus = _surplus(fleet, versions, place, notices)
         leaving |= {cell.id for cell in surplus}
-        decisions += _end(fleet, versions, ledger, place, surplus)
+        decisions += _end(fleet, versions, ledger, place, surplus, notices)
     return decisions, leaving
 
 
@@ -40,12 +44,14 @@ def _places(fleet: FleetView, versions: VersionPlan) -> set[Place]:
     return {place for place in wanted | set(versions.live) if not fleet.deployments[place[0]].problem}
 
 
-def _create(fleet: FleetView, versions: VersionPlan, place: Place) -> Iterator[CreateCell]:
+def _create(fleet: FleetView, versions: VersionPlan, place: Place, notices: Notices) -> Iterator[CreateCell]:
     deployment, region = place
-    wanted, there = _wanted(fleet, place), len(versions.live.get(place, ()))
+    live = versions.live.get(place, ())
+    going = sum(cell.id in notices.going for cell in live)
+    wanted, there = _wanted(fleet, place), len(live) - going
     for _ in range(wanted - there):
         version = versions.of_new(deployment, region)
-        yield CreateCell(deployment, region, f"{wanted} cells wanted, {there} there", version)
+        yield CreateCell(deployment, region, _reason(wanted, there, going), version)
     progress = versions.progress(deployment)
     if progress is None or not progress.is_surging:
         return
@@ -56,7 +62,7 @@ def _create(fleet: FleetView, versions: VersionPlan, place: Place) -> Iterator[C
         yield CreateCell(deployment, region, reason, progress.goal)
 
 
-def _surplus(fleet: FleetView, versions: VersionPlan, place: Place) -> list[CellView]:
+def _surplus(fleet: FleetView, versions: VersionPlan, place: Place, notices: Notices) -> list[CellView]:
     cells = list(versions.live.get(place, ()))
     progress = versions.progress(place[0])
     excess = len(cells) - _wanted(fleet, place) - _held(progress, versions, place)
@@ -65,10 +71,11 @@ def _surplus(fleet: FleetView, versions: VersionPlan, place: Place) -> list[Cell
     surging = progress is not None and progress.is_surging
     goal = progress.goal if progress else fleet.deployments[place[0]].version
 
-    def least_useful(cell: CellView) -> tuple[bool, int, bool, float, str]:
+    def least_useful(cell: CellView) -> tuple[bool, bool, int, bool, float, str]:
         is_new = cell.version == goal
         rank = SURPLUS_ORDER.index(cell.state)
-        return surging and is_new, rank, is_new, -cell.created_at.timestamp(), cell.id
+        stays = cell.id not in notices.going
+        return stays, surging and is_new, rank, is_new, -cell.created_at.timestamp(), cell.id
 
     return sorted(cells, key=least_useful)[:excess]
 
@@ -81,21 +88,34 @@ def _held(progress: RolloutProgress | None, versions: VersionPlan, place: Place)
 
 
 def _end(
-    fleet: FleetView, versions: VersionPlan, ledger: Ledger, place: Place, surplus: list[CellView]
+    fleet: FleetView,
+    versions: VersionPlan,
+    ledger: Ledger,
+    place: Place,
+    surplus: list[CellView],
+    notices: Notices,
 ) -> Iterator[Decision]:
-    wanted, there = _wanted(fleet, place), len(versions.live[place])
+    going = sum(cell.id in notices.going for cell in surplus)
+    wanted, there = _wanted(fleet, place), len(versions.live[place]) - going
     progress = versions.progress(place[0])
     surging = progress.rollout.id if progress and progress.is_surging else None
-    reason = f"{wanted} cells wanted, {there} there"
+    reason = _reason(wanted, there, going)
     for cell in surplus:
         if cell.state is CellState.READY:
-            if ledger.refusal(cell, DisruptionCause.SCALE) is None:
+            refused = ledger.refusal(cell, DisruptionCause.SCALE) is not None
+            forced = refused and cell.id in notices.going and notices.must_drain(cell)
+            if not refused or forced:
                 ledger.charge(cell, DisruptionCause.SCALE)
-                yield DrainCell(cell.id, cell.generation, DisruptionCause.SCALE, reason, surging)
+                yield DrainCell(cell.id, cell.generation, DisruptionCause.SCALE, reason, surging, forced)
         elif cell.state is CellState.STARTING:
             yield MoveCell(cell.id, cell.state, cell.generation, CellState.DRAINING, reason)
         elif cell.state is not CellState.DRAINING:
             yield StopCell(cell.id, cell.state, cell.generation, reason)
+
+
+def _reason(wanted: int, there: int, going: int) -> str:
+    more = f", and {going} whose machines end" if going else ""
+    return f"{wanted} cells wanted, {there} there{more}"
 
 
 def _wanted(fleet: FleetView, place: Place) -> int:

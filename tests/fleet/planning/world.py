@@ -27,8 +27,16 @@ from fleet.planning.load.counters import CellCounters
 from fleet.planning.planners import MAX_ROUNDS, PLANNERS
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.settings import FaultSettings, FleetSettings
-from fleet.planning.snapshot import CellView, FleetView, NodeView, ProviderStatus, ReportView, RolloutView
-from fleet.planning.states import ROLLOUT_ACTIVE, CellState, NodeState, RolloutState
+from fleet.planning.snapshot import (
+    CellView,
+    FleetView,
+    NodeView,
+    NoticeView,
+    ProviderStatus,
+    ReportView,
+    RolloutView,
+)
+from fleet.planning.states import ROLLOUT_ACTIVE, CellState, NodeState, NoticeKind, RolloutState
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.store import Store
 from simulator.transactions import Write
@@ -44,7 +52,8 @@ RUNS = frozenset({CellState.STARTING, CellState.READY, CellState.DRAINING})
 USUAL_BUCKET = 60
 REQUESTS_PER_S = 20
 BLAMES_A_MACHINE = (CordonNode, OpenIncident, ReplaceNode, RequestReplacement, RestartAgent)
-"""Decisions for which this world gives no cause: here agents die with their machines, and machines die whole."""
+"""Decisions for which this world gives no cause but a provider's notice: here agents die with their machines, and
+machines die whole."""
 
 
 class Behaviour(StrEnum):
@@ -119,6 +128,13 @@ class World:
         alive = sorted(name for name in self.store.nodes if name not in self.dead)
         if alive:
             self.dead.add(alive[index % len(alive)])
+
+    def announce(self, index: int, kind: NoticeKind, lead_s: float | None) -> None:
+        """The provider says something of one of the machines that live."""
+        alive = sorted(name for name in self.store.nodes if name not in self.dead)
+        if alive:
+            ends_at = None if lead_s is None else self.now + timedelta(seconds=lead_s)
+            self.store.notices += (NoticeView(alive[index % len(alive)], kind, self.now, ends_at),)
 
     def scale(self, wanted: Mapping[str, int]) -> None:
         """Another number of cells is wanted from now on."""
@@ -228,13 +244,18 @@ class World:
 
     def apply(self, decision: Decision) -> None:
         """Carry it out. Nothing comes between planning and this, so that one that is stale is a mistake."""
-        assert not isinstance(decision, BLAMES_A_MACHINE), decision
-        if isinstance(decision, DrainCell):
+        assert not isinstance(decision, BLAMES_A_MACHINE) or self._is_announced(decision), decision
+        if isinstance(decision, DrainCell) and not decision.forced:
             self._check_floor(decision)
         if isinstance(decision, ExplainCell):
             assert self.store.cells[decision.cell].reason != decision.reason
         if not (self.sold_out and isinstance(decision, LaunchNodes)):
             self.store.apply(decision, self.now)
+
+    def _is_announced(self, decision: Decision) -> bool:
+        """Whether it speaks of a machine that its provider has spoken of."""
+        told = {notice.node for notice in self.store.notices}
+        return not isinstance(decision, RestartAgent) and getattr(decision, "node", "") in told
 
     def _check_floor(self, decision: DrainCell) -> None:
         """I1: available >= wanted - max_unavailable - what is lost already, in the region and in the deployment."""

@@ -8,9 +8,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from engine_agent.protocol.states import EngineState
-from fleet.models import MachineStatus, Node, Region, Rollout
-from fleet.planning.snapshot import ProviderStatus
-from fleet.planning.states import CellState, NodeState
+from fleet.models import CloudNotice, Machine, MachineStatus, Node, Region, Rollout
+from fleet.planning.snapshot import NoticeView, ProviderStatus
+from fleet.planning.states import CellState, MachineRole, MachineState, NodeState, NoticeKind, NoticeSource
 from fleet.selectors.snapshot import LISTENING_LEASE, fleet_view
 from kernel.leases import lease_take
 from tests.fleet import rows
@@ -31,7 +31,7 @@ def test_a_view_of_thirty_cells_asks_as_often_as_one_of_five() -> None:
         for index in range(count):
             rows.cell(f"c{count}-{index}", rows.node(f"n-{count}-{index}-0"), rows.node(f"n-{count}-{index}-1"))
         query_counts.append(queries())
-    assert query_counts[0] == query_counts[1] <= 21
+    assert query_counts[0] == query_counts[1] <= 22
 
 
 def test_cells_come_with_their_members_in_rank_order_and_stopped_ones_not_at_all() -> None:
@@ -117,3 +117,23 @@ def test_nobody_listens_until_somebody_holds_the_lease_and_when_it_has_run_out()
     lease_take(name=LISTENING_LEASE, holder="web", ttl_s=5, now=NOW)
     assert fleet_view(now=NOW + timedelta(seconds=4)).listening_since == NOW
     assert fleet_view(now=NOW + timedelta(seconds=5)).listening_since is None
+
+
+def test_what_a_cloud_announced_is_said_of_the_node_that_its_machine_is_until_it_is_settled() -> None:
+    node = rows.node("n-1")
+    columns = {
+        "provider": "aws",
+        "region": node.region,
+        "created_at": NOW,
+        "state_since": NOW,
+        "state": MachineState.TAKEN,
+    }
+    machine = Machine.objects.create(id="m-1", provider_id="i-1", runs="n-1", **columns)
+    ingress = Machine.objects.create(id="m-2", provider_id="i-2", runs="i-1", role=MachineRole.INGRESS, **columns)
+    ends_at = NOW + timedelta(minutes=2)
+    for number, (about, settled_at) in enumerate(((machine, None), (machine, NOW), (ingress, None))):
+        CloudNotice.objects.create(
+            event_key=f"e-{number}", machine=about, kind=NoticeKind.INTERRUPTION, source=NoticeSource.EVENTS,
+            at=NOW, ends_at=ends_at, text="said so", settled_at=settled_at,
+        )  # fmt: skip
+    assert fleet_view(now=NOW).notices == (NoticeView("n-1", NoticeKind.INTERRUPTION, NOW, ends_at, "said so"),)

@@ -56,6 +56,17 @@ def test_a_cell_goes_down_with_its_entry_and_the_next_one_may_not() -> None:
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("three_cells")
+def test_what_runs_on_a_machine_that_ends_goes_without_leave_and_is_charged() -> None:
+    drain("a")
+    forced = DrainCell("b", 1, DisruptionCause.REPAIR, "its machine ends", forced=True)
+    cell_drain_charged(forced, now=LATER)
+    assert open_entries() == [("a", "rollout"), ("b", "repair")]
+    with pytest.raises(StaleDecision):
+        cell_drain_charged(forced, now=LATER)
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("three_cells")
 def test_the_entry_is_open_until_the_cell_is_ready_again() -> None:
     drain("a")
     cell_start(StartCell("a", CellState.DRAINING, 1, ("n-a",), "drained", "sim-70b@1"), now=LATER)

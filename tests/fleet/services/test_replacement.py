@@ -101,3 +101,11 @@ def test_cordoning_a_cordoned_node_is_stale() -> None:
     assert node("n-s").cordoned
     with pytest.raises(StaleDecision):
         node_cordon_faulty(CordonNode("n-s", "it broke"), now=NOW)
+
+
+def test_all_machines_of_a_cell_that_their_provider_takes_away_are_replaced_and_cost_no_others_budget() -> None:
+    rows.cell("c2", rows.node("n-x"))
+    for name in ("n-l", "n-f"):
+        node_replace(ReplaceNode(name, NodeState.READY, NOW, "c1", Rule.NOTICE, "it ends"), now=LATER)
+    replacement_schedule(RequestReplacement("n-x", "c2", Rule.SLOW, "slow"), now=LATER)
+    assert Replacement.objects.filter(closed_at=None).count() == 3
