@@ -65,6 +65,17 @@ def describe_target_health(world: World, call: Call) -> dict[str, Any]:
     }
 
 
+def healthy_targets(world: World, region: str, port: int) -> list[str]:
+    """Addresses that load balancers of a region send connections of this port to, in a steady order."""
+    with world.settled():
+        now, found = world.clock.now(), set[str]()
+        for arn, group in world.backend(SERVICE, region).target_groups.items():
+            for key, target in world.targets.get(arn, {}).items():
+                if key[1] == port and _health(world, group, key, target, now)["State"] == "healthy":
+                    found.add(key[0])
+        return sorted(found)
+
+
 def _health(world: World, group: Any, key: TargetKey, target: Target | None, now: float) -> dict[str, str]:
     if target is None:
         return _state("unused", "Target.NotRegistered", "Target is not registered to the target group")

@@ -29,7 +29,8 @@ NOT_RUN, NOT_FOUND, SIGNALLED = 126, 127, 128
 
 
 class Forward(NamedTuple):
-    """A port on the real host's loopback for one of a host. `by_loopback`: as a tunnel to the host reaches it, which is
+    """A port on the real host's loopback for one of a host, or of a region: then of the targets that the load balancer
+    of its cloud has there. `by_loopback`: as a tunnel to the host reaches it, which is
     how people come to what listens on its loopback alone; else over the network, as clients outside do."""
 
     here: int

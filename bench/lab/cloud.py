@@ -1,5 +1,6 @@
-"""The cloud of tests inside a laboratory: `python -m bench.lab.cloud`, with `Settings` as JSON in the first line of its
-standard input, and in each further line that a host has booted or ended. It ends when standard input does.
+"""The cloud of tests in a laboratory: `python -m bench.lab.cloud LISTENER=REGION:PORT …`, with `Settings` as JSON in
+the first line of its standard input, and in each further line that a host has booted or ended. It ends when standard
+input does. LISTENER is the descriptor of a socket that listens on the real host, for a region's load balancer.
 
 The cloud answers at the host `aws`, each instance's metadata inside that instance's network: a socket stays in the
 namespace that it was made in, so nothing of this runs on a host.
@@ -11,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from bench.cloud.hypervisor import METADATA, Hypervisor
 from bench.cloud.imds import serve_metadata
 from bench.cloud.server import QuietRequests, World, serve
 from bench.lab import client, kernel
+from bench.lab.balancer import Balancer, Listener
 from bench.lab.guests import Guest, write_guest
 from bench.lab.places import Places, read_places
 from bench.lab.topology import CLOUD, NoLaboratory
@@ -131,14 +134,16 @@ def _serve(application: Control, listener: socket.socket) -> Iterator[None]:
         listener.close()
 
 
-def run(settings: Settings, places: Places) -> None:
+def run(settings: Settings, places: Places, balanced: list[Listener]) -> None:
     """Until standard input ends."""
     world = World()
     world.access_key, world.secret = settings.access_key, settings.secret
     world.delays.pending_s = settings.pending_s
+    world.delays.target_registered_s = 0.0  # EC2 takes minutes; what a fleet does meanwhile is a matter for its tests
     hypervisor = Hypervisor(world, LaboratoryPower(places), {"AWS_ENDPOINT_URL": settings.url})
     cloud = Cloud(world, hypervisor)
     with serve(world):
+        Balancer(world).start(balanced)
         print("ready", flush=True)
         lines = _lines()
         while (line := next(lines)) is not None:
@@ -169,15 +174,21 @@ def _lines() -> Iterator[bytes | None]:
             yield None
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     """Run until killed."""
     kernel.die_with_parent()
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     first = b""
     while not first.endswith(b"\n"):
         first += os.read(0, 1)
-    run(Settings(**json.loads(first)), read_places())
+    run(Settings(**json.loads(first)), read_places(), [_balanced(text) for text in argv])
+
+
+def _balanced(text: str) -> Listener:
+    descriptor, _, way = text.partition("=")
+    region, _, port = way.partition(":")
+    return region, int(port), socket.socket(fileno=int(descriptor))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

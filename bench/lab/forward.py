@@ -48,15 +48,15 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, targ
         async with asyncio.timeout(CONNECTS_WITHIN_S):
             to_host, from_client = await target.connect()
     except (OSError, TimeoutError):
-        _reset(writer)
+        refuse(writer)
         return
     try:
         async with asyncio.TaskGroup() as both:
             both.create_task(_pump(reader, from_client))
             both.create_task(_pump(to_host, writer))
     except* OSError:
-        _reset(writer)
-        _reset(from_client)
+        refuse(writer)
+        refuse(from_client)
     finally:
         for end in (writer, from_client):
             end.close()
@@ -70,7 +70,8 @@ async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
         target.write_eof()
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
+def refuse(writer: asyncio.StreamWriter) -> None:
+    """End a connection that leads nowhere."""
     with contextlib.suppress(OSError):
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     writer.close()

@@ -67,7 +67,7 @@ async def run(settings: Mapping[str, Any], places: Places, forwards: list[Listen
     places.socket.unlink(missing_ok=True)
     await laboratory.make_network(forwards)
     if settings["cloud"]:
-        await laboratory.start_cloud(settings["cloud"])
+        await laboratory.start_cloud(settings["cloud"], forwards)
     for name in topology.hosts:
         await laboratory.boot(name)
     commands = Commands(laboratory)

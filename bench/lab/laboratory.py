@@ -82,18 +82,22 @@ class Laboratory:
                 _set_sysctls()
         self._do([*router_steps(self.topology), *outside_cable(self.topology)])
         self._relay = await self._start_helper("bench.lab.relay", first=self._orders())
-        targets = [self._target(each) for each in forwards]
-        await self._start_helper("bench.lab.forward", *targets, pass_fds=[each.listener.fileno() for each in forwards])
+        direct = [each for each in forwards if each.host not in self.topology.regions]
+        targets = [self._target(each) for each in direct]
+        await self._start_helper("bench.lab.forward", *targets, pass_fds=[each.listener.fileno() for each in direct])
         self._apply()
 
-    async def start_cloud(self, settings: Mapping[str, str | float]) -> None:
-        """Before any host boots. See `bench.lab.cloud.Settings`.
+    async def start_cloud(self, settings: Mapping[str, str | float], forwards: list[Listener]) -> None:
+        """Before any host boots. See `bench.lab.cloud.Settings`; of the forwards it gets those of its load balancers.
 
         Raises:
             NoLaboratory: it did not start.
         """
         given = {**settings, "address": str(self.topology.host(CLOUD).address)}
-        self._cloud = await self._start_helper("bench.lab.cloud", first=json.dumps(given).encode() + b"\n")
+        balanced = [each for each in forwards if each.host in self.topology.regions]
+        ways = [f"{each.listener.fileno()}={each.host}:{each.port}" for each in balanced]
+        first, descriptors = json.dumps(given).encode() + b"\n", [each.listener.fileno() for each in balanced]
+        self._cloud = await self._start_helper("bench.lab.cloud", *ways, first=first, pass_fds=descriptors)
 
     def _tell_cloud(self, name: str) -> None:
         if self._cloud and self._cloud.stdin:

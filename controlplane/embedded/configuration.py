@@ -34,10 +34,11 @@ class Engine(StrEnum):
 
 
 class Provider(StrEnum):
-    """Who runs the nodes of the demo fleet: this computer, or hosts that join."""
+    """Who runs the nodes of the demo fleet: this computer, hosts that join, or a cloud, whose regions are declared."""
 
     LOCAL = "local"
     MACHINES = "machines"
+    AWS = "aws"
 
 
 @dataclass(frozen=True, slots=True)

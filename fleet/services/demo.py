@@ -18,9 +18,12 @@ REGIONS = ("us-east-1", "us-west-2")
 CELLS: dict[str, dict[str, dict[str, int]]] = {
     "local": {"smollm2": {REGIONS[0]: 1}, "sim-70b": dict.fromkeys(REGIONS, 2)},
     "machines": {"sim-70b": dict.fromkeys(REGIONS, 1)},
+    "aws": {},
 }
 """Provider of the demo's regions -> deployment -> region -> cells. Where hosts join, four in each region leave two to
-heal with."""
+heal with. Regions of a cloud are declared by who has their stacks, and deployments in them follow."""
+TYPES = {"aws": "trn1.32xlarge"}
+"""Provider -> what its cells are made of, where that is not `LOCAL`."""
 
 # Prompts to which the weights and the simulator each give the same text every time.
 GOLDEN_VLLM = [{"prompt": "The capital of France is", "expect": "Paris"}]
@@ -90,13 +93,14 @@ def demo_seed(*, weights: Weights | None, ingress_port: int, now: datetime, prov
     with transaction.atomic():
         for name, shape in INSTANCE_TYPES.items():
             InstanceType.objects.get_or_create(name=name, defaults=asdict(shape))
-        for position, name in enumerate(REGIONS):
+        for position, name in enumerate(REGIONS if CELLS[provider] else ()):
             url = f"http://127.0.0.1:{ingress_port + position}"
             defaults = {"position": position, "spares": {LOCAL: 1}, "provider": provider}
             region, _ = Region.objects.get_or_create(name=name, defaults=defaults)
             if region.ingress_url != url:
                 Region.objects.filter(name=name).update(ingress_url=url)
-        versions = {"smollm2": (_smollm2(weights, now), SURGE_POLICY), "sim-70b": (_sim_70b(now), DEMO_POLICY)}
+        sim_70b = _sim_70b(TYPES.get(provider, LOCAL), now)
+        versions = {"smollm2": (_smollm2(weights, now), SURGE_POLICY), "sim-70b": (sim_70b, DEMO_POLICY)}
         for deployment, cells in CELLS[provider].items():
             version, policy = versions[deployment]
             _deploy(deployment, version, cells, policy, now)
@@ -130,7 +134,7 @@ def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
     return version(name, SMOLLM2_SIM if weights is None else SMOLLM2_VLLM)
 
 
-def _sim_70b(now: datetime) -> ModelVersion:
+def _sim_70b(instance_type: str, now: datetime) -> ModelVersion:
     model, _ = Model.objects.get_or_create(
         name="sim-70b",
         defaults={"description": "A simulated 70-billion-parameter model on two nodes", "created_at": now},
@@ -140,7 +144,7 @@ def _sim_70b(now: datetime) -> ModelVersion:
         return _version(
             model,
             name,
-            {LOCAL: {"nodes": 2, "tp": 1}},
+            {instance_type: {"nodes": 2, "tp": 1}},
             now,
             state=state,
             engine="sim",

@@ -12,7 +12,7 @@ from botocore.config import Config
 from bench.lab import client
 from bench.lab.cloud import PORT
 from bench.lab.topology import CLOUD, Topology
-from tests.bench.lab.conftest import Lab, eventually, places_in
+from tests.bench.lab.conftest import ECHO, Lab, eventually, places_in
 
 pytestmark = pytest.mark.processes
 
@@ -25,36 +25,43 @@ echo >> /var/lib/ran
 curl -s -o /dev/null -w '%{http_code}' "$AWS_ENDPOINT_URL/cloud/" > /var/lib/reached
 echo done
 """
+TARGET_PORT = 7000
 NEW_TOKEN = "curl -sf -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' http://169.254.169.254/latest/api/token"
 
 
 @pytest.fixture(scope="module")
-def port() -> int:
-    """Of the cloud, on the real host."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+def ports() -> tuple[int, int]:
+    """Of the cloud, and of the load balancer of us-east-1, on the real host."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Lab]:
+def lab(tmp_path_factory: pytest.TempPathFactory, ports: tuple[int, int]) -> Iterator[Lab]:
     """c1 and a cloud with us-east-1."""
     places, environment = places_in(tmp_path_factory.mktemp("lab"))
     topology = Topology(("us-east-1",), controls=1, ingresses=0, nodes=0, cloud=True)
     keys: dict[str, str | float] = {"access_key": ACCESS_KEY, "secret": SECRET, "pending_s": 0.0}
     try:
-        client.start(topology, places, [client.Forward(port, CLOUD, PORT)], keys)
+        forwards = [client.Forward(ports[0], CLOUD, PORT), client.Forward(ports[1], "us-east-1", TARGET_PORT)]
+        client.start(topology, places, forwards, keys)
         yield Lab(places, environment)
     finally:
         client.stop(places)
 
 
-@pytest.fixture(scope="module")
-def ec2(lab: Lab, port: int) -> Any:
+def connect(service: str, port: int) -> Any:
+    """A client of the cloud, on the real host."""
     return boto3.client(
-        "ec2", region_name="us-east-1", endpoint_url=f"http://127.0.0.1:{port}",
+        service, region_name="us-east-1", endpoint_url=f"http://127.0.0.1:{port}",
         aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET,
         config=Config(retries={"mode": "standard", "total_max_attempts": 1}),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ec2(lab: Lab, ports: tuple[int, int]) -> Any:
+    return connect("ec2", ports[0])
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +111,41 @@ def test_an_instance_is_a_host_that_runs_its_user_data_once(lab: Lab, ec2: Any, 
 
     ec2.terminate_instances(InstanceIds=[instance.id])
     eventually(lambda: not instance.name, "its host is gone")
+
+
+def test_the_port_of_a_region_leads_to_targets_that_are_healthy(
+    lab: Lab, ec2: Any, subnet: str, ports: tuple[int, int]
+) -> None:
+    instance = Instance(lab, ec2, subnet)
+    lab.run(instance.name, "sh", "-c", f"cat > /opt/echo <<'E'\n{ECHO}\nE\nsetsid -f sh /opt/echo > /dev/null 2>&1")
+    assert not answers(ports[1])
+
+    balancers, [vpc] = connect("elbv2", ports[0]), ec2.describe_subnets(SubnetIds=[subnet])["Subnets"]
+    group = balancers.create_target_group(
+        Name="entry", Protocol="TCP", Port=TARGET_PORT, VpcId=vpc["VpcId"], TargetType="ip", HealthCheckProtocol="TCP",
+        HealthCheckIntervalSeconds=5, HealthCheckTimeoutSeconds=5, HealthyThresholdCount=2,
+    )["TargetGroups"][0]["TargetGroupArn"]  # fmt: skip
+    made = balancers.create_load_balancer(Name="entry", Type="network", Subnets=[subnet])["LoadBalancers"][0]
+    forward = [{"Type": "forward", "TargetGroupArn": group}]
+    balancers.create_listener(
+        LoadBalancerArn=made["LoadBalancerArn"], Protocol="TCP", Port=TARGET_PORT, DefaultActions=forward
+    )
+    target = {"TargetGroupArn": group, "Targets": [{"Id": instance.address}]}
+    balancers.register_targets(**target)
+    eventually(lambda: answers(ports[1]), "the target is healthy, and reached")
+    balancers.deregister_targets(**target)
+    assert not answers(ports[1])
+    lab.do("cloud", "terminate", instance.id)
+
+
+def answers(port: int) -> bool:
+    """Whether somebody says back what is said there."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(b"why?")
+            return connection.recv(99) == b"why?"
+    except ConnectionResetError:  # nobody is healthy
+        return False
 
 
 def test_a_host_that_shuts_down_ends_its_instance(lab: Lab, ec2: Any, subnet: str) -> None:

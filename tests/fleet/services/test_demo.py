@@ -49,6 +49,14 @@ def test_where_hosts_join_two_of_four_in_a_region_are_left_to_heal_with() -> Non
     assert set(Region.objects.values_list("provider", flat=True)) == {"machines"}
 
 
+def test_regions_of_a_cloud_are_declared_by_somebody_else_for_models_that_run_there() -> None:
+    demo_seed(weights=None, ingress_port=8080, now=NOW, provider="aws")
+    assert not Region.objects.exists()
+    assert not Deployment.objects.exists()
+    version = ModelVersion.objects.get(model="sim-70b", version="1")
+    assert nodes_per_cell(version.spec(), "trn1.32xlarge") == 2
+
+
 @pytest.mark.parametrize(("weights", "engine"), [(WEIGHTS, "vllm"), (None, "sim")])
 def test_every_version_of_it_can_be_run(weights: Weights | None, engine: str) -> None:
     seed(weights)
