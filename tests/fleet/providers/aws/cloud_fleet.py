@@ -41,11 +41,12 @@ class CloudFleet:
     """A region with its pools, in a cloud."""
 
     world: World
+    kind: str = TRN1
 
     def order(self, count: int = 2, unit: int = 0) -> list[str]:
         """Nodes that are wanted, launched together. Ids, in order."""
         there = Node.objects.exclude(state=NodeState.RETIRED).count()
-        decision = LaunchNodes(REGION, TRN1, count, "needed", there=there, unit=unit or count)
+        decision = LaunchNodes(REGION, self.kind, count, "needed", there=there, unit=unit or count)
         known = set(Node.objects.values_list("id", flat=True))
         nodes_launch(decision, now=clock.now())
         return sorted(set(Node.objects.values_list("id", flat=True)) - known)
@@ -69,7 +70,7 @@ class CloudFleet:
 
     def limit(self, *, zone: str = "us-east-1a", left: int = 0) -> None:
         """So many machines are left in a zone, on demand."""
-        self.world.machines.capacity.free[TRN1, zone, Sold.ON_DEMAND] = left
+        self.world.machines.capacity.free[self.kind, zone, Sold.ON_DEMAND] = left
 
     def live(self) -> list[str]:
         """Machines that cost money, in order of launch."""
@@ -92,12 +93,12 @@ class CloudFleet:
         return ProviderCall.objects.count()
 
 
-def make_fleet(world: World) -> CloudFleet:
+def make_fleet(world: World, kind: str = TRN1) -> CloudFleet:
     """With a pool on demand in each zone, in order."""
     network = make_network(world)
     profile = world.client("iam").create_instance_profile(InstanceProfileName="node")["InstanceProfile"]["Arn"]
     region = Region.objects.create(name=REGION, provider="aws")
-    InstanceType.objects.create(name=TRN1, accelerator="trainium", chips=16, price_per_hour=21.5)
+    InstanceType.objects.create(name=kind, accelerator="trainium", chips=16, price_per_hour=21.5)
     base = CloudBase(
         account=world.account,
         zones={zone: ZoneBase(network.subnets[zone], ZONES[zone]) for zone in ZONES},
@@ -113,16 +114,15 @@ def make_fleet(world: World) -> CloudFleet:
         base=msgspec.to_builtins(base),
     )
     for position, zone in enumerate(ZONES, 1):
-        make_pool(position, zone, network.subnets[zone])
-    return CloudFleet(world)
+        make_pool(position, zone, network.subnets[zone], instance_type_id=kind)
+    return CloudFleet(world, kind)
 
 
 def make_pool(position: int, zone: str, subnet: str, **columns: Any) -> CapacityPool:
     """On demand, where nothing else is said."""
-    defaults = {"market": Market.ON_DEMAND, "zone_id": ZONES[zone], "image": IMAGE}
+    defaults = {"market": Market.ON_DEMAND, "zone_id": ZONES[zone], "image": IMAGE, "instance_type_id": TRN1}
     return CapacityPool.objects.create(
         region_id=REGION,
-        instance_type_id=TRN1,
         position=position,
         zone=zone,
         subnet=subnet,

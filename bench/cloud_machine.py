@@ -1,0 +1,31 @@
+"""Plays units of machines against the cloud of tests for long: `python -m bench.cloud_machine [--steps 10000]`.
+
+It is `tests/fleet/providers/aws/test_machine.py` with more and longer examples. Prints how many steps were made, what
+crashed where, and what came of the attempts.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+STEPS_EACH = 100
+
+
+def main() -> int:
+    """Play, and return pytest's exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10_000, help="at least so many, over all examples")
+    asked = parser.parse_args()
+    examples = -(-asked.steps // STEPS_EACH)
+    environment = {**os.environ, "CLOUD_MACHINE_EXAMPLES": str(examples), "CLOUD_MACHINE_STEPS": str(STEPS_EACH)}
+    command = [sys.executable, "-m", "pytest", "tests/fleet/providers/aws/test_machine.py", "-n", "0", "-q", "-s"]
+    began_s = time.monotonic()
+    status = subprocess.run(command, env=environment, check=False).returncode
+    print(f"{time.monotonic() - began_s:.0f} s, exit status {status}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
