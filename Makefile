@@ -58,8 +58,8 @@ engine: environment ## Install vLLM and build the demo's weights, as make up doe
 	@$(VENV) -m engine_agent.engines.vllm.environment install --cache $(SWITCHYARD_CACHE)
 	@PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.weights build --cache $(SWITCHYARD_CACHE) --ranks 2
 
-test: environment-dev ## Run the whole test suite, fast layers first (FAST=1: only pure tests and services).
-	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,3) --no-loadscope-reorder)
+test: environment-dev ## Run the whole test suite (FAST=1: only pure tests and services).
+	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,4) --no-loadscope-reorder)
 
 screens: environment-dev ## Look at every page in a browser and write what it saw to docs/screens/.
 	SWITCHYARD_SCREENS=docs/screens $(VENV) -m pytest tests/scenarios/browser -p no:randomly

@@ -1,10 +1,11 @@
 """The layers of the suite, from cheap to dear: in which order they run, on which workers, and where the time went.
 
-Over several workers, a file at a time, the pure ones first. Tests on a whole fleet have a lane, and those that start
-single vLLM engines another: within it one test follows another, on one worker, because what they start is shared. So
-have those on the cloud of tests, whose EC2 costs each process that has it 0.2 GB and two seconds.
-Scenarios wait more than they compute, so that the other workers run services and processes meanwhile; vLLM comes last,
-for it computes.
+Over several workers, a file at a time. Tests on the scenarios' fleet have a lane, and those that start single vLLM
+engines another: within it one test follows another, on one worker, because what they start is shared. So have those on
+the cloud of tests, whose EC2 costs each process that has it 0.2 GB and two seconds. Scenarios with a fleet of their own
+have one as well, for no other fleet need run beside theirs: one costs most of a processor, whatever it is asked.
+The scenarios' lane is the longest, and begins at once. It waits more than it computes, so that the other workers run
+the rest meanwhile, the pure ones first; vLLM comes last, for it computes.
 Only whole files belong to a layer or lane, by their `pytestmark`.
 """
 
@@ -21,10 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 FAST = ("pure", "services")
 """What `make test FAST=1` runs: no process but PostgreSQL and Valkey."""
-LANES = ("cloud", "scenario", "vllm")
+LANES = ("cloud", "own_fleet", "scenario", "vllm")
+"""Of a file with the marks of two, the first."""
 LAYERS = (*FAST, "cloud", "processes", "scenario", "browser", "vllm")
 """From cheap to dear: in this order in one process. Browser and vLLM tests in the lane of scenarios use their fleet."""
-RANKS = {"pure": 0, "scenario": 1, "browser": 2, "services": 3, "cloud": 3, "processes": 3, "vllm": 4}
+RANKS = {"scenario": 0, "pure": 1, "browser": 2, "services": 3, "cloud": 3, "processes": 3, "vllm": 4}
 """The order over several workers. Services and processes side by side: the one computes while the other waits."""
 
 
@@ -50,7 +52,7 @@ def marks_of(file: Path) -> frozenset[str]:
     """Which layers and lanes a file's `pytestmark` names; none where there is no such file in the checkout."""
     text = file.read_text() if file.is_file() else ""
     marks = next((line for line in text.splitlines() if line.startswith("pytestmark =")), "")
-    return frozenset(layer for layer in LAYERS if f"pytest.mark.{layer}" in marks)
+    return frozenset(mark for mark in (*LAYERS, *LANES) if f"pytest.mark.{mark}" in marks)
 
 
 @dataclass

@@ -31,6 +31,7 @@ def started() -> Iterator[RunningFleet]:
         fleet = RunningFleet(Path(folder).resolve() / "home")
         try:
             fleet.up("sim")
+            fleet.wait_until_whole()
             yield fleet
         finally:
             fleet.down()
@@ -47,6 +48,7 @@ def second_start(started: RunningFleet) -> SecondStart:
     started.up("vllm")
     after = started.cells()
     started.scale("smollm2", REGIONS[0], 1)
+    started.wait_until_whole()
     return SecondStart(before, left, after)
 
 
@@ -55,6 +57,5 @@ def fleet(started: RunningFleet, request: pytest.FixtureRequest) -> Iterator[Run
     """With vLLM for tests that are marked so, which come last."""
     if request.node.get_closest_marker("vllm"):
         request.getfixturevalue("second_start")
-    started.wait_until_whole()
     yield started
     started.wait_until_whole()

@@ -25,10 +25,11 @@ LIMIT_S = 240.0
 POLL_S = 0.1
 """Each look is a request that the fleet's web process answers, on cores that engines need to start."""
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-"""Each of three workers may run a fleet, with ports of its own."""
+"""Each of four workers may run fleets, with ports of its own."""
 NODE_PORTS = 22000 - 1000 * WORKER
-PORTS_EACH = 3200
+PORTS_EACH = 240
 PORTS_FROM = 23000 + PORTS_EACH * WORKER
+"""All together less than a thousand: an ingress of one has ports 2000 and 3000 above its own."""
 REGIONS = ("us-east-1", "us-west-2")
 
 
@@ -226,7 +227,7 @@ def free_ports(count: int) -> int:
 def node_ports() -> int:
     """The first of a thousand ports for nodes; ours as long as this process lives."""
     base = next((base for base in range(NODE_PORTS, NODE_PORTS - 9000, -3000) if claimed(base)), None)
-    assert base is not None, "three other test sessions run fleets on this host"
+    assert base is not None, "three other test processes run fleets on these ports"
     return base
 
 

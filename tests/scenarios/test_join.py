@@ -17,7 +17,7 @@ import pytest
 
 from tests.scenarios.running_fleet import LIMIT_S, WORKER, RunningFleet, eventually
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
 
 REGION = "eu-west-1"
 PORT = 27000 + 40 * WORKER
@@ -91,6 +91,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 def fleet(tmp_path_factory: pytest.TempPathFactory, host: Host) -> Iterator[RunningFleet]:
     running = RunningFleet(tmp_path_factory.mktemp("fleet") / "home")
     running.environment |= {
+        "SWITCHYARD_DEMO_PROVIDER": "machines",  # nodes of its own would cost a processor, and nobody asks them
         "SWITCHYARD_AGENT_LISTEN": "0.0.0.0",  # noqa: S104 - the host that joins has no other way
         "SWITCHYARD_AGENT_URL": f"https://{host.control}:{running.agent_port}",
         "SWITCHYARD_ALLOWED_HOSTS": f"127.0.0.1,localhost,{host.control}",

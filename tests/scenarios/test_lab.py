@@ -11,19 +11,19 @@ import pytest
 
 from bench.lab import client
 from bench.lab.places import CHECKOUT, read_places
-from tests.scenarios.running_fleet import WORKER
+from tests.scenarios.running_fleet import free_ports
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
 
 SMALLEST = ("--region", "us-east-1", "--nodes", "2", "--ingresses", "1", "--controls", "1", "--round-trip", "10ms")
-PORT = 26400 + 4 * WORKER
 LIMIT_S = 600.0
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Of the command `lab`, with a home of its own; whatever runs there ends with the test."""
-    own = {"SWITCHYARD_HOME": str(tmp_path), "SWITCHYARD_PORT": str(PORT), "SWITCHYARD_INGRESS_PORT": str(PORT + 1)}
+    port = free_ports(2)
+    own = {"SWITCHYARD_HOME": str(tmp_path), "SWITCHYARD_PORT": str(port), "SWITCHYARD_INGRESS_PORT": str(port + 1)}
     try:
         yield {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", **own}
     finally:

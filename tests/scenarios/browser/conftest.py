@@ -18,14 +18,12 @@ RATE = 2.0
 
 @pytest.fixture(scope="package")
 def running(started: RunningFleet) -> Iterator[RunningFleet]:
-    started.wait_until_whole()
     with background_load([started.ingress(REGIONS[0])], "sim-70b", RATE):
         yield started
 
 
 @pytest.fixture
 def fleet(running: RunningFleet) -> Iterator[RunningFleet]:
-    running.wait_until_whole()
     yield running
     running.wait_until_whole()
 
