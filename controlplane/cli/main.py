@@ -17,6 +17,7 @@ from controlplane.cli.commands import (
     certificates,
     chat,
     declare,
+    entry,
     machines,
     observe,
     rollouts,
@@ -108,7 +109,7 @@ def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
 
 for part in (
     *(access.app, show.app, declare.app, rollouts.app),
-    *(act.app, agents.app, machines.app, certificates.app, observe.app, chat.app, rollouts.model_app, about),
+    *(act.app, agents.app, machines.app, certificates.app, entry.app, observe.app, chat.app, rollouts.model_app, about),
 ):  # the order of the help
     app.add_typer(part)
 

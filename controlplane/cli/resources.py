@@ -221,6 +221,16 @@ RESOURCES: tuple[Resource, ...] = (
             ("MODE", "mode"), ("ACTOR", "actor"), ("WHY", "why")),
     ),
     Resource(
+        "entries", "entry", "name", ("entry",),
+        _of(("NAME", "name"), STATE, number("PUBLISHED", "published"), ("WEIGHTS", "weights"), ("SHARES", "shares"),
+            ("HELD", "held")),
+    ),
+    Resource(
+        "entry-revisions", "entry-revisions", "id", ("entry-revision",),
+        _of(Column("AGO", age("at"), right=True), ("ENTRY", "entry"), number("REVISION", "revision"), STATE,
+            ("WEIGHTS", "weights"), ("REASON", "reason")),
+    ),
+    Resource(
         "shifts", "traffic/history", "id", ("shift", "traffic-history"),
         _of(Column("AGO", age("at"), right=True), ("DEPLOYMENT", "deployment"), ("KIND", "kind"),
             number("MOVED", "moved"), ("REASON", "reason")),

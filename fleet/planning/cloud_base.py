@@ -18,7 +18,12 @@ class ZoneBase:
 class CloudBase:
     """`zones` by name. Groups are security groups, that of nodes lets everything through from and to itself. Profiles
     are ARNs of instance profiles, roles the names of what they hold: a machine proves itself by its role. Empty where
-    the stack has no such thing. `root_device`: what the images call their root volume."""
+    the stack has no such thing. `root_device`: what the images call their root volume.
+
+    `load_balancer` and `load_balancer_zone`: the DNS name of the region's entry and the hosted zone that it lies in, which
+    an alias names; `target_groups`: ARNs of those that its ingresses are to be in, by any name. `hosted_zone` and
+    `entry_name`: where the weighted records of all regions are. `accelerator`: the ARN of the region's endpoint group.
+    """
 
     account: str
     zones: dict[str, ZoneBase]
@@ -34,6 +39,8 @@ class CloudBase:
     target_groups: dict[str, str] = field(default_factory=dict)
     hosted_zone: str = ""
     entry_name: str = ""
+    load_balancer: str = ""
+    load_balancer_zone: str = ""
     accelerator: str = ""
     root_device: str = "/dev/xvda"
     root_gib: int = 200

@@ -247,3 +247,36 @@ CALLBACK_HOST: dict[str, Any] = {
 }
 
 NEW_CALLBACK_HOST: dict[str, Any] = {name: CALLBACK_HOST[name] for name in ("tenant", "host")}
+
+ENTRY: dict[str, Any] = {
+    "name": "llm.example.com",
+    "shares": {"us-east-1": 3.0},
+    "revision": 2,
+    "actor": "ada",
+    "changed_at": "2026-11-23T12:00:00Z",
+    "weights": {"eu-west-1": 64, "us-east-1": 191},
+    "published": 7,
+    "state": "in_force",
+    "held": "",
+    "held_since": None,
+    "seen": "5c0c8bd8a1b1f1d2",
+    "seen_weights": {"eu-west-1": 64, "us-east-1": 191},
+    "looked_at": "2026-11-23T12:04:40Z",
+}
+
+ENTRY_CHANGE: dict[str, Any] = {"shares": {"us-east-1": 3.0}}
+
+ENTRY_ADOPT: dict[str, Any] = {"seen": "5c0c8bd8a1b1f1d2"}
+
+ENTRY_REVISION: dict[str, Any] = {
+    "id": 12,
+    "entry": "llm.example.com",
+    "revision": 7,
+    "state": "in_force",
+    "weights": {"eu-west-1": 64, "us-east-1": 191},
+    "reason": "shares as planned",
+    "trouble": "",
+    "change_id": "/change/C2682N5HXP0BZ4",
+    "at": "2026-11-23T12:00:05Z",
+    "settled_at": "2026-11-23T12:01:02Z",
+}

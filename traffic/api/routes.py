@@ -4,6 +4,7 @@ from django.urls import path, re_path
 
 from traffic.api.async_request import ENDPOINTS, accept, detail, unknown_path
 from traffic.api.callback_host import CallbackHostViewSet
+from traffic.api.entry import EntryRevisionViewSet, EntryViewSet
 from traffic.api.ingress import IngressViewSet, RoutingTableViewSet
 from traffic.api.key import KeyRingViewSet, KeyViewSet
 from traffic.api.matrix import MatrixViewSet, ShiftViewSet
@@ -23,6 +24,8 @@ ROUTES = (
     ("traffic/policies", TrafficPolicyViewSet, "traffic-policy"),
     ("traffic/overrides", OverrideViewSet, "override"),
     ("traffic/evacuations", EvacuationViewSet, "evacuation"),
+    ("entry", EntryViewSet, "entry"),
+    ("entry-revisions", EntryRevisionViewSet, "entry-revision"),
 )
 
 

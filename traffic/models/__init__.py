@@ -1,6 +1,7 @@
 """The tables of traffic, one noun a file."""
 
 from traffic.models.async_request import AsyncRequest, CallbackHost
+from traffic.models.entry import Entry, EntryRevision
 from traffic.models.key import ApplicationKey, KeyPolicy, UsageHour, UsageMark
 from traffic.models.routing import (
     Ingress,
@@ -17,6 +18,8 @@ __all__ = [
     "ApplicationKey",
     "AsyncRequest",
     "CallbackHost",
+    "Entry",
+    "EntryRevision",
     "Ingress",
     "IngressReport",
     "KeyPolicy",

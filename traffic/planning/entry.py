@@ -8,6 +8,7 @@ dead, a region that is evacuated for real, and shares that an operator planned.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
 WHOLE = 255
 """Weights sum to it: the greatest of a Route 53 record."""
@@ -16,6 +17,17 @@ DIAL_WHOLE = 100
 
 Weights = Mapping[str, int]
 """Region -> weight; those with 0 get nobody."""
+
+
+class RevisionState(StrEnum):
+    """Of one attempt to publish weights. `SENDING`: whether it was carried out is not known. `PENDING`: it was, and not
+    every server has it. `LOST`: something else stands there, or it was refused."""
+
+    SENDING = "sending"
+    PENDING = "pending"
+    IN_FORCE = "in_force"
+    REPLACED = "replaced"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +51,27 @@ class EntrySettings:
 @dataclass(frozen=True, slots=True)
 class EntryRegion:
     """A region with an entry. `share`: of all clients, as planned; shares need not sum to 1. One of `alive_since` and
-    `dead_since` is set: since when at least one of its ingresses answers, or none does."""
+    `dead_since` is set: since when at least one of its ingresses answers, or none does. `moved`: its entry has another
+    address than was published."""
 
     name: str
     share: float
     alive_since: datetime | None = None
     dead_since: datetime | None = None
     evacuated: bool = False
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EntryView:
-    """`weights`: as published last, with `revision`, 0 before the first. `pending_since`: not every server has them
-    yet. `foreign`: what stands there instead is not of this control plane; "" while it is."""
+    """`weights`: as published last, with `revision`, 0 before the first; `numbered`: the greatest number that any
+    attempt had. `pending_since`: not every server has them yet. `foreign`: what stands there instead is not of this
+    control plane; "" while it is."""
 
     regions: tuple[EntryRegion, ...]
     weights: Weights
     revision: int
+    numbered: int = 0
     changed_at: datetime | None = None
     pending_since: datetime | None = None
     foreign: str = ""
@@ -73,10 +89,12 @@ class PublishEntry:
 
 @dataclass(frozen=True, slots=True)
 class HoldEntry:
-    """Leave what is there, though it is not what is wanted. `needs_person`: until somebody does something."""
+    """Leave what is there, though it is not what is wanted. `needs_person`: until somebody does something. `passing`:
+    nothing could be learned this time."""
 
     reason: str
     needs_person: bool = False
+    passing: bool = False
 
 
 def plan_entry(view: EntryView, settings: EntrySettings, now: datetime) -> PublishEntry | HoldEntry | None:
@@ -89,7 +107,7 @@ def plan_entry(view: EntryView, settings: EntrySettings, now: datetime) -> Publi
     if isinstance(dead, HoldEntry):
         return dead
     wanted = weights_of(_shares(view, dead))
-    if wanted == view.weights:
+    if wanted == view.weights and not any(region.moved for region in view.regions):
         return None
     reason = _reason(view, dead, wanted)
     urgent = any(
@@ -97,7 +115,9 @@ def plan_entry(view: EntryView, settings: EntrySettings, now: datetime) -> Publi
         for region in view.regions
     )
     held = "" if not view.revision else _held(view, wanted, urgent, settings, now)
-    return HoldEntry(f"{reason}; {held}") if held else PublishEntry(wanted, view.revision, view.revision + 1, reason)
+    if held:
+        return HoldEntry(f"{reason}; {held}")
+    return PublishEntry(wanted, view.revision, max(view.revision, view.numbered) + 1, reason)
 
 
 def weights_of(shares: Mapping[str, float]) -> dict[str, int]:
@@ -181,7 +201,8 @@ def _held(view: EntryView, wanted: Weights, urgent: bool, settings: EntrySetting
     if since_s < settings.pause_s:
         return f"the last change was {since_s:.0f} s ago, and {settings.pause_s:.0f} s lie between two"
     points = max(100 * abs(weight - view.weights.get(name, 0)) / WHOLE for name, weight in wanted.items())
-    if points < settings.least_points and wanted.keys() == view.weights.keys():
+    is_same = wanted.keys() == view.weights.keys() and not any(region.moved for region in view.regions)
+    if points < settings.least_points and is_same:
         return f"{points:.1f} points are too few for a change: from {settings.least_points:g} on"
     return ""
 
@@ -194,4 +215,5 @@ def _reason(view: EntryView, dead: frozenset[str], wanted: Weights) -> str:
     why += [f"{name} has no entry any more" for name in sorted(view.weights) if name not in wanted]
     back = [name for name, weight in sorted(wanted.items()) if weight and not view.weights.get(name, 0)]
     why += [f"{name} gets clients" for name in back]
+    why += [f"the entry of {region.name} moved" for region in view.regions if region.moved]
     return "; ".join(why) or "shares as planned"

@@ -21,7 +21,14 @@ from controlplane.dashboard.actions import (
 from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.fragments import Context, Fragment, Page, PageRequest
 from controlplane.dashboard.selectors.certificates import CertificateRow, certificate_rows
-from controlplane.dashboard.selectors.traffic import IngressRow, TableRow, ingress_rows, table_rows
+from controlplane.dashboard.selectors.traffic import (
+    EntryRow,
+    IngressRow,
+    TableRow,
+    entry_rows,
+    ingress_rows,
+    table_rows,
+)
 from controlplane.dashboard.selectors.traffic_shares import (
     MatrixTable,
     OverrideRow,
@@ -71,6 +78,10 @@ def _history(request: PageRequest) -> tuple[Chart, ...]:
     return share_charts(request.now)
 
 
+def _entry(request: PageRequest) -> tuple[EntryRow, ...]:
+    return entry_rows()
+
+
 def _ingresses(request: PageRequest) -> tuple[IngressRow, ...]:
     return ingress_rows(now=request.now)
 
@@ -92,6 +103,7 @@ TRAFFIC = Page(
         Fragment("shares", "Shares by region", ("traffic",), "dashboard/traffic/shares.html", _shares),
         Fragment("overrides", "Overrides in force", ("traffic",), "dashboard/traffic/overrides.html", _overrides),
         Fragment("history", "Shares over time", ("traffic",), "dashboard/charts/several.html", _history),
+        Fragment("entry", "Entry of all clients", ("traffic",), "dashboard/traffic/entry.html", _entry),
         Fragment("ingresses", "Ingresses", ("traffic",), "dashboard/traffic/ingresses.html", _ingresses),
         Fragment(
             "certificates",

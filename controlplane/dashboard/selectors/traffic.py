@@ -8,7 +8,9 @@ from django.db.models import Max
 
 from controlplane.dashboard.selectors.load import FRESH_FOR_S
 from kernel.tones import Tone
-from traffic.models import Ingress, IngressReport, RoutingTable
+from traffic.models import Entry, EntryRevision, Ingress, IngressReport, RoutingTable
+from traffic.planning.entry import WHOLE, RevisionState
+from traffic.selectors.entry import STANDS, entries_described
 from traffic.selectors.ingress import serves_plain_problem
 
 TABLES_SHOWN = 20
@@ -61,6 +63,62 @@ class TableRow:
     cells: int
     draining: int
     newest: bool
+
+
+REVISION_TONE: dict[RevisionState, Tone] = {
+    RevisionState.SENDING: Tone.WARN,
+    RevisionState.PENDING: Tone.MOVING,
+    RevisionState.IN_FORCE: Tone.OK,
+    RevisionState.REPLACED: Tone.IDLE,
+    RevisionState.LOST: Tone.WARN,
+}
+REVISIONS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRegionRow:
+    """`percent` of all clients, as published; `planned`: its share in the operators' measure."""
+
+    region: str
+    percent: float
+    planned: float
+    seen: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionRow:
+    """An attempt to publish weights."""
+
+    revision: EntryRevision
+
+    @property
+    def tone(self) -> Tone:
+        return REVISION_TONE[RevisionState(self.revision.state)]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRow:
+    """The name by which clients reach all regions. `revisions`: the last attempts, newest first."""
+
+    entry: Entry
+    regions: tuple[EntryRegionRow, ...]
+    revisions: tuple[RevisionRow, ...]
+
+
+def entry_rows() -> tuple[EntryRow, ...]:
+    """Every entry with its last revisions, in two queries."""
+    return tuple(_entry_row(entry) for entry in entries_described())
+
+
+def _entry_row(entry: Entry) -> EntryRow:
+    revisions = tuple(RevisionRow(each) for each in entry.revisions.all())
+    published = next((each.revision for each in revisions if each.revision.state in STANDS), None)
+    weights = published.weights if published else {}
+    regions = tuple(
+        EntryRegionRow(region, 100 * weight / WHOLE, entry.shares.get(region, 1.0), entry.seen_weights.get(region))
+        for region, weight in sorted(weights.items())
+    )
+    return EntryRow(entry, regions, revisions[:REVISIONS_SHOWN])
 
 
 def ingress_rows(*, now: datetime) -> tuple[IngressRow, ...]:

@@ -17,6 +17,7 @@ RESOURCES = [
     "webhook-deliveries", "models", "model-versions", "ingresses", "routing-tables", "keys", "key-rings",
     "engine-allowances", "callback-hosts",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
+    "entry", "entry-revisions",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
 ]  # fmt: skip
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
@@ -56,6 +57,7 @@ ADMINISTER = {
     "GET service-accounts/{id}", "POST service-accounts", "PATCH service-accounts/{id}", "POST groups",
     "PATCH groups/{id}", "DELETE groups/{id}",
     "POST engine-allowances", "DELETE engine-allowances/{id}", "POST callback-hosts", "DELETE callback-hosts/{id}",
+    "PATCH entry/{id}", "POST entry/{id}/adopt",
     "POST grants", "DELETE grants/{id}", "POST approvals/{id}/approve", "PATCH approval-rules/{id}",
 }  # fmt: skip
 VIEWER_MAY = READ | ASKED_BY_POST | OWN

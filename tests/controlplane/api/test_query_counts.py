@@ -39,6 +39,8 @@ from tests.fleet.rows import NOW
 from tests.rows_of_a_file import rows_of_a_file
 from traffic.models import (
     CallbackHost,
+    Entry,
+    EntryRevision,
     Ingress,
     IngressReport,
     RoutingTable,
@@ -61,6 +63,14 @@ def one_more_rollout_of_agents(number: int) -> None:
         source=release, target=release, state="succeeded", soak_s=1, actor="a", created_at=NOW, ring_since=NOW
     )
     AgentMove.objects.create(agent=f"n-{number:06x}00", rollout=upgrade, release=release.id)
+
+
+def one_more_entry(number: int) -> None:
+    entry = Entry.objects.create(name=f"{number}.example.com")
+    EntryRevision.objects.create(
+        entry=entry, revision=1, token=f"{number:032x}", weights={"region-0": 255}, records=[], state="in_force",
+        reason="the first weights", at=NOW,
+    )  # fmt: skip
 
 
 def one_more_of_everything(number: int) -> None:
@@ -118,6 +128,7 @@ def one_more_of_everything(number: int) -> None:
     UsageHour.objects.create(tenant="t", key=f"{number}", hour=NOW)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)
     TrafficMatrix.objects.create(deployment=deployment)
+    one_more_entry(number)
     TrafficShift.objects.create(deployment=deployment, revision=1, kind="step", shares={}, moved=0, reason="r", at=NOW)
     for order in ("shares", "evacuation"):
         TrafficOverride.objects.create(

@@ -21,6 +21,8 @@ from tests.fleet.rows import NOW
 from traffic.models import (
     ApplicationKey,
     CallbackHost,
+    Entry,
+    EntryRevision,
     Ingress,
     IngressReport,
     RoutingTable,
@@ -201,6 +203,11 @@ def _steering(cell: Cell) -> None:
         held_since=NOW,
         figures={"regions": {cell.region_id: seen}, "unplaced": {cell.region_id: 2.0}},
     )
+    entry = Entry.objects.create(name=f"{cell.pk}.example.com")
+    EntryRevision.objects.create(
+        entry=entry, revision=1, token=f"{cell.pk:0>32}", weights={"region-0": 255}, records=[], state="in_force",
+        reason="the first weights", at=NOW,
+    )  # fmt: skip
     TrafficShift.objects.create(
         deployment_id=cell.deployment_id, revision=1, kind="relief", shares=shares, moved=0.3, reason="r", at=NOW
     )

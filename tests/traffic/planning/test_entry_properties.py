@@ -23,7 +23,10 @@ NAMES = ("a", "b", "c", "d")
 shares = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
 several = st.dictionaries(st.sampled_from(NAMES), shares, min_size=1).filter(lambda each: sum(each.values()) > 0)
 changes = st.tuples(
-    st.sampled_from(NAMES), st.sampled_from(["dies", "lives", "evacuated", "open", "share"]), shares, st.integers(1, 200)
+    st.sampled_from(NAMES),
+    st.sampled_from(["dies", "lives", "evacuated", "open", "share"]),
+    shares,
+    st.integers(1, 200),
 )
 
 
