@@ -105,6 +105,7 @@ CONTROL_LOOPS = {
     "fleet.send_webhooks": ("fleet.tasks.send_webhooks", 2.0),
     "traffic.publish": ("traffic.tasks.publish", 1.0),
     "traffic.autopilot": ("traffic.tasks.autopilot", 2.0),
+    "traffic.entry": ("traffic.tasks.entry", 5.0),
     "traffic.ensure_ingresses": ("traffic.tasks.ensure_ingresses", 1.0),
 }
 """Name -> its pass, and seconds between two looks (kernel.control_loops). The process `controller` runs them."""

@@ -7,6 +7,7 @@ from traffic.selectors.routing_cache import RoutingCache
 from traffic.services.async_lease import async_requests_expire
 from traffic.services.async_request import async_requests_trim
 from traffic.services.autopilot import autopilot_run
+from traffic.services.entry_route53 import entry_run
 from traffic.services.ingress import ingresses_ensure
 from traffic.services.key import keys_retire, revocations_confirm
 from traffic.services.routing import drained_cells_mark, tables_publish
@@ -27,6 +28,12 @@ def autopilot() -> bool:
     """A pass of the control loop; while another controller is at it, nothing is done."""
     if autopilot_run(now=clock.now()):
         hints.ring("traffic.publish")
+    return True
+
+
+def entry() -> bool:
+    """A pass of the control loop; while another controller is at it, or no region has an entry, nothing is done."""
+    entry_run(now=clock.now())
     return True
 
 

@@ -20,8 +20,8 @@ class CloudBase:
     are ARNs of instance profiles, roles the names of what they hold: a machine proves itself by its role. Empty where
     the stack has no such thing. `root_device`: what the images call their root volume.
 
-    `load_balancer` and `load_balancer_zone`: the DNS name of the region's entry and the hosted zone that it lies in, which
-    an alias names; `target_groups`: ARNs of those that its ingresses are to be in, by any name. `hosted_zone` and
+    `load_balancer` and `load_balancer_zone`: the DNS name of the region's entry and the hosted zone that it lies in,
+    which an alias names; `target_groups`: ARNs of those that its ingresses are to be in, by any name. `hosted_zone` and
     `entry_name`: where the weighted records of all regions are. `accelerator`: the ARN of the region's endpoint group.
     """
 

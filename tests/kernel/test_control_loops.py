@@ -163,7 +163,7 @@ def test_a_notification_that_names_no_loop_is_ignored(text: str, caplog: pytest.
 
 def test_the_loops_of_this_control_plane() -> None:
     named = {loop.name for loop in control_loops()}
-    traffic = {"traffic.publish", "traffic.autopilot", "traffic.ensure_ingresses"}
+    traffic = {"traffic.publish", "traffic.autopilot", "traffic.entry", "traffic.ensure_ingresses"}
     assert (
         named == {"fleet.reconcile", "fleet.provision", "fleet.agents", "fleet.cloud", "fleet.send_webhooks"} | traffic
     )

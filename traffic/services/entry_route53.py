@@ -10,11 +10,13 @@ import logging
 import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from django.db import IntegrityError, transaction
 from django.db.models import Max
 
+from fleet.providers.aws.calls import Refused, Unanswered
+from fleet.providers.aws.calls import call as aws_call
 from fleet.services.incident import incident_open, incidents_close
 from kernel import live
 from kernel.events import event_record
@@ -24,7 +26,6 @@ from traffic.models import Entry, EntryRevision
 from traffic.planning.entry import EntrySettings, EntryView, HoldEntry, PublishEntry, RevisionState, plan_entry
 from traffic.planning.entry_records import RECORD_TYPE, Standing, is_same, records_of, swap, text_name, token_of
 from traffic.selectors.entry import STANDS, EntryStated, entry_regions, entry_stated, standing_revision
-from traffic.services.aws_call import AwsCall, CallRefused, CallUnanswered
 
 SETTINGS = EntrySettings()
 LEASE = "entry"
@@ -42,6 +43,12 @@ STALE = "InvalidChangeBatch"
 BUSY = frozenset({"PriorRequestNotComplete", "Throttling", "ThrottlingException"})
 
 log = logging.getLogger(__name__)
+
+
+class AwsCall(Protocol):
+    """As `fleet.providers.aws.calls.call`."""
+
+    def __call__(self, service: str, operation: str, region: str, **params: Any) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ class _Route53:
         """Whether all of Route 53's servers know a change. One that it has forgotten is old."""
         try:
             answer = self.call("route53", "GetChange", HOME, Id=change_id)
-        except CallRefused as refusal:
+        except Refused as refusal:
             if refusal.code == "NoSuchChange":
                 return True
             raise
@@ -92,7 +99,7 @@ class _Route53:
         return str(answer["ChangeInfo"]["Id"])
 
 
-def entry_run(*, now: datetime, call: AwsCall) -> bool:
+def entry_run(*, now: datetime, call: AwsCall = aws_call) -> bool:
     """One pass. False: no region has an entry, or another controller is at it."""
     stated = entry_stated()
     if stated is None or (not stated.targets and not stated.problem):
@@ -121,9 +128,9 @@ def _pass(entry: Entry, stated: EntryStated, route53: _Route53, now: datetime) -
         if not isinstance(decision, PublishEntry):
             return decision
         return _publish(entry, stated, route53, standing, decision, now)
-    except CallUnanswered as error:
+    except Unanswered as error:
         return HoldEntry(f"Route 53 did not answer: {error}", passing=True)
-    except CallRefused as refusal:
+    except Refused as refusal:
         if refusal.code in BUSY:
             return HoldEntry(f"Route 53 is busy, and is asked again: {refusal.code}", passing=True)
         return HoldEntry(f"Route 53 refused: {refusal}", needs_person=True)
@@ -231,7 +238,7 @@ def _publish(
     changes = swap(entry.name, standing, records, row.revision, token)
     try:
         change_id = route53.change(changes, f"Switchyard revision {row.revision}: {decision.reason}")
-    except CallRefused as refusal:
+    except Refused as refusal:
         row.state, row.trouble, row.settled_at = RevisionState.LOST.value, str(refusal)[:400], now
         row.save(update_fields=["state", "trouble", "settled_at"])
         if refusal.code == STALE:  # it is not as it was a moment ago: the next pass reads it again

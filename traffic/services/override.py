@@ -26,6 +26,7 @@ from traffic.planning.overrides import EvacuationMode, OverrideKind
 from traffic.selectors.steering import traffic_policies
 
 AUTOPILOT_TASK = "traffic.autopilot"
+ENTRY_TASK = "traffic.entry"
 SHORTEST_S, LONGEST_S = 10, 7 * 86_400
 """An order that is needed for longer than a week is a policy."""
 OVERRIDES_KEPT = 500
@@ -163,6 +164,7 @@ def _give(order: TrafficOverride, same: "models.QuerySet[TrafficOverride]", now:
         TrafficOverride.objects.filter(pk__in=list(ended.values_list("pk", flat=True)[OVERRIDES_KEPT:])).delete()
         _event(order, "begun", f"until {order.expires_at:%Y-%m-%d %H:%M:%S} UTC: {order.why}", order.actor, now)
         hints.ring(AUTOPILOT_TASK)
+        hints.ring(ENTRY_TASK)
     return order
 
 
@@ -173,6 +175,7 @@ def _end(order: TrafficOverride, reason: str, actor: str, now: datetime) -> bool
             return False
         _event(order, "ended", reason, actor, now)
         hints.ring(AUTOPILOT_TASK)
+        hints.ring(ENTRY_TASK)
     return True
 
 

@@ -8,18 +8,18 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from bench.cloud.server import World
-from traffic.services.aws_call import CallRefused, CallUnanswered
+from fleet.providers.aws.calls import Refused, Unanswered
 
 
 class Calls:
-    """As `traffic.services.aws_call.AwsCall` has it. `before`: by operation, run once before the call is made."""
+    """As `fleet.providers.aws.calls.call`. `before`: by operation, run once before the call is made."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.before: dict[str, Callable[[], None]] = {}
         self._clients: dict[tuple[str, str], Any] = {}
 
-    def __call__(self, service: str, operation: str, region: str, /, **params: Any) -> dict[str, Any]:
+    def __call__(self, service: str, operation: str, region: str, **params: Any) -> dict[str, Any]:
         self.before.pop(operation, lambda: None)()
         if (service, region) not in self._clients:
             self._clients[service, region] = self.world.client(service, region)
@@ -28,8 +28,8 @@ class Calls:
         except ClientError as error:
             stated = error.response["Error"]
             if error.response["ResponseMetadata"]["HTTPStatusCode"] >= 500:
-                raise CallUnanswered(stated["Code"]) from error
-            raise CallRefused(stated["Code"], stated["Message"]) from error
+                raise Unanswered(stated["Code"], stated["Message"]) from error
+            raise Refused(stated["Code"], stated["Message"]) from error
         except (BotoCoreError, ResponseParserError) as error:
-            raise CallUnanswered(type(error).__name__) from error
+            raise Unanswered("", type(error).__name__) from error
         return dict(answer)

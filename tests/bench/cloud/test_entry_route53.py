@@ -11,6 +11,7 @@ from bench.cloud.faults import Ending, Fault, When
 from bench.cloud.server import World
 from fleet.models import CloudRegion, Incident, Region
 from fleet.planning.states import CloudRegionState, IncidentState
+from fleet.providers.aws.calls import Refused
 from fleet.selectors.snapshot import LISTENING_LEASE
 from kernel.leases import lease_take
 from kernel.models import Event
@@ -20,7 +21,6 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import Entry, EntryRevision, IngressReport
 from traffic.planning.entry_records import EntryTargetName, Standing, records_of, swap
-from traffic.services.aws_call import CallRefused
 from traffic.services.entry import entry_adopt, entry_shares_plan
 from traffic.services.entry_route53 import entry_run
 from traffic.services.ingress import ingress_create
@@ -167,7 +167,7 @@ def test_of_six_writers_at_once_one_wins_and_the_others_change_nothing(operated:
         batch = {"HostedZoneId": operated.zone.id, "ChangeBatch": {"Changes": changes}}
         try:
             Calls(operated.world)("route53", "ChangeResourceRecordSets", "us-east-1", **batch)
-        except CallRefused as refusal:
+        except Refused as refusal:
             return refusal.code
         return ""
 

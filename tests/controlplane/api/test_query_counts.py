@@ -65,7 +65,8 @@ def one_more_rollout_of_agents(number: int) -> None:
     AgentMove.objects.create(agent=f"n-{number:06x}00", rollout=upgrade, release=release.id)
 
 
-def one_more_entry(number: int) -> None:
+def one_more_entry(number: int, deployment: Deployment) -> None:
+    TrafficShift.objects.create(deployment=deployment, revision=1, kind="step", shares={}, moved=0, reason="r", at=NOW)
     entry = Entry.objects.create(name=f"{number}.example.com")
     EntryRevision.objects.create(
         entry=entry, revision=1, token=f"{number:032x}", weights={"region-0": 255}, records=[], state="in_force",
@@ -128,8 +129,7 @@ def one_more_of_everything(number: int) -> None:
     UsageHour.objects.create(tenant="t", key=f"{number}", hour=NOW)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)
     TrafficMatrix.objects.create(deployment=deployment)
-    one_more_entry(number)
-    TrafficShift.objects.create(deployment=deployment, revision=1, kind="step", shares={}, moved=0, reason="r", at=NOW)
+    one_more_entry(number, deployment)
     for order in ("shares", "evacuation"):
         TrafficOverride.objects.create(
             kind=order, deployment=deployment, region=region, why="w", actor="a", created_at=NOW, expires_at=NOW

@@ -40,8 +40,8 @@ def test_it_shows_what_stands_there_and_every_attempt(entry: Entry) -> None:
 
 def test_an_admin_plans_shares_and_repeats_it_for_nothing(entry: Entry) -> None:
     ada = calls(make_user("ada", Role.ADMIN))
-    for _ in range(2):
-        changed = ada.patch(PATH, {"shares": {"us-east-1": 3}}, format="json").json()
+    ada.patch(PATH, {"shares": {"us-east-1": 3}}, format="json")
+    changed = ada.patch(PATH, {"shares": {"us-east-1": 3}}, format="json").json()
     assert (changed["shares"], changed["revision"], changed["actor"]) == ({"us-east-1": 3.0}, 1, "ada")
     assert Event.objects.filter(kind="entry.planned").count() == 1
 
