@@ -16,14 +16,16 @@ from bench.cloud import (
     ec2_reservations,
     ec2_topology,
     nlb,
+    prices,
     route53,
+    stack,
     sts,
 )
 from bench.cloud.world import World
 
 __all__ = [
     "World", "accelerator", "ec2_describe", "ec2_events", "ec2_launch", "ec2_power", "ec2_reservations", "ec2_topology",
-    "nlb", "route53", "serve", "sts",
+    "nlb", "prices", "route53", "serve", "stack", "sts",
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakValueDictionary
 
 import boto3
 from botocore.config import Config
@@ -110,8 +111,11 @@ class World:
         self.calls: deque[Made] = deque(maxlen=CALLS_KEPT)
         self.bugs: list[Exception] = []
         """What moto or this package failed with; a test asserts that it is nothing."""
+        self.prices: dict[tuple[str, str], float] = {}
+        """Instance type and region -> US dollars an hour on demand."""
         self.endpoint = ""
         self._lock = threading.RLock()
+        _WORLDS[self.account] = self
 
     # --- for tests ----------------------------------------------------------------------------------------------------
 
@@ -227,12 +231,18 @@ class World:
         return read_answer(asked, self.forwarded(asked))
 
 
+def world_of(account: str) -> World:
+    """Whose account it is."""
+    return _WORLDS[account]
+
+
 class _Lost(Exception):  # it carries an answer, and is no error
     def __init__(self, ending: Ending, answer: Answer) -> None:
         super().__init__(ending)
         self.ending, self.answer = ending, answer
 
 
+_WORLDS: WeakValueDictionary[str, World] = WeakValueDictionary()
 _sessions: list[boto3.session.Session] = []
 
 

@@ -69,8 +69,6 @@ _CALLS = (
         "GetSpotPlacementScores",
     ),
     Call("sts", "DecodeAuthorizationMessage", ("sts:DecodeAuthorizationMessage",)),
-    *_plain("ssm", "ssm", "GetParametersByPath", bound="the install's path"),
-    *_plain("ssm", "ssm", "GetParameter", bound="the install's path, and public parameters of images"),
     *_plain("cloudformation", "cloudformation", "DescribeStacks", bound="the install's stacks"),
     *_plain("sqs", "sqs", "ReceiveMessage", "GetQueueAttributes", bound="the region's queue of notices"),
     Call("sqs", "DeleteMessageBatch", ("sqs:DeleteMessage",), "the region's queue of notices"),

@@ -131,6 +131,12 @@ STILL = {
     ("elbv2", "RegisterTargets"): registers_at_once,
     ("elbv2", "DeregisterTargets"): forgets_what_drains,
     ("elbv2", "DescribeTargetHealth"): forgets_what_drains,
+    ("pricing", "GetProducts"): lambda world, _: (
+        refusal(world.client("pricing").get_products, ServiceCode="AmazonEC2") == NOT_IN_THIS_CLOUD
+    ),
+    ("service-quotas", "ListServiceQuotas"): lambda world, _: bool(
+        refusal(world.client("service-quotas").list_service_quotas, ServiceCode="ec2")
+    ),
     ("route53", "ChangeResourceRecordSets"): takes_a_stale_writer,
     ("route53", "GetChange"): is_in_sync_at_once,
     ("sts", "GetCallerIdentity"): knows_everybody,
