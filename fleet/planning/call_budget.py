@@ -144,6 +144,8 @@ RESERVATIONS_EVERY_S = 300.0
 PAGE = 1000
 """Machines on a page of DescribeInstances and DescribeInstanceStatus, at most."""
 TOPOLOGY_PAGE = 100
+TOPOLOGY_CALL_EVERY_S = 1.0 / (RATES["DescribeInstanceTopology"].per_s * OWN_SHARE)
+"""Which is also how long joins are held up for each 100 of them."""
 
 
 def steady_calls(machines: int) -> Mapping[str, float]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fleet.planning.call_budget import TOPOLOGY_CALL_EVERY_S
 from fleet.planning.machines import POOLED
 
 
@@ -10,16 +11,18 @@ from fleet.planning.machines import POOLED
 class ProviderLimits:
     """`launch_grace_s`: how long after a launch "gone" may mean that the provider does not list the machine yet.
     `join_timeout_s`: from its launch until its agent must have joined; GPUStack gives a worker 150 s. `boot_s`: how
-    long that usually takes."""
+    long that usually takes. `places_s`: how long its cloud takes to say where 100 machines are in its network; 0: they
+    say so themselves, or nobody does."""
 
     launch_grace_s: float = 10.0
     join_timeout_s: float = 120.0
     boot_s: float = 30.0
+    places_s: float = 0.0
 
 
 LIMITS: Mapping[str, ProviderLimits] = {
     # A machine is not in every list at once, and one with many accelerators takes 15 minutes to boot.
-    "aws": ProviderLimits(launch_grace_s=300.0, join_timeout_s=1200.0, boot_s=600.0),
+    "aws": ProviderLimits(launch_grace_s=300.0, join_timeout_s=1200.0, boot_s=600.0, places_s=TOPOLOGY_CALL_EVERY_S),
     "local": ProviderLimits(),
     POOLED: ProviderLimits(),
 }

@@ -15,15 +15,18 @@ from time import monotonic
 from django.db import connection
 
 from fleet.models import CloudRegion
-from fleet.planning.call_budget import LIST_EVERY_S
+from fleet.planning.call_budget import LIST_EVERY_S, RESERVATIONS_EVERY_S
 from fleet.planning.states import CloudRegionState
 from fleet.services.cloud_listing import cloud_list
+from fleet.services.cloud_topology import cloud_places, cloud_reservation_places
 from kernel import clock
 from kernel.leases import lease_take, this_holder
 
 LEASE_S = 60.0
 """Longer than the longest call, and renewed before each step."""
 ROUND_LIMIT_S = 300.0
+TOPOLOGY_LOOK_S = 1.0
+"""Between two batches of places; nothing is asked while all are known."""
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,8 @@ class Step:
 
 
 STEPS: Mapping[str, Step] = {
+    "places": Step(TOPOLOGY_LOOK_S, cloud_places),
+    "reservation places": Step(RESERVATIONS_EVERY_S, cloud_reservation_places),
     "list": Step(LIST_EVERY_S, cloud_list),
 }
 """In this order. What is due is made in one round."""

@@ -6,8 +6,10 @@ off: no action is taken at all.
 
 from dataclasses import dataclass
 from datetime import datetime
+from math import ceil
 
 from engine_agent.protocol.states import EngineState
+from fleet.planning.call_budget import TOPOLOGY_PAGE
 from fleet.planning.decisions import Decision, MoveNode, RestartAgent
 from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.faults.guards import Guards
@@ -145,10 +147,30 @@ def _restart_agent(case: _Case) -> RestartAgent | None:
 
 def _judge_joining(case: _Case) -> Decision | None:
     if case.node.report.connected:
-        return case.move(NodeState.READY, "its agent joined")
+        return None if _awaits_its_place(case) else case.move(NodeState.READY, "its agent joined")
     if case.fleet.listening_for_s(case.node.state_since, case.now) > case.limits.join_timeout_s:
         return case.move(NodeState.LOST, f"it did not join within {case.limits.join_timeout_s:.0f} s")
     return None
+
+
+def _awaits_its_place(case: _Case) -> bool:
+    """Whether it waits for its network nodes, because cells of its type must be near: no longer than it takes to ask
+    for all that join with it."""
+    a_batch_s, since = case.limits.places_s, case.node.report.connection_changed_at
+    kind = (case.node.region, case.node.instance_type)
+    if not a_batch_s or since is None or len(case.node.topology) >= _within(case.fleet, case.node.instance_type):
+        return False
+    joining = sum(
+        node.state is NodeState.JOINING and (node.region, node.instance_type) == kind
+        for node in case.fleet.nodes.values()
+    )
+    return case.fleet.listening_for_s(since, case.now) <= a_batch_s * (1 + ceil(joining / TOPOLOGY_PAGE))
+
+
+def _within(fleet: FleetView, instance_type: str) -> int:
+    """How many network nodes must be known of machines of a type; 1, the zone, always is."""
+    specs = [spec for spec in fleet.deployments.values() if spec.instance_type == instance_type]
+    return max((max(spec.within, *(other.within for other in spec.others.values()), 1) for spec in specs), default=1)
 
 
 def _judge_joined(case: _Case) -> Decision | None:

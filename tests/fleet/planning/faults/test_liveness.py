@@ -290,3 +290,26 @@ def test_a_node_that_is_not_launched_yet_is_neither_missed_nor_judged() -> None:
 def test_an_agent_whose_start_is_ordered_is_not_started_again() -> None:
     dead = silent("a", 1.5, connected=False, provider=ProviderStatus.AGENT_DEAD, ordered=ProviderAction.RESTART_AGENT)
     assert plan_liveness(fleet(dead, node("b")), SETTINGS, NOW) == ()
+
+
+@pytest.mark.parametrize(
+    ("topology", "within", "joined_s", "state"),
+    [
+        (("az",), 3, 1.0, None),
+        (("az",), 3, 2.6, NodeState.READY),
+        (("az", "a", "b", "c"), 3, 1.0, NodeState.READY),
+        (("az",), 1, 1.0, NodeState.READY),
+    ],
+)
+def test_a_join_waits_for_its_place_where_cells_must_be_near_and_no_longer_than_asking_takes(
+    topology: tuple[str, ...], within: int, joined_s: float, state: NodeState | None
+) -> None:
+    new = node("n", state=NodeState.JOINING, topology=topology, report={"connection_changed_at": ago(joined_s)})
+    view = fleet(new, node("o"))
+    view = replace(
+        view,
+        regions={"east": replace(view.regions["east"], limits=ProviderLimits(places_s=1.25))},
+        deployments={"llama": replace(view.deployments["llama"], within=within)},
+    )
+    moved = [decision for decision in plan_liveness(view, SETTINGS, NOW) if isinstance(decision, MoveNode)]
+    assert [move.to for move in moved] == ([state] if state else [])

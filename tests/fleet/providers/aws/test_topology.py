@@ -1,0 +1,80 @@
+"""Where machines are, through the cloud of tests: in batches, within the budget, and for whoever is near."""
+
+import pytest
+
+from bench.cloud.capacity import Market as Sold
+from bench.cloud.capacity import Reserved
+from bench.cloud.faults import Fault
+from fleet.models import CapacityPool, CloudRegion, Machine, Node
+from fleet.planning.pools import Market
+from fleet.services.cloud_topology import cloud_places, cloud_reservation_places
+from kernel import clock
+from tests.fleet.providers.aws.cloud_fleet import REGION, TRN1, CloudFleet, make_pool
+
+pytestmark = pytest.mark.cloud
+
+
+def ask(fleet: CloudFleet) -> None:
+    cloud_places(CloudRegion.objects.get(), clock.now())
+
+
+def launched(fleet: CloudFleet, count: int = 2) -> list[str]:
+    nodes = fleet.order(count)
+    fleet.provision()
+    fleet.world.clock.advance(60)
+    return nodes
+
+
+def paths() -> dict[str, tuple[str, ...]]:
+    return {node.id: tuple(node.topology) for node in Node.objects.all()}
+
+
+def test_nodes_get_their_network_nodes_below_their_zone(cloud_fleet: CloudFleet) -> None:
+    nodes = launched(cloud_fleet)
+    assert set(paths().values()) == {("use1-az1",)}
+    ask(cloud_fleet)
+    for node in nodes:
+        machine = cloud_fleet.world.machines.get(cloud_fleet.machine(node).provider_id)
+        assert machine is not None
+        assert paths()[node] == ("use1-az1", *machine.network_nodes)
+    ask(cloud_fleet)
+    assert cloud_fleet.world.count("DescribeInstanceTopology") == 1, "what is known is not asked for again at once"
+
+
+def test_a_machine_that_runs_not_yet_is_asked_for_later_and_throws_nobody_back(cloud_fleet: CloudFleet) -> None:
+    (node,) = cloud_fleet.order(1)
+    cloud_fleet.provision()
+    ask(cloud_fleet)
+    assert paths()[node] == ("use1-az1",)
+    cloud_fleet.world.clock.advance(120)
+    ask(cloud_fleet)
+    assert len(paths()[node]) == 4
+
+
+@pytest.mark.parametrize("code", ["RequestLimitExceeded", "InternalError"])
+def test_a_call_that_fails_is_made_again(cloud_fleet: CloudFleet, code: str) -> None:
+    (node,) = launched(cloud_fleet, 1)
+    cloud_fleet.world.faults.append(Fault("DescribeInstanceTopology", code, times=5))
+    ask(cloud_fleet)
+    assert paths()[node] == ("use1-az1",)
+    cloud_fleet.world.faults.clear()
+    cloud_fleet.world.clock.advance(60)
+    ask(cloud_fleet)
+    assert len(paths()[node]) == 4
+    assert Machine.objects.get().topology_at is not None
+
+
+def test_the_reservation_nearest_to_what_stays_is_chosen_before_anything_is_launched(cloud_fleet: CloudFleet) -> None:
+    (node,) = launched(cloud_fleet, 1)
+    ask(cloud_fleet)
+    here, now = paths()[node], cloud_fleet.world.clock.now()
+    capacity = cloud_fleet.world.machines.capacity
+    subnet = CapacityPool.objects.get(position=1).subnet
+    for position, nodes in ((3, ("far", "away", "off")), (4, here[1:])):
+        reserved = capacity.reserve(Reserved(TRN1, "us-east-1a", 4, now, market=Sold.ON_DEMAND, network_nodes=nodes))
+        make_pool(position, "us-east-1a", subnet, market=Market.RESERVED, reservation=reserved.id)
+    cloud_reservation_places(CloudRegion.objects.get(region_id=REGION), clock.now())
+    assert [tuple(pool.view().path) for pool in CapacityPool.objects.filter(position__in=(3, 4))] == [
+        ("use1-az1", "far", "away", "off"),
+        here,
+    ]
