@@ -94,10 +94,10 @@ async def test_who_stops_reading_cuts_the_connection() -> None:
         assert isinstance(await anext(parts), ResponseHead)
         assert await anext(parts) == b"a"
         await parts.aclose()
-        await asyncio.wait_for(gone.wait(), 5)
+        await asyncio.wait_for(gone.wait(), 60)
 
 
-async def post(address: IngressAddress, limit_s: float = 5.0) -> AttemptResponse:
+async def post(address: IngressAddress, limit_s: float = 60.0) -> AttemptResponse:
     return await ingress_post(address, "/v1/x", b"{}", {"X-One": "\u00e9"}, limit_s=limit_s, max_bytes=50)
 
 

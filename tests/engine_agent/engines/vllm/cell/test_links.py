@@ -1,12 +1,14 @@
 """Leader and followers over real connections: they meet, hear each other, and name what ends the cell."""
 
 import contextlib
+import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from queue import Queue
 from threading import Thread
+from time import monotonic
 
 import pytest
 
@@ -59,6 +61,16 @@ class Cell:
             self.setups.put(link.connect(lambda _: None))
         except CellEnded as error:
             self.setups.put(error)
+
+    def who_is_missing(self, refused: str) -> str:
+        """Why the cell does not form, once the leader has judged who came: on a busy machine, after its patience."""
+        ends_at = monotonic() + LIMIT_S
+        while True:
+            with pytest.raises(CellEnded) as ended:
+                self.leader.gather()
+            if refused in (said := str(ended.value)):
+                return said
+            assert monotonic() < ends_at, said
 
 
 Cells = Callable[..., Cell]
@@ -159,8 +171,8 @@ def test_other_software_ends_both_with_the_same_words(cells: Cells) -> None:
 def test_a_follower_that_never_comes_is_named_with_who_came_instead(cells: Cells) -> None:
     cell = cells(join_timeout_s=0.5)
     cell.call(secret=b"wrong", join_timeout_s=0.3)
-    with pytest.raises(CellEnded, match=r"no follower of rank 1 joined within 0.5 s; 127.0.0.1 was refused: .*secret"):
-        cell.leader.gather()
+    said = cell.who_is_missing("127.0.0.1 was refused: ")
+    assert re.match(r"no follower of rank 1 joined within 0.5 s; 127.0.0.1 was refused: .*secret", said)
     assert "does not prove that it knows the secret of cell c-1, for 0.3 s" in str(cell.setups.get(timeout=LIMIT_S))
 
 
@@ -202,7 +214,7 @@ def test_a_follower_that_takes_nothing_any_more_hangs_and_holds_up_nobody(cells:
 
 
 def test_who_stands_between_with_a_certificate_of_their_own_is_refused(cells: Cells) -> None:
-    cell = cells(join_timeout_s=2.0)
+    cell = cells(join_timeout_s=0.1)
     with between(cell.member.leader_port, with_a_certificate=True) as stranger:
         cell.call(leader_port=stranger.port, join_timeout_s=0.3)
         with pytest.raises(CellEnded, match="no follower of rank 1 joined"):
@@ -238,11 +250,10 @@ def test_a_plain_or_half_opened_connection_keeps_nobody_out(cells: Cells, sent: 
 
 
 def test_a_plain_connection_is_refused_in_words(cells: Cells) -> None:
-    cell = cells(join_timeout_s=1.0)
+    cell = cells(join_timeout_s=0.1)
     with socket.create_connection((cell.member.leader_address, cell.member.leader_port)) as stranger:
         stranger.sendall(b'{"cell": "c-1", "rank": 1}\n')
-        with pytest.raises(CellEnded, match=r"127\.0\.0\.1 was refused: what answers there does not speak TLS 1\.3"):
-            cell.leader.gather()
+        assert cell.who_is_missing("127.0.0.1 was refused: what answers there does not speak TLS 1.3")
 
 
 def test_older_tls_is_refused(cells: Cells) -> None:
