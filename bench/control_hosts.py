@@ -31,7 +31,7 @@ from tests.load import background_load
 ROLLOUT_LIMIT_S = 600.0
 AFTER_S = 5.0
 """Streams and writes that go on once decisions do."""
-BAKED = {"strategy": "surge", "min_healthy_s": 5, "canary_bake_s": 15, "bake_s": 0}
+BAKED = {"strategy": "surge", "surge": 1, "min_healthy_s": 5, "canary_bake_s": 15, "bake_s": 0}
 OVER = {"succeeded", "rolled_back", "failed"}
 
 

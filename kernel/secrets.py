@@ -8,6 +8,8 @@ import hmac
 import secrets
 from dataclasses import dataclass
 
+from django.utils.crypto import salted_hmac
+
 PREFIX_BYTES = 4
 SECRET_BYTES = 24
 
@@ -24,6 +26,15 @@ class Issued:
 def secret_issue() -> Issued:
     prefix = secrets.token_hex(PREFIX_BYTES)
     text = f"sw_{prefix}_{secrets.token_hex(SECRET_BYTES)}"
+    return Issued(text=text, prefix=prefix, digest=secret_digest(text))
+
+
+def secret_issue_again(salt: str, prefix: str = "") -> Issued:
+    """A secret that can be made once more, by whoever has SECRET_KEY, from its prefix and the same `salt`. Without a
+    prefix it is a new one."""
+    prefix = prefix or secrets.token_hex(PREFIX_BYTES)
+    own = salted_hmac(f"kernel.secrets.{salt}", prefix, algorithm="sha256").hexdigest()[: 2 * SECRET_BYTES]
+    text = f"sw_{prefix}_{own}"
     return Issued(text=text, prefix=prefix, digest=secret_digest(text))
 
 

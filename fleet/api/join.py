@@ -76,8 +76,9 @@ def archive(request: HttpRequest, tag: str) -> HttpResponseBase:
 @require_GET
 def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase:
     """`GET /agents/releases/ID/SHA256`: an archive that a machine's order names, by its credential. 403, 404, 429."""
-    if _is_too_often("agent-release", client_network(str(request.META.get("REMOTE_ADDR", "")))):
-        return _too_often()
+    network = client_network(str(request.META.get("REMOTE_ADDR", "")))
+    if (limited := _too_often("agent-release", network)) is not None:
+        return limited
     [identity] = agents_identify([_token(request)])
     if identity is None or identity.kind is not AgentKind.MACHINE:
         return JsonResponse({"error": "only machines of this fleet fetch releases"}, status=403)
@@ -167,8 +168,8 @@ def check(request: HttpRequest) -> HttpResponse:
 def refused(request: HttpRequest) -> HttpResponse:
     """`POST /agents/join/refused` {"reason"}: why a host did not join, for the timeline. 204."""
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
-    if _is_too_often("join-refused", network):
-        return _too_often()
+    if (limited := _too_often("join-refused", network)) is not None:
+        return limited
     reason = _body(request).get("reason")
     if isinstance(reason, str) and reason:
         join_refused(token=_token(request), address=network, reason=reason, now=clock.now())
@@ -189,8 +190,8 @@ def _trouble_reaching(address: str, port: int, nonce: str) -> str:
 
 def _invitation(request: HttpRequest) -> Invitation | HttpResponse:
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
-    if _is_too_often("join", network):
-        return _too_often()
+    if (limited := _too_often("join", network)) is not None:
+        return limited
     now = clock.now()
     try:
         return invitation_open(_token(request), now=now)
@@ -199,14 +200,14 @@ def _invitation(request: HttpRequest) -> Invitation | HttpResponse:
         return JsonResponse({"error": str(reason)}, status=403)
 
 
-def _is_too_often(kind: str, network: str) -> bool:
-    """Of one network, with any token: a hundred hosts may join from behind one address at once."""
+def _too_often(kind: str, network: str) -> HttpResponse | None:
+    """The refusal, once one network asks too often, with any token: a hundred hosts may join from behind one address at
+    once."""
     rate = count_request(kind, network, settings.API_ANONYMOUS_REQUESTS_PER_MIN)
-    return rate is not None and rate.count > rate.limit
-
-
-def _too_often() -> HttpResponse:
-    return JsonResponse({"error": "too many tries from one network; try again in a minute"}, status=429)
+    if rate is None or rate.count <= rate.limit:
+        return None
+    message = f"too many tries from one network; try again in {rate.reset_s} s"
+    return JsonResponse({"error": message}, status=429, headers={"Retry-After": str(rate.reset_s)})
 
 
 def _token(request: HttpRequest) -> str:

@@ -155,6 +155,13 @@ MACHINE_ALLOWED: dict[MachineState, frozenset[MachineState]] = {
     MachineState.GONE: frozenset(),
 }
 
+AGENT_ROLLOUT_ALLOWED: dict[AgentRolloutState, frozenset[AgentRolloutState]] = {
+    AgentRolloutState.RUNNING: frozenset({AgentRolloutState.ROLLING_BACK, AgentRolloutState.SUCCEEDED}),
+    AgentRolloutState.ROLLING_BACK: frozenset({AgentRolloutState.ROLLED_BACK}),
+    AgentRolloutState.SUCCEEDED: frozenset(),
+    AgentRolloutState.ROLLED_BACK: frozenset(),
+}
+
 ROLLOUT_ACTIVE = frozenset({RolloutState.RUNNING, RolloutState.PAUSED, RolloutState.BAKING, RolloutState.ROLLING_BACK})
 """At most one rollout of a deployment is in one of these."""
 ROLLOUT_MOVING = frozenset({RolloutState.RUNNING, RolloutState.ROLLING_BACK})

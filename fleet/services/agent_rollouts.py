@@ -28,7 +28,13 @@ from fleet.planning.agent_rollouts import (
     plan_catch_up,
     plan_rings,
 )
-from fleet.planning.states import AGENT_ROLLOUT_SAID, AGENT_ROLLOUT_TONE, AgentRolloutState, MachineState
+from fleet.planning.states import (
+    AGENT_ROLLOUT_ALLOWED,
+    AGENT_ROLLOUT_SAID,
+    AGENT_ROLLOUT_TONE,
+    AgentRolloutState,
+    MachineState,
+)
 from fleet.providers import provider_named
 from fleet.providers.base import ProviderError
 from fleet.selectors.agents import active_rollout, agents_seen, current_release, rollout_seen
@@ -210,8 +216,10 @@ def _apply(decision: AgentDecision, rollout: AgentRollout | None, now: datetime)
 def _change(
     rollout: AgentRollout, to: AgentRolloutState, reason: str, now: datetime, actor: str = "switchyard"
 ) -> None:
+    if to not in AGENT_ROLLOUT_ALLOWED[AgentRolloutState(rollout.state)]:
+        raise ValueError(f"an upgrade of agents cannot go from {rollout.state} to {to}")
     rows = AgentRollout.objects.filter(pk=rollout.pk, revision=rollout.revision)
-    ends = to in {AgentRolloutState.SUCCEEDED, AgentRolloutState.ROLLED_BACK}
+    ends = not AGENT_ROLLOUT_ALLOWED[to]
     kept = f"{rollout.reason}; {reason}" if to is AgentRolloutState.ROLLED_BACK and rollout.reason else reason
     changed = rows.update(state=to.value, reason=kept, revision=F("revision") + 1, ended_at=now if ends else None)
     if not changed:

@@ -15,8 +15,10 @@ from fleet.models import AgentCredential, JoinToken, Machine
 from fleet.planning.machines import POOLED
 from fleet.planning.states import MachineState
 from fleet.services.certificate import CertificateOrder, SignedCertificate, certificates_issue, credentials_revoke
-from kernel.secrets import secret_issue, secret_matches, secret_prefix
+from kernel.secrets import secret_issue, secret_issue_again, secret_matches, secret_prefix
 
+_JOIN_TOKENS = "fleet.join_tokens"
+"""Their salt: a token can be said again while SECRET_KEY is the same, and otherwise there is a new one."""
 JOIN_TOKENS_KEPT = timedelta(days=7)
 """After they expired: until then the refusal says so, instead of that the token is unknown."""
 
@@ -57,16 +59,18 @@ class AgentIdentity:
 
 
 def join_token_issue(*, kind: AgentKind, subject: str, region: str, expires_at: datetime) -> str:
-    """A new join token for the agent `subject`. The text exists only here and with the agent."""
-    issued = secret_issue()
-    JoinToken.objects.create(
-        prefix=issued.prefix,
-        digest=issued.digest,
-        kind=kind.value,
-        subject=subject,
-        region=region,
-        expires_at=expires_at,
-    )
+    """The join token for the agent `subject`. The text exists only here and with the agent. One that nobody used yet is
+    given out again, for longer: a launch is repeated every minute while it waits."""
+    own = {"kind": kind.value, "subject": subject, "region": region}
+    with transaction.atomic():
+        unused = JoinToken.objects.select_for_update().filter(**own, used_at__isnull=True).order_by("-id").first()
+        if unused is not None:
+            known = secret_issue_again(_JOIN_TOKENS, unused.prefix)
+            if hmac.compare_digest(known.digest, unused.digest):
+                JoinToken.objects.filter(pk=unused.pk).update(expires_at=max(expires_at, unused.expires_at))
+                return known.text
+        issued = secret_issue_again(_JOIN_TOKENS)
+        JoinToken.objects.create(**own, prefix=issued.prefix, digest=issued.digest, expires_at=expires_at)
     return issued.text
 
 

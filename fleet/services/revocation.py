@@ -26,7 +26,8 @@ from kernel.tones import Tone
 
 def node_revoke(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Trust a node no longer. It is faulty from now on, whatever limits repairs have: no request goes there, its cell
-    is lost and gets another node. A joined host that runs it could enrol it again, so it is revoked with it.
+    is lost and gets another node. A joined host that runs it could enrol it again, so it is revoked with it. Nothing is
+    done or said where nothing is left to revoke.
 
     Raises:
         Conflict: the node is retired; what it had was revoked then.
@@ -36,6 +37,8 @@ def node_revoke(*, node_id: str, actor: str, now: datetime, why: str = "") -> No
         node = Node.objects.select_for_update().get(id=node_id)
         if node.state == NodeState.RETIRED:
             raise Conflict(f"node {node.id} is retired; its credential and certificates were revoked then")
+        if _is_revoked(machine, node, now):
+            return
         if machine is not None:
             _machine_end(machine, actor, now, why)
         _node_end(node, actor, now, why)
@@ -75,10 +78,12 @@ def machine_revoke(*, machine_id: str, actor: str, now: datetime, why: str = "")
             _node_end(node, actor, now, why)
 
 
-def _is_revoked(machine: Machine, node: Node | None, now: datetime) -> bool:
-    agents = [(AgentKind.MACHINE.value, machine.id), *([(machine.role, machine.runs)] if machine.runs else [])]
+def _is_revoked(machine: Machine | None, node: Node | None, now: datetime) -> bool:
+    agents = [(AgentKind.NODE.value, node.id)] if node is not None else []
+    if machine is not None:
+        agents += [(AgentKind.MACHINE.value, machine.id), *([(machine.role, machine.runs)] if machine.runs else [])]
     return (
-        (machine.provider != POOLED or machine.revoked_at is not None)
+        (machine is None or machine.provider != POOLED or machine.revoked_at is not None)
         and (node is None or (node.cordoned and NodeState.FAULTY not in NODE_ALLOWED[NodeState(node.state)]))
         and not any(is_trusted(kind, subject, now) for kind, subject in agents)
     )

@@ -214,3 +214,11 @@ def test_a_machine_fetches_the_release_that_its_order_names_and_nobody_else_does
     assert release(f"{'.' * 16}/{packed.digest}", shown["machine"]).status_code == 404
     for credential in (shown["node"], "sw_00000000_nobody", ""):
         assert release(f"{own.id}/{packed.digest}", credential).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["agents/join/archive/cp311-x86_64", "agents/releases/0123456789abcdef/00"])
+def test_who_asks_too_often_is_told_when_to_try_again(path: str, settings: Any) -> None:
+    settings.API_ANONYMOUS_REQUESTS_PER_MIN = 1
+    answers = [Client().get(f"/{path}") for _ in range(4)]  # one of them may be the first of another minute
+    limited = next(answer for answer in answers if answer.status_code == 429)
+    assert 1 <= int(limited.headers["Retry-After"]) <= 60

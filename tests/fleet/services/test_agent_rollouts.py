@@ -10,7 +10,13 @@ from engine_agent.protocol.machine_messages import MachineReport
 from engine_agent.protocol.states import MachinePhase
 from fleet.models import AgentMove, AgentRelease, AgentRollout, Machine, Node, NodeReport
 from fleet.planning.agent_rollouts import AgentRolloutSettings
-from fleet.planning.states import AgentRolloutState, MachineState, NodeState
+from fleet.planning.states import (
+    AGENT_ROLLOUT_ACTIVE,
+    AGENT_ROLLOUT_ALLOWED,
+    AgentRolloutState,
+    MachineState,
+    NodeState,
+)
 from fleet.selectors.agents import agents_seen
 from fleet.selectors.machine import machine_orders
 from fleet.services import agent_rollouts
@@ -140,6 +146,13 @@ def test_two_that_begin_at_once_without_a_current_release_do_not_collide(monkeyp
     monkeypatch.setattr(agent_rollouts, "active_rollout", lambda: None)
     with pytest.raises(Conflict, match="another upgrade has begun at this moment"):
         begin()
+
+
+def test_no_upgrade_leaves_its_end() -> None:
+    ends = {AgentRolloutState.SUCCEEDED, AgentRolloutState.ROLLED_BACK}
+    assert set(AGENT_ROLLOUT_ALLOWED) == set(AgentRolloutState)
+    assert {state for state, to in AGENT_ROLLOUT_ALLOWED.items() if not to} == ends
+    assert set(AgentRolloutState) - ends == AGENT_ROLLOUT_ACTIVE
 
 
 def test_an_operator_takes_it_back() -> None:

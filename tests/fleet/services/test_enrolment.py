@@ -1,6 +1,7 @@
 """Who may enrol, and as whom."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,31 @@ def test_neither_token_nor_credential_is_stored_as_text() -> None:
     credential = enrol(text)
     assert text not in str(JoinToken.objects.values())
     assert credential not in str(AgentCredential.objects.values())
+
+
+def test_a_launch_that_is_repeated_gives_out_the_same_token_until_somebody_uses_it() -> None:
+    first = token()
+    assert token() == first
+    assert JoinToken.objects.count() == 1
+    assert token("n-b") != first
+    enrol(first)
+    assert token() != first
+
+
+def test_a_token_that_is_given_out_again_counts_for_longer_and_never_for_less() -> None:
+    token()
+    for expires_at in (LATER + timedelta(minutes=1), LATER):
+        join_token_issue(kind=AgentKind.NODE, subject="n-a", region="us-east-1", expires_at=expires_at)
+    assert JoinToken.objects.get().expires_at == LATER + timedelta(minutes=1)
+
+
+def test_after_another_secret_key_a_launch_gets_a_new_token_and_the_old_one_counts_on(
+    settings: Any,
+) -> None:
+    first = token()
+    settings.SECRET_KEY = "another-key-of-this-test-0123456789-abcdefghijklmnop"
+    assert token() != first
+    assert enrol(first)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,18 @@ def test_a_retired_node_has_nothing_left_to_revoke() -> None:
         node_revoke(node_id="n-a", actor="ada", now=NOW)
 
 
+def test_who_revokes_a_node_once_more_says_nothing_unless_something_counts_again() -> None:
+    node = rows.node("n-00000001")
+    for minute in range(3):
+        node_revoke(node_id=node.id, actor="ada", now=NOW + timedelta(minutes=minute))
+    assert [*Event.objects.values_list("kind", flat=True)] == ["node.revoked"]
+    assert Node.objects.get().state_since == NOW
+    late = credential_issue(kind="node", subject=node.id, region="us-east-1", now=NOW)
+    node_revoke(node_id=node.id, actor="ada", now=NOW)
+    assert agents_identify([late]) == [None]
+    assert Event.objects.filter(kind="node.revoked").count() == 2
+
+
 def test_the_host_of_a_revoked_node_enrols_nothing_and_is_never_free_again() -> None:
     node = rows.node("n-00000001", where="pool")
     machine = rows.machine("m-00000001", state=MachineState.TAKEN.value, runs=node.id)
