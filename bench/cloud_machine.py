@@ -11,6 +11,7 @@ import sys
 import time
 
 STEPS_EACH = 100
+LONGEST_S = 3600
 
 
 def main() -> int:
@@ -21,6 +22,7 @@ def main() -> int:
     examples = -(-asked.steps // STEPS_EACH)
     environment = {**os.environ, "CLOUD_MACHINE_EXAMPLES": str(examples), "CLOUD_MACHINE_STEPS": str(STEPS_EACH)}
     command = [sys.executable, "-m", "pytest", "tests/fleet/providers/aws/test_machine.py", "-n", "0", "-q", "-s"]
+    command += ["--timeout", str(LONGEST_S)]
     began_s = time.monotonic()
     status = subprocess.run(command, env=environment, check=False).returncode
     print(f"{time.monotonic() - began_s:.0f} s, exit status {status}")

@@ -41,7 +41,7 @@ class CloudRegion(models.Model):
 
     `aws_region`: as AWS calls it. `machines_cap` and `price_cap` (US dollars an hour; null: none) bound what may be
     launched within an hour. `listed_at`: when the last list began of which all pages came; `silent_zones` did not
-    answer it.
+    answer it. `suspects`: machines that the last whole list showed to be nobody's.
     """
 
     region = models.OneToOneField(Region, on_delete=models.CASCADE, primary_key=True, related_name="cloud")
@@ -55,6 +55,7 @@ class CloudRegion(models.Model):
     price_cap = models.FloatField(null=True)
     listed_at = models.DateTimeField(null=True)
     silent_zones = models.JSONField(default=list, blank=True)
+    suspects = models.JSONField(default=list, blank=True)
 
     def __str__(self) -> str:
         return f"{self.region_id} from {self.stack}"

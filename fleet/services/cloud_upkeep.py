@@ -18,6 +18,7 @@ from fleet.models import CloudRegion
 from fleet.planning.call_budget import LIST_EVERY_S, RESERVATIONS_EVERY_S
 from fleet.planning.states import CloudRegionState
 from fleet.services.cloud_listing import cloud_list
+from fleet.services.cloud_ownership import cloud_beat
 from fleet.services.cloud_topology import cloud_places, cloud_reservation_places
 from kernel import clock
 from kernel.leases import lease_take, this_holder
@@ -25,6 +26,7 @@ from kernel.leases import lease_take, this_holder
 LEASE_S = 60.0
 """Longer than the longest call, and renewed before each step."""
 ROUND_LIMIT_S = 300.0
+BEAT_EVERY_S = 60.0
 TOPOLOGY_LOOK_S = 1.0
 """Between two batches of places; nothing is asked while all are known."""
 
@@ -40,6 +42,7 @@ class Step:
 
 
 STEPS: Mapping[str, Step] = {
+    "beat": Step(BEAT_EVERY_S, cloud_beat),
     "places": Step(TOPOLOGY_LOOK_S, cloud_places),
     "reservation places": Step(RESERVATIONS_EVERY_S, cloud_reservation_places),
     "list": Step(LIST_EVERY_S, cloud_list),

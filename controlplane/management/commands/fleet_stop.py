@@ -1,11 +1,20 @@
-"""Ends every machine of the embedded providers in this home: agents, engines, proxies and ingresses."""
+"""Ends every machine of the embedded providers in this home: agents, engines, proxies and ingresses. Machines that cost
+money are ended only by whoever types the install's name."""
 
 from typing import Any
 
 from django.conf import settings
+from django.core.management.base import CommandError, CommandParser
+from django.db import Error
 
 from audit.commands import AuditedCommand
-from fleet.providers import embedded_providers
+from fleet.models import Install, Machine
+from fleet.planning.presence import ENDED
+from fleet.planning.states import MachineState
+from fleet.providers import embedded_providers, provider_named
+from fleet.providers.base import ProviderError
+
+PROVIDER = "aws"
 
 
 class Command(AuditedCommand):
@@ -13,6 +22,39 @@ class Command(AuditedCommand):
     one_transaction = False
     acts_outside = True
 
+    def add_arguments(self, parser: CommandParser) -> None:
+        what = "end the machines of its clouds, too: the install's name, such as sw-…"
+        parser.add_argument("--cloud", default="", metavar="INSTALL", help=what)
+
     def handle(self, *args: Any, **options: Any) -> None:
         stopped = sum(provider.terminate_all() for provider in embedded_providers())
         self.stdout.write(f"stopped {stopped} processes of {settings.SWITCHYARD_HOME}")
+        try:
+            self._stop_clouds(options["cloud"])
+        except Error as error:
+            self.stderr.write(f"what runs in clouds is not known: {error}")
+
+    def _stop_clouds(self, name: str) -> None:
+        running = Machine.objects.filter(provider=PROVIDER).exclude(state=MachineState.GONE)
+        running = running.exclude(cloud_state__in=ENDED)
+        install = Install.objects.first()
+        if install is None or not running:
+            return
+        said = f"{len(running)} machines of {PROVIDER}, for {sum(row.price_per_hour or 0 for row in running):.2f} $/h"
+        if not name:
+            self.stdout.write(f"{said}, run on; `manage.py fleet_stop --cloud {install}` ends them")
+            return
+        if name != install.pk:
+            raise CommandError(f"this install is {install}, not {name!r}; {said}, run on")
+        failed = [f"{row.provider_id}: {error}" for row in running if (error := _end(row)) is not None]
+        self.stdout.write(f"ended {len(running) - len(failed)} of {said}")
+        if failed:
+            raise CommandError("these may run on: " + "; ".join(failed))
+
+
+def _end(machine: Machine) -> ProviderError | None:
+    try:
+        provider_named(PROVIDER).terminate(machine.runs)
+    except ProviderError as error:
+        return error
+    return None

@@ -4,11 +4,12 @@ import secrets
 from datetime import datetime, timedelta
 
 from fleet.models import Install
+from fleet.planning.ownership import stale_reason
 from fleet.providers.base import Later
 
 DRY_RUN = timedelta(days=1)
 """Of sweeps, from the first day on: what they would end is said, and nothing is ended."""
-READ_ONLY_RETRY_S = 300.0
+READ_ONLY_RETRY_S = 60.0
 
 
 def install_ensure(now: datetime) -> Install:
@@ -27,6 +28,7 @@ def install_that_may_change(now: datetime) -> Install:
         Later: it is read-only.
     """
     install = install_ensure(now)
-    if install.read_only:
-        raise Later(f"nothing is launched or ended: {install.read_only}", READ_ONLY_RETRY_S)
+    reason = install.read_only or stale_reason(install.beat_at, now)
+    if reason:
+        raise Later(f"nothing is launched or ended: {reason}", READ_ONLY_RETRY_S)
     return install

@@ -135,11 +135,10 @@ class CrashingCloud(RuleBasedStateMachine):
         if Node.objects.exclude(state=NodeState.RETIRED).count() + count <= MOST_NODES:
             self.fleet.order(count)
 
-    @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
+    @rule(at=st.integers(0, MOST_NODES - 1))
+    def give_back(self, at: int) -> None:
         nodes = Node.objects.exclude(state=NodeState.RETIRED).order_by("created_at", "id").values_list("id", flat=True)
-        if nodes:
-            self.fleet.give_back(data.draw(st.sampled_from(list(range(len(nodes)))).map(lambda at: nodes[at])))
+        self.fleet.give_back(*nodes[at : at + 1])
 
     @rule(crash=st.sampled_from(CRASHES))
     def provision(self, crash: str) -> None:
