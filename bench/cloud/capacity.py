@@ -35,6 +35,7 @@ class Reserved:
     is_open: bool = False
     group_arn: str = ""
     network_nodes: tuple[str, ...] = ()
+    tags: dict[str, str] = field(default_factory=dict)
     id: str = field(default_factory=lambda: f"cr-{secrets.token_hex(9)[:17]}")
     used: set[str] = field(default_factory=set)
     announced: bool = False

@@ -54,7 +54,7 @@ def _asked(world: World, call: Call) -> Sequence[Reserved]:
 def _filters_of(world: World, reserved: Reserved) -> Mapping[str, str]:
     return {
         "availability-zone": reserved.zone, "instance-type": reserved.instance_type,
-        "state": reserved.state(world.clock.now()),
+        "state": reserved.state(world.clock.now()), **{f"tag:{key}": value for key, value in reserved.tags.items()},
     }  # fmt: skip
 
 

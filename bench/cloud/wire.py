@@ -34,6 +34,7 @@ HTTP_STATUS = {
     "Throttling": 400,
     "DryRunOperation": 412,
     "UnauthorizedOperation": 403,
+    "AccessDenied": 403,
     "SignatureDoesNotMatch": 403,
     "InvalidClientTokenId": 403,
     "MissingAuthenticationToken": 403,

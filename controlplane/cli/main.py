@@ -20,6 +20,7 @@ from controlplane.cli.commands import (
     entry,
     machines,
     observe,
+    regions,
     rollouts,
     show,
 )
@@ -109,7 +110,8 @@ def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
 
 for part in (
     *(access.app, show.app, declare.app, rollouts.app),
-    *(act.app, agents.app, machines.app, certificates.app, entry.app, observe.app, chat.app, rollouts.model_app, about),
+    *(act.app, agents.app, machines.app, certificates.app, entry.app, observe.app, chat.app, rollouts.model_app),
+    *(regions.app, about),
 ):  # the order of the help
     app.add_typer(part)
 

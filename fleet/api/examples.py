@@ -124,6 +124,7 @@ REGION: dict[str, Any] = {
     "spares": {"local.sim": 1},
     "repair_only": {"local.sim": 0},
     "plain_http": "serve",
+    "cloud": None,
     "nodes": {"joining": 0, "ready": 6, "suspect": 0, "faulty": 0, "lost": 0},
     "cells": {"pending": 0, "starting": 1, "ready": 2, "draining": 0, "failed": 0, "lost": 0},
 }

@@ -14,8 +14,8 @@ from rest_framework.response import Response
 from engine_agent.protocol.states import PlainHttp
 from fleet.api import examples
 from fleet.api.history import WithLoad
-from fleet.models import InstanceType, Region
-from fleet.planning.states import CellState, NodeState, choices
+from fleet.models import CloudRegion, InstanceType, Region
+from fleet.planning.states import CellState, CloudRegionState, NodeState, choices
 from fleet.selectors.cell import cell_counts_by_region
 from fleet.selectors.history import region_subject
 from fleet.selectors.node import node_counts_by_region
@@ -27,6 +27,15 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet
 Counts = serializers.DictField(child=serializers.IntegerField())
 
 
+class CloudSerializer(serializers.ModelSerializer[CloudRegion]):
+    state = serializers.ChoiceField(choices=choices(CloudRegionState), help_text="Usable once it is ready.")
+    reason = serializers.CharField(help_text="Why it cannot be read, or is read yet; empty else.")
+
+    class Meta:
+        model = CloudRegion
+        fields = ["aws_region", "stack", "state", "reason", "read_at", "machines_cap", "price_cap"]
+
+
 @extend_schema_serializer(examples=[OpenApiExample("region", examples.REGION, response_only=True)])
 class RegionSerializer(serializers.ModelSerializer[Region]):
     # The context holds the counts of all regions, under `nodes` and `cells`: region -> state -> number.
@@ -35,6 +44,9 @@ class RegionSerializer(serializers.ModelSerializer[Region]):
     ingress_url = serializers.CharField(help_text="Where applications of this region send requests.")
     plain_http = serializers.ChoiceField(
         choices=choices(PlainHttp), help_text="Whom its ingresses serve without TLS: everybody, none, their own host."
+    )
+    cloud = CloudSerializer(
+        allow_null=True, default=None, read_only=True, help_text="Null where machines are of no cloud."
     )
     nodes = serializers.SerializerMethodField(help_text="State -> number of nodes, without retired ones.")
     cells = serializers.SerializerMethodField(help_text="State -> number of cells, without stopped ones.")
@@ -49,6 +61,7 @@ class RegionSerializer(serializers.ModelSerializer[Region]):
             "spares",
             "repair_only",
             "plain_http",
+            "cloud",
             "nodes",
             "cells",
         ]
@@ -101,6 +114,12 @@ class ChangeRegionSerializer(_RegionColumns):
 class CreateRegionSerializer(_RegionColumns):
     name = serializers.SlugField(max_length=64)
     provider = serializers.CharField(max_length=32, required=False, help_text="Who launches machines there.")
+    stack = serializers.CharField(
+        max_length=128, required=False, help_text="Of provider `aws`: the stack that has its static parts."
+    )
+    aws_region = serializers.CharField(
+        max_length=32, required=False, help_text="Of provider `aws`: as AWS calls it, where its name is another."
+    )
 
 
 class RegionFilter(filters.FilterSet):
@@ -124,7 +143,7 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     needs_if_match = frozenset({"destroy"})
 
     def get_queryset(self) -> QuerySet[Region]:
-        return Region.objects.all()
+        return Region.objects.select_related("cloud")
 
     def load_subject(self, row: Region) -> str:
         return region_subject(row.name)
@@ -138,7 +157,8 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
 
     @extend_schema(operation_id="regions_create", request=CreateRegionSerializer, responses={200: RegionSerializer})
     def create(self, request: Request) -> Response:
-        """Add a region; its spares are launched at once. 409 if the name is taken."""
+        """Add a region; its spares are launched at once, in a cloud once its stack is read. 409 if the name is
+        taken."""
         columns = _valid(CreateRegionSerializer(data=request.data))
         name = columns.pop("name")
         region = region_create(name=name, columns=columns, actor=actor_of(request), now=clock.now())

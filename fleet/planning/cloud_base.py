@@ -18,7 +18,7 @@ class ZoneBase:
 class CloudBase:
     """`zones` by name. Groups are security groups, that of nodes lets everything through from and to itself. Profiles
     are ARNs of instance profiles, roles the names of what they hold: a machine proves itself by its role. Empty where
-    the stack has no such thing. `root_device`: what the images call their root volume.
+    the stack has no such thing. `root_devices`: what an image calls its root volume, `root_device` that of all others.
 
     `load_balancer` and `load_balancer_zone`: the DNS name of the region's entry and the hosted zone that it lies in,
     which an alias names; `target_groups`: ARNs of those that its ingresses are to be in, by any name. `hosted_zone` and
@@ -42,5 +42,10 @@ class CloudBase:
     load_balancer: str = ""
     load_balancer_zone: str = ""
     accelerator: str = ""
+    root_devices: dict[str, str] = field(default_factory=dict)
     root_device: str = "/dev/xvda"
     root_gib: int = 200
+
+    def root_device_of(self, image: str) -> str:
+        """What an image calls its root volume."""
+        return self.root_devices.get(image, self.root_device)

@@ -19,6 +19,7 @@ from fleet.planning.call_budget import LIST_EVERY_S, RESERVATIONS_EVERY_S
 from fleet.planning.states import CloudRegionState
 from fleet.services.cloud_listing import cloud_list
 from fleet.services.cloud_ownership import cloud_beat
+from fleet.services.cloud_region import cloud_region_read
 from fleet.services.cloud_topology import cloud_places, cloud_reservation_places
 from kernel import clock
 from kernel.leases import lease_take, this_holder
@@ -41,28 +42,42 @@ class Step:
     run: Callable[[CloudRegion, datetime], None]
 
 
+READ_AGAIN_S = 60.0
+"""A stack that was refused: a person is mending it."""
+READ_DAILY_S = 86_400.0
+"""One that is in use: what was added to it since."""
+
 STEPS: Mapping[str, Step] = {
     "beat": Step(BEAT_EVERY_S, cloud_beat),
     "places": Step(TOPOLOGY_LOOK_S, cloud_places),
     "reservation places": Step(RESERVATIONS_EVERY_S, cloud_reservation_places),
     "list": Step(LIST_EVERY_S, cloud_list),
+    "stack": Step(READ_DAILY_S, cloud_region_read),
 }
 """In this order. What is due is made in one round."""
+
+UNREAD_STEPS: Mapping[str, Step] = {"first stack": Step(READ_AGAIN_S, cloud_region_read)}
+"""Of a region that is not ready: its stack is not read, or was refused."""
 
 
 class CloudUpkeep:
     """The rounds of this process. Passes are made by one thread."""
 
     def __init__(self, now_s: Callable[[], float] = monotonic, steps: Mapping[str, Step] = STEPS) -> None:
-        self._now_s, self._steps = now_s, steps
+        self._now_s, self._steps = now_s, {**steps, **UNREAD_STEPS}
+        self._names = {CloudRegionState.READY.value: tuple(steps)}
         self._due_s: dict[tuple[str, str], float] = {}
         self._rounds: dict[str, tuple[threading.Thread, float]] = {}
 
     def run_pass(self) -> bool:
         """Begin a round in each region where something is due. False: one hangs."""
         self._rounds = {region: (thread, at) for region, (thread, at) in self._rounds.items() if thread.is_alive()}
-        for cloud in CloudRegion.objects.filter(state=CloudRegionState.READY, region__provider="aws"):
-            due = [name for name in self._steps if self._now_s() >= self._due_s.get((cloud.pk, name), 0.0)]
+        for cloud in CloudRegion.objects.filter(region__provider="aws"):
+            due = [
+                name
+                for name in self._names.get(cloud.state, tuple(UNREAD_STEPS))
+                if self._now_s() >= self._due_s.get((cloud.pk, name), 0.0)
+            ]
             if due and cloud.pk not in self._rounds:
                 self._begin(cloud, due)
         hanging = [region for region, (_, at) in self._rounds.items() if self._now_s() - at > ROUND_LIMIT_S]

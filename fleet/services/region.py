@@ -16,6 +16,7 @@ from fleet.providers import provider_named
 from fleet.providers.base import ProviderError
 from fleet.selectors.application_certificate import certificates_of
 from fleet.services.application_certificate import application_certificates_lock
+from fleet.services.cloud_region import cloud_columns, cloud_region_add
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
@@ -27,21 +28,26 @@ CHANGEABLE = ("position", "ingress_url", "spares", "plain_http")
 
 
 def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:
-    """Add a region, without machines. `columns` are of `CHANGEABLE`, and `provider`.
+    """Add a region, without machines. `columns` are of `CHANGEABLE`, `provider`, and what a cloud needs: its `stack`
+    is read later.
 
     Raises:
-        InvalidInput: a name that its ingresses' certificates could not have, an unknown provider or instance type, or
-            invalid spares.
+        InvalidInput: a name that its ingresses' certificates could not have, an unknown provider or instance type,
+            invalid spares, or no stack for a cloud.
         Conflict: the name is taken.
     """
     if len(name) > NAME_LENGTH_MAX or not is_identity_id(name):
         message = f"a region's name has 1 to {NAME_LENGTH_MAX} lower-case letters, digits, - and _, such as eu-west-1"
         raise InvalidInput(field="name", rule="name", message=message)
     _check(columns)
+    plain = dict(columns)
+    cloud = cloud_columns(name, plain)
     try:
         with transaction.atomic():
-            _require_certificate(name, columns)
-            region = Region.objects.create(name=name, **columns)
+            _require_certificate(name, plain)
+            region = Region.objects.create(name=name, **plain)
+            if cloud:
+                cloud_region_add(region, cloud, now)
             _record(region, "created", actor, now, columns)
     except IntegrityError:
         raise Conflict(f"there is a region {name!r} already") from None

@@ -74,7 +74,7 @@ def attempt_write(
         number=step.number,
         pool_id=step.pool.id,
         pool_seen=msgspec.to_builtins(step.pool),
-        base=_said(unit, cloud, install, now),
+        base=_said(unit, cloud, step.pool, install, now),
         token=step.token,
         subjects=list(subjects),
         price_per_hour=price,
@@ -99,14 +99,14 @@ def _price(instance_type: InstanceType, pool: PoolView) -> float | None:
     return (pool.max_price or stated) if pool.market is Market.SPOT else stated
 
 
-def _said(unit: LaunchUnit, cloud: CloudRegion, install: str, now: datetime) -> dict[str, Any]:
+def _said(unit: LaunchUnit, cloud: CloudRegion, pool: PoolView, install: str, now: datetime) -> dict[str, Any]:
     """What the call says beside its pool."""
     base, is_node = cloud.stated_base(), unit.role == MachineRole.NODE
     launch = LaunchBase(
         install=install,
         security_group=base.node_group if is_node else base.ingress_group,
         instance_profile_arn=base.node_profile if is_node else base.ingress_profile,
-        root_device=base.root_device,
+        root_device=base.root_device_of(pool.image),
         root_gib=base.root_gib,
     )
     boot = Boot(settings.AGENT_URLS[0], server_pin(now), cloud.aws_region, install, unit.id)

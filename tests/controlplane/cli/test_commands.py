@@ -295,3 +295,11 @@ def test_what_needs_two_person_approval_waits(switchyard: Switchyard, cell: Cell
     assert "! needs approval" in switchyard("plan", "-f", str(file)).out
     applied = switchyard("apply", "-f", str(file), "--yes")
     assert (applied.code, Rollout.objects.exists()) == (11, False)
+
+
+def test_a_region_of_a_cloud_is_created_and_waits_for_its_stack(switchyard: Switchyard) -> None:
+    created = switchyard("region", "create", "us-west-2", "--provider", "aws", "--stack", "switchyard-us-west-2")
+
+    assert created.code == 0
+    assert "region us-west-2 is reading" in created.out
+    assert switchyard("region", "create", "eu-north-1", "--provider", "aws").code != 0

@@ -1,0 +1,128 @@
+"""Regions in a cloud: declared with a stack, then read from it. Only the loop `fleet.cloud` asks the cloud; who creates
+a region waits for nothing.
+
+A region is usable once it is `ready`. What is refused is read again every minute, for a person mends the stack. Once a
+region is ready, a later reading adds pools and changes nothing that a person may have changed.
+"""
+
+import logging
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from django.db import transaction
+from django.db.models import Max
+
+from fleet.models import CapacityPool, CloudRegion, InstanceType, Region
+from fleet.planning.states import CloudRegionState
+from fleet.providers.aws.calls import CallFailed, Unanswered
+from fleet.providers.aws.install import install_ensure
+from fleet.providers.aws.stack import PoolFound, StackRefused, region_read
+from kernel import hints
+from kernel.events import event_record
+from kernel.refusals import InvalidInput
+from kernel.tones import Tone
+
+AWS = "aws"
+STACK = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,127}")
+AWS_REGION = re.compile(r"[a-z]{2,4}(-[a-z]{2,12}){1,3}-[0-9]{1,2}")
+CLOUD_COLUMNS = ("stack", "aws_region")
+
+log = logging.getLogger(__name__)
+
+
+def cloud_columns(name: str, columns: dict[str, Any]) -> dict[str, str]:
+    """Take what a region of a cloud needs out of `columns`; {} for another provider.
+
+    Raises:
+        InvalidInput: a stack is missing, is malformed, or is given to a provider that has none.
+    """
+    given = {column: columns.pop(column, "") for column in CLOUD_COLUMNS}
+    if columns.get("provider") != AWS:
+        if set_ := [column for column, value in given.items() if value]:
+            message = f"only a region of provider {AWS} has a {set_[0]}"
+            raise InvalidInput(field=set_[0], rule="provider", message=message)
+        return {}
+    if not STACK.fullmatch(given["stack"]):
+        message = f"a region of provider {AWS} needs the name of its stack, as of deploy/aws/region.yaml"
+        raise InvalidInput(field="stack", rule="stack", message=message)
+    given["aws_region"] = given["aws_region"] or name
+    if not AWS_REGION.fullmatch(given["aws_region"]):
+        message = f"{given['aws_region']!r} is no region of AWS, such as us-east-1: say which by aws_region"
+        raise InvalidInput(field="aws_region", rule="aws_region", message=message)
+    return given
+
+
+def cloud_region_add(region: Region, columns: dict[str, str], now: datetime) -> None:
+    """It will be read. Part of the transaction that creates the region."""
+    install_ensure(now)
+    CloudRegion.objects.create(region=region, **columns)
+    hints.ring("fleet.cloud")
+
+
+def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
+    """Read the stack of a region, and keep what it states. Blocks as long as the cloud does."""
+    types = list(InstanceType.objects.values_list("name", flat=True))
+    try:
+        read = region_read(cloud.aws_region, cloud.stack, install_ensure(now).id, types)
+    except Unanswered as error:
+        log.warning("the stack of region %s was not read: %s", cloud.pk, error)
+        CloudRegion.objects.filter(pk=cloud.pk).update(reason=f"no answer yet: {error}")
+        return
+    except (StackRefused, CallFailed) as error:
+        _refused(cloud, str(error), now)
+        return
+    with transaction.atomic():
+        row = CloudRegion.objects.select_for_update().get(pk=cloud.pk)
+        was, row.state, row.reason = row.state, CloudRegionState.READY.value, ""
+        row.base, row.read_at = msgspec.to_builtins(read.base), now
+        row.save(update_fields=["state", "reason", "base", "read_at"])
+        added = _pools_add(row, read.pools)
+        if was != CloudRegionState.READY or added:
+            many = f"{added} pool{'s' if added != 1 else ''} of capacity"
+            _event(row, "ready", f"region {row.pk} was read from stack {row.stack}: {many} added", Tone.OK, now)
+            hints.ring("fleet.reconcile")
+
+
+def _refused(cloud: CloudRegion, reason: str, now: datetime) -> None:
+    """One that was ready stays so: its machines run on what was read before."""
+    with transaction.atomic():
+        row = CloudRegion.objects.select_for_update().get(pk=cloud.pk)
+        news = row.reason != reason
+        if row.state != CloudRegionState.READY:
+            row.state = CloudRegionState.REFUSED.value
+        row.reason, row.read_at = reason, now
+        row.save(update_fields=["state", "reason", "read_at"])
+        if news:
+            _event(row, "refused", f"region {row.pk} cannot be read: {reason}", Tone.BAD, now)
+
+
+def _event(cloud: CloudRegion, what: str, message: str, tone: Tone, now: datetime) -> None:
+    kind = f"region.{what}"
+    event_record(kind=kind, message=message, tone=tone, now=now, actor="fleet.cloud", region=cloud.pk, detail={})
+
+
+def _pools_add(cloud: CloudRegion, found: Sequence[PoolFound]) -> int:
+    """Those that are not there yet, after those that are; how many."""
+    rows = CapacityPool.objects.filter(region_id=cloud.pk)
+    there = set(rows.values_list("instance_type_id", "market", "zone", "reservation"))
+    last = dict(rows.values_list("instance_type_id").annotate(Max("position")).order_by())
+    added = 0
+    for each in found:
+        if (each.instance_type, each.market.value, each.zone, each.reservation) in there:
+            continue
+        last[each.instance_type] = last.get(each.instance_type, -1) + 1
+        CapacityPool.objects.create(region_id=cloud.pk, position=last[each.instance_type], **_columns(each))
+        added += 1
+    return added
+
+
+def _columns(found: PoolFound) -> dict[str, Any]:
+    return {
+        "instance_type_id": found.instance_type, "market": found.market.value, "zone": found.zone,
+        "zone_id": found.zone_id, "subnet": found.subnet, "image": found.image, "reservation": found.reservation,
+        "placement_group": found.placement_group, "network_nodes": list(found.network_nodes),
+        "ends_at": found.ends_at, "free": found.free,
+    }  # fmt: skip
