@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -33,6 +34,8 @@ PYTHONS = ("cp311", "cp312", "cp313", "cp314")
 PROCESSORS = ("x86_64", "aarch64")
 TAG = re.compile(r"cp3(1[1-9])-(x86_64|aarch64)")
 FETCH_LIMIT_S = 300.0
+LEFT_AFTER_S = 3600.0
+_FETCHED = "fetched-"
 SERVICES_KEPT = frozenset({"s3", "sts", "sso", "sso-oidc"})
 """Of the services that botocore describes: those that artifacts are fetched by. The others are most of it."""
 _BLOCK = re.compile(r"^([a-z0-9._-]+)(?:\[[^]]*\])?==[^\n]*(?:\n[ \t]+[^\n]*)*", re.MULTILINE)
@@ -170,7 +173,7 @@ def archive_fetch(tag: str) -> AgentArchive:
     release = own_release().id
     path = _path(tag, release)
     if tag != own_tag() and not path.exists():
-        with tempfile.TemporaryDirectory(dir=_folder()) as folder:
+        with tempfile.TemporaryDirectory(dir=_folder(), prefix=_FETCHED) as folder:
             _fetch(Path(folder), minor=known[1], processor=known[2])
             _pack(path, _files_below(Path(folder) / "site", PurePosixPath("site")), release_folder(release))
     return archive_of(tag)
@@ -282,6 +285,18 @@ def _is_ours_to_pack(release: str) -> bool:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def leftovers_remove(now_s: float) -> int:
+    """Remove what packing and fetching left where their process was killed; how many. `now_s` as `time.time`. What is
+    younger than an hour may still be written, by another process of any home that shares the cache."""
+    removed = 0
+    for path in (*_folder().glob("*.part"), *_folder().glob(f"{_FETCHED}*")):
+        with suppress(OSError):  # another controller removes it, too
+            if now_s - path.stat().st_mtime > LEFT_AFTER_S:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                removed += 1
+    return removed
 
 
 def _path(tag: str, release: str) -> Path:

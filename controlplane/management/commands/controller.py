@@ -10,7 +10,7 @@ from django.db import DatabaseError
 
 from controlplane.observability.exposition import serve_metrics
 from controlplane.secret_key import require_secret_key
-from fleet.services.agent_archive import NoRelease
+from fleet.services.agent_archive import NoRelease, leftovers_remove
 from fleet.services.agent_releases import release_register
 from kernel import clock
 from kernel.control_loops import Controller, HangingPass, control_loops
@@ -22,6 +22,7 @@ def register_release() -> None:
     """Before anything is launched, so that it runs a release. A fleet whose controller cannot say so runs on."""
     try:
         release_register(now=clock.now())
+        leftovers_remove(clock.now().timestamp())
     except (DatabaseError, OSError, NoRelease) as error:
         log.error("the release of the agent that this control plane carries cannot be kept: %s", error)
 

@@ -181,3 +181,17 @@ def test_what_is_not_there_is_named() -> None:
         archive_of("cp314-riscv64")
     with pytest.raises(ArchiveUnavailable, match="'cp310-x86_64' is none of cp311, cp312, cp313, cp314 with - and"):
         archive_fetch("cp310-x86_64")
+
+
+def test_what_a_killed_packer_left_goes_an_hour_later_and_nothing_else(settings: Any, tmp_path: Path) -> None:
+    settings.SWITCHYARD_CACHE = tmp_path
+    agent = tmp_path / "agent"
+    (agent / "fetched-a").mkdir(parents=True)
+    (agent / "fetched-a" / "wanted.lock").touch()
+    for name in ("cp311-x86_64-a.tar.gz", "cp311-x86_64-a.tar.gz.0f.part"):
+        (agent / name).touch()
+    now_s = max(path.stat().st_mtime for path in agent.iterdir())
+
+    assert agent_archive.leftovers_remove(now_s) == 0
+    assert agent_archive.leftovers_remove(now_s + agent_archive.LEFT_AFTER_S + 60) == 2
+    assert [path.name for path in agent.iterdir()] == ["cp311-x86_64-a.tar.gz"]
