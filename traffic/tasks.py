@@ -1,5 +1,8 @@
 """The way of the controller and of Celery's worker into the services of traffic."""
 
+import logging
+from collections.abc import Callable
+
 from celery import shared_task
 
 from kernel import clock, hints
@@ -7,12 +10,15 @@ from traffic.selectors.routing_cache import RoutingCache
 from traffic.services.async_lease import async_requests_expire
 from traffic.services.async_request import async_requests_trim
 from traffic.services.autopilot import autopilot_run
+from traffic.services.cloud_ingresses import cloud_ingresses_ensure
 from traffic.services.entry_route53 import entry_run
+from traffic.services.entry_targets import entry_targets_follow
 from traffic.services.ingress import ingresses_ensure
 from traffic.services.key import keys_retire, revocations_confirm
 from traffic.services.routing import drained_cells_mark, tables_publish
 from traffic.services.usage import usage_count, usage_trim
 
+log = logging.getLogger(__name__)
 _routing = RoutingCache()
 
 
@@ -32,8 +38,18 @@ def autopilot() -> bool:
 
 
 def entry() -> bool:
-    """A pass of the control loop; while another controller is at it, or no region has an entry, nothing is done."""
-    entry_run(now=clock.now())
+    """A pass of the control loop: ingresses of regions in a cloud, the targets of their load balancers, and DNS. What
+    another controller is at is left to it. Whatever one step raises, the others are made."""
+    failed = [step for step in (cloud_ingresses_ensure, entry_targets_follow, entry_run) if not _made(step)]
+    return not failed
+
+
+def _made(step: Callable[..., object]) -> bool:
+    try:
+        step(now=clock.now())
+    except Exception:
+        log.exception("%s failed; the next pass makes it again", step.__name__)
+        return False
     return True
 
 

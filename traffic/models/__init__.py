@@ -1,7 +1,7 @@
 """The tables of traffic, one noun a file."""
 
 from traffic.models.async_request import AsyncRequest, CallbackHost
-from traffic.models.entry import Entry, EntryRevision
+from traffic.models.entry import Entry, EntryRevision, EntryTarget
 from traffic.models.key import ApplicationKey, KeyPolicy, UsageHour, UsageMark
 from traffic.models.routing import (
     Ingress,
@@ -20,6 +20,7 @@ __all__ = [
     "CallbackHost",
     "Entry",
     "EntryRevision",
+    "EntryTarget",
     "Ingress",
     "IngressReport",
     "KeyPolicy",

@@ -2,8 +2,10 @@
 
 from django.db import models
 
+from fleet.models import Region
 from fleet.planning.states import choices
 from traffic.planning.entry import RevisionState
+from traffic.planning.entry_targets import Target
 
 
 class Entry(models.Model):
@@ -57,3 +59,27 @@ class EntryRevision(models.Model):
 
     def __str__(self) -> str:
         return f"{self.entry_id} revision {self.revision}"
+
+
+class EntryTarget(models.Model):
+    """What a load balancer was told about an ingress, which may be no more: an address alone says nothing, it is used
+    again. `deregistered_at`: since when it gets nothing new."""
+
+    ingress = models.CharField(max_length=64)
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="+")
+    group = models.CharField(max_length=255)
+    address = models.CharField(max_length=64)
+    port = models.PositiveIntegerField()
+    registered_at = models.DateTimeField()
+    deregistered_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["region_id", "ingress", "group"]
+        constraints = [models.UniqueConstraint(fields=["ingress", "group"], name="entry_target_once")]
+
+    def __str__(self) -> str:
+        return f"{self.ingress} at {self.address}:{self.port}"
+
+    def view(self) -> Target:
+        """The row as the planner takes it."""
+        return Target(self.ingress, self.group, self.address, self.port, draining=self.deregistered_at is not None)

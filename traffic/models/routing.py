@@ -11,12 +11,14 @@ from traffic.planning.traffic_policy import TrafficPolicy, parse_traffic_policy
 
 
 class Ingress(models.Model):
-    """One HAProxy with its agent. Applications reach it at `address:port`."""
+    """One HAProxy with its agent. Applications reach it at `address:port`; "": its machine is still being launched.
+    `zone`: of its cloud, where it was launched for one."""
 
     id = models.CharField(max_length=64, primary_key=True)
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="ingresses")
-    address = models.CharField(max_length=64)
+    address = models.CharField(max_length=64, blank=True)
     port = models.PositiveIntegerField()
+    zone = models.CharField(max_length=32, blank=True)
     created_at = models.DateTimeField()
 
     class Meta:

@@ -30,7 +30,7 @@ def served_deployments() -> list[ServedDeployment]:
 def ingress_addresses() -> list[IngressAddress]:
     return [
         IngressAddress(ingress.id, ingress.region_id, ingress.address, ingress.port)
-        for ingress in Ingress.objects.all()
+        for ingress in Ingress.objects.exclude(address="")
     ]
 
 

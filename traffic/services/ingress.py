@@ -45,7 +45,7 @@ def ingresses_ensure(*, now: datetime) -> list[str]:
     """Start every ingress that is not there, and every dead ingress agent. Returns what was started."""
     ingress_machines_follow(now=now)
     started = []
-    for ingress in Ingress.objects.select_related("region", "report"):
+    for ingress in Ingress.objects.filter(zone="").select_related("region", "report"):
         report: IngressReport | None = getattr(ingress, "report", None)
         if report is not None and _is_connected(report, now):
             continue

@@ -14,7 +14,7 @@ from fleet.services.machine import machine_move
 from kernel import live
 from kernel.events import event_record
 from kernel.tones import Tone
-from traffic.models import Ingress
+from traffic.models import EntryTarget, Ingress
 
 
 def ingress_machines_follow(*, now: datetime) -> None:
@@ -24,11 +24,11 @@ def ingress_machines_follow(*, now: datetime) -> None:
     for machine in there:
         if machine.state == MachineState.POOL and machine.connected and not machine.leaving:
             _become_ingress(machine, now)
-        elif machine.state == MachineState.TAKEN and machine.leaving:
+        elif machine.state == MachineState.TAKEN and machine.leaving and not has_targets(machine.runs):
             _leave(machine, now)
     running = Machine.objects.filter(role=MachineRole.INGRESS.value, state=MachineState.TAKEN.value)
     for ingress in Ingress.objects.filter(region__provider=POOLED).exclude(id__in=running.values("runs")):
-        _remove(ingress, "its machine is gone", now)
+        ingress_remove(ingress, "its machine is gone", now)
 
 
 def ingress_id(machine: str) -> str:
@@ -53,7 +53,7 @@ def _become_ingress(machine: Machine, now: datetime) -> None:
 def _leave(machine: Machine, now: datetime) -> None:
     with transaction.atomic():
         for ingress in Ingress.objects.filter(id=machine.runs):
-            _remove(ingress, machine.reason, now)
+            ingress_remove(ingress, machine.reason, now)
         wipes = machine.connected and machine.revoked_at is None
         to = MachineState.WIPING if wipes else MachineState.GONE
         rows = Machine.objects.filter(id=machine.id)
@@ -62,7 +62,12 @@ def _leave(machine: Machine, now: datetime) -> None:
             live.push_desired([machine.id])
 
 
-def _remove(ingress: Ingress, reason: str, now: datetime) -> None:
+def has_targets(ingress: str) -> bool:
+    """Whether a load balancer still sends connections to it, or lets streams end there."""
+    return EntryTarget.objects.filter(ingress=ingress).exists()
+
+
+def ingress_remove(ingress: Ingress, reason: str, now: datetime) -> None:
     """Nobody waits for it or trusts it any more. Who sends requests to its address learns from the region's others."""
     with transaction.atomic():
         agent_trust_end(kind=AgentKind.INGRESS, subject=ingress.id, now=now)
