@@ -17,6 +17,7 @@ from django.db import connection
 from fleet.models import CloudRegion
 from fleet.planning.call_budget import LIST_EVERY_S, RESERVATIONS_EVERY_S
 from fleet.planning.states import CloudRegionState
+from fleet.services.cloud_launch_incidents import launch_incidents
 from fleet.services.cloud_listing import cloud_list
 from fleet.services.cloud_ownership import cloud_beat
 from fleet.services.cloud_region import cloud_region_read
@@ -28,6 +29,7 @@ LEASE_S = 60.0
 """Longer than the longest call, and renewed before each step."""
 ROUND_LIMIT_S = 300.0
 BEAT_EVERY_S = 60.0
+INCIDENTS_EVERY_S = 15.0
 TOPOLOGY_LOOK_S = 1.0
 """Between two batches of places; nothing is asked while all are known."""
 
@@ -53,6 +55,7 @@ STEPS: Mapping[str, Step] = {
     "reservation places": Step(RESERVATIONS_EVERY_S, cloud_reservation_places),
     "list": Step(LIST_EVERY_S, cloud_list),
     "stack": Step(READ_DAILY_S, cloud_region_read),
+    "incidents": Step(INCIDENTS_EVERY_S, launch_incidents),
 }
 """In this order. What is due is made in one round."""
 

@@ -8,9 +8,11 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
+from bench.cloud.faults import Fault
 from fleet.models import CloudRegion, Incident, Install, LaunchAttempt, LaunchUnit, Machine
 from fleet.providers.aws import calls
 from fleet.providers.aws.install import install_ensure
+from fleet.services.cloud_launch_incidents import launch_incidents
 from fleet.services.cloud_listing import cloud_list
 from fleet.services.cloud_ownership import cloud_beat
 from kernel import clock
@@ -90,6 +92,26 @@ def test_a_machine_that_ended_unseen_and_was_forgotten_is_gone_by_two_lists(clou
     assert cloud_fleet.machine(node).cloud_state == "pending"
     look(cloud_fleet)
     assert cloud_fleet.machine(node).cloud_state == "gone"
+
+
+def test_a_quota_and_a_refusal_are_incidents_until_machines_come_again(cloud_fleet: CloudFleet) -> None:
+    region = CloudRegion.objects.get()
+    cloud_fleet.world.quotas = {"Running On-Demand Trn instances": 128}
+    cloud_fleet.order(2)
+    cloud_fleet.provision()
+    launch_incidents(region, clock.now())
+    incident = Incident.objects.get()
+    said = "us-east-1 has no quota for more trn1.32xlarge: ask for more of 'Running On-Demand Trn instances' (VcpuLimit"
+    assert (incident.kind, incident.summary[: len(said)]) == ("no-quota", said)
+    cloud_fleet.world.quotas = {}
+    cloud_fleet.world.faults.append(Fault("RunInstances", "UnauthorizedOperation"))
+    cloud_fleet.provision_for(3700, step_s=925)
+    launch_incidents(region, clock.now())
+    assert [row.kind for row in Incident.objects.filter(state="open")] == ["launch-refused"]
+    cloud_fleet.order(2)
+    cloud_fleet.provision()
+    launch_incidents(region, clock.now())
+    assert not Incident.objects.filter(state="open").exists()
 
 
 # --- who holds the clouds ---------------------------------------------------------------------------------------------
