@@ -212,9 +212,9 @@ async def test_who_speaks_no_tls_or_nothing_is_hung_up_on(
 async def test_who_has_a_connection_and_does_not_finish_asking_is_hung_up_on(
     agent: Agent, hub: AgentHub, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(agent_listener, "FIRST_WORD_S", 0.2)
     name = control_name(agent.identity.fleet()).dns
     async with listening_for(hub, answers_whole_requests) as port:
+        monkeypatch.setattr(agent_listener, "FIRST_WORD_S", 0.2)  # of what follows the handshake, which takes its time
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", port, ssl=agent.identity.client_context(), server_hostname=name
         )

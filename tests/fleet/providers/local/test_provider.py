@@ -64,8 +64,19 @@ def agents(node: str) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if node in (p.info["cmdline"] or [])]
 
 
+def the_agent(node: str = "n-00000001") -> psutil.Process:
+    """The only one, once its process says what it is: while it becomes another program it says nothing."""
+    eventually(lambda: len(agents(node)) == 1)
+    return agents(node)[0]
+
+
+def runs(provider: LocalProvider) -> bool:
+    return provider.describe(["n-00000001"])["n-00000001"] is ProviderStatus.RUNNING
+
+
 def test_a_launched_machine_runs_and_a_terminated_one_is_gone(provider: LocalProvider) -> None:
     launch(provider)
+    eventually(lambda: runs(provider))
     assert provider.describe(["n-00000001", "n-unknown"]) == {
         "n-00000001": ProviderStatus.RUNNING,
         "n-unknown": ProviderStatus.GONE,
@@ -77,11 +88,11 @@ def test_a_launched_machine_runs_and_a_terminated_one_is_gone(provider: LocalPro
 
 def test_a_killed_machine_is_gone_and_its_agent_can_be_started_again(provider: LocalProvider) -> None:
     launch(provider)
-    (agent,) = agents("n-00000001")
+    agent = the_agent()
     agent.kill()
     eventually(lambda: provider.describe(["n-00000001"])["n-00000001"] is ProviderStatus.GONE)
     provider.restart_agent("n-00000001")
-    assert provider.describe(["n-00000001"])["n-00000001"] is ProviderStatus.RUNNING
+    eventually(lambda: runs(provider))
 
 
 def test_a_machine_is_told_the_form_of_logs_and_where_traces_go_but_not_our_name(
@@ -91,7 +102,7 @@ def test_a_machine_is_told_the_form_of_logs_and_where_traces_go_but_not_our_name
     for name, text in {**given, "OTEL_SERVICE_NAME": "web", "DATABASE_URL": "postgres://secret"}.items():
         monkeypatch.setenv(name, text)
     launch(provider)
-    (agent,) = agents("n-00000001")
+    agent = the_agent()
     environment = agent.environ()
     assert given.items() <= environment.items()
     assert not {"OTEL_SERVICE_NAME", "DATABASE_URL"} & environment.keys()
@@ -99,14 +110,14 @@ def test_a_machine_is_told_the_form_of_logs_and_where_traces_go_but_not_our_name
 
 def test_an_agent_that_is_started_again_looks_for_todays_server(provider: LocalProvider) -> None:
     launch(provider)
-    (agent,) = agents("n-00000001")
+    agent = the_agent()
     agent.kill()
     eventually(lambda: agents("n-00000001") == [])
     moved = LocalProvider(
         home=provider.home, checkout=CHECKOUT, server_url="http://127.0.0.1:10", first_port=FIRST_PORT
     )
     moved.restart_agent("n-00000001")
-    (again,) = agents("n-00000001")
+    again = the_agent()
     given = again.cmdline()
     assert given[given.index("--server") + 1] == moved.server_url
 
@@ -135,7 +146,7 @@ def test_machines_of_another_home_are_not_ours(provider: LocalProvider, tmp_path
     )
     assert other.describe(["n-00000001"])["n-00000001"] is ProviderStatus.GONE
     assert other.terminate_all() == 0
-    assert provider.describe(["n-00000001"])["n-00000001"] is ProviderStatus.RUNNING
+    eventually(lambda: runs(provider))
 
 
 def test_an_ended_machine_keeps_its_logs_and_nothing_else(provider: LocalProvider) -> None:
@@ -184,13 +195,13 @@ def test_without_any_free_ports_the_launch_names_the_setting(
 
 def test_a_repeated_launch_is_the_same_machine_and_boots_it_only_if_it_is_gone(provider: LocalProvider) -> None:
     machine = launch(provider)
-    (agent,) = agents("n-00000001")
+    agent = the_agent()
     assert launch(provider) == machine
     assert agents("n-00000001") == [agent]
     agent.kill()
     eventually(lambda: agents("n-00000001") == [])
     assert launch(provider) == machine
-    assert len(agents("n-00000001")) == 1
+    assert the_agent() != agent
 
 
 def test_an_ingress_listens_where_it_was_told_to(provider: LocalProvider, booted: list[list[str]]) -> None:
@@ -258,7 +269,7 @@ def await_agent(provider: LocalProvider) -> None:
 
 def code(provider: LocalProvider) -> str:
     await_agent(provider)
-    (agent,) = agents("n-00000001")
+    agent = the_agent()
     return Path(code_of(agent)).name
 
 
@@ -269,14 +280,14 @@ def test_an_agent_goes_to_another_release_and_back_and_stays_there(
     launch(provider, release=own)
     assert code(provider) == own
     for release in (other, own):
-        (before,) = agents("n-00000001")
+        before = the_agent()
         assert provider.move_agents({"n-00000001": release}) == {}
         assert not before.is_running()
         assert code(provider) == release
-        (moved,) = agents("n-00000001")
+        moved = the_agent()
         assert provider.move_agents({"n-00000001": release}) == {}
         assert moved.is_running()
-    (agent,) = agents("n-00000001")
+    agent = the_agent()
     agent.kill()
     eventually(lambda: agents("n-00000001") == [])
     provider.restart_agent("n-00000001")
@@ -293,7 +304,7 @@ def test_a_mover_that_died_in_between_is_made_good(provider: LocalProvider, rele
     provider._write(Boot(boot.id, boot.argv, other))
     provider.move_agents({"n-00000001": other})
     assert code(provider) == other
-    (agent,) = agents("n-00000001")
+    agent = the_agent()
     agent.kill()
     eventually(lambda: agents("n-00000001") == [])
     provider.move_agents({"n-00000001": other})
@@ -319,7 +330,7 @@ def test_a_spare_is_not_taken_for_gone_between_two_agents(
     provider.move_agents({"n-00000001": other})
     assert seen == [([], ProviderStatus.RUNNING)]
     monkeypatch.setattr("fleet.providers.local.provider.MOVED_WITHIN_S", 0.0)
-    (agent,) = agents("n-00000001")
+    agent = the_agent()
     agent.kill()
     eventually(lambda: provider.describe(["n-00000001"])["n-00000001"] is ProviderStatus.GONE)
 
