@@ -15,10 +15,11 @@ from time import monotonic
 from django.db import connection
 
 from fleet.models import CloudRegion
-from fleet.planning.call_budget import LIST_EVERY_S, RESERVATIONS_EVERY_S
+from fleet.planning.call_budget import LIST_EVERY_S, RESERVATIONS_EVERY_S, STATUS_EVERY_S
 from fleet.planning.states import CloudRegionState
 from fleet.services.cloud_launch_incidents import launch_incidents
 from fleet.services.cloud_listing import cloud_list
+from fleet.services.cloud_notices import cloud_queue, cloud_reservations, cloud_statuses
 from fleet.services.cloud_ownership import cloud_beat
 from fleet.services.cloud_region import cloud_region_read
 from fleet.services.cloud_topology import cloud_places, cloud_reservation_places
@@ -30,6 +31,8 @@ LEASE_S = 60.0
 ROUND_LIMIT_S = 300.0
 BEAT_EVERY_S = 60.0
 INCIDENTS_EVERY_S = 15.0
+QUEUE_EVERY_S = 1.0
+"""Two minutes are all the warning that there is."""
 TOPOLOGY_LOOK_S = 1.0
 """Between two batches of places; nothing is asked while all are known."""
 
@@ -51,6 +54,9 @@ READ_DAILY_S = 86_400.0
 
 STEPS: Mapping[str, Step] = {
     "beat": Step(BEAT_EVERY_S, cloud_beat),
+    "queue": Step(QUEUE_EVERY_S, cloud_queue),
+    "statuses": Step(STATUS_EVERY_S, cloud_statuses),
+    "reservations": Step(RESERVATIONS_EVERY_S, cloud_reservations),
     "places": Step(TOPOLOGY_LOOK_S, cloud_places),
     "reservation places": Step(RESERVATIONS_EVERY_S, cloud_reservation_places),
     "list": Step(LIST_EVERY_S, cloud_list),

@@ -1,0 +1,158 @@
+"""Announcements of the cloud of tests become rows, once each, and end with what they spoke of."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from bench.cloud.capacity import Market as Sold
+from bench.cloud.capacity import Reserved
+from bench.cloud.ec2_events import recommend_rebalance, schedule, warn_of_interruption
+from bench.cloud.faults import Fault
+from fleet.models import CapacityPool, CloudNotice, CloudRegion, Machine
+from fleet.planning.pools import Market
+from fleet.planning.states import NoticeKind, NoticeSource
+from fleet.services.cloud_notices import cloud_queue, cloud_reservations, cloud_statuses, notice_record
+from kernel import clock
+from kernel.models import Event
+from tests.bench.cloud.conftest import world
+from tests.fleet.providers.aws.cloud_fleet import REGION, TRN1, CloudFleet, make_pool
+from tests.fleet.providers.aws.conftest import cloud_fleet
+
+__all__ = ["cloud_fleet", "world"]
+
+pytestmark = pytest.mark.cloud
+
+
+@pytest.fixture
+def machine(cloud_fleet: CloudFleet, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """One of a node, with a queue that has all that EC2 announces and gives up a message after two looks."""
+    monkeypatch.setattr("fleet.providers.aws.queue.WAIT_S", 0)
+    sqs, events = cloud_fleet.world.client("sqs"), cloud_fleet.world.client("events")
+
+    def made(name: str, **attributes: str) -> tuple[str, str]:
+        url = sqs.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
+        found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]
+        return url, found["QueueArn"]
+
+    dead_url, dead = made("dead")
+    policy = json.dumps({"deadLetterTargetArn": dead, "maxReceiveCount": "2"})
+    url, arn = made("notices", RedrivePolicy=policy, VisibilityTimeout="0")
+    events.put_rule(Name="ec2", EventPattern=json.dumps({"source": ["aws.ec2"]}))
+    events.put_targets(Rule="ec2", Targets=[{"Id": "queue", "Arn": arn}])
+    cloud = CloudRegion.objects.get()
+    cloud.base |= {"queue_url": url, "dead_letter_url": dead_url}
+    cloud.save()
+    cloud_fleet.order(1)
+    cloud_fleet.provision()
+    cloud_fleet.world.clock.advance(60)
+    look()
+    return Machine.objects.get()
+
+
+def look() -> None:
+    cloud_queue(CloudRegion.objects.get(), clock.now())
+
+
+def poll() -> None:
+    cloud_statuses(CloudRegion.objects.get(), clock.now())
+
+
+def rows() -> list[tuple[str, str, bool]]:
+    found = CloudNotice.objects.order_by("pk").values_list("kind", "source", "settled_at")
+    return [(kind, source, settled_at is None) for kind, source, settled_at in found]
+
+
+def test_a_warning_is_kept_once_however_often_it_comes_and_told(cloud_fleet: CloudFleet, machine: Machine) -> None:
+    warn_of_interruption(cloud_fleet.world, machine.provider_id)
+    look()
+    notice = CloudNotice.objects.get()
+    assert (notice.machine, notice.kind, notice.source) == (machine, NoticeKind.INTERRUPTION, NoticeSource.EVENTS)
+    assert notice.ends_at is not None
+    assert abs((notice.ends_at - clock.now()).total_seconds() - 120) <= 1
+    told = Event.objects.get(kind="node.notice")
+    assert told.message.startswith(f"{machine.runs}: interruption until ")
+    columns: dict[str, Any] = {"source": NoticeSource.EVENTS, "at": notice.at, "ends_at": None, "text": "again"}
+    again: dict[str, Any] = {
+        "machine": machine,
+        "kind": NoticeKind.REBALANCE,
+        "event_key": notice.event_key,
+        "now": clock.now(),
+    }
+    assert not notice_record(**columns, **again)
+
+
+def test_of_the_machines_of_others_nothing_is_kept(cloud_fleet: CloudFleet, machine: Machine) -> None:
+    Machine.objects.update(provider_id="i-00000000000000000")
+    warn_of_interruption(cloud_fleet.world, machine.provider_id)
+    look()
+    assert rows() == []
+
+
+def test_what_makes_no_sense_goes_to_the_dead_letters_and_holds_up_nobody(
+    cloud_fleet: CloudFleet, machine: Machine
+) -> None:
+    sqs, base = cloud_fleet.world.client("sqs"), CloudRegion.objects.get().base
+    sqs.send_message(QueueUrl=base["queue_url"], MessageBody="what is this")
+    recommend_rebalance(cloud_fleet.world, machine.provider_id)
+    for _ in range(3):
+        look()
+    assert rows() == [("rebalance", "events", True)]
+    (dead,) = sqs.receive_message(QueueUrl=base["dead_letter_url"])["Messages"]
+    assert dead["Body"] == "what is this"
+
+
+def test_polling_finds_what_was_scheduled_and_settles_what_was_withdrawn(
+    cloud_fleet: CloudFleet, machine: Machine
+) -> None:
+    at = cloud_fleet.world.clock.now() + 86400
+    schedule(cloud_fleet.world, machine.provider_id, "instance-retirement", at)
+    poll()
+    poll()
+    assert rows() == [("retirement", "status", True)]
+    seen = cloud_fleet.world.machines.get(machine.provider_id)
+    assert seen is not None
+    seen.events[0]["Description"] = "[Canceled] The instance is running on degraded hardware"
+    poll()
+    assert rows() == [("retirement", "status", False)]
+
+
+def test_impaired_is_one_notice_until_the_checks_pass_and_failed_polls_settle_nothing(
+    cloud_fleet: CloudFleet, machine: Machine
+) -> None:
+    seen = cloud_fleet.world.machines.get(machine.provider_id)
+    assert seen is not None
+    seen.impaired_since = cloud_fleet.world.clock.now()
+    poll()
+    cloud_fleet.world.faults.append(Fault("DescribeInstanceStatus", "InternalError", times=9))
+    seen.impaired_since = None
+    poll()
+    assert rows() == [("impaired", "status", True)]
+    cloud_fleet.world.faults.clear()
+    poll()
+    assert rows() == [("impaired", "status", False)]
+
+
+def test_what_was_said_of_a_machine_that_is_gone_is_over(cloud_fleet: CloudFleet, machine: Machine) -> None:
+    warn_of_interruption(cloud_fleet.world, machine.provider_id)
+    look()
+    cloud_fleet.world.clock.advance(240)
+    look()
+    poll()
+    assert rows() == [("interruption", "events", False)]
+
+
+def test_the_end_of_a_capacity_block_is_known_before_it_is_announced(cloud_fleet: CloudFleet, machine: Machine) -> None:
+    now, capacity = cloud_fleet.world.clock.now(), cloud_fleet.world.machines.capacity
+    block = capacity.reserve(Reserved(TRN1, "us-east-1a", 4, now, ends=now + 86400, market=Sold.BLOCK))
+    subnet = CapacityPool.objects.get(position=1).subnet
+    pool = make_pool(3, "us-east-1a", subnet, market=Market.BLOCK, reservation=block.id)
+    Machine.objects.update(reservation=block.id, market=Market.BLOCK)
+    for _ in range(2):
+        cloud_reservations(CloudRegion.objects.get(region_id=REGION), clock.now())
+    notice = CloudNotice.objects.get()
+    pool.refresh_from_db()
+    assert (pool.free, notice.kind, notice.source) == (4, NoticeKind.BLOCK_END, NoticeSource.BLOCK)
+    assert pool.ends_at is not None
+    assert notice.ends_at == pool.ends_at - timedelta(minutes=30)
