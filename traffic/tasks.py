@@ -11,6 +11,7 @@ from traffic.services.async_lease import async_requests_expire
 from traffic.services.async_request import async_requests_trim
 from traffic.services.autopilot import autopilot_run
 from traffic.services.cloud_ingresses import cloud_ingresses_ensure
+from traffic.services.entry_accelerator import EntryDials
 from traffic.services.entry_route53 import entry_run
 from traffic.services.entry_targets import entry_targets_follow
 from traffic.services.ingress import ingresses_ensure
@@ -19,6 +20,7 @@ from traffic.services.routing import drained_cells_mark, tables_publish
 from traffic.services.usage import usage_count, usage_trim
 
 log = logging.getLogger(__name__)
+_dials = EntryDials()
 _routing = RoutingCache()
 
 
@@ -38,9 +40,11 @@ def autopilot() -> bool:
 
 
 def entry() -> bool:
-    """A pass of the control loop: ingresses of regions in a cloud, the targets of their load balancers, and DNS. What
-    another controller is at is left to it. Whatever one step raises, the others are made."""
-    failed = [step for step in (cloud_ingresses_ensure, entry_targets_follow, entry_run) if not _made(step)]
+    """A pass of the control loop: ingresses of regions in a cloud, targets of their load balancers, DNS and dials.
+    What another controller is at is left to it. Whatever one step raises, the others are made."""
+    failed = [
+        step for step in (cloud_ingresses_ensure, entry_targets_follow, entry_run, _dials.follow) if not _made(step)
+    ]
     return not failed
 
 
