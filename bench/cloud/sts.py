@@ -87,3 +87,12 @@ def _check_date(date: str) -> None:
         raise Refused("IncompleteSignature", "X-Amz-Date is no date.") from None
     if abs(time.time() - at) > VALID_S:
         raise Refused("SignatureDoesNotMatch", f"Signature expired: {date} is not within 15 minutes of now.")
+
+
+@handles("sts", "DecodeAuthorizationMessage")
+def decode_authorization_message(world: World, call: Call) -> dict[str, Any]:
+    """What a test put into `world.denials`."""
+    encoded = call.params["EncodedMessage"]
+    if encoded not in world.denials:
+        raise Refused("InvalidAuthorizationMessageException", "The message is invalid.")
+    return {"DecodedMessage": world.denials[encoded]}

@@ -113,6 +113,8 @@ class World:
         """What moto or this package failed with; a test asserts that it is nothing."""
         self.prices: dict[tuple[str, str], float] = {}
         """Instance type and region -> US dollars an hour on demand."""
+        self.denials: dict[str, str] = {}
+        """Encoded message of a denial -> what STS decodes it to."""
         self.endpoint = ""
         self._lock = threading.RLock()
         _WORLDS[self.account] = self

@@ -31,7 +31,10 @@ _clients: dict[tuple[str, str, bool], Any] = {}
 
 
 class CallFailed(Exception):
-    """AWS did not do it, or did not say so. `code`: of AWS, "" where there was no answer; `http_status` likewise 0."""
+    """AWS did not do it, or did not say so. `code`: of AWS, "" where there was no answer; `http_status` likewise 0.
+    `whole`: the text as AWS gave it, which may have thousands of characters."""
+
+    whole = ""
 
     def __init__(self, code: str, text: str, http_status: int = 0) -> None:
         super().__init__(f"{code}: {text}" if code else text)
@@ -112,10 +115,12 @@ def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -
 
 def _failure(response: Mapping[str, Any]) -> CallFailed:
     code = str(response.get("Error", {}).get("Code", ""))
-    text = str(response.get("Error", {}).get("Message", ""))[:TEXT_MOST]
+    whole = str(response.get("Error", {}).get("Message", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     kind = Unanswered if status >= 500 or not status else Refused
-    return kind(code, text, status)
+    failure = kind(code, whole[:TEXT_MOST], status)
+    failure.whole = whole
+    return failure
 
 
 def client(service: str, region: str, *, once: bool) -> Any:

@@ -131,6 +131,9 @@ STILL = {
     ("elbv2", "RegisterTargets"): registers_at_once,
     ("elbv2", "DeregisterTargets"): forgets_what_drains,
     ("elbv2", "DescribeTargetHealth"): forgets_what_drains,
+    ("sts", "DecodeAuthorizationMessage"): lambda world, _: bool(
+        refusal(world.client("sts").decode_authorization_message, EncodedMessage="m")
+    ),
     ("pricing", "GetProducts"): lambda world, _: (
         refusal(world.client("pricing").get_products, ServiceCode="AmazonEC2") == NOT_IN_THIS_CLOUD
     ),

@@ -1,0 +1,42 @@
+"""`manage.py aws_check [--region NAME]`: what the account lets this install do, call by call. Exit code 1 where
+something is denied or missing."""
+
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from audit.commands import AuditedCommand
+from fleet.models import CloudRegion
+from fleet.providers.aws.check import Verdict, region_check
+from fleet.providers.aws.install import install_ensure
+from kernel import clock
+
+TO_MEND = (Verdict.DENIED, Verdict.MISSING)
+
+
+class Command(AuditedCommand):
+    help = "Print this install's id on AWS, and per region what its account allows, lacks or denies."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--region", default="", help="this one alone; else all regions of provider aws")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        now = clock.now()
+        install = install_ensure(now).id
+        self.stdout.write(f"this install is {install}")
+        clouds = CloudRegion.objects.order_by("region_id")
+        if options["region"]:
+            clouds = clouds.filter(pk=options["region"])
+            if not clouds:
+                raise CommandError(f"there is no region {options['region']!r} of provider aws")
+        to_mend = 0
+        for cloud in clouds:
+            self.stdout.write(f"\nregion {cloud.pk}, {cloud.state}{f': {cloud.reason}' if cloud.reason else ''}")
+            for found in region_check(cloud, install, now):
+                to_mend += found.verdict in TO_MEND
+                self.stdout.write(f"  {found.verdict:<8} {found.what}{f': {found.text}' if found.text else ''}")
+        if to_mend:
+            self.stdout.write(f"\n{to_mend} to mend")
+            sys.exit(1)
