@@ -59,7 +59,7 @@ engine: environment ## Install vLLM and build the demo's weights, as make up doe
 	@PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.weights build --cache $(SWITCHYARD_CACHE) --ranks 2
 
 test: environment-dev ## Run the whole test suite (FAST=1: only pure tests and services).
-	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,4) --no-loadscope-reorder)
+	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,3) --no-loadscope-reorder)
 
 screens: environment-dev ## Look at every page in a browser and write what it saw to docs/screens/.
 	SWITCHYARD_SCREENS=docs/screens $(VENV) -m pytest tests/scenarios/browser -p no:randomly

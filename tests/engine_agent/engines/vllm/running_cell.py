@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -175,6 +176,12 @@ class RunningCell:
         """Live processes of a rank."""
         return parts_of(self.ranks[rank])
 
+    def shared_memory(self) -> set[str]:
+        """Names in /dev/shm of what its processes share now; a fleet beside it has others."""
+        parts = [part for peer in self._peers for part in self.parts(peer.rank)]
+        maps = "".join(Path(f"/proc/{part.pid}/maps").read_text() for part in parts)
+        return set(re.findall(r"/dev/shm/(\S*switchyard-\S*)", maps))
+
     def wait_until(self, condition: Callable[[], bool], limit_s: float) -> None:
         assert holds_within(condition, limit_s), f"not within {limit_s} s; logs end with\n{self._ends_of_logs()}"
 
@@ -217,8 +224,3 @@ def _is_of_session(process: psutil.Process, session: int) -> bool:
 
 def runtime_folder(node: str) -> Path:
     return Path(tempfile.gettempdir()) / f"switchyard-engine-{os.getuid()}-{node}"
-
-
-def shared_memory() -> set[str]:
-    """Segments of cells in /dev/shm."""
-    return {name for name in os.listdir("/dev/shm") if "switchyard-" in name}
