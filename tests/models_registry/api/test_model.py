@@ -114,7 +114,9 @@ def test_a_version_shows_what_it_is_on_every_instance_type() -> None:
     local, own, p5 = shown
     assert local["degrees"] == {"nodes": 3, "tp": 3, "cp": 1, "dp": 1, "pp": 1}
     assert local["arguments"][-4::2] == ["--speculative-config", "--tensor-parallel-size"]
-    assert own["problem"].startswith("there is no instance type 'own.gpu'; there are inf2.48xlarge, local.cpu")
+    assert own["problem"].startswith(
+        "there is no instance type 'own.gpu'; there are c7i.2xlarge, g6.12xlarge, inf2.48xlarge, local.cpu"
+    )
     assert p5["problem"].endswith("tp is 8; it must divide 9 attention heads: 1, 3 would do")
 
 

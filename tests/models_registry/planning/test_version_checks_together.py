@@ -26,7 +26,9 @@ def test_one_instance_type_is_enough_and_the_others_say_why_not() -> None:
     assert judged.objection == ""
     assert judged.problems[P5.name] == ""
     assert "local.cpu.tp is 2" in judged.problems[LOCAL.name]
-    assert judged.problems["own.gpu"].startswith("there is no instance type 'own.gpu'; there are inf2.48xlarge")
+    assert judged.problems["own.gpu"].startswith(
+        "there is no instance type 'own.gpu'; there are c7i.2xlarge, g6.12xlarge, inf2.48xlarge"
+    )
 
 
 @pytest.mark.parametrize(

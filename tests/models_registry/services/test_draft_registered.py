@@ -38,7 +38,10 @@ def test_a_version_that_can_be_served_is_stored_as_it_was_said() -> None:
     ("changes", "message"),
     [
         ({"parallelism": {}}, r"smollm2@1: parallelism is empty; it must name an instance type"),
-        ({"parallelism": {"a1": {}}}, r"names instance type 'a1'; there are inf2.48xlarge, local.cpu, p5.48xlarge"),
+        (
+            {"parallelism": {"a1": {}}},
+            r"names instance type 'a1'; there are c7i.2xlarge, g6.12xlarge, inf2.48xlarge, local.cpu",
+        ),
         ({"parallelism": {"local.cpu": {"tp": 2}}}, r"local.cpu.tp is 2; .* do not fit: at most 1, or nodes = 2"),
         ({"attention_heads": 9}, r"local.cpu.tp is 2; it must divide 9 attention heads: none does on 2 nodes"),
         ({"speculation": {"method": "medusa"}}, r"speculation.method is 'medusa'; on engine vllm it must be one of"),
