@@ -53,18 +53,30 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
     agent_version = serializers.CharField(source="shown_version", help_text="Of its machine agent, else of its node.")
     connected = serializers.BooleanField(help_text="Its machine agent is; false where its provider has none.")
     what = serializers.SerializerMethodField(help_text="What its agent found, in one line.")
+    zone = serializers.CharField(help_text="As its cloud calls it; empty elsewhere.")
+    market = serializers.CharField(help_text="How it was bought; empty outside of clouds.")
+    reservation = serializers.CharField(help_text="The capacity reservation or Capacity Block that it is in.")
+    image = serializers.CharField(help_text="What it booted from.")
+    price_per_hour = serializers.FloatField(allow_null=True, help_text="US dollars; null: not known.")
+    cloud_state = serializers.CharField(help_text="As its cloud last called it.")
+    network_nodes = serializers.SerializerMethodField(help_text="Widest first, its zone before them; empty: not known.")
     notices = serializers.SerializerMethodField(help_text="What an operator should know, a sentence each.")
 
     class Meta:
         model = Machine
         fields = [
             "id", "provider", "provider_id", "address", "region", "role", "instance_type", "state", "reason", "tone",
-            "node", "connected", "agent_version", "what", "notices", "state_since", "created_at",
+            "node", "connected", "agent_version", "what", "zone", "market", "reservation", "image", "price_per_hour",
+            "cloud_state", "network_nodes", "notices", "state_since", "created_at",
         ]  # fmt: skip
 
     def get_what(self, machine: Machine) -> str:
         facts = machine.stated_facts()
         return describe(facts) if facts else ""
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_network_nodes(self, machine: Machine) -> list[str]:
+        return list(getattr(machine, "network_nodes", None) or ())
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_notices(self, machine: Machine) -> tuple[str, ...]:

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from django.db.models import CharField, OuterRef, QuerySet, Subquery, Value
+from django.db.models import CharField, OuterRef, Prefetch, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, NullIf
 
 from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, ReleaseOrder, RunAgent
 from engine_agent.protocol.states import AgentKind
-from fleet.models import AgentMove, AgentRelease, Invitation, Machine, Node, NodeReport
+from fleet.models import AgentMove, AgentRelease, CloudNotice, Invitation, Machine, Node, NodeReport
 from fleet.planning.machines import PooledMachine, machine_notices, silent_for_s
 from fleet.planning.states import MachineRole, MachineState
 
@@ -16,19 +16,26 @@ RUNS = frozenset({MachineState.TAKEN.value})
 
 
 def machines_described() -> QuerySet[Machine]:
-    """Machines, with their address and agent's version also where those are their node's (of other providers)."""
+    """Machines, with their address and agent's version also where those are their node's (of other providers), their
+    network nodes, and what their clouds announced and is not over."""
     node = Node.objects.filter(id=OuterRef("runs"))
     report = NodeReport.objects.filter(node_id=OuterRef("runs"))
-    return Machine.objects.select_related("instance_type").annotate(
-        shown_address=Coalesce(
-            NullIf("address", Value("")), Subquery(node.values("address")[:1]), Value(""), output_field=CharField()
-        ),
-        shown_version=Coalesce(
-            NullIf("agent_version", Value("")),
-            Subquery(report.values("agent_version")[:1]),
-            Value(""),
-            output_field=CharField(),
-        ),
+    unsettled = Prefetch("notices", CloudNotice.objects.filter(settled_at=None).order_by("ends_at", "pk"))
+    return (
+        Machine.objects.select_related("instance_type")
+        .prefetch_related(unsettled)
+        .annotate(
+            network_nodes=Subquery(node.values("topology")[:1]),
+            shown_address=Coalesce(
+                NullIf("address", Value("")), Subquery(node.values("address")[:1]), Value(""), output_field=CharField()
+            ),
+            shown_version=Coalesce(
+                NullIf("agent_version", Value("")),
+                Subquery(report.values("agent_version")[:1]),
+                Value(""),
+                output_field=CharField(),
+            ),
+        )
     )
 
 
@@ -43,9 +50,16 @@ def notices_of(machine: Machine, now: datetime) -> tuple[str, ...]:
         found=machine.instance_type_id or "",
         silent_s=silent_for_s(machine.last_seen_at, now),
     )
+    notices = (*notices, *(announced(notice) for notice in machine.notices.all() if notice.settled_at is None))
     if machine.release_trouble:
         notices = (*notices, f"Its agents stay as they are: {machine.release_trouble}.")
     return (*notices, *([f"It is not as ordered: {machine.agent_reason}."] if machine.agent_reason else []))
+
+
+def announced(notice: CloudNotice) -> str:
+    """What a cloud announced of a machine, as a sentence."""
+    until = f", ends at {notice.ends_at:%Y-%m-%d %H:%M:%S} UTC" if notice.ends_at else ""
+    return f"Its provider announced {notice.kind}{until}" + (f": {notice.text}." if notice.text else ".")
 
 
 def invitations_described() -> QuerySet[Invitation]:
