@@ -42,11 +42,12 @@ find_python() {
 clean_up() { if [ -n "$STAGE" ]; then rm -rf "$STAGE"; rmdir "$CODE/releases" "$CODE" 2>/dev/null || :; fi; }
 
 main() {
-  uninstall='' port=''
+  uninstall='' port='' nonce=''
   while [ $# -gt 0 ]; do
     case "$1" in
       --uninstall) uninstall=yes ;;
       --port) port=${2:-}; shift ;;
+      --nonce) nonce=${2:-}; shift ;;
       -*) fail "unknown option $1; there are --port FIRST_PORT and --uninstall" ;;
       *) TOKEN=$1 ;;
     esac
@@ -86,7 +87,7 @@ main() {
     printf '%s\n%s\n' "$STAGE/site" "$STAGE" >"$packages/switchyard.pth"
   done
   if printf '%s' "$TOKEN" | "$STAGE/venv/bin/python" -m engine_agent join --code "$CODE" --release "$STAGE" \
-    --server "$SERVER" --pin "$PIN" --port "${port:-0}"; then
+    --server "$SERVER" --pin "$PIN" --port "${port:-0}" --nonce "$nonce"; then
     STAGE=''
   else
     exit 1

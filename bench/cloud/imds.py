@@ -280,7 +280,7 @@ def serve_metadata(world: World, machine_id: str, listener: socket.socket) -> It
     """Answer a machine's questions at a socket that is bound already, by threads of this process. Closes it at the
     end."""
     server = _Server(listener, Metadata(world, machine_id).reply)
-    thread = threading.Thread(target=server.serve_forever, name=f"imds-{machine_id}", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=[0.05], name=f"imds-{machine_id}", daemon=True)
     thread.start()
     try:
         yield

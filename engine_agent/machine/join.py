@@ -4,6 +4,7 @@ enrols it, and has its machine agent run from now on. What fails leaves nothing 
 import argparse
 import asyncio
 import contextlib
+import os
 import secrets
 import shutil
 import socket
@@ -25,6 +26,8 @@ from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.runtime.identity import Identity
 
+CLOUD_VARIABLE = "SWITCHYARD_CLOUD"
+OF_USER_DATA = ("SWITCHYARD_CACHE", "AWS_REGION", "AWS_ENDPOINT_URL")
 NODE_PORT, INGRESS_PORT = 21000, 8080
 METRICS_ABOVE = 1000
 MOST_DIGITS = 5
@@ -49,10 +52,15 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--server", required=True)
     parser.add_argument("--pin", default="", help="sha256//… of the control plane's key")
     parser.add_argument("--port", default="0", help="first port; 21000 of a node, 8080 of an ingress")
+    parser.add_argument("--nonce", default="", help="file with what this machine proved itself by, if it did")
     options = parser.parse_args(argv)
     client = JoinClient(options.server, options.pin, sys.stdin.readline().strip())
     try:
-        said = join(HostPaths(options.code), options.release, client, options.server, options.port)
+        nonce = Path(options.nonce).read_text(encoding="ascii").strip() if options.nonce else ""
+        said = join(HostPaths(options.code), options.release, client, options.server, options.port, nonce)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"switchyard: the nonce cannot be read: {error}\n")
+        return 1
     except NotJoined as refusal:
         for sentence in refusal.sentences:
             sys.stderr.write(f"switchyard: {sentence}\n")
@@ -61,8 +69,9 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port: str) -> str:
-    """Check the host, enrol it and start its agent; returns what to tell whoever ran the line.
+def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port: str, nonce: str = "") -> str:
+    """Check the host, enrol it and start its agent; returns what to tell whoever ran the line. `nonce`: by which it
+    proved itself; "": one is drawn.
 
     Raises:
         NotJoined: it did not, and nothing is left of the attempt.
@@ -73,7 +82,9 @@ def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port:
         raise NotJoined(str(refusal)) from None
     facts = _checked(paths, client, invitation, _ports(client, port, str(invitation["role"])))
     try:
-        return _install(paths, release, client, Joined(server, facts), invitation)
+        machine, cloud = str(invitation.get("machine", "")), str(invitation.get("cloud", ""))
+        joined = Joined(server, facts, machine, _variables(cloud) if cloud else {})
+        return _install(paths, release, client, joined, invitation, nonce or secrets.token_hex(32))
     except EnrolmentRefused as refusal:  # which the control plane knows already
         raise NotJoined(str(refusal).rpartition(" answered 403: ")[2]) from None
     except NotJoined as refusal:
@@ -140,9 +151,15 @@ def _checked(paths: HostPaths, client: JoinClient, invitation: dict[str, object]
     return facts
 
 
-def _install(paths: HostPaths, release: Path, client: JoinClient, joined: Joined, invitation: dict[str, object]) -> str:
-    nonce = secrets.token_hex(32)
-    machine = machine_id_of(nonce)
+def _variables(cloud: str) -> dict[str, str]:
+    """What user data said of the cloud, for agents that systemd starts."""
+    return {CLOUD_VARIABLE: cloud, **{name: os.environ[name] for name in OF_USER_DATA if os.environ.get(name)}}
+
+
+def _install(
+    paths: HostPaths, release: Path, client: JoinClient, joined: Joined, invitation: dict[str, object], nonce: str
+) -> str:
+    machine = joined.machine or machine_id_of(nonce)
     try:
         paths.home.mkdir(parents=True, mode=0o700, exist_ok=True)
         (paths.home / NONCE_FILE).write_text(f"{nonce}\n", encoding="ascii")

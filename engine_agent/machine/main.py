@@ -42,7 +42,7 @@ def run(argv: list[str]) -> int:
     paths = HostPaths(parser.parse_args(argv).code)
     try:
         joined = paths.joined()
-        machine = machine_id_of((paths.home / NONCE_FILE).read_text(encoding="ascii").strip())
+        machine = joined.machine or machine_id_of((paths.home / NONCE_FILE).read_text(encoding="ascii").strip())
         configure_logging(os.environ, "switchyard-machine")
         with AgentLock(paths.home, machine):
             status = asyncio.run(_run_until_signalled(paths, joined, machine))
@@ -71,7 +71,7 @@ async def _run_until_signalled(paths: HostPaths, joined: Joined, machine: str) -
     enrolment = Enrolment(joined.server, AgentKind.MACHINE, machine, paths.home)
     agent = MachineAgent(
         paths=paths,
-        tenant=Tenant(paths, AGENT_ROOT),
+        tenant=Tenant(paths, AGENT_ROOT, joined.variables),
         enrolment=enrolment,
         hello=hello,
         release=ReleaseChange(paths, release_in(AGENT_ROOT)),

@@ -12,10 +12,13 @@ ROOT_CODE, ROOT_STATE = Path("/opt/switchyard"), Path("/var/lib/switchyard")
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """What a machine needs to know from when it joined."""
+    """What a machine needs to know from when it joined. `machine`: the id that it was given; "": that of its nonce.
+    `variables`: of the environment that its agents are given beside their own, such as where its cloud is."""
 
     server: str
     facts: MachineFacts
+    machine: str = ""
+    variables: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -47,8 +48,8 @@ class Started(msgspec.Struct, frozen=True):
 class Tenant:
     """What runs on this machine. There is at most one, whose folder is there as long as anything of it may be."""
 
-    def __init__(self, paths: HostPaths, root: Path) -> None:
-        self._paths, self._root = paths, root
+    def __init__(self, paths: HostPaths, root: Path, variables: Mapping[str, str] | None = None) -> None:
+        self._paths, self._root, self._variables = paths, root, variables or {}
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -171,6 +172,7 @@ class Tenant:
             **kept,
             **({NODE_ID_VARIABLE: name} if name else {}),
             "SWITCHYARD_CACHE": str(self._paths.cache),
+            **self._variables,
             "PYTHONPATH": str(self._root),
             "PYTHONUNBUFFERED": "1",
         }

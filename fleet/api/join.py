@@ -29,7 +29,7 @@ from fleet.selectors.trust import server_pin, trust_now
 from fleet.services.agent_archive import AgentArchive, ArchiveUnavailable, archive_by_digest, archive_of, archives
 from fleet.services.agent_releases import handed_out_release
 from fleet.services.enrolment import agents_identify
-from fleet.services.machine import InvitationRefused, invitation_open, join_refused
+from fleet.services.machine import InvitationRefused, invitation_open, is_ticket, join_refused
 from kernel import clock
 from kernel.addresses import client_network
 from kernel.rest.throttling import count_request
@@ -129,7 +129,8 @@ def check(request: HttpRequest) -> HttpResponse:
     seen here, the fleet's authorities, and whether a connection to that port of that very address meets who knows the
     nonce.
 
-    `port` 0 connects nowhere. No other address than the caller's is ever connected to.
+    `port` 0 connects nowhere. No other address than the caller's is ever connected to. `machine` and `cloud`: of a
+    machine that a cloud launched, its id and that cloud; "" of others.
     """
     found = _invitation(request)
     if isinstance(found, HttpResponse):
@@ -140,7 +141,9 @@ def check(request: HttpRequest) -> HttpResponse:
         message = 'the body must be {"port": 0 or 1024 to 65535, "nonce": 32 hexadecimal digits}'
         return JsonResponse({"error": message}, status=400)
     address = str(request.META.get("REMOTE_ADDR", ""))
-    trouble = ""
+    trouble, machine = "", found.machine
+    if machine is not None and machine.address != address:
+        port, address = 0, machine.address  # behind a NAT; its cloud says what its own is
     if port:
         if not _checking.acquire(timeout=REACH_LIMIT_S):
             answer = {"error": "many hosts are checked at this moment; try again"}
@@ -156,6 +159,8 @@ def check(request: HttpRequest) -> HttpResponse:
             "role": found.role,
             "instance_type": found.instance_type_id or "",
             "address": address,
+            "machine": machine.id if machine is not None else "",
+            "cloud": machine.provider if machine is not None else "",
             "time": time.time(),
             "bundle": trust.bundle if trust and not settings.PLAIN_LINKS else "",
             "trouble": trouble,
@@ -190,7 +195,11 @@ def _trouble_reaching(address: str, port: int, nonce: str) -> str:
 
 def _invitation(request: HttpRequest) -> Invitation | HttpResponse:
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
-    if (limited := _too_often("join", network)) is not None:
+    token = _token(request)
+    limited = _too_often("join", network)
+    if limited is not None and is_ticket(token):
+        limited = _too_often("join-ticket", token)
+    if limited is not None:
         return limited
     now = clock.now()
     try:

@@ -22,7 +22,7 @@ from fleet.models import CellMember, Node, NodeReport
 from fleet.planning.states import NodeState, choices
 from fleet.selectors.node import nodes_described
 from fleet.services.enrolment import EnrolmentRefused, agent_enrol
-from fleet.services.machine import InvitationRefused, join_refused, machine_enrol
+from fleet.services.machine import InvitationRefused, is_ticket, join_refused, machine_enrol
 from fleet.services.node_actions import node_cordon, node_drain, node_replacement_request, node_uncordon
 from fleet.services.revocation import node_revoke
 from kernel import clock
@@ -183,10 +183,10 @@ def enrol(request: HttpRequest) -> JsonResponse:
     """
     network = client_network(request.META.get("REMOTE_ADDR", ""))
     rate = count_request("enrol", network, settings.API_ANONYMOUS_REQUESTS_PER_MIN)
-    if rate is not None and rate.count > rate.limit:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if rate is not None and rate.count > rate.limit and not is_ticket(token.strip()):
         message = f"more than {rate.limit} enrolments a minute from one network; try again in {rate.reset_s} s"
         return JsonResponse({"error": message}, status=429, headers={"Retry-After": str(rate.reset_s)})
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
         return JsonResponse({"error": "send the join token as 'Authorization: Bearer <token>'"}, status=401)
     try:

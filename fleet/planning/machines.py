@@ -12,6 +12,9 @@ from models_registry.planning.instance_types import InstanceShape
 
 POOLED = "machines"
 """The provider whose machines are a pool of the region's own: hosts that joined by an invitation."""
+CLOUDS = frozenset({"aws"})
+"""Providers whose machines are launched when they are wanted, and prove by themselves which ones they are."""
+WITH_MACHINE_AGENT = CLOUDS | {POOLED}
 CPU = "cpu"
 GIB = 1024**3
 MEMORY_SHARE = 0.9
@@ -20,6 +23,11 @@ SILENT_AFTER_S = 75.0
 """Machine agents report every 30 s, and at once when something changes."""
 CLOCK_NOTICE_S = 2.0
 LOW_DISK_BYTES = 20 * GIB
+
+
+def has_machine_agent(provider: str) -> bool:
+    """Whether a machine agent runs on its machines: it starts their node or ingress, and moves it to other releases."""
+    return provider in WITH_MACHINE_AGENT
 
 
 @dataclass(frozen=True, slots=True)

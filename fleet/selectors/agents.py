@@ -12,7 +12,7 @@ from engine_agent.protocol.releases import release_of
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.models import AgentMove, AgentRelease, AgentRollout, Machine, Node
 from fleet.planning.agent_rollouts import AgentRolloutView, AgentView, Move, Standing
-from fleet.planning.machines import POOLED
+from fleet.planning.machines import WITH_MACHINE_AGENT, has_machine_agent
 from fleet.planning.states import AGENT_ROLLOUT_ACTIVE, AgentRolloutState, CellState, MachineState, NodeState
 
 UNHEALTHY_FOR = timedelta(seconds=5)
@@ -41,7 +41,7 @@ def _seen(now: datetime, moves: Mapping[str, AgentMove]) -> list[AgentView]:
     alone = {agent.id: agent for agent in _nodes(now)}
     alone |= {agent.id: agent for source in _sources for agent in source()}
     hosts = [_host(machine, alone, moves.get(machine.id)) for machine in _machines()]
-    agents = [*hosts, *(agent for agent in alone.values() if agent.provider != POOLED)]
+    agents = [*hosts, *(agent for agent in alone.values() if not has_machine_agent(agent.provider))]
     return sorted((_moved(agent, moves.get(agent.id)) for agent in agents), key=lambda agent: agent.id)
 
 
@@ -117,7 +117,7 @@ def _unwell(node: Node, now: datetime) -> str:
 
 def _machines() -> list[Machine]:
     there = [MachineState.POOL.value, MachineState.TAKEN.value]
-    return list(Machine.objects.filter(provider=POOLED, state__in=there, leaving=False))
+    return list(Machine.objects.filter(provider__in=WITH_MACHINE_AGENT, state__in=there, leaving=False))
 
 
 def _host(machine: Machine, runs: Mapping[str, AgentView], move: AgentMove | None) -> AgentView:

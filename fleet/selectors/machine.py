@@ -63,8 +63,8 @@ def announced(notice: CloudNotice) -> str:
 
 
 def invitations_described() -> QuerySet[Invitation]:
-    """Invitations, the newest first."""
-    return Invitation.objects.order_by("-id")
+    """Invitations that operators made, the newest first."""
+    return Invitation.objects.filter(machine=None).order_by("-id")
 
 
 def pool_of(region: str, role: MachineRole) -> list[PooledMachine]:

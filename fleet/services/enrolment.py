@@ -12,7 +12,7 @@ from django.db import connection, transaction
 
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, JoinToken, Machine
-from fleet.planning.machines import POOLED
+from fleet.planning.machines import has_machine_agent
 from fleet.planning.states import MachineState
 from fleet.services.certificate import CertificateOrder, SignedCertificate, certificates_issue, credentials_revoke
 from kernel.secrets import secret_issue, secret_issue_again, secret_matches, secret_prefix
@@ -105,7 +105,7 @@ def _enrol_by_machine(machine: AgentIdentity, kind: str, subject: str, now: date
     """A machine shows its own credential for the agent that it was told to run, so no join token travels to it."""
     with transaction.atomic():
         row = Machine.objects.select_for_update().get(id=machine.id)
-        is_told = row.provider == POOLED and row.state == MachineState.TAKEN and row.revoked_at is None
+        is_told = has_machine_agent(row.provider) and row.state == MachineState.TAKEN and row.revoked_at is None
         if not is_told or (row.role, row.runs) != (kind, subject):
             raise EnrolmentRefused(f"{machine.id} is not told to run {kind} {subject}")
         return credential_issue(kind=kind, subject=subject, region=row.region_id, now=now)

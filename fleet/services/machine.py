@@ -105,6 +105,12 @@ def invitation_create(
     return NewInvitation(invitation, issued.text)
 
 
+def is_ticket(token: str) -> bool:
+    """Whether a token is that of a machine of a cloud, which proved which one it is."""
+    row = _invitation_row(token)
+    return row is not None and row.machine_id is not None
+
+
 def invitation_withdraw(*, prefix: str, actor: str, now: datetime, why: str = "") -> Invitation:
     """Let no more hosts join by an invitation. Who has joined stays, and cannot ask again with it.
 
@@ -185,10 +191,13 @@ def machine_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datet
     with transaction.atomic():
         invitation = invitation_of(token, now=now)
         Invitation.objects.select_for_update().get(pk=invitation.pk)
-        if not is_machine_id(subject) or not hmac.compare_digest(subject, machine_id_of(nonce)):
+        by_nonce = invitation.machine_id is None
+        if by_nonce and not (is_machine_id(subject) and hmac.compare_digest(subject, machine_id_of(nonce))):
             raise InvitationRefused("the id of a machine must be m- and 8 digits of its nonce's SHA-256")
         invitation.refresh_from_db(fields=["left", "withdrawn_at"])
         _check_counts(invitation, now)
+        if invitation.machine_id is not None:
+            return _enrol_by_ticket(invitation, subject, nonce, now)
         known = Machine.objects.select_for_update().filter(id=subject).first()
         if known is not None:
             _check_same(known, invitation, nonce)
@@ -197,6 +206,17 @@ def machine_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datet
         else:
             _machine_create(subject, nonce, invitation, now)
         return credential_issue(kind=kind, subject=subject, region=invitation.region_id, now=now)
+
+
+def _enrol_by_ticket(ticket: Invitation, subject: str, nonce: str, now: datetime) -> str:
+    """A machine of a cloud has its id from its launch, and proved the digest of its nonce."""
+    machine = Machine.objects.select_for_update().get(id=ticket.machine_id)
+    if subject != machine.id or not hmac.compare_digest(ticket.proof_digest, _digest(nonce)):
+        raise InvitationRefused(f"this ticket is for {machine.id} and the nonce that it proved, and no others")
+    if machine.state == MachineState.GONE or machine.revoked_at is not None:
+        raise InvitationRefused(f"{machine.id} has ended or was revoked")
+    Invitation.objects.filter(pk=ticket.pk).update(left=0)
+    return credential_issue(kind=AgentKind.MACHINE.value, subject=machine.id, region=ticket.region_id, now=now)
 
 
 def _check_same(known: Machine, invitation: Invitation, nonce: str) -> None:

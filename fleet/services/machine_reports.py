@@ -15,7 +15,7 @@ from engine_agent.protocol.ports import first_ports
 from engine_agent.protocol.releases import VERSION_MOST
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.models import InstanceType, Machine
-from fleet.planning.machines import instance_type_of
+from fleet.planning.machines import CLOUDS, instance_type_of
 from fleet.planning.states import MachineState
 from fleet.services.certificate import agent_trust_end
 from fleet.services.machine import machine_move, machine_remove
@@ -79,6 +79,8 @@ def _hello_store(hello: Hello, now: datetime) -> None:
         if machine.revoked_at is not None:
             raise Conflict(f"{hello.id} was revoked; uninstall it and join it with a new token")
         _require_first_port(AgentKind(machine.role), facts.port_base)
+        if machine.provider in CLOUDS and facts.address != machine.address:
+            raise Conflict(f"{hello.id} has the address {machine.address}, and says {facts.address[:80]}")
         if not machine.type_stated and machine.state in {MachineState.JOINING, MachineState.POOL}:
             shapes = [kind.shape() for kind in InstanceType.objects.all()]
             machine.instance_type_id = instance_type_of(facts, shapes) or None

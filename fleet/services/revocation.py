@@ -10,7 +10,7 @@ from django.db import transaction
 from engine_agent.protocol.states import AgentKind
 from fleet.models import Machine, Node
 from fleet.planning.fault_rules import Rule
-from fleet.planning.machines import POOLED
+from fleet.planning.machines import WITH_MACHINE_AGENT, has_machine_agent
 from fleet.planning.states import NODE_ALLOWED, MachineState, NodeState
 from fleet.selectors.trust import is_trusted
 from fleet.services.certificate import agent_trust_end
@@ -45,8 +45,8 @@ def node_revoke(*, node_id: str, actor: str, now: datetime, why: str = "") -> No
 
 
 def host_locked(agent_id: str) -> Machine | None:
-    """The joined host that runs this node or ingress, in the caller's transaction; None of other providers."""
-    rows = Machine.objects.select_for_update().filter(runs=agent_id, provider=POOLED)
+    """The host whose machine agent runs this node or ingress, in the caller's transaction; None where there is none."""
+    rows = Machine.objects.select_for_update().filter(runs=agent_id, provider__in=WITH_MACHINE_AGENT)
     return rows.exclude(state=MachineState.GONE).first()
 
 
@@ -83,7 +83,7 @@ def _is_revoked(machine: Machine | None, node: Node | None, now: datetime) -> bo
     if machine is not None:
         agents += [(AgentKind.MACHINE.value, machine.id), *([(machine.role, machine.runs)] if machine.runs else [])]
     return (
-        (machine is None or machine.provider != POOLED or machine.revoked_at is not None)
+        (machine is None or not has_machine_agent(machine.provider) or machine.revoked_at is not None)
         and (node is None or (node.cordoned and NodeState.FAULTY not in NODE_ALLOWED[NodeState(node.state)]))
         and not any(is_trusted(kind, subject, now) for kind, subject in agents)
     )
@@ -94,7 +94,7 @@ def _machine_end(machine: Machine, actor: str, now: datetime, why: str) -> None:
     if machine.runs:
         agent_trust_end(kind=machine.role, subject=machine.runs, now=now)
     reason = _reason(actor, why)
-    if machine.provider == POOLED and machine.revoked_at is None:
+    if has_machine_agent(machine.provider) and machine.revoked_at is None:
         Machine.objects.filter(id=machine.id).update(revoked_at=now, leaving=True, reason=reason)
         if machine.state not in {MachineState.TAKEN, MachineState.GONE}:
             machine_move(machine, MachineState.GONE, reason, now=now, runs="")

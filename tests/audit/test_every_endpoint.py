@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 ENDPOINTS = unsafe_endpoints()
 AUDITED = [endpoint for endpoint in ENDPOINTS if not exemption(endpoint.view)]
 MIDDLEWARE = AuditMiddleware(lambda request: HttpResponse())
-WITHOUT_COOKIES = {"/agents/enrol", "/agents/join/refused"}
+WITHOUT_COOKIES = {"/agents/enrol", "/agents/join/refused", "/agents/join/attest"}
 """Agents show a join token; anonymous requests leave no record."""
 
 

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 
 from audit.commands import AuditedCommand
 from fleet.models import AgentRelease, Machine
-from fleet.planning.machines import POOLED
+from fleet.planning.machines import WITH_MACHINE_AGENT
 from fleet.services.agent_archive import NoRelease
 from fleet.services.agent_releases import archives_note, release_register
 from kernel import clock
@@ -25,7 +25,7 @@ class Command(AuditedCommand):
         if checkout is not None:
             try:
                 row = release_register(checkout.resolve(), now=clock.now())
-                if Machine.objects.filter(provider=POOLED).exists():
+                if Machine.objects.filter(provider__in=WITH_MACHINE_AGENT).exists():
                     archives_note(row)  # it takes seconds, which no request should wait
                 self.stdout.write(row.id)
             except (NoRelease, OSError) as error:

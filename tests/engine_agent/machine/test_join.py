@@ -30,7 +30,7 @@ def test_engines_of_other_accounts_can_run_what_was_unpacked_under_any_umask(
         client = JoinClient("http://127.0.0.1:9", "", "token")
         facts = MachineFacts("10.0.0.7", 21000, cores=8, memory_bytes=2**35, disk_free_bytes=2**38)
         joined = Joined("http://127.0.0.1:9", facts)
-        cast(Any, join)._install(paths, release, client, joined, {"bundle": "", "region": "us-east-1"})
+        cast(Any, join)._install(paths, release, client, joined, {"bundle": "", "region": "us-east-1"}, "ab" * 32)
     finally:
         os.umask(before)
     assert paths.current.resolve() == release

@@ -1,0 +1,73 @@
+"""An STS that answers what a test wants."""
+
+import contextlib
+import http.server
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+ANSWER = (
+    '<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>'
+    "<Arn>{arn}</Arn><UserId>AROA:i</UserId><Account>123456789012</Account></GetCallerIdentityResult>"
+    "</GetCallerIdentityResponse>"
+)
+REFUSAL = "<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
+
+
+@dataclass
+class Sts:
+    """What it answers: a status, headers and a body; and what it was asked. `before`: runs before each answer.
+    `drips`: its body comes a byte at a time, for as long as somebody listens."""
+
+    url: str
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    before: Callable[[], object] = lambda: None
+    drips: bool = False
+    asked: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+
+    @property
+    def host(self) -> str:
+        return self.url.removeprefix("http://")
+
+    def knows(self, arn: str) -> None:
+        """The keys of every signature are this one's."""
+        self.status, self.body = 200, ANSWER.format(arn=arn).encode()
+
+    def refuses(self, code: str, status: int = 403) -> None:
+        self.status, self.body = status, REFUSAL.format(code=code).encode()
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[Sts]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            sts.asked.append((self.path, {key.lower(): value for key, value in self.headers.items()}, body))
+            sts.before()
+            self.send_response(sts.status)
+            for name, value in sts.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # whoever asked gave up
+                self.wfile.write(sts.body)
+                while sts.drips:
+                    self.wfile.write(b" ")
+                    time.sleep(0.05)  # what it is about: always soon enough for the limit of a socket
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    sts = Sts(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
+    thread.start()
+    try:
+        yield sts
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
