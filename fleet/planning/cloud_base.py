@@ -21,7 +21,7 @@ class CloudBase:
     the stack has no such thing. `root_devices`: what an image calls its root volume, `root_device` that of all others.
 
     `load_balancer` and `load_balancer_zone`: the DNS name of the region's entry and the hosted zone that it lies in,
-    which an alias names; `target_groups`: ARNs of those that its ingresses are to be in, by any name. `hosted_zone` and
+    which an alias names; `target_groups`: ARNs of those of its ingresses, `tls` or `plain`. `hosted_zone` and
     `entry_name`: where the weighted records of all regions are. `accelerator`: the ARN of the region's endpoint group.
     """
 

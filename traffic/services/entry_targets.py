@@ -6,11 +6,13 @@ in its row until its group's delay has passed, and its machine waits for that.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 import msgspec
 from django.db.models import QuerySet
 
+from engine_agent.protocol.ports import tls_port
 from fleet.models import CloudRegion, Machine
 from fleet.planning.states import CloudRegionState, MachineState
 from fleet.providers.aws.calls import CallFailed
@@ -24,6 +26,8 @@ from traffic.planning.entry_targets import Target, TargetIngress, plan_targets
 from traffic.services.entry_route53 import AwsCall
 
 PASS_LIMIT_S = 120.0
+TLS = "tls"
+"""Name of the group for applications that speak TLS, among those of a region's stack."""
 DRAINED = frozenset({"unused", ""})
 """States of a target that has no streams any more; "": the group does not know it."""
 
@@ -34,23 +38,31 @@ def entry_targets_follow(*, now: datetime, call: AwsCall = aws_call) -> None:
     """One pass over all regions that have target groups."""
     for cloud in CloudRegion.objects.filter(state=CloudRegionState.READY.value):
         try:
-            groups = list(cloud.stated_base().target_groups.values())
+            groups = cloud.stated_base().target_groups
         except msgspec.ValidationError:
             continue
         holder, lease = this_holder(), f"targets:{cloud.pk}"
         if not groups or lease_take(name=lease, holder=holder, ttl_s=PASS_LIMIT_S, now=now) is None:
             continue
         try:
-            _follow(cloud, groups, call, now)
+            EntryTarget.objects.filter(region=cloud.region_id).exclude(group__in=list(groups.values())).delete()
+            ingresses = _ingresses(cloud.region_id)
+            for name, group in sorted(groups.items()):
+                _follow(cloud, group, _at_port_of(name, ingresses), call, now)
         except CallFailed as error:
             log.warning("targets of %s are left as they are: %s", cloud.pk, error)
         finally:
             lease_release(name=lease, holder=holder, now=now)
 
 
-def _follow(cloud: CloudRegion, groups: Sequence[str], call: AwsCall, now: datetime) -> None:
-    rows = list(EntryTarget.objects.filter(region=cloud.region_id))
-    plan = plan_targets(groups, _ingresses(cloud.region_id), [row.view() for row in rows])
+def _at_port_of(name: str, ingresses: Sequence[TargetIngress]) -> list[TargetIngress]:
+    """As the group of this name reaches them: that of TLS has a port of its own."""
+    return [replace(each, port=tls_port(each.port)) if name == TLS else each for each in ingresses]
+
+
+def _follow(cloud: CloudRegion, group: str, ingresses: Sequence[TargetIngress], call: AwsCall, now: datetime) -> None:
+    rows = list(EntryTarget.objects.filter(region=cloud.region_id, group=group))
+    plan = plan_targets([group], ingresses, [row.view() for row in rows])
     for target in plan.forget:
         _rows(target).delete()
     for target in plan.register:

@@ -31,7 +31,7 @@ class Entrance:
             make_pool(position, zone, base["zones"][zone]["subnet"], instance_type_id="c7i.2xlarge")
         self.client, self.group = make_target_group(self.world, make_network(self.world))
         base |= {"ingress_group": base["node_group"], "ingress_profile": base["node_profile"]}
-        CloudRegion.objects.update(base=msgspec.to_builtins(base) | {"target_groups": {"plain": self.group}})
+        CloudRegion.objects.update(base=msgspec.to_builtins(base) | {"target_groups": {"tls": self.group}})
         self.calls = Calls(self.world)
 
     def pass_by(self, seconds: float = 11.0) -> None:
@@ -74,6 +74,7 @@ def test_each_zone_gets_one_machine_and_it_becomes_a_target_with_its_table(entra
     entrance.report(*(each.id for each in made.values()))
     entrance.pass_by()
     assert set(entrance.targets()) == addresses
+    assert set(EntryTarget.objects.values_list("port", flat=True)) == {11080}
 
 
 def test_a_machine_that_leaves_is_taken_out_first_and_waits_for_its_streams(entrance: Entrance) -> None:
