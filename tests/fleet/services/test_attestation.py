@@ -17,6 +17,7 @@ from fleet.services.enrolment import agent_enrol, agents_identify
 from fleet.services.machine import InvitationRefused, machine_enrol
 from fleet.services.machine_reports import machine_hellos_store
 from kernel import clock
+from kernel.rest.throttling import RateStatus
 from tests.fleet import rows
 from tests.fleet.proofs import NONCE, SERVER, body_of, proof
 from tests.fleet.providers.aws.sts_server import Sts, answering
@@ -213,6 +214,24 @@ def test_over_http(sts: Sts, machine: Machine) -> None:
     assert post(body_of(proof(host=sts.host, at=clock.now(), nonce=OTHER)))[0] == 403
     sts.status = 503
     assert post(good)[0::2] == (503, "10")
+
+
+def test_a_network_that_asks_too_often_keeps_no_ticket_out(
+    sts: Sts, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticket = machine_attest(body_of(proof(host=sts.host, at=clock.now())), now=clock.now())
+    full = RateStatus(limit=1, count=2, reset_s=9)
+    for where in ("fleet.api.join", "fleet.api.node"):
+        monkeypatch.setattr(f"{where}.count_request", lambda kind, *_: None if kind == "join-ticket" else full)
+
+    def post(path: str, token: str, body: dict[str, Any]) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        return Client().post(path, body, content_type="application/json", headers=headers).status_code
+
+    enrolment = {"kind": "machine", "id": "m-00000001", "nonce": NONCE}
+    for path, body in (("/agents/join/check", {"port": 0, "nonce": "ab" * 16}), ("/agents/enrol", enrolment)):
+        assert post(path, ticket, body) == 200
+        assert post(path, f"sw_00000000_{'0' * 48}", body) == 429
 
 
 def test_the_script_carries_the_proof_and_the_host_of_sts(sts: Sts) -> None:
