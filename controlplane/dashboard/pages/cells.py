@@ -7,6 +7,7 @@ from django.urls import reverse
 from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, Target, action_view
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, storable
 from controlplane.dashboard.pages.choices import choose_deployment, choose_region, choose_state
+from controlplane.dashboard.selectors.cell_machines import CellMachines, cell_machines
 from controlplane.dashboard.selectors.cells import (
     CellList,
     CellRow,
@@ -56,6 +57,10 @@ def _stack(request: PageRequest) -> Stack:
     return cell_stack(request.once(_cell))
 
 
+def _machines(request: PageRequest) -> CellMachines:
+    return cell_machines(request.once(_cell), request.now)
+
+
 def _actions(request: PageRequest) -> ActionMenu:
     row = request.once(_cell)
     cell, state = row.cell, CellState(row.cell.state)
@@ -102,6 +107,13 @@ CELL = Page(
         Fragment("cell-actions", "Actions", ("cells:{key}",), "dashboard/actions.html", _actions),
         Fragment("cell-load", "Load", ("history",), "dashboard/load/charts.html", _load),
         Fragment("cell-probes", "Probes", ("cells:{key}", "load"), "dashboard/cells/probes.html", _cell),
+        Fragment(
+            "cell-machines",
+            "Machines",
+            ("cells:{key}", "machines", "nodes"),
+            "dashboard/cells/machines.html",
+            _machines,
+        ),
         Fragment("cell-stack", "Stack", ("cells:{key}", "nodes"), "dashboard/cells/stack.html", _stack),
         Fragment("cell-events", "Events", ("events",), "dashboard/events/list.html", _events),
         Fragment("cell-logs", "Logs", ("logs",), "dashboard/cells/logs.html", _logs),

@@ -1,0 +1,78 @@
+"""The machines under a cell: where its cloud has them, what they cost, and why another pool was not taken."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from controlplane.dashboard.selectors.cells import CellRow, MemberRow
+from fleet.models import CapacityPool, Machine
+from fleet.planning.pools import Market, UnitView, fits
+from fleet.selectors.machine import machines_described, notices_of
+
+
+@dataclass(frozen=True, slots=True)
+class CellMachine:
+    """The machine of a member; None: its provider has none. `network_nodes` are those below its zone, widest first."""
+
+    member: MemberRow
+    machine: Machine | None
+    zone_id: str
+    network_nodes: tuple[str, ...]
+    notices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLine:
+    """A pool of the cell's machine type. `why_not`: why nothing more would be launched from it now; "": it may be."""
+
+    pool: CapacityPool
+    name: str
+    is_used: bool
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True)
+class CellMachines:
+    """`price_per_hour`: of all, in US dollars; None: of some it is not known."""
+
+    rows: tuple[CellMachine, ...]
+    pools: tuple[PoolLine, ...]
+    price_per_hour: float | None
+
+
+def cell_machines(row: CellRow, now: datetime) -> CellMachines:
+    """In three queries."""
+    names = [member.node.pk for member in row.members]
+    machines = {machine.runs: machine for machine in machines_described().filter(runs__in=names)}
+    rows = tuple(_machine(member, machines.get(member.node.pk), now) for member in row.members)
+    prices = [one.machine.price_per_hour if one.machine else None for one in rows]
+    known = [price for price in prices if price is not None]
+    return CellMachines(rows, _pools(row, rows, now), sum(known) if rows and len(known) == len(rows) else None)
+
+
+def _machine(member: MemberRow, machine: Machine | None, now: datetime) -> CellMachine:
+    path = tuple(member.node.topology)
+    notices = notices_of(machine, now) if machine else ()
+    return CellMachine(member, machine, path[0] if path else "", path[1:], notices)
+
+
+def _pools(row: CellRow, machines: tuple[CellMachine, ...], now: datetime) -> tuple[PoolLine, ...]:
+    """As they would be tried for the cell's next machine, beside those that it has."""
+    if not row.members:
+        return ()
+    node = row.members[0].node
+    pools = {
+        pool.pk: pool
+        for pool in CapacityPool.objects.filter(region_id=node.region_id, instance_type_id=node.instance_type_id)
+    }
+    near = tuple(node.topology)
+    unit = UnitView("", node.region_id, node.instance_type_id, 1, frozenset(Market), near)
+    used = {(one.machine.market, one.machine.zone, one.machine.reservation) for one in machines if one.machine}
+    return tuple(
+        PoolLine(
+            pool=pools[fit.pool.id],
+            name=fit.pool.name,
+            is_used=(fit.pool.market, fit.pool.zone, fit.pool.reservation) in used,
+            why_not=fit.reason,
+        )
+        for fit in fits(unit, [pool.view() for pool in pools.values()], now)
+    )
