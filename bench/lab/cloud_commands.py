@@ -1,16 +1,19 @@
 """`lab cloud …`: what happens to the cloud of a laboratory, from no capacity to a spot warning."""
 
-from typing import Annotated, Any
+import os
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated
 
-import httpx
 import typer
 
-from bench.lab import client
+from bench.lab import client, cloud_fleet
+from bench.lab.cloud_control import ask
+from bench.lab.fleet import read_ports
+from bench.lab.foreground import stopped_by_signals
 from bench.lab.places import read_places
 from bench.lab.text import seconds, table
-from bench.lab.topology import CLOUD, NoLaboratory
-
-ANSWERS_WITHIN_S = 60.0
+from bench.lab.topology import REGIONS, Topology, checked
 
 app = typer.Typer(help="What happens to the cloud whose instances are hosts.", no_args_is_help=True)
 Instance = Annotated[str, typer.Argument(help="Such as i-0123456789abcdef0.")]
@@ -22,32 +25,35 @@ Times = Annotated[int, typer.Option(min=1, help="How often.")]
 Over = Annotated[bool, typer.Option("--over", help="It is as before.")]
 
 
-def url_of_cloud() -> str:
-    """On the real host.
+@app.command()
+def up(
+    detach: Annotated[bool, typer.Option("--detach", help="Return once it is up, and let it run on.")] = False,
+    region: Annotated[list[str], typer.Option(help="Their names, as AWS has them.")] = list(REGIONS),  # noqa: B006
+    round_trip: Annotated[str, typer.Option(help="Between two regions, or one and the control plane.")] = "60ms",
+) -> None:
+    """Make a control plane and a cloud, and have it launch a fleet; without --detach until Ctrl-C."""
+    places, ports = read_places(), read_ports(os.environ)
+    topology = checked(Topology(tuple(region), 1, 0, 0, seconds(round_trip), cloud=True))
+    settings, forwards = cloud_fleet.new_settings(), cloud_fleet.forwards(topology, ports)
+    cloud_fleet.prepare(places, topology, settings)
+    with stopped_by_signals(not detach) as wait:
+        client.start(topology, places, forwards, asdict(settings))
+        running = cloud_fleet.CloudFleet(places, topology, ports, partial(print, flush=True))
+        running.bring_up()
+        cloud_fleet.show(running, forwards)
+        wait()
 
-    Raises:
-        NoLaboratory: none runs, or it has no cloud.
-    """
-    places = read_places()
-    port = next((each.here for each in client.forwards_of(places) if each.host == CLOUD), None)
-    if port is None:
-        raise NoLaboratory(f"The laboratory in {places.home} has no cloud: `make up CLOUD=aws` makes one that has.")
-    return f"http://127.0.0.1:{port}"
 
-
-def ask(what: str, **given: Any) -> Any:
-    """Have the cloud do something.
-
-    Raises:
-        NoLaboratory: it does not answer, or refuses: why.
-    """
-    try:
-        answer = httpx.post(f"{url_of_cloud()}/cloud/{what}", json=given, timeout=ANSWERS_WITHIN_S).json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise NoLaboratory(f"The cloud does not answer: {error!r}.") from None
-    if "error" in answer:
-        raise NoLaboratory(answer["error"])
-    return answer["done"]
+@app.command()
+def status() -> None:
+    """How far it is: exit status 0 when every cell is ready, 1 when not."""
+    places, ports = read_places(), read_ports(os.environ)
+    running = cloud_fleet.CloudFleet(places, client.topology_of(places), ports, print)
+    instances()
+    missing = running.missing()
+    print(missing or "every cell is ready")
+    cloud_fleet.show(running, client.forwards_of(places))
+    raise typer.Exit(1 if missing else 0)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -74,8 +75,8 @@ def read_ports(environ: Mapping[str, str]) -> Ports:
     return Ports(*found)
 
 
-def exports(host: Host) -> str:
-    """What the launcher of a host of the control plane gets, as lines of a shell."""
+def exports(host: Host, more: Mapping[str, str] = MappingProxyType({})) -> str:
+    """What the launcher of a host of the control plane gets, as lines of a shell; `more` counts before the usual."""
     environment = {
         "SWITCHYARD_HOME": CONTROL_HOME,
         "SWITCHYARD_CACHE": "/var/cache/switchyard",
@@ -84,21 +85,24 @@ def exports(host: Host) -> str:
         "SWITCHYARD_ALLOWED_HOSTS": f"{host.name},{host.address},127.0.0.1,localhost",
         "SWITCHYARD_DEMO_PROVIDER": "machines",
         "ENGINE": "sim",
+        **more,
     }
     return "\n".join(f"export {name}={value}" for name, value in environment.items())
 
 
-def start_script(host: Host, python: Path) -> str:
+def start_script(host: Host, python: Path, more: Mapping[str, str] = MappingProxyType({})) -> str:
     """What a host of the control plane starts when it boots; one that is to join, once it has."""
     waits = "" if host.name == FIRST_CONTROL else f"[ -e {CONTROL_HOME}/control-hosts.json ] || exit 0\n"
-    return f"#!/bin/sh\n{waits}cd '{CHECKOUT}'\n{exports(host)}\nexec '{python}' -m controlplane.embedded up\n"
+    return f"#!/bin/sh\n{waits}cd '{CHECKOUT}'\n{exports(host, more)}\nexec '{python}' -m controlplane.embedded up\n"
 
 
-def install_control_plane(places: Places, topology: Topology, python: Path) -> None:
-    """Have its hosts start the control plane at their next boot."""
+def install_control_plane(
+    places: Places, topology: Topology, python: Path, more: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Have its hosts start the control plane at their next boot, with this environment beside the usual."""
     for name in (FIRST_CONTROL, SECOND_CONTROL):
         if name in topology.hosts:
-            write(places.files_of(name), START_SCRIPT, start_script(topology.host(name), python))
+            write(places.files_of(name), START_SCRIPT, start_script(topology.host(name), python, more))
 
 
 class Fleet:

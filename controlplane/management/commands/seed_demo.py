@@ -9,6 +9,8 @@ from django.core.management.base import CommandError, CommandParser
 
 from audit.commands import AuditedCommand
 from fleet.models import Region
+from fleet.providers.aws.install import install_ensure
+from fleet.services.cloud_region import AWS
 from fleet.services.demo import CELLS, Weights, demo_seed
 from kernel import clock
 from traffic.services.ingress import ingress_create
@@ -35,6 +37,8 @@ class Command(AuditedCommand):
         demo_seed(weights=weights, ingress_port=port, now=now, provider=options["provider"])
         for region in Region.objects.filter(provider="local"):
             ingress_create(region=region, address="127.0.0.1", port=port + region.position, now=now)
+        if options["provider"] == AWS:  # whoever deploys the stacks has to name it
+            (settings.SWITCHYARD_HOME / "install-id").write_text(install_ensure(now).id)
         if PASSWORD_VARIABLE in os.environ:
             token_file = settings.SWITCHYARD_HOME / "operator-token"
             call_command("ensure_operator", password_env=PASSWORD_VARIABLE, token_file=token_file)

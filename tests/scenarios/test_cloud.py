@@ -1,0 +1,114 @@
+"""A fleet that a cloud launches: stacks, a region and a deployment are declared, and all else follows. Instances boot
+as hosts that prove who they are and join; one is ended behind the fleet's back, and the cell serves again."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from bench.lab import client
+from bench.lab.places import CHECKOUT, read_places
+from tests.scenarios.running_fleet import WORKER
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+
+PORT = 26600 + 8 * WORKER
+LIMIT_S = 600.0
+INSTANCE = re.compile(r"i-[0-9a-f]{17}")
+
+
+class Cloud:
+    """What a person has after `make up CLOUD=aws`."""
+
+    def __init__(self, home: Path) -> None:
+        own = {
+            "SWITCHYARD_HOME": str(home), "SWITCHYARD_PORT": str(PORT), "SWITCHYARD_INGRESS_PORT": str(PORT + 4),
+        }  # fmt: skip
+        self.environment = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", **own}
+        self._home = home
+
+    def lab(self, *arguments: str) -> str:
+        """What the command `lab` says, which must succeed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.lab.cli", *arguments],
+            cwd=CHECKOUT, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-2000:]}"
+        return done.stdout
+
+    def rows(self, path: str) -> list[dict[str, Any]]:
+        """Of the API, as the operator."""
+        token = (self._home / "operator-token").read_text().strip()
+        url = f"http://127.0.0.1:{PORT}/api/v1/{path}"
+        found: list[dict[str, Any]] = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=60).json()[
+            "results"
+        ]
+        return found
+
+    def nodes(self) -> dict[str, str]:
+        """Node -> instance, of those in the cell that is ready; none: it is not."""
+        cells = [cell for cell in self.rows("cells/") if cell["state"] == "ready"]
+        members = {node["id"] for node in self.rows("nodes/") if cells and node["cell"] == cells[0]["id"]}
+        return {row["node"]: row["provider_id"] for row in self.rows("machines/") if row["node"] in members}
+
+    def streamed(self) -> list[str]:
+        """Pieces of an answer through the region's load balancer; none: it broke off, or nobody answered."""
+        asked: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+        with OpenAI(base_url=f"http://127.0.0.1:{PORT + 4}/v1", api_key="none", timeout=60, max_retries=0) as openai:
+            stream = openai.chat.completions.create(model="sim-70b", messages=asked, max_tokens=16, stream=True)
+            return [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[Cloud]:
+    """Whatever runs there ends with the test."""
+    made = Cloud(tmp_path)
+    try:
+        yield made
+    finally:
+        client.stop(read_places(made.environment))
+
+
+def eventually(find: Callable[[], Any], what: str) -> Any:
+    """What it finds, once that is something; a connection that is refused is nothing."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            if found := find():
+                return found
+        except Exception as error:
+            last = error
+        time.sleep(0.5)  # between two looks
+    raise AssertionError(f"{what}: {locals().get('last')!r}")
+
+
+def test_a_cloud_launches_a_fleet_and_heals_what_it_takes(cloud: Cloud) -> None:
+    said = cloud.lab("cloud", "up", "--detach", "--region", "us-east-1", "--round-trip", "10ms")
+    assert "every cell is ready, on 2 instances each" in said
+    assert "".join(eventually(cloud.streamed, "an answer is streamed"))
+
+    before = cloud.nodes()
+    assert len(before) == 2
+    assert all(INSTANCE.fullmatch(instance) for instance in before.values())
+    cloud.lab("cloud", "terminate", taken := sorted(before.values())[0])
+
+    def healed() -> dict[str, str]:
+        found = cloud.nodes()
+        return found if len(found) == 2 and taken not in found.values() else {}
+
+    after = eventually(healed, "the cell is ready on other instances")
+    assert set(after.values()) & set(before.values())
+    assert "".join(eventually(cloud.streamed, "an answer is streamed again"))
+    [end] = [line for line in cloud.lab("cloud", "instances").splitlines() if taken in line]
+    assert "running" not in end
+    assert json.loads(cloud.lab("status", "--json"))["hosts"]
+    assert cloud.lab("down") == "The laboratory has ended.\n"
