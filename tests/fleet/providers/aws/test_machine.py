@@ -130,18 +130,32 @@ class CrashingCloud(RuleBasedStateMachine):
             )  # fmt: skip
         self.strangers = set(self.fleet.live())
 
-    @rule(count=st.integers(1, 3))
-    def order(self, count: int) -> None:
-        if Node.objects.exclude(state=NodeState.RETIRED).count() + count <= MOST_NODES:
-            self.fleet.order(count)
+    @rule(count=st.integers(1, 3), fault=st.none() | st.sampled_from(FAULTS), crash=st.sampled_from(CRASHES))
+    def order(self, count: int, fault: Fault | None, crash: str) -> None:
+        if Node.objects.exclude(state=NodeState.RETIRED).count() + count > MOST_NODES:
+            self.give_back(0, None, "")
+            return
+        self.fleet.order(count)
+        self._provision(fault, crash)
 
-    @rule(at=st.integers(0, MOST_NODES - 1))
-    def give_back(self, at: int) -> None:
+    @rule(
+        at=st.integers(0, MOST_NODES - 1),
+        fault=st.none() | st.sampled_from(FAULTS),
+        crash=st.sampled_from(CRASHES),
+    )
+    def give_back(self, at: int, fault: Fault | None, crash: str) -> None:
         nodes = Node.objects.exclude(state=NodeState.RETIRED).order_by("created_at", "id").values_list("id", flat=True)
         self.fleet.give_back(*nodes[at : at + 1])
+        self._provision(fault, crash)
 
-    @rule(crash=st.sampled_from(CRASHES))
-    def provision(self, crash: str) -> None:
+    @rule(crash=st.sampled_from(CRASHES), later_s=st.sampled_from([1, 10, 30]))
+    def provision(self, crash: str, later_s: int) -> None:
+        self.world.clock.advance(later_s)
+        self._provision(None, crash)
+
+    def _provision(self, fault: Fault | None, crash: str) -> None:
+        if fault is not None:
+            self._let_fail(fault, 1)
         self._crash = crash
         with suppress(Killed):
             self.fleet.provision()
@@ -155,8 +169,8 @@ class CrashingCloud(RuleBasedStateMachine):
     def capacity_changes(self, zone: str, left: int) -> None:
         self.fleet.limit(zone=zone, left=left)
 
-    @rule(fault=st.sampled_from(FAULTS), times=st.integers(1, 2))
-    def something_will_fail(self, fault: Fault, times: int) -> None:
+    def _let_fail(self, fault: Fault, times: int) -> None:
+        played[f"fault {fault.operation} {fault.code or fault.ending} {fault.when}"] += 1
         self.world.faults.append(Fault(fault.operation, fault.code, fault.when, times, ending=fault.ending))
 
     @rule(zone=st.sampled_from([*sorted(ZONES), ""]))
