@@ -36,7 +36,7 @@ help: ## Show this list.
 	@echo "  FAST=1                   make test runs only pure tests and services, in some three minutes"
 
 up: $(if $(CLOUD),environment-dev,environment) ## Install what is missing, start the fleet, show its logs until Ctrl-C.
-	@$(if $(filter-out aws,$(CLOUD)),echo "CLOUD is '$(CLOUD)': give aws, or nothing for a fleet on this computer." >&2; exit 2)
+	@$(if $(filter-out aws,$(CLOUD)),echo "CLOUD is '$(CLOUD)': give aws; without it the fleet runs on this computer." >&2; exit 2)
 	@exec $(VENV) -m $(if $(CLOUD),bench.lab.cli cloud up,controlplane.embedded up) $(if $(filter-out 0 no false,$(DETACH)),--detach)
 
 down: ## Stop everything that make up started, from any state.
