@@ -69,7 +69,10 @@ def test_programs_get_failures_as_json(switchyard: Switchyard) -> None:
     assert (failure["status"], failure["exit_code"]) == (404, 4)
 
 
-def test_status_says_how_far_behind_the_control_loops_are(switchyard: Switchyard) -> None:
+def test_status_says_how_far_behind_the_control_loops_are(
+    switchyard: Switchyard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "HEALTH_KEPT_S", -1.0)
     LoopPass.objects.all().delete()
     loop_passed("fleet.reconcile")
     shown = switchyard("status")
