@@ -1,6 +1,7 @@
 """The commands against the real API: what they print, what they do, and how they end."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,8 @@ def test_status_says_how_far_behind_the_control_loops_are(
     LoopPass.objects.all().delete()
     loop_passed("fleet.reconcile")
     shown = switchyard("status")
-    assert (shown.code, shown.out) == (0, "control loops: last pass 0 s ago\n")
+    assert shown.code == 0
+    assert re.fullmatch(r"control loops: last pass \d+ s ago\n", shown.out)
     assert "No incident is open." in shown.err
     assert set(json.loads(switchyard("status", "-o", "json").out)["loops"]) == {"fleet.reconcile"}
 
