@@ -6,6 +6,7 @@ from gzip import GzipFile
 from typing import Any
 
 import httpx._transports.default as httpx_transports
+from botocore.loaders import JSONFileLoader
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.db import connection, transaction
 from django.test import TransactionTestCase
@@ -26,6 +27,9 @@ def quicken() -> None:
     # Each client reads all of them, which takes longer than most of what one is asked for.
     httpx_transports.create_ssl_context = cache(httpx_transports.create_ssl_context)  # type: ignore[attr-defined]
     TransactionTestCase._fixture_teardown = empty_written_tables  # type: ignore[attr-defined]  # not public
+    # What botocore knows of AWS: each of its sessions reads it anew, a tenth of a second for the endpoints alone.
+    read = cache(JSONFileLoader().load_file)
+    JSONFileLoader.load_file = lambda _, file_path: read(file_path)
     # Agents' archives, of which each worker packs some: seven seconds at the highest level, which is the default.
     GzipFile.__init__.__defaults__ = (None, None, 1, None, None)
 
