@@ -17,11 +17,10 @@ from openai import OpenAI
 
 from bench.lab import client
 from bench.lab.places import CHECKOUT, read_places
-from tests.scenarios.running_fleet import WORKER
+from tests.scenarios.running_fleet import free_ports
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
 
-PORT = 26600 + 8 * WORKER
 LIMIT_S = 600.0
 INSTANCE = re.compile(r"i-[0-9a-f]{17}")
 
@@ -30,10 +29,10 @@ class Cloud:
     """What a person has after `make up CLOUD=aws`."""
 
     def __init__(self, home: Path) -> None:
-        own = {
-            "SWITCHYARD_HOME": str(home), "SWITCHYARD_PORT": str(PORT), "SWITCHYARD_INGRESS_PORT": str(PORT + 4),
-        }  # fmt: skip
-        self.environment = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", **own}
+        self._web = free_ports(4)  # the cloud's is two above the first
+        self._entry = self._web + 3
+        ports = {"SWITCHYARD_PORT": str(self._web), "SWITCHYARD_INGRESS_PORT": str(self._entry)}
+        self.environment = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SWITCHYARD_HOME": str(home), **ports}
         self._home = home
 
     def lab(self, *arguments: str) -> str:
@@ -48,7 +47,7 @@ class Cloud:
     def rows(self, path: str) -> list[dict[str, Any]]:
         """Of the API, as the operator."""
         token = (self._home / "operator-token").read_text().strip()
-        url = f"http://127.0.0.1:{PORT}/api/v1/{path}"
+        url = f"http://127.0.0.1:{self._web}/api/v1/{path}"
         found: list[dict[str, Any]] = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=60).json()[
             "results"
         ]
@@ -63,7 +62,7 @@ class Cloud:
     def streamed(self) -> list[str]:
         """Pieces of an answer through the region's load balancer; none: it broke off, or nobody answered."""
         asked: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
-        with OpenAI(base_url=f"http://127.0.0.1:{PORT + 4}/v1", api_key="none", timeout=60, max_retries=0) as openai:
+        with OpenAI(base_url=f"http://127.0.0.1:{self._entry}/v1", api_key="none", timeout=60, max_retries=0) as openai:
             stream = openai.chat.completions.create(model="sim-70b", messages=asked, max_tokens=16, stream=True)
             return [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
 
