@@ -239,12 +239,18 @@ class CrashingCloud(RuleBasedStateMachine):
             row = LaunchAttempt.objects.get(unit=_tag(machine, "unit"), number=int(_tag(machine, "attempt")))
             yield machine, row.subjects[int(machine.moto.ami_launch_index)]
 
+    def _retire_the_lost(self) -> None:
+        """As the reconciler does with nodes that got no machine; their ends find what was launched all the same."""
+        self.fleet.give_back(*Node.objects.filter(state=NodeState.LOST).values_list("id", flat=True))
+
     def teardown(self) -> None:
         """Once the cloud is well again everything that runs is somebody's, or ended, within a quarter of an hour."""
         try:
             self.world.faults.clear()
             self.world.silent_zones = set()
-            self.fleet.provision_for(SETTLED_S, step_s=30.0)
+            for _ in range(int(SETTLED_S / 30.0)):
+                self._retire_the_lost()
+                self.fleet.provision_for(30.0, step_s=30.0)
             self.world.settle()
             wanted = set(Node.objects.exclude(state=NodeState.RETIRED).values_list("id", flat=True))
             for machine, node in self._ours():
