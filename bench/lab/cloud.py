@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from werkzeug.serving import make_server
@@ -26,31 +25,15 @@ from bench.cloud.imds import serve_metadata
 from bench.cloud.server import QuietRequests, World, serve
 from bench.lab import client, kernel
 from bench.lab.balancer import Balancer, Listener
+from bench.lab.cloud_settings import PORT, Settings
 from bench.lab.guests import Guest, write_guest
 from bench.lab.places import Places, read_places
 from bench.lab.topology import CLOUD, NoLaboratory
 
-PORT = 5000
 METADATA_PORT = 80
 STEP_S = 0.2
 """How often instances are compared with hosts."""
 LOG = logging.getLogger("cloud")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """`access_key`, `secret`: of the control plane. `pending_s`: how long an instance is pending. `address`: of the
-    host at which the cloud answers."""
-
-    access_key: str
-    secret: str
-    pending_s: float
-    address: str = ""
-
-    @property
-    def url(self) -> str:
-        """In the laboratory."""
-        return f"http://{self.address}:{PORT}"
 
 
 class LaboratoryPower:

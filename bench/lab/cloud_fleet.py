@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lab import client, cloud_control
-from bench.lab.cloud import PORT, Settings
+from bench.lab.cloud_settings import PORT, Settings
 from bench.lab.file_tree import remove_files
 from bench.lab.fleet import (
     DEPLOYMENT,

@@ -10,7 +10,7 @@ import pytest
 from botocore.config import Config
 
 from bench.lab import client
-from bench.lab.cloud import PORT
+from bench.lab.cloud_settings import PORT
 from bench.lab.topology import CLOUD, Topology
 from tests.bench.lab.conftest import ECHO, Lab, eventually, places_in
 

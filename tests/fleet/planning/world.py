@@ -253,9 +253,11 @@ class World:
             self.store.apply(decision, self.now)
 
     def _is_announced(self, decision: Decision) -> bool:
-        """Whether it speaks of a machine that its provider has spoken of."""
+        """Whether it speaks of a machine that its provider has spoken of, or of several."""
         told = {notice.node for notice in self.store.notices}
-        return not isinstance(decision, RestartAgent) and getattr(decision, "node", "") in told
+        nodes = decision.evidence.get("nodes", ()) if isinstance(decision, OpenIncident) else ()
+        named = {getattr(decision, "node", ""), *nodes} - {""}
+        return not isinstance(decision, RestartAgent) and bool(named) and named <= told
 
     def _check_floor(self, decision: DrainCell) -> None:
         """I1: available >= wanted - max_unavailable - what is lost already, in the region and in the deployment."""
