@@ -40,6 +40,13 @@ class AttemptSettings:
 
 SETTINGS = AttemptSettings()
 
+IN_DOUBT_IF_REPEATED = {
+    LaunchOutcome.REFUSED: "was refused",
+    LaunchOutcome.NO_CAPACITY: "found no capacity",
+    LaunchOutcome.NO_QUOTA: "found no quota",
+}
+"""What the cloud may judge before it looks at a token: of a repeated call it says nothing about the calls before."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptView:
@@ -59,7 +66,8 @@ class AttemptView:
 
     @property
     def is_repeated(self) -> bool:
-        return self.called_at > self.begun_at
+        """Whichever clock is ahead: hosts that call one after the other have clocks of their own."""
+        return self.called_at != self.begun_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +172,9 @@ def _open_attempt(unit: UnitView, attempt: AttemptView, now: datetime, settings:
         return FindMachines(attempt, f"{name} may have launched machines that nobody wants now")
     if attempt.outcome is LaunchOutcome.MISMATCHED:
         return FindMachines(attempt, f"the token of {name} was used for another request")
-    if attempt.outcome is LaunchOutcome.REFUSED:
-        return FindMachines(attempt, f"{name} was refused when it was repeated, and may have been carried out before")
+    if attempt.outcome in IN_DOUBT_IF_REPEATED:
+        said = IN_DOUBT_IF_REPEATED[attempt.outcome]
+        return FindMachines(attempt, f"{name} {said} when it was repeated, and may have been carried out before")
     if (now - attempt.begun_at).total_seconds() >= settings.token_trusted_s:
         return FindMachines(attempt, f"the token of {name} is too old to be repeated")
     return RepeatCall(attempt)
@@ -179,8 +188,9 @@ def after_call(
     settings: AttemptSettings = SETTINGS,
 ) -> EndAttempt | KeepAttempt:
     """What follows from what came of a call. A refusal of a repeated one proves nothing about the calls before it: who
-    may no longer launch is refused before the token is looked at."""
-    in_doubt = outcome is LaunchOutcome.REFUSED and attempt.is_repeated
+    may no longer launch is refused before the token is looked at, and where a zone is full, or a quota used up by what
+    the call before launched, nobody promises that the token is looked at first."""
+    in_doubt = outcome in IN_DOUBT_IF_REPEATED and attempt.is_repeated
     if outcome in DEFINITE and not in_doubt:
         return EndAttempt(outcome)
     return KeepAttempt(outcome, _again_at(attempt, now, retry_after_s, settings))
@@ -194,8 +204,8 @@ def after_search(
     if found:
         return EndAttempt(LaunchOutcome.LAUNCHED)
     if complete and (now - attempt.called_at).total_seconds() >= settings.visible_after_s:
-        refused = attempt.outcome is LaunchOutcome.REFUSED
-        return EndAttempt(LaunchOutcome.REFUSED if refused else LaunchOutcome.ATTEMPT_ENDED)
+        proven = attempt.outcome in IN_DOUBT_IF_REPEATED
+        return EndAttempt(attempt.outcome if attempt.outcome and proven else LaunchOutcome.ATTEMPT_ENDED)
     return KeepAttempt(attempt.outcome or LaunchOutcome.UNKNOWN, _again_at(attempt, now, 0.0, settings))
 
 

@@ -2,7 +2,7 @@
 
 A pool is one way to get machines of one type: a zone, one subnet of it, and a market, such as a reservation. A unit is
 launched whole from one pool, so that its machines are in one zone. Only "no capacity" and "no quota" move it to another
-pool: what was refused for another reason would be refused there, too.
+pool. What is refused for another reason ends it, and its pool rests for whatever is ordered in its place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -181,7 +181,7 @@ def plan_pool(
     said = _listed([f"{fit.pool.name}: {fit.reason}" for fit in found])
     times = [fit.usable_at for fit in found if fit.usable_at is not None]
     if times:
-        return WaitFor(min(times), f"no pool of {unit.instance_type} has capacity; {said}")
+        return WaitFor(min(times), f"no pool of {unit.instance_type} may be used now; {said}")
     if found:
         return Hopeless(f"no pool of {unit.instance_type} may be used; {said}")
     return Hopeless(f"{unit.region} has no pool of {unit.instance_type}")
@@ -243,7 +243,7 @@ def pauses(
             for one in pools
             if one.region == pool.region and _quota_of(one) == _quota_of(pool)
         )
-    if outcome is not LaunchOutcome.NO_CAPACITY:
+    if outcome not in (LaunchOutcome.NO_CAPACITY, LaunchOutcome.REFUSED):
         return ()
     full = [one for one in pools if one.subnet == pool.subnet] if scope is Scope.SUBNET else [pool]
     return tuple(_paused(one, now + _pause(one.failures, settings), one.failures + 1, text) for one in full)

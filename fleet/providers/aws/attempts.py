@@ -133,16 +133,18 @@ def attempt_note(
         row.again_at = verdict.again_at
     else:
         row.ended_at = now
-        _rest_pools(row, verdict.outcome, scope, text, now)
+        pools_rest(row.pool_id, row.unit.region_id, verdict.outcome, text, now, scope)
     row.save(update_fields=["outcome", "text", "again_at", "ended_at"])
 
 
-def _rest_pools(row: LaunchAttempt, outcome: LaunchOutcome, scope: Scope, text: str, now: datetime) -> None:
-    if row.pool_id is None:
+def pools_rest(
+    pool: int | None, region: str, outcome: LaunchOutcome, text: str, now: datetime, scope: Scope = Scope.POOL
+) -> None:
+    """What a launch in a pool came to says how long it rests, and which others do. None: it was removed meanwhile."""
+    if pool is None:
         return
-    region = row.unit.region_id
     list(CapacityPool.objects.select_for_update().filter(region_id=region).order_by("pk"))
-    for change in pauses(outcome, scope, text, row.pool_id, pools_of(region), now):
+    for change in pauses(outcome, scope, text, pool, pools_of(region), now):
         columns: dict[str, Any] = {"failures": 0, "paused_until": None, "pause_reason": ""}
         if isinstance(change, PausePool):
             columns = {"failures": change.failures, "paused_until": change.until, "pause_reason": change.reason}

@@ -33,6 +33,7 @@ from fleet.providers.aws.attempts import (
     attempt_write,
     machines_note,
     pools_of,
+    pools_rest,
     request_of,
     unit_end,
     unit_view,
@@ -134,6 +135,7 @@ def _plan(
             try:
                 return attempt_write(unit, step, subjects, cloud, install, now)
             except ValueError as error:
+                pools_rest(step.pool.id, unit.region_id, LaunchOutcome.REFUSED, str(error), now)
                 return ProviderError(f"{step.pool.name} cannot be used: {error}")
 
 

@@ -86,6 +86,12 @@ def test_what_nobody_wants_is_cancelled_but_only_once_nothing_of_it_may_run() ->
          "the token of attempt 1 in on_demand in us-east-1b was used for another request"),
         ({"outcome": LaunchOutcome.REFUSED}, NOW,
          "attempt 1 in on_demand in us-east-1b was refused when it was repeated, and may have been carried out before"),
+        ({"outcome": LaunchOutcome.NO_CAPACITY}, NOW,
+         "attempt 1 in on_demand in us-east-1b found no capacity when it was repeated, and may have been carried out "
+         "before"),
+        ({"outcome": LaunchOutcome.NO_QUOTA}, NOW,
+         "attempt 1 in on_demand in us-east-1b found no quota when it was repeated, and may have been carried out "
+         "before"),
         ({"outcome": LaunchOutcome.UNKNOWN}, later(3600),
          "the token of attempt 1 in on_demand in us-east-1b is too old to be repeated"),
     ],
@@ -97,10 +103,21 @@ def test_where_repeating_proves_nothing_its_machines_are_looked_for(
     assert step(attempt, now=now) == FindMachines(attempt, why)
 
 
-def test_a_first_refusal_is_definite_and_one_of_a_repeated_call_is_not() -> None:
-    assert after_call(FIRST, LaunchOutcome.REFUSED, NOW) == EndAttempt(LaunchOutcome.REFUSED)
-    repeated = replace(FIRST, called_at=later(5))
-    assert isinstance(after_call(repeated, LaunchOutcome.REFUSED, later(6)), KeepAttempt)
+UNTOLD = [LaunchOutcome.REFUSED, LaunchOutcome.NO_CAPACITY, LaunchOutcome.NO_QUOTA]
+"""What of a repeated call says nothing about those before."""
+
+
+@pytest.mark.parametrize("outcome", UNTOLD)
+@pytest.mark.parametrize("called_s", [5, -5], ids=["later", "by a host whose clock is behind"])
+def test_what_a_first_call_proves_a_repeated_one_does_not(outcome: LaunchOutcome, called_s: float) -> None:
+    assert after_call(FIRST, outcome, NOW) == EndAttempt(outcome)
+    repeated = replace(FIRST, called_at=later(called_s))
+    assert after_call(repeated, outcome, later(6)) == KeepAttempt(outcome, later(11))
+
+
+@pytest.mark.parametrize("outcome", [LaunchOutcome.LAUNCHED, LaunchOutcome.ATTEMPT_ENDED])
+def test_what_a_token_was_looked_up_for_is_definite_however_often_it_was_called(outcome: LaunchOutcome) -> None:
+    assert after_call(replace(FIRST, called_at=later(5)), outcome, later(6)) == EndAttempt(outcome)
 
 
 def test_pauses_grow_with_the_age_of_an_attempt_and_heed_what_is_asked_for() -> None:
@@ -120,8 +137,10 @@ def test_machines_count_as_absent_only_in_a_complete_list_and_late_enough() -> N
     assert after_search(FIRST, 0, complete=True, now=old) == EndAttempt(LaunchOutcome.ATTEMPT_ENDED)
     assert isinstance(after_search(FIRST, 0, complete=False, now=old), KeepAttempt)
     assert isinstance(after_search(FIRST, 0, complete=True, now=later(599)), KeepAttempt)
-    refused = replace(FIRST, outcome=LaunchOutcome.REFUSED)
-    assert after_search(refused, 0, complete=True, now=old) == EndAttempt(LaunchOutcome.REFUSED)
+    for outcome in UNTOLD:
+        untold = replace(FIRST, outcome=outcome)
+        assert after_search(untold, 0, complete=True, now=old) == EndAttempt(outcome)
+        assert after_search(untold, 2, complete=True, now=old) == EndAttempt(LaunchOutcome.LAUNCHED)
 
 
 def test_where_no_pool_may_be_used_it_is_looked_at_again_later() -> None:
@@ -130,18 +149,19 @@ def test_where_no_pool_may_be_used_it_is_looked_at_again_later() -> None:
 
 @dataclass
 class ModelCloud:
-    """EC2 as its documents state it: all or none, once by token while it remembers it, and lists that lag."""
+    """EC2 as its documents state it: all or none, once by token while it remembers it, and lists that lag. `forbids`:
+    what it says to every launch before it looks at a token; None: it looks."""
 
     now: datetime = NOW
     room: dict[int, int] = field(default_factory=dict)
     asked: dict[str, tuple[object, list[str]]] = field(default_factory=dict)
     machines: dict[str, tuple[str, str, datetime]] = field(default_factory=dict)
     """Machine -> its attempt's token, its zone, when it was launched."""
-    forbidden: bool = False
+    forbids: LaunchOutcome | None = None
 
     def launch(self, attempt: AttemptView) -> LaunchOutcome:
-        if self.forbidden:
-            return LaunchOutcome.REFUSED
+        if self.forbids is not None:
+            return self.forbids
         said = (attempt.pool, attempt.count)
         if attempt.token in self.asked:
             before, ids = self.asked[attempt.token]
@@ -234,17 +254,25 @@ class UnitsInAModelCloud(RuleBasedStateMachine):
     @rule(
         after_s=st.sampled_from([6, 6, 60, 700]),
         dies=st.sampled_from([None, None, None, "written", "called"]),
-        lost=st.sampled_from([None, "after", "after", "before", "throttled"]),
+        lost=st.sampled_from([None, None, "after", "after", "before", "throttled"]),
         complete=st.booleans(),
-        forbidden=st.sampled_from([False, False, True]),
+        forbids=st.sampled_from([None, *UNTOLD]),
     )
     @precondition(lambda self: self.units)
-    def a_pass(self, after_s: int, dies: str | None, lost: str | None, complete: bool, forbidden: bool) -> None:
+    def a_pass(
+        self, after_s: int, dies: str | None, lost: str | None, complete: bool, forbids: LaunchOutcome | None
+    ) -> None:
         self.cloud.now += timedelta(seconds=after_s)
-        self.cloud.forbidden = forbidden
+        self.cloud.forbids = forbids
         for unit in self.units:
             with suppress(Crash):
                 self.work(unit, dies, lost, complete)
+
+    @rule(forbids=st.sampled_from(UNTOLD))
+    @precondition(lambda self: self.units)
+    def answers_are_lost_and_the_same_calls_are_forbidden(self, forbids: LaunchOutcome) -> None:
+        self.a_pass(6, None, "after", True, None)
+        self.a_pass(6, None, None, True, forbids)
 
     def work(self, unit: Unit, dies: str | None = None, lost: str | None = None, complete: bool = True) -> None:
         """What a service does with the step: writes, calls, writes."""
@@ -330,7 +358,7 @@ class UnitsInAModelCloud(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """With a cloud that answers and has room, each unit is launched or given up before long."""
-        self.cloud.forbidden = False
+        self.cloud.forbids = None
         for number, one in self.pools.items():
             self.pools[number] = replace(one, enabled=True)
             self.cloud.room[number] = 100

@@ -113,7 +113,7 @@ def test_one_waits_until_the_first_pool_is_rested() -> None:
     )
     assert isinstance(step, WaitFor)
     assert step.until == later(60)
-    assert step.reason.startswith("no pool of trn1.32xlarge has capacity; on_demand in us-east-1b: it rests until")
+    assert step.reason.startswith("no pool of trn1.32xlarge may be used now; on_demand in us-east-1b: it rests until")
 
 
 def test_where_no_pool_may_ever_do_nobody_waits() -> None:
@@ -134,9 +134,11 @@ def paused(outcome: LaunchOutcome, *pools: PoolView, scope: Scope = Scope.POOL) 
     }
 
 
-def test_rest_doubles_up_to_half_an_hour() -> None:
-    rests = [paused(LaunchOutcome.NO_CAPACITY, pool(1, failures=failures))[1] for failures in (0, 1, 2, 3, 4, 999)]
+@pytest.mark.parametrize("outcome", [LaunchOutcome.NO_CAPACITY, LaunchOutcome.REFUSED])
+def test_rest_doubles_up_to_half_an_hour(outcome: LaunchOutcome) -> None:
+    rests = [paused(outcome, pool(1, failures=failures), pool(2))[1] for failures in (0, 1, 2, 3, 4, 999)]
     assert rests == [180, 360, 720, 1440, 1800, 1800]
+    assert set(paused(outcome, pool(1), pool(2))) == {1}
 
 
 def test_a_full_subnet_rests_with_all_its_pools() -> None:
@@ -162,9 +164,12 @@ def test_families_are_those_of_quotas() -> None:
     assert [quota_family(name) for name in types] == ["trn", "inf", "p", "g", "standard", "standard"]
 
 
+RESTS = {LaunchOutcome.NO_CAPACITY, LaunchOutcome.NO_QUOTA, LaunchOutcome.REFUSED}
+
+
 @pytest.mark.parametrize(
     "outcome",
-    sorted(set(LaunchOutcome) - {LaunchOutcome.NO_CAPACITY, LaunchOutcome.NO_QUOTA, LaunchOutcome.LAUNCHED}),
+    sorted(set(LaunchOutcome) - RESTS - {LaunchOutcome.LAUNCHED}),
 )
 def test_nothing_else_makes_a_pool_rest(outcome: LaunchOutcome) -> None:
     assert pauses(outcome, Scope.POOL, "why", 1, (pool(1, failures=2),), NOW) == ()

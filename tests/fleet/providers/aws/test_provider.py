@@ -55,7 +55,7 @@ def test_a_unit_that_no_pool_has_waits_and_says_so(cloud_fleet: CloudFleet) -> N
     assert cloud_fleet.world.count("RunInstances") == 2
     reason = Node.objects.get(id=nodes[0]).reason
     assert reason.startswith(
-        f"it waits for its machine: no pool of {TRN1} has capacity; on_demand in us-east-1a: it rests"
+        f"it waits for its machine: no pool of {TRN1} may be used now; on_demand in us-east-1a: it rests"
     )
     cloud_fleet.limit(zone="us-east-1b", left=2)
     cloud_fleet.provision_for(240, step_s=60)
@@ -110,6 +110,60 @@ def test_a_refusal_ends_the_order_and_no_other_pool_is_asked(cloud_fleet: CloudF
 
     assert cloud_fleet.outcomes() == ["refused"]
     assert set(Node.objects.filter(id__in=nodes).values_list("state", flat=True)) == {"lost"}
+
+
+def test_a_pool_that_refused_rests_and_what_is_ordered_in_its_place_is_asked_for_elsewhere(
+    cloud_fleet: CloudFleet,
+) -> None:
+    cloud_fleet.world.faults.append(Fault("RunInstances", "UnauthorizedOperation", times=2))
+    for _ in range(2):
+        cloud_fleet.order(2)
+        cloud_fleet.provision_for(10)
+    nodes = cloud_fleet.order(2)
+    cloud_fleet.provision_for(10)
+
+    assert cloud_fleet.outcomes() == ["refused", "refused"], "the third waits until a pool is rested"
+    assert {pool.pause_reason[:21] for pool in CapacityPool.objects.all()} == {"UnauthorizedOperation"}
+    assert "because UnauthorizedOperation" in Node.objects.get(id=nodes[0]).reason
+    cloud_fleet.provision_for(240, step_s=60)
+    assert cloud_fleet.outcomes() == ["refused", "refused", "launched"]
+    assert CapacityPool.objects.filter(failures=0, paused_until=None).count() == 1
+
+
+def test_a_pool_that_ec2_could_not_be_asked_about_rests_as_well(cloud_fleet: CloudFleet) -> None:
+    CapacityPool.objects.filter(zone="us-east-1a").update(market="reserved")  # of no reservation
+    for _ in range(2):
+        cloud_fleet.order(2)
+        cloud_fleet.provision_for(10)
+
+    assert cloud_fleet.outcomes() == ["launched"]
+    assert CapacityPool.objects.get(zone="us-east-1a").failures == 1
+    assert cloud_fleet.zones() == {"us-east-1b"}
+
+
+@pytest.mark.parametrize("code", ["InsufficientInstanceCapacity", "VcpuLimitExceeded", "UnauthorizedOperation"])
+def test_what_a_repeated_call_is_told_before_its_token_is_looked_up_proves_nothing(
+    cloud_fleet: CloudFleet, code: str
+) -> None:
+    cloud_fleet.world.faults += [Fault("RunInstances", "InternalError", When.AFTER), Fault("RunInstances", code)]
+    nodes = cloud_fleet.order(2)
+    cloud_fleet.provision_for(60)
+
+    assert cloud_fleet.world.count("RunInstances") == 2
+    assert cloud_fleet.outcomes() == ["launched"]
+    assert [cloud_fleet.machine(node).provider_id for node in nodes] == cloud_fleet.live()
+
+
+def test_what_a_repeated_call_is_told_stands_once_lists_show_nothing(cloud_fleet: CloudFleet) -> None:
+    faults = [Fault("RunInstances", "InternalError"), Fault("RunInstances", "InsufficientInstanceCapacity")]
+    cloud_fleet.world.faults += faults
+    cloud_fleet.order(2)
+    cloud_fleet.provision_for(900, step_s=30)
+
+    assert cloud_fleet.outcomes() == ["no_capacity", "launched"]
+    first = CapacityPool.objects.get(zone="us-east-1a")
+    assert first.pause_reason.startswith("attempt 1 in on_demand in us-east-1a found no capacity when it was repeated")
+    assert cloud_fleet.zones() == {"us-east-1b"}
 
 
 def test_a_member_that_was_given_back_while_the_answer_was_lost_is_launched_once_more_and_ended(
