@@ -5,9 +5,9 @@ reconciler asks becomes no call of its own, but for machines that nobody has loo
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from django.db.models import F, Q
+from django.db.models import Q
 
-from engine_agent.protocol.states import AgentKind, MachinePhase
+from engine_agent.protocol.states import AgentKind
 from fleet.models import LaunchAttempt, LaunchUnit, Machine, ProviderCall
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import MachineRole, MachineState, ProviderAction
@@ -18,7 +18,8 @@ from fleet.providers.aws.listing import ENDED, machines_look, seen_store
 from fleet.providers.aws.units import Launched, cloud_region, unit_advance
 from fleet.providers.base import Later, LaunchSpec, ProviderError, Unknown
 from fleet.providers.base import Machine as Found
-from kernel import clock, live
+from fleet.providers.hosts import agent_start_again, heard_status
+from kernel import clock
 
 INGRESS_TYPE = "c7i.2xlarge"
 LOOKED_AT_AGAIN_S = 20.0
@@ -45,13 +46,7 @@ class AwsProvider:
         return tuple(_found(rows.get(spec.id), path) for spec in specs)
 
     def restart_agent(self, node_id: str) -> None:
-        """Its machine's agent starts it again by itself; this says the order again, in case it was lost."""
-        machine = _running([node_id]).get(node_id)
-        if machine is None or not machine.connected:
-            lacks = "no machine" if machine is None else f"no connection to {machine.id}"
-            raise ProviderError(f"cannot start the agent of {node_id} again: there is {lacks}")
-        Machine.objects.filter(id=machine.id).update(desired_version=F("desired_version") + 1)
-        live.push_desired([machine.id])
+        agent_start_again(_running([node_id]).get(node_id), node_id)
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         """A machine's order names its release already (`fleet.selectors.machine.machine_orders`)."""
@@ -118,8 +113,7 @@ def _status(row: Machine | None) -> ProviderStatus:
     if row.cloud_state in ENDED:
         return ProviderStatus.GONE
     if row.connected:
-        dead = row.phase == MachinePhase.AGENT_DEAD
-        return ProviderStatus.AGENT_DEAD if dead else ProviderStatus.RUNNING
+        return heard_status(row)
     return ProviderStatus.SILENT if row.last_seen_at is not None else ProviderStatus.RUNNING
 
 

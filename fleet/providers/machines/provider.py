@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from django.db.models import F, Q
 
-from engine_agent.protocol.states import AgentKind, MachinePhase
+from engine_agent.protocol.states import AgentKind
 from fleet.models import InstanceType, Machine
 from fleet.planning.machines import POOLED, NoMachine, plan_machine
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import MachineRole, MachineState
 from fleet.providers.base import LaunchSpec, ProviderError
 from fleet.providers.base import Machine as Launched
+from fleet.providers.hosts import agent_start_again, heard_status
 from fleet.selectors.machine import machines_running, pool_of
 from kernel import clock, live
 
@@ -57,14 +58,7 @@ class MachinesProvider:
         raise ProviderError(f"{RACES} machines that {spec.id} was to take were taken by others meanwhile")
 
     def restart_agent(self, node_id: str) -> None:
-        """Its machine's agent starts it again by itself; this says the order again, in case it was lost."""
-        machine = machines_running([node_id]).get(node_id)
-        if machine is None:
-            raise ProviderError(f"cannot start the agent of {node_id} again: it has no machine")
-        if not machine.connected:
-            raise ProviderError(f"cannot start the agent of {node_id} again: {machine.id} is not connected")
-        Machine.objects.filter(id=machine.id).update(desired_version=F("desired_version") + 1)
-        live.push_desired([machine.id])
+        agent_start_again(machines_running([node_id]).get(node_id), node_id)
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         """A machine's order names its release already (`fleet.selectors.machine.machine_orders`)."""
@@ -139,5 +133,4 @@ def _status(machine: Machine | None, node: str) -> ProviderStatus:
         return ProviderStatus.GONE
     if not machine.connected:
         return ProviderStatus.SILENT
-    dead = machine.phase == MachinePhase.AGENT_DEAD
-    return ProviderStatus.AGENT_DEAD if dead else ProviderStatus.RUNNING
+    return heard_status(machine)
