@@ -87,6 +87,9 @@ class FleetSettings:
     back_within_s: float = 60.0
     """How long agents may take until all are connected again, after a cut or a restart of the control plane. Whoever
     came back a shorter time ago is no witness against one that is still away."""
+    heard_after_cut_s: float = 10.0
+    """How long after that a node must have been heard, so that its silence is not of the same cut: as long as makes it
+    suspect, and five reports."""
     unhealthy_after_s: float = 10.0
     """How long a ready cell may fail its probes before it is failed; the ingress has left it long before."""
     start_grace_s: float = 30.0

@@ -209,7 +209,7 @@ def _failed_with_it(case: _Case) -> str:
     if cell is None or cell.state is not CellState.FAILED or cell.failed_by in {"", case.node.id}:
         return ""
     witness = case.fleet.nodes.get(cell.failed_by)
-    if witness is None or not _is_heard_for_long(witness, case):
+    if witness is None or not _is_witness(witness, case):
         return ""
     return f"its cell failed: {cell.reason}" if seen_at is None or seen_at <= cell.state_since else ""
 
@@ -221,7 +221,7 @@ def _serves_nothing(case: _Case) -> str:
     if case.node.provider is not ProviderStatus.SILENT or (cell is not None and cell.state not in BROKEN):
         return ""
     region = [
-        _is_heard_for_long(node, case)
+        _is_witness(node, case)
         for node in case.fleet.nodes.values()
         if node.region == case.node.region and node.id != case.node.id and node.state in WATCHED
     ]
@@ -230,15 +230,20 @@ def _serves_nothing(case: _Case) -> str:
     return f"it serves nothing, while {sum(region)} of {len(region)} others of {case.node.region} are heard"
 
 
-def _is_heard_for_long(node: NodeView, case: _Case) -> bool:
-    """For so long that whoever was cut off together with it would be back, too. What ended for this one a moment ago,
-    a region's cut or our own restart, may end for others a moment later."""
-    since = node.report.connection_changed_at
-    back_s = case.settings.back_within_s
+def _is_witness(node: NodeView, case: _Case) -> bool:
+    """Whether it is heard, and whoever was cut off together with it would be heard, too: a region's cut, or our own
+    restart, that ended for this one a moment ago may end for others a moment later. Both must be long over, or the
+    silent one was itself heard after them: then it fell silent of something else."""
     if not node.report.connected or case.fleet.silence_s(node, case.now) > case.settings.doubt_after_s:
         return False
-    listens_s = (case.now - case.fleet.listening_since).total_seconds() if case.fleet.listening_since else 0.0
-    return listens_s >= back_s and (since is None or (case.now - since).total_seconds() >= back_s)
+    listening_since, came_back_at = case.fleet.listening_since, node.report.connection_changed_at
+    if listening_since is None:
+        return False
+    cut_until = listening_since if came_back_at is None else max(listening_since, came_back_at)
+    if (case.now - cut_until).total_seconds() >= case.settings.back_within_s:
+        return True
+    heard_at = case.node.report.last_seen_at
+    return heard_at is not None and (heard_at - cut_until).total_seconds() >= case.settings.heard_after_cut_s
 
 
 def _why_not(case: _Case) -> str:

@@ -186,6 +186,31 @@ def test_who_came_back_a_moment_ago_is_no_witness_against_who_is_still_away(
     assert moves(fleet(spare, back("a", since_s), back("b", since_s))) == expected
 
 
+@pytest.mark.parametrize(
+    ("back_s", "listening_s", "heard_s", "expected"),
+    [
+        (22, 600, 12, [("l", NodeState.LOST)]),
+        (21, 600, 12, []),
+        (600, 22, 12, [("l", NodeState.LOST)]),
+        (600, 21, 12, []),
+        (22, 30, 12, [("l", NodeState.LOST)]),
+        (30, 21, 12, []),
+        (5, 600, 12, []),
+        (22, 600, 9, []),
+    ],
+)
+def test_who_came_back_a_moment_ago_is_a_witness_against_who_was_heard_since(
+    back_s: float, listening_s: float, heard_s: float, expected: list[object]
+) -> None:
+    """A machine that loses its power 10 s after a control host has, and 12 s before."""
+    state = NodeState.SUSPECT if heard_s > SETTINGS.suspect_after_s else NodeState.READY
+    leader = silent("l", heard_s, state=state, provider=ProviderStatus.SILENT)
+    broken = cell("c1", "l", "f", state=CellState.FAILED, state_since=ago(8), failed_by="f", reason="lost rank 0")
+    report = {"state": EngineState.IDLE, "connection_changed_at": ago(back_s)}
+    view = fleet(leader, member("f", report=report), broken, listening_since=ago(listening_s))
+    assert [move for move in moves(view) if move[1] is NodeState.LOST] == expected
+
+
 def test_nothing_is_given_up_until_we_have_listened_for_long_enough() -> None:
     spare = silent("s", 600, state=NodeState.SUSPECT, provider=ProviderStatus.SILENT)
     assert moves(fleet(spare, node("a"), node("b"), listening_since=ago(59))) == []
@@ -203,6 +228,19 @@ def test_a_region_that_comes_back_within_a_minute_loses_nobody(
         else silent(f"n{number}", cut_s + now_s, state=NodeState.SUSPECT, provider=ProviderStatus.SILENT)
         for number, each in enumerate(after_s)
     ]
+    broken = cell("c1", "n0", "n1", state=CellState.FAILED, state_since=ago(now_s / 2), failed_by="n0", reason="cut")
+    lost = [move for move in moves(fleet(*nodes, broken)) if move[1] is NodeState.LOST]
+    assert lost == []
+
+
+@given(st.lists(st.tuples(st.floats(0, 59), st.floats(0, 9)), min_size=3, max_size=8), st.floats(20, 60))
+def test_a_cut_that_ends_in_fits_and_starts_loses_nobody(spoke: list[tuple[float, float]], now_s: float) -> None:
+    """Each but the first, which stays, is back for a moment once, and for good some time later."""
+    nodes = [back("n0", now_s)]
+    for number, (returns_s, spoke_s) in enumerate(spoke, 1):
+        heard_s = now_s - min(spoke_s, now_s)
+        away = silent(f"n{number}", heard_s, state=NodeState.SUSPECT, provider=ProviderStatus.SILENT)
+        nodes.append(back(f"n{number}", now_s - returns_s) if spoke_s < returns_s <= now_s else away)
     broken = cell("c1", "n0", "n1", state=CellState.FAILED, state_since=ago(now_s / 2), failed_by="n0", reason="cut")
     lost = [move for move in moves(fleet(*nodes, broken)) if move[1] is NodeState.LOST]
     assert lost == []
