@@ -23,13 +23,17 @@ MAX_TOKENS = 24
 @dataclass
 class Stream:
     """One request as its client saw it, times from `time.monotonic`. `cell`, `host`: which cell answered, through which
-    ingress. `tries`: how often it was sent. `error`: why it has no whole answer; with a `cell` its stream broke off."""
+    ingress. `chosen_by`, `served_in`: the ingress that chose the cell, by its id, and its region; where the request
+    crossed regions both are others' than those that were asked. `tries`: how often it was sent. `error`: why it has no
+    whole answer; with a `cell` its stream broke off."""
 
     region: str
     began: float
     ended: float = 0.0
     cell: str = ""
     host: str = ""
+    chosen_by: str = ""
+    served_in: str = ""
     tries: int = 0
     error: str = ""
 
@@ -92,6 +96,8 @@ class _Application:
             if answer.status_code != httpx.codes.OK:
                 raise _NotAnswered(f"status {answer.status_code}")
             stream.cell, stream.error, finished = answer.headers.get("x-switchyard-cell", ""), "", False
+            stream.chosen_by = answer.headers.get("x-switchyard-ingress", "")
+            stream.served_in = answer.headers.get("x-switchyard-region", "")
             async for line in answer.aiter_lines():
                 if line.startswith('data: {"error"'):
                     stream.error = line[:200]

@@ -1,7 +1,7 @@
 """What must hold of a fleet while something happens to one of its hosts, and whether it did. Pure.
 
-Requests fail nowhere; a stream may break off if it ran on a cell of that host, or through it. Whatever else ran goes on
-in the same process; no other node is lost.
+Requests fail nowhere; a stream may break off if it ran on a cell of that host, or through it: what crosses regions runs
+through two ingresses. Whatever else ran goes on in the same process; no other node is lost.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -18,19 +18,26 @@ LOSSES = frozenset({"node.lost", "node.faulty"})
 
 @dataclass(frozen=True, slots=True)
 class Harmed:
-    """What a harm may take away: hosts, and what ran on them when it began."""
+    """What a harm may take away: hosts, and what ran on them when it began. `nodes`: ids of nodes and ingresses."""
 
     hosts: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
     cells: frozenset[str] = frozenset()
 
+    def excuses(self, stream: Stream) -> bool:
+        """Whether an answer that had begun ran over what is harmed."""
+        ran_over_it = stream.cell in self.cells or stream.host in self.hosts or stream.chosen_by in self.nodes
+        return bool(stream.cell) and ran_over_it
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Streams of a round. `excused`: broke off where the harm was; `later`: answered at another try."""
+    """Streams of a round. `excused`: broke off where the harm was; `later`: answered at another try; `crossed`:
+    answered in another region."""
 
     sent: int
     later: int
+    crossed: int
     excused: int
     failed: int
     broken: int
@@ -38,7 +45,7 @@ class Counts:
     def __str__(self) -> str:
         return (
             f"{self.sent} streams: {self.failed} failed, {self.broken} broke off elsewhere, {self.excused} broke off "
-            f"on what was harmed, {self.later} answered at another try"
+            f"on what was harmed, {self.later} answered at another try, {self.crossed} in another region"
         )
 
 
@@ -46,10 +53,11 @@ def count(streams: Iterable[Stream], harmed: Harmed) -> Counts:
     """How many streams ended how."""
     all_of_them = list(streams)
     broken = [stream for stream in all_of_them if stream.error and stream.cell]
-    excused = [stream for stream in broken if stream.cell in harmed.cells or stream.host in harmed.hosts]
+    excused = [stream for stream in broken if harmed.excuses(stream)]
     return Counts(
         sent=len(all_of_them),
         later=sum(stream.tries > 1 and not stream.error for stream in all_of_them),
+        crossed=sum(bool(stream.cell) and stream.served_in != stream.region for stream in all_of_them),
         excused=len(excused),
         failed=sum(bool(stream.error) and not stream.cell for stream in all_of_them),
         broken=len(broken) - len(excused),
@@ -59,11 +67,17 @@ def count(streams: Iterable[Stream], harmed: Harmed) -> Counts:
 def unexcused(streams: Iterable[Stream], harmed: Harmed) -> list[str]:
     """Why each request failed that must not have, the same reason once."""
     errors = (
-        f"{stream.region} through {stream.host}{f' on {stream.cell}' if stream.cell else ''}: {stream.error}"
+        f"{stream.region} through {stream.host}{_on_cell(stream)}: {stream.error}"
         for stream in streams
-        if stream.error and not (stream.cell and (stream.cell in harmed.cells or stream.host in harmed.hosts))
+        if stream.error and not harmed.excuses(stream)
     )
     return list(dict.fromkeys(errors))
+
+
+def _on_cell(stream: Stream) -> str:
+    if not stream.cell:
+        return ""
+    return f" on {stream.cell}{f' by {stream.chosen_by}' if stream.served_in != stream.region else ''}"
 
 
 def engines(nodes: Iterable[Row]) -> dict[str, tuple[str, int, int]]:

@@ -148,6 +148,7 @@ def pool_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressS
             *_no_cell_lines(desired),
             f"http-response set-header {headers.CELL} %[srv_name,regsub(-g[0-9]+$,)] if !{IS_NO_CELL}",
             f"http-response set-header {headers.REGION} {settings.region} if {IS_ANSWERED_HERE}",
+            f"http-response set-header {headers.INGRESS} {settings.ingress_id} if {IS_ANSWERED_HERE}",
             f"http-response set-header {headers.DEPLOYMENT} {pool.name} if {IS_ANSWERED_HERE}",
             f"http-response del-header {headers.UNSERVED}",
             *_servers(pool.local, desired, settings.times),

@@ -75,5 +75,5 @@ def test_a_body_beyond_the_limit_is_a_413(fleet: RunningFleet) -> None:
 
 def test_the_answering_cell_is_named(fleet: RunningFleet) -> None:
     answer = client(fleet).chat.completions.with_raw_response.create(model="sim-70b", messages=QUESTION, max_tokens=2)
-    # Any region's: an ingress whose own cells are full or away for a moment answers from the other one.
+    # Of either region: one that was without its cells gets its requests back a minute later, in steps.
     assert answer.headers["x-switchyard-cell"] in fleet.cells(deployment="sim-70b")

@@ -11,15 +11,27 @@ HARMED = Harmed(hosts=frozenset({"n1"}), nodes=frozenset({"n-1"}), cells=frozens
 
 
 def stream(**changes: Any) -> Stream:
-    return Stream("east", 0.0, **{"ended": 1.0, "cell": "c2", "host": "i1", "tries": 1, **changes})
+    return Stream("east", 0.0, **{"ended": 1.0, "cell": "c2", "host": "i1", "served_in": "east", "tries": 1, **changes})
 
 
 def test_a_stream_may_break_off_on_a_cell_of_the_host_or_through_it() -> None:
     streams = [stream(), stream(cell="c1", error="broke off"), stream(host="n1", error="broke off")]
     assert unexcused(streams, HARMED) == []
     assert str(count(streams, HARMED)) == (
-        "3 streams: 0 failed, 0 broke off elsewhere, 2 broke off on what was harmed, 0 answered at another try"
+        "3 streams: 0 failed, 0 broke off elsewhere, 2 broke off on what was harmed, 0 answered at another try, "
+        "0 in another region"
     )
+
+
+def test_a_stream_that_crossed_regions_runs_through_the_ingress_there_as_well() -> None:
+    harmed = Harmed(hosts=frozenset({"i3"}), nodes=frozenset({"i-3"}))
+    crossed = stream(served_in="west", chosen_by="i-3", error="broke off")
+    assert unexcused([crossed], harmed) == []
+    assert (count([crossed], harmed).excused, count([crossed], harmed).crossed) == (1, 1)
+    by_another = stream(served_in="west", chosen_by="i-4", error="broke off")
+    assert unexcused([by_another], harmed) == ["east through i1 on c2 by i-4: broke off"]
+    assert count([by_another], harmed).broken == 1
+    assert unexcused([stream(cell="", chosen_by="i-3", error="status 503")], harmed) == ["east through i1: status 503"]
 
 
 def test_a_request_that_nobody_answered_is_wrong_wherever_it_was_sent() -> None:

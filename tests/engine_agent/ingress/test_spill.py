@@ -49,6 +49,8 @@ async def test_without_a_usable_cell_here_another_region_serves_and_takes_over_a
         await ingress.sees(near="down")
         assert await ask(client) == "far"
         assert far.requests[-1].headers["x-switchyard-hop"].startswith(f"{HOME}|")
+        crossed = await ingress.post(BODY)
+        assert crossed.headers["x-switchyard-ingress"] == away.settings.ingress_id, "who chose the cell"
         await near.start()
         await ingress.sees(near="up")
         assert await ask(client) == "near"
