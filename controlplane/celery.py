@@ -23,6 +23,8 @@ EXPIRES_S = 60.0
 """Of what beat rings every few seconds. Far above the delay of a worker that is merely slow, else all of it would
 expire in turn and none would run; and low enough that a worker which was away does not begin with an hour of it."""
 
+METRICS_EVERY_S = 60.0
+"""The period of the alarm that they feed (deploy/aws/base.yaml)."""
 
 BEAT_LEASE, BEAT_LEASE_S = "beat", 20.0
 """Of several beats one asks. Far above the longest time between two of its messages."""
@@ -95,6 +97,11 @@ app.conf.update(
         "fleet-sample-load": {"task": "fleet.sample_load", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-trim-history": {"task": "fleet.trim_history", "schedule": 600.0, "options": {"expires": 600.0}},
         "fleet-send-callbacks": {"task": "fleet.send_callbacks", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
+        "fleet-send-cloud-metrics": {
+            "task": "fleet.send_cloud_metrics",
+            "schedule": METRICS_EVERY_S,
+            "options": {"expires": METRICS_EVERY_S},
+        },
         "fleet-trim-deliveries": {"task": "fleet.trim_deliveries", "schedule": 3600.0},
         "models-validate": {"task": "models_registry.validate", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-trim-join-tokens": {"task": "fleet.trim_join_tokens", "schedule": 3600.0},

@@ -6,6 +6,7 @@ from fleet.selectors.fleet_cache import FleetCache
 from fleet.services.agent_rollouts import AgentRollouts
 from fleet.services.application_certificate import application_certificates_judge
 from fleet.services.authority import authority_advance, certificates_trim
+from fleet.services.cloud_metrics import cloud_metrics_send
 from fleet.services.cloud_upkeep import CloudUpkeep
 from fleet.services.enrolment import join_tokens_trim
 from fleet.services.fault_evidence import step_windows_cut
@@ -67,6 +68,11 @@ def step_windows() -> None:
 @shared_task(name="fleet.send_callbacks")
 def send_callbacks() -> None:
     callbacks_send(now=clock.now())
+
+
+@shared_task(name="fleet.send_cloud_metrics")
+def send_cloud_metrics() -> None:
+    cloud_metrics_send(now=clock.now())
 
 
 @shared_task(name="fleet.trim_deliveries")

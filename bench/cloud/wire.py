@@ -18,6 +18,7 @@ from botocore.validate import ParamValidator
 from moto.core.errors import COMMON_ERROR_CODES
 from moto.core.exceptions import ServiceException
 from moto.core.parse import PROTOCOL_PARSERS
+from moto.core.request import determine_request_protocol
 from moto.core.serialize import get_serializer_class
 from moto.core.utils import get_service_model
 
@@ -174,7 +175,8 @@ def write_answer(call: Call, answer: Mapping[str, Any] | Exception) -> Answer:
         wrong = ParamValidator().validate(answer, model.output_shape)
         if wrong.has_errors():
             raise TypeError(f"{call.operation} has no such answer: {wrong.generate_report()}")
-    written = get_serializer_class(call.service, model.service_model.protocol)(model).serialize(answer)
+    protocol = determine_request_protocol(model.service_model, call.environ.get("CONTENT_TYPE", ""))
+    written = get_serializer_class(call.service, protocol)(model).serialize(answer)
     status = (answer.status if isinstance(answer, Refused) else None) or written["status_code"]
     body = written["body"]
     return status, list(written["headers"].items()), body.encode() if isinstance(body, str) else body
