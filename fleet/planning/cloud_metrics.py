@@ -1,4 +1,4 @@
-"""What an alarm outside of this install is told, once a minute, as the parameters of CloudWatch's `PutMetricData`. Pure.
+"""What an alarm outside of this install is told each minute, as the parameters of CloudWatch's `PutMetricData`. Pure.
 
 Few figures, each of which a person would be woken for: whoever wants more asks Prometheus.
 """
