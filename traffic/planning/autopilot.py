@@ -67,9 +67,11 @@ def plan_shift(view: TrafficView, settings: AutopilotSettings, now: datetime) ->
 
 
 def placement_problem(view: TrafficView, orders: Orders) -> PlacementProblem:
-    """What is to be placed, with what regions carry under the table in force."""
+    """What is to be placed, with what regions carry under the table in force. An origin that is new and starts is at
+    home: its requests would else go to a region that may have no cell either, and come back in steps."""
     demand = {region.name: max(region.demand, LEAST_DEMAND) for region in view.regions}
-    carried = loads(view.in_force, demand)
+    at_home = {region.name: {region.name: 1.0} for region in view.regions if region.starting}
+    carried = loads({**at_home, **view.in_force}, demand)
     places = {region.name: _place(region, carried.get(region.name, 0.0), view.policy) for region in view.regions}
     return PlacementProblem(demand, places, view.policy, orders, view.latency_ms)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.traffic.planning.steering import NOW, decide, region, shifted, utilisations, view
 from traffic.planning.overrides import EvacuationMode, OverrideKind, OverrideView
-from traffic.planning.shift import HoldTable, ShiftKind
+from traffic.planning.shift import HoldTable, RegionView, ShiftKind
 from traffic.planning.traffic_policy import TrafficPolicy
 
 LATER = NOW + timedelta(minutes=5)
@@ -85,6 +85,12 @@ def test_a_region_that_starts_keeps_what_it_carries_though_its_minute_has_not_pa
 def test_a_region_whose_first_cell_is_still_coming_keeps_its_share() -> None:
     """Its ingress spills by itself meanwhile; were it sent away, it would come back in steps."""
     assert decide(view(region("a", 20, 0, starting=True), region("b", 20, 0, now=50))) is None
+
+
+@pytest.mark.parametrize("other", [region("a", 0, 0, starting=True), region("a", 20, 100)])
+def test_a_new_origin_that_starts_is_at_home_whatever_the_others_have(other: RegionView) -> None:
+    seen = view(other, region("b", 0, 0, starting=True), in_force={"a": {"a": 1.0}})
+    assert shifted(seen).matrix == {"a": {"a": 1.0}, "b": {"b": 1.0}}
     shift = shifted(view(region("a", 20, 0), region("b", 20, 50)))
     assert shift.matrix["a"] == {"b": 1.0}, "one that has waited a whole minute for nothing does not"
 
