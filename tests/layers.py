@@ -4,8 +4,10 @@ Over several workers, a file at a time. Tests on the scenarios' fleet have a lan
 engines another: within it one test follows another, on one worker, because what they start is shared. So have those on
 the cloud of tests, whose EC2 costs each process that has it 0.2 GB and two seconds. Scenarios with a fleet of their own
 have one as well, for no other fleet need run beside theirs: one costs most of a processor, whatever it is asked.
+
 The scenarios' lane is the longest, and begins at once. It waits more than it computes, so that the other workers run
-the rest meanwhile, the pure ones first; vLLM comes last, for it computes.
+the rest meanwhile: the pure tests first, which say soonest what is wrong, then the other lanes, and single files last.
+Those fill what is left of every worker, so that all end together: a lane that begins last is waited for alone.
 Only whole files belong to a layer or lane, by their `pytestmark`.
 """
 
@@ -26,7 +28,7 @@ LANES = ("cloud", "own_fleet", "scenario", "vllm")
 """Of a file with the marks of two, the first."""
 LAYERS = (*FAST, "cloud", "processes", "scenario", "browser", "vllm")
 """From cheap to dear: in this order in one process. Browser and vLLM tests in the lane of scenarios use their fleet."""
-RANKS = {"scenario": 0, "pure": 1, "browser": 2, "services": 3, "cloud": 3, "processes": 3, "vllm": 4}
+RANKS = {"scenario": 0, "pure": 1, "browser": 2, "vllm": 3, "cloud": 4, "services": 5, "processes": 5}
 """The order over several workers. Services and processes side by side: the one computes while the other waits."""
 
 

@@ -29,6 +29,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+ENDS_WITHIN_S = 0.02
+"""How often a server looks whether it was told to end; by itself each 0.5 s, which tests would pay one by one."""
+
+
 class QuietRequests(MotoRequestHandler):
     """Logs errors alone."""
 
@@ -40,7 +44,7 @@ class QuietRequests(MotoRequestHandler):
 def serve(world: World, port: int = 0) -> Iterator[str]:
     """The World on a port of the loopback, by a thread of this process; yields its URL."""
     server = make_server("127.0.0.1", port, world, threaded=True, request_handler=QuietRequests)
-    thread = threading.Thread(target=server.serve_forever, name="cloud", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=[ENDS_WITHIN_S], name="cloud", daemon=True)
     thread.start()
     world.endpoint = f"http://127.0.0.1:{server.server_port}"
     try:

@@ -106,7 +106,7 @@ def _listener(network: str, address: str, port: int) -> socket.socket:
 def _serve(application: Control, listener: socket.socket) -> Iterator[None]:
     listener.listen(256)
     server = make_server("", 0, application, threaded=True, request_handler=QuietRequests, fd=listener.fileno())
-    thread = threading.Thread(target=server.serve_forever, name="cloud-in-the-lab", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=[0.05], name="cloud-in-the-lab", daemon=True)
     thread.start()
     try:
         yield

@@ -22,8 +22,10 @@ START_LIMIT_S = 600
 STOP_LIMIT_S = 240
 LIMIT_S = 240.0
 """For whatever must happen: generous, for machines that do much else. What takes how long, the benches say."""
-POLL_S = 0.1
-"""Each look is a request that the fleet's web process answers, on cores that engines need to start."""
+POLL_S = 0.05
+POLL_MOST_S = 0.3
+"""Between two looks, at first and in the end. Each is a request that the fleet's web process answers, on cores that
+engines need to start; what is not there soon takes seconds."""
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 """Each of four workers may run fleets, with ports of its own."""
 NODE_PORTS = 22000 - 1000 * WORKER
@@ -203,7 +205,7 @@ class RunningFleet:
 
 def eventually(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
     """Poll until the condition holds, and return what it said. An API that is away for a moment counts as "not yet"."""
-    deadline = time.monotonic() + limit_s
+    deadline, pause_s = time.monotonic() + limit_s, POLL_S
     said: Any = None
     while time.monotonic() < deadline:
         try:
@@ -211,7 +213,8 @@ def eventually(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
                 return said
         except (httpx.TransportError, psutil.NoSuchProcess, OSError, KeyError) as error:
             said = error
-        time.sleep(POLL_S)  # what is waited for happens in other processes, which send tests no event
+        time.sleep(pause_s)  # what is waited for happens in other processes, which send tests no event
+        pause_s = min(pause_s * 1.5, POLL_MOST_S)
     raise AssertionError(f"not within {limit_s:.0f} s; the last answer was {said!r}")
 
 

@@ -47,7 +47,7 @@ def cutting(url: str, after_bytes: int) -> Iterator[str]:
 
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Way)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:

@@ -168,7 +168,7 @@ def redirecting_server(target: str) -> Iterator[tuple[str, list[str]]]:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", free_port()), Redirecting) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}", requested
