@@ -10,7 +10,7 @@ from django.db.models import Q
 
 from engine_agent.protocol.releases import release_of
 from engine_agent.protocol.states import AgentKind, EngineState
-from fleet.models import AgentMove, AgentRelease, AgentRollout, Machine, Node
+from fleet.models import AgentMove, AgentRelease, AgentRollout, Machine, Node, NodeReport
 from fleet.planning.agent_rollouts import AgentRolloutView, AgentView, Move, Standing
 from fleet.planning.machines import WITH_MACHINE_AGENT, has_machine_agent
 from fleet.planning.states import AGENT_ROLLOUT_ACTIVE, AgentRolloutState, CellState, MachineState, NodeState
@@ -75,6 +75,18 @@ def agents_by_release(now: datetime) -> dict[str, list[str]]:
     for agent in _seen(now, {}):
         found.setdefault(agent.release, []).append(agent.id)
     return found
+
+
+def releases_named(now: datetime) -> set[str]:
+    """Releases that an agent of the fleet said last that it runs, or was told to run, connected or not."""
+    there = Machine.objects.exclude(state=MachineState.GONE.value)
+    versions = [
+        *NodeReport.objects.values_list("agent_version", flat=True),
+        *there.values_list("agent_version", flat=True),
+    ]
+    said = {release_of(version) for version in versions} | {agent.release for source in _sources for agent in source()}
+    told = {agent.move.release for agent in agents_seen(now) if agent.move is not None}
+    return (said | told) - {""}
 
 
 def _nodes(now: datetime) -> Iterator[AgentView]:

@@ -299,6 +299,14 @@ def leftovers_remove(now_s: float) -> int:
     return removed
 
 
+def archive_files() -> Iterator[tuple[Path, str]]:
+    """Every archive in the cache, of any home, with the id of its release."""
+    for path in _folder().glob("*.tar.gz"):
+        tag, _, release = path.name.removesuffix(".tar.gz").rpartition("-")
+        if TAG.fullmatch(tag) and is_release_id(release):
+            yield path, release
+
+
 def _path(tag: str, release: str) -> Path:
     return _folder() / f"{tag}-{release}.tar.gz"
 

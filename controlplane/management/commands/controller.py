@@ -12,6 +12,7 @@ from controlplane.observability.exposition import serve_metrics
 from controlplane.secret_key import require_secret_key
 from fleet.services.agent_archive import NoRelease, leftovers_remove
 from fleet.services.agent_releases import release_register
+from fleet.services.release_retention import releases_trim
 from kernel import clock
 from kernel.control_loops import Controller, HangingPass, control_loops
 
@@ -22,9 +23,14 @@ def register_release() -> None:
     """Before anything is launched, so that it runs a release. A fleet whose controller cannot say so runs on."""
     try:
         release_register(now=clock.now())
-        leftovers_remove(clock.now().timestamp())
     except (DatabaseError, OSError, NoRelease) as error:
         log.error("the release of the agent that this control plane carries cannot be kept: %s", error)
+        return
+    try:
+        leftovers_remove(clock.now().timestamp())
+        releases_trim(now=clock.now())
+    except (DatabaseError, OSError) as error:
+        log.error("releases of the agent that nothing needs cannot be removed: %s", error)
 
 
 class Command(BaseCommand):
