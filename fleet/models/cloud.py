@@ -41,7 +41,8 @@ class CloudRegion(models.Model):
 
     `aws_region`: as AWS calls it. `machines_cap` and `price_cap` (US dollars an hour; null: none) bound what may be
     launched within an hour. `listed_at`: when the last list began of which all pages came; `silent_zones` did not
-    answer it. `suspects`: machines that the last whole list showed to be nobody's.
+    answer it. `suspects`: machines that the last whole list showed to be nobody's; `leftovers`: volumes, interfaces and
+    requests that the last whole look showed to belong to no machine, and since when (ISO 8601).
     """
 
     region = models.OneToOneField(Region, on_delete=models.CASCADE, primary_key=True, related_name="cloud")
@@ -56,6 +57,7 @@ class CloudRegion(models.Model):
     listed_at = models.DateTimeField(null=True)
     silent_zones = models.JSONField(default=list, blank=True)
     suspects = models.JSONField(default=list, blank=True)
+    leftovers = models.JSONField(default=dict, blank=True)
 
     def __str__(self) -> str:
         return f"{self.region_id} from {self.stack}"

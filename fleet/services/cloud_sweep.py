@@ -3,7 +3,7 @@
 import logging
 from datetime import datetime
 
-from fleet.models import CloudRegion, LaunchAttempt, Machine
+from fleet.models import CloudRegion, Install, LaunchAttempt, Machine
 from fleet.planning.cloud_sweep import ListedMachine, SweepPlan, plan_sweep
 from fleet.planning.states import MachineState
 from fleet.providers.aws import calls
@@ -21,15 +21,15 @@ HELD = "orphans-held"
 log = logging.getLogger(__name__)
 
 
-def cloud_sweep(cloud: CloudRegion, listing: Listing, now: datetime) -> SweepPlan:
-    """End what two whole lists in a row showed to be nobody's. On an install's first day it is only said."""
+def sweep_plan(cloud: CloudRegion, listing: Listing, now: datetime) -> SweepPlan:
+    """What a whole list of a region shows to be nobody's. Nothing is changed."""
     listed = [
         ListedMachine(one.provider_id, one.tags.get(TAG_UNIT, ""), one.state, one.launched_at)
         for one in listing.instances
     ]
     recorded = Machine.objects.filter(provider=PROVIDER).exclude(state=MachineState.GONE)
     ids = [one.provider_id for one in listed]
-    plan = plan_sweep(
+    return plan_sweep(
         listed,
         frozenset(recorded.filter(provider_id__in=ids).values_list("provider_id", flat=True)),
         frozenset(LaunchAttempt.objects.filter(ended_at=None).values_list("unit_id", flat=True)),
@@ -37,6 +37,11 @@ def cloud_sweep(cloud: CloudRegion, listing: Listing, now: datetime) -> SweepPla
         now,
         has_records=LaunchAttempt.objects.exists(),
     )
+
+
+def cloud_sweep(cloud: CloudRegion, listing: Listing, now: datetime) -> SweepPlan:
+    """End what two whole lists in a row showed to be nobody's. On an install's first day it is only said."""
+    plan = sweep_plan(cloud, listing, now)
     CloudRegion.objects.filter(pk=cloud.pk).update(suspects=sorted(plan.suspects))
     if plan.held:
         log.error("region %s: %s", cloud.pk, plan.held)
@@ -49,15 +54,22 @@ def cloud_sweep(cloud: CloudRegion, listing: Listing, now: datetime) -> SweepPla
     return plan
 
 
-def _end(cloud: CloudRegion, plan: SweepPlan, now: datetime) -> None:
+def sweep_install(cloud: CloudRegion, names: str, now: datetime) -> Install | None:
+    """The install that may end what these name; None, and the log says why, if it may not now."""
     try:
         install = install_that_may_change(now)
     except Later as error:
-        log.warning("orphans of region %s stay: %s", cloud.pk, error)
-        return
+        log.warning("%s of region %s stay: %s", names, cloud.pk, error)
+        return None
     if install.dry_run_until > now:
         said = f"they would be ended after {install.dry_run_until:%Y-%m-%d %H:%M} UTC"
-        log.warning("region %s: %s belong to nobody; %s", cloud.pk, ", ".join(plan.end), said)
+        log.warning("region %s: %s belong to nobody; %s", cloud.pk, names, said)
+        return None
+    return install
+
+
+def _end(cloud: CloudRegion, plan: SweepPlan, now: datetime) -> None:
+    if sweep_install(cloud, ", ".join(plan.end), now) is None:
         return
     try:
         calls.call("ec2", "TerminateInstances", cloud.aws_region, machines=len(plan.end), InstanceIds=list(plan.end))

@@ -15,9 +15,10 @@ from time import monotonic
 from django.db import connection
 
 from fleet.models import CloudRegion
-from fleet.planning.call_budget import LIST_EVERY_S, RESERVATIONS_EVERY_S, STATUS_EVERY_S
+from fleet.planning.call_budget import LEFTOVERS_EVERY_S, LIST_EVERY_S, RESERVATIONS_EVERY_S, STATUS_EVERY_S
 from fleet.planning.states import CloudRegionState
 from fleet.services.cloud_launch_incidents import launch_incidents
+from fleet.services.cloud_leftovers import cloud_leftovers
 from fleet.services.cloud_listing import cloud_list
 from fleet.services.cloud_notices import cloud_queue, cloud_reservations, cloud_statuses
 from fleet.services.cloud_ownership import cloud_beat
@@ -60,6 +61,7 @@ STEPS: Mapping[str, Step] = {
     "places": Step(TOPOLOGY_LOOK_S, cloud_places),
     "reservation places": Step(RESERVATIONS_EVERY_S, cloud_reservation_places),
     "list": Step(LIST_EVERY_S, cloud_list),
+    "leftovers": Step(LEFTOVERS_EVERY_S, cloud_leftovers),
     "stack": Step(READ_DAILY_S, cloud_region_read),
     "incidents": Step(INCIDENTS_EVERY_S, launch_incidents),
 }
