@@ -6,6 +6,7 @@ from accounts.states import APPROVAL_STATES
 from audit.models import Outcome, Proof
 from controlplane.api.apply.planning import Action, Kind
 from engine_agent.protocol.states import EngineState, MemberRole, ServingClass
+from fleet.api.capacity_pool import MARKETS, ORIGINS, POOL_STATES
 from fleet.api.machine import INVITATION_STATES
 from fleet.api.node import ROLES
 from fleet.planning.fault_rules import RuleMode
@@ -35,6 +36,9 @@ DOCUMENT_ACTIONS = choices(Action)
 CELL_STATES = choices(CellState)
 NODE_STATES = choices(NodeState)
 NODE_ROLES = ROLES
+CAPACITY_MARKETS = MARKETS
+CAPACITY_POOL_STATES = POOL_STATES
+CAPACITY_POOL_ORIGINS = ORIGINS
 MACHINE_STATES = choices(MachineState)
 MACHINE_ROLES = choices(MachineRole)
 INVITATIONS = INVITATION_STATES

@@ -123,6 +123,12 @@ RESOURCES: tuple[Resource, ...] = (
             Column("CELLS", _counts("cells")), ("INGRESS", "ingress_url")),
     ),
     Resource(
+        "capacity-pools", "capacity-pools", "id", ("capacity-pool", "pools"),
+        _of(number("ID", "id"), ("REGION", "region"), ("TYPE", "instance_type"), number("PLACE", "position"),
+            ("MARKET", "market"), ("ZONE", "zone"), STATE, number("FREE", "free"), ("RESERVATION", "reservation"),
+            Column("FROM", lambda row, now: str(row.get("declared_by") or "stack")), ("RESTS UNTIL", "paused_until")),
+    ),
+    Resource(
         "instance-types", "instance-types", "name", ("instance-type", "it"),
         _of(("NAME", "name"), ("ACCELERATOR", "accelerator"), number("CHIPS", "chips"), number("CORES", "cores"),
             number("GIB", "memory_gib"), number("$/H", "price_per_hour"), number("TP", "tensor_parallel_degree")),

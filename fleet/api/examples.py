@@ -357,3 +357,39 @@ AGENT_ROLLOUT: dict[str, Any] = {
     "ring_since": "2026-11-21T12:00:00Z",
     "ended_at": "2026-11-21T12:01:10Z",
 }
+
+CAPACITY_POOL: dict[str, Any] = {
+    "id": 12,
+    "region": "us-east-1",
+    "instance_type": "trn1.32xlarge",
+    "position": 2,
+    "market": "spot",
+    "zone": "us-east-1a",
+    "zone_id": "use1-az1",
+    "subnet": "subnet-0a1b2c3d4e5f60718",
+    "image": "ami-0a1b2c3d4e5f60718",
+    "reservation": "",
+    "placement_group": "",
+    "network_nodes": [],
+    "max_price": 9.5,
+    "ends_at": None,
+    "free": None,
+    "enabled": True,
+    "origin": "person",
+    "declared_by": "ada",
+    "state": "resting",
+    "tone": "warn",
+    "paused_until": "2026-11-21T12:03:00Z",
+    "pause_reason": "InsufficientInstanceCapacity: there is none",
+    "failures": 1,
+}
+
+CHANGE_POOL: dict[str, Any] = {"enabled": False, "why": "the zone has trouble"}
+
+DECLARE_POOL: dict[str, Any] = {
+    "region": "us-east-1",
+    "instance_type": "trn1.32xlarge",
+    "market": "spot",
+    "zone": "us-east-1a",
+    "max_price": 9.5,
+}

@@ -2,6 +2,7 @@
 
 from fleet.api.agents import AgentReleaseViewSet, AgentRolloutViewSet
 from fleet.api.application_certificate import CertificateViewSet
+from fleet.api.capacity_pool import CapacityPoolViewSet
 from fleet.api.cell import CellViewSet
 from fleet.api.deployment import DeploymentViewSet
 from fleet.api.fault_rule import FaultRuleViewSet
@@ -14,6 +15,7 @@ from fleet.api.webhook import WebhookDeliveryViewSet, WebhookViewSet
 
 ROUTES = (
     ("regions", RegionViewSet, "region"),
+    ("capacity-pools", CapacityPoolViewSet, "capacity-pool"),
     ("instance-types", InstanceTypeViewSet, "instance-type"),
     ("machines/invitations", InvitationViewSet, "invitation"),
     ("machines", MachineViewSet, "machine"),

@@ -73,7 +73,10 @@ class CloudRegion(models.Model):
 
 class CapacityPool(models.Model):
     """One way to get machines of one type, as `fleet.planning.pools.PoolView` describes it. `zone`: its name in this
-    account, `zone_id`: the same for all accounts. `network_nodes`: those of its reservation, widest first."""
+    account, `zone_id`: the same for all accounts. `network_nodes`: those of its reservation, widest first.
+
+    `declared_by`: the person who added it; "": the reading of the region's stack found it. A reading adds pools and
+    touches none that is there."""
 
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="pools")
     instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="pools")
@@ -90,6 +93,7 @@ class CapacityPool(models.Model):
     ends_at = models.DateTimeField(null=True)
     free = models.PositiveIntegerField(null=True)
     enabled = models.BooleanField(default=True)
+    declared_by = models.CharField(max_length=64, blank=True)
     paused_until = models.DateTimeField(null=True)
     pause_reason = models.TextField(blank=True)
     failures = models.PositiveIntegerField(default=0)

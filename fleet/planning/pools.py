@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from fleet.planning.placement.distance import Path, shared_prefix
+from fleet.planning.states import PoolState
 
 NAMED_MOST = 3
 """Pools that one sentence names."""
@@ -30,6 +31,9 @@ class Market(StrEnum):
 
 RESERVATIONS = frozenset({Market.RESERVED, Market.BLOCK, Market.INTERRUPTIBLE})
 """These name the reservation that their machines are in."""
+
+DECLARABLE = (Market.SPOT, Market.OPEN)
+"""Pools of these are declared by a person. All others are found by the reading of a region's stack."""
 
 
 class LaunchOutcome(StrEnum):
@@ -70,6 +74,11 @@ class PoolSettings:
     quota_pause_s: float = 3600.0
     boot_s: float = 1200.0
     block_margin_s: float = 2400.0
+
+    @property
+    def useful(self) -> timedelta:
+        """How long before its end a pool is no longer used."""
+        return timedelta(seconds=self.boot_s + self.block_margin_s)
 
 
 SETTINGS = PoolSettings()
@@ -120,6 +129,23 @@ class PoolView:
     def name(self) -> str:
         """As people read it."""
         return f"{self.market} in {self.zone}" + (f" ({self.reservation})" if self.reservation else "")
+
+
+def pool_state(pool: PoolView, now: datetime, settings: PoolSettings = SETTINGS) -> PoolState:
+    """What a pool is good for, for one machine of a deployment that may use its market."""
+    if not pool.enabled:
+        return PoolState.OFF
+    if pool.ends_at is not None and now + settings.useful >= pool.ends_at:
+        return PoolState.ENDED
+    if pool.paused_until is not None and pool.paused_until > now:
+        return PoolState.RESTING
+    return PoolState.FULL if pool.market in RESERVATIONS and pool.free == 0 else PoolState.USABLE
+
+
+def moved(order: Sequence[int], pool: int, position: int) -> tuple[int, ...]:
+    """The ids of a type's pools in a new order, in which `pool` is at `position`; past the last one it is the last."""
+    others = [one for one in order if one != pool]
+    return (*others[:position], pool, *others[position:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +234,7 @@ def _fit(unit: UnitView, pool: PoolView, now: datetime, settings: PoolSettings) 
         return Fit(pool, None, "a person has switched it off")
     if pool.market not in unit.markets:
         return Fit(pool, None, f"its deployment does not use {pool.market}")
-    needed = timedelta(seconds=settings.boot_s + settings.block_margin_s)
-    if pool.ends_at is not None and now + needed >= pool.ends_at:
+    if pool.ends_at is not None and now + settings.useful >= pool.ends_at:
         return Fit(pool, None, f"it ends at {_said(pool.ends_at)}, before a machine would be of use")
     if pool.paused_until is not None and pool.paused_until > now:
         return Fit(pool, pool.paused_until, f"it rests until {_said(pool.paused_until)}, because {pool.pause_reason}")

@@ -64,6 +64,20 @@ class CloudRegionState(StrEnum):
     REFUSED = "refused"
 
 
+class PoolState(StrEnum):
+    """What a pool of capacity is good for now (`fleet.planning.pools.pool_state`)."""
+
+    USABLE = "usable"
+    RESTING = "resting"
+    """It had no machines a moment ago."""
+    FULL = "full"
+    """Its reservation has no room."""
+    ENDED = "ended"
+    """It ends before a machine would be of use."""
+    OFF = "off"
+    """A person has switched it off."""
+
+
 class NoticeKind(StrEnum):
     """What a cloud announces. `interruption`: of spot, or of a reservation whose owner wants it back."""
 
@@ -233,6 +247,14 @@ MACHINE_TONE: dict[MachineState, Tone] = {
     MachineState.WIPING: Tone.MOVING,
     MachineState.LEAVING: Tone.MOVING,
     MachineState.GONE: Tone.IDLE,
+}
+
+POOL_TONE: dict[PoolState, Tone] = {
+    PoolState.USABLE: Tone.OK,
+    PoolState.RESTING: Tone.WARN,
+    PoolState.FULL: Tone.IDLE,
+    PoolState.ENDED: Tone.IDLE,
+    PoolState.OFF: Tone.IDLE,
 }
 
 ROLLOUT_TONE: dict[RolloutState, Tone] = {

@@ -79,7 +79,7 @@ def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
         was, row.state, row.reason = row.state, CloudRegionState.READY.value, ""
         row.base, row.read_at = msgspec.to_builtins(read.base), now
         row.save(update_fields=["state", "reason", "base", "read_at"])
-        added = _pools_add(row, read.pools)
+        added = pools_add(row.pk, read.pools)
         if was != CloudRegionState.READY or added:
             many = f"{added} pool{'s' if added != 1 else ''} of capacity"
             _event(row, "ready", f"region {row.pk} was read from stack {row.stack}: {many} added", Tone.OK, now)
@@ -104,9 +104,9 @@ def _event(cloud: CloudRegion, what: str, message: str, tone: Tone, now: datetim
     event_record(kind=kind, message=message, tone=tone, now=now, actor="fleet.cloud", region=cloud.pk, detail={})
 
 
-def _pools_add(cloud: CloudRegion, found: Sequence[PoolFound]) -> int:
-    """Those that are not there yet, after those that are; how many."""
-    rows = CapacityPool.objects.filter(region_id=cloud.pk)
+def pools_add(region: str, found: Sequence[PoolFound]) -> int:
+    """Those that are not there yet, after those that are; how many. What is there stays as a person may have set it."""
+    rows = CapacityPool.objects.filter(region_id=region)
     there = set(rows.values_list("instance_type_id", "market", "zone", "reservation"))
     last = dict(rows.values_list("instance_type_id").annotate(Max("position")).order_by())
     added = 0
@@ -114,7 +114,7 @@ def _pools_add(cloud: CloudRegion, found: Sequence[PoolFound]) -> int:
         if (each.instance_type, each.market.value, each.zone, each.reservation) in there:
             continue
         last[each.instance_type] = last.get(each.instance_type, -1) + 1
-        CapacityPool.objects.create(region_id=cloud.pk, position=last[each.instance_type], **_columns(each))
+        CapacityPool.objects.create(region_id=region, position=last[each.instance_type], **_columns(each))
         added += 1
     return added
 

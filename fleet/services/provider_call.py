@@ -144,6 +144,16 @@ def call_retry(call: ProviderCall, *, now: datetime, retry_after_s: float | None
     return due_at if is_repeated else None
 
 
+def launches_hurry(*, region: str, instance_type: str, now: datetime) -> None:
+    """Try waiting launches again at once: where machines may be had has changed. Calls that run are left alone."""
+    waiting = ProviderCall.objects.filter(
+        node__region_id=region, node__instance_type_id=instance_type, action=ProviderAction.LAUNCH, claim=""
+    )
+    orders = waiting.filter(due_at__gt=now).select_for_update(skip_locked=True, of=("self",))
+    if ProviderCall.objects.filter(pk__in=[order.pk for order in orders]).update(due_at=now):
+        hints.ring(LOOP)
+
+
 def _release(own: "QuerySet[ProviderCall]") -> None:
     if own.update(claim="", claimed_until=None):
         hints.ring(LOOP)

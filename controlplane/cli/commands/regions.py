@@ -1,19 +1,27 @@
-"""Regions: create one. Those in a cloud are read from a stack, for which nobody waits here."""
+"""Regions: create one, and say which pools of capacity it uses. Those in a cloud are read from a stack, for which
+nobody waits here."""
 
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, Any
 
 import typer
 
-from controlplane.cli.session import session_of
+from controlplane.cli.commands.act import Why
+from controlplane.cli.completion import names_of
+from controlplane.cli.session import Session, path_of, resource_named, session_of
 
 app = typer.Typer()
-region = typer.Typer(help="Regions: create one.", no_args_is_help=True)
+region = typer.Typer(help="Regions: create one, list its pools of capacity.", no_args_is_help=True)
+pool = typer.Typer(help="One pool of capacity: use it or not, earlier or later.", no_args_is_help=True)
 app.add_typer(region, name="region")
+app.add_typer(pool, name="pool")
+
+Pool = Annotated[int, typer.Argument(help="Its ID in `switchyard region pools`.")]
 
 
-@region.callback()
-def about() -> None:
-    """Without this, the only command would stand for the group."""
+class Declarable(StrEnum):
+    SPOT = "spot"
+    OPEN = "open"
 
 
 @region.command()
@@ -44,3 +52,116 @@ def create(
         run.output.note(
             f"its stack {cloud['stack']} is read within a minute; then it is ready, or refused with a reason"
         )
+
+
+@region.command()
+def pools(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="REGION", autocompletion=names_of("regions"))],
+    instance_type: Annotated[str, typer.Option("--type", help="Of this instance type.")] = "",
+    market: Annotated[str, typer.Option(help="Of this market.")] = "",
+    state: Annotated[str, typer.Option(help="usable, resting, full, ended or off.")] = "",
+) -> None:
+    """List the pools of capacity of a region, in the order in which they are tried. FROM says who added one: the
+    region's stack, or a person.
+
+    switchyard region pools us-east-1 --type trn1.32xlarge
+    """
+    run = session_of(context)
+    wanted = {"region": name, "instance_type": instance_type, "market": market, "state": state}
+    filters = {key: value for key, value in wanted.items() if value}
+    resource = resource_named("capacity-pools")
+    rows = sorted(run.connection.pages(resource.path, filters), key=lambda row: (row["instance_type"], row["position"]))
+    if run.output.is_for_programs:
+        run.output.document(rows)
+        return
+    empty = f"{name} has no such pool; the reading of the stack of a region with provider aws makes them."
+    run.output.rows(resource.columns, rows, empty=empty)
+
+
+@pool.command()
+def add(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="REGION", autocompletion=names_of("regions"))],
+    instance_type: Annotated[str, typer.Argument(metavar="TYPE", autocompletion=names_of("instance-types"))],
+    zone: Annotated[str, typer.Argument(help="Such as us-east-1a.")],
+    market: Annotated[Declarable, typer.Option(help="open: in open reservations that fit.")] = Declarable.SPOT,
+    max_price: Annotated[float | None, typer.Option(help="Of spot, $/h; else the price on demand.")] = None,
+    position: Annotated[int | None, typer.Option(min=0, help="0: the first that is tried. Else the last.")] = None,
+    why: Why = "",
+) -> None:
+    """Add a pool that no reading of the stack finds.
+
+    switchyard pool add us-east-1 trn1.32xlarge us-east-1a --max-price 9.50
+    """
+    run = session_of(context)
+    body: dict[str, Any] = {"region": name, "instance_type": instance_type, "zone": zone, "market": market.value}
+    body |= {} if max_price is None else {"max_price": max_price}
+    body |= {} if position is None else {"position": position}
+    _show(run, run.connection.post("capacity-pools", {**body, "why": why}))
+
+
+@pool.command()
+def enable(context: typer.Context, pool_id: Pool, why: Why = "") -> None:
+    """Launch machines from a pool again."""
+    _change(context, pool_id, {"enabled": True, "why": why})
+
+
+@pool.command()
+def disable(context: typer.Context, pool_id: Pool, why: Why = "") -> None:
+    """Launch nothing from a pool. Machines that run stay."""
+    _change(context, pool_id, {"enabled": False, "why": why})
+
+
+@pool.command()
+def move(
+    context: typer.Context,
+    pool_id: Pool,
+    position: Annotated[int, typer.Argument(min=0, help="0: the first of its type that is tried.")],
+    why: Why = "",
+) -> None:
+    """Try a pool earlier or later than the others of its type."""
+    _change(context, pool_id, {"position": position, "why": why})
+
+
+@pool.command()
+def price(
+    context: typer.Context,
+    pool_id: Pool,
+    max_price: Annotated[float | None, typer.Argument(help="$/h for a machine; left out: the price on demand.")] = None,
+    why: Why = "",
+) -> None:
+    """Set the most that a spot pool pays."""
+    _change(context, pool_id, {"max_price": max_price, "why": why})
+
+
+@pool.command()
+def resume(context: typer.Context, pool_id: Pool, why: Why = "") -> None:
+    """Try a resting pool again at once."""
+    run = session_of(context)
+    _show(run, run.connection.post(f"{_path(pool_id)}/resume", {"why": why}))
+
+
+@pool.command()
+def remove(context: typer.Context, pool_id: Pool, why: Why = "") -> None:
+    """Remove a pool that a person added. Its machines stay."""
+    run = session_of(context)
+    gone = run.connection.post(f"{_path(pool_id)}/remove", {"why": why})
+    run.show(gone, [f"{_name(gone)} is removed"])
+
+
+def _change(context: typer.Context, pool_id: int, body: dict[str, Any]) -> None:
+    run = session_of(context)
+    _show(run, run.connection.patch(_path(pool_id), body))
+
+
+def _path(pool_id: int) -> str:
+    return path_of(resource_named("capacity-pools"), str(pool_id))
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"pool {row['id']}, {row['instance_type']} {row['market']} in {row['zone']},"
+
+
+def _show(run: Session, row: dict[str, Any]) -> None:
+    run.show(row, [f"{_name(row)} is {row['state']}, at place {row['position']}"])

@@ -51,6 +51,11 @@ def deployment_events(name: str, limit: int) -> EventList:
     return _of(Event.objects.filter(deployment=name), limit)
 
 
+def region_events(name: str, limit: int) -> EventList:
+    """What happened to it itself, and not to what is in it."""
+    return _of(Event.objects.filter(region=name, kind__startswith="region."), limit)
+
+
 def rollout_events(rollout: Rollout, limit: int) -> EventList:
     """What happened to its deployment from its start to its end."""
     events = Event.objects.filter(deployment=rollout.deployment_id, at__gte=rollout.created_at)

@@ -76,12 +76,22 @@ def _check(unit: UnitView, attempt: AttemptView) -> None:
     pool = attempt.pool
     if pool.instance_type != unit.instance_type or attempt.count != unit.count:
         raise ValueError(f"attempt {attempt.number} is not of unit {unit.id}: its type or count is another")
-    wanted = _USAGE_CLASSES.get(pool.market, "on-demand")
-    offered = network_of(unit.instance_type).usage_classes
-    if wanted not in offered:
-        raise ValueError(f"{unit.instance_type} is not sold as {wanted}; it is as {', '.join(sorted(offered))}")
+    usage_class(unit.instance_type, pool.market)
     if pool.market in RESERVATIONS and not pool.reservation:
         raise ValueError(f"a pool of market {pool.market} needs the id of its reservation")
+
+
+def usage_class(instance_type: str, market: Market) -> str:
+    """How EC2 sells machines of a type to a market, in its words.
+
+    Raises:
+        ValueError: it does not; or the type is not known.
+    """
+    wanted = _USAGE_CLASSES.get(market, "on-demand")
+    offered = network_of(instance_type).usage_classes
+    if wanted not in offered:
+        raise ValueError(f"{instance_type} is not sold as {wanted}; it is as {', '.join(sorted(offered))}")
+    return wanted
 
 
 def _market(attempt: AttemptView) -> Request:

@@ -13,8 +13,9 @@ pytestmark = pytest.mark.django_db
 
 RESOURCES = [
     "machines", "machines/invitations", "agents/releases", "agents/rollouts",
-    "regions", "instance-types", "nodes", "cells", "deployments", "rollouts", "incidents", "fault-rules", "webhooks",
-    "webhook-deliveries", "models", "model-versions", "ingresses", "routing-tables", "keys", "key-rings",
+    "regions", "capacity-pools", "instance-types", "nodes", "cells", "deployments", "rollouts", "incidents",
+    "fault-rules", "webhooks", "webhook-deliveries", "models", "model-versions", "ingresses", "routing-tables",
+    "keys", "key-rings",
     "engine-allowances", "callback-hosts",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
     "entry", "entry-revisions",
@@ -42,7 +43,8 @@ OPERATE = {
     "PATCH model-versions/{id}", "DELETE model-versions/{id}", "POST model-versions/{id}/release",
     "POST model-versions/{id}/retire", "POST model-versions/{id}/validate", "POST keys", "PATCH keys/{id}",
     "POST keys/{id}/revoke", "POST keys/{id}/rotate", "POST apply", "GET audit", "GET audit/{id}",
-    "POST regions", "PATCH regions/{id}", "DELETE regions/{id}", "POST deployments",
+    "POST capacity-pools", "PATCH capacity-pools/{id}", "POST capacity-pools/{id}/remove",
+    "POST capacity-pools/{id}/resume", "POST regions", "PATCH regions/{id}", "DELETE regions/{id}", "POST deployments",
 }  # fmt: skip
 OPERATE_ONE = {  # a grant for the deployment does, too
     "POST cells/{id}/drain", "POST cells/{id}/restart", "PATCH deployments/{id}", "DELETE deployments/{id}",

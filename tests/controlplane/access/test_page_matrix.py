@@ -14,17 +14,18 @@ ANYBODY = {"login", "login-second", "logout", "oidc-begin", "oidc-back"}
 KNOWS_THE_OLD_ONE = {"password-change"}
 """Whoever is logged in; refused like the others without the old password (tests of the settings)."""
 VIEWER = {
-    "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "traffic",
-    "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident", "search",
-    "events", "settings", "approvals", "settings-webhooks", "settings-rules", "settings-allowances", "token-new",
+    "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "region",
+    "traffic", "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident",
+    "search", "events", "settings", "approvals", "settings-webhooks", "settings-rules", "settings-allowances",
+    "token-new",
     "token-revoke", "session-end", "approval-reject", "factors", "factor-app", "factor-key", "factor-confirm",
     "factor-recovery", "factor-remove",
 }  # fmt: skip
 OPERATOR = {
     "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",
     "machine-add", "machine-remove", "invitation-withdraw",
-    "agents-upgrade", "agents-cancel", "key-new", "key-action", "draft-new", "draft-edit", "version-action",
-    "webhook-test", "playground-say", "audit",
+    "pool-add", "pool-action", "agents-upgrade", "agents-cancel", "key-new", "key-action", "draft-new", "draft-edit",
+    "version-action", "webhook-test", "playground-say", "audit",
 }  # fmt: skip
 ADMIN = {
     "keys-require", "settings-users", "settings-groups", "user-new", "user-change", "program-new", "group-new",

@@ -19,11 +19,13 @@ from fleet.models import (
     AgentRelease,
     AgentRollout,
     ApplicationCertificate,
+    CapacityPool,
     Deployment,
     DeploymentRegion,
     FaultRule,
     Incident,
     InstanceType,
+    Region,
     Rollout,
     Webhook,
     WebhookDelivery,
@@ -74,10 +76,18 @@ def one_more_entry(number: int, deployment: Deployment) -> None:
     )  # fmt: skip
 
 
-def one_more_of_everything(number: int) -> None:
-    """A region with a two-node cell, a spare, an ingress, and everything that speaks of them."""
+def one_more_region(number: int) -> tuple[Region, InstanceType]:
     region = rows.region(f"region-{number}")
     kind, _ = InstanceType.objects.get_or_create(name=f"kind-{number}", defaults={"accelerator": "cpu"})
+    CapacityPool.objects.create(
+        region=region, instance_type=kind, position=0, market="on_demand", zone="a", subnet="s", image="i"
+    )
+    return region, kind
+
+
+def one_more_of_everything(number: int) -> None:
+    """A region with a two-node cell, a spare, an ingress, and everything that speaks of them."""
+    region, kind = one_more_region(number)
     model = Model.objects.create(name=f"model-{number}", created_at=NOW)
     versions = [ModelVersion.objects.create(model=model, version=v, engine="sim", created_at=NOW) for v in ("1", "2")]
     EngineAllowance.objects.create(engine="sim", name=f"--option-{number}", why="w", actor="a", created_at=NOW)

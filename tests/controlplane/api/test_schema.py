@@ -53,9 +53,11 @@ def test_it_shows_every_resource() -> None:
     nouns = {noun(path) for path in document()["paths"]}
     assert nouns == {
         "machines", "machines/invitations", "agents/releases", "agents/rollouts",
-        "regions", "instance-types", "nodes", "cells", "deployments", "models", "model-versions", "incidents",
-        "engine-allowances", "callback-hosts", "rollouts", "plan", "fault-rules", "webhooks", "webhook-deliveries",
-        "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys", "key-rings", "usage",
+        "regions", "capacity-pools", "instance-types", "nodes", "cells", "deployments", "models", "model-versions",
+        "incidents", "engine-allowances", "callback-hosts", "rollouts", "plan", "fault-rules", "webhooks",
+        "webhook-deliveries", "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys",
+        "key-rings",
+        "usage",
         "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations",
         "entry", "entry-revisions",
         "me", "users", "service-accounts", "groups", "grants", "tokens", "sessions", "approvals", "approval-rules",

@@ -14,6 +14,7 @@ from kernel.loop_passes import loop_passed
 from kernel.models import ControlHost, Event, LoopPass
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
+from tests.fleet.capacity import TYPE, pool
 from traffic.models import Ingress, TrafficOverride
 
 pytestmark = pytest.mark.django_db
@@ -308,3 +309,25 @@ def test_a_region_of_a_cloud_is_created_and_waits_for_its_stack(switchyard: Swit
     assert created.code == 0
     assert "region us-west-2 is reading" in created.out
     assert switchyard("region", "create", "eu-north-1", "--provider", "aws").code != 0
+
+
+def test_pools_of_a_region_are_listed_in_order_and_set(switchyard: Switchyard) -> None:
+    first = pool(0)
+    assert switchyard("pool", "add", "us-east-1", TYPE, "us-east-1a", "--position", "0").code == 0
+    listed = switchyard("region", "pools", "us-east-1").out.splitlines()[1:]
+    assert [line.split()[4] for line in listed] == ["spot", "on_demand"]
+    assert "operator" in listed[0]
+    disabled = switchyard("pool", "disable", str(first.pk), "--why", "trouble")
+    assert disabled.out == f"pool {first.pk}, {TYPE} on_demand in us-east-1a, is off, at place 1\n"
+    assert switchyard("pool", "move", str(first.pk), "0").code == 0
+    assert switchyard("pool", "enable", str(first.pk)).code == 0
+    assert switchyard("pool", "resume", str(first.pk)).code == 0
+    refused = switchyard("pool", "remove", str(first.pk))
+    assert (refused.code, refused.out) == (6, "")
+    assert "switch it off instead" in refused.err
+    spot = json.loads(switchyard("region", "pools", "us-east-1", "--market", "spot", "-o", "json").out)[0]["id"]
+    assert switchyard("pool", "price", str(spot), "9.5").code == 0
+    assert "is removed" in switchyard("pool", "remove", str(spot)).out
+    assert switchyard("region", "pools", "mars").err == (
+        "mars has no such pool; the reading of the stack of a region with provider aws makes them.\n"
+    )

@@ -7,11 +7,14 @@ from audit.services.record import Act, Actor, audit_record
 from fleet.models import (
     AgentRelease,
     ApplicationCertificate,
+    CapacityPool,
     Cell,
+    CloudRegion,
     Deployment,
     DeploymentRegion,
     Incident,
     InstanceType,
+    Region,
     Rollout,
 )
 from kernel.events import event_record
@@ -62,6 +65,7 @@ def one_more_of_everything(number: int) -> Cell:
     DeploymentRegion.objects.create(deployment=deployment, region=region, cells=2)
     cell = _cell(number, deployment, version)
     _spares(number)
+    _cloud(region)
     ApplicationCertificate.objects.create(
         name=f"certificate-{number}",
         region=region,
@@ -142,6 +146,19 @@ def _cell(number: int, deployment: Deployment, version: ModelVersion) -> Cell:
 def _spares(number: int) -> None:
     rows.node(f"n-{number:06x}aa", where=f"region-{number}", cordoned=True)
     rows.node(f"n-{number:06x}bb", where=f"region-{number}", state="joining", topology=[])
+
+
+def _cloud(region: Region) -> None:
+    CloudRegion.objects.create(
+        region=region, aws_region="us-east-1", stack="a-stack", state="ready", read_at=NOW, listed_at=NOW,
+        silent_zones=["us-east-1b"],
+    )  # fmt: skip
+    markets = ({"market": "on_demand", "enabled": False}, {"market": "spot", "declared_by": "ada", "max_price": 9.5})
+    for position, columns in enumerate(markets):
+        CapacityPool.objects.create(
+            region=region, instance_type_id="local.cpu", position=position, zone="us-east-1a", zone_id="use1-az1",
+            subnet="subnet-1", image="ami-1", **columns,
+        )  # fmt: skip
 
 
 def _incidents(cell: Cell) -> None:

@@ -38,6 +38,7 @@ FILTERED: tuple[str, ...] = (
 DETAILS: tuple[str, ...] = (
     "/cells/deployment-0-region-0-1/",
     "/nodes/n-00000000/",
+    "/regions/region-0/",
     "/nodes/n-000000aa/",
     "/deployments/deployment-0/",
     "/keys/0a000000/",

@@ -1,0 +1,58 @@
+"""The page of one region: its pools of capacity, and what its forms change."""
+
+from datetime import timedelta
+
+import pytest
+
+from fleet.models import CapacityPool
+from fleet.planning.pools import Market
+from kernel import clock
+from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.fleet import rows
+from tests.fleet.capacity import TYPE, order, pool
+
+pytestmark = pytest.mark.django_db
+
+PAGE = "/regions/us-east-1/"
+
+
+def test_pools_stand_in_their_order_with_whoever_added_them_and_why_not() -> None:
+    pool(0, paused_until=clock.now() + timedelta(hours=1), pause_reason="none left")
+    pool(1, Market.SPOT, declared_by="ada", max_price=9.5)
+    shown = fragment(signed_in(), PAGE, "region-pools")
+    assert shown.index("on_demand in us-east-1a") < shown.index("spot in us-east-1a")
+    assert "because none left" in shown
+    assert "added by ada, at most 9.50 $/h" in " ".join(shown.split())
+    assert "Try now" in shown
+
+
+def test_a_region_in_no_cloud_has_none() -> None:
+    rows.region("us-east-1")
+    assert "bought from no cloud" in fragment(signed_in(), PAGE, "region-pools")
+    assert signed_in().get("/regions/mars/").status_code == 404
+
+
+def test_its_forms_change_pools() -> None:
+    first, second = pool(0), pool(1, zone="us-east-1b")
+    client = signed_in()
+    added = client.post(f"{PAGE}pools/add/", {"instance_type": TYPE, "market": "spot", "zone": "us-east-1b"})
+    assert (added.status_code, added["Location"]) == (302, f"{PAGE}#region-pools")
+    spot = CapacityPool.objects.get(market="spot")
+    assert (spot.position, spot.max_price) == (2, None)
+    ask = f"{PAGE}pools/{spot.pk}/ask"
+    client.post(f"{ask}/earlier/")
+    client.post(f"{ask}/earlier/")
+    assert order()[0] == "spot in us-east-1b"
+    client.post(f"{PAGE}pools/{first.pk}/ask/off/")
+    first.refresh_from_db()
+    assert not first.enabled
+    client.post(f"{ask}/remove/")
+    assert not CapacityPool.objects.filter(pk=spot.pk).exists()
+    refused = client.post(f"{PAGE}pools/{second.pk}/ask/remove/")
+    assert refused.status_code == 409
+    assert "switch it off instead" in refused.content.decode()
+
+
+def test_a_pool_of_another_region_is_not_there() -> None:
+    other = pool(0, region="eu-west-1")
+    assert signed_in().post(f"{PAGE}pools/{other.pk}/ask/off/").status_code == 404
