@@ -9,6 +9,7 @@ from django.urls import reverse
 from controlplane.dashboard.actions import Action, Run, Submission, Target, action, action_view
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, storable
 from controlplane.dashboard.selectors.events import EventList, region_events
+from controlplane.dashboard.selectors.region_tree import RegionTree, region_tree
 from controlplane.dashboard.selectors.regions import (
     RegionHead,
     RegionPools,
@@ -43,6 +44,10 @@ def _pools(request: PageRequest) -> RegionPools:
     return region_pools(request.once(_region), request.now)
 
 
+def _tree(request: PageRequest) -> RegionTree:
+    return region_tree(request.once(_region))
+
+
 def _events(request: PageRequest) -> EventList:
     return region_events(request.once(_region).pk, EVENTS_OF_ONE_REGION)
 
@@ -55,6 +60,7 @@ REGION = Page(
         Fragment(
             "region-pools", "Pools of capacity", ("regions:{key}", "machines"), "dashboard/regions/pools.html", _pools
         ),
+        Fragment("region-tree", "Where its nodes are", ("nodes", "cells"), "dashboard/regions/tree.html", _tree),
         Fragment("region-events", "Events", ("events",), "dashboard/events/list.html", _events),
     ),
 )

@@ -3,7 +3,10 @@
 from datetime import timedelta
 
 import pytest
+from pytest_django import DjangoAssertNumQueries
 
+from controlplane.dashboard.selectors import region_tree as selector
+from controlplane.dashboard.selectors.region_tree import region_tree
 from fleet.models import CapacityPool
 from fleet.planning.pools import Market
 from kernel import clock
@@ -56,3 +59,37 @@ def test_its_forms_change_pools() -> None:
 def test_a_pool_of_another_region_is_not_there() -> None:
     other = pool(0, region="eu-west-1")
     assert signed_in().post(f"{PAGE}pools/{other.pk}/ask/off/").status_code == 404
+
+
+def test_the_tree_has_each_node_below_its_network_nodes_and_unknown_ones_apart() -> None:
+    members = [rows.node(f"n-0000000{rank}", topology=["az1", "nn-1", f"nn-2{rank}"]) for rank in (0, 1)]
+    rows.cell("c1", *members)
+    rows.node("n-00000002", topology=["az2", "nn-9", "nn-91"], state="suspect")
+    rows.node("n-00000003", topology=[], state="joining")
+    rows.node("n-00000004", state="retired")
+    tree = region_tree(members[0].region)
+    first, second = tree.places
+    assert (first.names, first.nodes) == (("az1", "nn-1"), 2)
+    assert [place.names for place in first.places] == [("nn-20",), ("nn-21",)]
+    assert [mark.role for mark in first.places[1].groups[0].marks] == ["follower of c1"]
+    assert (second.names, second.nodes) == (("az2", "nn-9", "nn-91"), 1)
+    assert [mark.node.pk for group in tree.unknown for mark in group.marks] == ["n-00000003"]
+    assert (tree.drawn, tree.more) == (4, False)
+
+
+def test_each_square_says_which_node_it_is_and_how_it_is() -> None:
+    rows.cell("c1", rows.node("n-00000000", cordoned=True), rows.node("n-00000001"))
+    shown = fragment(signed_in(), PAGE, "region-tree")
+    assert 'aria-label="n-00000000 ready, cordoned, leader of c1"' in shown
+    assert 'aria-label="Nodes of c1"' in shown
+    assert "2 nodes" in shown
+
+
+def test_a_large_region_is_drawn_in_one_query_as_far_as_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    nodes = [rows.node(f"n-{number:08x}", topology=["az1", f"nn-{number % 2}"]) for number in range(5)]
+    monkeypatch.setattr(selector, "NODES_DRAWN", 4)
+    with django_assert_num_queries(1):
+        tree = region_tree(nodes[0].region)
+    assert (tree.drawn, tree.more) == (4, True)
