@@ -79,7 +79,8 @@ def placement_problem(view: TrafficView, orders: Orders) -> PlacementProblem:
 def _place(region: RegionView, carried: float, policy: TrafficPolicy) -> ServingRegion:
     """A region that starts keeps what it has: it would else send all of it away, to take it back in steps."""
     holds = carried / policy.utilisation_cap if region.starting else 0.0
-    return ServingRegion(region.name, region.capacity, max(region.capacity_now, holds), carried)
+    starts = region.starting and region.capacity_now <= 0
+    return ServingRegion(region.name, region.capacity, max(region.capacity_now, holds), carried, starts)
 
 
 def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime) -> str:

@@ -44,13 +44,15 @@ class ServingRegion:
     """A region that may serve, in requests at once.
 
     `capacity` is what to count on when sending it more, `capacity_now` what it has this moment (never less), `carried`
-    what the table in force sends there: that much it may keep while it holds now.
+    what the table in force sends there: that much it may keep while it holds now. `starts`: it has no cell yet, and
+    what it holds is for its own origin alone.
     """
 
     name: str
     capacity: float
     capacity_now: float
     carried: float = 0.0
+    starts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class PlacementProblem:
         """Whether a request of `origin` may be sent to `region` at all."""
         place = self.places.get(region)
         if place is None or place.capacity_now <= 0 or region in self.orders.closed:
+            return False
+        if place.starts and origin != region:
             return False
         return self.policy.may_serve(origin, region)
 

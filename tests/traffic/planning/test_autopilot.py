@@ -87,6 +87,14 @@ def test_a_region_whose_first_cell_is_still_coming_keeps_its_share() -> None:
     assert decide(view(region("a", 20, 0, starting=True), region("b", 20, 0, now=50))) is None
 
 
+def test_nothing_goes_to_a_region_that_has_no_cell_yet() -> None:
+    """Where the first minute is over and no cell is anywhere, requests wait at home for the one that comes first."""
+    assert decide(view(region("a", 20, 0), region("b", 20, 0, starting=True))) is None
+    away = {"a": {"b": 1.0}, "b": {"b": 1.0}}
+    home = shifted(view(region("a", 20, 100), region("b", 20, 0, starting=True), in_force=away))
+    assert home.matrix["a"] == {"a": 0.1, "b": 0.9}, "what is there already comes home in steps"
+
+
 @pytest.mark.parametrize("other", [region("a", 0, 0, starting=True), region("a", 20, 100)])
 def test_a_new_origin_that_starts_is_at_home_whatever_the_others_have(other: RegionView) -> None:
     seen = view(other, region("b", 0, 0, starting=True), in_force={"a": {"a": 1.0}})
