@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up down status backup restore control-invite control-join engine test check check-code check-format check-types check-imports
-.PHONY: check-templates check-patterns fmt screens bench bench-fleet simulate chaos lab lab-check lab-down environment environment-dev lock
+.PHONY: check-templates check-patterns fmt screens bench bench-fleet simulate chaos lab lab-check lab-test lab-down environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
@@ -125,6 +125,10 @@ lab: environment-dev ## Real hosts on this machine: two regions and a control pl
 lab-check: environment-dev ## Bring the laboratory up, and judge it: answers, a power-off that is healed, TLS on every hop.
 	@.venv/bin/lab status >/dev/null 2>&1 || .venv/bin/lab up --detach
 	@exec .venv/bin/lab check
+
+lab-test: environment-dev ## The scenarios that need only addresses, on a laboratory: brought up, if none runs.
+	@.venv/bin/lab status >/dev/null 2>&1 || .venv/bin/lab up --detach
+	@exec .venv/bin/lab test
 
 lab-down: ## End the laboratory, from any state.
 	@if [ -x .venv/bin/lab ]; then exec .venv/bin/lab down $(if $(WIPE),--wipe); else echo "Nothing is installed here, so nothing runs."; fi

@@ -41,6 +41,7 @@ hypothesis.settings.load_profile("switchyard")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help=f"only the layers {' and '.join(FAST)}")
+    parser.addoption("--lab", metavar="HOME", help="only scenarios marked `anywhere`, on the laboratory in this home")
 
 
 @pytest.hookimpl(tryfirst=True)

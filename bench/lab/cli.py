@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from bench.lab.check import Check
 from bench.lab.conditions import Lost
 from bench.lab.fleet import read_ports
 from bench.lab.foreground import stopped_by_signals
-from bench.lab.places import read_places
+from bench.lab.places import CHECKOUT, read_places
 from bench.lab.text import seconds, share, skew_text, table
 from bench.lab.topology import REGIONS, NoLaboratory, Topology, checked
 from bench.lab.trials import Kind, Target, Trial
@@ -112,6 +113,17 @@ def trial(
     running = fleet.Fleet(places, topology, ports, say)
     tried = Trial(places, topology, running, ports.forwards(topology), rate, seconds(lasting), say)
     raise typer.Exit(0 if tried.run(kind, target, rounds) else 1)
+
+
+@app.command("test", context_settings={"ignore_unknown_options": True})
+def run_scenarios(
+    arguments: Annotated[list[str] | None, typer.Argument(help="For pytest, such as -k healing.")] = None,
+) -> None:
+    """Run the scenarios that need only addresses on the fleet that `up` brought up."""
+    places = read_places()
+    client.topology_of(places)
+    command = [sys.executable, "-m", "pytest", "tests/scenarios", "--lab", str(places.home.parent), *(arguments or ())]
+    raise typer.Exit(subprocess.run(command, cwd=CHECKOUT, check=False).returncode)
 
 
 @app.command()

@@ -1,5 +1,7 @@
 """One fleet for all scenarios, as `make up` starts it: first all on the simulator; its second start, for those who need
-real inference, puts `smollm2` on vLLM. Each test leaves it whole; browsers look at it when it has something to show."""
+real inference, puts `smollm2` on vLLM. Each test leaves it whole; browsers look at it when it has something to show.
+
+With `--lab HOME` it is the fleet of the laboratory that runs there, for the scenarios that are marked `anywhere`."""
 
 import logging
 import tempfile
@@ -10,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.running_fleet import REGIONS, RunningFleet
+from tests.scenarios.lab_fleet import LabFleet
+from tests.scenarios.running_fleet import REGIONS, AskedFleet, RunningFleet
 
 logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every poll would bury what a failing test says
 
@@ -24,9 +27,22 @@ class SecondStart:
     after: dict[str, Any]
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a laboratory nothing but what runs anywhere."""
+    if config.getoption("lab"):
+        others = [item for item in items if not item.get_closest_marker("anywhere")]
+        items[:] = [item for item in items if item.get_closest_marker("anywhere")]
+        config.hook.pytest_deselected(items=others)
+
+
 @pytest.fixture(scope="package")
-def started() -> Iterator[RunningFleet]:
-    """From `make up` to `make down`, which leaves no process."""
+def started(request: pytest.FixtureRequest) -> Iterator[AskedFleet]:
+    """From `make up` to `make down`, which leaves no process; or the laboratory's, which runs on."""
+    if lab := request.config.getoption("lab"):
+        in_lab = LabFleet(Path(lab).resolve())
+        in_lab.wait_until_whole()
+        yield in_lab
+        return
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         fleet = RunningFleet(Path(folder).resolve() / "home")
         try:
@@ -53,9 +69,9 @@ def second_start(started: RunningFleet) -> SecondStart:
 
 
 @pytest.fixture
-def fleet(started: RunningFleet, request: pytest.FixtureRequest) -> Iterator[RunningFleet]:
-    """With vLLM for tests that are marked so, which come last."""
-    if request.node.get_closest_marker("vllm"):
+def fleet(started: AskedFleet, request: pytest.FixtureRequest) -> Iterator[AskedFleet]:
+    """With vLLM for tests that are marked so, which come last; in a laboratory they have the simulator."""
+    if request.node.get_closest_marker("vllm") and not request.config.getoption("lab"):
         request.getfixturevalue("second_start")
     yield started
     started.wait_until_whole()

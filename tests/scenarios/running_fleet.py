@@ -15,6 +15,7 @@ import psutil
 import psycopg
 
 from tests.asking import CLIENT
+from tests.load import agent_and_engine
 from tests.ports import claimed
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -35,12 +36,94 @@ PORTS_FROM = 23000 + PORTS_EACH * WORKER
 REGIONS = ("us-east-1", "us-west-2")
 
 
-class RunningFleet:
+class AskedFleet:
+    """A fleet that is up, as whoever has the addresses of its API and its ingresses knows it. `url`: of its web."""
+
+    url: str
+
+    def ingress(self, region: str = REGIONS[0]) -> str:
+        """Where one of a region's ingresses answers."""
+        raise NotImplementedError
+
+    def token(self) -> str:
+        """The operator's."""
+        raise NotImplementedError
+
+    def take_down(self, node: str) -> None:
+        """End all that a node runs, at once and without a word; `wait_until_whole` has it there again."""
+        raise NotImplementedError
+
+    def api(self, path: str, **query: str) -> Any:
+        """GET from the REST API with the operator's token."""
+        return self._ask("GET", path, params=query)
+
+    def patch(self, path: str, body: Any) -> Any:
+        return self._ask("PATCH", path, json=body)
+
+    def post(self, path: str, body: Any = None) -> Any:
+        return self._ask("POST", path, json=body or {})
+
+    def cells(self, **query: str) -> dict[str, Any]:
+        return {cell["id"]: cell for cell in self.api("cells", **query)["results"]}
+
+    def scale(self, deployment: str, region: str, cells: int) -> None:
+        """Wait until so many are ready there, and no other."""
+        self.patch(f"deployments/{deployment}", {"regions": [{"region": region, "cells": cells}]})
+
+        def states() -> list[str]:
+            return [cell["state"] for cell in self.cells(deployment=deployment, region=region).values()]
+
+        eventually(lambda: states() == ["ready"] * cells, START_LIMIT_S)
+
+    def versions(self, deployment: str = "sim-70b") -> tuple[str, str]:
+        """The version that a deployment runs, and the other one of 1 and 2 that it can go to."""
+        runs = self.api(f"deployments/{deployment}")["model_version"]
+        return runs, next(each for each in (f"{deployment}@1", f"{deployment}@2") if each != runs)
+
+    def routed_cells(self, region: str) -> set[str]:
+        """Cells in the routing table in force in a region."""
+        newest = max(self.api("routing-tables", region=region)["results"], key=lambda table: table["revision"])
+        body = self.api(f"routing-tables/{newest['id']}")["body"]
+        return {cell["cell"] for pool in body["pools"] for cell in pool["cells"] if not cell["drain"]}
+
+    def engine_pids(self) -> dict[str, int]:
+        """Node -> pid of its engine, of nodes in cells."""
+        nodes = self.api("nodes")["results"]
+        return {node["id"]: node["engine"]["pid"] for node in nodes if node["cell"]}
+
+    def is_whole(self) -> bool:
+        """Whether every wanted cell is ready and routed, and one node per region is spare."""
+        cells = self.cells()
+        if any(cell["state"] != "ready" for cell in cells.values()):
+            return False  # what else there is to ask would cost the cores on which they start
+        spares = [node for node in self.api("nodes", state="ready")["results"] if not node["cell"]]
+        routed = set().union(*(self.routed_cells(region) for region in REGIONS))
+        return set(cells) == routed and {node["region"] for node in spares} == set(REGIONS)
+
+    def wait_until_whole(self) -> None:
+        """As long as a start of vLLM may take."""
+        eventually(self.is_whole, START_LIMIT_S)
+
+    def _ask(self, method: str, path: str, **arguments: Any) -> Any:
+        answer = CLIENT.request(
+            method,
+            f"{self.url}/api/v1/{path.strip('/')}/",
+            headers={"Authorization": f"Bearer {self.token()}"},
+            **arguments,
+        )
+        if answer.is_server_error:
+            raise httpx.NetworkError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
+        assert answer.is_success, answer.text
+        return answer.json()
+
+
+class RunningFleet(AskedFleet):
     """Starts and stops through the same commands as the Makefile's targets."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.port = free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
         self.agent_port = free_ports(1)
         self.ingress_port = free_ports(len(REGIONS))
         self.node_ports = node_ports()
@@ -102,56 +185,15 @@ class RunningFleet:
     def ingress(self, region: str = REGIONS[0]) -> str:
         return f"http://127.0.0.1:{self.ingress_port + REGIONS.index(region)}"
 
-    def api(self, path: str, **query: str) -> Any:
-        """GET from the REST API with the operator's token."""
-        return self._ask("GET", path, params=query)
+    def token(self) -> str:
+        return (self.home / "operator-token").read_text().strip()
 
-    def patch(self, path: str, body: Any) -> Any:
-        return self._ask("PATCH", path, json=body)
-
-    def post(self, path: str, body: Any = None) -> Any:
-        return self._ask("POST", path, json=body or {})
-
-    def cells(self, **query: str) -> dict[str, Any]:
-        return {cell["id"]: cell for cell in self.api("cells", **query)["results"]}
-
-    def scale(self, deployment: str, region: str, cells: int) -> None:
-        """Wait until so many are ready there, and no other."""
-        self.patch(f"deployments/{deployment}", {"regions": [{"region": region, "cells": cells}]})
-
-        def states() -> list[str]:
-            return [cell["state"] for cell in self.cells(deployment=deployment, region=region).values()]
-
-        eventually(lambda: states() == ["ready"] * cells, START_LIMIT_S)
-
-    def versions(self, deployment: str = "sim-70b") -> tuple[str, str]:
-        """The version that a deployment runs, and the other one of 1 and 2 that it can go to."""
-        runs = self.api(f"deployments/{deployment}")["model_version"]
-        return runs, next(each for each in (f"{deployment}@1", f"{deployment}@2") if each != runs)
-
-    def routed_cells(self, region: str) -> set[str]:
-        """Cells in the routing table in force in a region."""
-        newest = max(self.api("routing-tables", region=region)["results"], key=lambda table: table["revision"])
-        body = self.api(f"routing-tables/{newest['id']}")["body"]
-        return {cell["cell"] for pool in body["pools"] for cell in pool["cells"] if not cell["drain"]}
-
-    def engine_pids(self) -> dict[str, int]:
-        """Node -> pid of its engine, of nodes in cells."""
-        nodes = self.api("nodes")["results"]
-        return {node["id"]: node["engine"]["pid"] for node in nodes if node["cell"]}
-
-    def is_whole(self) -> bool:
-        """Whether every wanted cell is ready and routed, and one node per region is spare."""
-        cells = self.cells()
-        if any(cell["state"] != "ready" for cell in cells.values()):
-            return False  # what else there is to ask would cost the cores on which they start
-        spares = [node for node in self.api("nodes", state="ready")["results"] if not node["cell"]]
-        routed = set().union(*(self.routed_cells(region) for region in REGIONS))
-        return set(cells) == routed and {node["region"] for node in spares} == set(REGIONS)
-
-    def wait_until_whole(self) -> None:
-        """As long as a start of vLLM may take."""
-        eventually(self.is_whole, START_LIMIT_S)
+    def take_down(self, node: str) -> None:
+        """Its agent and its engine."""
+        processes = agent_and_engine(node, home=self.home)
+        assert len(processes) == 2
+        for process in processes:
+            process.kill()
 
     def wait_for_passes(self, count: int) -> None:
         """Until the reconciler has begun so many more passes: with each it renews its lease."""
@@ -188,19 +230,6 @@ class RunningFleet:
         """One of the launcher's children: web, worker, beat, valkey or postgres."""
         state = json.loads((self.home / "up.json").read_text())
         return psutil.Process(state["sessions"][name])
-
-    def _ask(self, method: str, path: str, **arguments: Any) -> Any:
-        token = (self.home / "operator-token").read_text().strip()
-        answer = CLIENT.request(
-            method,
-            f"http://127.0.0.1:{self.port}/api/v1/{path.strip('/')}/",
-            headers={"Authorization": f"Bearer {token}"},
-            **arguments,
-        )
-        if answer.is_server_error:
-            raise httpx.NetworkError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
-        assert answer.is_success, answer.text
-        return answer.json()
 
 
 def eventually(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:

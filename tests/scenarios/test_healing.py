@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from tests.load import Answer, agent_and_engine, steady_load
-from tests.scenarios.running_fleet import RunningFleet, eventually
+from tests.scenarios.running_fleet import AskedFleet, RunningFleet, eventually
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
 
@@ -16,7 +16,7 @@ RATE = 5.0
 
 
 def under_load(
-    fleet: RunningFleet, act: Callable[[list[Answer]], None], model: str = "sim-70b", rate: float = RATE
+    fleet: AskedFleet, act: Callable[[list[Answer]], None], model: str = "sim-70b", rate: float = RATE
 ) -> list[Answer]:
     """Run `act` while a client sends `rate` requests a second, and return what became of them all."""
 
@@ -36,18 +36,17 @@ def under_load(
     return asyncio.run(both())
 
 
-@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "follower"])
-def test_a_killed_node_is_replaced_and_only_its_own_streams_notice(fleet: RunningFleet, rank: int) -> None:
+@pytest.mark.parametrize(
+    "rank", [pytest.param(0, id="leader"), pytest.param(1, id="follower", marks=pytest.mark.anywhere)]
+)
+def test_a_killed_node_is_replaced_and_only_its_own_streams_notice(fleet: AskedFleet, rank: int) -> None:
     cell = next(iter(fleet.cells(deployment="sim-70b", region=REGION).values()))
     victim = cell["nodes"][rank]["id"]
     left_at = 0.0
 
     def kill_and_watch(answers: list[Answer]) -> None:
         nonlocal left_at
-        processes = agent_and_engine(victim, home=fleet.home)
-        assert len(processes) == 2
-        for process in processes:
-            process.kill()
+        fleet.take_down(victim)
         eventually(lambda: cell["id"] not in fleet.routed_cells(REGION))
         left_at = max(answer.began for answer in answers)
         eventually(lambda: fleet.cells()[cell["id"]]["state"] == "ready")

@@ -3,12 +3,12 @@
 import openai
 import pytest
 
-from tests.scenarios.running_fleet import REGIONS, RunningFleet, eventually
+from tests.scenarios.running_fleet import REGIONS, AskedFleet, eventually
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
 
 
-def status(fleet: RunningFleet, region: str, key: str) -> int:
+def status(fleet: AskedFleet, region: str, key: str) -> int:
     client = openai.OpenAI(base_url=f"{fleet.ingress(region)}/v1", api_key=key, max_retries=0, timeout=60)
     try:
         client.completions.create(model="sim-70b", prompt="hi", max_tokens=2)
@@ -17,11 +17,12 @@ def status(fleet: RunningFleet, region: str, key: str) -> int:
     return 200
 
 
-def statuses(fleet: RunningFleet, key: str) -> set[int]:
+def statuses(fleet: AskedFleet, key: str) -> set[int]:
     return {status(fleet, region, key) for region in REGIONS}
 
 
-def test_a_key_opens_every_region_until_it_is_revoked_and_the_lag_is_told(fleet: RunningFleet) -> None:
+@pytest.mark.anywhere
+def test_a_key_opens_every_region_until_it_is_revoked_and_the_lag_is_told(fleet: AskedFleet) -> None:
     made = fleet.post("keys", {"name": "scenario", "tenant": "acme", "deployments": ["sim-70b"]})
     eventually(lambda: statuses(fleet, made["key"]) == {200})
     eventually(lambda: any(row["completion_tokens"] for row in fleet.api("usage", tenant="acme")["results"]))

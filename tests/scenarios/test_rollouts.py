@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from tests.load import Answer
-from tests.scenarios.running_fleet import RunningFleet, eventually
+from tests.scenarios.running_fleet import AskedFleet, RunningFleet, eventually
 from tests.scenarios.test_healing import under_load
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
@@ -20,17 +20,17 @@ GATED = {**NO_BAKE, "canary_bake_s": 10, "gate": {"min_samples": 20}}
 ENDED = {"succeeded", "rolled_back", "failed", "paused"}
 
 
-def start(fleet: RunningFleet, version: str, policy: dict[str, Any] = NO_BAKE) -> int:
+def start(fleet: AskedFleet, version: str, policy: dict[str, Any] = NO_BAKE) -> int:
     asked = {"deployment": "sim-70b", "version": f"sim-70b@{version}", "policy": policy, "allow_unreleased": True}
     return int(fleet.post("rollouts", asked)["id"])
 
 
-def ended(fleet: RunningFleet, rollout: int) -> Any:
+def ended(fleet: AskedFleet, rollout: int) -> Any:
     eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] in ENDED)
     return fleet.api(f"rollouts/{rollout}")
 
 
-def versions(fleet: RunningFleet, state: str = "ready") -> list[str]:
+def versions(fleet: AskedFleet, state: str = "ready") -> list[str]:
     return [cell["model_version"] for cell in fleet.cells(deployment="sim-70b", state=state).values()]
 
 
@@ -38,6 +38,7 @@ def failed(answers: list[Answer]) -> list[Answer]:
     return [answer for answer in answers if answer.error]
 
 
+@pytest.mark.anywhere
 @pytest.mark.parametrize(
     ("version", "policy", "words"),
     [
@@ -48,7 +49,7 @@ def failed(answers: list[Answer]) -> list[Answer]:
     ids=["crashes", "answers wrong", "is slower"],
 )
 def test_a_bad_version_touches_one_cell_and_is_rolled_back(
-    fleet: RunningFleet, version: str, policy: dict[str, Any], words: str
+    fleet: AskedFleet, version: str, policy: dict[str, Any], words: str
 ) -> None:
     before = fleet.cells(deployment="sim-70b")
     done: list[Any] = []
@@ -89,12 +90,14 @@ def test_a_good_version_waits_while_paused_and_reaches_every_cell_though_the_con
     eventually(lambda: versions(fleet) == [goal] * 4)
 
 
-def test_an_operator_takes_a_paused_rollout_back(fleet: RunningFleet) -> None:
+@pytest.mark.anywhere
+def test_an_operator_takes_a_paused_rollout_back(fleet: AskedFleet) -> None:
     stable, goal = fleet.versions()
+    cells = len(versions(fleet))
     rollout = start(fleet, goal.partition("@")[2])
     eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] == "running")
     fleet.post(f"rollouts/{rollout}/pause", {"why": "lunch"})
     fleet.post(f"rollouts/{rollout}/roll-back")
     eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] == "rolled_back")
     fleet.wait_until_whole()
-    assert versions(fleet) == [stable] * 4
+    assert versions(fleet) == [stable] * cells
