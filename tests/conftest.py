@@ -99,9 +99,11 @@ def _load_django() -> None:
     import django
 
     django.setup()
+    from tests.aws_calls_made import watch
     from tests.quickened import quicken
 
     quicken()
+    watch()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -116,7 +118,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         item.user_properties.append(("layer", layers[item.nodeid]))
     rank = RANKS.__getitem__ if hasattr(config, "workerinput") else LAYERS.index
-    items.sort(key=lambda item: rank(layers[item.nodeid]))
+    items.sort(key=lambda item: (rank(layers[item.nodeid]), item.get_closest_marker("last") is not None))
 
 
 _REPORTED: list[pytest.TestReport] = []

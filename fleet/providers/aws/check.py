@@ -98,7 +98,8 @@ def _reads(region: str, base: CloudBase) -> Iterator[tuple[str, str, str, dict[s
         yield "elbv2", "DescribeTargetHealth", region, {"TargetGroupArn": arn}
     yield "s3", "ListObjectsV2", region, {"Bucket": base.bucket, "Prefix": "control/", "MaxKeys": 1}
     if base.hosted_zone:
-        yield "route53", "GetHostedZone", region, {"Id": base.hosted_zone}
+        first = {"HostedZoneId": base.hosted_zone, "MaxItems": "1"}
+        yield "route53", "ListResourceRecordSets", region, first
     if base.accelerator:
         group = {"EndpointGroupArn": base.accelerator}
         yield "globalaccelerator", "DescribeEndpointGroup", "us-west-2", group

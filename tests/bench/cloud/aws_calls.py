@@ -9,6 +9,7 @@ from botocore.parsers import ResponseParserError
 
 from bench.cloud.server import World
 from fleet.providers.aws.calls import Refused, Unanswered
+from tests.aws_calls_made import made
 
 
 class Calls:
@@ -27,9 +28,11 @@ class Calls:
             answer = getattr(self._clients[service, region], xform_name(operation))(**params)
         except ClientError as error:
             stated = error.response["Error"]
+            made[service, operation].add(stated["Code"])
             if error.response["ResponseMetadata"]["HTTPStatusCode"] >= 500:
                 raise Unanswered(stated["Code"], stated["Message"]) from error
             raise Refused(stated["Code"], stated["Message"]) from error
         except (BotoCoreError, ResponseParserError) as error:
             raise Unanswered("", type(error).__name__) from error
+        made[service, operation].add("")
         return dict(answer)

@@ -78,3 +78,14 @@ def test_a_node_reads_artifacts_and_the_control_plane_its_claim(deployed: Deploy
 
     assert by_sid(deployed, "node")["ReadArtifacts"]["Resource"] == f"{bucket}/artifacts/*"
     assert by_sid(deployed)["Claim"]["Resource"] == f"{bucket}/control/*"
+
+
+@pytest.mark.parametrize("name", ["node", "ingress"])
+def test_a_machines_role_is_taken_by_ec2_alone(deployed: Deployed, name: str) -> None:
+    """Whoever else could take it, under a session name of his choosing, could be any machine that has not joined."""
+    role = deployed.world.client("iam").get_role(RoleName=f"{INSTALL}-{name}")["Role"]
+    trust = role["AssumeRolePolicyDocument"]
+
+    assert (json.loads(trust) if isinstance(trust, str) else trust)["Statement"] == [
+        {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    ]
