@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db import DatabaseError, close_old_connections, connection, transaction
 from django.utils.module_loading import import_string
 
-from kernel.loop_passes import loop_passed
+from kernel.loop_passes import PassBook
 from kernel.metrics import TASK_RUNS, TASK_SECONDS
 from kernel.request_id import bind_request_id, request_id
 from kernel.tracing import span, traceparent
@@ -26,6 +26,8 @@ from kernel.tracing import span, traceparent
 CHANNEL = "switchyard_control_loops"
 """Of PostgreSQL's notifications: they travel with the truth, so the loops need no other server."""
 LISTEN_FOR_S = 1.0
+WRITE_EVERY_S = 1.0
+"""How late it may be known that a pass ended; a loop counts as late after far more."""
 SHORTEST_PAUSE_S = 0.05
 """Between two passes of a loop, so that what changes together is seen together."""
 PASS_LIMIT_S = 120
@@ -89,8 +91,9 @@ def rest_s(took_s: float, computed_s: float) -> float:
 class LoopRunner:
     """Runs one loop until it is told to stop. `ring` may be called by any thread."""
 
-    def __init__(self, loop: ControlLoop) -> None:
+    def __init__(self, loop: ControlLoop, book: PassBook) -> None:
         self.loop = loop
+        self._book = book
         self.passes_begun = 0
         self.is_at_work = False
         self._due = threading.Event()
@@ -138,7 +141,7 @@ class LoopRunner:
         close_old_connections()
         try:
             if self.loop.run():
-                loop_passed(self.loop.name, took_s=monotonic() - began)
+                self._book.note(self.loop.name, monotonic() - began)
         finally:
             close_old_connections()
 
@@ -151,7 +154,8 @@ class Controller:
     """All loops of this process, and the thread that hears their doorbells."""
 
     def __init__(self, loops: tuple[ControlLoop, ...], *, pass_limit_s: float = PASS_LIMIT_S) -> None:
-        self.runners = {loop.name: LoopRunner(loop) for loop in loops}
+        self._book = PassBook()
+        self.runners = {loop.name: LoopRunner(loop, self._book) for loop in loops}
         self._pass_limit_looks = int(pass_limit_s / LISTEN_FOR_S)
         self._looks: dict[str, tuple[int, int]] = {}
 
@@ -165,6 +169,7 @@ class Controller:
             threading.Thread(target=runner.run, args=(stopping,), name=name, daemon=True)
             for name, runner in self.runners.items()
         ]
+        threads.append(threading.Thread(target=self._write_passes, args=(stopping,), name="passes", daemon=True))
         for thread in threads:
             thread.start()
         while not stopping.is_set():
@@ -179,6 +184,18 @@ class Controller:
         for thread in threads:
             thread.join()
         connection.close()
+
+    def _write_passes(self, stopping: threading.Event) -> None:
+        """Write down which passes have ended, of all loops together: it costs as much as of one."""
+        try:
+            while not stopping.wait(WRITE_EVERY_S):
+                close_old_connections()
+                try:
+                    self._book.write()
+                except Exception as error:
+                    log.warning("passes are not written down yet: %s", error)
+        finally:
+            connection.close()
 
     def _listen(self, stopping: threading.Event) -> None:
         """Pass on what rings, on one connection, until it breaks."""

@@ -2,17 +2,22 @@
 work, read by who does not. All ages are differences of PostgreSQL's own clock.
 """
 
+import threading
+from collections.abc import Callable
+from time import monotonic
+
 from django.db import connection
+from psycopg import sql
 
 from kernel.control_standing import ControlStanding, LoopAge, standing_of
 from kernel.leases import this_holder
 
-_PASSED = """
-INSERT INTO kernel_looppass (loop, holder, passed_at, took_s, waited_s)
-VALUES (%s, %s, clock_timestamp(), %s, %s)
+_PASS = sql.SQL("(%s, %s, clock_timestamp() - make_interval(secs => %s), %s, %s)")
+_PASSED = sql.SQL("""
+INSERT INTO kernel_looppass (loop, holder, passed_at, took_s, waited_s) VALUES {passes}
 ON CONFLICT (loop) DO UPDATE SET
     holder = EXCLUDED.holder, passed_at = EXCLUDED.passed_at, took_s = EXCLUDED.took_s, waited_s = EXCLUDED.waited_s
-"""
+""")
 _AGES = """
 SELECT loop, EXTRACT(EPOCH FROM clock_timestamp() - passed_at)::float8, took_s, waited_s FROM kernel_looppass
 """
@@ -20,8 +25,43 @@ SELECT loop, EXTRACT(EPOCH FROM clock_timestamp() - passed_at)::float8, took_s, 
 
 def loop_passed(loop: str, *, took_s: float = 0.0, waited_s: float = 0.0) -> None:
     """A whole pass ended just now."""
+    _write([(loop, this_holder(), 0.0, took_s, waited_s)])
+
+
+class PassBook:
+    """Passes of many loops of one process, whose ends any thread may `note`, and one writes down together."""
+
+    def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._ended: dict[str, tuple[str, float, float]] = {}
+
+    def note(self, loop: str, took_s: float) -> None:
+        """A whole pass of a loop ended just now, in the calling thread."""
+        with self._lock:
+            self._ended[loop] = (this_holder(), self._now_s(), took_s)
+
+    def write(self) -> None:
+        """In one statement, each with its own time. What could not be written is written the next time, unless the
+        loop has ended another pass by then."""
+        with self._lock:
+            ended, self._ended = self._ended, {}
+        if not ended:
+            return
+        now_s = self._now_s()
+        try:
+            # In one order, so that two processes that write at once wait for each other and not in a ring.
+            _write([(loop, who, now_s - at, took_s, 0.0) for loop, (who, at, took_s) in sorted(ended.items())])
+        except BaseException:
+            with self._lock:
+                self._ended = ended | self._ended
+            raise
+
+
+def _write(passes: list[tuple[str, str, float, float, float]]) -> None:
     with connection.cursor() as cursor:
-        cursor.execute(_PASSED, [loop, this_holder(), took_s, waited_s])
+        rows = sql.SQL(", ").join([_PASS] * len(passes))
+        cursor.execute(_PASSED.format(passes=rows), [value for row in passes for value in row])
 
 
 def control_standing() -> ControlStanding:

@@ -18,7 +18,7 @@ from kernel.control_loops import (
     control_loops,
     rest_s,
 )
-from kernel.loop_passes import control_standing
+from kernel.loop_passes import PassBook, control_standing
 from kernel.request_id import bind_request_id, request_id
 from tests.controlplane.embedded.processes import eventually
 
@@ -97,7 +97,7 @@ def test_a_doorbell_rings_after_the_commit_with_the_number_of_its_request(stoppi
 @pytest.mark.django_db(transaction=True)
 def test_many_rings_during_a_pass_become_one_more(stopping: threading.Event) -> None:
     passes = Passes()
-    runner = LoopRunner(ControlLoop("fleet.reconcile", passes, 3600.0))
+    runner = LoopRunner(ControlLoop("fleet.reconcile", passes, 3600.0), PassBook())
     passes.go_on.clear()
     thread = start(runner, stopping)
     passes.wait()
@@ -120,18 +120,35 @@ def test_a_pass_that_fails_is_followed_by_the_next_and_counts_as_none(stopping: 
         made.release()
         raise RuntimeError("a bug")
 
-    thread = start(LoopRunner(ControlLoop("fleet.reconcile", fails, 0.05)), stopping)
+    book = PassBook()
+    before = control_standing().loops
+    thread = start(LoopRunner(ControlLoop("fleet.reconcile", fails, 0.05), book), stopping)
     assert all(made.acquire(timeout=DEADLINE_S) for _ in range(3))
     stopping.set()
     thread.join(DEADLINE_S)
+    book.write()
+    assert {loop.loop for loop in control_standing().loops} == {loop.loop for loop in before}
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_whole_pass_is_written_down_and_one_that_another_process_makes_is_not() -> None:
-    before = {loop.loop for loop in control_standing().loops}
-    LoopRunner(ControlLoop("of another", lambda: False, 1.0)).run_once()
-    LoopRunner(ControlLoop("of ours", lambda: True, 1.0)).run_once()
+    before, book = {loop.loop for loop in control_standing().loops}, PassBook()
+    LoopRunner(ControlLoop("of another", lambda: False, 1.0), book).run_once()
+    LoopRunner(ControlLoop("of ours", lambda: True, 1.0), book).run_once()
+    book.write()
     assert {loop.loop for loop in control_standing().loops} - before == {"of ours"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_controller_writes_down_the_passes_of_all_its_loops(stopping: threading.Event) -> None:
+    loops = tuple(ControlLoop(name, lambda: True, 0.1) for name in ("of ours 1", "of ours 2"))
+    thread = start(Controller(loops), stopping)
+    assert eventually(
+        lambda: {"of ours 1", "of ours 2"} <= {loop.loop for loop in control_standing().loops}, within_s=DEADLINE_S
+    )
+    stopping.set()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
 
 
 def test_a_loop_that_is_rung_without_end_leaves_half_of_the_time_to_others() -> None:

@@ -4,6 +4,7 @@ only what has changed. Whoever makes many passes keeps one; a new one looks at e
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import reduce
 from operator import or_
 from time import monotonic
@@ -13,14 +14,33 @@ from django.db.models import Q
 from engine_agent.protocol.ingress_messages import RoutingTable as TableMessage
 from engine_agent.protocol.messages import JsonObject
 from engine_agent.protocol.ports import PROXY
-from fleet.models import Cell
+from fleet.models import Cell, Incident, Region
+from fleet.planning.states import IncidentState
 from kernel.row_cache import FullLooks, RowCache
+from kernel.written_tables import WrittenTables
 from models_registry.models import ModelVersion
 from traffic.models import RoutingTable
 from traffic.planning.ingress import TableInForce
-from traffic.planning.routing import RoutableCell
-from traffic.selectors.key import KEY_RING
-from traffic.selectors.routing import UnreadableTable, latest_revisions, routed_cells, table_message
+from traffic.planning.key import KeyStanding
+from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment, Steering
+from traffic.selectors.key import KEY_RING, key_standing
+from traffic.selectors.routing import (
+    UnreadableTable,
+    ingress_addresses,
+    latest_revisions,
+    routed_cells,
+    served_deployments,
+    table_message,
+)
+from traffic.selectors.steering import STEERING_TABLES, steerings
+
+_VERSIONS = "models_registry_modelversion"
+_DEPLOYMENTS = ("fleet_deployment", _VERSIONS)
+_INGRESSES = ("traffic_ingress",)
+_REGIONS = ("fleet_region",)
+_KEYS = ("traffic_keypolicy",)
+_INCIDENTS = ("fleet_incident",)
+_SELDOM_WRITTEN = (*_DEPLOYMENTS, *_INGRESSES, *_REGIONS, *_KEYS, *_INCIDENTS, *STEERING_TABLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +68,7 @@ class RoutingCache:
         )
         self._leaders = RowCache("fleet_cellmember", ("id", "cell_id", "node_id"), kept="rank = 0")
         self._nodes = RowCache("fleet_node", ("id", "address", "port_base"), kept="port_base IS NOT NULL")
+        self._written = WrittenTables(_SELDOM_WRITTEN)
         self._concurrency: dict[int, int] = {}
         self._routable: list[RoutableCell] = []
         self._tables: dict[str, KnownTable] = {}
@@ -90,15 +111,39 @@ class RoutingCache:
     def routable_cells(self) -> list[RoutableCell]:
         """The same list as before where nothing has changed. A cell whose leader has no ports yet cannot be routed."""
         changed = [table.refresh() for table in (self._cells, self._leaders, self._nodes)]
-        used = {row[4] for row in self._cells.rows.values()}
-        concurrency = dict(ModelVersion.objects.filter(pk__in=used).values_list("pk", "max_concurrency"))
-        if any(changed) or concurrency != self._concurrency:
+        concurrency = self._written.get("concurrency", (_VERSIONS,), _concurrencies)
+        if any(changed) or concurrency is not self._concurrency:
             self._concurrency = concurrency
             self._routable = [self._cell(*leader) for leader in self._leaders.rows.values() if self._is_there(*leader)]
         return self._routable
 
+    def look(self) -> None:
+        """See what was written to the tables of what follows, which is loaded again only then."""
+        self._written.look()
+
+    def deployments(self) -> list[ServedDeployment]:
+        return self._written.get("deployments", _DEPLOYMENTS, served_deployments)
+
+    def ingresses(self) -> list[IngressAddress]:
+        return self._written.get("ingresses", _INGRESSES, ingress_addresses)
+
+    def regions(self) -> list[str]:
+        return self._written.get("regions", _REGIONS, lambda: list(Region.objects.values_list("name", flat=True)))
+
+    def key_standing(self) -> KeyStanding:
+        return self._written.get("keys", _KEYS, key_standing)
+
+    def open_subjects(self, kind: str) -> list[str]:
+        """Of the open incidents of this kind."""
+        rows = Incident.objects.filter(kind=kind, state=IncidentState.OPEN).values_list("subject", flat=True)
+        return self._written.get(f"incidents {kind}", _INCIDENTS, lambda: list(rows))
+
+    def steerings(self, now: datetime) -> tuple[dict[str, Steering], dict[str, str]]:
+        """As `traffic.selectors.steering.steerings`, of all deployments."""
+        return steerings((deployment.name for deployment in self.deployments()), now, self._written)
+
     def _is_there(self, cell: str, node: str) -> bool:
-        return cell in self._cells.rows and node in self._nodes.rows
+        return cell in self._cells.rows and node in self._nodes.rows and self._cells.rows[cell][4] in self._concurrency
 
     def _cell(self, cell: str, node: str) -> RoutableCell:
         deployment, region, state, generation, version = self._cells.rows[cell]
@@ -114,6 +159,10 @@ class RoutingCache:
             port=port_base + PROXY,
             max_connections=self._concurrency[version],
         )
+
+
+def _concurrencies() -> dict[int, int]:
+    return dict(ModelVersion.objects.values_list("pk", "max_concurrency"))
 
 
 def _known(table: RoutingTable) -> KnownTable:

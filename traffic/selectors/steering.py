@@ -12,6 +12,7 @@ from django.db.models import Q
 from engine_agent.protocol.messages import JsonObject
 from fleet.models import Cell, Deployment
 from fleet.planning.states import CellState
+from kernel.written_tables import WrittenTables
 from traffic.models import Ingress, IngressReport, TrafficMatrix, TrafficOverride, TrafficRule, TrafficWindow
 from traffic.planning.demand_placement import latencies_ms
 from traffic.planning.load_window import (
@@ -125,10 +126,19 @@ def override_view(row: TrafficOverride) -> OverrideView:
     )
 
 
-def steerings(deployments: Iterable[str], now: datetime) -> tuple[dict[str, Steering], dict[str, str]]:
-    """Deployment -> what its pools in the routing tables must follow, and deployment -> why nobody can say that."""
-    (policies, bad_policies), (matrices, bad_matrices) = _read_policies(), _read_matrices()
-    overrides = overrides_in_force(now)
+STEERING_TABLES = ("traffic_trafficrule", "traffic_trafficmatrix", "traffic_trafficoverride")
+_RULES, _MATRICES, _OVERRIDES = ((table,) for table in STEERING_TABLES)
+
+
+def steerings(
+    deployments: Iterable[str], now: datetime, written: WrittenTables | None = None
+) -> tuple[dict[str, Steering], dict[str, str]]:
+    """Deployment -> what its pools in the routing tables must follow, and deployment -> why nobody can say that.
+    `written`: what is known of `STEERING_TABLES`."""
+    known = written or WrittenTables(())
+    policies, bad_policies = known.get("policies", _RULES, _read_policies)
+    matrices, bad_matrices = known.get("matrices", _MATRICES, _read_matrices)
+    overrides = known.get_lasting("overrides", _OVERRIDES, lambda: overrides_in_force(now))
     steered = {
         name: Steering(
             matrix=matrices.get(name, {}),

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -11,8 +11,8 @@ from django.db import IntegrityError, transaction
 
 from engine_agent.protocol.ingress_messages import Pool, Split
 from engine_agent.protocol.messages import JsonObject
-from fleet.models import Cell, Incident, Region
-from fleet.planning.states import CellState, IncidentState
+from fleet.models import Cell
+from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.cell import cell_mark_unrouted
 from fleet.services.incident import incident_open, incidents_close
@@ -24,10 +24,9 @@ from traffic.models import RoutingTable
 from traffic.planning.ingress import plan_unrouted
 from traffic.planning.key import describe_keys, key_ring
 from traffic.planning.routing import describe_change, describe_splits, keep_steering, plan_pools, plan_splits
-from traffic.selectors.key import KEY_RING, key_standing
-from traffic.selectors.routing import UnreadableTable, following_ingresses, ingress_addresses, served_deployments
+from traffic.selectors.key import KEY_RING
+from traffic.selectors.routing import UnreadableTable, following_ingresses
 from traffic.selectors.routing_cache import KnownTable, RoutingCache
-from traffic.selectors.steering import steerings
 
 UNREADABLE = "routing-table-unreadable"
 BAD_STEERING = "traffic-policy-unreadable"
@@ -45,10 +44,11 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[
     known.begin()
     # Read first: whoever publishes after this takes our revision, so what we plan is never older than what it replaces.
     current = dict(known.tables())
-    deployments, cells, ingresses = served_deployments(), known.routable_cells(), ingress_addresses()
-    shared, unreadable = steerings((deployment.name for deployment in deployments), now)
-    _note_steerings(unreadable, now)
-    standing, regions = key_standing(), list(Region.objects.values_list("name", flat=True))
+    known.look()
+    deployments, cells, ingresses = known.deployments(), known.routable_cells(), known.ingresses()
+    shared, unreadable = known.steerings(now)
+    _note_steerings(unreadable, known.open_subjects(BAD_STEERING), now)
+    standing, regions = known.key_standing(), known.regions()
     seen = (current, deployments, cells, ingresses, shared, unreadable, standing, regions)
     published = []
     if seen != known.published:
@@ -96,14 +96,14 @@ def _kept_splits(planned: tuple[Split, ...], before: _Wanted, unreadable: Contai
     return (*planned, *(split for split in before.splits if split.model in models))
 
 
-def _note_steerings(unreadable: Mapping[str, str], now: datetime) -> None:
+def _note_steerings(unreadable: Mapping[str, str], noted: Iterable[str], now: datetime) -> None:
     """A bad row costs its own deployment an incident: its requests are shared as before until it can be read."""
     for name, problem in unreadable.items():
         summary = f"{name} shares its requests as before: {problem}"
         incident_open(
             kind=BAD_STEERING, subject=name, deployment=name, summary=summary, evidence={"problem": problem}, now=now
         )
-    for name in Incident.objects.filter(kind=BAD_STEERING, state=IncidentState.OPEN).values_list("subject", flat=True):
+    for name in noted:
         if name not in unreadable:
             incidents_close(kind=BAD_STEERING, subject=name, resolution="it can be read again", now=now)
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from fleet.models import Cell, CellMember, Node
+from engine_agent.protocol.states import ServingClass
+from fleet.models import Cell, CellMember, Deployment, Node
 from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from kernel.leases import lease_take
@@ -14,7 +15,8 @@ from models_registry.models import ModelVersion
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.kernel.servers_away import statement_breaks_off
-from traffic.models import IngressReport, RoutingTable, TrafficMatrix
+from traffic.models import Ingress, IngressReport, KeyPolicy, RoutingTable, TrafficMatrix, TrafficOverride
+from traffic.planning.overrides import EvacuationMode, OverrideKind
 from traffic.selectors.routing import latest_revisions
 from traffic.selectors.routing_cache import RoutingCache
 from traffic.services.ingress import ingress_create
@@ -71,13 +73,35 @@ def _spoil_the_table(chance: random.Random) -> None:
     RoutingTable.objects.create(region_id=region, revision=revision, body={"pools": [1]}, reason="", created_at=NOW)
 
 
+def _require_keys(chance: random.Random) -> None:
+    version = chance.randrange(1, 1000)
+    KeyPolicy.objects.update_or_create(pk=1, defaults={"version": version, "required": chance.random() < 0.5})
+
+
+def _move_an_ingress(chance: random.Random) -> None:
+    Ingress.objects.filter(id=f"i-{chance.choice(REGIONS)}").update(port=chance.randrange(1024, 65536))
+
+
+def _serve_otherwise(chance: random.Random) -> None:
+    Deployment.objects.update(serving_class=chance.choice(list(ServingClass)))
+
+
+def _evacuate(chance: random.Random) -> None:
+    TrafficOverride.objects.update(ended_at=NOW)
+    TrafficOverride.objects.create(
+        kind=OverrideKind.EVACUATION, region_id=chance.choice(REGIONS), mode=EvacuationMode.REAL,
+        why="a drill", actor="test", created_at=NOW, expires_at=NOW + timedelta(hours=1),
+    )  # fmt: skip
+
+
 def _another_publishes(chance: random.Random) -> None:
     _move(chance)
     tables_publish(now=NOW)
 
 
 CHANGES: list[Callable[[random.Random], None]] = [
-    *(_move, _start_again, _replace_leader, _give_address, _test_anew, _share, _spoil_the_table, _another_publishes)
+    *(_move, _start_again, _replace_leader, _give_address, _test_anew, _share, _spoil_the_table, _another_publishes),
+    *(_require_keys, _move_an_ingress, _serve_otherwise, _evacuate),
 ]
 
 
