@@ -125,7 +125,8 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         "capacity-pools", "capacity-pools", "id", ("capacity-pool", "pools"),
         _of(number("ID", "id"), ("REGION", "region"), ("TYPE", "instance_type"), number("PLACE", "position"),
-            ("MARKET", "market"), ("ZONE", "zone"), STATE, number("FREE", "free"), ("RESERVATION", "reservation"),
+            ("MARKET", "market"), ("ZONE", "zone"), STATE, number("$/H", "price_per_hour"),
+            number("FREE", "free"), ("RESERVATION", "reservation"),
             Column("FROM", lambda row, now: str(row.get("declared_by") or "stack")), ("RESTS UNTIL", "paused_until")),
     ),
     Resource(

@@ -54,6 +54,9 @@ class CapacityPoolSerializer(serializers.ModelSerializer[CapacityPool]):
     max_price = serializers.FloatField(
         allow_null=True, help_text="US dollars an hour, of spot; null: the price on demand."
     )
+    price_per_hour = serializers.FloatField(
+        allow_null=True, help_text="US dollars for a machine, by AWS's lists; null: not known."
+    )
     free = serializers.IntegerField(allow_null=True, help_text="Machines left in its reservation; null: not known.")
     network_nodes = serializers.ListField(
         child=serializers.CharField(), help_text="Those of its reservation, widest first; empty: not known."
@@ -65,7 +68,8 @@ class CapacityPoolSerializer(serializers.ModelSerializer[CapacityPool]):
         model = CapacityPool
         fields = [
             "id", "region", "instance_type", "position", "market", "zone", "zone_id", "subnet", "image", "reservation",
-            "placement_group", "network_nodes", "max_price", "ends_at", "free", "enabled", "origin", "declared_by",
+            "placement_group", "network_nodes", "max_price", "price_per_hour", "price_at", "ends_at",
+            "free", "enabled", "origin", "declared_by",
             "state", "tone", "paused_until", "pause_reason", "failures",
         ]  # fmt: skip
 
@@ -143,7 +147,9 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
     lookup_value_regex = r"[0-9]{1,9}"
     ordering_fields = ("region", "instance_type", "position", "market", "zone")
     watch_kind = "capacity-pool"
-    measured = frozenset({"state", "tone", "free", "paused_until", "pause_reason", "failures"})
+    measured = frozenset(
+        {"state", "tone", "free", "price_per_hour", "price_at", "paused_until", "pause_reason", "failures"}
+    )
 
     def get_queryset(self) -> QuerySet[CapacityPool]:
         return pools_in_order()

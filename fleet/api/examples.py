@@ -372,6 +372,8 @@ CAPACITY_POOL: dict[str, Any] = {
     "placement_group": "",
     "network_nodes": [],
     "max_price": 9.5,
+    "price_per_hour": 6.45,
+    "price_at": "2026-11-21T11:30:00Z",
     "ends_at": None,
     "free": None,
     "enabled": True,

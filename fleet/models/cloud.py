@@ -76,7 +76,7 @@ class CapacityPool(models.Model):
     account, `zone_id`: the same for all accounts. `network_nodes`: those of its reservation, widest first.
 
     `declared_by`: the person who added it; "": the reading of the region's stack found it. A reading adds pools and
-    touches none that is there."""
+    touches none that is there. `price_per_hour`: US dollars for a machine, as it was at `price_at`; null: not known."""
 
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="pools")
     instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="pools")
@@ -90,6 +90,8 @@ class CapacityPool(models.Model):
     reservation = models.CharField(max_length=32, blank=True)
     placement_group = models.CharField(max_length=255, blank=True)
     max_price = models.FloatField(null=True)
+    price_per_hour = models.FloatField(null=True)
+    price_at = models.DateTimeField(null=True)
     ends_at = models.DateTimeField(null=True)
     free = models.PositiveIntegerField(null=True)
     enabled = models.BooleanField(default=True)
@@ -122,6 +124,7 @@ class CapacityPool(models.Model):
             reservation=self.reservation,
             placement_group=self.placement_group,
             max_price=self.max_price,
+            price_per_hour=self.price_per_hour,
             ends_at=self.ends_at,
             free=self.free,
             enabled=self.enabled,

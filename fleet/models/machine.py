@@ -58,7 +58,7 @@ class Machine(models.Model):
     every order; `release_trouble`: why its agents could not change to the release that was ordered
     with `release_attempt`; `facts` is a `MachineFacts` of machines that joined.
 
-    Of a machine in a cloud: `launched_by` is the attempt that launched it and `launch_index` its place in that launch;
+    Of a machine in a cloud: `launched_by` is the attempt that launched it;
     where it is and what it costs an hour (US dollars; null: not known); `cloud_state` as its cloud calls it, and
     `cloud_seen_at` when that was last said. `absent_lists`: in how many complete lists in a row it was not.
     `topology_at`: when its network nodes were last asked for.
@@ -91,7 +91,6 @@ class Machine(models.Model):
     release_attempt = models.PositiveIntegerField(default=0)
     desired_version = models.BigIntegerField(default=1)
     launched_by = models.ForeignKey("LaunchAttempt", on_delete=models.SET_NULL, null=True, related_name="machines")
-    launch_index = models.PositiveIntegerField(null=True)
     zone = models.CharField(max_length=32, blank=True)
     market = models.CharField(max_length=16, choices=choices(Market), blank=True)
     image = models.CharField(max_length=32, blank=True)

@@ -104,7 +104,7 @@ class PoolView:
     zone id, then the network nodes of its reservation. `placement_group`: of a reservation only the one that it was
     made in, for another one would keep part of it out of reach (eksctl #7949). `free`: machines left in its reservation
     when it was last looked at; None: not known. `failures`: in a row. `ends_at`: of a Capacity Block. `max_price`: US
-    dollars an hour, of spot; None: the price on demand."""
+    dollars an hour, of spot; None: the price on demand. `price_per_hour`: what a machine costs now; None: not known."""
 
     id: int
     region: str
@@ -118,6 +118,7 @@ class PoolView:
     reservation: str = ""
     placement_group: str = ""
     max_price: float | None = None
+    price_per_hour: float | None = None
     ends_at: datetime | None = None
     free: int | None = None
     enabled: bool = True

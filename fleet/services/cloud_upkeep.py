@@ -22,6 +22,7 @@ from fleet.services.cloud_leftovers import cloud_leftovers
 from fleet.services.cloud_listing import cloud_list
 from fleet.services.cloud_notices import cloud_queue, cloud_reservations, cloud_statuses
 from fleet.services.cloud_ownership import cloud_beat
+from fleet.services.cloud_prices import cloud_prices, cloud_spot_prices
 from fleet.services.cloud_region import cloud_region_read
 from fleet.services.cloud_topology import cloud_places, cloud_reservation_places
 from kernel import clock
@@ -48,6 +49,8 @@ class Step:
     run: Callable[[CloudRegion, datetime], None]
 
 
+SPOT_PRICES_EVERY_S = 3600.0
+"""They move a few times a day."""
 READ_AGAIN_S = 60.0
 """A stack that was refused: a person is mending it."""
 READ_DAILY_S = 86_400.0
@@ -63,6 +66,8 @@ STEPS: Mapping[str, Step] = {
     "list": Step(LIST_EVERY_S, cloud_list),
     "leftovers": Step(LEFTOVERS_EVERY_S, cloud_leftovers),
     "stack": Step(READ_DAILY_S, cloud_region_read),
+    "prices": Step(READ_DAILY_S, cloud_prices),
+    "spot prices": Step(SPOT_PRICES_EVERY_S, cloud_spot_prices),
     "incidents": Step(INCIDENTS_EVERY_S, launch_incidents),
 }
 """In this order. What is due is made in one round."""

@@ -95,7 +95,8 @@ def _launches(cloud: CloudRegion, now: datetime) -> list[Launch]:
 
 
 def _price(instance_type: InstanceType, pool: PoolView) -> float | None:
-    stated = instance_type.price_per_hour or None
+    """The most that a machine may cost, for the cap: what was read, else what is stated of its type."""
+    stated = pool.price_per_hour or instance_type.price_per_hour or None
     return (pool.max_price or stated) if pool.market is Market.SPOT else stated
 
 
@@ -173,12 +174,11 @@ def machines_note(row: LaunchAttempt, instances: Sequence[dict[str, Any]], now: 
                 "instance_type_id": ours.instance_type_id,
                 "type_stated": True,
                 "launched_by": row,
-                "launch_index": index,
                 "zone": pool.zone,
                 "market": pool.market.value,
                 "image": pool.image,
                 "reservation": instance.get("CapacityReservationId", pool.reservation),
-                "price_per_hour": row.price_per_hour,
+                "price_per_hour": pool.price_per_hour,
                 "cloud_state": instance["State"]["Name"],
                 "cloud_seen_at": now,
                 "created_at": now,

@@ -33,6 +33,8 @@ def test_a_pool_says_everything_about_itself() -> None:
         "placement_group": "",
         "network_nodes": ["nn-1"],
         "max_price": None,
+        "price_per_hour": None,
+        "price_at": None,
         "ends_at": None,
         "free": 0,
         "enabled": True,
