@@ -25,6 +25,7 @@ from engine_agent.protocol.ports import HIGHEST_PORT, PORTS_PER_NODE, PROXY, fir
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.runtime.identity import Identity
+from engine_agent.runtime.imds import CLOUD_VARIABLE
 
 OF_USER_DATA = ("SWITCHYARD_CACHE", "AWS_REGION", "AWS_ENDPOINT_URL")
 NODE_PORT, INGRESS_PORT = 21000, 8080
@@ -82,7 +83,7 @@ def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port:
     facts = _checked(paths, client, invitation, _ports(client, port, str(invitation["role"])))
     try:
         machine, cloud = str(invitation.get("machine", "")), str(invitation.get("cloud", ""))
-        joined = Joined(server, facts, machine, _variables() if cloud else {})
+        joined = Joined(server, facts, machine, _variables(cloud) if cloud else {})
         return _install(paths, release, client, joined, invitation, nonce or secrets.token_hex(32))
     except EnrolmentRefused as refusal:  # which the control plane knows already
         raise NotJoined(str(refusal).rpartition(" answered 403: ")[2]) from None
@@ -150,9 +151,10 @@ def _checked(paths: HostPaths, client: JoinClient, invitation: dict[str, object]
     return facts
 
 
-def _variables() -> dict[str, str]:
-    """What user data said of the cloud, for agents that systemd starts."""
-    return {name: os.environ[name] for name in OF_USER_DATA if os.environ.get(name)}
+def _variables(cloud: str) -> dict[str, str]:
+    """What user data said of the cloud, for agents that systemd starts, and which cloud it is."""
+    stated = {name: os.environ[name] for name in OF_USER_DATA if os.environ.get(name)}
+    return {CLOUD_VARIABLE: cloud, **stated}
 
 
 def _install(

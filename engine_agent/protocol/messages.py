@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, field
 
 from engine_agent.protocol.ingress_messages import ApplicationTls, IngressReport, RoutingTable, TablePart
 from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, MachineReport
-from engine_agent.protocol.states import AgentKind, EngineState, MemberRole, Phase
+from engine_agent.protocol.states import AgentKind, EngineState, MachineNoticeKind, MemberRole, Phase
 
 PROTOCOL_VERSION = 2
 """Rises with every change of a message's shape; see docs/adr/0043-agent-releases.md."""
@@ -168,11 +168,19 @@ class Accelerator(Struct, frozen=True):
         return ", ".join(parts)
 
 
+class MachineNotice(Struct, frozen=True, omit_defaults=True):
+    """A machine's cloud says that it will take or touch it. `ends_at`: when, in seconds since 1970; None: not said."""
+
+    kind: MachineNoticeKind
+    ends_at: float | None = None
+
+
 class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     """Use of a node and of its accelerators, and what its agent has trouble with; None and empty: nothing to report.
 
     `accelerator_trouble`: by maker, why its devices may be old or missing. `refused_order`: why the last order that
-    was refused was. `journal_error`: why the agent cannot write its journal.
+    was refused was. `journal_error`: why the agent cannot write its journal. `notices`: what the machine's cloud says
+    of it, one of each kind; None: it is in no cloud, or its metadata cannot be read.
     """
 
     host_cpu_percent: float | None = None
@@ -183,6 +191,7 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     accelerator_trouble: dict[str, str] = field(default_factory=dict)
     refused_order: str = ""
     journal_error: str = ""
+    notices: Annotated[tuple[MachineNotice, ...], Meta(max_length=len(MachineNoticeKind))] | None = None
 
 
 class StepTimes(Struct, frozen=True):

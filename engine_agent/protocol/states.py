@@ -31,6 +31,15 @@ class EngineState(StrEnum):
     FAILED = "failed"
 
 
+class MachineNoticeKind(StrEnum):
+    """What a cloud says to a machine itself of what will become of it."""
+
+    INTERRUPTION = "interruption"
+    REBALANCE = "rebalance"
+    RETIREMENT = "retirement"
+    MAINTENANCE = "maintenance"
+
+
 class AgentKind(StrEnum):
     NODE = "node"
     INGRESS = "ingress"

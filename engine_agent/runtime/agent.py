@@ -22,6 +22,7 @@ from engine_agent.protocol.states import EngineState
 from engine_agent.protocol.watchdog import AwakeClock
 from engine_agent.runtime.connection import AgentConnection, report_interval_s
 from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.imds import NoticeWatch, is_in_aws
 from engine_agent.runtime.launch import NodePlace
 from engine_agent.runtime.log_tail import LogTailSender
 from engine_agent.runtime.node import LocalNode
@@ -77,6 +78,7 @@ class NodeAgent:
             now_s=self._awake.now_s,
         )
         self._accelerators = accelerators(self._connection.send_fault)
+        self._cloud = NoticeWatch(self._send_report) if is_in_aws() else None
         self._no_contact_since_s: float | None = self._awake.now_s()
         self._last_observed: Observed | None = None
         self._steps: StepTimes | None = None
@@ -102,6 +104,8 @@ class NodeAgent:
                 loops.create_task(self._for_ever("stack", self._read_stack_once))
                 loops.create_task(self._for_ever("traces", self._trace.run))
                 loops.create_task(self._for_ever("metrics", self._serve_metrics))
+                if self._cloud is not None:
+                    loops.create_task(self._for_ever("cloud", self._cloud.run_once))
         finally:
             self._node.close()
 
@@ -219,6 +223,7 @@ class NodeAgent:
             accelerator_trouble=self._accelerators.trouble(),
             refused_order=self._node.refused_order,
             journal_error=self._node.journal_error,
+            notices=self._cloud.notices if self._cloud is not None else None,
         )
         health = _health(observed, seen.health)
         report = Report(

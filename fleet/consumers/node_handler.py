@@ -8,12 +8,13 @@ from datetime import datetime
 import msgspec
 
 from engine_agent.protocol.codec import FAULT_BYTES_MAX, encode_unbounded
-from engine_agent.protocol.messages import DownMessage, Fault, Hello, LogTail, Report, UpMessage
+from engine_agent.protocol.messages import DownMessage, Fault, Hello, LogTail, MachineNotice, Report, UpMessage
 from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
 from fleet.consumers.token_bucket import TokenBucket
 from fleet.selectors.node import desired_for, newer_versions
 from fleet.services.node_log import node_logs_store
+from fleet.services.node_notices import node_notices_store
 from fleet.services.reports import ReceivedReport, fault_record, hellos_store, reports_store
 from kernel import clock
 from kernel.metrics import FAULTS_DROPPED
@@ -39,6 +40,8 @@ class NodeHandler:
         self._reports: ReportBuffer[ReceivedReport] = ReportBuffer()
         self._faults: deque[tuple[str, Fault, datetime]] = deque(maxlen=FAULTS_KEPT)
         self._logs: dict[str, LogTail] = {}
+        self._notices: dict[str, tuple[MachineNotice, ...]] = {}
+        """What nodes said last of their machines, and is kept: the same again changes nothing."""
         self._fault_budgets: dict[str, TokenBucket] = {}
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
@@ -80,10 +83,21 @@ class NodeHandler:
         self._reports.end(session.identity.id, session.key, _disconnected)
 
     def flush(self) -> None:
-        self._reports.flush(reports_store)
+        self._reports.flush(self._store)
         while self._faults:
             self._write_fault(*self._faults.popleft())
         self._write_logs()
+
+    def _store(self, reports: list[ReceivedReport]) -> None:
+        reports_store(reports)
+        said = {one.node_id: one.report.telemetry.notices for one in reports if one.connected}
+        news = [one for one in reports if said.get(one.node_id) is not None]
+        news = [one for one in news if said[one.node_id] != self._notices.get(one.node_id)]
+        for node in node_notices_store(news, now=clock.now()) if news else ():
+            self._notices[node] = said[node] or ()
+        for one in reports:
+            if not one.connected:
+                self._notices.pop(one.node_id, None)
 
     def _write_logs(self) -> None:
         """Lines that cannot be written are dropped: the agent sends them again."""
@@ -112,7 +126,7 @@ class NodeHandler:
 
 def _urgent_part(received: ReceivedReport) -> tuple[object, ...]:
     """A change of this is written at once."""
-    return received.connection, received.report.observed, received.healthy
+    return received.connection, received.report.observed, received.healthy, received.report.telemetry.notices
 
 
 def _disconnected(received: ReceivedReport) -> ReceivedReport:

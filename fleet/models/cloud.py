@@ -193,12 +193,12 @@ class LaunchAttempt(models.Model):
 
 
 class CloudNotice(models.Model):
-    """What a cloud announced about a machine: once for each `event_key`, however often it was said.
+    """What a cloud announced about a machine: one that is open of each kind, however often and by whomever it was said.
 
-    `ends_at`: when the machine goes; null: not said. `settled_at`: nothing is left to be done about it.
+    `source`: who said it first. `ends_at`: when the machine goes; null: not said. `evidence`: the last word of each
+    source (`fleet.planning.notice_evidence`). `settled_at`: nothing is left to be done about it.
     """
 
-    event_key = models.CharField(max_length=200, unique=True)
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="notices")
     kind = models.CharField(max_length=32, choices=choices(NoticeKind))
     source = models.CharField(max_length=16, choices=choices(NoticeSource))
@@ -211,6 +211,9 @@ class CloudNotice(models.Model):
     class Meta:
         ordering = ["-at", "-id"]
         indexes = [models.Index(fields=["machine"], condition=Q(settled_at=None), name="notice_open")]
+        constraints = [
+            models.UniqueConstraint(fields=["machine", "kind"], condition=Q(settled_at=None), name="notice_once"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.machine_id}"

@@ -1,69 +1,37 @@
 """Keeps what a cloud announced of machines, once each, and settles what is over. Steps of `cloud_upkeep`.
 
-Three ways lead here: the region's queue, DescribeInstanceStatus, and the ends of Capacity Blocks. Each alone is late or
-silent at times. What follows is decided by `fleet.planning.faults.notices`.
+Three ways lead here: the region's queue, DescribeInstanceStatus, and the ends of Capacity Blocks; a fourth, what nodes
+read of their own metadata, to `node_notices`. Each alone is late or silent at times, and all meet in one row. What
+follows is decided by `fleet.planning.faults.notices`.
 """
 
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from django.db import transaction
 from django.db.models import QuerySet
 
-from fleet.models import CapacityPool, CloudNotice, CloudRegion, Machine, Node
+from fleet.models import CapacityPool, CloudNotice, CloudRegion, Machine
+from fleet.planning.notice_evidence import Said
 from fleet.planning.pools import Market
 from fleet.planning.presence import ENDED
 from fleet.planning.states import MachineState, NoticeKind, NoticeSource
 from fleet.providers.aws.calls import CallFailed
 from fleet.providers.aws.listing import seen_store
-from fleet.providers.aws.notices import Announcement, Nothing, StateSeen, UnreadableNotice, block_end, parse
+from fleet.providers.aws.notices import Announcement, CalledOff, Nothing, StateSeen, UnreadableNotice, block_end, parse
 from fleet.providers.aws.queue import Message, messages_delete, messages_receive
 from fleet.providers.aws.reservations import reservations_read
-from fleet.providers.aws.statuses import Statuses, region_statuses
-from fleet.services.node_event import node_event
-from kernel import hints, live
-from kernel.tones import Tone
+from fleet.providers.aws.statuses import ScheduledEvent, Statuses, region_statuses
+from fleet.services.machine_notice import notice_record
 
 PROVIDER = "aws"
 KEPT = timedelta(days=30)
 """How long settled notices stay."""
-TEXT_MOST = 500
+SCHEDULED = [NoticeKind.RETIREMENT.value, NoticeKind.MAINTENANCE.value]
 ROUNDS = 20
 """Of ten messages each, in one step."""
 
 log = logging.getLogger(__name__)
-
-
-def notice_record(
-    *,
-    machine: Machine,
-    kind: NoticeKind,
-    source: NoticeSource,
-    at: datetime,
-    ends_at: datetime | None,
-    text: str,
-    event_key: str,
-    now: datetime,
-) -> bool:
-    """Keep one announcement. Returns False where it is known: it may come twice, and by several ways."""
-    with transaction.atomic():
-        row, created = CloudNotice.objects.get_or_create(
-            event_key=event_key[:200],
-            defaults={
-                "machine": machine, "kind": kind, "source": source, "at": at, "ends_at": ends_at,
-                "text": text[:TEXT_MOST],
-            },
-        )  # fmt: skip
-        if not created:
-            return False
-        node = Node.objects.filter(id=machine.runs).first()
-        if node is not None:
-            until = f" until {ends_at:%Y-%m-%d %H:%M:%S} UTC" if ends_at else ""
-            node_event(node, "node.notice", f"{node.id}: {kind}{until}: {row.text}", now=now, tone=Tone.WARN)
-        live.push("machines")
-        hints.ring("fleet.reconcile")
-    return True
 
 
 # --- the queue ----------------------------------------------------------------------------------------------------
@@ -98,6 +66,8 @@ def _take(cloud: CloudRegion, message: Message, now: datetime) -> bool:
             seen_store({machine: state}, now)
         case Announcement():
             announcement_store(cloud, meaning, now)
+        case CalledOff():
+            _called_off(cloud, meaning, now)
         case Nothing():
             pass
     return True
@@ -112,14 +82,18 @@ def announcement_store(cloud: CloudRegion, said: Announcement, now: datetime) ->
             machine=machine,
             kind=said.kind,
             source=NoticeSource.EVENTS,
-            at=said.at,
-            ends_at=said.ends_at,
+            said=Said(said.event_id, said.at, said.ends_at),
             text=said.text,
-            event_key=f"{said.event_id}/{machine.provider_id}",
             now=now,
         )
         for machine in rows
     )
+
+
+def _called_off(cloud: CloudRegion, said: CalledOff, now: datetime) -> None:
+    word = Said("", said.at, over=True)
+    for machine in _machines(cloud).filter(provider_id__in=said.machines):
+        notice_record(machine=machine, kind=said.kind, source=NoticeSource.EVENTS, said=word, now=now)
 
 
 def _machines(cloud: CloudRegion) -> "QuerySet[Machine]":
@@ -139,51 +113,53 @@ def cloud_statuses(cloud: CloudRegion, now: datetime) -> None:
     ours = {machine.provider_id: machine for machine in _machines(cloud)}
     seen_store({name: state for name, state in statuses.states.items() if name in ours}, now)
     _store_scheduled(cloud, statuses, ours, now)
-    _store_impaired(statuses, ours, now)
+    _store_impaired(cloud, statuses, ours, now)
     notices_settle(cloud, now)
 
 
 def _store_scheduled(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, Machine], now: datetime) -> None:
-    """An event that is no longer listed was done or withdrawn. A changed time makes another one of it."""
-    there = set()
-    for event in statuses.events:
+    """Of each kind the first counts. What is no longer listed was done or withdrawn."""
+    first: dict[tuple[str, NoticeKind], ScheduledEvent] = {}
+    for event in sorted(statuses.events, key=lambda event: event.not_before):
         if event.machine in ours:
-            key = f"status/{event.id}/{event.machine}/{event.not_before:%Y%m%dT%H%M%S}"
-            there.add(key)
-            notice_record(
-                machine=ours[event.machine],
-                kind=event.kind,
-                source=NoticeSource.STATUS,
-                at=now,
-                ends_at=event.not_before,
-                text=f"{event.code}: {event.text}",
-                event_key=key,
-                now=now,
-            )
-    listed = [name for name in statuses.states if name in ours]
-    gone = CloudNotice.objects.filter(
-        source=NoticeSource.STATUS, settled_at=None, machine__region_id=cloud.pk, machine__provider_id__in=listed
-    ).exclude(kind=NoticeKind.IMPAIRED)
-    gone.exclude(event_key__in=there).update(settled_at=now)
+            first.setdefault((event.machine, event.kind), event)
+    for (name, kind), event in first.items():
+        said = Said(f"{event.id}/{event.not_before:%Y%m%dT%H%M%S}", now, event.not_before)
+        text = f"{event.code}: {event.text}"
+        notice_record(machine=ours[name], kind=kind, source=NoticeSource.STATUS, said=said, text=text, now=now)
+    for row in _open_by_status(cloud).filter(kind__in=SCHEDULED).select_related("machine"):
+        name = row.machine.provider_id
+        if name in statuses.states and (name, row.kind) not in first:
+            _over(row, now)
 
 
-def _store_impaired(statuses: Statuses, ours: Mapping[str, Machine], now: datetime) -> None:
-    open_now = CloudNotice.objects.filter(source=NoticeSource.STATUS, kind=NoticeKind.IMPAIRED, settled_at=None)
-    known = dict(open_now.filter(machine__provider_id__in=ours).values_list("machine__provider_id", "pk"))
+def _store_impaired(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, Machine], now: datetime) -> None:
     for name, since in statuses.impaired.items():
-        if name in ours and name not in known:
+        if name in ours:
             notice_record(
                 machine=ours[name],
                 kind=NoticeKind.IMPAIRED,
                 source=NoticeSource.STATUS,
-                at=since or now,
-                ends_at=None,
+                said=Said("impaired", now),
                 text="its status checks fail",
-                event_key=f"impaired/{name}/{now:%Y%m%dT%H%M%S}",
+                since=since,
                 now=now,
             )
-    well = [pk for name, pk in known.items() if name in statuses.states and name not in statuses.impaired]
-    CloudNotice.objects.filter(pk__in=well).update(settled_at=now)
+    for row in _open_by_status(cloud).filter(kind=NoticeKind.IMPAIRED).select_related("machine"):
+        if row.machine.provider_id in statuses.states and row.machine.provider_id not in statuses.impaired:
+            _over(row, now)
+
+
+def _open_by_status(cloud: CloudRegion) -> "QuerySet[CloudNotice]":
+    """What polling said, and is not over."""
+    return CloudNotice.objects.filter(
+        settled_at=None, machine__region_id=cloud.pk, evidence__has_key=NoticeSource.STATUS.value
+    )
+
+
+def _over(row: CloudNotice, now: datetime) -> None:
+    word = Said("", now, over=True)
+    notice_record(machine=row.machine, kind=NoticeKind(row.kind), source=NoticeSource.STATUS, said=word, now=now)
 
 
 def notices_settle(cloud: CloudRegion, now: datetime) -> None:
@@ -210,19 +186,12 @@ def cloud_reservations(cloud: CloudRegion, now: datetime) -> None:
         if ends_at is None:
             continue
         end = block_end(ends_at)
-        key = f"block/{reservation.id}/{end:%Y%m%dT%H%M%S}"
-        in_it = CloudNotice.objects.filter(
-            source=NoticeSource.BLOCK, settled_at=None, machine__reservation=reservation.id
-        )
-        in_it.exclude(event_key__startswith=key).update(settled_at=now)
         for machine in _machines(cloud).filter(reservation=reservation.id, market=Market.BLOCK):
             notice_record(
                 machine=machine,
                 kind=NoticeKind.BLOCK_END,
                 source=NoticeSource.BLOCK,
-                at=now,
-                ends_at=end,
+                said=Said(f"{reservation.id}/{end:%Y%m%dT%H%M%S}", now, end),
                 text=f"{reservation.id} ends at {ends_at:%Y-%m-%d %H:%M} UTC",
-                event_key=f"{key}/{machine.provider_id}",
                 now=now,
             )

@@ -67,11 +67,20 @@ class StateSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class CalledOff:
+    """What was announced of machines is over, by being done or withdrawn."""
+
+    kind: NoticeKind
+    at: datetime
+    machines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Nothing:
-    """A message that needs nothing: what it spoke of is over."""
+    """A message that needs nothing."""
 
 
-def parse(body: str) -> Announcement | StateSeen | Nothing:
+def parse(body: str) -> Announcement | StateSeen | CalledOff | Nothing:
     """The meaning of one message.
 
     Raises:
@@ -114,17 +123,19 @@ def _about_one(event: _Event, kind: NoticeKind, ends_at: datetime | None) -> Ann
     return Announcement(event.id, kind, event.time, ends_at, event.detail_type, (_instance(event),))
 
 
-def _health(event: _Event) -> Announcement | Nothing:
-    """Retirement and maintenance of instances; closed ones need nothing, nor do those of other services."""
+def _health(event: _Event) -> Announcement | CalledOff | Nothing:
+    """Retirement and maintenance of instances; those of other services need nothing."""
     code, detail = _text(event.detail, "eventTypeCode"), event.detail
     is_ours = code.startswith("AWS_EC2_") and any(
         word in code for word in ("RETIREMENT", "MAINTENANCE", "REBOOT", "STOP")
     )
-    if not is_ours or detail.get("statusCode") == "closed":
+    if not is_ours:
         return Nothing()
     affected: Iterable[Any] = detail.get("affectedEntities") or ()
     named = [str(one["entityValue"]) for one in affected if isinstance(one, Mapping) and "entityValue" in one]
     machines = tuple(sorted({name for name in named if name.startswith("i-")} or _from_arns(event.resources)))
+    if detail.get("statusCode") == "closed":
+        return CalledOff(scheduled_kind(code), event.time, machines)
     ends_at = _time(detail, "startTime") if detail.get("startTime") else None
     return Announcement(event.id, scheduled_kind(code), event.time, ends_at, code, machines)
 

@@ -13,6 +13,7 @@ import pytest
 from bench.cloud.ec2_events import recommend_rebalance, schedule, warn_of_interruption
 from bench.cloud.imds import serve_metadata
 from bench.cloud.server import World
+from engine_agent.runtime.imds import Metadata
 from tests.bench.cloud.conftest import BEGAN, Network
 
 pytestmark = pytest.mark.cloud
@@ -25,12 +26,12 @@ class Programs:
     """What runs on a machine and asks for its metadata."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
+        self.port = port
         self.token = ""
 
     def call(self, method: str, path: str, **headers: str) -> tuple[int, str]:
         """Status and body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
         answer = connection.getresponse()
         found = answer.status, answer.read().decode()
@@ -173,3 +174,15 @@ def test_a_machine_that_is_forgotten_has_nothing(world: World, network: Network,
     world.clock.advance(world.delays.shutting_down_s + world.delays.forgotten_s)
 
     assert programs.read("meta-data/instance-id") is None
+
+
+def test_the_agent_of_a_node_reads_what_its_machine_is_told(world: World, network: Network, stack: ExitStack) -> None:
+    machine, programs = launch(world, network, stack, InstanceMarketOptions=SPOT)
+    metadata = Metadata(("127.0.0.1", programs.port))
+    assert metadata.notices(0.0) == ()
+    warn_of_interruption(world, machine)
+    recommend_rebalance(world, machine)
+    schedule(world, machine, "instance-retirement", 1795489330.0)
+    ends = {notice.kind.value: notice.ends_at for notice in metadata.notices(1.0)}
+    assert ends.keys() == {"interruption", "rebalance", "retirement"}
+    assert ends["retirement"] == 1795489330.0

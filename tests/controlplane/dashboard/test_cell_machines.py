@@ -57,7 +57,6 @@ def test_a_cell_shows_its_machines_and_why_each_pool_is_not_used_for_the_next() 
 def test_the_page_says_what_was_announced() -> None:
     pool(1, Market.SPOT, "az1")
     CloudNotice.objects.create(
-        event_key="e",
         machine=Machine.objects.get(runs="n-0"),
         kind=NoticeKind.REBALANCE,
         source=NoticeSource.EVENTS,

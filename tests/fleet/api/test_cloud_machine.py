@@ -20,7 +20,7 @@ def test_a_machine_says_where_it_is_and_what_was_announced_until_that_is_over() 
     machine = rows.machine("m-1", where="us-east-1", runs="n-1", state=MachineState.TAKEN, **columns)
     for number, settled_at in enumerate((None, NOW)):
         CloudNotice.objects.create(
-            event_key=f"e-{number}", machine=machine, kind=NoticeKind.INTERRUPTION, source=NoticeSource.EVENTS,
+            machine=machine, kind=NoticeKind.INTERRUPTION, source=NoticeSource.EVENTS,
             at=NOW, ends_at=NOW + timedelta(minutes=2), text=f"said {number}", settled_at=settled_at,
         )  # fmt: skip
     shown = bearer().get("/api/v1/machines/m-1/").json()

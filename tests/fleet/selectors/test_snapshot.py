@@ -131,9 +131,9 @@ def test_what_a_cloud_announced_is_said_of_the_node_that_its_machine_is_until_it
     machine = Machine.objects.create(id="m-1", provider_id="i-1", runs="n-1", **columns)
     ingress = Machine.objects.create(id="m-2", provider_id="i-2", runs="i-1", role=MachineRole.INGRESS, **columns)
     ends_at = NOW + timedelta(minutes=2)
-    for number, (about, settled_at) in enumerate(((machine, None), (machine, NOW), (ingress, None))):
+    for about, settled_at in ((machine, None), (machine, NOW), (ingress, None)):
         CloudNotice.objects.create(
-            event_key=f"e-{number}", machine=about, kind=NoticeKind.INTERRUPTION, source=NoticeSource.EVENTS,
+            machine=about, kind=NoticeKind.INTERRUPTION, source=NoticeSource.EVENTS,
             at=NOW, ends_at=ends_at, text="said so", settled_at=settled_at,
         )  # fmt: skip
     assert fleet_view(now=NOW).notices == (NoticeView("n-1", NoticeKind.INTERRUPTION, NOW, ends_at, "said so"),)

@@ -2,7 +2,6 @@
 
 import json
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -11,9 +10,11 @@ from bench.cloud.capacity import Reserved
 from bench.cloud.ec2_events import recommend_rebalance, schedule, warn_of_interruption
 from bench.cloud.faults import Fault
 from fleet.models import CapacityPool, CloudNotice, CloudRegion, Machine
+from fleet.planning.notice_evidence import Said
 from fleet.planning.pools import Market
 from fleet.planning.states import NoticeKind, NoticeSource
-from fleet.services.cloud_notices import cloud_queue, cloud_reservations, cloud_statuses, notice_record
+from fleet.services.cloud_notices import cloud_queue, cloud_reservations, cloud_statuses
+from fleet.services.machine_notice import evidence_of, notice_record
 from kernel import clock
 from kernel.models import Event
 from tests.bench.cloud.conftest import world
@@ -73,14 +74,52 @@ def test_a_warning_is_kept_once_however_often_it_comes_and_told(cloud_fleet: Clo
     assert abs((notice.ends_at - clock.now()).total_seconds() - 120) <= 1
     told = Event.objects.get(kind="node.notice")
     assert told.message.startswith(f"{machine.runs}: interruption until ")
-    columns: dict[str, Any] = {"source": NoticeSource.EVENTS, "at": notice.at, "ends_at": None, "text": "again"}
-    again: dict[str, Any] = {
-        "machine": machine,
-        "kind": NoticeKind.REBALANCE,
-        "event_key": notice.event_key,
-        "now": clock.now(),
-    }
-    assert not notice_record(**columns, **again)
+    (said,) = evidence_of(notice).values()
+    assert not hear(machine, NoticeSource.EVENTS, said)
+    assert len(rows()) == 1
+
+
+def hear(machine: Machine, source: NoticeSource, said: Said, kind: NoticeKind = NoticeKind.INTERRUPTION) -> bool:
+    return notice_record(machine=machine, kind=kind, source=source, said=said, now=clock.now())
+
+
+def test_the_earlier_source_counts_and_the_later_confirms_in_one_row(cloud_fleet: CloudFleet, machine: Machine) -> None:
+    soon = clock.now() + timedelta(seconds=100)
+    assert hear(machine, NoticeSource.IMDS, Said("a", clock.now(), soon))
+    warn_of_interruption(cloud_fleet.world, machine.provider_id)
+    look()
+    assert rows() == [("interruption", "imds", True)]
+    notice = CloudNotice.objects.get()
+    assert notice.ends_at == soon
+    assert set(evidence_of(notice)) == {NoticeSource.IMDS, NoticeSource.EVENTS}
+    assert Event.objects.filter(kind="node.notice").count() == 1
+    hear(machine, NoticeSource.IMDS, Said("", clock.now(), over=True))
+    assert rows() == [("interruption", "imds", True)]  # the cloud stands by it
+
+
+def test_a_closed_health_event_ends_what_it_announced_and_a_late_one_opens_nothing(
+    cloud_fleet: CloudFleet, machine: Machine
+) -> None:
+    base, now = CloudRegion.objects.get().base, clock.now()
+
+    def send(status: str, minutes: int) -> None:
+        detail = {
+            "eventTypeCode": "AWS_EC2_MAINTENANCE_SCHEDULED", "statusCode": status,
+            "startTime": (now + timedelta(days=1)).isoformat(),
+            "affectedEntities": [{"entityValue": machine.provider_id}],
+        }  # fmt: skip
+        at = (now + timedelta(minutes=minutes)).isoformat()
+        event = {"id": f"e-{minutes}", "detail-type": "AWS Health Event", "time": at, "detail": detail}
+        cloud_fleet.world.client("sqs").send_message(QueueUrl=base["queue_url"], MessageBody=json.dumps(event))
+        look()
+
+    send("open", 0)
+    assert rows() == [("maintenance", "events", True)]
+    send("closed", 5)
+    send("open", 0)
+    send("open", 1)
+    assert rows() == [("maintenance", "events", False)]
+    assert Event.objects.filter(kind="node.notice").first() is not None
 
 
 def test_of_the_machines_of_others_nothing_is_kept(cloud_fleet: CloudFleet, machine: Machine) -> None:

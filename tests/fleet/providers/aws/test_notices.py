@@ -15,6 +15,7 @@ from fleet.providers.aws.notices import (
     INTERRUPTIONS,
     REBALANCE,
     Announcement,
+    CalledOff,
     Nothing,
     StateSeen,
     UnreadableNotice,
@@ -71,7 +72,9 @@ def test_health_says_when_a_machine_is_retired_or_maintained(code: str, kind: No
         "affectedEntities": [{"entityValue": MACHINE}],
     }  # fmt: skip
     assert parse(event("AWS Health Event", detail, resources=[])) == said(kind, 2 * 86400, code)
-    assert parse(event("AWS Health Event", detail | {"statusCode": "closed"})) == Nothing()
+    closed = parse(event("AWS Health Event", detail | {"statusCode": "closed"}))
+    assert isinstance(closed, CalledOff)
+    assert (closed.kind, closed.machines) == (kind, (MACHINE,))
     assert parse(event("AWS Health Event", detail | {"eventTypeCode": "AWS_S3_OPERATIONAL_ISSUE"})) == Nothing()
 
 

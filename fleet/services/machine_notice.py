@@ -1,0 +1,75 @@
+"""Keeps what is announced about machines: one open row for each kind and machine, whoever says it."""
+
+from datetime import datetime
+
+import msgspec
+from django.db import transaction
+
+from fleet.models import CloudNotice, Machine, Node
+from fleet.planning.notice_evidence import Evidence, Said, end_of, heard, stands
+from fleet.planning.states import NoticeKind, NoticeSource
+from fleet.services.node_event import node_event
+from kernel import hints, live
+from kernel.tones import Tone
+
+TEXT_MOST = 500
+
+
+def notice_record(
+    *,
+    machine: Machine,
+    kind: NoticeKind,
+    source: NoticeSource,
+    said: Said,
+    text: str = "",
+    since: datetime | None = None,
+    now: datetime,
+) -> bool:
+    """Keep what a source said of a machine, or that it took it back. Returns whether anything follows from it: not
+    where it was known, confirms what others said, or is older than what was said since. `since`: when it began; None:
+    when it was said."""
+    with transaction.atomic():
+        Machine.objects.select_for_update().only("pk").get(pk=machine.pk)
+        row = CloudNotice.objects.filter(machine=machine, kind=kind).order_by("-pk").first()
+        evidence = heard(evidence_of(row), source, said)
+        if evidence is None:
+            return False
+        if row is None or (row.settled_at is not None and not said.over and set(evidence) != {NoticeSource.IMDS}):
+            evidence = {source: said}
+            row = CloudNotice(machine=machine, kind=kind, source=source, at=since or said.at, settled_at=now)
+        return _keep(row, evidence, text, now)
+
+
+def evidence_of(row: CloudNotice | None) -> Evidence:
+    """Who said what of it."""
+    return msgspec.convert(row.evidence, dict[NoticeSource, Said]) if row is not None else {}
+
+
+def _keep(row: CloudNotice, evidence: Evidence, text: str, now: datetime) -> bool:
+    before = (row.settled_at is None, row.ends_at)
+    row.evidence = msgspec.to_builtins(evidence)
+    if stands(evidence):
+        row.ends_at, row.settled_at = end_of(evidence), None
+    else:
+        row.settled_at = row.settled_at or now
+    row.text = row.text or text[:TEXT_MOST]
+    row.save()
+    if before == (row.settled_at is None, row.ends_at) or (not before[0] and row.settled_at is not None):
+        return False
+    node = Node.objects.filter(id=row.machine.runs).first()
+    if node is not None:
+        node_event(node, "node.notice", f"{node.id}: {_told(row)}", now=now, tone=_tone(row))
+    live.push("machines")
+    hints.ring("fleet.reconcile")
+    return True
+
+
+def _told(row: CloudNotice) -> str:
+    if row.settled_at is not None:
+        return f"{row.kind} is called off"
+    until = f" until {row.ends_at:%Y-%m-%d %H:%M:%S} UTC" if row.ends_at else ""
+    return f"{row.kind}{until}: {row.text}"
+
+
+def _tone(row: CloudNotice) -> Tone:
+    return Tone.WARN if row.settled_at is None else Tone.OK
