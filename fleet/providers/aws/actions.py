@@ -63,6 +63,7 @@ _CALLS = (
         "DescribeVolumes",
         "DescribeNetworkInterfaces",
         "DescribeSpotInstanceRequests",
+        "DescribeSpotPriceHistory",
     ),
     Call("sts", "DecodeAuthorizationMessage", ("sts:DecodeAuthorizationMessage",)),
     *_plain("cloudformation", "cloudformation", "DescribeStacks", bound="the install's stacks"),
