@@ -25,7 +25,7 @@ def test_pools_stand_in_their_order_with_whoever_added_them_and_why_not() -> Non
     shown = fragment(signed_in(), PAGE, "region-pools")
     assert shown.index("on_demand in us-east-1a") < shown.index("spot in us-east-1a")
     assert "because none left" in shown
-    assert "added by ada, at most 9.50 $/h" in " ".join(shown.split())
+    assert "added by ada, price unknown, at most 9.50 $/h" in " ".join(shown.split())
     assert "Try now" in shown
 
 
