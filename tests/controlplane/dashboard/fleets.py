@@ -153,6 +153,7 @@ def _cloud(region: Region) -> None:
         region=region, aws_region="us-east-1", stack="a-stack", state="ready", read_at=NOW, listed_at=NOW,
         silent_zones=["us-east-1b"],
     )  # fmt: skip
+    event_record(kind="region.ready", message=f"region {region.pk} was read", now=NOW, region=region.pk)
     markets = ({"market": "on_demand", "enabled": False}, {"market": "spot", "declared_by": "ada", "max_price": 9.5})
     for position, columns in enumerate(markets):
         CapacityPool.objects.create(

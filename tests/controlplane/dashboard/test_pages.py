@@ -6,14 +6,14 @@ from django.test import Client
 from controlplane.dashboard.urls import urlpatterns
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
-from tests.controlplane.dashboard.page_urls import FILTERED, FLEET_PAGES, LISTS
+from tests.controlplane.dashboard.page_urls import DETAILS, FILTERED, FLEET_PAGES, LISTS
 from tests.controlplane.dashboard.reading import Reader, queries
 
 pytestmark = pytest.mark.django_db
 
 
 def test_every_page_is_tried_here() -> None:
-    tried = {url.strip("/").partition("/")[0].partition("?")[0] for url in LISTS.values()}
+    tried = {url.strip("/").partition("/")[0].partition("?")[0] for url in (*LISTS.values(), *DETAILS)}
     pages = {str(route.pattern).partition("/")[0] for route in urlpatterns}
     assert pages - tried == {"login", "logout", "settings"}  # the last have tests of their own
 
