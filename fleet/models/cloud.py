@@ -9,6 +9,7 @@ from django.db.models import Q
 from fleet.models.machine import Machine
 from fleet.models.region import InstanceType, Region
 from fleet.planning.cloud_base import CloudBase
+from fleet.planning.images import ImageState
 from fleet.planning.pools import LaunchOutcome, Market, PoolView
 from fleet.planning.states import CloudRegionState, MachineRole, NoticeKind, NoticeSource, choices
 
@@ -74,6 +75,7 @@ class CloudRegion(models.Model):
 class CapacityPool(models.Model):
     """One way to get machines of one type, as `fleet.planning.pools.PoolView` describes it. `zone`: its name in this
     account, `zone_id`: the same for all accounts. `network_nodes`: those of its reservation, widest first.
+    `next_image`: while machines move to it (`ImageMove`).
 
     `declared_by`: the person who added it; "": the reading of the region's stack found it. A reading adds pools and
     touches none that is there. `price_per_hour`: US dollars for a machine, as it was at `price_at`; null: not known."""
@@ -86,6 +88,7 @@ class CapacityPool(models.Model):
     zone_id = models.CharField(max_length=32, blank=True)
     subnet = models.CharField(max_length=32)
     image = models.CharField(max_length=32)
+    next_image = models.CharField(max_length=32, blank=True)
     network_nodes = models.JSONField(default=list, blank=True)
     reservation = models.CharField(max_length=32, blank=True)
     placement_group = models.CharField(max_length=255, blank=True)
@@ -217,6 +220,34 @@ class CloudNotice(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.machine_id}"
+
+
+class ImageMove(models.Model):
+    """The machines of an instance type in a region come to run `image`, or back: see `fleet.planning.images`. Meanwhile
+    its pools have both, as `image` and `next_image`. `booted`: nodes that were seen ready on it; `failed`: units that
+    did not boot. One at a time is under way for a type in a region."""
+
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="image_moves")
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="+")
+    image = models.CharField(max_length=32)
+    state = models.CharField(max_length=16, choices=choices(ImageState), default=ImageState.CANARY.value)
+    reason = models.TextField(blank=True)
+    booted = models.JSONField(default=list, blank=True)
+    failed = models.JSONField(default=list, blank=True)
+    asked_by = models.CharField(max_length=150)
+    asked_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-asked_at", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["region", "instance_type"], condition=Q(ended_at=None), name="image_move_one_open"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.instance_type_id} in {self.region_id} to {self.image}"
 
 
 class CallBucket(models.Model):

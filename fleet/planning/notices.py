@@ -16,7 +16,7 @@ from fleet.planning.states import CellState, NoticeKind
 
 ENDING = frozenset({NoticeKind.INTERRUPTION, NoticeKind.BLOCK_END, NoticeKind.RETIREMENT, NoticeKind.MAINTENANCE})
 """Kinds that say that the machine ends."""
-LEAVING = ENDING | {NoticeKind.REBALANCE}
+LEAVING = ENDING | {NoticeKind.REBALANCE, NoticeKind.IMAGE}
 """Kinds after which nothing new is placed on the machine."""
 GOING_STATES = frozenset({CellState.STARTING, CellState.READY})
 Zone = tuple[str, str]
@@ -71,6 +71,11 @@ class Notices:
         notice = self.leaving(node)
         return notice.ends_at if notice and notice.kind in ENDING else None
 
+    def goes(self, node: str) -> bool:
+        """Whether the machine goes for certain: its provider said when, or we want it to."""
+        has_end = self.end_of(node) is not None
+        return has_end or any(notice.kind is NoticeKind.IMAGE for notice in self.by_node.get(node, ()))
+
     def end_of_cell(self, cell: CellView) -> datetime | None:
         """When the first of its machines ends."""
         if not self.by_node:
@@ -90,14 +95,14 @@ class Notices:
 
     @cached_property
     def going(self) -> frozenset[str]:
-        """Cells all of whose machines end: another one is made first, as if they were too many."""
+        """Cells all of whose machines go: another one is made first, as if they were too many."""
         replaced = {replacement.node for replacement in self.fleet.faults.replacements}
         cells = {cell.id: cell for node in self.by_node if (cell := self.fleet.cell_of(node))}
         return frozenset(
             cell.id
             for cell in cells.values()
             if cell.state in GOING_STATES
-            and all(self.end_of(member.node) and member.node not in replaced for member in cell.members)
+            and all(self.goes(member.node) and member.node not in replaced for member in cell.members)
         )
 
     @cached_property

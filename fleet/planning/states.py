@@ -79,7 +79,8 @@ class PoolState(StrEnum):
 
 
 class NoticeKind(StrEnum):
-    """What a cloud announces. `interruption`: of spot, or of a reservation whose owner wants it back."""
+    """What a cloud announces. `interruption`: of spot, or of a reservation whose owner wants it back. `image`: we, of a
+    machine whose place is to run another image (`fleet.planning.images`); nothing ends it before another is made."""
 
     INTERRUPTION = "interruption"
     REBALANCE = "rebalance"
@@ -87,15 +88,17 @@ class NoticeKind(StrEnum):
     RETIREMENT = "retirement"
     MAINTENANCE = "maintenance"
     IMPAIRED = "impaired"
+    IMAGE = "image"
 
 
 class NoticeSource(StrEnum):
-    """Who said so. `block`: we, from the end of a Capacity Block."""
+    """Who said so. `block`: we, from the end of a Capacity Block; `image`: we, from the move of an image."""
 
     EVENTS = "events"
     STATUS = "status"
     IMDS = "imds"
     BLOCK = "block"
+    IMAGE = "image"
 
 
 class IncidentState(StrEnum):

@@ -64,6 +64,7 @@ def pool_declare(new: NewPool, *, actor: str, now: datetime, why: str = "") -> C
             zone_id=like.zone_id,
             subnet=like.subnet,
             image=like.image,
+            next_image=like.next_image,
             max_price=new.max_price,
             declared_by=actor,
         )

@@ -77,13 +77,21 @@ def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
     with transaction.atomic():
         row = CloudRegion.objects.select_for_update().get(pk=cloud.pk)
         was, row.state, row.reason = row.state, CloudRegionState.READY.value, ""
-        row.base, row.read_at = msgspec.to_builtins(read.base), now
+        row.base, row.read_at = _with_images_in_use(row, msgspec.to_builtins(read.base)), now
         row.save(update_fields=["state", "reason", "base", "read_at"])
         added = pools_add(row.pk, read.pools)
         if was != CloudRegionState.READY or added:
             many = f"{added} pool{'s' if added != 1 else ''} of capacity"
             _event(row, "ready", f"region {row.pk} was read from stack {row.stack}: {many} added", Tone.OK, now)
             hints.ring("fleet.reconcile")
+
+
+def _with_images_in_use(row: CloudRegion, base: dict[str, Any]) -> dict[str, Any]:
+    """A stack states its newest images. What the pools' own call their root volumes is known from earlier readings."""
+    pools = CapacityPool.objects.filter(region_id=row.pk)
+    used = {image for pair in pools.values_list("image", "next_image") for image in pair}
+    kept = {image: device for image, device in row.base.get("root_devices", {}).items() if image in used}
+    return {**base, "root_devices": {**kept, **base["root_devices"]}}
 
 
 def _refused(cloud: CloudRegion, reason: str, now: datetime) -> None:

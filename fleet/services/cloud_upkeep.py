@@ -17,6 +17,7 @@ from django.db import connection
 from fleet.models import CloudRegion
 from fleet.planning.call_budget import LEFTOVERS_EVERY_S, LIST_EVERY_S, RESERVATIONS_EVERY_S, STATUS_EVERY_S
 from fleet.planning.states import CloudRegionState
+from fleet.services.cloud_images import cloud_images
 from fleet.services.cloud_launch_incidents import launch_incidents
 from fleet.services.cloud_leftovers import cloud_leftovers
 from fleet.services.cloud_listing import cloud_list
@@ -33,6 +34,8 @@ LEASE_S = 60.0
 ROUND_LIMIT_S = 300.0
 BEAT_EVERY_S = 60.0
 INCIDENTS_EVERY_S = 15.0
+IMAGES_EVERY_S = 10.0
+"""More often than nodes that did not boot are kept."""
 QUEUE_EVERY_S = 1.0
 """Two minutes are all the warning that there is."""
 TOPOLOGY_LOOK_S = 1.0
@@ -68,6 +71,7 @@ STEPS: Mapping[str, Step] = {
     "stack": Step(READ_DAILY_S, cloud_region_read),
     "prices": Step(READ_DAILY_S, cloud_prices),
     "spot prices": Step(SPOT_PRICES_EVERY_S, cloud_spot_prices),
+    "images": Step(IMAGES_EVERY_S, cloud_images),
     "incidents": Step(INCIDENTS_EVERY_S, launch_incidents),
 }
 """In this order. What is due is made in one round."""

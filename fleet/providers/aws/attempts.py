@@ -6,20 +6,23 @@ with its attempt before it is made: a repeated one must say the same, whatever h
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 from django.conf import settings
 
-from fleet.models import CapacityPool, CloudRegion, InstanceType, LaunchAttempt, LaunchUnit, Machine
+from fleet.models import CapacityPool, CloudRegion, ImageMove, InstanceType, LaunchAttempt, LaunchUnit, Machine
 from fleet.planning.caps import WINDOW, Launch, LaunchCap, cap_refusal
+from fleet.planning.images import ImageState, takes_new
 from fleet.planning.launch_units import AttemptView, EndAttempt, KeepAttempt, WriteAttempt
 from fleet.planning.pools import LaunchOutcome, Market, PausePool, PoolView, Scope, UnitView, pauses
 from fleet.planning.states import MachineRole, MachineState
 from fleet.providers.aws.launch import LaunchBase, Request, run_instances
 from fleet.providers.aws.user_data import Boot, user_data
 from fleet.providers.base import Later
+from fleet.selectors.images import image_machines, units_under_way
 from fleet.selectors.trust import server_pin
 from kernel import live
 
@@ -51,6 +54,22 @@ def attempt_view(row: LaunchAttempt) -> AttemptView:
 def pools_of(region: str) -> list[PoolView]:
     """All pools of a region, as they are now."""
     return [pool.view() for pool in CapacityPool.objects.filter(region_id=region)]
+
+
+def pools_to_try(region: str) -> list[PoolView]:
+    """The same, each with the image that the next launch from it is to have. In the transaction that writes the launch:
+    of several units that are planned at once, one tries a new image."""
+    moves = list(ImageMove.objects.select_for_update().filter(region_id=region, ended_at=None).order_by("pk"))
+    new = {
+        move.instance_type_id
+        for move in moves
+        if takes_new(ImageState(move.state), image_machines(move), units_under_way(move))
+    }
+    rows = CapacityPool.objects.filter(region_id=region)
+    return [
+        replace(row.view(), image=row.next_image) if row.next_image and row.instance_type_id in new else row.view()
+        for row in rows
+    ]
 
 
 def attempt_write(

@@ -32,8 +32,8 @@ from fleet.providers.aws.attempts import (
     attempt_view,
     attempt_write,
     machines_note,
-    pools_of,
     pools_rest,
+    pools_to_try,
     request_of,
     unit_end,
     unit_view,
@@ -110,7 +110,7 @@ def _plan(
     views = [attempt_view(row) for row in rows.values()]
     view = unit_view(unit, max(1, len(subjects)), wanted=bool(subjects))
     cloud = cloud_region(unit.region_id)
-    match next_step(view, views, pools_of(unit.region_id), install, now):
+    match next_step(view, views, pools_to_try(unit.region_id), install, now):
         case UnitLaunched(attempt):
             return Launched(rows[attempt.number])
         case CancelUnit(reason):

@@ -3,6 +3,7 @@
 from datetime import timedelta
 from itertools import permutations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +51,14 @@ def test_a_cell_goes_when_all_its_machines_end() -> None:
     assert announced(ends[0], NoticeView("o", NoticeKind.REBALANCE, NOW)).going == frozenset()
 
 
+def test_a_cell_goes_when_all_its_machines_are_to_run_another_image_and_nothing_forces_it() -> None:
+    moved = [NoticeView(name, NoticeKind.IMAGE, NOW) for name in ("n", "o")]
+    assert announced(moved[0]).going == frozenset()
+    notices = announced(*moved, NoticeView("n", NoticeKind.REBALANCE, ago(9)))
+    assert notices.going == {"c1"}
+    assert not notices.must_drain(notices.fleet.cells["c1"])
+
+
 class Announcing(World):
     """Machines end when it was announced. It watches that nothing which serves is cut off, or taken down too early."""
 
@@ -85,6 +94,7 @@ NOTICE = st.tuples(
             (NoticeKind.BLOCK_END, 500.0),
             (NoticeKind.REBALANCE, None),
             (NoticeKind.IMPAIRED, None),
+            (NoticeKind.IMAGE, None),
         ]
     ),
 )
@@ -119,3 +129,20 @@ def test_whatever_is_announced_nothing_that_serves_is_cut_off_and_all_cells_come
     assert len(world.cells(CellState.READY)) == world.store.deployments[NAME].cells_wanted["east"]
     kept = {node for notice in world.store.notices if notice.ends_at for node in [notice.node]}
     assert not kept & set(world.store.nodes), "what ends was given back before"
+
+
+@pytest.mark.parametrize("warm", [0, 1])
+@pytest.mark.parametrize("nodes_per_cell", [1, 2])
+def test_a_cell_that_is_to_run_another_image_serves_until_another_does(nodes_per_cell: int, warm: int) -> None:
+    world = Announcing(fleet(wanted=2, nodes_per_cell=nodes_per_cell, warm=warm))
+    for _ in range(30):
+        world.tick()
+    first = world.cells(CellState.READY)[0]
+    moved = [one.node for one in first.members]
+    world.store.notices = tuple(NoticeView(name, NoticeKind.IMAGE, world.now) for name in moved)
+    for _ in range(80):
+        world.tick()
+        world.check_rules()
+        assert len(world.cells(CellState.READY)) >= 2, "another one is made first"
+    assert world.forced == 0
+    assert not set(moved) & set(world.store.nodes)

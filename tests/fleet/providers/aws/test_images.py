@@ -1,0 +1,175 @@
+"""A move to another image through the services: one unit is launched from it first, then the others, and back."""
+
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from fleet.models import CapacityPool, CloudNotice, CloudRegion, ImageMove, Machine, Node
+from fleet.planning.states import NodeState
+from fleet.services.cloud_images import cloud_images, image_back, image_move
+from fleet.services.cloud_region import cloud_region_read
+from kernel import clock
+from kernel.models import Event
+from kernel.refusals import Conflict, InvalidInput
+from tests.bench.cloud.conftest import IMAGE
+from tests.fleet.providers.aws.cloud_fleet import REGION, TRN1, CloudFleet
+
+pytestmark = pytest.mark.cloud
+
+
+@pytest.fixture
+def image(cloud_fleet: CloudFleet) -> str:
+    """Another one, in the region's account."""
+    made = cloud_fleet.world.client("ec2").register_image(Name="newer")
+    return str(made["ImageId"])
+
+
+def step(fleet: CloudFleet, seconds: float = 0.0) -> ImageMove:
+    fleet.world.clock.advance(seconds)
+    cloud_images(CloudRegion.objects.get(), clock.now())
+    return ImageMove.objects.get()
+
+
+def order(fleet: CloudFleet, state: NodeState = NodeState.READY) -> list[str]:
+    """A unit whose nodes join at once, or are lost."""
+    fleet.world.clock.advance(1)
+    nodes = fleet.order(1)
+    fleet.provision()
+    Node.objects.filter(id__in=nodes).update(state=state, state_since=clock.now())
+    return nodes
+
+
+def retire(fleet: CloudFleet, node: str) -> None:
+    """What the reconciler does with a spare that leaves, once there is another one."""
+    fleet.give_back(node)
+    fleet.provision_for(30)
+
+
+def images() -> list[str]:
+    return list(Machine.objects.order_by("created_at", "id").values_list("image", flat=True))
+
+
+def told() -> Iterator[str]:
+    yield from CloudNotice.objects.filter(settled_at=None).values_list("machine__runs", flat=True)
+
+
+def begin(image: str) -> ImageMove:
+    return image_move(CloudRegion.objects.get(), TRN1, image, actor="ops", now=clock.now())
+
+
+def test_one_unit_is_tried_and_the_others_follow_one_by_one(cloud_fleet: CloudFleet, image: str) -> None:
+    first, second = order(cloud_fleet) + order(cloud_fleet)
+    begin(image)
+    assert step(cloud_fleet, 10).reason == f"{min(first, second)} leaves for it"
+    assert list(told()) == [min(first, second)]
+
+    [canary], [usual] = order(cloud_fleet), order(cloud_fleet)
+    assert images() == [IMAGE, IMAGE, image, IMAGE], "while one is tried, others are launched as before"
+    assert CloudRegion.objects.get().stated_base().root_device_of(image) == "/dev/sda1"
+    assert step(cloud_fleet, 300).state == "canary"
+    assert step(cloud_fleet, 301).state == "rolling"
+    retire(cloud_fleet, min(first, second))
+    left = sorted({first, second, usual} - {min(first, second)})
+    for node in left:
+        assert step(cloud_fleet, 10).reason == f"{node} leaves for it"
+        order(cloud_fleet)
+        retire(cloud_fleet, node)
+
+    move = step(cloud_fleet, 10)
+    assert (move.state, move.reason, move.ended_at) == ("done", "all machines run it", clock.now())
+    assert images()[-2:] == [image, image]
+    assert set(CapacityPool.objects.values_list("image", "next_image")) == {(image, "")}
+    assert canary in move.booted
+    assert not list(told())
+    kinds = Event.objects.filter(kind__startswith="image.").order_by("pk").values_list("kind", flat=True)
+    assert list(kinds) == ["image.canary", "image.rolling", "image.done"]
+
+
+def test_two_units_that_do_not_boot_turn_it_round_and_pools_keep_their_image(
+    cloud_fleet: CloudFleet, image: str
+) -> None:
+    [old] = order(cloud_fleet)
+    begin(image)
+    step(cloud_fleet)
+    order(cloud_fleet, NodeState.LOST)
+    assert step(cloud_fleet, 10).state == "canary"
+    order(cloud_fleet, NodeState.LOST)
+    move = step(cloud_fleet, 10)
+
+    assert (move.state, move.reason) == ("back", "2 launches from it did not boot")
+    assert not list(told()), f"{old} stays after all"
+    order(cloud_fleet)
+    assert images() == [IMAGE, image, image, IMAGE]
+    assert step(cloud_fleet, 10).reason == "all went back"
+    assert set(CapacityPool.objects.values_list("image", "next_image")) == {(IMAGE, "")}
+
+
+def test_a_person_turns_it_round_and_what_runs_it_is_replaced(cloud_fleet: CloudFleet, image: str) -> None:
+    order(cloud_fleet)
+    begin(image)
+    step(cloud_fleet)
+    [canary] = order(cloud_fleet)
+    image_back(CloudRegion.objects.get(), TRN1, actor="ops", now=clock.now())
+
+    assert step(cloud_fleet, 10).reason == f"{canary} leaves for it"
+    with pytest.raises(Conflict, match=r"no move of trn1\.32xlarge in us-east-1 to another image is under way"):
+        image_back(CloudRegion.objects.get(), TRN1, actor="ops", now=clock.now())
+    retire(cloud_fleet, canary)
+    assert step(cloud_fleet, 10).state == "done"
+
+
+def test_what_cannot_be_moved_to_is_refused_by_name(cloud_fleet: CloudFleet, image: str) -> None:
+    cloud = CloudRegion.objects.get()
+    for wrong, kind, why in (
+        ("latest", TRN1, "'latest' is no id of an image, such as ami-0123456789abcdef0"),
+        ("ami-00000000000000000", TRN1, "us-east-1 has no image ami-00000000000000000, or not for this account"),
+        (image, "p5.48xlarge", "region us-east-1 has no pool of 'p5.48xlarge' for nodes"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            image_move(cloud, kind, wrong, actor="ops", now=clock.now())
+    begin(image)
+    with pytest.raises(Conflict, match=r"is under way \(canary\)"):
+        begin(image)
+    ImageMove.objects.all().delete()
+    CapacityPool.objects.update(image=image)
+    with pytest.raises(Conflict, match=f"all pools of {TRN1} in us-east-1 have {image} already"):
+        begin(image)
+    assert cloud_fleet.world.count("RunInstances") == 0
+
+
+def test_the_command_begins_and_shows_moves(cloud_fleet: CloudFleet, image: str) -> None:
+    order(cloud_fleet)
+    out = StringIO()
+    call_command("aws_image", region=REGION, type=TRN1, image=image, stdout=out)
+    assert out.getvalue() == f"{TRN1} in us-east-1 to {image}: canary, begins\n"
+    with pytest.raises(CommandError, match="no region 'mars' of provider aws that is ready"):
+        call_command("aws_image", region="mars", type=TRN1, back=True, stdout=out)
+    call_command("aws_image", region=REGION, type=TRN1, back=True, stdout=out)
+    assert ImageMove.objects.get().state == "back"
+
+
+def test_an_image_that_pools_use_keeps_its_root_volume_when_the_stack_names_others(
+    cloud_fleet: CloudFleet, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(image)
+    cloud = CloudRegion.objects.get()
+    cloud.base["root_devices"][IMAGE] = cloud.base["root_devices"]["ami-0000unused"] = "/dev/sda1"
+    cloud.save()
+
+    def read(*_: Any) -> Any:
+        from fleet.providers.aws.stack import RegionRead
+
+        base = cloud.stated_base()
+        base.root_devices.clear()
+        base.root_devices["ami-0000newest"] = "/dev/xvda"
+        return RegionRead(base, ())
+
+    monkeypatch.setattr("fleet.services.cloud_region.region_read", read)
+    cloud_region_read(CloudRegion.objects.get(), clock.now())
+    assert CloudRegion.objects.get().base["root_devices"] == {
+        "ami-0000newest": "/dev/xvda", IMAGE: "/dev/sda1", image: "/dev/sda1",
+    }  # fmt: skip
