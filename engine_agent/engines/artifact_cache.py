@@ -23,6 +23,8 @@ FREE_RESERVE_BYTES = 1024**3
 LIMIT_VARIABLE = "SWITCHYARD_ARTIFACT_CACHE_GIB"
 HOLD_TRIES = 5
 """How often an artifact may be gone again before it could be held."""
+LOOK_EVERY_S = 0.1
+"""At an entry that somebody else fills."""
 ROOM_LOCK = "room.lock"
 GONE = ".gone-"
 
@@ -101,14 +103,14 @@ def hold(entry: Entry, fill: Callable[[], None], on_wait: Callable[[], None]) ->
         try:
             if not _lock_now(descriptor, wanted):
                 on_wait()
-                fcntl.flock(descriptor, wanted)
+                _wait_for(entry, descriptor, wanted)
             if not _is_current(descriptor):
                 continue
             if wanted == fcntl.LOCK_SH and entry.is_complete:
                 os.utime(descriptor)
                 kept, descriptor = descriptor, -1
                 return kept
-            if wanted == fcntl.LOCK_EX and not entry.is_complete:
+            if wanted == fcntl.LOCK_EX and not entry.is_complete and _lock_now(descriptor, wanted):
                 _take_damaged(entry)
                 fill()
         finally:
@@ -263,6 +265,15 @@ def _lock_now(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _wait_for(entry: Entry, descriptor: int, wanted: int) -> None:
+    """Until the lock is ours, or the entry complete, which needs no lock alone. Whoever filled it may have taken the
+    lock that it keeps before anybody who waited was woken: the kernel would have us wait until its engine ends."""
+    while not _lock_now(descriptor, wanted):
+        if wanted == fcntl.LOCK_EX and entry.is_complete:
+            return
+        time.sleep(LOOK_EVERY_S)
 
 
 def _is_current(descriptor: int) -> bool:

@@ -140,6 +140,23 @@ def test_two_starts_at_once_fill_it_once(tmp_path: Path) -> None:
     assert (len(held), fills) == (2, ["first"])
 
 
+def test_who_waited_is_not_held_up_by_the_one_that_filled_it_and_keeps_it(tmp_path: Path) -> None:
+    one, held = entry(tmp_path, "a"), list[int]()
+    filling = os.open(one.lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(filling, fcntl.LOCK_EX)
+
+    def it_is_filled_and_kept() -> None:
+        one.folder.mkdir()
+        fcntl.flock(filling, fcntl.LOCK_SH)
+
+    waiting = threading.Thread(target=lambda: held.append(hold(one, nobody, it_is_filled_and_kept)), daemon=True)
+    waiting.start()
+    waiting.join(LIMIT_S)
+    assert len(held) == 1
+    for descriptor in (*held, filling):
+        os.close(descriptor)
+
+
 def test_a_start_that_failed_leaves_the_next_one_to_try(tmp_path: Path) -> None:
     one = entry(tmp_path, "a")
 
