@@ -151,9 +151,10 @@ TOPOLOGY_CALL_EVERY_S = 1.0 / (RATES["DescribeInstanceTopology"].per_s * OWN_SHA
 
 
 def steady_calls(machines: int) -> Mapping[str, float]:
-    """Calls a minute in one region while nothing happens, by bucket."""
+    """Calls a minute in one region while nothing happens, by bucket, with ten reservations at most: of those there are
+    a list and their places."""
     pages = max(1, ceil(machines / PAGE))
-    described = pages * (60 / STATUS_EVERY_S + 60 / LIST_EVERY_S) + 60 / RESERVATIONS_EVERY_S
+    described = pages * (60 / STATUS_EVERY_S + 60 / LIST_EVERY_S) + 2 * 60 / RESERVATIONS_EVERY_S
     described += 3 * 60 / LEFTOVERS_EVERY_S
     return {
         DESCRIBE: described,

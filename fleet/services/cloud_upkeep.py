@@ -105,6 +105,11 @@ class CloudUpkeep:
             log.error("a round in region %s has not ended for %.0f s", region, ROUND_LIMIT_S)
         return not hanging
 
+    def wait(self) -> None:
+        """Until the rounds that were begun have ended."""
+        for thread, _ in self._rounds.values():
+            thread.join()
+
     def _begin(self, cloud: CloudRegion, due: list[str]) -> None:
         # A daemon: a call that hangs must not keep a process that was told to end.
         thread = threading.Thread(target=self._round, args=(cloud, due), name=f"cloud {cloud.pk}", daemon=True)

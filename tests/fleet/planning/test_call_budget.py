@@ -67,7 +67,7 @@ def test_calls_without_a_bucket_of_their_own_share_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machines", "describe", "topology"), [(100, 1.6, 0.07), (1000, 1.6, 0.67), (10_000, 12.4, 6.7)]
+    ("machines", "describe", "topology"), [(100, 1.8, 0.07), (1000, 1.8, 0.67), (10_000, 12.6, 6.7)]
 )
 def test_a_quiet_region_uses_little_of_what_is_allowed(machines: int, describe: float, topology: float) -> None:
     calls = steady_calls(machines)
