@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from engine_agent.protocol.ingress_messages import RoutingTable
 from engine_agent.protocol.messages import (
     PROTOCOL_VERSION,
     Desired,
@@ -27,6 +26,7 @@ from engine_agent.protocol.messages import (
     Load,
     NodeTelemetry,
     Observed,
+    Order,
     Report,
 )
 from engine_agent.protocol.states import AgentKind, EngineState, Phase
@@ -120,7 +120,7 @@ class SimulatedAgent:
             fingerprint={"sim.engine": "sim 1", "host.kernel": "6.8", "python": "3.11"},
         )
 
-    def _take(self, message: Desired | RoutingTable) -> None:
+    def _take(self, message: Order) -> None:
         if isinstance(message, Desired):
             place = message.assignment
             idle = Observed(state=EngineState.IDLE)
