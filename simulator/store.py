@@ -24,7 +24,9 @@ from fleet.planning.decisions import (
     RetireNode,
     StartCell,
     StopCell,
+    UncordonNode,
 )
+from fleet.planning.faults.guards import CONDEMNED
 from fleet.planning.ledger import LedgerCounts, refusal
 from fleet.planning.snapshot import (
     CellView,
@@ -73,7 +75,16 @@ class Store(Rows):
         if node is None or node.cordoned or node.state is NodeState.RETIRED:
             raise StaleWrite(f"node {decision.node}")
         self.before_write()
-        self.nodes[decision.node] = replace(node, cordoned=True)
+        self.nodes[decision.node] = replace(node, cordoned=True, cordoned_for_notice=decision.for_notice)
+        self._commit(Write(decision, now))
+
+    @apply.register
+    def _(self, decision: UncordonNode, now: datetime) -> None:
+        node = self.nodes.get(decision.node)
+        if node is None or not node.cordoned_for_notice or node.state in CONDEMNED or node.state is NodeState.RETIRED:
+            raise StaleWrite(f"node {decision.node}")
+        self.before_write()
+        self.nodes[decision.node] = replace(node, cordoned=False, cordoned_for_notice=False)
         self._commit(Write(decision, now))
 
     @apply.register

@@ -18,7 +18,7 @@ class Node(models.Model):
     `desired_version` grows whenever what the node must do changes; `topology` is its ordered list of network nodes,
     widest first; `accelerators` has a line for each device that its agent found. `address`, `port_base` and `topology`
     are empty until the provider or the agent's hello states them. `terminated_at`: its provider has confirmed that the
-    machine of a retired node is gone.
+    machine of a retired node is gone. `cordoned_for_notice`: until what its provider announced is called off.
     """
 
     id = models.CharField(max_length=32, primary_key=True)
@@ -27,6 +27,7 @@ class Node(models.Model):
     state = models.CharField(max_length=16, choices=choices(NodeState), default=NodeState.JOINING)
     reason = models.TextField(blank=True)
     cordoned = models.BooleanField(default=False)
+    cordoned_for_notice = models.BooleanField(default=False)
     address = models.CharField(max_length=64, blank=True)
     port_base = models.PositiveIntegerField(null=True)
     topology = models.JSONField(default=list, blank=True)

@@ -13,7 +13,17 @@ from fleet.planning.states import CellState, DisruptionCause, NodeState, Rollout
 
 @dataclass(frozen=True, slots=True)
 class CordonNode:
-    """Keep a node out of new placements. What runs on it goes on."""
+    """Keep a node out of new placements. What runs on it goes on. `for_notice`: only as long as its provider means to
+    take its machine."""
+
+    node: str
+    reason: str
+    for_notice: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UncordonNode:
+    """What a node was cordoned for was called off."""
 
     node: str
     reason: str
@@ -227,6 +237,7 @@ Decision = (
     | ExplainCell
     | ChangeRollout
     | CordonNode
+    | UncordonNode
     | ReplaceNode
     | RequestReplacement
     | CloseReplacement

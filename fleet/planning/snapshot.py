@@ -156,7 +156,7 @@ class NodeView:
     """One machine. `topology`: its network nodes, widest first; empty: unknown. `fingerprint`: digest of what the
     machine's software is; empty: not reported yet. `software`: its fields, those of engines as `<engine>.<field>`.
     `ordered`: what its provider was told to do and has not done yet; `unit`: of a launch, which others it is one with;
-    empty: none."""
+    empty: none. `cordoned_for_notice`: until what its provider announced is called off."""
 
     id: str
     region: str
@@ -166,6 +166,7 @@ class NodeView:
     state_since: datetime
     report: ReportView
     cordoned: bool = False
+    cordoned_for_notice: bool = False
     topology: tuple[str, ...] = ()
     spare_since: datetime | None = None
     provider: ProviderStatus = ProviderStatus.UNKNOWN

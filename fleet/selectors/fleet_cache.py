@@ -42,7 +42,7 @@ def _epoch(column: str) -> str:
 
 _NODES = (
     *("id", "region_id", "instance_type_id", "state", _epoch("created_at"), _epoch("state_since"), "cordoned"),
-    *("topology::text", _epoch("spare_since"), "fingerprint::text"),
+    *("topology::text", _epoch("spare_since"), "fingerprint::text", "cordoned_for_notice"),
 )
 # A member is never left out: planners look up every node that a cell names. Nor is a machine that may still run.
 _NODE_KEPT = """state <> 'retired' OR terminated_at IS NULL
@@ -214,7 +214,8 @@ class FleetCache:
 
     def _node_view(self, node: str, row: Row) -> NodeView:
         """Without what its provider said."""
-        region, instance_type, state, created_at, state_since, cordoned, topology, spare_since, fingerprint = row
+        region, instance_type, state, created_at, state_since, cordoned, topology, *rest = row
+        spare_since, fingerprint, cordoned_for_notice = rest
         reported, order = self._reports.rows.get(node), self._orders.rows.get(node)
         software, digest = _software(fingerprint)
         return NodeView(
@@ -226,6 +227,7 @@ class FleetCache:
             state_since=_time(state_since),
             report=_SILENT if reported is None else _report_view(reported),
             cordoned=cordoned,
+            cordoned_for_notice=cordoned_for_notice,
             topology=_topology(topology),
             spare_since=_time_or_none(spare_since),
             ordered=None if order is None else ProviderAction(order[0]),

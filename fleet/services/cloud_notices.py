@@ -9,9 +9,10 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from django.db.models import QuerySet
+from django.db import transaction
+from django.db.models import Q, QuerySet
 
-from fleet.models import CapacityPool, CloudNotice, CloudRegion, Machine
+from fleet.models import CapacityPool, CloudNotice, CloudRegion, Machine, Node
 from fleet.planning.notice_evidence import Said
 from fleet.planning.pools import Market
 from fleet.planning.presence import ENDED
@@ -165,9 +166,10 @@ def _over(row: CloudNotice, now: datetime) -> None:
 def notices_settle(cloud: CloudRegion, now: datetime) -> None:
     """What was said of machines that are gone is over; what has been over for long is forgotten."""
     here = CloudNotice.objects.filter(machine__region_id=cloud.pk)
-    unsettled = here.filter(settled_at=None)
-    unsettled.filter(machine__state=MachineState.GONE).update(settled_at=now)
-    unsettled.filter(machine__cloud_state__in=ENDED).update(settled_at=now)
+    over = here.filter(Q(machine__state=MachineState.GONE) | Q(machine__cloud_state__in=ENDED), settled_at=None)
+    with transaction.atomic():  # nobody called it off: its node stays cordoned
+        Node.objects.filter(id__in=over.values("machine__runs")).update(cordoned_for_notice=False)
+        over.update(settled_at=now)
     here.filter(settled_at__lt=now - KEPT).delete()
 
 

@@ -53,6 +53,8 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
         if not nodes_move([decision], now=now):
             raise StaleDecision(f"node {decision.node}")
         return
+    if decision.to not in NODE_ALLOWED[decision.seen]:
+        raise ValueError(f"a node cannot go from {decision.seen} to {decision.to}")
     with transaction.atomic():
         _lock_unless_it_reported(decision)
         node = _move(decision.node, decision.seen, decision.to, decision.reason, now)

@@ -63,10 +63,11 @@ def _set_cordoned(node_id: str, cordoned: bool, actor: str, why: str, now: datet
     verb = "cordoned" if cordoned else "uncordoned"
     if node.state == NodeState.RETIRED:
         raise Conflict(f"node {node.id} is retired; only nodes that are still there can be {verb}")
-    if node.cordoned is cordoned:
+    is_new = node.cordoned is not cordoned
+    node.cordoned, node.cordoned_for_notice = cordoned, False
+    node.save(update_fields=["cordoned", "cordoned_for_notice"])
+    if not is_new:
         return False
-    node.cordoned = cordoned
-    node.save(update_fields=["cordoned"])
     said = f"{node.id} {verb} by {actor}" + (f": {why}" if why else "")
     node_event(node, f"node.{verb}", said, now=now, tone=Tone.WARN if cordoned else Tone.OK, actor=actor)
     hints.ring("fleet.reconcile")

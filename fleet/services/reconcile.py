@@ -33,6 +33,7 @@ from fleet.planning.decisions import (
     RetireNode,
     StartCell,
     StopCell,
+    UncordonNode,
 )
 from fleet.planning.planners import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
 from fleet.planning.settings import FleetSettings
@@ -202,6 +203,7 @@ APPLY: Mapping[type[Decision], Callable[..., None]] = {
     StopCell: cells.cell_stop,
     ChangeRollout: rollouts.rollout_change,
     CordonNode: replacements.node_cordon_faulty,
+    UncordonNode: replacements.node_uncordon_called_off,
     ReplaceNode: replacements.node_replace,
     RequestReplacement: replacements.replacement_schedule,
     CloseReplacement: replacements.replacement_close,

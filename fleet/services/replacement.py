@@ -11,9 +11,9 @@ from typing import Any
 from django.db import connection, transaction
 
 from fleet.models import Incident, Node, Replacement
-from fleet.planning.decisions import CloseReplacement, CordonNode, ReplaceNode, RequestReplacement
+from fleet.planning.decisions import CloseReplacement, CordonNode, ReplaceNode, RequestReplacement, UncordonNode
 from fleet.planning.fault_rules import Rule
-from fleet.planning.faults.guards import COUNTED, ReplacementBudget, over_budget
+from fleet.planning.faults.guards import CONDEMNED, COUNTED, ReplacementBudget, over_budget
 from fleet.planning.settings import FaultSettings
 from fleet.planning.states import NODE_ALLOWED, IncidentState, NodeState
 from fleet.services.desired import desired_changed
@@ -36,9 +36,25 @@ def node_cordon_faulty(decision: CordonNode, *, now: datetime) -> None:
     """
     with transaction.atomic():
         rows = Node.objects.filter(id=decision.node, cordoned=False).exclude(state=NodeState.RETIRED)
-        compare_and_set_or_stale(rows, what=f"node {decision.node}", cordoned=True)
+        compare_and_set_or_stale(
+            rows, what=f"node {decision.node}", cordoned=True, cordoned_for_notice=decision.for_notice
+        )
         node = Node.objects.get(id=decision.node)
         node_event(node, "node.cordoned", f"{node.id} cordoned: {decision.reason}", now=now, tone=Tone.WARN)
+
+
+def node_uncordon_called_off(decision: UncordonNode, *, now: datetime) -> None:
+    """Let a node be chosen again.
+
+    Raises:
+        StaleDecision: somebody else cordoned it, or it is out of use already.
+    """
+    with transaction.atomic():
+        rows = Node.objects.filter(id=decision.node, cordoned=True, cordoned_for_notice=True)
+        rows = rows.exclude(state__in=[NodeState.RETIRED.value, *(state.value for state in CONDEMNED)])
+        compare_and_set_or_stale(rows, what=f"node {decision.node}", cordoned=False, cordoned_for_notice=False)
+        node = Node.objects.get(id=decision.node)
+        node_event(node, "node.uncordoned", f"{node.id} uncordoned: {decision.reason}", now=now, tone=Tone.OK)
 
 
 def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSettings | None = None) -> None:

@@ -28,6 +28,7 @@ from fleet.planning.decisions import (
     RequestReplacement,
     StartCell,
     StopCell,
+    UncordonNode,
 )
 from fleet.planning.fault_rules import Rule
 from fleet.planning.snapshot import FleetView
@@ -128,7 +129,10 @@ class Draw:
         return MoveNode(node, seen, to, "heard", reported_at)
 
     def _cordon(self) -> Decision:
-        return CordonNode(self._random.choice(sorted(self._store.nodes)), "a fault")
+        node = self._random.choice(sorted(self._store.nodes))
+        if self._random.random() < 0.3:
+            return UncordonNode(node, "called off")
+        return CordonNode(node, "a fault", for_notice=self._random.random() < 0.5)
 
     def _condemn(self) -> Decision:
         """Wish for another node, take one out of use, or call that done."""

@@ -1,8 +1,9 @@
 """Decides what follows from what providers announce of machines: nothing new on them, and others in their place.
 
 A machine that ends is replaced as soon as another one fits, through the disruption ledger like every repair; that is
-overspent only when the end is so near that waiting would lose what still runs. It never lets a machine back in, and
-forces nothing for a mere recommendation. Cells all of whose machines end are left to `reconcile.scaling`.
+overspent only when the end is so near that waiting would lose what still runs. It lets a machine back in only where
+all that it was cordoned for was called off, and forces nothing for a mere recommendation. Cells all of whose machines
+end are left to `reconcile.scaling`.
 """
 
 from dataclasses import dataclass, field
@@ -11,14 +12,16 @@ from functools import cached_property
 
 from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import (
+    CloseReplacement,
     CordonNode,
     Decision,
     DrainCell,
     ReplaceNode,
     RequestReplacement,
     RetireNode,
+    UncordonNode,
 )
-from fleet.planning.fault_rules import Rule
+from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.faults.guards import CONDEMNED, Guards
 from fleet.planning.faults.liveness import are_all_silent
 from fleet.planning.notices import Notices
@@ -29,6 +32,7 @@ from fleet.planning.snapshot import CellView, FleetView, NodeView, NoticeView
 from fleet.planning.states import CellState, DisruptionCause, NodeState
 
 BROKEN = frozenset({CellState.FAILED, CellState.LOST})
+CALLED_OFF = "what its provider announced is called off"
 NEVER_JOINED_OR_SPARE = frozenset({NodeState.JOINING, NodeState.READY, NodeState.SUSPECT})
 
 
@@ -65,19 +69,45 @@ class _Pass:
 def plan_notices(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
     """Nodes to cordon, to replace and to give back because of what was announced, the most urgent first."""
     work = _Pass(fleet, settings, now)
-    if not work.notices.by_node or fleet.listening_since is None or are_all_silent(fleet, settings, now):
+    called_off = _called_off(work)
+    if (
+        not (work.notices.by_node or called_off)
+        or fleet.listening_since is None
+        or are_all_silent(fleet, settings, now)
+    ):
         return ()
     leaving = [notice for node in work.notices.by_node if (notice := work.notices.leaving(node))]
     for notice in sorted(leaving, key=lambda notice: (work.left_s(notice), notice.node)):
         _act_on(work, notice, fleet.nodes[notice.node])
+    for node in called_off:
+        _let_back(work, node)
     return tuple(work.decisions)
+
+
+def _called_off(work: _Pass) -> list[NodeView]:
+    if work.fleet.faults.mode(Rule.NOTICE) is not RuleMode.ON:
+        return []
+    cordoned = (node for node in work.fleet.nodes.values() if node.cordoned_for_notice)
+    return [
+        node
+        for node in cordoned
+        if node.state not in CONDEMNED and node.state is not NodeState.RETIRED and not work.notices.leaving(node.id)
+    ]
+
+
+def _let_back(work: _Pass, node: NodeView) -> None:
+    """Unless it is to be replaced for another reason, or its replacement has begun."""
+    mine = [one for one in work.fleet.faults.replacements if one.node == node.id]
+    if all(one.rule is Rule.NOTICE and not one.begun for one in mine):
+        work.decisions += [CloseReplacement(one.id, CALLED_OFF) for one in mine]
+        work.decisions.append(UncordonNode(node.id, CALLED_OFF))
 
 
 def _act_on(work: _Pass, notice: NoticeView, node: NodeView) -> None:
     if node.state in CONDEMNED or node.state is NodeState.RETIRED:
         return
     if not node.cordoned:
-        work.decisions.append(CordonNode(node.id, _reason(notice)))
+        work.decisions.append(CordonNode(node.id, _reason(notice), for_notice=True))
     cell = work.fleet.cell_of(node.id)
     if cell is None:
         _give_back(work, notice, node)

@@ -5,11 +5,25 @@ from datetime import timedelta
 import pytest
 
 from fleet.models import Node, NodeReport, Repair, Replacement
-from fleet.planning.decisions import CloseReplacement, CordonNode, MoveNode, ReplaceNode, RequestReplacement
+from fleet.planning.decisions import (
+    CloseReplacement,
+    CordonNode,
+    MoveNode,
+    ReplaceNode,
+    RequestReplacement,
+    UncordonNode,
+)
 from fleet.planning.fault_rules import Rule
 from fleet.planning.states import NodeState
 from fleet.services.node import node_move
-from fleet.services.replacement import node_cordon_faulty, node_replace, replacement_close, replacement_schedule
+from fleet.services.node_actions import node_cordon
+from fleet.services.replacement import (
+    node_cordon_faulty,
+    node_replace,
+    node_uncordon_called_off,
+    replacement_close,
+    replacement_schedule,
+)
 from kernel.models import Event
 from kernel.transitions import StaleDecision
 from tests.fleet import rows
@@ -109,3 +123,15 @@ def test_all_machines_of_a_cell_that_their_provider_takes_away_are_replaced_and_
         node_replace(ReplaceNode(name, NodeState.READY, NOW, "c1", Rule.NOTICE, "it ends"), now=LATER)
     replacement_schedule(RequestReplacement("n-x", "c2", Rule.SLOW, "slow"), now=LATER)
     assert Replacement.objects.filter(closed_at=None).count() == 3
+
+
+def test_a_node_is_let_back_only_by_what_cordoned_it() -> None:
+    back = UncordonNode("n-s", "called off")
+    node_cordon_faulty(CordonNode("n-s", "it ends", for_notice=True), now=NOW)
+    node_uncordon_called_off(back, now=NOW)
+    assert not node("n-s").cordoned
+    node_cordon_faulty(CordonNode("n-s", "it ends", for_notice=True), now=NOW)
+    node_cordon(node_id="n-s", actor="ann", now=NOW)
+    with pytest.raises(StaleDecision):
+        node_uncordon_called_off(back, now=NOW)
+    assert node("n-s").cordoned

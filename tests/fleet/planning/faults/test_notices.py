@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.states import EngineState
-from fleet.planning.decisions import CordonNode, DrainCell, OpenIncident, ReplaceNode, RequestReplacement, RetireNode
+from fleet.planning.decisions import (
+    CloseReplacement,
+    CordonNode,
+    DrainCell,
+    OpenIncident,
+    ReplaceNode,
+    RequestReplacement,
+    RetireNode,
+    UncordonNode,
+)
 from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
 from fleet.planning.faults.liveness import plan_liveness
 from fleet.planning.faults.notices import plan_notices
@@ -256,3 +265,32 @@ def test_what_is_announced_freezes_no_pool() -> None:
     gone = [member(name, state=NodeState.FAULTY, of="c1") for name in "abcd"]
     view = told(*gone, cell("c1", "a", "b", "c", "d", state=CellState.LOST), *[notice(name) for name in "abcd"])
     assert not [one for one in plan_faults(view, SETTINGS, NOW) if isinstance(one, OpenIncident)]
+
+
+def cordoned_for_notice() -> list[NodeView | CellView]:
+    ranks = [member("n", cordoned=True, cordoned_for_notice=True), member("o")]
+    return [*ranks, cell("c1", "n", "o", state_since=ago(300))]
+
+
+def test_a_node_is_let_back_once_all_that_it_was_cordoned_for_is_called_off() -> None:
+    (back,) = planned(told(*cordoned_for_notice()))
+    assert isinstance(back, UncordonNode)
+    assert back.node == "n"
+    still = notice("n", NoticeKind.MAINTENANCE, DAYS)
+    assert not any(isinstance(one, UncordonNode) for one in planned(told(*cordoned_for_notice(), still)))
+
+
+def test_whom_a_person_or_a_fault_cordoned_is_not_let_back() -> None:
+    assert planned(told(*of_c1())) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "begun", "is_back"),
+    [(Rule.NOTICE, False, True), (Rule.NOTICE, True, False), (Rule.SLOW, False, False)],
+)
+def test_its_replacement_is_closed_with_it_unless_it_began_or_has_another_reason(
+    rule: Rule, begun: bool, is_back: bool
+) -> None:
+    work = replace(replacement("n", cell="c1"), rule=rule, begun=begun)
+    decisions = planned(told(*cordoned_for_notice(), faults={"replacements": (work,)}))
+    assert [type(one) for one in decisions] == ([CloseReplacement, UncordonNode] if is_back else [])
