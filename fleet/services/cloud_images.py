@@ -98,7 +98,7 @@ def _say(machine: Machine, said: Said, now: datetime, text: str = "") -> None:
 
 
 def _turn(move: ImageMove, state: ImageState, reason: str, actor: str, now: datetime) -> None:
-    """Another state: what was told to leave for the one before stays after all, though its node stays cordoned."""
+    """Another state: what was told to leave for the one before stays after all."""
     if state in (ImageState.BACK, ImageState.DONE):
         told = CloudNotice.objects.filter(kind=NoticeKind.IMAGE, settled_at=None, machine__region_id=move.region_id)
         told = told.filter(machine__instance_type_id=move.instance_type_id).select_related("machine")

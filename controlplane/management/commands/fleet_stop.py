@@ -36,11 +36,11 @@ class Command(AuditedCommand):
 
     def _stop_clouds(self, name: str) -> None:
         running = Machine.objects.filter(provider=PROVIDER).exclude(state=MachineState.GONE)
-        running = running.exclude(cloud_state__in=ENDED)
+        running = running.exclude(cloud_state__in=ENDED).select_related("instance_type")
         install = Install.objects.first()
         if install is None or not running:
             return
-        said = f"{len(running)} machines of {PROVIDER}, for {sum(row.price_per_hour or 0 for row in running):.2f} $/h"
+        said = f"{len(running)} machines of {PROVIDER}, for {sum(map(_price, running)):.2f} $/h"
         if not name:
             self.stdout.write(f"{said}, run on; `manage.py fleet_stop --cloud {install}` ends them")
             return
@@ -50,6 +50,12 @@ class Command(AuditedCommand):
         self.stdout.write(f"ended {len(running) - len(failed)} of {said}")
         if failed:
             raise CommandError("these may run on: " + "; ".join(failed))
+
+
+def _price(row: Machine) -> float:
+    """Of an hour, as it was read, else as it is stated of the type."""
+    stated = row.instance_type.price_per_hour if row.instance_type else None
+    return row.price_per_hour or stated or 0.0
 
 
 def _end(machine: Machine) -> ProviderError | None:
