@@ -43,6 +43,7 @@ def all_pages(fleet: RunningFleet) -> list[Page]:
         "key": f"/keys/{first('keys')['prefix']}/",
         "model": "/models/sim-70b/",
         "node": f"/nodes/{node}/",
+        "region": "/regions/us-east-1/",
         "rollout": f"/rollouts/{first('rollouts')['id']}/",
         "rollout-new": f"/rollouts/new/?deployment=sim-70b&version={goal}",
         "shares": "/traffic/shares/?deployment=sim-70b&origin=us-east-1",

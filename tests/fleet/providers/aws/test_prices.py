@@ -14,6 +14,8 @@ from fleet.services.cloud_prices import KEPT, cloud_prices, cloud_spot_prices
 from kernel import clock
 from tests.fleet.providers.aws.cloud_fleet import TRN1, CloudFleet
 
+pytestmark = pytest.mark.cloud
+
 NOON = datetime(2026, 11, 24, 12, tzinfo=UTC)
 
 
@@ -71,7 +73,6 @@ def prices() -> list[float | None]:
     return list(CapacityPool.objects.order_by("position").values_list("price_per_hour", flat=True))
 
 
-@pytest.mark.cloud
 def test_pools_and_machines_that_run_have_the_price_of_the_list(cloud_fleet: CloudFleet) -> None:
     cloud_fleet.order(1)
     cloud_fleet.provision()
@@ -85,7 +86,6 @@ def test_pools_and_machines_that_run_have_the_price_of_the_list(cloud_fleet: Clo
     assert {machine.price_per_hour for machine in Machine.objects.all()} == {24.78}
 
 
-@pytest.mark.cloud
 def test_a_list_that_fails_costs_nothing_but_the_price_and_that_after_a_week(cloud_fleet: CloudFleet) -> None:
     cloud, now = CloudRegion.objects.get(), clock.now()
     cloud_fleet.order(1)
@@ -100,7 +100,6 @@ def test_a_list_that_fails_costs_nothing_but_the_price_and_that_after_a_week(clo
     assert Machine.objects.get().price_per_hour is None
 
 
-@pytest.mark.cloud
 def test_spot_is_asked_for_only_where_it_is_used(cloud_fleet: CloudFleet) -> None:
     cloud = CloudRegion.objects.get()
     cloud_spot_prices(cloud, clock.now())
