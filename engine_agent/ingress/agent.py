@@ -23,6 +23,7 @@ from engine_agent.ingress.ejection import Ejections, drain_ejected
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
 from engine_agent.ingress.links import LinkFiles
 from engine_agent.ingress.log_pipe import LogPipe, open_pipe
+from engine_agent.ingress.lost_hosts import LostHosts
 from engine_agent.ingress.report import (
     KEY_COUNTS_COMMAND,
     KeyCounting,
@@ -32,6 +33,7 @@ from engine_agent.ingress.report import (
     read_key_counts,
     telemetry,
 )
+from engine_agent.ingress.runtime_api import take_back_requests
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings
 from engine_agent.ingress.supervisor import HaproxySupervisor
 from engine_agent.protocol.ingress_messages import ApplicationTls, IngressObserved, IngressReport, RoutingTable
@@ -89,6 +91,7 @@ class IngressAgent:
         self._key_counting = KeyCounting()
         self._ejections = Ejections()
         self._ejected: frozenset[ServerKey] = frozenset()
+        self._lost_hosts = LostHosts(settings.times.host_gone_s)
         self._desired: DesiredHaproxy | None = None
         self._revision_in_force = 0
         self._refusal = ""
@@ -157,6 +160,7 @@ class IngressAgent:
                 await self._load_links(desired)
                 await self._applications.load(self.serving.running)
             self._eject_failing_cells()
+            await self._take_back_from_lost_hosts()
             await self._count_keys()
             if (report := self._report()) is not None:
                 send(report)
@@ -211,6 +215,13 @@ class IngressAgent:
         if ejected - self._ejected:
             self._wake.set()
         self._ejected = ejected
+
+    async def _take_back_from_lost_hosts(self) -> None:
+        servers = self.serving.running.servers if self.serving.running else ()
+        for key in self._lost_hosts.note(servers, asyncio.get_running_loop().time()):
+            log.warning("%s is gone with its host: requests that wait there are taken back", "/".join(key))
+            with contextlib.suppress(CommandRefused, Unreachable):  # the next look sees what is still there
+                await take_back_requests(key, self.serving.process.admin)
 
     async def _count_keys(self) -> None:
         """Counts are for statistics only: without them everything goes on."""

@@ -171,8 +171,13 @@ def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, s
         connections_total=_number(row, "connect"),
         drains_itself=state["srv_op_state"] == STOPPING,
         rested=_number(row, "lastsess") not in range(RESTED_S) or not _number(row, "stot"),
-        reason=" ".join(filter(None, (row.get("check_status", ""), row.get("last_chk", "")))),
+        reason=_reason(row),
     )
+
+
+def _reason(row: Mapping[str, str]) -> str:
+    """What the last health check that ended said; a star before it tells that the next one has begun."""
+    return " ".join(filter(None, (row.get("check_status", "").removeprefix("* "), row.get("last_chk", ""))))
 
 
 def _read_backend(row: dict[str, str]) -> RunningBackend:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from engine_agent.ingress.backends import server_arguments
 from engine_agent.ingress.command_socket import CommandSocket
-from engine_agent.ingress.desired import Server
+from engine_agent.ingress.desired import Server, ServerKey
 from engine_agent.ingress.key_map import CONTENT_ENTRY, KEYS_MAP
 from engine_agent.ingress.plan import (
     AddServer,
@@ -82,6 +82,12 @@ async def apply_step(step: Step, admin: CommandSocket, times: Times) -> None:
             await admin.execute(f"del server {backend}/{name}", success="Server deleted.")
         case Reload():
             raise TypeError("a reload is no command to a worker")
+
+
+async def take_back_requests(server: ServerKey, admin: CommandSocket) -> None:
+    """End this server's part in every request that is there: one whose answer has not begun is tried elsewhere, the
+    client of another one loses its connection."""
+    await admin.execute("shutdown sessions server {}/{}".format(*server))
 
 
 async def _add_server(server: Server, admin: CommandSocket, times: Times) -> None:

@@ -48,6 +48,9 @@ class Times:
     check_fast_ms: int = 100
     """Between checks once one has failed."""
     check_timeout_ms: int = 1000
+    host_gone_s: float = 10.0
+    """After so long without any sign of a server's host, what waits for its answers is taken back. As long as a stream
+    stands still by that, so it is no blink of a network."""
     parser_check_interval_ms: int = 200
     idle_purge_s: int = 20
     """How often idle connections to a cell that were not needed meanwhile are closed: a new one costs a TLS handshake.

@@ -5,7 +5,9 @@ import contextlib
 import functools
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +96,23 @@ class FakeCell:
         self._servers.clear()
         for writer in list(self._writers):
             writer.transport.abort()
+
+    @contextlib.contextmanager
+    def power_off(self) -> Iterator[None]:
+        """As when its host loses its power: who connects hears nothing, who waits for an answer waits on.
+
+        Nobody accepts, and the queue of those who wait for that is full, so the kernel drops what comes.
+        """
+        with contextlib.ExitStack() as stack:
+            for server in self._servers:
+                for listener in server.sockets:
+                    asyncio.get_running_loop().remove_reader(listener.fileno())
+                    stack.enter_context(socket.socket(fileno=os.dup(listener.fileno()))).listen(0)
+            for _ in range(4):
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(("127.0.0.1", self.port))
+            yield
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["FakeCell"]:
