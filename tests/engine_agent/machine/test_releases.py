@@ -205,12 +205,22 @@ def test_killed_anywhere_it_is_made_good_the_next_time(
     assert again.is_due(wanted)
 
 
+def running(code: Path) -> subprocess.Popen[bytes]:
+    """A process that names `code`, once it runs: in the middle of its exec, /proc shows no arguments."""
+    program = "import signal, sys; sys.stdout.write('up\\n'); sys.stdout.flush(); signal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", program, str(code)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"up\n"
+    return process
+
+
 def test_what_is_confirmed_stays_and_older_ones_go_but_not_what_runs(paths: HostPaths) -> None:
     for name in ("older", "running", "new"):
         put(paths, name, files(NEW))
     switch_to(paths, paths.releases / "new", 1)
     assert trim(paths) == []  # it may have to go back
-    runs = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", str(paths.releases / "running")])
+    runs = running(paths.releases / "running")
     try:
         assert confirm(paths)
         assert not confirm(paths)
@@ -230,7 +240,7 @@ def test_what_runs_stays_where_a_link_leads_to_the_code(paths: HostPaths, tmp_pa
         put(linked, name, files(NEW))
     point(linked.current, linked.releases / "old")
     whole = (linked.releases / "running").resolve()
-    runs = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", str(whole)])
+    runs = running(whole)
     try:
         assert trim(linked) == ["older"]
     finally:
