@@ -16,6 +16,7 @@ from traffic.services.entry_route53 import entry_run
 from traffic.services.entry_targets import entry_targets_follow
 from traffic.services.ingress import ingresses_ensure
 from traffic.services.key import keys_retire, revocations_confirm
+from traffic.services.request_queue import refused_messages_trim
 from traffic.services.routing import drained_cells_mark, tables_publish
 from traffic.services.usage import usage_count, usage_trim
 
@@ -78,3 +79,4 @@ def trim_usage() -> None:
 def trim_async() -> None:
     async_requests_expire(now=clock.now())
     async_requests_trim(now=clock.now())
+    refused_messages_trim(now=clock.now())

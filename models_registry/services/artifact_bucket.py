@@ -11,6 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact
+from kernel.outside import refuse_inside_transaction
 from models_registry.planning.artifact_rules import ArtifactLimits, Place
 from models_registry.services.artifact_source import CHUNK_BYTES, SourceTrouble
 
@@ -64,6 +65,7 @@ class BucketSource:
     @contextmanager
     def _explained(self, path: str) -> Iterator[None]:
         where = f"{self._place}/{path}".rstrip("/")
+        refuse_inside_transaction(f"reading {where}")
         try:
             yield
         except ClientError as error:

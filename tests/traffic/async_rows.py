@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -27,7 +28,7 @@ def serving_fleet(port: int = 9) -> Ingress:
 
 
 def accepted(
-    tenant: str = "", *, key: str = "", now: datetime = NOW, body: bytes = BODY, **headers: str | None
+    tenant: str = "", *, key: str = "", now: datetime = NOW, body: bytes = BODY, **headers: Any
 ) -> AsyncRequest:
     request, _ = async_request_accept(
         application=Application(tenant=tenant, key=key),

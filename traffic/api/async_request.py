@@ -82,6 +82,7 @@ def async_request_json(request: AsyncRequest, settings: AsyncSettings) -> dict[s
     return {
         "id": request.id,
         "object": "async.request",
+        "idempotency_key": request.idempotency_key or None,
         "status": request.state,
         "endpoint": request.path,
         "model": request.model,

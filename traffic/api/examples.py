@@ -248,6 +248,29 @@ CALLBACK_HOST: dict[str, Any] = {
 
 NEW_CALLBACK_HOST: dict[str, Any] = {name: CALLBACK_HOST[name] for name in ("tenant", "host")}
 
+REQUEST_QUEUE: dict[str, Any] = {
+    "id": 1,
+    "url": "https://sqs.us-east-1.amazonaws.com/123456789012/sw-0123456789ab-requests-orders",
+    "name": "sw-0123456789ab-requests-orders",
+    "key": "3f9c1a2b",
+    "tenant": "acme",
+    "actor": "admin",
+    "created_at": "2026-11-23T12:00:00Z",
+    "state": "reading",
+    "reason": "",
+    "read_at": "2026-11-23T12:30:00Z",
+    "waiting": 0,
+    "refused": [
+        {
+            "message": "5fea7756-0ea4-451a-a703-a558b933e274",
+            "reason": "the field `model` must name a model",
+            "at": "2026-11-23T12:20:00Z",
+        }
+    ],
+}
+
+NEW_REQUEST_QUEUE: dict[str, Any] = {name: REQUEST_QUEUE[name] for name in ("url", "key")}
+
 ENTRY: dict[str, Any] = {
     "name": "llm.example.com",
     "shares": {"us-east-1": 3.0},

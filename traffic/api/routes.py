@@ -9,6 +9,7 @@ from traffic.api.ingress import IngressViewSet, RoutingTableViewSet
 from traffic.api.key import KeyRingViewSet, KeyViewSet
 from traffic.api.matrix import MatrixViewSet, ShiftViewSet
 from traffic.api.override import EvacuationViewSet, OverrideViewSet
+from traffic.api.request_queue import RequestQueueViewSet
 from traffic.api.traffic_policy import TrafficPolicyViewSet
 from traffic.api.usage import UsageViewSet
 
@@ -18,6 +19,7 @@ ROUTES = (
     ("keys", KeyViewSet, "key"),
     ("key-rings", KeyRingViewSet, "key-ring"),
     ("callback-hosts", CallbackHostViewSet, "callback-host"),
+    ("request-queues", RequestQueueViewSet, "request-queue"),
     ("usage", UsageViewSet, "usage"),
     ("traffic/matrices", MatrixViewSet, "matrix"),
     ("traffic/history", ShiftViewSet, "shift"),

@@ -3,6 +3,7 @@
 from traffic.models.async_request import AsyncRequest, CallbackHost
 from traffic.models.entry import Entry, EntryRevision, EntryTarget
 from traffic.models.key import ApplicationKey, KeyPolicy, UsageHour, UsageMark
+from traffic.models.request_queue import RefusedMessage, RequestQueue
 from traffic.models.routing import (
     Ingress,
     IngressReport,
@@ -24,6 +25,8 @@ __all__ = [
     "Ingress",
     "IngressReport",
     "KeyPolicy",
+    "RefusedMessage",
+    "RequestQueue",
     "RoutingTable",
     "TrafficMatrix",
     "TrafficOverride",

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from kernel.ages import age_text
 from traffic.planning.demand_placement import LEAST_DEMAND, Placement, PlacementProblem, ServingRegion, place_demand
 from traffic.planning.matrix import Matrix, Row, distance, loads, movement, step_towards
 from traffic.planning.overrides import Orders, orders_for
@@ -87,7 +88,7 @@ def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime
     """Why nothing that was seen may be acted upon; empty: it may."""
     ages = {one.name: (now - one.reported_at).total_seconds() if one.reported_at else None for one in view.regions}
     stale = [
-        f"{name} never" if age_s is None else f"{name} for {age_s:.0f} s"
+        f"{name} never" if age_s is None else f"{name} for {age_text(age_s)}"
         for name, age_s in ages.items()
         if age_s is None or age_s > settings.stale_after_s
     ]

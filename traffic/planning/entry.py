@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from kernel.ages import age_text
+
 WHOLE = 255
 """Weights sum to it: the greatest of a Route 53 record."""
 DIAL_WHOLE = 100
@@ -199,7 +201,7 @@ def _held(view: EntryView, wanted: Weights, urgent: bool, settings: EntrySetting
         return ""
     since_s = (now - view.changed_at).total_seconds() if view.changed_at else settings.pause_s
     if since_s < settings.pause_s:
-        return f"the last change was {since_s:.0f} s ago, and {settings.pause_s:.0f} s lie between two"
+        return f"the last change was {age_text(since_s)} ago, and {settings.pause_s:.0f} s lie between two"
     points = max(100 * abs(weight - view.weights.get(name, 0)) / WHOLE for name, weight in wanted.items())
     is_same = wanted.keys() == view.weights.keys() and not any(region.moved for region in view.regions)
     if points < settings.least_points and is_same:

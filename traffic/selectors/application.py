@@ -26,6 +26,9 @@ class Application:
         return not self.deployments or not deployments.isdisjoint(self.deployments)
 
 
+UNKNOWN = "this API key is unknown, or was revoked"
+
+
 class UnknownApplication(Exception):
     """No key, where one is required, or one that opens nothing. `code` as ingresses say it."""
 
@@ -47,11 +50,22 @@ def application_of(authorization: str, now: datetime) -> Application:
             raise UnknownApplication("missing_api_key", "no API key: send it as `Authorization: Bearer sw_...`")
         return Application()
     key = ApplicationKey.objects.filter(prefix=secret_prefix(text) or "").first()
-    state = key.state_at(now) if key is not None and secret_matches(text, key.digest) else KeyState.REVOKED
-    if key is None or state is KeyState.REVOKED:
-        raise UnknownApplication("invalid_api_key", "this API key is unknown, or was revoked")
-    if state is KeyState.EXPIRED:
-        raise UnknownApplication("expired_api_key", "this API key has expired; ask for another one")
+    if key is None or not secret_matches(text, key.digest):
+        raise UnknownApplication("invalid_api_key", UNKNOWN)
+    return application_with(key, now)
+
+
+def application_with(key: ApplicationKey, now: datetime) -> Application:
+    """The application that a key is of.
+
+    Raises:
+        UnknownApplication: it opens nothing any more.
+    """
+    match key.state_at(now):
+        case KeyState.REVOKED:
+            raise UnknownApplication("invalid_api_key", UNKNOWN)
+        case KeyState.EXPIRED:
+            raise UnknownApplication("expired_api_key", "this API key has expired; ask for another one")
     return Application(
         tenant=key.tenant,
         key=key.prefix,

@@ -45,7 +45,10 @@ class AsyncRefused(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class AsyncSubmission:
-    """What an application sent. Everything but `path` and `body` comes from headers; None: not given."""
+    """What an application sent. Everything but `path` and `body` comes from headers; None: not given.
+
+    `sent_at`: when it was handed in, where that is not now; a limit that it states counts from then.
+    """
 
     path: str
     body: bytes
@@ -53,6 +56,7 @@ class AsyncSubmission:
     limit_ms: str | None = None
     callback_url: str | None = None
     idempotency_key: str | None = None
+    sent_at: datetime | None = None
 
 
 def async_request_accept(
@@ -118,7 +122,12 @@ def async_request_end(
                 url=request.callback_url,
                 secret=request.callback_secret,
                 event=ENDED_EVENT,
-                body={"id": request.id, "status": state.value, "url": f"/v1/async/{request.id}"},
+                body={
+                    "id": request.id,
+                    "idempotency_key": request.idempotency_key,
+                    "status": state.value,
+                    "url": f"/v1/async/{request.id}",
+                },
                 now=now,
             )
     return request
@@ -163,7 +172,8 @@ def _checked_headers(
     key = submission.idempotency_key or ""
     if len(key) > MAX_IDEMPOTENCY_LETTERS or not key.isprintable():
         raise AsyncRefused(400, "bad_header", f"Idempotency-Key must be 1 to {MAX_IDEMPOTENCY_LETTERS} letters")
-    columns = {"deadline_at": now + timedelta(seconds=limit_s), "idempotency_key": key}
+    since = min(now, submission.sent_at or now) if submission.limit_ms else now
+    columns = {"deadline_at": since + timedelta(seconds=limit_s), "idempotency_key": key}
     return columns | (_checked_callback(application.tenant, submission.callback_url) if submission.callback_url else {})
 
 

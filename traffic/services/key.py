@@ -19,7 +19,7 @@ from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.secrets import secret_issue
 from kernel.tones import Tone
-from traffic.models import ApplicationKey, KeyPolicy
+from traffic.models import ApplicationKey, KeyPolicy, RequestQueue
 from traffic.planning.key import LIMITS, KeyState, RevokedKey, plan_refused
 from traffic.selectors.key import keys_in_force
 
@@ -92,6 +92,7 @@ def key_change(*, prefix: str, actor: str, now: datetime, **columns: Any) -> App
 @transaction.atomic
 def key_rotate(*, prefix: str, actor: str, now: datetime, grace: timedelta = ROTATION_GRACE) -> NewKey:
     """A new key that says all that this one does. This one expires after `grace`, or at its own time if that is sooner.
+    Queues of requests are of the new one at once.
 
     Raises:
         Conflict: the key is revoked or has expired.
@@ -105,6 +106,7 @@ def key_rotate(*, prefix: str, actor: str, now: datetime, grace: timedelta = ROT
     ends_at = now + grace
     old.expires_at = min(ends_at, old.expires_at) if old.expires_at else ends_at
     old.save(update_fields=["expires_at"])
+    RequestQueue.objects.filter(key=old).update(key=new.key)
     change = f"rotated: sw_{new.key.prefix} takes its place, and it expires at {old.expires_at:%Y-%m-%d %H:%M} UTC"
     _changed(policy, old, change, Tone.MOVING, actor, now)
     return new

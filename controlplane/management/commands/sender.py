@@ -1,4 +1,4 @@
-"""Sends accepted near-real-time requests until it is told to stop."""
+"""Sends accepted near-real-time requests, and takes those that come by queues, until it is told to stop."""
 
 import asyncio
 import signal
@@ -9,10 +9,13 @@ from django.core.management.base import BaseCommand
 from controlplane.observability.exposition import serve_metrics
 from controlplane.secret_key import require_secret_key
 from traffic.services.async_sender import AsyncSender
+from traffic.services.queue_edge import QueueEdge
 
 
 class Command(BaseCommand):
-    help = "Send accepted near-real-time requests through the ingresses of their regions, until SIGTERM."
+    help = (
+        "Send near-real-time requests through the ingresses of their regions, and take those of queues, until SIGTERM."
+    )
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -25,4 +28,4 @@ async def _send() -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    await AsyncSender().run(stopping)
+    await asyncio.gather(AsyncSender().run(stopping), QueueEdge().run(stopping))

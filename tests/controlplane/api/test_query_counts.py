@@ -23,6 +23,7 @@ from fleet.models import (
     Deployment,
     DeploymentRegion,
     FaultRule,
+    ImageMove,
     Incident,
     InstanceType,
     Region,
@@ -40,11 +41,14 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.rows_of_a_file import rows_of_a_file
 from traffic.models import (
+    ApplicationKey,
     CallbackHost,
     Entry,
     EntryRevision,
     Ingress,
     IngressReport,
+    RefusedMessage,
+    RequestQueue,
     RoutingTable,
     TrafficMatrix,
     TrafficOverride,
@@ -67,6 +71,15 @@ def one_more_rollout_of_agents(number: int) -> None:
     AgentMove.objects.create(agent=f"n-{number:06x}00", rollout=upgrade, release=release.id)
 
 
+def one_more_request_queue(number: int) -> None:
+    key = ApplicationKey.objects.create(
+        prefix=f"bb{number:06x}", digest="d", name="n", tenant="t", created_by="a", created_at=NOW
+    )
+    columns = {"aws_region": "us-east-1", "account": "1", "name": f"q-{number}", "actor": "a", "created_at": NOW}
+    queue = RequestQueue.objects.create(url=f"https://q/{number}", key=key, **columns)
+    RefusedMessage.objects.create(queue=queue, message="m", reason="r", at=NOW)
+
+
 def one_more_entry(number: int, deployment: Deployment) -> None:
     TrafficShift.objects.create(deployment=deployment, revision=1, kind="step", shares={}, moved=0, reason="r", at=NOW)
     entry = Entry.objects.create(name=f"{number}.example.com")
@@ -82,6 +95,7 @@ def one_more_region(number: int) -> tuple[Region, InstanceType]:
     CapacityPool.objects.create(
         region=region, instance_type=kind, position=0, market="on_demand", zone="a", subnet="s", image="i"
     )
+    ImageMove.objects.create(region=region, instance_type=kind, image="i", asked_by="a", asked_at=NOW)
     return region, kind
 
 
@@ -136,6 +150,7 @@ def one_more_of_everything(number: int) -> None:
         changed_at=NOW,
     )
     CallbackHost.objects.create(tenant="t", host=f"h{number}.example", actor="a", created_at=NOW)
+    one_more_request_queue(number)
     UsageHour.objects.create(tenant="t", key=f"{number}", hour=NOW)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)
     TrafficMatrix.objects.create(deployment=deployment)

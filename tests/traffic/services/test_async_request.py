@@ -1,6 +1,7 @@
 """Accepting, cancelling and ending near-real-time requests."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import IntegrityError, transaction
@@ -94,7 +95,7 @@ def test_a_body_that_cannot_be_served_is_refused_at_once(body: bytes, status: in
         {"callback_url": "https://example.com/" + "x" * 500},
     ],
 )
-def test_a_header_that_cannot_be_kept_is_refused_by_name(headers: dict[str, str]) -> None:
+def test_a_header_that_cannot_be_kept_is_refused_by_name(headers: dict[str, Any]) -> None:
     with pytest.raises(AsyncRefused) as caught:
         async_request_accept(
             application=Application(), submission=AsyncSubmission("/v1/completions", BODY, **headers), now=NOW
@@ -168,7 +169,7 @@ def allow(tenant: str, host: str = "app.example.com") -> CallbackHost:
 
 def test_whoever_left_an_address_is_told_of_the_end_once() -> None:
     allow("acme")
-    request = accepted("acme", callback_url="https://app.example.com/done")
+    request = accepted("acme", callback_url="https://app.example.com/done", idempotency_key="order-17")
     assert len(request.callback_secret) == 64
     cancel(request)
     cancel(request)
@@ -178,7 +179,12 @@ def test_whoever_left_an_address_is_told_of_the_end_once() -> None:
         request.callback_secret,
         "async.ended",
     )
-    assert delivery.body == {"id": request.id, "status": "cancelled", "url": f"/v1/async/{request.id}"}
+    assert delivery.body == {
+        "id": request.id,
+        "idempotency_key": "order-17",
+        "status": "cancelled",
+        "url": f"/v1/async/{request.id}",
+    }
 
 
 @pytest.mark.parametrize(
