@@ -65,7 +65,7 @@ def up(
 
 
 def _show(running: fleet.Fleet, forwards: list[client.Forward]) -> None:
-    print(f"  Dashboard  {running.url}/  (user operator; API token in {running.token})")
+    print(running.login())
     for each in forwards[1:]:
         print(f"  Ingress    http://127.0.0.1:{each.here}  ({each.host})")
 

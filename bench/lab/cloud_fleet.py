@@ -6,11 +6,13 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.lab import client, cloud_control
 from bench.lab.cloud_settings import PORT, Settings
+from bench.lab.cloud_trail import ANSWERED_WITHIN_S, NAME, Trail, streamed
 from bench.lab.file_tree import remove_files
 from bench.lab.fleet import (
     DEPLOYMENT,
@@ -23,7 +25,7 @@ from bench.lab.fleet import (
     install_control_plane,
 )
 from bench.lab.places import Places
-from bench.lab.topology import CLOUD, Topology
+from bench.lab.topology import CLOUD, NoLaboratory, Topology
 
 INSTANCE_TYPE = "trn1.32xlarge"
 INSTALL_ID = "install-id"
@@ -67,25 +69,39 @@ def prepare(places: Places, topology: Topology, settings: Settings) -> None:
 
 def show(running: "CloudFleet", forwards: list[client.Forward]) -> None:
     """The last thing that is said: where everything answers."""
-    print(f"  Dashboard  {running.url}/  (user operator; API token in {running.token})")
+    print(running.login())
     for each in forwards[1:]:
         what = "Cloud" if each.host == CLOUD else "Ingress"
-        print(f"  {what:<9}  http://127.0.0.1:{each.here}  ({each.host})")
+        print(f"  {what:<9}  http://127.0.0.1:{each.here}{'' if each.host == CLOUD else '/v1'}  ({each.host})")
+    print(f"  Trail      {running.trail}")
 
 
 class CloudFleet(Fleet):
     """The fleet of a laboratory with a cloud that runs."""
 
     def __init__(self, places: Places, topology: Topology, ports: Ports, say: Callable[[str], None]) -> None:
-        super().__init__(places, topology, ports, say)
-        self._home = places.home.parent
+        self._steps = Trail(say)
+        super().__init__(places, topology, ports, self._steps.say)
+        self._home, self._entry = places.home.parent, ports.ingress
+        self.trail = self._home / NAME
+        """What happened, a line each, once it was brought up or could not be."""
 
     def bring_up(self) -> None:
-        """Deploy the stacks, declare regions and a deployment, and wait until every cell serves.
+        """Deploy the stacks, declare regions and a deployment, and wait until every cell serves and answers. What
+        happened is in `trail`.
 
         Raises:
             NoLaboratory: one of these did not happen; what was last seen of it.
         """
+        try:
+            self._bring_up()
+        except NoLaboratory as error:
+            self._steps.say(f"it ends here: {error}")
+            raise
+        finally:
+            self._steps.write(self.trail, self.ask)
+
+    def _bring_up(self) -> None:
         self._until(self._answers, UP_WITHIN_S, "the control plane does not answer")
         self._say("the control plane answers")
         shutil.copy(self.token, self._home / self.token.name)
@@ -101,6 +117,9 @@ class CloudFleet(Fleet):
         self.ask("POST", "deployments/", {**wanted, "regions": cells})
         self._until(self._every_cell_is_ready, READY_WITHIN_S, "not every cell is ready")
         self._say(f"every cell is ready, on {NODES_PER_CELL} instances each")
+        for number, region in enumerate(stacks):
+            url = f"http://127.0.0.1:{self._entry + number}/v1"
+            self._until(partial(self._answers_in, region, url), ANSWERED_WITHIN_S, f"{region} does not answer")
 
     def missing(self) -> str:
         """What is not ready; empty: nothing.
@@ -112,6 +131,11 @@ class CloudFleet(Fleet):
 
     def _answers(self) -> str:
         self.ask("GET", "regions/")
+        return ""
+
+    def _answers_in(self, region: str, url: str) -> str:
+        answer = streamed(url, DEPLOYMENT)
+        self._say(f"{region} streamed an answer of {len(answer)} characters at {url}")
         return ""
 
     def _install(self) -> str:

@@ -20,6 +20,7 @@ from bench.lab.file_tree import START_AT_BOOT, write
 from bench.lab.places import CHECKOUT, Places
 from bench.lab.second_control import SecondControl
 from bench.lab.topology import Host, NoLaboratory, Role, Topology
+from controlplane.embedded.state_directory import OPERATOR, StateDirectory
 
 FIRST_CONTROL, SECOND_CONTROL = "c1", "c2"
 WEB_PORT, AGENT_PORT, INGRESS_PORT = 8000, 8443, 8080
@@ -115,6 +116,16 @@ class Fleet:
         """Host of the control plane -> where its dashboard answers."""
         self.control_urls |= {each.host: f"http://127.0.0.1:{each.here}" for each in ports.second_dashboard(topology)}
         self.token = places.files_of(FIRST_CONTROL) / CONTROL_HOME.strip("/") / "operator-token"
+
+    def login(self) -> str:
+        """How a person gets in, as `make up` says it; nothing of a password while there is none."""
+        home = StateDirectory(self.token.parent)
+        password = f", password {home.secrets().operator_password}" if home.settings.exists() else ""
+        return (
+            f"  Dashboard  {self.url}/\n"
+            f"  Login      user {OPERATOR}{password}\n"
+            f"  API        {self.url}/api/v1/  (bearer token in {self.token})"
+        )
 
     def ask(self, method: str, path: str, body: Row | None = None) -> Any:
         """One request to the REST API as the operator. What changes nothing is asked of the second host of the control

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from controlplane.embedded.configuration import CannotStart
 
+OPERATOR = "operator"
+"""The user whose password is among the secrets of a home."""
+
 
 class LauncherPhase(StrEnum):
     """How far the launcher of a home is."""

@@ -20,7 +20,7 @@ from controlplane.embedded.membership import read_membership
 from controlplane.embedded.preflight import HOST
 from controlplane.embedded.process_environment import control_plane_environment
 from controlplane.embedded.process_ownership import describe, processes_of
-from controlplane.embedded.state_directory import LauncherPhase, StateDirectory
+from controlplane.embedded.state_directory import OPERATOR, LauncherPhase, StateDirectory
 
 _PROBE_ONCE_S = 0.1
 """Above 0, because only a command that waits also judges."""
@@ -97,8 +97,6 @@ def _resident_bytes(process: psutil.Process) -> int:
     except psutil.Error:
         return 0
 
-
-OPERATOR = "operator"
 
 _API_TIMEOUT_S = 5.0
 _TRIAL = {
