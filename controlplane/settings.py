@@ -323,6 +323,7 @@ SPECTACULAR_SETTINGS = {
         "CapacityMarket": "controlplane.api.enums.CAPACITY_MARKETS",
         "CapacityPoolState": "controlplane.api.enums.CAPACITY_POOL_STATES",
         "CapacityPoolOrigin": "controlplane.api.enums.CAPACITY_POOL_ORIGINS",
+        "ImageMoveState": "controlplane.api.enums.IMAGE_MOVE_STATES",
         "MachineState": "controlplane.api.enums.MACHINE_STATES",
         "MachineRole": "controlplane.api.enums.MACHINE_ROLES",
         "InvitationState": "controlplane.api.enums.INVITATIONS",

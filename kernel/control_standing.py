@@ -4,6 +4,8 @@ out."""
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kernel.ages import age_text
+
 HOUSEKEEPING = "housekeeping"
 """The row of Celery's worker, beside those of the loops."""
 LATE_AFTER_S = 10.0
@@ -49,8 +51,8 @@ class ControlStanding:
         return bool(self.late) or (self.queue_s or 0.0) > STALE_AFTER_S
 
     def __str__(self) -> str:
-        passed = "no pass yet" if self.last_pass_s is None else f"last pass {self.last_pass_s:.0f} s ago"
-        return passed if self.queue_s is None else f"{passed}, queue {self.queue_s:.0f} s old"
+        passed = "no pass yet" if self.last_pass_s is None else f"last pass {age_text(self.last_pass_s)} ago"
+        return passed if self.queue_s is None else f"{passed}, queue {age_text(self.queue_s)} old"
 
 
 def standing_of(ages: Iterable[LoopAge]) -> ControlStanding:

@@ -3,12 +3,14 @@ inside one raises `WorkOutside`. The transaction is taken back, the work done wi
 (audit.middleware); then its result is there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from django.db import connection
+
+_R = TypeVar("_R")
 
 
 class WorkOutside(BaseException):
@@ -55,6 +57,12 @@ def outside_work() -> OutsideWork | None:
     return _current.get() if connection.in_atomic_block else None
 
 
+def done_outside(key: Hashable, work: Callable[[], _R]) -> _R:
+    """What `work` returns or raises, done before the request's transaction if there is one that can be run again."""
+    request = outside_work()
+    return cast(_R, request.result(key, work)) if request else work()
+
+
 @contextmanager
 def one_run(work: OutsideWork) -> Iterator[None]:
     """A run of the request."""
@@ -64,6 +72,17 @@ def one_run(work: OutsideWork) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def refuse_inside_transaction(what: str) -> None:
+    """For what waits for somebody else, such as a call to a cloud: a transaction would hold its locks and its
+    connection for as long. The one that a test is taken back by does not count.
+
+    Raises:
+        RuntimeError: a transaction is open.
+    """
+    if any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):
+        raise RuntimeError(f"{what} inside of a transaction: make it before or after")
 
 
 def _outcome(work: Callable[[], Any]) -> Callable[[], Any]:

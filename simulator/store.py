@@ -138,6 +138,7 @@ class Store(Rows):
                 state_since=now,
                 report=NEVER_REPORTED,
                 topology=topology,
+                markets=decision.markets,
             )
             self.versions[node] = 1
             if self._pools is not None:

@@ -7,6 +7,7 @@ from audit.models import Outcome, Proof
 from controlplane.api.apply.planning import Action, Kind
 from engine_agent.protocol.states import EngineState, MemberRole, ServingClass
 from fleet.api.capacity_pool import MARKETS, ORIGINS, POOL_STATES
+from fleet.api.image_move import IMAGE_STATES
 from fleet.api.machine import INVITATION_STATES
 from fleet.api.node import ROLES
 from fleet.planning.fault_rules import RuleMode
@@ -39,6 +40,7 @@ NODE_ROLES = ROLES
 CAPACITY_MARKETS = MARKETS
 CAPACITY_POOL_STATES = POOL_STATES
 CAPACITY_POOL_ORIGINS = ORIGINS
+IMAGE_MOVE_STATES = IMAGE_STATES
 MACHINE_STATES = choices(MachineState)
 MACHINE_ROLES = choices(MachineRole)
 INVITATIONS = INVITATION_STATES

@@ -18,6 +18,7 @@ from controlplane.cli.commands import (
     chat,
     declare,
     entry,
+    images,
     machines,
     observe,
     regions,
@@ -111,7 +112,7 @@ def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
 for part in (
     *(access.app, show.app, declare.app, rollouts.app),
     *(act.app, agents.app, machines.app, certificates.app, entry.app, observe.app, chat.app, rollouts.model_app),
-    *(regions.app, about),
+    *(regions.app, images.app, about),
 ):  # the order of the help
     app.add_typer(part)
 

@@ -130,6 +130,11 @@ RESOURCES: tuple[Resource, ...] = (
             Column("FROM", lambda row, now: str(row.get("declared_by") or "stack")), ("RESTS UNTIL", "paused_until")),
     ),
     Resource(
+        "image-moves", "image-moves", "id", ("image-move", "images"),
+        _of(number("ID", "id"), ("REGION", "region"), ("TYPE", "instance_type"), ("IMAGE", "image"), STATE,
+            ("REASON", "reason"), ("BY", "asked_by"), Column("ASKED", age("asked_at"), right=True)),
+    ),
+    Resource(
         "instance-types", "instance-types", "name", ("instance-type", "it"),
         _of(("NAME", "name"), ("ACCELERATOR", "accelerator"), number("CHIPS", "chips"), number("CORES", "cores"),
             number("GIB", "memory_gib"), number("$/H", "price_per_hour"), number("TP", "tensor_parallel_degree")),
@@ -262,6 +267,11 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         "callback-hosts", "callback-hosts", "id", ("callback-host", "callbacks"),
         _of(number("ID", "id"), ("TENANT", "tenant"), ("HOST", "host"), ("ACTOR", "actor"), AGE),
+    ),
+    Resource(
+        "request-queues", "request-queues", "id", ("request-queue",),
+        _of(number("ID", "id"), ("NAME", "name"), ("TENANT", "tenant"), ("KEY", "key"), STATE,
+            number("WAITING", "waiting"), ("REASON", "reason")),
     ),
     Resource("usage", "usage", "id", (), ()),
     Resource(

@@ -31,7 +31,13 @@ from controlplane.dashboard.pages.models import MODEL, MODELS, VERSION, VERSION_
 from controlplane.dashboard.pages.nodes import NODE, NODES
 from controlplane.dashboard.pages.overview import OVERVIEW
 from controlplane.dashboard.pages.playground import PLAYGROUND, playground_chat
-from controlplane.dashboard.pages.regions import REGION, pool_action, pool_add_action
+from controlplane.dashboard.pages.regions import (
+    REGION,
+    image_back_action,
+    image_move_action,
+    pool_action,
+    pool_add_action,
+)
 from controlplane.dashboard.pages.rollouts import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
 from controlplane.dashboard.pages.shell import SEARCH, SHELL
 from controlplane.dashboard.pages.traffic import (
@@ -84,6 +90,8 @@ urlpatterns = [
     path("regions/<str:key>/", _view(REGION), name="region"),
     path("regions/<str:region>/pools/add/", pool_add_action, name="pool-add"),
     path("regions/<str:region>/pools/<int:pool_id>/ask/<str:action>/", pool_action, name="pool-action"),
+    path("regions/<str:region>/images/move/", image_move_action, name="image-move"),
+    path("regions/<str:region>/images/<int:move_id>/back/", image_back_action, name="image-back"),
     path("traffic/", _view(TRAFFIC), name="traffic"),
     path("traffic/shares/", traffic_shares_page, name="traffic-shares"),
     path("traffic/evacuate/<str:region>/", evacuate_page, name="evacuate"),

@@ -14,7 +14,8 @@ from rest_framework.response import Response
 
 from fleet.api import examples
 from fleet.models import CapacityPool
-from fleet.planning.pools import DECLARABLE, Market, pool_state
+from fleet.planning.markets import Market
+from fleet.planning.pools import DECLARABLE, pool_state
 from fleet.planning.states import POOL_TONE, PoolState, choices
 from fleet.selectors.capacity_pool import is_in_state, pools_in_order
 from fleet.services.capacity_pool import NewPool, pool_change, pool_declare, pool_delete, pool_resume

@@ -44,13 +44,16 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
     instance_type = serializers.CharField(source="instance_type_id")
     update_policy = serializers.DictField(help_text="What differs from the defaults.")
     slo = serializers.DictField(help_text="What differs from the objective of its serving class.")
+    markets = serializers.ListField(
+        child=serializers.CharField(), help_text="In which its machines may be bought; empty: any."
+    )
     regions = serializers.SerializerMethodField(help_text="In the order of names.")
 
     class Meta:
         model = Deployment
         fields = [
             "name", "model_version", "serving_class", "instance_type", "drain_deadline_s", "update_policy", "slo",
-            "regions", "created_at",
+            "markets", "regions", "created_at",
         ]  # fmt: skip
 
     @extend_schema_field(PlaceSerializer(many=True))

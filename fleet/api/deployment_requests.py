@@ -7,6 +7,7 @@ from rest_framework import serializers
 
 from engine_agent.protocol.states import ServingClass
 from fleet.api import examples
+from fleet.planning.markets import Market
 from fleet.planning.states import choices
 from fleet.services.deployment import CELLS_PER_REGION_MAX
 from kernel.rest.serializers import StrictSerializer
@@ -52,6 +53,12 @@ class _Columns(StrictSerializer):
         required=False,
         help_text="What differs from its serving class: `availability`, `ttft_ms` and the share that must keep it, "
         "`ttft_share`.",
+    )
+    markets = serializers.ListField(
+        child=serializers.CharField(max_length=16),
+        max_length=len(Market),
+        required=False,
+        help_text=f"In which its machines may be bought, of: {', '.join(Market)}; empty: any.",
     )
 
     def validate_serving_class(self, value: str) -> str:

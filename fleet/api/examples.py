@@ -97,6 +97,7 @@ DEPLOYMENT: dict[str, Any] = {
     "drain_deadline_s": 60.0,
     "update_policy": {"canary_bake_s": 60.0},
     "slo": {"ttft_ms": 1500.0},
+    "markets": [],
     "regions": [
         {"region": "us-east-1", "cells": 2, "ready": 2},
         {"region": "us-west-2", "cells": 2, "ready": 1},

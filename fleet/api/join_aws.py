@@ -2,7 +2,6 @@
 buys. With that it joins as every host does (`fleet.api.join`). Neither answers to a browser or a user.
 """
 
-import threading
 from pathlib import Path
 
 from django.conf import settings
@@ -19,15 +18,11 @@ from fleet.services.attestation import RETRY_AFTER_S, NotYet, machine_attest
 from fleet.services.machine import join_refused
 from kernel import clock
 from kernel.addresses import client_network
+from kernel.outside import done_outside
 from kernel.rest.throttling import count_request
 
 ATTESTATIONS_PER_MIN = 3000
 """Of one network: a thousand machines may come out of one NAT at once, and again after a pause."""
-AT_ONCE = 16
-"""Of one web process, each of which waits for STS."""
-WAIT_S = 3.0
-
-_asking = threading.BoundedSemaphore(AT_ONCE)
 
 
 @require_GET
@@ -45,13 +40,14 @@ def script(request: HttpRequest) -> HttpResponse:
 @require_POST
 def attest(request: HttpRequest) -> HttpResponse:
     """`POST /agents/join/attest` {"unit", "address", "headers"}: a machine's proof. 200 {"ticket"}; 400: it is none;
-    403: it proves nothing to us; 429: too many of one network; 503 with Retry-After: it cannot be judged now."""
+    403: it proves nothing to us; 411: it does not say how long it is; 429: too many of one network; 503 with
+    Retry-After: it cannot be judged now."""
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
-    rate = count_request("attest", network, ATTESTATIONS_PER_MIN)
+    rate = done_outside("rate", lambda: count_request("attest", network, ATTESTATIONS_PER_MIN))
     if rate is not None and rate.count > rate.limit:
         return _answer("too many proofs from one network; try again in a minute", 429, rate.reset_s)
-    if not _asking.acquire(timeout=WAIT_S):
-        return _answer("many machines prove themselves at this moment; try again", 503, RETRY_AFTER_S)
+    if "HTTP_TRANSFER_ENCODING" in request.META:
+        return _answer("say how long the proof is, by Content-Length", 411)
     now = clock.now()
     try:
         return JsonResponse({"ticket": machine_attest(request.body, now=now)})
@@ -62,8 +58,6 @@ def attest(request: HttpRequest) -> HttpResponse:
     except ProofRefused as refusal:
         join_refused(token="", address=network, reason=str(refusal), now=now)
         return _answer(str(refusal), 403)
-    finally:
-        _asking.release()
 
 
 def _answer(error: str, status: int, retry_after_s: int | None = None) -> HttpResponse:

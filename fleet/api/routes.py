@@ -6,6 +6,7 @@ from fleet.api.capacity_pool import CapacityPoolViewSet
 from fleet.api.cell import CellViewSet
 from fleet.api.deployment import DeploymentViewSet
 from fleet.api.fault_rule import FaultRuleViewSet
+from fleet.api.image_move import ImageMoveViewSet
 from fleet.api.incident import IncidentViewSet
 from fleet.api.machine import InvitationViewSet, MachineViewSet
 from fleet.api.node import NodeViewSet
@@ -16,6 +17,7 @@ from fleet.api.webhook import WebhookDeliveryViewSet, WebhookViewSet
 ROUTES = (
     ("regions", RegionViewSet, "region"),
     ("capacity-pools", CapacityPoolViewSet, "capacity-pool"),
+    ("image-moves", ImageMoveViewSet, "image-move"),
     ("instance-types", InstanceTypeViewSet, "instance-type"),
     ("machines/invitations", InvitationViewSet, "invitation"),
     ("machines", MachineViewSet, "machine"),

@@ -10,7 +10,8 @@ from fleet.models.machine import Machine
 from fleet.models.region import InstanceType, Region
 from fleet.planning.cloud_base import CloudBase
 from fleet.planning.images import ImageState
-from fleet.planning.pools import LaunchOutcome, Market, PoolView
+from fleet.planning.markets import Market
+from fleet.planning.pools import LaunchOutcome, PoolView
 from fleet.planning.states import CloudRegionState, MachineRole, NoticeKind, NoticeSource, choices
 
 
@@ -141,7 +142,7 @@ class LaunchUnit(models.Model):
     """Machines that are launched by one call or not at all. It is open until nothing more can come of its attempts.
 
     `id` is that of their orders (`ProviderCall.unit`), or of the node or ingress of one that is launched alone.
-    `reason`: what was last done, and why no other pool was taken.
+    `markets`: in which they may be bought; empty: any. `reason`: what was last done, and why no other pool was taken.
     """
 
     id = models.CharField(max_length=64, primary_key=True)
@@ -149,6 +150,7 @@ class LaunchUnit(models.Model):
     instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="+")
     role = models.CharField(max_length=16, choices=choices(MachineRole))
     near = models.JSONField(default=list, blank=True)
+    markets = models.JSONField(default=list, blank=True)
     reason = models.TextField(blank=True)
     created_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True)
@@ -225,12 +227,13 @@ class CloudNotice(models.Model):
 class ImageMove(models.Model):
     """The machines of an instance type in a region come to run `image`, or back: see `fleet.planning.images`. Meanwhile
     its pools have both, as `image` and `next_image`. `booted`: nodes that were seen ready on it; `failed`: units that
-    did not boot. One at a time is under way for a type in a region."""
+    did not boot. One at a time is under way for a type in a region. `image` is "" until the cloud has said which one
+    the region's stack states, where that was asked for."""
 
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="image_moves")
     instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="+")
-    image = models.CharField(max_length=32)
-    state = models.CharField(max_length=16, choices=choices(ImageState), default=ImageState.CANARY.value)
+    image = models.CharField(max_length=32, blank=True)
+    state = models.CharField(max_length=16, choices=choices(ImageState), default=ImageState.ASKED.value)
     reason = models.TextField(blank=True)
     booted = models.JSONField(default=list, blank=True)
     failed = models.JSONField(default=list, blank=True)
@@ -247,7 +250,7 @@ class ImageMove(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.instance_type_id} in {self.region_id} to {self.image}"
+        return f"{self.instance_type_id} in {self.region_id} to {self.image or 'the image that its stack states'}"
 
 
 class CallBucket(models.Model):

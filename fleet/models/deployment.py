@@ -14,7 +14,8 @@ class Deployment(models.Model):
     """A model version that should be served. `next_ordinal` numbers its cells; numbers are never used twice.
 
     `update_policy` states what differs from the defaults of `fleet.planning.policy.UpdatePolicy`, `slo` what differs
-    from those of its serving class (`fleet.planning.load.slo`).
+    from those of its serving class (`fleet.planning.load.slo`). `markets`: in which its machines may be bought; empty:
+    any.
     """
 
     name = models.SlugField(max_length=96, primary_key=True)
@@ -24,6 +25,7 @@ class Deployment(models.Model):
     drain_deadline_s = models.FloatField(default=60.0)
     update_policy = models.JSONField(default=dict, blank=True)
     slo = models.JSONField(default=dict, blank=True)
+    markets = models.JSONField(default=list, blank=True)
     next_ordinal = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()
 

@@ -7,7 +7,7 @@ from django.db import models
 
 from engine_agent.protocol.machine_messages import MachineFacts
 from fleet.models.region import InstanceType, Region
-from fleet.planning.pools import Market
+from fleet.planning.markets import Market
 from fleet.planning.states import MACHINE_TONE, MachineRole, MachineState, choices
 from kernel.tones import Tone
 

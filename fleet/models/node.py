@@ -19,6 +19,7 @@ class Node(models.Model):
     widest first; `accelerators` has a line for each device that its agent found. `address`, `port_base` and `topology`
     are empty until the provider or the agent's hello states them. `terminated_at`: its provider has confirmed that the
     machine of a retired node is gone. `cordoned_for_notice`: until what its provider announced is called off.
+    `markets`: in which its machine may be bought, empty: any; the one that it was bought in once that is known.
     """
 
     id = models.CharField(max_length=32, primary_key=True)
@@ -31,6 +32,7 @@ class Node(models.Model):
     address = models.CharField(max_length=64, blank=True)
     port_base = models.PositiveIntegerField(null=True)
     topology = models.JSONField(default=list, blank=True)
+    markets = models.JSONField(default=list, blank=True)
     fingerprint = models.JSONField(default=dict, blank=True)
     accelerators = models.JSONField(default=list, blank=True)
     desired_version = models.BigIntegerField(default=1)

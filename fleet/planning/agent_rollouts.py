@@ -12,6 +12,7 @@ from datetime import datetime
 from math import ceil
 
 from fleet.planning.states import AgentRolloutState
+from kernel.ages import age_text
 
 RING_SHARE = 0.1
 """Of all agents, in the second ring; the first is one agent, the last all others."""
@@ -380,7 +381,7 @@ def _why_back(agent: AgentView, rollout: AgentRolloutView, now: datetime, settin
     if not agent.connected:
         since = agent.connection_since or move.settled_at
         away_s = (now - since).total_seconds()
-        return f"{agent.id} has been away for {away_s:.0f} s" if away_s >= settings.away_limit_s else ""
+        return f"{agent.id} has been away for {age_text(away_s)}" if away_s >= settings.away_limit_s else ""
     return "" if _is_well(agent, rollout) else f"{agent.id} is no longer well: {_what(agent, rollout)}"
 
 

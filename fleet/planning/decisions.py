@@ -7,6 +7,7 @@ from typing import Any
 
 from fleet.planning.fault_rules import IncidentKind, Rule
 from fleet.planning.load.counters import CellCounters
+from fleet.planning.markets import ANY, Markets
 from fleet.planning.snapshot import FailedStart, Verdict
 from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
 
@@ -128,7 +129,7 @@ class RetireNode:
 class LaunchNodes:
     """Ask the provider for machines; below the network nodes `near` if it can choose. `there`: how many of them, not
     retired, the region has before: a pass that launched meanwhile has launched in place of this one. `unit`: how many
-    are launched together, as those of one cell; `count` is a multiple of it."""
+    are launched together, as those of one cell; `count` is a multiple of it. `markets`: in which they may be bought."""
 
     region: str
     instance_type: str
@@ -137,6 +138,7 @@ class LaunchNodes:
     there: int
     near: tuple[str, ...] = ()
     unit: int = 1
+    markets: Markets = ANY
 
 
 @dataclass(frozen=True, slots=True)

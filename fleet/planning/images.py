@@ -11,15 +11,29 @@ from datetime import datetime
 from enum import StrEnum
 
 from fleet.planning.states import NodeState
+from kernel.tones import Tone
 
 
 class ImageState(StrEnum):
-    """`canary`: one unit is tried. `back`: what runs the new image already is replaced by the old one."""
+    """`asked`: the cloud has not said yet that there is such an image. `canary`: one unit is tried. `back`: what runs
+    the new image already is replaced by the old one. `refused`: it never began."""
 
+    ASKED = "asked"
     CANARY = "canary"
     ROLLING = "rolling"
     BACK = "back"
     DONE = "done"
+    REFUSED = "refused"
+
+
+IMAGE_TONE = {
+    ImageState.ASKED: Tone.MOVING,
+    ImageState.CANARY: Tone.MOVING,
+    ImageState.ROLLING: Tone.MOVING,
+    ImageState.BACK: Tone.BAD,
+    ImageState.DONE: Tone.OK,
+    ImageState.REFUSED: Tone.BAD,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from engine_agent.protocol.machine_messages import Device, MachineFacts
+from kernel.ages import age_text
 from models_registry.planning.instance_types import InstanceShape
 
 POOLED = "machines"
@@ -102,7 +103,7 @@ def machine_notices(
     """What an operator should know of a machine, a sentence each. `stated`: the type that it was invited as."""
     notices = []
     if silent_s is not None and silent_s > SILENT_AFTER_S:
-        notices.append(f"Its machine agent has been silent for {silent_s:.0f} s.")
+        notices.append(f"Its machine agent has been silent for {age_text(silent_s)}.")
     if facts is None:
         return tuple(notices)
     if stated is not None and (lack := why_unfit(facts, stated)):
@@ -111,7 +112,7 @@ def machine_notices(
         notices.append(f"No instance type fits it: {describe(facts)}. Invite it with an instance type.")
     if abs(facts.clock_ahead_s) > CLOCK_NOTICE_S:
         direction = "ahead of" if facts.clock_ahead_s > 0 else "behind"
-        notices.append(f"Its clock is {abs(facts.clock_ahead_s):.0f} s {direction} the control plane's.")
+        notices.append(f"Its clock is {age_text(abs(facts.clock_ahead_s))} {direction} the control plane's.")
     if facts.disk_free_bytes < LOW_DISK_BYTES:
         notices.append(f"It has {facts.disk_free_bytes / GIB:.0f} GiB of disk free.")
     return (*notices, *facts.notices)

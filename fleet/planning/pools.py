@@ -10,23 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from fleet.planning.markets import Market
 from fleet.planning.placement.distance import Path, shared_prefix
 from fleet.planning.states import PoolState
 
 NAMED_MOST = 3
 """Pools that one sentence names."""
-
-
-class Market(StrEnum):
-    """How machines of a pool are bought. `reserved` and `block`: in this reservation or Capacity Block alone. `open`:
-    in an open reservation that fits, else on demand. `interruptible`: in a reservation whose owner may want it back."""
-
-    RESERVED = "reserved"
-    BLOCK = "block"
-    OPEN = "open"
-    ON_DEMAND = "on_demand"
-    INTERRUPTIBLE = "interruptible"
-    SPOT = "spot"
 
 
 RESERVATIONS = frozenset({Market.RESERVED, Market.BLOCK, Market.INTERRUPTIBLE})

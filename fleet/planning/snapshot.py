@@ -11,6 +11,7 @@ from engine_agent.protocol.states import EngineState
 from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.fingerprints import stack_digest
 from fleet.planning.load.counters import CellCounters
+from fleet.planning.markets import ANY, Markets
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.provider_limits import ProviderLimits
 from fleet.planning.states import (
@@ -156,7 +157,8 @@ class NodeView:
     """One machine. `topology`: its network nodes, widest first; empty: unknown. `fingerprint`: digest of what the
     machine's software is; empty: not reported yet. `software`: its fields, those of engines as `<engine>.<field>`.
     `ordered`: what its provider was told to do and has not done yet; `unit`: of a launch, which others it is one with;
-    empty: none. `cordoned_for_notice`: until what its provider announced is called off."""
+    empty: none. `cordoned_for_notice`: until what its provider announced is called off. `markets`: in which of them it
+    is or will be bought; one once it is there."""
 
     id: str
     region: str
@@ -172,6 +174,7 @@ class NodeView:
     provider: ProviderStatus = ProviderStatus.UNKNOWN
     ordered: ProviderAction | None = None
     unit: str = ""
+    markets: Markets = ANY
     fingerprint: str = ""
     software: Fingerprint = field(default_factory=dict)
 
@@ -235,7 +238,8 @@ class VersionView:
 class DeploymentView:
     """`cells_wanted` maps region -> number of cells. `version` is the one that it should serve and that new cells take;
     size, times, engine and tightness of the `others` that some cell runs, or a rollout leads to, may differ from its
-    own. `problem`: what is stored of it and makes no sense; then it is explained and left as it is."""
+    own. `markets`: in which its machines may be bought. `problem`: what is stored of it and makes no sense; then it is
+    explained and left as it is."""
 
     name: str
     instance_type: str
@@ -248,6 +252,7 @@ class DeploymentView:
     version: str = ""
     others: Mapping[str, VersionView] = field(default_factory=dict)
     policy: UpdatePolicy = field(default_factory=UpdatePolicy)
+    markets: Markets = ANY
     problem: str = ""
 
     def of(self, version: str) -> VersionView:

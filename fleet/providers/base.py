@@ -60,7 +60,8 @@ class LaunchSpec:
     have the same; "": it is launched alone.
 
     `release`: of the agent, where the provider starts it from this computer; "" for the checkout's. `near`: the network
-    nodes, widest first, below which it should stand if there is room. `address` and `port` are set where they are fixed
+    nodes, widest first, below which it should stand if there is room; `markets`: in which it may be bought, empty: any.
+    `address` and `port` are set where they are fixed
     beforehand, as an ingress's are; None: the provider or the machine itself decides.
     """
 
@@ -71,6 +72,7 @@ class LaunchSpec:
     bundle: str = ""
     instance_type: str = ""
     near: tuple[str, ...] = ()
+    markets: tuple[str, ...] = ()
     address: str | None = None
     port: int | None = None
     release: str = ""
@@ -82,12 +84,13 @@ class Machine:
     """What a provider knows of a machine. None: not known yet; the agent's hello states it.
 
     `port_base` is the first of the `PORTS_PER_NODE` ports of its node; `topology` lists the network nodes above it,
-    widest first.
+    widest first. `market`: in which it was bought; "": in none.
     """
 
     address: str | None = None
     port_base: int | None = None
     topology: tuple[str, ...] | None = None
+    market: str = ""
 
 
 class NodeProvider(Protocol):

@@ -16,6 +16,7 @@ from engine_agent.protocol.states import EngineState
 from fleet.models import Disruption, NodeReport
 from fleet.planning.faults.liveness import status_in_force
 from fleet.planning.load.counters import CellCounters
+from fleet.planning.markets import Markets, parse_markets
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, MemberView, NodeView, ProviderStatus, ReportView, StepWindow
 from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction
@@ -42,7 +43,7 @@ def _epoch(column: str) -> str:
 
 _NODES = (
     *("id", "region_id", "instance_type_id", "state", _epoch("created_at"), _epoch("state_since"), "cordoned"),
-    *("topology::text", _epoch("spare_since"), "fingerprint::text", "cordoned_for_notice"),
+    *("topology::text", _epoch("spare_since"), "fingerprint::text", "cordoned_for_notice", "markets::text"),
 )
 # A member is never left out: planners look up every node that a cell names. Nor is a machine that may still run.
 _NODE_KEPT = """state <> 'retired' OR terminated_at IS NULL
@@ -215,7 +216,7 @@ class FleetCache:
     def _node_view(self, node: str, row: Row) -> NodeView:
         """Without what its provider said."""
         region, instance_type, state, created_at, state_since, cordoned, topology, *rest = row
-        spare_since, fingerprint, cordoned_for_notice = rest
+        spare_since, fingerprint, cordoned_for_notice, markets = rest
         reported, order = self._reports.rows.get(node), self._orders.rows.get(node)
         software, digest = _software(fingerprint)
         return NodeView(
@@ -232,6 +233,7 @@ class FleetCache:
             spare_since=_time_or_none(spare_since),
             ordered=None if order is None else ProviderAction(order[0]),
             unit="" if order is None else order[1],
+            markets=_markets(markets),
             fingerprint=digest,
             software=software,
         )
@@ -290,3 +292,8 @@ def _software(stated: str) -> tuple[Fingerprint, str]:
 @lru_cache(4096)
 def _topology(stated: str) -> tuple[str, ...]:
     return tuple(json.loads(stated))
+
+
+@lru_cache
+def _markets(stated: str) -> Markets:
+    return parse_markets(json.loads(stated))

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from fleet.models import CloudNotice, Deployment, DeploymentRegion, Region, Rollout
 from fleet.planning.machines import POOLED
+from fleet.planning.markets import InvalidMarkets, parse_markets
 from fleet.planning.policy import InvalidPolicy
 from fleet.planning.provider_limits import provider_limits
 from fleet.planning.settings import FleetSettings
@@ -126,7 +127,7 @@ def _deployment(row: Deployment, wanted: dict[str, int], versions: dict[str, Mod
     """Something in it that makes no sense is its problem alone, and must not stop the planning of others."""
     try:
         return _valid_deployment(row, wanted, versions)
-    except (InvalidVersion, InvalidPolicy) as wrong:
+    except (InvalidVersion, InvalidPolicy, InvalidMarkets) as wrong:
         return DeploymentView(
             name=row.name,
             instance_type=row.instance_type_id,
@@ -152,6 +153,7 @@ def _valid_deployment(row: Deployment, wanted: dict[str, int], versions: dict[st
         version=row.model_version.reference,
         others={name: version_view(other, row.instance_type_id) for name, other in versions.items()},
         policy=row.policy(),
+        markets=parse_markets(row.markets),
     )
 
 

@@ -5,6 +5,7 @@ A machine proves itself with one nonce for as long as it is there: whatever else
 gets nothing for it.
 """
 
+import threading
 from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
@@ -18,12 +19,18 @@ from fleet.planning.presence import ENDED
 from fleet.planning.states import MachineRole, MachineState
 from fleet.providers.aws.caller_identity import StsSilent, caller_arn, sts_host, sts_url
 from kernel.events import event_record
+from kernel.outside import done_outside, refuse_inside_transaction
 from kernel.secrets import secret_issue
 from kernel.tones import Tone
 
 PROVIDER = "aws"
 TICKET_FOR = timedelta(minutes=15)
 RETRY_AFTER_S = 10
+AT_ONCE = 16
+"""Of one web process, each of which waits for STS."""
+WAIT_S = 3.0
+
+_asking = threading.BoundedSemaphore(AT_ONCE)
 
 
 class NotYet(Exception):
@@ -43,10 +50,7 @@ def machine_attest(body: bytes, *, now: datetime) -> str:
     regions = list(CloudRegion.objects.filter(aws_region=proof.region))
     if not regions:
         raise ProofRefused(f"no region of this fleet is in {proof.region}")
-    try:
-        caller = read_caller(caller_arn(proof, sts_url(proof.region)))
-    except StsSilent as silence:
-        raise NotYet(str(silence)) from None
+    caller = read_caller(done_outside(("sts", body), lambda: _asked_sts(proof)))
     roles = {row.region_id: role for row in regions if (role := _role(row, caller)) is not None}
     if not roles:
         raise ProofRefused(f"role {caller.role} of account {caller.account} is none of this fleet's in {proof.region}")
@@ -57,6 +61,19 @@ def machine_attest(body: bytes, *, now: datetime) -> str:
             raise _unknown(proof, caller)
         _check_may_join(machine, proof, roles.get(machine.region_id))
         return _ticket(machine, proof, now)
+
+
+def _asked_sts(proof: Proof) -> str:
+    """Whose keys signed. Not inside a transaction: whoever sends proofs would hold connections to the database."""
+    refuse_inside_transaction("a question to STS")
+    if not _asking.acquire(timeout=WAIT_S):
+        raise NotYet("many machines prove themselves at this moment; try again")
+    try:
+        return caller_arn(proof, sts_url(proof.region))
+    except StsSilent as silence:
+        raise NotYet(str(silence)) from None
+    finally:
+        _asking.release()
 
 
 def servers() -> frozenset[str]:

@@ -14,7 +14,8 @@ from django.db import transaction
 from django.db.models import F
 
 from fleet.models import CapacityPool, CloudRegion, InstanceType
-from fleet.planning.pools import DECLARABLE, Market, moved
+from fleet.planning.markets import Market
+from fleet.planning.pools import DECLARABLE, moved
 from fleet.planning.states import CloudRegionState
 from fleet.providers.aws.launch import usage_class
 from fleet.services.provider_call import launches_hurry

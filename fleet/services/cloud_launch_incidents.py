@@ -4,7 +4,8 @@ that a cloud refuses. Closed once machines of that type come again, or nobody ha
 from datetime import datetime, timedelta
 
 from fleet.models import CloudRegion, Incident, LaunchAttempt
-from fleet.planning.pools import LaunchOutcome, Market
+from fleet.planning.markets import Market
+from fleet.planning.pools import LaunchOutcome
 from fleet.planning.states import IncidentState
 from fleet.providers.aws.errors import quota_name
 from fleet.services.incident import incident_open, incidents_close

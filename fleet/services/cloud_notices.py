@@ -13,8 +13,8 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from fleet.models import CapacityPool, CloudNotice, CloudRegion, Machine, Node
+from fleet.planning.markets import Market
 from fleet.planning.notice_evidence import Said
-from fleet.planning.pools import Market
 from fleet.planning.presence import ENDED
 from fleet.planning.states import MachineState, NoticeKind, NoticeSource
 from fleet.providers.aws.calls import CallFailed

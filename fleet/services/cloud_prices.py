@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from django.db.models import Q, QuerySet
 
 from fleet.models import CapacityPool, CloudRegion, Machine
-from fleet.planning.pools import Market
+from fleet.planning.markets import Market
 from fleet.planning.states import MachineState
 from fleet.providers.aws.calls import CallFailed
 from fleet.providers.aws.prices import on_demand_prices, spot_prices

@@ -1,6 +1,6 @@
 """Changes what a deployment should be. The reconciler brings the fleet there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +12,9 @@ from engine_agent.protocol.states import ServingClass
 from fleet.models import Deployment, DeploymentRegion, Region
 from fleet.planning.emptying import emptied_regions
 from fleet.planning.load.slo import InvalidObjective, parse_objective
+from fleet.planning.markets import InvalidMarkets, parse_markets, stored
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
+from fleet.planning.provider_limits import provider_limits
 from fleet.planning.states import CellState
 from fleet.selectors.model_version import version_fit
 from fleet.selectors.rollout import ACTIVE
@@ -28,7 +30,7 @@ CELLS_PER_REGION_MAX = 1000
 
 EVACUATE_RULE = "evacuate-region"
 """The rule for whatever empties a region: its evacuation, fixed shares, and scaling it down."""
-CHANGEABLE = ("serving_class", "drain_deadline_s", "update_policy", "slo")
+CHANGEABLE = ("serving_class", "drain_deadline_s", "update_policy", "slo", "markets")
 
 
 def deployment_create(
@@ -46,7 +48,8 @@ def deployment_create(
     of `CHANGEABLE`.
 
     Raises:
-        InvalidInput: an unknown version, instance type or region, a version that does not fit, a broken policy.
+        InvalidInput: an unknown version, instance type, region or market, a version that does not fit, a broken policy,
+            markets for a region that has none.
         Conflict: the name is taken, or the version was retired meanwhile.
     """
     kind = instance_type_named(instance_type)
@@ -55,6 +58,9 @@ def deployment_create(
     if "update_policy" in columns:
         columns["update_policy"] = _policy(columns["update_policy"], UpdatePolicy())
     _check_objective(columns.get("slo", {}), columns.get("serving_class", ServingClass.REALTIME))
+    if "markets" in columns:
+        columns["markets"] = _markets(columns["markets"])
+        _check_regions_have_markets(columns["markets"], cells)
     try:
         with transaction.atomic():
             version_hold(version_id=version.pk, allow_unreleased=allow_unreleased)
@@ -75,7 +81,7 @@ def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -
     """Change what is given of `CHANGEABLE`; of the update policy and the SLO, what is not stated stays.
 
     Raises:
-        InvalidInput: a broken policy.
+        InvalidInput: a broken policy, an unknown market, or markets for a region that has none.
     """
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(name=name)
@@ -84,6 +90,9 @@ def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -
         if "slo" in columns:
             columns["slo"] = {**deployment.slo, **columns["slo"]}
             _check_objective(columns["slo"], columns.get("serving_class", deployment.serving_class))
+        if "markets" in columns:
+            columns["markets"] = _markets(columns["markets"])
+            _check_regions_have_markets(columns["markets"], _cells_of(deployment))
         changed = {column: value for column, value in columns.items() if getattr(deployment, column) != value}
         for column, value in changed.items():
             setattr(deployment, column, value)
@@ -138,6 +147,31 @@ def _check_objective(stated: Mapping[str, Any], serving_class: str) -> None:
         raise InvalidInput(field=f"slo.{wrong.field}", rule="objective", message=str(wrong)) from None
 
 
+def _markets(stated: Sequence[str]) -> list[str]:
+    try:
+        return stored(parse_markets(stated))
+    except InvalidMarkets as wrong:
+        raise InvalidInput(field="markets", rule="market", message=str(wrong)) from None
+
+
+def _cells_of(deployment: Deployment) -> dict[str, int]:
+    return dict(DeploymentRegion.objects.filter(deployment=deployment).values_list("region_id", "cells"))
+
+
+def _check_regions_have_markets(markets: Sequence[str], cells: Mapping[str, int]) -> None:
+    """Where machines are bought in no market, a deployment that insists on some would wait for ever."""
+    if not markets:
+        return
+    wanted = [region for region, count in cells.items() if count]
+    for region, provider in Region.objects.filter(name__in=wanted).order_by("name").values_list("name", "provider"):
+        if not provider_limits(provider).has_markets:
+            message = (
+                f"machines of {region} (provider {provider}) are bought in no market, so none could be used with "
+                f"markets {', '.join(markets)}; state no markets, or no cells there"
+            )
+            raise InvalidInput(field="markets", rule="provider", message=message)
+
+
 def _record(deployment: Deployment, what: str, message: str, actor: str, now: datetime, **detail: Any) -> None:
     event_record(
         kind=f"deployment.{what}",
@@ -159,11 +193,13 @@ def deployment_scale(*, name: str, cells: Mapping[str, int], actor: str, now: da
     Returns False, and writes nothing, if that is what they have already.
 
     Raises:
-        InvalidInput: an unknown region, or a number outside 0 … `CELLS_PER_REGION_MAX`.
+        InvalidInput: an unknown region, a number outside 0 … `CELLS_PER_REGION_MAX`, or cells where there are no
+            markets though the deployment states some.
     """
     deployment = Deployment.objects.select_for_update().get(name=name)
     _check_cells(cells)
-    before = dict(DeploymentRegion.objects.filter(deployment=deployment).values_list("region_id", "cells"))
+    _check_regions_have_markets(deployment.markets, cells)
+    before = _cells_of(deployment)
     changed = {region: count for region, count in cells.items() if before.get(region) != count}
     for region, count in sorted(changed.items()):
         DeploymentRegion.objects.update_or_create(deployment=deployment, region_id=region, defaults={"cells": count})
@@ -193,7 +229,7 @@ def deployment_scale_or_request(*, name: str, cells: Mapping[str, int], actor: s
     """
     _check_cells(cells)
     deployment = Deployment.objects.select_for_update().get(name=name)
-    before = dict(DeploymentRegion.objects.filter(deployment=deployment).values_list("region_id", "cells"))
+    before = _cells_of(deployment)
     emptied = emptied_regions(before, cells)
     if not emptied or not requires_approval(EVACUATE_RULE):
         return deployment_scale(name=name, cells=cells, actor=actor, now=now)

@@ -9,6 +9,7 @@ from engine_agent.protocol.watchdog import LateWakeUp
 from fleet.models import Incident
 from fleet.planning.states import IncidentState
 from fleet.services.incident import incident_open, incidents_close
+from kernel.ages import age_text
 from kernel.control_standing import LATE_AFTER_S, STALE_AFTER_S, LoopAge
 from kernel.loop_passes import control_standing
 
@@ -41,7 +42,7 @@ def _open(loop: LoopAge, now: datetime) -> None:
     incident_open(
         kind=KIND,
         subject=loop.loop,
-        summary=f"{loop.loop} has made no whole pass for {loop.age_s:.0f} s: nothing that it decides is decided",
+        summary=f"{loop.loop} has made no whole pass for {age_text(loop.age_s)}: nothing that it decides is decided",
         evidence={"last_pass_s": round(loop.age_s, 1), "last_pass_took_s": round(loop.took_s, 3)},
         now=now,
     )

@@ -16,6 +16,7 @@ from engine_agent.protocol.states import AgentKind
 from fleet.models import Cell, CellMember, InstanceType, Node, NodeReport, Region
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode, StartCell
 from fleet.planning.fault_rules import Rule
+from fleet.planning.markets import stored
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import NODE_ALLOWED, NODE_TONE, CellState, NodeState, ProviderAction
 from fleet.providers import embedded_providers
@@ -118,6 +119,7 @@ def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
                 instance_type=instance_type,
                 state=NodeState.JOINING.value,
                 reason=decision.reason,
+                markets=stored(decision.markets),
                 created_at=now,
                 state_since=now,
             )
@@ -170,6 +172,8 @@ def machine_store(*, node: str, machine: Machine) -> None:
                 rows.filter(port_base=None).update(address=machine.address, port_base=machine.port_base)
             if machine.topology:
                 rows.update(topology=list(machine.topology))
+            if machine.market:
+                rows.update(markets=[machine.market])
     except IntegrityError:
         raise Conflict(f"another node has the ports {machine.address}:{machine.port_base}") from None
 

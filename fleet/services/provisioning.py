@@ -185,6 +185,7 @@ def _launch_spec(call: ProviderCall, bundle: str, release: str) -> LaunchSpec:
         bundle=bundle,
         instance_type=node.instance_type_id,
         near=tuple(call.near),
+        markets=tuple(node.markets),
         release=release,
         unit=call.unit,
     )

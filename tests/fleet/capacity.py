@@ -3,7 +3,7 @@
 from typing import Any
 
 from fleet.models import CapacityPool, CloudRegion, InstanceType, Region
-from fleet.planning.pools import Market
+from fleet.planning.markets import Market
 
 TYPE = "trn1.32xlarge"
 

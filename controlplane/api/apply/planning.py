@@ -6,11 +6,12 @@ speaks of is not touched, so nothing is ever deleted by omission. Whether a step
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from fleet.planning.markets import InvalidMarkets, parse_markets
 from fleet.planning.placement.warm_spares import InvalidWarmSpares, parse_warm_spares
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
 from traffic.planning.traffic_policy import InvalidTrafficPolicy, TrafficPolicy, parse_traffic_policy
@@ -198,13 +199,17 @@ def _changes(spec: Mapping[str, Any], current: Mapping[str, Any], stated: Mappin
             yield Change(field, current[field], spec[field])
 
 
+_PARSED: Mapping[str, Callable[[Any], Any]] = {"spares": parse_warm_spares, "markets": parse_markets}
+
+
 def _says_the_same(field: str, one: Any, other: Any) -> bool:
-    """Spares can be stated as a number or in full."""
-    if field != "spares":
+    """Spares can be stated as a number or in full, and markets in any order."""
+    if field not in _PARSED:
         return bool(one == other)
+    parse = _PARSED[field]
     try:
-        return parse_warm_spares(one) == parse_warm_spares(other)
-    except InvalidWarmSpares:
+        return bool(parse(one) == parse(other))
+    except (InvalidWarmSpares, InvalidMarkets):
         return False  # its service reports what is wrong
 
 

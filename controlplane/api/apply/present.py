@@ -66,6 +66,7 @@ def _deployments(names: set[str]) -> dict[str, Stated]:
             "drain_deadline_s": row.drain_deadline_s,
             "update_policy": row.update_policy,
             "slo": row.slo,
+            "markets": row.markets,
             "regions": {place.region_id: place.cells for place in row.regions.all()},
             "_target": targets.get(row.name, row.model_version.reference),
         }

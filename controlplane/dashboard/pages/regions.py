@@ -1,6 +1,8 @@
-"""The page of one region, and what its forms change: which pools of capacity are used, and in what order."""
+"""The page of one region, and what its forms change: which pools of capacity are used,
+in what order, and which images machines move to."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from django.http import Http404
@@ -12,15 +14,19 @@ from controlplane.dashboard.selectors.events import EventList, region_events
 from controlplane.dashboard.selectors.region_tree import RegionTree, region_tree
 from controlplane.dashboard.selectors.regions import (
     RegionHead,
+    RegionImages,
     RegionPools,
     region_find,
     region_head,
+    region_images,
     region_pools,
 )
 from fleet.api.capacity_pool import DeclarePoolSerializer
-from fleet.models import CapacityPool, Region
-from fleet.planning.pools import Market
+from fleet.api.image_move import AskImageSerializer
+from fleet.models import CapacityPool, ImageMove, Region
+from fleet.planning.markets import Market
 from fleet.services.capacity_pool import NewPool, pool_change, pool_declare, pool_delete, pool_resume
+from fleet.services.cloud_images import image_ask, image_back
 
 EVENTS_OF_ONE_REGION = 30
 
@@ -44,6 +50,10 @@ def _pools(request: PageRequest) -> RegionPools:
     return region_pools(request.once(_region), request.now)
 
 
+def _images(request: PageRequest) -> RegionImages:
+    return region_images(request.once(_region))
+
+
 def _tree(request: PageRequest) -> RegionTree:
     return region_tree(request.once(_region))
 
@@ -60,6 +70,7 @@ REGION = Page(
         Fragment(
             "region-pools", "Pools of capacity", ("regions:{key}", "machines"), "dashboard/regions/pools.html", _pools
         ),
+        Fragment("region-images", "Images", ("regions:{key}",), "dashboard/regions/images.html", _images),
         Fragment("region-tree", "Where its nodes are", ("nodes", "cells"), "dashboard/regions/tree.html", _tree),
         Fragment("region-events", "Events", ("events",), "dashboard/events/list.html", _events),
     ),
@@ -117,3 +128,25 @@ def pool_add_action(form: Submission, region: Region) -> None:
     body = form.valid(DeclarePoolSerializer, "instance_type", "market", "zone", "max_price", region=region.pk)
     new = NewPool(region.pk, body["instance_type"], body["zone"], Market(body["market"]), body["max_price"])
     pool_declare(new, actor=form.actor, now=form.now)
+
+
+def _move(region: str, move_id: int) -> ImageMove:
+    move = ImageMove.objects.filter(region_id=storable(region), pk=move_id).first()
+    if move is None:
+        raise Http404(f"There is no move {move_id} to another image in {region!r}.")
+    return move
+
+
+def _images_of(region: str) -> str:
+    return f"{reverse('region', args=(region,))}#region-images"
+
+
+@action(replace(REGION_TARGET, url=lambda region: _images_of(region.pk)))
+def image_move_action(form: Submission, region: Region) -> None:
+    body = form.valid(AskImageSerializer, "instance_type", "image", "why", region=region.pk)
+    image_ask(region.pk, body["instance_type"], body["image"], actor=form.actor, now=form.now, why=body["why"])
+
+
+@action(Target(noun="move", find=_move, name=str, url=lambda move: _images_of(move.region_id)))
+def image_back_action(form: Submission, move: ImageMove) -> None:
+    image_back(move.pk, actor=form.actor, now=form.now)

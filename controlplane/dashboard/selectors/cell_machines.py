@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from controlplane.dashboard.selectors.cells import CellRow, MemberRow
-from fleet.models import CapacityPool, Machine
-from fleet.planning.pools import Market, UnitView, fits
+from fleet.models import CapacityPool, Deployment, Machine
+from fleet.planning.markets import Market, parse_markets
+from fleet.planning.pools import UnitView, fits
 from fleet.selectors.machine import machines_described, notices_of
 
 
@@ -40,7 +41,7 @@ class CellMachines:
 
 
 def cell_machines(row: CellRow, now: datetime) -> CellMachines:
-    """In three queries."""
+    """In four queries."""
     names = [member.node.pk for member in row.members]
     machines = {machine.runs: machine for machine in machines_described().filter(runs__in=names)}
     rows = tuple(_machine(member, machines.get(member.node.pk), now) for member in row.members)
@@ -65,7 +66,9 @@ def _pools(row: CellRow, machines: tuple[CellMachine, ...], now: datetime) -> tu
         for pool in CapacityPool.objects.filter(region_id=node.region_id, instance_type_id=node.instance_type_id)
     }
     near = tuple(node.topology)
-    unit = UnitView("", node.region_id, node.instance_type_id, 1, frozenset(Market), near)
+    stated = Deployment.objects.values_list("markets", flat=True).get(pk=row.cell.deployment_id)
+    markets = parse_markets(stated) or frozenset(Market)
+    unit = UnitView("", node.region_id, node.instance_type_id, 1, markets, near)
     used = {(one.machine.market, one.machine.zone, one.machine.reservation) for one in machines if one.machine}
     return tuple(
         PoolLine(

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from fleet.models import CapacityPool, CloudRegion, Region
-from fleet.planning.pools import DECLARABLE, Market, UnitView, fits, pool_state
+from fleet.models import CapacityPool, CloudRegion, ImageMove, Region
+from fleet.planning.images import IMAGE_TONE, ImageState
+from fleet.planning.markets import Market
+from fleet.planning.pools import DECLARABLE, UnitView, fits, pool_state
 from fleet.planning.states import POOL_TONE, CellState, CloudRegionState, NodeState, PoolState
 from fleet.selectors.capacity_pool import pools_in_order
 from fleet.selectors.cell import cell_counts_by_region
@@ -51,6 +53,24 @@ class PoolsOfType:
 
 
 @dataclass(frozen=True, slots=True)
+class ImagesOfType:
+    """The images that the pools of a type have, and the newest move from them; None: there was none."""
+
+    instance_type: str
+    images: tuple[str, ...]
+    move: ImageMove | None
+    tone: Tone
+    is_under_way: bool
+    may_turn_back: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RegionImages:
+    region: str
+    types: tuple[ImagesOfType, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RegionPools:
     """Pools by instance type, each in the order in which they are tried."""
 
@@ -87,6 +107,29 @@ def region_pools(region: Region, now: datetime) -> RegionPools:
     types = tuple(_of_type(region.pk, kind, pools, now) for kind, pools in by_type.items())
     zones = sorted({zone for each in types for zone in each.zones})
     return RegionPools(region.pk, getattr(region, "cloud", None) is not None, types, tuple(zones))
+
+
+def region_images(region: Region) -> RegionImages:
+    """In two queries."""
+    moves = ImageMove.objects.filter(region_id=region.pk).order_by("instance_type_id", "-pk")
+    newest = {move.instance_type_id: move for move in moves.distinct("instance_type_id")}
+    by_type: dict[str, set[str]] = {}
+    for kind, image in CapacityPool.objects.filter(region_id=region.pk).values_list("instance_type_id", "image"):
+        by_type.setdefault(kind, set()).add(image)
+    types = tuple(_images(kind, images, newest.get(kind)) for kind, images in sorted(by_type.items()))
+    return RegionImages(region.pk, types)
+
+
+def _images(kind: str, images: set[str], move: ImageMove | None) -> ImagesOfType:
+    is_under_way = move is not None and move.ended_at is None
+    return ImagesOfType(
+        instance_type=kind,
+        images=tuple(sorted(images)),
+        move=move,
+        tone=IMAGE_TONE[ImageState(move.state)] if move else Tone.IDLE,
+        is_under_way=is_under_way,
+        may_turn_back=is_under_way and move is not None and move.state != ImageState.BACK,
+    )
 
 
 def _of_type(region: str, kind: str, pools: Sequence[CapacityPool], now: datetime) -> PoolsOfType:

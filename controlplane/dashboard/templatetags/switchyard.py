@@ -12,6 +12,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.selectors.traffic_shares import MatrixField
+from kernel import ages
 from kernel.access import Access, Role
 from kernel.tones import Tone
 
@@ -107,15 +108,8 @@ def matrix_field(field: MatrixField) -> SafeString:
 
 
 def age_text(age_s: float) -> str:
-    """In the largest unit of which there are two: `90 s`, `12 min`, `30 h`, `5 d`.
-
-    static/dashboard/ages.js says the same in the browser.
-    """
-    whole_s = max(0, int(age_s))
-    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if whole_s >= 2 * length_s:
-            return f"{whole_s // length_s}{THIN_SPACE}{unit}"
-    return f"{whole_s}{THIN_SPACE}s"
+    """As all of the control plane says it, with the space of pages."""
+    return ages.age_text(age_s, THIN_SPACE)
 
 
 def _number(value: object) -> float | None:

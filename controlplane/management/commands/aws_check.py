@@ -18,6 +18,7 @@ TO_MEND = (Verdict.DENIED, Verdict.MISSING)
 
 class Command(AuditedCommand):
     help = "Print this install's id on AWS, and per region what its account allows, lacks or denies."
+    one_transaction = False  # it calls AWS
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--region", default="", help="this one alone; else all regions of provider aws")

@@ -18,6 +18,7 @@ from fleet.planning.provider_limits import ProviderLimits
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, NodeView, ProviderStatus, ReportView
 from fleet.planning.states import CellState, NodeState, NoticeKind, ProviderAction
+from kernel.ages import age_text
 
 WATCHED = frozenset({NodeState.JOINING, NodeState.READY, NodeState.SUSPECT})
 BROKEN = frozenset({CellState.FAILED, CellState.LOST})
@@ -184,7 +185,7 @@ def _judge_joined(case: _Case) -> Decision | None:
         case.guards.take(case.node)
         return case.move(NodeState.LOST, verdict)
     if case.node.state is NodeState.READY:
-        return case.move(NodeState.SUSPECT, f"silent for {silence_s:.0f} s")
+        return case.move(NodeState.SUSPECT, f"silent for {age_text(silence_s)}")
     return None
 
 
@@ -198,7 +199,7 @@ def _loss_verdict(case: _Case) -> str:
         witness = witness or _failed_with_it(case) or _second_witness(case)
     if silence_s > case.settings.unreachable_after_s:
         witness = witness or _serves_nothing(case)
-    return f"silent for {silence_s:.0f} s, and {witness}" if witness else ""
+    return f"silent for {age_text(silence_s)}, and {witness}" if witness else ""
 
 
 def _failed_with_it(case: _Case) -> str:

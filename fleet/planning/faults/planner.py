@@ -34,6 +34,7 @@ from fleet.planning.reconcile.drains import drain_ended
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FleetView, IncidentView, NodeView, ReplacementView
 from fleet.planning.states import CellState, DisruptionCause, NodeState, NoticeKind, RolloutState
+from kernel.ages import age_text
 
 HALTED_WITH_S = 10.0
 """A rollout that moved on in the moment when its halt was decided is halted as well; one resumed later is not."""
@@ -141,8 +142,8 @@ def _report_held_back(work: _Pass, node: NodeView, verdict: str, why_not: str) -
 
 def _report_unreachable(work: _Pass, node: NodeView, silence_s: float) -> None:
     summary = (
-        f"Node {node.id}: no report for {silence_s:.0f} s, and nothing says that its machine is dead. Its agent cannot "
-        "reach the control plane, or has lost its credential: replace the node, or look at its agent.log"
+        f"Node {node.id}: no report for {age_text(silence_s)}, and nothing says that its machine is dead. Its agent "
+        "cannot reach the control plane, or has lost its credential: replace the node, or look at its agent.log"
     )
     evidence = {"provider": str(node.provider or ""), "connected": node.report.connected}
     _report_incident(work, IncidentKind.UNREACHABLE, node.id, summary, evidence, **_where(work, node))
@@ -207,7 +208,7 @@ def _close(work: _Pass) -> None:
         if known.node and (node is None or node.state is NodeState.RETIRED):
             work.decisions.append(CloseIncident(known.id, known.seen_at, f"{known.node} was retired"))
         elif gone_s > close_after_s and not is_held:
-            work.decisions.append(CloseIncident(known.id, known.seen_at, f"not seen for {gone_s:.0f} s"))
+            work.decisions.append(CloseIncident(known.id, known.seen_at, f"not seen for {age_text(gone_s)}"))
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------------

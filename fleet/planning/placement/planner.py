@@ -2,13 +2,15 @@
 
 Repairs come first and take the spares nearest to the nodes that stay. New cells then share what is not kept for
 repair: in the order of the requests where it is too little, else all at once, packed so that the total
-network distance is small. A cell that cannot be placed holds what it can use, so that it gets whole before later ones.
+network distance is small. Of repairs, and of new cells, those that may use fewer markets come first: others have more
+to choose from. A cell that cannot be placed holds what it can use, so that it gets whole before later ones.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fleet.planning.markets import ANY, Markets, strictest_first
 from fleet.planning.placement import reasons
 from fleet.planning.placement.distance import Path, failure_domain
 from fleet.planning.placement.local_search import pack_shortest
@@ -21,7 +23,8 @@ from fleet.planning.states import CellState
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """A cell needs `count` nodes beside those that stay. All must share `within` network nodes; 0: any number."""
+    """A cell needs `count` nodes beside those that stay, bought in these `markets`. All must share `within` network
+    nodes; 0: any number."""
 
     cell: str
     deployment: str
@@ -32,6 +35,7 @@ class PlacementRequest:
     within: int = 0
     engine: str = ""
     is_repair: bool = False
+    markets: Markets = ANY
 
     @property
     def pool(self) -> PoolKey:
@@ -75,33 +79,35 @@ class Placement:
 
     def place(self, orders: Sequence[PlacementRequest]) -> dict[str, PlacementResult]:
         """An result for each order, by cell."""
-        results: dict[str, PlacementResult] = {order.cell: self._repair(order) for order in orders if order.is_repair}
-        growth: dict[PoolKey, list[PlacementRequest]] = defaultdict(list)
+        repairs = sorted((one for one in orders if one.is_repair), key=lambda one: strictest_first(one.markets))
+        results: dict[str, PlacementResult] = {order.cell: self._repair(order) for order in repairs}
+        growth: dict[tuple[PoolKey, Markets], list[PlacementRequest]] = defaultdict(list)
         for order in orders:
             if not order.is_repair:
-                growth[order.pool].append(order)
-        for waiting in growth.values():
-            results |= self._grow(waiting)
+                growth[order.pool, order.markets].append(order)
+        for alike in sorted(growth, key=lambda alike: strictest_first(alike[1])):
+            results |= self._grow(growth[alike])
         return results
 
     def _repair(self, order: PlacementRequest) -> PlacementResult:
         """The nearest spares join. Where none may join those that stay, the whole cell moves elsewhere."""
         if order.staying:
-            tree = self.spares.tree(order.pool, order.engine)
+            tree = self._tree(order)
             staying = [self.spares.path(node, order.engine) for node in order.staying]
             nearest = join(tree, staying, order.count, self._ceiling(order))
             if nearest:
                 joined = self._hand_out(order, nearest[0])
                 reason = reasons.joined(order.staying, joined, tree.depth)
                 return Placed((*order.staying, *joined), reason)
-        return self._pack([order]).get(order.cell) or self._refuse(order, self.spares.count(order.pool))
+        return self._pack([order]).get(order.cell) or self._refuse(order, self.spares.count(order.pool, order.markets))
 
     def _grow(self, waiting: list[PlacementRequest]) -> dict[str, PlacementResult]:
         """As many at once as there are spares for, in their order. One without place holds what it can use."""
         results: dict[str, PlacementResult] = {}
         while waiting:
             pool = waiting[0].pool
-            allowed = max(0, self.spares.count(pool) - self._kept.get(pool, 0))
+            unkept = self.spares.count(pool) - self._kept.get(pool, 0)
+            allowed = max(0, min(unkept, self.spares.count(pool, waiting[0].markets)))
             admitted = _first_that_fit(waiting, allowed)
             placed = self._pack(admitted)
             results |= placed
@@ -112,12 +118,12 @@ class Placement:
         return results
 
     def _pack(self, orders: Sequence[PlacementRequest]) -> dict[str, PlacementResult]:
-        """Places for whole cells of one pool, for as many as there are; those of one engine together."""
+        """Places for whole cells of one pool and the same markets, for as many as there are; of one engine together."""
         placed: dict[str, PlacementResult] = {}
         for engine in sorted({order.engine for order in orders}):
             alike = [order for order in orders if order.engine == engine]
             drafts = [Draft(order.cell, order.deployment, order.size, self._ceiling(order)) for order in alike]
-            tree = self.spares.tree(alike[0].pool, engine)
+            tree = self._tree(alike[0])
             pack_shortest(tree, drafts, self._load)
             for order, draft in zip(alike, drafts, strict=True):
                 if draft.parts:
@@ -138,18 +144,19 @@ class Placement:
         for leaf, count in parts:
             nodes += leaf.nodes[:count]
             del leaf.nodes[:count]
-        self.spares.remove(order.pool, order.engine, nodes)
+        self.spares.remove(order.pool, order.engine, order.markets, nodes)
         return tuple(nodes)
 
     def _refuse(self, order: PlacementRequest, allowed: int) -> Refused:
         """Hold what the cell can use of the `allowed` spares, so that no later one takes it, and say what it lacks."""
-        tree = self.spares.tree(order.pool, order.engine)
+        tree = self._tree(order)
         together, near_enough = _largest(tree, tree.depth), _largest(tree, self._ceiling(order))
         seen = reasons.SpareCounts(
             free=tree.root.free,
             allowed=allowed,
             same_software=together.free if together else 0,
             near_enough=near_enough.free if near_enough else 0,
+            other_markets=self.spares.count(order.pool) - tree.root.free,
         )
         reason = reasons.refused(order.instance_type, order.count, order.staying, order.within, tree.depth, seen)
         parts = self._usable(order, tree, allowed)
@@ -170,6 +177,9 @@ class Placement:
         for leaf, taken in parts:
             leaf.take(taken)
         return parts
+
+    def _tree(self, order: PlacementRequest) -> TopologyTree:
+        return self.spares.tree(order.pool, order.engine, order.markets)
 
     def _ceiling(self, order: PlacementRequest) -> int:
         depth = self.spares.depth(order.pool)

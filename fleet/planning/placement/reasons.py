@@ -13,12 +13,14 @@ WAITS = "; waits: "
 @dataclass(frozen=True, slots=True)
 class SpareCounts:
     """The spares of a pool that a refusal counts: `free` for this cell if it may use `allowed` of them, the most that
-    run the same software, and the most that are also near enough together."""
+    run the same software, and the most that are also near enough together. `other_markets`: those that it may not use.
+    """
 
     free: int
     allowed: int
     same_software: int
     near_enough: int
+    other_markets: int = 0
 
 
 def placed(deployment: str, nodes: Sequence[NodeView], depth: int, left: int, others: int) -> str:
@@ -47,6 +49,15 @@ def joined(staying: Sequence[NodeView], joining: Sequence[NodeView], depth: int)
 
 def refused(kind: str, count: int, staying: Sequence[NodeView], within: int, depth: int, seen: SpareCounts) -> str:
     """What a cell needs that is not there: the first thing that is missing, with the number that there is."""
+    sentence = _lack(kind, count, staying, within, depth, seen)
+    if not seen.other_markets:
+        return sentence
+    are = "is of a market" if seen.other_markets == 1 else "are of markets"
+    others = _plural(seen.other_markets, "other spare")
+    return f"{sentence}; {seen.other_markets} {others} {are} that its deployment does not use"
+
+
+def _lack(kind: str, count: int, staying: Sequence[NodeView], within: int, depth: int, seen: SpareCounts) -> str:
     needs = f"needs {count} {kind}"
     if seen.free < count:
         return f"{needs}; {_spare(seen.free)}"

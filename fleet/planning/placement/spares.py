@@ -1,13 +1,15 @@
 """The spares of a pass: which nodes are free, which are taken or held for a cell, and what they would run.
 
-A pool is a region and an instance type. Which software must be the same in a cell depends on its engine, so there is
-a tree of spares for each pool and engine.
+A pool is a region and an instance type. Which software must be the same in a cell depends on its engine, and which
+spares it may use on the markets of its deployment, so there is a tree of spares for each pool, engine and choice of
+markets.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
 
 from engine_agent.protocol.states import EngineState
+from fleet.planning.markets import ANY, Markets, may_use
 from fleet.planning.placement.distance import Path, depth_of
 from fleet.planning.placement.topology_tree import TopologyTree, path_of
 from fleet.planning.snapshot import FleetView, NodeView
@@ -34,30 +36,30 @@ class Spares:
             pool: tuple(sorted(nodes, key=lambda node: (node.topology, node.id))) for pool, nodes in pools.items()
         }
         self._free = {pool: {node.id: node for node in nodes} for pool, nodes in self._all.items()}
-        self._trees: dict[tuple[PoolKey, str], TopologyTree] = {}
+        self._trees: dict[tuple[PoolKey, str, Markets], TopologyTree] = {}
         self._stacks: dict[tuple[str, str], str] = {}
 
     def of(self, pool: PoolKey) -> tuple[NodeView, ...]:
         """All spares of a pool in a stable order, whether this pass has taken them or not."""
         return self._all.get(pool, ())
 
-    def free(self, pool: PoolKey) -> tuple[NodeView, ...]:
-        """Those that no cell has taken and that are held for none."""
-        return tuple(self._free.get(pool, {}).values())
+    def free(self, pool: PoolKey, markets: Markets = ANY) -> tuple[NodeView, ...]:
+        """Those that no cell has taken and that are held for none, and that a deployment with these markets may use."""
+        return tuple(node for node in self._free.get(pool, {}).values() if may_use(markets, node.markets))
 
-    def count(self, pool: PoolKey) -> int:
+    def count(self, pool: PoolKey, markets: Markets = ANY) -> int:
         """Number of free ones."""
-        return len(self._free.get(pool, ()))
+        return len(self.free(pool, markets)) if markets else len(self._free.get(pool, ()))
 
     def depth(self, pool: PoolKey) -> int:
         """Levels of the pool's network."""
         return self._depth.get(pool, 1)
 
-    def tree(self, pool: PoolKey, engine: str) -> TopologyTree:
+    def tree(self, pool: PoolKey, engine: str, markets: Markets = ANY) -> TopologyTree:
         """The free spares by what they would run a cell of this engine with, and by their network nodes."""
-        key = (pool, engine)
+        key = (pool, engine, markets)
         if key not in self._trees:
-            free = self._free.get(pool, {}).values()
+            free = self.free(pool, markets)
             self._trees[key] = TopologyTree(((self.path(node, engine), node) for node in free), self.depth(pool) + 1)
         return self._trees[key]
 
@@ -74,11 +76,11 @@ class Spares:
             self._stacks[key] = node.stack(engine)
         return self._stacks[key]
 
-    def remove(self, pool: PoolKey, engine: str, nodes: Iterable[NodeView]) -> None:
-        """These are taken or held. The tree of this engine knows it already; those of others are built anew."""
+    def remove(self, pool: PoolKey, engine: str, markets: Markets, nodes: Iterable[NodeView]) -> None:
+        """These are taken or held. The tree that they are from knows it already; other ones are built anew."""
         for node in nodes:
             del self._free[pool][node.id]
-        for key in [key for key in self._trees if key[0] == pool and key[1] != engine]:
+        for key in [key for key in self._trees if key[0] == pool and key[1:] != (engine, markets)]:
             del self._trees[key]
 
 

@@ -2,44 +2,33 @@
 
 Buys the machines of a whole cell together, and others near what waits for a node where it can. It never takes a machine
 out of a cell, and never buys without a bound. Orders that nobody needs any more are taken back.
-In a region whose machines are a pool of its own, every free one becomes a spare.
+In a region whose machines are a pool of its own, every free one becomes a spare. What is bought for a deployment is
+bought in its markets, and what is kept warm in those that all deployments of its type in the region may use.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from fleet.planning.decisions import Decision, LaunchNodes, RetireNode
 from fleet.planning.fault_rules import NEEDS_OPERATOR
+from fleet.planning.markets import ANY, Markets, wanted_by_all
 from fleet.planning.placement.distance import Path
+from fleet.planning.placement.market_shares import MarketShare, Need, Warm, WholeCell, market_shares
 from fleet.planning.placement.planner import Placed, PlacementRequest, PlacementResult
 from fleet.planning.placement.spares import PoolKey, Spares, is_idle
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, NodeView
 from fleet.planning.states import NodeState, ProviderAction
+from kernel.ages import age_text
 
 ENDED = frozenset({NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED})
 """Machines to end. A retired one that the snapshot shows may still run."""
 
 
-@dataclass(frozen=True, slots=True)
-class WholeCell:
-    """A cell without a node. Of its `size`, `short` are missing below `near`: the others are spares held for it."""
-
-    size: int
-    short: int
-    near: Path
-
-
-@dataclass
-class Need:
-    """What the cells of a pool need: `nodes` in all, and of these `missing` ones below which network nodes. `whole`:
-    the cells among those that lack some which could start anywhere, in the order in which they get theirs."""
-
-    nodes: int = 0
-    missing: Counter[Path] = field(default_factory=Counter)
-    whole: list[WholeCell] = field(default_factory=list)
+Needs = dict[Markets, Need]
+"""What the cells of a pool need, by the markets that their deployments may use."""
 
 
 @dataclass
@@ -50,11 +39,11 @@ class Stock:
     coming: list[NodeView] = field(default_factory=list)
 
 
-def needs(orders: Iterable[PlacementRequest], results: Mapping[str, PlacementResult]) -> dict[PoolKey, Need]:
+def needs(orders: Iterable[PlacementRequest], results: Mapping[str, PlacementResult]) -> dict[PoolKey, Needs]:
     """What was requested, whether it was there or not."""
-    by_pool: dict[PoolKey, Need] = defaultdict(Need)
+    by_pool: dict[PoolKey, Needs] = defaultdict(lambda: defaultdict(Need))
     for order in orders:
-        result, need = results[order.cell], by_pool[order.pool]
+        result, need = results[order.cell], by_pool[order.pool][order.markets]
         if isinstance(result, Placed):
             need.nodes += sum(node not in order.staying for node in result.nodes)
         else:
@@ -66,7 +55,7 @@ def needs(orders: Iterable[PlacementRequest], results: Mapping[str, PlacementRes
 
 
 def plan_supply(
-    fleet: FleetView, settings: FleetSettings, now: datetime, spares: Spares, wanted: Mapping[PoolKey, Need]
+    fleet: FleetView, settings: FleetSettings, now: datetime, spares: Spares, wanted: Mapping[PoolKey, Needs]
 ) -> list[Decision]:
     """Retire lost nodes that no cell holds, launch what is missing, give back what is not needed."""
     members = {member.node for cell in fleet.cells.values() for member in cell.members}
@@ -89,40 +78,55 @@ def plan_supply(
         (region.name, kind) for region in fleet.regions.values() for kind in (*region.spares, *(region.free or ()))
     }
     for pool in sorted(pools | set(wanted)):
-        free = fleet.regions[pool[0]].free
+        free, needed = fleet.regions[pool[0]].free, wanted.get(pool, {})
         if free is not None:
-            decisions += _take_free(fleet, pool, free.get(pool[1], 0), stock[pool], wanted.get(pool, Need()), settings)
+            decisions += _take_free(fleet, pool, free.get(pool[1], 0), stock[pool], needed, settings)
             continue
-        warm = max(0, fleet.regions[pool[0]].spares.get(pool[1], 0) - suspect[pool])
-        decisions += _supply(pool, warm, spares, stock[pool], wanted.get(pool, Need()), settings, now)
+        count = max(0, fleet.regions[pool[0]].spares.get(pool[1], 0) - suspect[pool])
+        warm = Warm(count, _warm_markets(fleet, pool) if count else ANY)
+        shares = market_shares(needed, warm, spares.free(pool), stock[pool].coming)
+        decisions += _supply_all(pool, shares, stock[pool].nodes, settings, now)
     return decisions
 
 
+def _warm_markets(fleet: FleetView, pool: PoolKey) -> Markets:
+    """A warm spare should do for every deployment that may need it."""
+    there = (spec for spec in fleet.deployments.values() if spec.instance_type == pool[1])
+    return wanted_by_all([spec.markets for spec in there if spec.cells_wanted.get(pool[0], 0) > 0])
+
+
+def _supply_all(
+    pool: PoolKey, shares: Iterable[MarketShare], there: int, settings: FleetSettings, now: datetime
+) -> Iterator[Decision]:
+    """Share by share. Only the last one, of any market, may have too much, so nothing is launched after a return."""
+    most = settings.launches_per_pass
+    for share in shares:
+        for decision in _supply(pool, share, there, most, settings, now):
+            if isinstance(decision, LaunchNodes):
+                there, most = there + decision.count, most - decision.count
+            yield decision
+
+
 def _supply(
-    pool: PoolKey,
-    warm: int,
-    spares: Spares,
-    stock: Stock,
-    need: Need,
-    settings: FleetSettings,
-    now: datetime,
+    pool: PoolKey, share: MarketShare, there: int, most: int, settings: FleetSettings, now: datetime
 ) -> Iterable[Decision]:
-    there, coming = len(spares.of(pool)), len(stock.coming)
-    lacking = need.nodes + warm - there - coming
-    misfits = spares.count(pool) - warm
-    hoped = need.missing.total() - coming
-    reason = f"{need.nodes} needed in cells and {warm} warm, {there} spare and {coming} on their way"
-    if hoped > max(lacking, 0) and misfits < settings.misfits_kept:
-        lacking = min(hoped, max(lacking, 0) + settings.misfits_kept - max(misfits, 0))
-        reason += f", {max(misfits, 0)} of them where they fit no cell"
+    need, warm, coming = share.need, share.warm, len(share.coming)
+    missing = need.missing.total()
+    spare = need.nodes - missing + len(share.free)
+    lacking = need.nodes + warm - spare - coming
+    hoped = missing - coming
+    reason = f"{need.nodes} needed in cells and {warm} warm, {spare} spare and {coming} on their way"
+    if hoped > max(lacking, 0) and share.misfits < settings.misfits_kept:
+        lacking = min(hoped, max(lacking, 0) + settings.misfits_kept - max(share.misfits, 0))
+        reason += f", {max(share.misfits, 0)} of them where they fit no cell"
     if lacking > 0:
-        return _launch(pool, lacking, reason, stock, need, settings.launches_per_pass)
-    cancelled = list(_take_back(stock.coming, min(-lacking, -hoped), settings, now))
-    return [*cancelled, *_give_back(spares.free(pool), -lacking - len(cancelled), settings, now)]
+        return _launch(pool, lacking, reason, there, share, most) if most > 0 else ()
+    cancelled = list(_take_back(share, min(-lacking, -hoped), settings, now))
+    return [*cancelled, *_give_back(share.free, -lacking - len(cancelled), settings, now)]
 
 
 def _take_free(
-    fleet: FleetView, pool: PoolKey, free: int, stock: Stock, need: Need, settings: FleetSettings
+    fleet: FleetView, pool: PoolKey, free: int, stock: Stock, needed: Needs, settings: FleetSettings
 ) -> Iterable[Decision]:
     """Every free machine of a region's own pool becomes a spare: it costs nothing more, and none is given back."""
     ordered = sum(
@@ -132,63 +136,72 @@ def _take_free(
     count = min(free - ordered, settings.launches_per_pass)
     if count <= 0:
         return ()
-    return _launch_singly(pool, count, f"{free} machines of its pool are free", stock, need.missing)
+    missing = sum((need.missing for need in needed.values()), Counter[Path]())
+    reason = f"{free} machines of its pool are free"
+    return _launch_singly(pool, count, reason, stock.nodes, stock.coming, missing)
 
 
-def _launch(pool: PoolKey, count: int, reason: str, stock: Stock, need: Need, most: int) -> Iterator[Decision]:
+def _launch(pool: PoolKey, count: int, reason: str, there: int, share: MarketShare, most: int) -> Iterator[LaunchNodes]:
     """Those of whole cells together, as far as so many are lacking, the others singly and first: growth keeps no repair
     waiting. At most `most`, unless one cell alone is larger."""
-    missing, units = Counter(need.missing), Counter[int]()
-    repairs = max(0, missing.total() - sum(cell.short for cell in need.whole) - len(stock.coming))
+    need, missing, units = share.need, Counter(share.need.missing), Counter[int]()
+    repairs = max(0, missing.total() - sum(cell.short for cell in need.whole) - len(share.coming))
     for cell in need.whole:
         if cell.size <= count - repairs:
             units[cell.size] += 1
             count -= cell.size
             missing[cell.near] -= cell.short
     singly = min(count, most)
-    yield from _launch_singly(pool, singly, reason, stock, missing)
-    left, there = most - singly, stock.nodes + singly
+    yield from _launch_singly(pool, singly, reason, there, share.coming, missing, share.markets)
+    left, there = most - singly, there + singly
     for size, wanted in sorted(units.items()):
         number = min(wanted, max(left // size, left == most))
         if number > 0:
-            yield LaunchNodes(*pool, size * number, f"{reason}; {size} together for a cell", there, unit=size)
+            why = f"{reason}; {size} together for a cell"
+            yield LaunchNodes(*pool, size * number, why, there, unit=size, markets=share.markets)
         left, there = left - size * number, there + size * number
 
 
 def _launch_singly(
-    pool: PoolKey, count: int, reason: str, stock: Stock, missing: Mapping[Path, int]
-) -> Iterator[Decision]:
+    pool: PoolKey,
+    count: int,
+    reason: str,
+    there: int,
+    coming: Sequence[NodeView],
+    missing: Mapping[Path, int],
+    markets: Markets = ANY,
+) -> Iterator[LaunchNodes]:
     """What waits for a node gets one near it, and then whatever else is lacking, anywhere."""
     requested: Counter[Path] = Counter()
     for near, wanted in missing.items():
-        coming = sum(node.topology[: len(near)] == near for node in stock.coming)
-        requested[near] += max(0, min(wanted - coming, count - requested.total()))
+        close = sum(node.topology[: len(near)] == near for node in coming)
+        requested[near] += max(0, min(wanted - close, count - requested.total()))
     requested[()] += count - requested.total()
-    there = stock.nodes
     for near, number in sorted(requested.items()):
         if number:
-            yield LaunchNodes(*pool, number, reason, there, near)
+            yield LaunchNodes(*pool, number, reason, there, near, markets=markets)
             there += number
 
 
-def _take_back(coming: Iterable[NodeView], count: int, settings: FleetSettings, now: datetime) -> Iterator[RetireNode]:
+def _take_back(share: MarketShare, count: int, settings: FleetSettings, now: datetime) -> Iterator[RetireNode]:
     """Orders of machines that are not there yet, the youngest first, and of a unit all or none."""
     units: dict[str, list[NodeView]] = defaultdict(list)
-    for node in coming:
-        if node.state is NodeState.JOINING and node.ordered is ProviderAction.LAUNCH:
+    for node in share.coming:
+        if node.state is NodeState.JOINING and node.ordered is ProviderAction.LAUNCH and node.unit not in share.split:
             units[node.unit or node.id].append(node)
     for nodes in sorted(units.values(), key=lambda nodes: (nodes[0].state_since, nodes[0].id), reverse=True):
         waited_s = (now - nodes[0].state_since).total_seconds()
         if len(nodes) <= count and waited_s >= settings.unneeded_order_kept_s:
             count -= len(nodes)
-            reason = f"nobody needs it any more, and it has waited {waited_s:.0f} s for its machine"
+            reason = f"nobody needs it any more, and it has waited {age_text(waited_s)} for its machine"
             yield from (RetireNode(node.id, node.state, reason) for node in nodes)
 
 
 def _give_back(spares: Iterable[NodeView], count: int, settings: FleetSettings, now: datetime) -> list[Decision]:
     old = [node for node in spares if _spare_for_s(node, now) > settings.surplus_after_s]
     return [
-        RetireNode(node.id, node.state, f"surplus spare for {_spare_for_s(node, now):.0f} s") for node in old[:count]
+        RetireNode(node.id, node.state, f"surplus spare for {age_text(_spare_for_s(node, now))}")
+        for node in old[:count]
     ]
 
 

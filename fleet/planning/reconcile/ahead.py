@@ -22,4 +22,5 @@ def order_ahead(cell: CellView, fleet: FleetView, notices: Notices) -> Placement
         within=version.within,
         engine=version.engine,
         is_repair=True,
+        markets=spec.markets,
     )

@@ -9,6 +9,7 @@ from fleet.planning.fingerprints import member_stacks
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, NodeState
+from kernel.ages import age_text
 
 DEAD = frozenset({NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED})
 RUNNING = frozenset({CellState.STARTING, CellState.READY, CellState.DRAINING})
@@ -55,7 +56,9 @@ def _judge_ready(cell: CellView, leader: NodeView, settings: FleetSettings) -> D
     if unhealthy_s <= settings.unhealthy_after_s:
         return None
     why = report.health_reason or "no reason given"
-    return _move(cell, CellState.FAILED, f"rank 0 on {leader.id} unhealthy for {unhealthy_s:.0f} s: {why}", leader.id)
+    return _move(
+        cell, CellState.FAILED, f"rank 0 on {leader.id} unhealthy for {age_text(unhealthy_s)}: {why}", leader.id
+    )
 
 
 def _judge_start(

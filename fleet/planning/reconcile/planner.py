@@ -138,6 +138,7 @@ def _order(work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, .
         within=spec.of(version).within,
         engine=spec.of(version).engine,
         is_repair=cell.state in BROKEN,
+        markets=spec.markets,
     )
 
 

@@ -15,6 +15,7 @@ from fleet.planning.rollout.waves import RolloutProgress, Stage
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FailedStart, Finding, FleetView, Verdict
 from fleet.planning.states import CellState, DisruptionCause, RolloutState
+from kernel.ages import age_text
 
 BAKE_STRETCH = 3.0
 """A bake that ends with too few samples goes on until so many times its length: traffic may only be thin."""
@@ -134,7 +135,7 @@ def _judge_wave(case: _Case) -> ChangeRollout | None:
         return _begin_bake(case, stage, target)
     stuck_s = case.listened_s(_last_progress(case))
     if stuck_s > rollout.policy.progress_deadline_s:
-        why = f"no progress for {stuck_s:.0f} s; {_waiting(case, stage, proven, target, unproven)}"
+        why = f"no progress for {age_text(stuck_s)}; {_waiting(case, stage, proven, target, unproven)}"
         return case.change(RolloutState.PAUSED, why)
     reason = _waiting(case, stage, proven, target, unproven)
     held = any(cell.state is not CellState.READY and _has_failed(case, cell) for cell in case.cells())

@@ -29,6 +29,7 @@ class Call:
     role: Role = Role.CONTROL
 
 
+_QUEUES = "the region's queue of notices, and the install's queues of requests"
 _OURS = "resources tagged switchyard:install = this install"
 
 
@@ -67,8 +68,8 @@ _CALLS = (
     ),
     Call("sts", "DecodeAuthorizationMessage", ("sts:DecodeAuthorizationMessage",)),
     *_plain("cloudformation", "cloudformation", "DescribeStacks", bound="the install's stacks"),
-    *_plain("sqs", "sqs", "ReceiveMessage", "GetQueueAttributes", bound="the region's queue of notices"),
-    Call("sqs", "DeleteMessageBatch", ("sqs:DeleteMessage",), "the region's queue of notices"),
+    *_plain("sqs", "sqs", "ReceiveMessage", "GetQueueAttributes", bound=_QUEUES),
+    Call("sqs", "DeleteMessageBatch", ("sqs:DeleteMessage",), _QUEUES),
     *_plain(
         "route53",
         "route53",
@@ -93,7 +94,8 @@ _CALLS = (
     *_plain("cloudwatch", "cloudwatch", "PutMetricData", bound="the namespace Switchyard"),
     *_plain("pricing", "pricing", "GetProducts"),
     *_plain("service-quotas", "servicequotas", "ListServiceQuotas"),
-    *_plain("s3", "s3", "GetObject", "PutObject", bound="control/ of the install's bucket"),
+    Call("s3", "GetObject", ("s3:GetObject",), "control/ of the install's bucket, and buckets of queues of requests"),
+    Call("s3", "PutObject", ("s3:PutObject",), "control/ of the install's bucket"),
     Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/ and control/ of the install's bucket"),
     Call("s3", "GetObject", ("s3:GetObject", "kms:Decrypt"), "artifacts/ of the install's bucket", Role.NODE),
     Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/ of the install's bucket", Role.NODE),

@@ -17,7 +17,8 @@ from fleet.models import CapacityPool, CloudRegion, ImageMove, InstanceType, Lau
 from fleet.planning.caps import WINDOW, Launch, LaunchCap, cap_refusal
 from fleet.planning.images import ImageState, takes_new
 from fleet.planning.launch_units import AttemptView, EndAttempt, KeepAttempt, WriteAttempt
-from fleet.planning.pools import LaunchOutcome, Market, PausePool, PoolView, Scope, UnitView, pauses
+from fleet.planning.markets import Market, parse_markets
+from fleet.planning.pools import LaunchOutcome, PausePool, PoolView, Scope, UnitView, pauses
 from fleet.planning.states import MachineRole, MachineState
 from fleet.providers.aws.launch import LaunchBase, Request, run_instances
 from fleet.providers.aws.user_data import Boot, user_data
@@ -31,8 +32,8 @@ CAP_RETRY_S = 3600.0
 
 
 def unit_view(unit: LaunchUnit, count: int, *, wanted: bool) -> UnitView:
-    """A unit as planners take it. Every market that has a pool is used."""
-    markets = frozenset(Market)
+    """A unit as planners take it."""
+    markets = parse_markets(unit.markets) or frozenset(Market)
     return UnitView(unit.id, unit.region_id, unit.instance_type_id, count, markets, tuple(unit.near), wanted)
 
 

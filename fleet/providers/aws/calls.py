@@ -1,19 +1,22 @@
 """The only place that calls AWS. Imports boto3 with the first call, which takes 0.25 s and 25 MiB: who never calls it
 needs none of that.
 
-Each call must be in the table of `actions`, and those to EC2 within our share of what it allows (`budget`). What may
-have been carried out is never told apart from what was, by whoever asks again: see `fleet.planning.launch_units`.
+No call is made inside of a transaction of ours. Each must be in the table of `actions`, and those to EC2 within our
+share of what it allows (`budget`). What may have been carried out is never told apart from what was, by whoever asks
+again: see `fleet.planning.launch_units`.
 """
 
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cache
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from fleet.providers.aws.actions import CALLS, Role
 from fleet.providers.aws.budget import budget_spend, budget_throttled
 from fleet.providers.aws.errors import TEXT_MOST, THROTTLED
+from kernel.outside import refuse_inside_transaction
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -24,6 +27,7 @@ READ_S = 20.0
 READ_ATTEMPTS = 4
 POOL = 16
 """Connections of one client: as many as threads that use it."""
+_CHUNK = 64 * 1024
 _FIRST, _LAST = b"<networkInterfaceSet>", b"</networkInterfaceSet>"
 
 _lock = threading.Lock()
@@ -52,6 +56,10 @@ class Refused(CallFailed):
 
 class Unanswered(CallFailed):
     """It may have been carried out: an error answer from 500 on, none in time, or one that makes no sense."""
+
+
+class TooLong(Exception):
+    """A body has more bytes than were wanted."""
 
 
 def call(service: str, operation: str, region: str, *, machines: int = 0, **params: Any) -> dict[str, Any]:
@@ -92,9 +100,14 @@ def pages(operation: str, region: str, **params: Any) -> Iterator[dict[str, Any]
 
 
 def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """`call` without the budget."""
+    """`call` without the budget.
+
+    Raises:
+        RuntimeError: a transaction is open, also one of a request or of a command.
+    """
     if (Role.CONTROL, service, operation) not in CALLS:
         raise ValueError(f"{service} {operation} is not in the table of calls")
+    refuse_inside_transaction(f"{service} {operation}")
     reads = operation.startswith(("Describe", "Get", "List"))
     aws = client(service, region, once=not reads)
     from botocore import xform_name
@@ -111,6 +124,30 @@ def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -
     except (BotoCoreError, HTTPClientError, ResponseParserError) as error:
         raise Unanswered("", f"{type(error).__name__}: {error}"[:TEXT_MOST]) from error
     return answer
+
+
+def body_read(body: Any, *, most: int, limit_s: float) -> bytes:
+    """What a call's answer streams, `most` bytes of it at most.
+
+    Raises:
+        Unanswered: it broke off, or did not end within `limit_s`.
+        TooLong: it has more bytes.
+    """
+    from botocore.exceptions import BotoCoreError, HTTPClientError
+
+    ends_at, read = monotonic() + limit_s, bytearray()
+    try:
+        while chunk := body.read(_CHUNK):
+            read += chunk
+            if len(read) > most:
+                raise TooLong
+            if monotonic() > ends_at:
+                raise Unanswered("", f"it was not read whole within {limit_s:g} s")
+    except (OSError, BotoCoreError, HTTPClientError) as error:
+        raise Unanswered("", f"{type(error).__name__}: {error}"[:TEXT_MOST]) from error
+    finally:
+        body.close()
+    return bytes(read)
 
 
 def _failure(response: Mapping[str, Any]) -> CallFailed:

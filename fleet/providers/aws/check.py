@@ -13,7 +13,8 @@ from typing import Any
 from fleet.models import CapacityPool, CloudRegion, InstanceType, Machine, Node
 from fleet.planning.cloud_base import CloudBase
 from fleet.planning.launch_units import AttemptView
-from fleet.planning.pools import RESERVATIONS, Market, UnitView
+from fleet.planning.markets import Market
+from fleet.planning.pools import RESERVATIONS, UnitView
 from fleet.planning.states import NodeState
 from fleet.providers.aws.calls import CallFailed, call
 from fleet.providers.aws.errors import TEXT_MOST, quota_name

@@ -7,7 +7,8 @@ cannot be parsed) are for the caller to take as `unknown`.
 
 from dataclasses import dataclass
 
-from fleet.planning.pools import LaunchOutcome, Market, Scope, quota_family
+from fleet.planning.markets import Market
+from fleet.planning.pools import LaunchOutcome, Scope, quota_family
 
 TEXT_MOST = 400
 """Characters of AWS's message that are kept: an encoded one of IAM has thousands."""

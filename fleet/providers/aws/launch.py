@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.planning.launch_units import AttemptView
-from fleet.planning.pools import RESERVATIONS, Market, UnitView
+from fleet.planning.markets import Market
+from fleet.planning.pools import RESERVATIONS, UnitView
 from fleet.providers.aws.interfaces import interfaces_of, network_of
 
 TAG_INSTALL = "switchyard:install"

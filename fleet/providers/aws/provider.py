@@ -9,6 +9,7 @@ from django.db.models import Q
 
 from engine_agent.protocol.states import AgentKind
 from fleet.models import LaunchAttempt, LaunchUnit, Machine, ProviderCall
+from fleet.planning.pools import PoolView
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import MachineRole, MachineState, ProviderAction
 from fleet.providers.aws import calls
@@ -41,9 +42,9 @@ class AwsProvider:
         launched = unit_advance(unit.pk, [spec.id for spec in specs])
         if not isinstance(launched, Launched):
             raise ProviderError(f"{unit}: it is no longer wanted")
-        path = attempt_view(launched.attempt).pool.path
+        pool = attempt_view(launched.attempt).pool
         rows = {row.runs: row for row in launched.attempt.machines.all()}
-        return tuple(_found(rows.get(spec.id), path) for spec in specs)
+        return tuple(_found(rows.get(spec.id), pool) for spec in specs)
 
     def restart_agent(self, node_id: str) -> None:
         agent_start_again(_running([node_id]).get(node_id), node_id)
@@ -91,14 +92,16 @@ def _unit(specs: Sequence[LaunchSpec]) -> LaunchUnit:
         "instance_type_id": first.instance_type or INGRESS_TYPE,
         "role": (MachineRole.NODE if is_node else MachineRole.INGRESS).value,
         "near": list(first.near),
+        "markets": list(first.markets),
         "created_at": clock.now(),
     }
     return LaunchUnit.objects.get_or_create(id=first.unit or first.id, defaults=columns)[0]
 
 
-def _found(row: Machine | None, path: tuple[str, ...]) -> Found:
+def _found(row: Machine | None, pool: PoolView) -> Found:
     """Its ports are stated by its agent. One that ended before it was found has no row."""
-    return Found(address=row.address if row is not None else None, topology=path)
+    address = row.address if row is not None else None
+    return Found(address=address, topology=pool.path, market=pool.market.value)
 
 
 def _running(node_ids: Sequence[str]) -> dict[str, Machine]:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from fleet.planning.cloud_base import CloudBase, ZoneBase
-from fleet.planning.pools import Market
+from fleet.planning.markets import Market
 from fleet.providers.aws.calls import Refused, call
 from fleet.providers.aws.interfaces import instance_networks
 from fleet.providers.aws.launch import TAG_INSTALL

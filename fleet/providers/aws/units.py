@@ -24,7 +24,8 @@ from fleet.planning.launch_units import (
     after_search,
     next_step,
 )
-from fleet.planning.pools import LaunchOutcome, Market
+from fleet.planning.markets import Market
+from fleet.planning.pools import LaunchOutcome
 from fleet.planning.states import CloudRegionState, MachineRole, ProviderAction
 from fleet.providers.aws import calls
 from fleet.providers.aws.attempts import (

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.django_db
 
 RESOURCES = [
     "machines", "machines/invitations", "agents/releases", "agents/rollouts",
-    "regions", "capacity-pools", "instance-types", "nodes", "cells", "deployments", "rollouts", "incidents",
-    "fault-rules", "webhooks", "webhook-deliveries", "models", "model-versions", "ingresses", "routing-tables",
-    "keys", "key-rings",
-    "engine-allowances", "callback-hosts",
+    "regions", "capacity-pools", "image-moves", "instance-types", "nodes", "cells", "deployments", "rollouts",
+    "incidents", "fault-rules", "webhooks", "webhook-deliveries", "models", "model-versions",
+    "ingresses", "routing-tables", "keys", "key-rings",
+    "engine-allowances", "callback-hosts", "request-queues",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
     "entry", "entry-revisions",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
@@ -44,7 +44,8 @@ OPERATE = {
     "POST model-versions/{id}/retire", "POST model-versions/{id}/validate", "POST keys", "PATCH keys/{id}",
     "POST keys/{id}/revoke", "POST keys/{id}/rotate", "POST apply", "GET audit", "GET audit/{id}",
     "POST capacity-pools", "PATCH capacity-pools/{id}", "POST capacity-pools/{id}/remove",
-    "POST capacity-pools/{id}/resume", "POST regions", "PATCH regions/{id}", "DELETE regions/{id}", "POST deployments",
+    "POST capacity-pools/{id}/resume", "POST image-moves", "POST image-moves/{id}/back",
+    "POST regions", "PATCH regions/{id}", "DELETE regions/{id}", "POST deployments",
 }  # fmt: skip
 OPERATE_ONE = {  # a grant for the deployment does, too
     "POST cells/{id}/drain", "POST cells/{id}/restart", "PATCH deployments/{id}", "DELETE deployments/{id}",
@@ -59,6 +60,7 @@ ADMINISTER = {
     "GET service-accounts/{id}", "POST service-accounts", "PATCH service-accounts/{id}", "POST groups",
     "PATCH groups/{id}", "DELETE groups/{id}",
     "POST engine-allowances", "DELETE engine-allowances/{id}", "POST callback-hosts", "DELETE callback-hosts/{id}",
+    "POST request-queues", "DELETE request-queues/{id}",
     "PATCH entry/{id}", "POST entry/{id}/adopt",
     "POST grants", "DELETE grants/{id}", "POST approvals/{id}/approve", "PATCH approval-rules/{id}",
 }  # fmt: skip

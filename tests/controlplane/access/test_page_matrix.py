@@ -24,7 +24,8 @@ VIEWER = {
 OPERATOR = {
     "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",
     "machine-add", "machine-remove", "invitation-withdraw",
-    "pool-add", "pool-action", "agents-upgrade", "agents-cancel", "key-new", "key-action", "draft-new", "draft-edit",
+    "pool-add", "pool-action", "image-move", "image-back", "agents-upgrade", "agents-cancel",
+    "key-new", "key-action", "draft-new", "draft-edit",
     "version-action", "webhook-test", "playground-say", "audit",
 }  # fmt: skip
 ADMIN = {

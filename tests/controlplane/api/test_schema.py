@@ -53,8 +53,10 @@ def test_it_shows_every_resource() -> None:
     nouns = {noun(path) for path in document()["paths"]}
     assert nouns == {
         "machines", "machines/invitations", "agents/releases", "agents/rollouts",
-        "regions", "capacity-pools", "instance-types", "nodes", "cells", "deployments", "models", "model-versions",
-        "incidents", "engine-allowances", "callback-hosts", "rollouts", "plan", "fault-rules", "webhooks",
+        "regions", "capacity-pools", "image-moves", "instance-types", "nodes", "cells", "deployments", "models",
+        "model-versions",
+        "incidents", "engine-allowances", "callback-hosts", "request-queues", "rollouts", "plan", "fault-rules",
+        "webhooks",
         "webhook-deliveries", "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys",
         "key-rings",
         "usage",

@@ -331,3 +331,18 @@ def test_pools_of_a_region_are_listed_in_order_and_set(switchyard: Switchyard) -
     assert switchyard("region", "pools", "mars").err == (
         "mars has no such pool; the reading of the stack of a region with provider aws makes them.\n"
     )
+
+
+def test_images_of_a_region_are_listed_moved_and_turned_back(switchyard: Switchyard) -> None:
+    pool(0)
+    newer = "ami-0123456789abcdef0"
+    asked = switchyard("image", "move", "us-east-1", TYPE, newer, "--why", "a driver")
+    assert (asked.code, asked.out.split(" ", 2)[2]) == (0, f"of {TYPE} in us-east-1 to {newer} is asked\n")
+    [line] = switchyard("region", "images", "us-east-1").out.splitlines()[1:]
+    assert line.split()[:4] == [TYPE, "ami-1", newer, "asked"]
+    assert switchyard("image", "move", "us-east-1", TYPE).code == 6, "one is under way"
+    assert "is refused: taken back before it began" in switchyard("image", "back", "us-east-1", TYPE).out
+    again = switchyard("image", "back", "us-east-1", TYPE)
+    assert (again.code, again.err) == (6, f"switchyard: no move of {TYPE} in us-east-1 is under way\n")
+    assert json.loads(switchyard("region", "images", "us-east-1", "-o", "json").out)[0]["move"]["state"] == "refused"
+    assert switchyard("region", "images", "mars").err == "mars has no pools of capacity, and so no images.\n"

@@ -12,6 +12,7 @@ from fleet.models import (
     CloudRegion,
     Deployment,
     DeploymentRegion,
+    ImageMove,
     Incident,
     InstanceType,
     Region,
@@ -160,6 +161,10 @@ def _cloud(region: Region) -> None:
             region=region, instance_type_id="local.cpu", position=position, zone="us-east-1a", zone_id="use1-az1",
             subnet="subnet-1", image="ami-1", **columns,
         )  # fmt: skip
+    ImageMove.objects.create(
+        region=region, instance_type_id="local.cpu", image="ami-2", state="canary", reason="the first unit boots",
+        asked_by="ada", asked_at=NOW,
+    )  # fmt: skip
 
 
 def _incidents(cell: Cell) -> None:

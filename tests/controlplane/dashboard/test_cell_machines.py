@@ -1,5 +1,6 @@
 """The machines under a cell: place, price, what was announced, and why another pool is not taken."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -7,8 +8,8 @@ import pytest
 
 from controlplane.dashboard.selectors.cell_machines import cell_machines
 from controlplane.dashboard.selectors.cells import cell_find
-from fleet.models import CapacityPool, CloudNotice, Machine
-from fleet.planning.pools import Market
+from fleet.models import CapacityPool, CloudNotice, Deployment, Machine
+from fleet.planning.markets import Market
 from fleet.planning.states import MachineState, NoticeKind, NoticeSource
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
@@ -51,6 +52,18 @@ def test_a_cell_shows_its_machines_and_why_each_pool_is_not_used_for_the_next() 
         ("on_demand in az1", False, "a person has switched it off"),
         ("on_demand in az2", False, ""),
     ]
+
+
+@pytest.mark.usefixtures("cell")
+def test_a_pool_of_a_market_that_the_deployment_refuses_is_not_used() -> None:
+    pool(1, Market.SPOT, "az1")
+    pool(2, Market.ON_DEMAND, "az1")
+    Deployment.objects.update(markets=["on_demand"])
+    found = cell_find(cell_id="c1", now=NOW)
+    assert found is not None
+    assert [line.why_not for line in cell_machines(found, NOW).pools] == ["its deployment does not use spot", ""]
+    page = fragment(signed_in(), "/deployments/sim-70b/", "deployment")
+    assert re.search(r"<dt>Markets</dt>\s*<dd>on_demand</dd>", page)
 
 
 @pytest.mark.usefixtures("cell")

@@ -7,8 +7,8 @@ from pytest_django import DjangoAssertNumQueries
 
 from controlplane.dashboard.selectors import region_tree as selector
 from controlplane.dashboard.selectors.region_tree import region_tree
-from fleet.models import CapacityPool
-from fleet.planning.pools import Market
+from fleet.models import CapacityPool, ImageMove
+from fleet.planning.markets import Market
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
@@ -54,6 +54,28 @@ def test_its_forms_change_pools() -> None:
     refused = client.post(f"{PAGE}pools/{second.pk}/ask/remove/")
     assert refused.status_code == 409
     assert "switch it off instead" in refused.content.decode()
+
+
+def test_images_are_shown_and_moved_and_turned_back() -> None:
+    pool(0)
+    pool(1, zone="us-east-1b", image="ami-2")
+    client = signed_in()
+    assert f"{TYPE}: ami-1, ami-2" in fragment(client, PAGE, "region-images")
+    asked = client.post(
+        f"{PAGE}images/move/", {"instance_type": TYPE, "image": "ami-0123456789abcdef0", "why": "newer"}
+    )
+    assert (asked.status_code, asked["Location"]) == (302, f"{PAGE}#region-images")
+    move = ImageMove.objects.get()
+    ImageMove.objects.update(state="rolling", reason="n-1 leaves")
+    shown = " ".join(fragment(client, PAGE, "region-images").split())
+    assert "moves to ami-0123456789abcdef0: n-1 leaves, asked for by" in shown
+    refused = client.post(f"{PAGE}images/move/", {"instance_type": TYPE})
+    assert refused.status_code == 409
+    client.post(f"{PAGE}images/{move.pk}/back/")
+    assert ImageMove.objects.get().state == "back"
+    shown = fragment(client, PAGE, "region-images")
+    assert "Turn back" not in shown
+    assert client.post(f"/regions/mars/images/{move.pk}/back/").status_code == 404
 
 
 def test_a_pool_of_another_region_is_not_there() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from audit.models import AuditRecord
 from fleet.models import CapacityPool
-from fleet.planning.pools import Market
+from fleet.planning.markets import Market
 from kernel import clock
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet.capacity import TYPE, pool

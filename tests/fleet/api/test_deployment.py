@@ -35,6 +35,7 @@ def test_a_deployment_says_everything_about_itself() -> None:
         "drain_deadline_s": 60.0,
         "update_policy": {},
         "slo": {},
+        "markets": [],
         "regions": [
             {"region": "us-east-1", "cells": 2, "ready": 1},
             {"region": "us-west-2", "cells": 1, "ready": 0},

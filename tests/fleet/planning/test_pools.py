@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.planning.markets import Market
 from fleet.planning.pools import (
     SETTINGS,
     Hopeless,
     LaunchOutcome,
-    Market,
     PausePool,
     PoolView,
     ResumePool,

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from django.db import transaction
 from django.test import Client
 
 from fleet.models import CloudRegion, Invitation, LaunchAttempt, LaunchUnit, Machine
@@ -214,6 +215,26 @@ def test_over_http(sts: Sts, machine: Machine) -> None:
     assert post(body_of(proof(host=sts.host, at=clock.now(), nonce=OTHER)))[0] == 403
     sts.status = 503
     assert post(good)[0::2] == (503, "10")
+
+
+def test_a_proof_that_does_not_say_its_length_could_not_be_judged_outside_of_a_transaction(sts: Sts) -> None:
+    piecemeal = Client().post(
+        "/agents/join/attest", body_of(proof(host=sts.host)), content_type="application/json",
+        headers={"Transfer-Encoding": "chunked"},
+    )  # fmt: skip
+    assert (piecemeal.status_code, piecemeal.json()) == (411, {"error": "say how long the proof is, by Content-Length"})
+
+
+def test_a_proof_is_counted_and_asked_about_once_and_outside_of_the_transaction(
+    sts: Sts, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[str] = []
+    monkeypatch.setattr("fleet.api.join_aws.count_request", lambda kind, *_: counted.append(kind))
+    body = body_of(proof(host=sts.host, at=clock.now()))
+    with pytest.raises(RuntimeError, match="a question to STS inside of a transaction"), transaction.atomic():
+        machine_attest(body, now=clock.now())
+    answer = Client().post("/agents/join/attest", body, content_type="application/json")
+    assert (answer.status_code, counted) == (200, ["attest"])
 
 
 def test_a_network_that_asks_too_often_keeps_no_ticket_out(

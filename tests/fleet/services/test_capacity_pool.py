@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from fleet.models import CapacityPool, CloudRegion, Node, ProviderCall
-from fleet.planning.pools import Market, pool_state
+from fleet.planning.markets import Market
+from fleet.planning.pools import pool_state
 from fleet.planning.states import PoolState
 from fleet.providers.aws.stack import PoolFound
 from fleet.selectors.capacity_pool import is_in_state

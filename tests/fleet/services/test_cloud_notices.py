@@ -10,8 +10,8 @@ from bench.cloud.capacity import Reserved
 from bench.cloud.ec2_events import recommend_rebalance, schedule, warn_of_interruption
 from bench.cloud.faults import Fault
 from fleet.models import CapacityPool, CloudNotice, CloudRegion, Machine
+from fleet.planning.markets import Market
 from fleet.planning.notice_evidence import Said
-from fleet.planning.pools import Market
 from fleet.planning.states import NoticeKind, NoticeSource
 from fleet.services.cloud_notices import cloud_queue, cloud_reservations, cloud_statuses
 from fleet.services.machine_notice import evidence_of, notice_record

@@ -294,7 +294,7 @@ def test_a_hello_without_facts_is_refused() -> None:
 def test_silence_is_a_notice() -> None:
     machine = rows.machine("m-00000001")
     assert notices_of(machine, NOW) == ()
-    assert notices_of(machine, NOW + timedelta(minutes=2)) == ("Its machine agent has been silent for 120 s.",)
+    assert notices_of(machine, NOW + timedelta(minutes=2)) == ("Its machine agent has been silent for 2 min.",)
 
 
 def test_orders_say_whole_what_a_machine_runs() -> None:

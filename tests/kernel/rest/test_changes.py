@@ -98,6 +98,14 @@ def test_a_cell_that_gets_a_node_changes_both() -> None:
     assert set(changes_since("node", start).things) == {"n-00000001"}
 
 
+@pytest.mark.parametrize("column", [{"markets": ["spot"]}, {"slo": {"ttft_ms": 900}}])
+def test_what_a_person_changes_of_a_deployment_is_noted(column: dict[str, Any]) -> None:
+    rows.deployment()
+    start = revision_now()
+    Deployment.objects.update(**column)
+    assert list(changes_since("deployment", start).things) == ["sim-70b"]
+
+
 def test_numbering_cells_is_no_change_of_a_deployment() -> None:
     rows.deployment()
     start = revision_now()

@@ -14,6 +14,7 @@ SERVED: dict[str, Any] = {
     "drain_deadline_s": 60.0,
     "update_policy": {"bake_s": 10},
     "slo": {"ttft_ms": 900},
+    "markets": ["reserved", "on_demand"],
     "regions": {"us-east-1": 2},
     "_target": "sim-70b@1",
 }
@@ -47,6 +48,8 @@ def steps(plan: Plan) -> list[tuple[str, str]]:
             [("change", "Deployment sim-70b differs in update_policy.gate.min_samples")],
         ),
         ({"slo": {"ttft_ms": 900}}, []),
+        ({"markets": ["on_demand", "reserved"]}, []),
+        ({"markets": []}, [("change", "Deployment sim-70b differs in markets")]),
         ({"slo": {"availability": 0.9}}, [("change", "Deployment sim-70b differs in slo.availability")]),
         ({"model_version": "sim-70b@2"}, [("roll_out", "sim-70b should serve sim-70b@2, runs sim-70b@1")]),
         (

@@ -22,7 +22,7 @@ from fleet.models import (
 )
 from fleet.planning.cloud_base import CloudBase, ZoneBase
 from fleet.planning.decisions import LaunchNodes, RetireNode
-from fleet.planning.pools import Market
+from fleet.planning.markets import ANY, Market, Markets
 from fleet.planning.states import CloudRegionState, NodeState
 from fleet.services.node import node_retire, nodes_launch
 from fleet.services.provider_call import calls_claim
@@ -43,10 +43,10 @@ class CloudFleet:
     world: World
     kind: str = TRN1
 
-    def order(self, count: int = 2, unit: int = 0) -> list[str]:
-        """Nodes that are wanted, launched together. Ids, in order."""
+    def order(self, count: int = 2, unit: int = 0, markets: Markets = ANY) -> list[str]:
+        """Nodes that are wanted, launched together, of these markets. Ids, in order."""
         there = Node.objects.exclude(state=NodeState.RETIRED).count()
-        decision = LaunchNodes(REGION, self.kind, count, "needed", there=there, unit=unit or count)
+        decision = LaunchNodes(REGION, self.kind, count, "needed", there=there, unit=unit or count, markets=markets)
         known = set(Node.objects.values_list("id", flat=True))
         nodes_launch(decision, now=clock.now())
         return sorted(set(Node.objects.values_list("id", flat=True)) - known)

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.planning.launch_units import AttemptView, token_of
-from fleet.planning.pools import RESERVATIONS, Market, PoolView, UnitView
+from fleet.planning.markets import Market
+from fleet.planning.pools import RESERVATIONS, PoolView, UnitView
 from fleet.providers.aws.interfaces import network_of
 from fleet.providers.aws.launch import LaunchBase, Request, run_instances
 from fleet.providers.aws.user_data import Boot, user_data

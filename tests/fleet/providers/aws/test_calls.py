@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from django.db import transaction
 
 from bench.cloud.faults import Ending, Fault, When
 from fleet.providers.aws import calls
@@ -15,6 +16,14 @@ pytestmark = pytest.mark.cloud
 def test_what_is_not_in_the_table_is_not_called() -> None:
     with pytest.raises(ValueError, match="ec2 RebootInstances is not in the table"):
         calls.send("ec2", "RebootInstances", REGION, {})
+
+
+def test_nothing_is_called_inside_of_a_transaction(cloud_fleet: CloudFleet) -> None:
+    calls.call("ec2", "DescribeInstances", REGION)
+    inside = "ec2 DescribeInstances inside of a transaction: make it before or after"
+    with transaction.atomic(), pytest.raises(RuntimeError, match=inside):
+        calls.call("ec2", "DescribeInstances", REGION)
+    assert cloud_fleet.world.count("DescribeInstances") == 1
 
 
 @pytest.mark.parametrize(

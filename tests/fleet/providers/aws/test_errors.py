@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.planning.pools import DEFINITE, LaunchOutcome, Market, Scope
+from fleet.planning.markets import Market
+from fleet.planning.pools import DEFINITE, LaunchOutcome, Scope
 from fleet.providers.aws.errors import LATER, NO_CAPACITY, NO_QUOTA, TEXT_MOST, Verdict, classify, quota_name
 from fleet.providers.base import AttemptEnded, Later, NoCapacity, NoQuota, ProviderError, Unknown
 

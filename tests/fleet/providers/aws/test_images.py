@@ -1,20 +1,20 @@
 """A move to another image through the services: one unit is launched from it first, then the others, and back."""
 
 from collections.abc import Iterator
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.core.management.base import CommandError
 
 from fleet.models import CapacityPool, CloudNotice, CloudRegion, ImageMove, Machine, Node
+from fleet.planning.markets import Market
 from fleet.planning.states import NodeState
-from fleet.services.cloud_images import cloud_images, image_back, image_move
+from fleet.providers.aws.calls import Unanswered
+from fleet.providers.aws.stack import PoolFound, RegionRead
+from fleet.services.cloud_images import cloud_images, image_ask, image_back
 from fleet.services.cloud_region import cloud_region_read
 from kernel import clock
 from kernel.models import Event
-from kernel.refusals import Conflict, InvalidInput
+from kernel.refusals import Conflict
 from tests.bench.cloud.conftest import IMAGE
 from tests.fleet.providers.aws.cloud_fleet import REGION, TRN1, CloudFleet
 
@@ -57,14 +57,22 @@ def told() -> Iterator[str]:
     yield from CloudNotice.objects.filter(settled_at=None).values_list("machine__runs", flat=True)
 
 
+def ask(image: str) -> ImageMove:
+    return image_ask(REGION, TRN1, image, actor="ops", now=clock.now())
+
+
 def begin(image: str) -> ImageMove:
-    return image_move(CloudRegion.objects.get(), TRN1, image, actor="ops", now=clock.now())
+    """Asked for, and found."""
+    ask(image)
+    cloud_images(CloudRegion.objects.get(), clock.now())
+    move = ImageMove.objects.get()
+    assert move.state == "canary"
+    return move
 
 
 def test_one_unit_is_tried_and_the_others_follow_one_by_one(cloud_fleet: CloudFleet, image: str) -> None:
     first, second = order(cloud_fleet) + order(cloud_fleet)
-    begin(image)
-    assert step(cloud_fleet, 10).reason == f"{min(first, second)} leaves for it"
+    assert begin(image).reason == f"{min(first, second)} leaves for it"
     assert list(told()) == [min(first, second)]
 
     [canary], [usual] = order(cloud_fleet), order(cloud_fleet)
@@ -86,7 +94,7 @@ def test_one_unit_is_tried_and_the_others_follow_one_by_one(cloud_fleet: CloudFl
     assert canary in move.booted
     assert not list(told())
     kinds = Event.objects.filter(kind__startswith="image.").order_by("pk").values_list("kind", flat=True)
-    assert list(kinds) == ["image.canary", "image.rolling", "image.done"]
+    assert list(kinds) == ["image.asked", "image.canary", "image.rolling", "image.done"]
 
 
 def test_two_units_that_do_not_boot_turn_it_round_and_pools_keep_their_image(
@@ -113,43 +121,64 @@ def test_a_person_turns_it_round_and_what_runs_it_is_replaced(cloud_fleet: Cloud
     begin(image)
     step(cloud_fleet)
     [canary] = order(cloud_fleet)
-    image_back(CloudRegion.objects.get(), TRN1, actor="ops", now=clock.now())
+    image_back(ImageMove.objects.get().pk, actor="ops", now=clock.now())
 
     assert step(cloud_fleet, 10).reason == f"{canary} leaves for it"
-    with pytest.raises(Conflict, match=r"no move of trn1\.32xlarge in us-east-1 to another image is under way"):
-        image_back(CloudRegion.objects.get(), TRN1, actor="ops", now=clock.now())
+    with pytest.raises(Conflict, match="is back: only one that is under way is turned back"):
+        image_back(ImageMove.objects.get().pk, actor="ops", now=clock.now())
     retire(cloud_fleet, canary)
     assert step(cloud_fleet, 10).state == "done"
 
 
-def test_what_cannot_be_moved_to_is_refused_by_name(cloud_fleet: CloudFleet, image: str) -> None:
-    cloud = CloudRegion.objects.get()
-    for wrong, kind, why in (
-        ("latest", TRN1, "'latest' is no id of an image, such as ami-0123456789abcdef0"),
-        ("ami-00000000000000000", TRN1, "us-east-1 has no image ami-00000000000000000, or not for this account"),
-        (image, "p5.48xlarge", "region us-east-1 has no pool of 'p5.48xlarge' for nodes"),
-    ):
-        with pytest.raises(InvalidInput, match=why):
-            image_move(cloud, kind, wrong, actor="ops", now=clock.now())
-    begin(image)
-    with pytest.raises(Conflict, match=r"is under way \(canary\)"):
-        begin(image)
+def test_what_the_cloud_does_not_have_is_refused_and_an_answer_is_waited_for(
+    cloud_fleet: CloudFleet, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask("ami-00000000000000000")
+    move = step(cloud_fleet)
+    assert (move.state, move.reason) == (
+        "refused", "us-east-1 has no image ami-00000000000000000, or not for this account",
+    )  # fmt: skip
+    assert move.ended_at is not None
     ImageMove.objects.all().delete()
-    CapacityPool.objects.update(image=image)
-    with pytest.raises(Conflict, match=f"all pools of {TRN1} in us-east-1 have {image} already"):
-        begin(image)
+
+    ask(image)
+    with monkeypatch.context() as patched:
+        patched.setattr("fleet.services.cloud_images.call", silent)
+        assert (step(cloud_fleet).state, step(cloud_fleet).reason) == ("asked", "no answer yet: none in 20 s")
+    assert step(cloud_fleet).state == "canary"
+    ImageMove.objects.all().delete()
+
+    CapacityPool.objects.update(image=image, next_image="")
+    stated(monkeypatch, cloud_fleet, image)
+    ask("")
+    assert step(cloud_fleet).reason == f"all pools of {TRN1} in us-east-1 have {image} already"
     assert cloud_fleet.world.count("RunInstances") == 0
 
 
-def test_the_command_begins_and_shows_moves(cloud_fleet: CloudFleet, image: str) -> None:
+def test_the_image_that_the_stack_states_is_found_by_the_loop(
+    cloud_fleet: CloudFleet, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order(cloud_fleet)
-    out = StringIO()
-    call_command("aws_image", region=REGION, type=TRN1, image=image, stdout=out)
-    assert out.getvalue() == f"{TRN1} in us-east-1 to {image}: canary, begins\n"
-    with pytest.raises(CommandError, match="no region 'mars' of provider aws that is ready"):
-        call_command("aws_image", region="mars", type=TRN1, back=True, stdout=out)
-    call_command("aws_image", region=REGION, type=TRN1, back=True, stdout=out)
-    assert ImageMove.objects.get().state == "back"
+    stated(monkeypatch, cloud_fleet, image)
+    ask("")
+    assert str(ImageMove.objects.get()) == f"{TRN1} in us-east-1 to the image that its stack states"
+    move = step(cloud_fleet)
+    assert (move.image, move.state) == (image, "canary")
+    assert set(CapacityPool.objects.values_list("next_image", flat=True)) == {image}
+
+
+def silent(*_: Any, **__: Any) -> Any:
+    raise Unanswered("", "none in 20 s")
+
+
+def stated(monkeypatch: pytest.MonkeyPatch, fleet: CloudFleet, image: str) -> None:
+    """The region's stack has one pool, with this image."""
+    pools = tuple(
+        PoolFound(pool.instance_type_id, Market(pool.market), pool.zone, pool.zone_id, pool.subnet, image)
+        for pool in CapacityPool.objects.all()[:1]
+    )
+    base = CloudRegion.objects.get().stated_base()
+    monkeypatch.setattr("fleet.services.cloud_images.region_read", lambda *_: RegionRead(base, pools))
 
 
 def test_an_image_that_pools_use_keeps_its_root_volume_when_the_stack_names_others(
@@ -161,8 +190,6 @@ def test_an_image_that_pools_use_keeps_its_root_volume_when_the_stack_names_othe
     cloud.save()
 
     def read(*_: Any) -> Any:
-        from fleet.providers.aws.stack import RegionRead
-
         base = cloud.stated_base()
         base.root_devices.clear()
         base.root_devices["ami-0000newest"] = "/dev/xvda"

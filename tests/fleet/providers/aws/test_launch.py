@@ -9,7 +9,8 @@ import pytest
 from botocore.validate import ParamValidator
 
 from fleet.planning.launch_units import AttemptView
-from fleet.planning.pools import Market, PoolView, UnitView
+from fleet.planning.markets import Market
+from fleet.planning.pools import PoolView, UnitView
 from fleet.providers.aws.interfaces import instance_networks
 from fleet.providers.aws.launch import TAGS, Request, run_instances
 from tests.fleet.planning.test_pools import pool

@@ -8,7 +8,7 @@ import pytest
 
 from bench.cloud.faults import Fault
 from fleet.models import CapacityPool, CloudRegion, Machine
-from fleet.planning.pools import Market
+from fleet.planning.markets import Market
 from fleet.providers.aws.prices import latest, on_demand_prices, prices_of
 from fleet.services.cloud_prices import KEPT, cloud_prices, cloud_spot_prices
 from kernel import clock

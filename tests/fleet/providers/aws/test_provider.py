@@ -5,6 +5,7 @@ import pytest
 
 from bench.cloud.faults import Ending, Fault, When
 from fleet.models import CallBucket, CapacityPool, CloudRegion, Install, LaunchAttempt, LaunchUnit, Machine, Node
+from fleet.planning.markets import Market
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import MachineState
 from fleet.providers import provider_named
@@ -43,6 +44,20 @@ def test_a_zone_without_capacity_rests_and_the_next_pool_has_the_whole_unit(clou
     cloud_fleet.order(2)
     cloud_fleet.provision()
     assert cloud_fleet.outcomes() == ["no_capacity", "launched", "launched"], "the pool that rests is not asked"
+
+
+def test_a_unit_is_bought_in_no_market_that_its_deployment_refuses(cloud_fleet: CloudFleet) -> None:
+    CapacityPool.objects.filter(zone="us-east-1a").update(market=Market.SPOT)
+    first, *_ = cloud_fleet.order(2, markets=frozenset({Market.ON_DEMAND, Market.RESERVED}))
+    cloud_fleet.provision()
+
+    assert cloud_fleet.zones() == {"us-east-1b"}
+    assert cloud_fleet.machine(first).market == "on_demand"
+    assert Node.objects.get(id=first).markets == ["on_demand"]
+    other, *_ = cloud_fleet.order(2, markets=frozenset({Market.BLOCK}))
+    cloud_fleet.provision_for(20)
+    assert len(cloud_fleet.live()) == 2
+    assert "spot in us-east-1a: its deployment does not use spot" in Node.objects.get(id=other).reason
 
 
 def test_a_unit_that_no_pool_has_waits_and_says_so(cloud_fleet: CloudFleet) -> None:

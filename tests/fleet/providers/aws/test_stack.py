@@ -10,7 +10,7 @@ from bench.cloud.deployment import deploy_base, deploy_region
 from bench.cloud.faults import Fault
 from bench.cloud.server import World
 from fleet.models import CapacityPool, CloudRegion, InstanceType, Region
-from fleet.planning.pools import Market
+from fleet.planning.markets import Market
 from fleet.planning.states import CloudRegionState
 from fleet.providers.aws.install import install_ensure
 from fleet.services.cloud_region import cloud_region_read

@@ -1,12 +1,17 @@
 """Where machines are, through the cloud of tests: in batches, within the budget, and for whoever is near."""
 
+from datetime import datetime
+
 import pytest
 
 from bench.cloud.capacity import Market as Sold
 from bench.cloud.capacity import Reserved
 from bench.cloud.faults import Fault
 from fleet.models import CapacityPool, CloudRegion, Machine, Node
-from fleet.planning.pools import Market
+from fleet.planning.cloud_topology import CALL
+from fleet.planning.markets import Market
+from fleet.providers.aws.budget import budget_spend
+from fleet.providers.aws.calls import Refused
 from fleet.services.cloud_topology import cloud_places, cloud_reservation_places
 from kernel import clock
 from tests.fleet.providers.aws.cloud_fleet import REGION, TRN1, CloudFleet, make_pool
@@ -78,3 +83,24 @@ def test_the_reservation_nearest_to_what_stays_is_chosen_before_anything_is_laun
         ("use1-az1", "far", "away", "off"),
         here,
     ]
+
+
+def test_looks_a_second_apart_use_nearly_all_calls_that_our_budget_allows(
+    cloud_fleet: CloudFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def one_call(cloud: CloudRegion, now: datetime) -> int:
+        not_before = budget_spend(cloud.aws_region, CALL, 0)
+        if not_before is not None:
+            raise Refused("RequestLimitExceeded", "ours is used up", 503, not_before)
+        made.append(now)
+        return 100
+
+    monkeypatch.setattr("fleet.services.cloud_topology.region_places", one_call)
+    cloud, began = CloudRegion.objects.get(), clock.now()
+    while (clock.now() - began).total_seconds() < 60:
+        look = clock.now()
+        cloud_places(cloud, look, wait=cloud_fleet.world.clock.advance)
+        cloud_fleet.world.clock.advance(1 - (clock.now() - look).total_seconds())
+    assert 44 <= len(made) <= 49, "60 s allow 48 and the first; without waiting it is one in two seconds"
