@@ -1,0 +1,86 @@
+"""What applications may call: one row for each path. The ingress serves these and no others, the cell proxy counts by
+them, and docs/api-applications.md is made of them. No rule here looks at a request.
+
+Sources: OpenAI's and Anthropic's references, and the routes of vLLM 0.32 (`vllm/entrypoints/**/api_router.py`).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class AnsweredBy(StrEnum):
+    """Who answers a path."""
+
+    CELL = "cell"
+    INGRESS = "ingress"
+    CONTROL_PLANE = "control plane"
+
+
+class Counting(StrEnum):
+    """Where an engine says what a request used."""
+
+    STREAM_OPTIONS = "`usage`; of a stream, which the proxy asks for by `stream_options`"
+    RESPONSE_USAGE = "`usage` of the response object, in a stream that of its last event"
+    MESSAGE_USAGE = "`usage` of the message, in a stream those of `message_start` and `message_delta`"
+    PROMPT_USAGE = "`usage`: prompt tokens alone"
+    NOTHING = "nothing is counted"
+
+
+class ErrorForm(StrEnum):
+    """Whose form of an error a client of the path reads."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiPath:
+    """One path. `{…}` stands for one segment. `has_model`: its body names the model, by which it is routed.
+    `has_priority`: the engine schedules it by a member `priority`. `engines`: which of ours have it, if their model
+    does."""
+
+    path: str
+    methods: tuple[str, ...]
+    what: str
+    answered_by: AnsweredBy = AnsweredBy.CELL
+    counting: Counting = Counting.NOTHING
+    has_model: bool = True
+    has_priority: bool = False
+    streams: bool = False
+    engines: tuple[str, ...] = ("vllm", "sim")
+    errors: ErrorForm = ErrorForm.OPENAI
+
+
+def _inference(path: str, what: str, counting: Counting, *, streams: bool = False, **more: object) -> ApiPath:
+    has_priority = counting is not Counting.NOTHING and counting is not Counting.MESSAGE_USAGE
+    return ApiPath(path, ("POST",), what, counting=counting, streams=streams, has_priority=has_priority, **more)  # type: ignore[arg-type]
+
+
+API_PATHS: Final[tuple[ApiPath, ...]] = (
+    _inference("/v1/chat/completions", "chat", Counting.STREAM_OPTIONS, streams=True),
+    _inference("/v1/completions", "completions", Counting.STREAM_OPTIONS, streams=True),
+    _inference("/v1/responses", "responses", Counting.RESPONSE_USAGE, streams=True),
+    _inference(
+        "/v1/messages", "Anthropic's messages", Counting.MESSAGE_USAGE, streams=True, errors=ErrorForm.ANTHROPIC
+    ),
+    _inference("/v1/messages/count_tokens", "tokens of a message", Counting.NOTHING, errors=ErrorForm.ANTHROPIC),
+    _inference("/v1/embeddings", "embeddings", Counting.PROMPT_USAGE),
+    *(_inference(path, "scores of pairs", Counting.PROMPT_USAGE) for path in ("/v1/score", "/score")),
+    *(
+        _inference(path, "documents by relevance", Counting.PROMPT_USAGE)
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+    ),
+    _inference("/pooling", "pooled hidden states", Counting.PROMPT_USAGE),
+    _inference("/classify", "classes of texts", Counting.PROMPT_USAGE),
+    _inference("/tokenize", "a text as tokens", Counting.NOTHING),
+    _inference("/detokenize", "tokens as a text", Counting.NOTHING),
+    ApiPath("/v1/models", ("GET",), "the models that the key may use", AnsweredBy.INGRESS, has_model=False),
+    ApiPath("/v1/models/{model}", ("GET",), "one of them", AnsweredBy.INGRESS, has_model=False),
+    ApiPath("/health", ("GET",), "whether this ingress serves", AnsweredBy.INGRESS, has_model=False),
+    ApiPath(
+        "/healthz", ("GET",), "the same; with ?model=: whether a cell here does", AnsweredBy.INGRESS, has_model=False
+    ),
+    ApiPath("/version", ("GET",), "the version of Switchyard", AnsweredBy.INGRESS, has_model=False),
+)
+"""In the order of the documentation page."""
