@@ -112,7 +112,7 @@ def body_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     """Wait for the whole body, which replays need too, and find the pool of the model that it names. Long bodies go on
     to a body parser, and what names no model to the default backend. Declares `is_large`, `has_pool`."""
     longest = max_buffered_body_bytes(desired, settings)
-    own = (headers.MODEL, headers.AFFINITY, headers.KEY, *([headers.BODY] if desired.features.hops else ()))
+    own = (headers.MODEL, headers.AFFINITY, *([headers.BODY] if desired.features.hops else ()))
     return [
         responses.refuse_rule(responses.head_too_large(MAX_HEAD_BYTES), f"{{ req.hdrs,length gt {MAX_HEAD_BYTES} }}"),
         *(f"http-request del-header {name}" for name in own),

@@ -21,7 +21,8 @@ INGRESS: Final = "X-Switchyard-Ingress"
 TENANT: Final = "X-Switchyard-Tenant"
 """On a request: whose it is, by its key. An application's own value is removed."""
 KEY: Final = "X-Switchyard-Key"
-"""On a large request on its way through a body parser: the prefix of a key that does not open every pool."""
+"""On a request to a cell: the prefix of the key that it came with. On its way through a body parser: that, and `|1`
+behind it where the key does not open every pool. An application's own value is removed."""
 MODEL: Final = "X-Switchyard-Model"
 """On a request that a body parser sends back, and on its response: the model, URL-encoded as it came out of a body. On
 a request to a cell, too: it refuses a body in which it finds another."""

@@ -19,6 +19,8 @@ HOPS_MAP = "hops.map"
 SIGNING, OTHER = "sign", "other"
 MAX_SECRETS = 2
 MIN_SECRET_CHARS = 32
+KEY_MARK = "~"
+"""In a mark, between the region and the prefix of the request's key, which nobody else may claim."""
 CLOCKS_APART_S = 60
 """How old, or how far ahead by another machine's clock, a mark may be."""
 BODY_DIGEST = "req.body,sha2(256),hex"
@@ -47,13 +49,16 @@ def hop_entries(secrets: Sequence[str]) -> dict[str, str]:
 
 
 def proof_rules(*, has_links: bool) -> list[str]:
-    """Note in `txn.hop` which region sent the request here, if it proves that, and take every other mark away.
+    """Note in `txn.hop` which region sent the request here, if it proves that, and take every other mark away. The key
+    that it says it had there goes on with it.
 
     `has_links`: other ingresses come in on a socket of their own, and marks count only there.
     """
+    is_hop = "{ var(txn.hop) -m found }"
     keep_header = f"http-request set-var(txn.hop_header) req.hdr({headers.HOP})"
     claim = "".join(f"%[var(txn.hop_header),field({number},|)]|" for number in (1, 2, 3))
     return [
+        f"http-request del-header {headers.KEY}",
         *([f"http-request del-header {headers.HOP} if !{{ so_name {HOPS} }}"] if has_links else ()),
         f"acl has_hop req.hdr({headers.HOP}) -m found",
         f"{keep_header} if has_hop",
@@ -62,8 +67,11 @@ def proof_rules(*, has_links: bool) -> list[str]:
         "http-request set-var(txn.hop_body) var(txn.hop_header),field(3,|) if has_hop",
         "http-request set-var(txn.hop_proof) var(txn.hop_header),field(4,|) if has_hop",
         *(rule for secret in (SIGNING, OTHER) for rule in _proof(secret)),
-        f"http-request del-header {headers.HOP} if has_hop !{{ var(txn.hop) -m found }}",
-        f"http-request del-header {headers.POOL} if !{{ var(txn.hop) -m found }}",
+        f"http-request del-header {headers.HOP} if has_hop !{is_hop}",
+        f"http-request del-header {headers.POOL} if !{is_hop}",
+        f"http-request set-var(txn.hop_key) var(txn.hop),field(2,{KEY_MARK}) if {is_hop}",
+        f"http-request set-var(txn.hop) var(txn.hop),field(1,{KEY_MARK}) if {is_hop}",
+        f"http-request set-header {headers.KEY} %[var(txn.hop_key)] if {{ var(txn.hop_key) -m len gt 0 }}",
         "acl is_marked var(txn.hop) -m found",
     ]
 
@@ -81,6 +89,7 @@ def _proof(secret: str) -> list[str]:
 def strip_rules() -> list[str]:
     """Without other regions every mark is forged."""
     return [
+        f"http-request del-header {headers.KEY}",
         f"http-request del-header {headers.HOP}",
         f"http-request del-header {headers.POOL}",
         "acl is_marked always_false",
@@ -108,12 +117,13 @@ def _other_body_rule() -> str:
 def mark_rules(region: str, body_s: int) -> list[str]:
     """Mark a request that leaves for another region, and name the pool it is for: names may be split there, too. A body
     that came from another frontend of ours may take `body_s` to be there."""
+    sender = f"{region}{KEY_MARK}%[req.hdr({headers.KEY})]"
     unless_known = "if !{ var(txn.body_digest) -m found }"
     return [
         f"http-request wait-for-body time {body_s}s {unless_known}",
         f"http-request set-var(txn.body_digest) {BODY_DIGEST} {unless_known}",
         f"http-request set-header {headers.POOL} %[var(txn.pool)]",
-        f"http-request set-var-fmt(txn.hop_claim) '{region}|%[date]|%[var(txn.body_digest)]'",
+        f"http-request set-var-fmt(txn.hop_claim) '{sender}|%[date]|%[var(txn.body_digest)]'",
         f"http-request set-var-fmt(txn.hop_signed) '%[var(txn.hop_claim)]|{_REQUEST}'",
         f"http-request set-var(txn.hop_secret) str({SIGNING}),map_str({HOPS_MAP})",
         "http-request set-var(txn.hop_proof) var(txn.hop_signed),hmac(sha256,txn.hop_secret),hex",

@@ -2,7 +2,7 @@
 
 Pure text; `config` says where in a frontend each group of rules stands. All that changes with a key is in `KEYS_MAP`,
 so keys come and go without a reload and without the control plane in the path of a request. The key itself goes no
-further than here: cells get the tenant.
+further than here: cells get the tenant and the key's prefix.
 """
 
 from engine_agent.ingress import headers, responses
@@ -67,6 +67,7 @@ def identity_rules(*, features: bool) -> list[str]:
         responses.refuse_rule(MISSING_KEY, "!shows_key !is_marked keys_required"),
         responses.refuse_rule(EXPIRED_KEY, "has_key { date,sub(txn.key_expires) ge 0 }"),
         f"http-request set-header {headers.TENANT} %[{_value(KeyField.TENANT)}] if has_key",
+        f"http-request set-header {headers.KEY} %[var(txn.key_prefix)] if has_key",
         *_class_rules(),
     ]
 
@@ -85,17 +86,18 @@ def listing_rules(condition: str) -> list[str]:
 
 
 def unparsed_body_scope_rule() -> str:
-    """The model of a large request is not known yet: its key goes with it to where it will be."""
-    return f"http-request set-header {headers.KEY} %[var(txn.key_prefix)] if {_HAS_KEY} {_IS_SCOPED}"
+    """The model of a large request is not known yet: that its key is scoped goes with it to where it will be."""
+    return f"http-request set-header {headers.KEY} %[var(txn.key_prefix)]|1 if {_HAS_KEY} {_IS_SCOPED}"
 
 
 def parsed_body_scope_rules() -> list[str]:
     """Whether the key opens the pool, once a body parser has found the model of a large request."""
     return [
-        f"http-request set-var(txn.key_prefix) req.hdr({headers.KEY})",
-        f"http-request del-header {headers.KEY}",
+        f"http-request set-var(txn.key_prefix) req.hdr({headers.KEY}),field(1,|)",
+        f"http-request set-var(txn.key_scoped) req.hdr({headers.KEY}),field(2,|)",
+        f"http-request set-header {headers.KEY} %[var(txn.key_prefix)] if {{ var(txn.key_scoped) -m found }}",
         f"acl key_opens_pool var(txn.key_prefix),concat(/,txn.pool),map_str({KEYS_MAP}) -m found",
-        f"{responses.return_rule(MODEL_NOT_ALLOWED)} if has_pool {{ var(txn.key_prefix) -m len gt 0 }} !key_opens_pool",
+        f"{responses.return_rule(MODEL_NOT_ALLOWED)} if has_pool {{ var(txn.key_scoped) -m found }} !key_opens_pool",
     ]
 
 

@@ -108,10 +108,7 @@ class ClassLoad(Struct, frozen=True):
 
 
 class TenantLoad(Struct, frozen=True):
-    """One tenant's part of a cell's load. Its totals began at 0 at `since`, in seconds since 1970.
-
-    A reader who knows totals of another `since` adds these to them: the proxy is another, or had forgotten the tenant.
-    """
+    """One tenant's part of a cell's load, as proxies of the release before report it."""
 
     since: float
     in_flight: int = 0
@@ -120,18 +117,54 @@ class TenantLoad(Struct, frozen=True):
     completion_tokens_total: int = 0
 
 
+class UsageRow(Struct, frozen=True, omit_defaults=True):
+    """What one key of one tenant used of a cell in one class. Its totals began at 0 at `since`, in seconds since 1970.
+
+    A reader who knows totals of another `since` adds these to them: the proxy is another, or had forgotten the row.
+    `tenant` is empty where no key was needed, `key` (its prefix) where none was shown. A request is in the totals of
+    tokens once it has ended. `cached_tokens_total` are part of `prompt_tokens_total`. `cancelled_total`: requests that
+    their client, their deadline or the end of their cell cut short. `errors_total`: those that the cell failed.
+    `estimated_total`: requests of which no engine said what they used, so that their tokens are estimates.
+    """
+
+    since: float
+    tenant: str = ""
+    key: str = ""
+    serving_class: str = "realtime"
+    in_flight: int = 0
+    requests_total: int = 0
+    cancelled_total: int = 0
+    errors_total: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    completion_tokens_total: int = 0
+    estimated_total: int = 0
+
+
+class TokenCheck(Struct, frozen=True):
+    """Tokens by two counts, from `since` (seconds since 1970) to one instant at which no request of a client was in
+    flight: by how much the engine's own metrics grew, without the probes of its proxy, and what that proxy counted."""
+
+    since: float
+    engine_prompt_total: int = 0
+    engine_completion_total: int = 0
+    counted_prompt_total: int = 0
+    counted_completion_total: int = 0
+
+
 MAX_TENANTS_REPORTED = 128
-"""Tenants with a row of their own in a cell's load: at some 130 bytes each well below the limit of a frame."""
+"""Rows of usage in a cell's load without those of `OTHER_TENANTS`: at 300 bytes each well below a frame's limit."""
 OTHER_TENANTS = "~others"
-"""The row of all tenants beyond that; no tenant can be called so."""
+"""The tenant of the rows, one for each class, that all use beyond that shares; no tenant can be called so."""
 
 
 class Load(Struct, frozen=True):
     """Load of one cell as its proxy measured it. Percentiles and rates cover the last 30 s; None: no samples.
 
     `…_total` and `…_counts` count since the proxy started; `…_counts` maps a bucket of
-    `engine_agent.protocol.buckets` to the number of samples in it, without the empty ones. `classes` and
-    `tenants` have only those that sent something; requests without a tenant are in no row of `tenants`.
+    `engine_agent.protocol.buckets` to the number of samples in it, without the empty ones. `classes` and `usage`
+    have only those that sent something. `tenants` comes from agents of the release before, which have no `usage`.
+    `token_check` None: the engine has no counters of tokens, or was never idle yet.
     """
 
     in_flight: int = 0
@@ -147,6 +180,8 @@ class Load(Struct, frozen=True):
     itl_counts: dict[int, int] = field(default_factory=dict)
     classes: dict[str, ClassLoad] = field(default_factory=dict)
     tenants: dict[str, TenantLoad] = field(default_factory=dict)
+    usage: tuple[UsageRow, ...] = ()
+    token_check: TokenCheck | None = None
 
 
 class Accelerator(Struct, frozen=True):

@@ -20,12 +20,15 @@ from engine_agent.proxy.wire import Headers
 
 CLASS_HEADER = b"x-switchyard-class"
 TENANT_HEADER = b"x-switchyard-tenant"
+KEY_HEADER = b"x-switchyard-key"
 DEADLINE_HEADER = b"x-switchyard-deadline-ms"
 DEPLOYMENT_HEADER = b"x-switchyard-deployment"
 ARRIVED_HEADER = b"x-switchyard-arrived-ms"
 MODEL_HEADER = b"x-switchyard-model"
 SERVER_HEADER = b"x-switchyard-server"
 _TENANT = re.compile(rb"[A-Za-z0-9._:@-]{1,64}")
+_KEY = re.compile(rb"[0-9a-f]{4,16}")
+"""As `engine_agent.ingress.key_map` admits prefixes."""
 _MILLISECONDS = re.compile(rb"-?\d{1,10}")
 """Up to 115 days; a longer bound is none."""
 _UNIX_MS = re.compile(rb"\d{13}")
@@ -46,8 +49,8 @@ MIN_TTFT_SAMPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class RequestMetadata:
-    """What the headers of a request state: class, tenant, deadline. `tenant` is empty where none is named;
-    `time_left_s` None: no deadline, else seconds that are left.
+    """What the headers of a request state: class, tenant, key, deadline. `tenant` is empty where none is named, `key`
+    where no key was shown; `time_left_s` None: no deadline, else seconds that are left.
 
     `is_routed`: an ingress chose this deployment for the model's name, which the engine need not know. `routed_by`:
     that name, as the ingress read it in the body; None: it did not say. `server`: the start of a cell that the ingress
@@ -60,6 +63,7 @@ class RequestMetadata:
     is_routed: bool = False
     routed_by: str | None = None
     server: str = ""
+    key: str = ""
 
 
 class BadHeader(ValueError):
@@ -79,12 +83,14 @@ def read_metadata(headers: Headers, now: float) -> RequestMetadata:
         BadHeader: a class that does not exist, or a deadline that is no number.
     """
     serving_class, tenant, time_left_s, is_routed = ServingClass.REALTIME, "", None, False
-    waited_s, routed_by, server = 0.0, None, ""
+    waited_s, routed_by, server, key = 0.0, None, "", ""
     for name, value in headers:
         if name == CLASS_HEADER:
             serving_class = _serving_class(value)
         elif name == TENANT_HEADER:
             tenant = value.decode() if _TENANT.fullmatch(value) else OTHER_TENANTS
+        elif name == KEY_HEADER:
+            key = value.decode() if _KEY.fullmatch(value) else ""
         elif name == DEADLINE_HEADER:
             time_left_s = _limit_s(value)
         elif name == DEPLOYMENT_HEADER:
@@ -96,7 +102,7 @@ def read_metadata(headers: Headers, now: float) -> RequestMetadata:
         elif name == ARRIVED_HEADER and _UNIX_MS.fullmatch(value):
             waited_s = max(0.0, now - int(value) / 1000)
     left_s = None if time_left_s is None else time_left_s - waited_s
-    return RequestMetadata(serving_class, tenant, left_s, is_routed, routed_by, server)
+    return RequestMetadata(serving_class, tenant, left_s, is_routed, routed_by, server, key)
 
 
 def _serving_class(value: bytes) -> ServingClass:

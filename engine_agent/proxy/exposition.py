@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from engine_agent.protocol.messages import ClassLoad, TenantLoad
+from engine_agent.protocol.messages import ClassLoad, UsageRow
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.histogram import SlidingHistogram
@@ -13,7 +13,7 @@ _PREFIX = "switchyard_proxy_"
 
 
 def exposition(cell: Cell) -> str:
-    """All metrics, each labelled with the cell. Classes are three, and tenants at most those that `Tenants` keeps."""
+    """All metrics, each labelled with the cell. Classes are three, and tenants at most those that `UsageRows` keeps."""
     meter, labels = cell.meter, {"cell": cell.settings.cell}
     lines: list[str] = []
     lines += _by_class("requests_total", "counter", "Admitted requests, by class of the final status.", labels, meter)
@@ -34,12 +34,20 @@ def exposition(cell: Cell) -> str:
     lines += [*_family("itl_seconds", "histogram", "Time between tokens of streams.")]
     lines += _histogram("itl_seconds", labels, meter.itl)
     lines += _loads("class", labels, {name: each.load(0.0) for name, each in meter.classes.items()}, _CLASS_FIELDS)
-    lines += _loads("tenant", labels, meter.tenants.loads(), _TENANT_FIELDS)
+    lines += _loads("tenant", labels, meter.usage.by_tenant(), _TENANT_FIELDS)
     return "\n".join(lines) + "\n"
 
 
 _CLASS_FIELDS = ("in_flight", "prompt_tokens_total", "completion_tokens_total", "errors_total")
-_TENANT_FIELDS = ("in_flight", "requests_total", "prompt_tokens_total", "completion_tokens_total")
+_TENANT_FIELDS = (
+    "in_flight",
+    "requests_total",
+    "cancelled_total",
+    "prompt_tokens_total",
+    "cached_tokens_total",
+    "completion_tokens_total",
+    "estimated_total",
+)
 
 
 def _by_class(name: str, kind: str, text: str, labels: Mapping[str, str], meter: Meter) -> Iterable[str]:
@@ -51,7 +59,7 @@ def _by_class(name: str, kind: str, text: str, labels: Mapping[str, str], meter:
 
 
 def _loads(
-    label: str, labels: Mapping[str, str], loads: Mapping[str, ClassLoad | TenantLoad], fields: Iterable[str]
+    label: str, labels: Mapping[str, str], loads: Mapping[str, ClassLoad | UsageRow], fields: Iterable[str]
 ) -> Iterable[str]:
     """`class_…` or `tenant_…`: one family for each field, one sample for each class or tenant."""
     for field in fields:

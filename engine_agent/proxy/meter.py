@@ -8,7 +8,7 @@ from engine_agent.protocol.messages import ClassLoad, Load
 from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy.admission import RequestMetadata
 from engine_agent.proxy.histogram import SlidingHistogram
-from engine_agent.proxy.tenants import Tenants, TenantUse
+from engine_agent.proxy.usage_rows import UsageCounts, UsageRows
 
 WINDOW_S = 30
 """`engine_agent.protocol.messages.Load`: percentiles and rates cover the last 30 s."""
@@ -69,10 +69,13 @@ class ClassMeter:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request. `prompt` None: the engine did not say."""
+    """Tokens of one request. `prompt` None: the engine did not say. `cached` are part of it. `estimated`: no engine
+    said what was used."""
 
     prompt: int | None
     completion: int
+    cached: int = 0
+    estimated: bool = False
 
 
 class Meter:
@@ -82,7 +85,7 @@ class Meter:
         self.itl = SlidingHistogram(WINDOW_S)
         self.ttft = SlidingHistogram(WINDOW_S)
         self.classes: dict[ServingClass, ClassMeter] = {}
-        self.tenants = Tenants()
+        self.usage = UsageRows()
         self._tokens = SlidingSum()
         self._started_at = started_at
         self._sized_bytes = self._sized_tokens = 0
@@ -94,15 +97,15 @@ class Meter:
             meter = self.classes[serving_class] = ClassMeter()
         return meter
 
-    def admitted(self, metadata: RequestMetadata) -> TenantUse | None:
-        """A request passed admission. Returns the row of its tenant, which `finished` wants back."""
-        meter, tenant = self.of(metadata.serving_class), self.tenants.of(metadata.tenant)
+    def admitted(self, metadata: RequestMetadata) -> UsageCounts:
+        """A request passed admission. Returns the row that it is counted in, which `finished` wants back."""
+        meter = self.of(metadata.serving_class)
+        row = self.usage.of(metadata.tenant, metadata.key, metadata.serving_class)
+        for each in (meter, row):
+            each.in_flight += 1
         meter.requests_total += 1
-        meter.in_flight += 1
-        if tenant is not None:
-            tenant.requests += 1
-            tenant.in_flight += 1
-        return tenant
+        row.requests += 1
+        return row
 
     def refused(self, metadata: RequestMetadata, code: str) -> None:
         """A request did not pass admission."""
@@ -124,14 +127,16 @@ class Meter:
     def finished(
         self,
         metadata: RequestMetadata,
-        tenant: TenantUse | None,
+        row: UsageCounts,
         usage: Usage,
         *,
         status: int,
         failed: bool,
+        cancelled: bool = False,
         body_bytes: int,
     ) -> None:
-        """An admitted request ended. `failed`: by the engine's or our fault; `body_bytes`: of its question."""
+        """An admitted request ended. `failed`: by the engine's or our fault; `cancelled`: its client or its deadline
+        ended it; `body_bytes`: of its question."""
         prompt = self._prompt_tokens(usage, body_bytes)
         meter = self.of(metadata.serving_class)
         meter.in_flight -= 1
@@ -139,10 +144,13 @@ class Meter:
         meter.errors_total += failed
         meter.prompt_tokens_total += prompt
         meter.completion_tokens_total += usage.completion
-        if tenant is not None:
-            tenant.in_flight -= 1
-            tenant.prompt_tokens += prompt
-            tenant.completion_tokens += usage.completion
+        row.in_flight -= 1
+        row.errors += failed
+        row.cancelled += cancelled
+        row.estimated += usage.estimated
+        row.prompt_tokens += prompt
+        row.cached_tokens += usage.cached
+        row.completion_tokens += usage.completion
 
     def _prompt_tokens(self, usage: Usage, body_bytes: int) -> int:
         """As the engine reports. Of a request that was cut it reports nothing: then as many as bodies of that length
@@ -183,7 +191,7 @@ class Meter:
             ttft_counts=self.ttft.counts(),
             itl_counts=self.itl.counts(),
             classes={name.value: meter.load(now) for name, meter in self.classes.items()},
-            tenants=self.tenants.loads(),
+            usage=self.usage.rows(),
         )
 
 

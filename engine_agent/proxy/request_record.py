@@ -9,9 +9,9 @@ from engine_agent.protocol.tracing import SpanContext, begin_span, span_json, wi
 from engine_agent.proxy.admission import RequestMetadata
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.meter import Usage
-from engine_agent.proxy.tenants import TenantUse
 from engine_agent.proxy.tokens import TokenCount
 from engine_agent.proxy.upload import Upload
+from engine_agent.proxy.usage_rows import UsageCounts
 from engine_agent.proxy.wire import RequestHead, ResponseHead
 
 
@@ -36,8 +36,8 @@ class RequestRecord:
         self._cell = cell
         self._head = head
         self._upload = upload
-        self._tenant: TenantUse | None = None
-        self._admitted = False
+        self._row: UsageCounts | None = None
+        """None until admitted."""
         self.metadata = RequestMetadata()
         self._tokens = TokenCount(streaming=False)
         self._ttft_s: float | None = None
@@ -52,8 +52,7 @@ class RequestRecord:
         return self._tokens.at_boundary
 
     def admit(self) -> None:
-        self._admitted = True
-        self._tenant = self._cell.meter.admitted(self.metadata)
+        self._row = self._cell.meter.admitted(self.metadata)
 
     def trace(self) -> None:
         """Begin the span of the request, where it has one, and make the engine's work a part of it."""
@@ -95,8 +94,8 @@ class RequestRecord:
 
     def close(self, outcome: RequestOutcome, status: int, reason: str = "") -> None:
         """The request has ended, one way or another; `reason` is the code of a refusal."""
-        if self._admitted:
-            self._settle(outcome, status)
+        if self._row is not None:
+            self._settle(self._row, outcome, status)
         elif outcome is RequestOutcome.REFUSED:
             self._cell.meter.refused(self.metadata, reason)
         if self._span is not None:
@@ -136,16 +135,20 @@ class RequestRecord:
         if self._cell.spans is not None:
             self._cell.spans.add(span_json(span, name, self._began_ns, time_ns(), failed, **attributes))
 
-    def _settle(self, outcome: RequestOutcome, status: int) -> None:
+    def _settle(self, row: UsageCounts, outcome: RequestOutcome, status: int) -> None:
         prompt = self._tokens.prompt_tokens
-        charged = outcome in {RequestOutcome.CLIENT_GONE, RequestOutcome.TOO_LATE} or (
-            outcome is RequestOutcome.ANSWERED and status < 400
-        )
+        cancelled = outcome in {RequestOutcome.CLIENT_GONE, RequestOutcome.TOO_LATE}
+        charged = cancelled or (outcome is RequestOutcome.ANSWERED and status < 400)
         self._cell.meter.finished(
             self.metadata,
-            self._tenant,
-            Usage(prompt if charged or prompt is not None else 0, self._tokens.tokens),
+            row,
+            Usage(
+                prompt if charged or prompt is not None else 0,
+                self._tokens.tokens,
+                estimated=charged and prompt is None,
+            ),
             status=status,
             failed=outcome is RequestOutcome.ENGINE_ERROR,
+            cancelled=cancelled,
             body_bytes=self._upload.size_bytes,
         )

@@ -29,6 +29,7 @@ _FOR_THE_CELL = {
     b"x-switchyard-deadline-ms",
     b"x-switchyard-deployment",
     b"x-switchyard-hop",
+    b"x-switchyard-key",
     b"x-switchyard-model",
     b"x-switchyard-pool",
     b"x-switchyard-server",

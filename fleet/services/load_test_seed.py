@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from django.db import connection, transaction
 
-from engine_agent.protocol.messages import ClassLoad, Health, Load, TenantLoad
+from engine_agent.protocol.messages import ClassLoad, Health, Load, UsageRow
 from fleet.models import (
     Cell,
     CellMember,
@@ -50,7 +50,7 @@ LOAD = Load(
     ttft_counts={bucket: 3 + bucket % 7 for bucket in range(70, 110)},
     itl_counts={bucket: 40 + bucket % 9 for bucket in range(50, 80)},
     classes={"realtime": ClassLoad(in_flight=5, requests_total=90_000, errors_total=12)},
-    tenants={f"tenant-{n}": TenantLoad(since=1.0e9, in_flight=1, requests_total=9000) for n in range(10)},
+    usage=tuple(UsageRow(1.0e9, f"tenant-{n}", f"{n:08x}", in_flight=1, requests_total=9000) for n in range(10)),
 )
 _WINDOWS = """
 INSERT INTO fleet_loadwindow (subject_id, step_s, at, covered_s, requests, errors, slow, cells, in_flight, queued,

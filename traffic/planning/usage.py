@@ -150,20 +150,25 @@ def totals_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]
 
 
 def totals_of_cell(node: str, load: JsonObject | None) -> list[SourceTotals]:
-    """What the load of a leader says of tenants."""
+    """What the load of a leader says of tenants: in a row for each key and class, or, from a proxy of the release
+    before, in one for all."""
+    source = f"cell:{node}"
+    rows = (load or {}).get("usage")
+    if isinstance(rows, (list, tuple)) and rows:
+        return [
+            _totals_of_row(f"{source}:{row.get('key', '')[:16]}:{row.get('serving_class', '')[:16]}", tenant, row)
+            for row in rows
+            if TENANT_NAME.fullmatch(tenant := row.get("tenant", ""))
+        ]
     tenants = (load or {}).get("tenants")
     if not isinstance(tenants, dict):
         return []
-    return [
-        SourceTotals(
-            f"cell:{node}",
-            f"{TENANT}{tenant}",
-            str(row["since"])[:40],
-            {ours: min(int(row.get(theirs, 0)), MOST) for theirs, ours in CELL_FIELDS.items()},
-        )
-        for tenant, row in tenants.items()
-        if TENANT_NAME.fullmatch(tenant)
-    ]
+    return [_totals_of_row(source, tenant, row) for tenant, row in tenants.items() if TENANT_NAME.fullmatch(tenant)]
+
+
+def _totals_of_row(source: str, tenant: str, row: JsonObject) -> SourceTotals:
+    counts = {ours: min(int(row.get(theirs, 0)), MOST) for theirs, ours in CELL_FIELDS.items()}
+    return SourceTotals(source, f"{TENANT}{tenant}", str(row["since"])[:40], counts)
 
 
 def _are_counts(counts: Any) -> bool:

@@ -92,7 +92,8 @@ def _claimed() -> list[tuple[SourceTotals, CellBounds]]:
     """What leaders count of tenants, each about its own cell. Other nodes have nothing to count."""
     cell = "node__member__cell__"
     fields = ("node_id", "load", f"{cell}deployment_id", f"{cell}model_version__context_length")
-    leaders = NodeReport.objects.filter(~Q(load__tenants={}), load__has_key="tenants", node__member__rank=0)
+    says = ~Q(load__usage=[]) & Q(load__has_key="usage") | ~Q(load__tenants={}) & Q(load__has_key="tenants")
+    leaders = NodeReport.objects.filter(says, node__member__rank=0)
     keys = list(ApplicationKey.objects.values_list("tenant", "deployments").distinct())
     claimed = []
     for node, load, deployment, context_length in leaders.values_list(*fields):

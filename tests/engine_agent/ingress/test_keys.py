@@ -46,12 +46,16 @@ async def test_a_key_opens_and_its_tenant_goes_with_the_request_and_its_text_doe
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell), keys=(key.entry,), keys_required=True)
         await ingress.sees(**{cell.name: "up"})
-        assert await asked(ingress, key, headers={"X-Switchyard-Tenant": "somebody-else"}) == 200
+        assert (
+            await asked(ingress, key, headers={"X-Switchyard-Tenant": "somebody-else", "X-Switchyard-Key": "ffffffff"})
+            == 200
+        )
         assert await refusal(ingress, {}) == (401, "missing_api_key")
         assert await refusal(ingress, {"Authorization": "Bearer none"}) == (401, "missing_api_key")
         assert await refusal(ingress, OTHERS) == (401, "invalid_api_key")
         (request,) = cell.requests
         assert request.headers["x-switchyard-tenant"] == "rufus"
+        assert request.headers["x-switchyard-key"] == key.entry.prefix
         assert not any(key.text in text for text in request.headers.values())
 
 
@@ -98,7 +102,8 @@ async def test_a_key_opens_only_its_deployments_with_short_and_with_long_request
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "model_not_allowed")
             assert await asked(ingress, None, long % (b"x" * size, b"other"), {"X-Switchyard-Key": "0a1b2c3d"}) == 200
         assert [request.headers["x-switchyard-tenant"] for request in cell.requests] == ["rufus", "rufus"]
-        assert all("x-switchyard-key" not in request.headers for request in (*cell.requests, *other.requests))
+        assert [request.headers["x-switchyard-key"] for request in cell.requests] == [key.entry.prefix] * 2
+        assert all("x-switchyard-key" not in request.headers for request in other.requests)
 
 
 @pytest.mark.asyncio
@@ -114,17 +119,21 @@ async def test_a_request_more_urgent_than_its_key_allows_is_made_less_urgent(ing
 
 
 @pytest.mark.asyncio
-async def test_a_request_from_another_region_was_asked_there_and_keeps_its_tenant(ingress: RunningIngress) -> None:
+async def test_a_request_from_another_region_was_asked_there_and_keeps_its_tenant_and_key(
+    ingress: RunningIngress,
+) -> None:
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell), keys_required=True)
         await ingress.sees(**{cell.name: "up"})
         tenant = {"X-Switchyard-Tenant": "rufus"}
-        said = {**tenant, "X-Switchyard-Hop": "us-west-2"}
+        said = {**tenant, "X-Switchyard-Hop": "us-west-2", "X-Switchyard-Key": "ffffffff"}
         assert await asked(ingress, headers=said) == 401, "anybody can say that"
-        proven = marked(HOP_SECRET, tenant="rufus", body=BODY)
+        proven = marked(HOP_SECRET, "us-west-2~0a0b0c0d", tenant="rufus", body=BODY)
         assert await asked(ingress, headers=proven) == 401, "not where applications come in"
-        assert (await ingress.post_hop(BODY, **proven)).status_code == 200
-        assert cell.requests[0].headers["x-switchyard-tenant"] == "rufus"
+        for mark in (proven, {**marked(HOP_SECRET, tenant="rufus", body=BODY), "X-Switchyard-Key": "ffffffff"}):
+            assert (await ingress.post_hop(BODY, **mark)).status_code == 200
+        assert [request.headers["x-switchyard-tenant"] for request in cell.requests] == ["rufus", "rufus"]
+        assert [request.headers.get("x-switchyard-key") for request in cell.requests] == ["0a0b0c0d", None]
 
 
 @pytest.mark.asyncio

@@ -27,6 +27,13 @@ def compact(text: bytes) -> object:
     return msgspec.json.decode(text)
 
 
+def lost(old: object, new: object, where: str = "$") -> list[str]:
+    """Where the new text has not what is in the old one; members that were added are nothing lost."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [each for name in old for each in lost(old[name], new.get(name), f"{where}.{name}")]
+    return [] if old == new else [where]
+
+
 @pytest.mark.parametrize("name", UP)
 def test_messages_from_agents_keep_their_form(name: str) -> None:
     assert compact(encode(decode_up(golden(name)))) == compact(golden(name))
@@ -46,16 +53,12 @@ def test_a_changed_shape_raises_the_version() -> None:
 
 @pytest.mark.parametrize("name", OLD_UP)
 def test_agents_of_the_version_before_are_read(name: str) -> None:
-    mine = compact(encode(decode_up(golden(name, BEFORE))))
-    assert isinstance(mine, dict)
-    assert mine.items() >= compact(golden(name, BEFORE)).items()  # type: ignore[attr-defined]
+    assert lost(compact(golden(name, BEFORE)), compact(encode(decode_up(golden(name, BEFORE))))) == []
 
 
 @pytest.mark.parametrize("name", OLD_DOWN)
 def test_agents_read_a_control_plane_of_the_version_before(name: str) -> None:
-    mine = compact(encode(decode_down(golden(name, BEFORE))))
-    assert isinstance(mine, dict)
-    assert mine.items() >= compact(golden(name, BEFORE)).items()  # type: ignore[attr-defined]
+    assert lost(compact(golden(name, BEFORE)), compact(encode(decode_down(golden(name, BEFORE))))) == []
 
 
 @pytest.mark.parametrize("messages", ["up", "down"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from engine_agent.protocol.messages import Load, UsageRow
 from tests.engine_agent.proxy.engine import Engine
 from tests.engine_agent.proxy.http_stream import Message, ask, request
 from tests.ports import free_port
@@ -54,6 +55,12 @@ class ProxyProcess:
     async def status(self, query: str = "") -> dict[str, Any]:
         status: dict[str, Any] = (await self.admin(f"/status{query}")).json()
         return status
+
+    async def usage(self, tenant: str = "acme") -> UsageRow:
+        """The only row of this tenant."""
+        load = msgspec.convert((await self.status())["load"], Load)
+        (row,) = (row for row in load.usage if row.tenant == tenant)
+        return row
 
     async def health_check(self, server: str = "c-test-g3") -> tuple[int, str]:
         """What HAProxy is told: the status, and the code of the error if there is one."""

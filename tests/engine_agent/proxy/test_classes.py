@@ -55,7 +55,7 @@ async def test_what_each_class_and_tenant_used_is_reported_and_exposed() -> None
         load = (await proxy.status())["load"]
         assert load["classes"]["batch"]["prompt_tokens_total"] == 4
         assert load["classes"]["realtime"]["completion_tokens_total"] == 5
-        assert {name: use["completion_tokens_total"] for name, use in load["tenants"].items()} == {
+        assert {use["tenant"]: use["completion_tokens_total"] for use in load["usage"]} == {
             "acme": 5,
             "globex": 5,
         }

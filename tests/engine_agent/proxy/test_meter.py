@@ -2,13 +2,13 @@
 
 import pytest
 
-from engine_agent.protocol.messages import Load
+from engine_agent.protocol.messages import Load, UsageRow
 from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy.admission import RequestMetadata
 from engine_agent.proxy.meter import Meter, Usage
 
 NOBODY = RequestMetadata()
-BATCH = RequestMetadata(ServingClass.BATCH, "acme")
+BATCH = RequestMetadata(ServingClass.BATCH, "acme", key="0a0b0c0d")
 
 
 def test_without_requests_there_are_no_percentiles() -> None:
@@ -72,10 +72,21 @@ def test_requests_errors_and_refusals_are_counted_apart_and_by_class() -> None:
 def test_a_tenant_is_charged_what_its_requests_used() -> None:
     meter = Meter(0.0)
     row = meter.admitted(BATCH)
-    assert meter.load(1.0, in_flight=1, max_concurrency=4).tenants["acme"].in_flight == 1
-    meter.finished(BATCH, row, Usage(10, 20), status=200, failed=False, body_bytes=40)
-    use = meter.load(1.0, in_flight=0, max_concurrency=4).tenants["acme"]
-    assert (use.requests_total, use.prompt_tokens_total, use.completion_tokens_total, use.in_flight) == (1, 10, 20, 0)
+    assert meter.load(1.0, in_flight=1, max_concurrency=4).usage[0].in_flight == 1
+    meter.finished(BATCH, row, Usage(10, 20, 4, True), status=499, failed=False, cancelled=True, body_bytes=40)
+    (use,) = meter.load(1.0, in_flight=0, max_concurrency=4).usage
+    assert use == UsageRow(
+        use.since,
+        "acme",
+        "0a0b0c0d",
+        "batch",
+        requests_total=1,
+        cancelled_total=1,
+        prompt_tokens_total=10,
+        cached_tokens_total=4,
+        completion_tokens_total=20,
+        estimated_total=1,
+    )
 
 
 def test_a_prompt_that_nobody_counted_is_as_long_as_others_of_its_size() -> None:

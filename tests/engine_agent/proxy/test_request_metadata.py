@@ -24,6 +24,11 @@ def test_all_three_are_read() -> None:
     assert read_metadata(headers, NOW) == RequestMetadata(ServingClass.BATCH, "acme", 1.5)
 
 
+@pytest.mark.parametrize(("value", "key"), [(b"0a1b2c3d", "0a1b2c3d"), (b"", ""), (b"0A1B", ""), (b"x" * 99, "")])
+def test_the_prefix_of_a_key_is_read_and_nothing_else_taken_for_one(value: bytes, key: str) -> None:
+    assert read_metadata([(b"x-switchyard-key", value)], NOW).key == key
+
+
 def test_an_ingress_says_that_it_chose_the_deployment() -> None:
     assert read_metadata([(b"x-switchyard-deployment", b"chat-v2")], NOW).is_routed
 

@@ -25,8 +25,8 @@ async def test_a_client_that_did_not_ask_sees_none_and_is_counted(options: dict[
     async with running_engine(stream) as engine, running_proxy(engine) as proxy:
         answer = await proxy.complete(json.dumps({"stream": True, **options}).encode(), x_switchyard_tenant="acme")
         assert answer.body == b"".join([*EVENTS, DONE])
-        use = (await proxy.status())["load"]["tenants"]["acme"]
-        assert (use["prompt_tokens_total"], use["completion_tokens_total"]) == (11, 7)
+        use = await proxy.usage()
+        assert (use.prompt_tokens_total, use.completion_tokens_total) == (11, 7)
 
 
 async def test_a_client_that_asked_sees_it() -> None:
@@ -44,5 +44,5 @@ async def test_a_body_too_long_to_be_checked_at_is_counted_by_its_chunks_and_its
     async with running_engine(script) as engine, running_proxy(engine) as proxy:
         assert (await proxy.complete(body, x_switchyard_tenant="acme")).body == b"".join([*EVENTS, DONE])
         assert engine.requests[0].body == body
-        use = (await proxy.status())["load"]["tenants"]["acme"]
-        assert (use["prompt_tokens_total"], use["completion_tokens_total"]) == (round(len(body) / 4), 5)
+        use = await proxy.usage()
+        assert (use.prompt_tokens_total, use.completion_tokens_total) == (round(len(body) / 4), 5)

@@ -51,10 +51,10 @@ async def test_a_client_that_leaves_stops_the_engine(tmp_path: Path) -> None:
         assert await metric_is(leader, "vllm:num_requests_running", 1)
         writer.close()
         await until(lambda: metric_is(leader, "vllm:num_requests_running", 0), "the engine stops")
-        use = (await proxy.status())["load"]["tenants"]["acme"]
-        assert use["in_flight"] == 0
-        assert use["prompt_tokens_total"] > 0
-        assert use["completion_tokens_total"] > 0
+        use = await proxy.usage()
+        assert use.in_flight == 0
+        assert use.prompt_tokens_total > 0
+        assert use.completion_tokens_total > 0
 
 
 async def test_a_deadline_stops_the_engine_and_a_stream_says_so(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ async def test_what_the_engine_counted_is_what_is_reported(tmp_path: Path) -> No
         assert b'"usage"' not in streamed.body
         assert streamed.body.endswith(b"data: [DONE]\n\n")
         whole = (await ask(proxy, body, x_switchyard_tenant="acme")).json()["usage"]
-        use = (await proxy.status())["load"]["tenants"]["acme"]
-        assert use["prompt_tokens_total"] == 2 * whole["prompt_tokens"]
-        assert use["completion_tokens_total"] == 14
+        use = await proxy.usage()
+        assert use.prompt_tokens_total == 2 * whole["prompt_tokens"]
+        assert use.completion_tokens_total == 14
 
 
 async def test_a_real_time_request_overtakes_batch_work_that_waits(tmp_path: Path) -> None:

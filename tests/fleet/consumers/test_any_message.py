@@ -38,7 +38,8 @@ from engine_agent.protocol.messages import (
     Observed,
     Report,
     StepTimes,
-    TenantLoad,
+    TokenCheck,
+    UsageRow,
 )
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.consumers.hub import AgentHandler, AgentSession
@@ -76,7 +77,8 @@ REPORT = Report(
         requests_total=9,
         ttft_counts={3: 9},
         classes={"realtime": ClassLoad(in_flight=1, requests_total=9)},
-        tenants={"acme": TenantLoad(since=1.0, requests_total=9, prompt_tokens_total=90)},
+        usage=(UsageRow(1.0, "acme", "0a0b0c0d", requests_total=9, prompt_tokens_total=90),),
+        token_check=TokenCheck(1.0, 90, 9, 90, 9),
     ),
     telemetry=NodeTelemetry(
         host_cpu_percent=5.0,

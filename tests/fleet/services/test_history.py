@@ -35,7 +35,7 @@ def look(number: int, **by_node: Any) -> int:
 
 
 def reported(requests: int, errors: int = 0, **more: Any) -> dict[str, Any]:
-    return {"requests_total": requests, "errors_total": errors, "in_flight": 3, "tenants": {"a": {"since": 0}}, **more}
+    return {"requests_total": requests, "errors_total": errors, "in_flight": 3, "usage": [{"since": 0}], **more}
 
 
 def test_cells_add_up_to_their_deployment_their_region_and_the_fleet() -> None:

@@ -59,7 +59,14 @@ def test_what_an_ingress_says_of_keys_is_read_and_anything_else_passed_over() ->
     assert totals_of_ingress("i", {}) == totals_of_ingress("i", {"keys": 3}) == []
 
 
-def test_what_a_cell_says_of_tenants_is_read() -> None:
+def test_what_a_cell_says_of_keys_and_classes_is_read_row_by_row() -> None:
+    row = {"since": 1.5, "tenant": "rufus", "key": "0a", "serving_class": "batch", "requests_total": 4}
+    load = {"usage": [row, {"since": 2.5, "prompt_tokens_total": 9}, {"since": 3.5, "tenant": "a\x00"}]}
+    counts = {"requests": 4, "prompt_tokens": 0, "completion_tokens": 0}
+    assert totals_of_cell("n-1", load) == [SourceTotals("cell:n-1:0a:batch", "tenant:rufus", "1.5", counts)]
+
+
+def test_what_a_cell_of_the_release_before_says_of_tenants_is_read() -> None:
     row = {"since": 1.5, "in_flight": 1, "requests_total": 4, "prompt_tokens_total": 9, "completion_tokens_total": 7}
     totals = {"requests": 4, "prompt_tokens": 9, "completion_tokens": 7}
     assert totals_of_cell("n-1", {"tenants": {"rufus": row}}) == [

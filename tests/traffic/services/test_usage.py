@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_agent.protocol.messages import Load, TenantLoad
+from engine_agent.protocol.messages import Load, TenantLoad, UsageRow
 from fleet.models import NodeReport
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -25,8 +25,8 @@ def ingress_says(totals: dict[str, list[int]], *, since: str = "7@1", where: str
     IngressReport.objects.update_or_create(ingress=gate, defaults={"telemetry": telemetry})
 
 
-def cell_says(node: str, **tenants: TenantLoad) -> None:
-    NodeReport.objects.filter(node=node).update(load=msgspec.to_builtins(Load(tenants=tenants)))
+def cell_says(node: str, *rows: UsageRow, **tenants: TenantLoad) -> None:
+    NodeReport.objects.filter(node=node).update(load=msgspec.to_builtins(Load(usage=rows, tenants=tenants)))
 
 
 def counted(**where: Any) -> list[Any]:
@@ -51,6 +51,18 @@ def test_keys_and_tenants_add_up_by_the_hour_and_no_look_counts_twice() -> None:
     ingress_says({key: [16, 2, 1]}, sent=8)
     usage_count(now=NOW + timedelta(hours=1))
     assert counted(hour=NOW + timedelta(hours=1)) == [("rufus", key, 1, 0, 0, 0, 0)]
+
+
+def test_rows_of_keys_and_classes_add_up_and_one_that_was_forgotten_begins_anew() -> None:
+    a_key()
+    rows.cell("c", rows.node("n-a"))
+    ingress_says({}, sent=20)
+    batch = UsageRow(1.0, "rufus", "0a", "batch", requests_total=2, prompt_tokens_total=20)
+    cell_says("n-a", batch, UsageRow(1.0, "rufus", "0a", requests_total=5, prompt_tokens_total=50))
+    usage_count(now=NOW)
+    cell_says("n-a", batch, UsageRow(9.0, "rufus", "0a", requests_total=1, prompt_tokens_total=10))
+    usage_count(now=NOW)
+    assert counted() == [("rufus", "", 8, 0, 0, 80, 0)]
 
 
 BILL = {"rufus": TenantLoad(1.0, requests_total=2**53, prompt_tokens_total=2**53, completion_tokens_total=2**53)}

@@ -64,8 +64,8 @@ async def usage_is_counted_and_hidden(proxy: ProxyProcess) -> None:
     assert b'"completion_tokens"' not in streamed.body
     assert streamed.body.endswith(b"data: [DONE]\n\n")
     whole = (await ask(proxy, SHORT)).json()["usage"]
-    use = (await proxy.status())["load"]["tenants"]["acme"]
-    assert (use["prompt_tokens_total"], use["completion_tokens_total"]) == (whole["prompt_tokens"], 12)
+    use = await proxy.usage()
+    assert (use.prompt_tokens_total, use.completion_tokens_total) == (whole["prompt_tokens"], 12)
 
 
 async def order_of_the_end(proxy: ProxyProcess, url: str) -> list[str]:

@@ -1,0 +1,100 @@
+"""Usage by tenant, key and serving class: what each used of this cell. The number of rows is bounded, whatever arrives;
+a row is forgotten only when another needs the place, and never while it has requests in flight."""
+
+from dataclasses import dataclass
+from time import time
+
+from engine_agent.protocol.messages import MAX_TENANTS_REPORTED, OTHER_TENANTS, UsageRow
+from engine_agent.protocol.states import ServingClass
+
+FORGET_AFTER_S = 60.0
+"""A row in which nothing was counted for this long has been reported many times over."""
+
+
+@dataclass(slots=True)
+class UsageCounts:
+    """One row. `since` and `used_at` in seconds since 1970; counts as in `engine_agent.protocol.messages.UsageRow`."""
+
+    tenant: str
+    key: str
+    serving_class: ServingClass
+    since: float
+    used_at: float
+    in_flight: int = 0
+    requests: int = 0
+    cancelled: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    estimated: int = 0
+
+    def row(self) -> UsageRow:
+        return UsageRow(
+            since=round(self.since, 3),
+            tenant=self.tenant,
+            key=self.key,
+            serving_class=self.serving_class.value,
+            in_flight=self.in_flight,
+            requests_total=self.requests,
+            cancelled_total=self.cancelled,
+            errors_total=self.errors,
+            prompt_tokens_total=self.prompt_tokens,
+            cached_tokens_total=self.cached_tokens,
+            completion_tokens_total=self.completion_tokens,
+            estimated_total=self.estimated,
+        )
+
+
+class UsageRows:
+    """At most `limit` rows by name, in the order of their last use; all others share one for each class."""
+
+    def __init__(self, limit: int = MAX_TENANTS_REPORTED) -> None:
+        self._limit = limit
+        self._rows: dict[tuple[str, str, ServingClass], UsageCounts] = {}
+
+    def of(self, tenant: str, key: str, serving_class: ServingClass, now: float | None = None) -> UsageCounts:
+        """The row that a new request of this tenant, key and class is counted in; `now` in seconds since 1970."""
+        at = time() if now is None else now
+        name = (tenant, key, serving_class)
+        counts = self._rows.pop(name, None)
+        if counts is None and tenant != OTHER_TENANTS and not self._has_place(at):
+            return self.of(OTHER_TENANTS, "", serving_class, at)
+        counts = counts or UsageCounts(*name, since=at, used_at=at)
+        counts.used_at = at
+        self._rows[name] = counts
+        return counts
+
+    def rows(self) -> tuple[UsageRow, ...]:
+        """As the protocol carries them."""
+        return tuple(counts.row() for counts in self._rows.values())
+
+    def by_tenant(self) -> dict[str, UsageRow]:
+        """The sums of each tenant that has a name, for metrics."""
+        sums: dict[str, UsageRow] = {}
+        for counts in self._rows.values():
+            if counts.tenant:
+                sums[counts.tenant] = _added(sums.get(counts.tenant), counts.row())
+        return sums
+
+    def _has_place(self, now: float) -> bool:
+        named = sum(tenant != OTHER_TENANTS for tenant, _, _ in self._rows)
+        if named < self._limit:
+            return True
+        for name, counts in self._rows.items():
+            if now - counts.used_at < FORGET_AFTER_S:
+                return False  # the others were used later still
+            if not counts.in_flight and counts.tenant != OTHER_TENANTS:
+                del self._rows[name]
+                return True
+        return False
+
+
+def _added(so_far: UsageRow | None, row: UsageRow) -> UsageRow:
+    if so_far is None:
+        return row
+    counted = {name: getattr(so_far, name) + getattr(row, name) for name in _COUNTED}
+    return UsageRow(min(so_far.since, row.since), row.tenant, **counted)
+
+
+_COUNTED = tuple(name for name in UsageRow.__struct_fields__ if name.endswith("_total") or name == "in_flight")
