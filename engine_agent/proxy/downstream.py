@@ -47,14 +47,14 @@ class ReadStage(StrEnum):
 
 class ClientConnection(asyncio.Protocol):
     """One connection. `open_connections` is the listener's set of them, for limits and for time-outs; `admit` judges
-    who is at the other end of one over TLS."""
+    who is at the other end of one over TLS, and returns the serial number of their certificate, or None."""
 
     def __init__(
         self,
         respond: Callable[[RequestHead, "ClientConnection"], Responder],
         limits: Limits,
         open_connections: set["ClientConnection"],
-        admit: Callable[[asyncio.BaseTransport], bool] | None = None,
+        admit: Callable[[asyncio.BaseTransport], int | None] | None = None,
     ) -> None:
         self._respond = respond
         self._limits = limits
@@ -143,13 +143,14 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if len(self._open) >= self._limits.max_client_connections or not (
-            self._admit is None or self._admit(transport)
-        ):
+        if len(self._open) >= self._limits.max_client_connections:
             self._transport.abort()
             return
-        if (connection := transport.get_extra_info("ssl_object")) is not None:
-            self.peer_serial = int(connection.getpeercert()["serialNumber"], 16)
+        if self._admit is not None:
+            self.peer_serial = self._admit(transport)
+            if self.peer_serial is None:
+                self._transport.abort()
+                return
         self._open.add(self)
         self._read_deadline = monotonic() + self._limits.idle_timeout_s
 

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
 
-from engine_agent.links.identity_files import REVOKED_SERIALS_FILE, TLS_FOLDER, IdentityFiles, peer_name
-from engine_agent.protocol.identity import BadName, IdentityKind
+from engine_agent.links.identity_files import REVOKED_SERIALS_FILE, TLS_FOLDER, IdentityFiles
+from engine_agent.protocol.identity import BadName, IdentityKind, name_of_peer
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.log import LineLog
 
 HANDSHAKE_S = 5.0
 """A connection whose handshake takes longer is cut: it counts in no limit until then."""
-SHUTDOWN_S = 2.0
 LOOK_EVERY_S = 1.0
 LOG_EVERY_S = 1.0
 """Refusals in between are not logged: each is somebody with a certificate of the fleet, and may come in a loop."""
@@ -36,17 +35,18 @@ class IngressesOnly:
         """
         return self._identity.server_context()
 
-    def admit(self, transport: asyncio.BaseTransport) -> bool:
-        """Whether this connection, whose handshake is over, is an ingress's."""
+    def admit(self, transport: asyncio.BaseTransport) -> int | None:
+        """The serial number of the certificate of this connection, whose handshake is over; None: no ingress has it."""
+        shown = transport.get_extra_info("ssl_object").getpeercert()
         try:
-            name = peer_name(transport.get_extra_info("ssl_object"))
+            name = name_of_peer(shown)
             reason = "" if name.kind is IdentityKind.INGRESS else f"{name} is no ingress"
         except BadName as error:
             reason = str(error)
         if reason and self._now_s() - self._logged_at_s >= LOG_EVERY_S:
             self._logged_at_s = self._now_s()
             self._log.event(event="connection_refused", reason=reason)
-        return not reason
+        return None if reason else int(shown["serialNumber"], 16)
 
     async def cut_revoked(self, connections: Iterable[ClientConnection]) -> None:
         """For ever: break what is open of those who were revoked."""

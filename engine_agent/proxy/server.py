@@ -14,10 +14,11 @@ from engine_agent.protocol.watchdog import LateWakeUp
 from engine_agent.proxy import endpoints, refusal
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection, Responder
-from engine_agent.proxy.ingresses_only import HANDSHAKE_S, SHUTDOWN_S, IngressesOnly
+from engine_agent.proxy.ingresses_only import HANDSHAKE_S, IngressesOnly
 from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.probes import Prober
 from engine_agent.proxy.settings import ProxySettings
+from engine_agent.proxy.tls_connection import TlsConnection
 from engine_agent.proxy.wire import RequestHead
 
 BACKLOG = 1024
@@ -28,12 +29,12 @@ _LATE_GRACE_S = 2.0
 _LAST_SPANS_S = 1.0
 """For the last spans to reach their collector."""
 
-_Admit = Callable[[asyncio.BaseTransport], bool]
+_Admit = Callable[[asyncio.BaseTransport], int | None]
 _Respond = Callable[[Cell, RequestHead, ClientConnection], Responder]
 
 
 class CannotListen(OSError):
-    """A port cannot be opened; the text names it and its option."""
+    """A port cannot be opened; the text names the option."""
 
 
 class ProxyServer:
@@ -52,7 +53,7 @@ class ProxyServer:
         """Serve until SIGTERM or SIGINT, then drain.
 
         Raises:
-            CannotListen: a port is taken or the address is not ours.
+            CannotListen: a port is taken, the address is not ours, or there is no identity to serve TLS with.
         """
         self._handle_signals()
         await self._listen()
@@ -88,32 +89,26 @@ class ProxyServer:
     async def _listen(self) -> None:
         settings = self.settings
         factory = self._http(endpoints.respond_public, self._ingresses.admit if self._ingresses else None)
-        await self._open("--port", settings.host, settings.port, factory, self._ingresses)
+        await self._open("--port", settings.host, settings.port, self._over_tls(factory))
         await self._open("--admin-port", settings.admin_host, settings.admin_port, self._http(endpoints.respond_admin))
         self.cell.log.event(event="listening", cell=settings.cell, generation=settings.generation, port=settings.port)
 
-    async def _open(
-        self,
-        option: str,
-        host: str,
-        port: int,
-        factory: Callable[[], asyncio.Protocol],
-        ingresses: IngressesOnly | None = None,
-    ) -> None:
+    async def _open(self, option: str, host: str, port: int, factory: Callable[[], asyncio.Protocol]) -> None:
         try:
-            context = ingresses.context() if ingresses else None
-            server = await asyncio.get_running_loop().create_server(
-                factory,
-                host,
-                port,
-                backlog=BACKLOG,
-                ssl=context,
-                ssl_handshake_timeout=HANDSHAKE_S if context else None,
-                ssl_shutdown_timeout=SHUTDOWN_S if context else None,
-            )
+            server = await asyncio.get_running_loop().create_server(factory, host, port, backlog=BACKLOG)
         except OSError as error:
             raise CannotListen(f"cannot listen on {host}:{port} ({option}): {error}") from error
         self._servers.append(server)
+
+    def _over_tls(self, factory: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
+        """For ingresses of the fleet, where there is one."""
+        if self._ingresses is None:
+            return factory
+        try:
+            context = self._ingresses.context()
+        except OSError as error:
+            raise CannotListen(f"cannot serve over TLS (--identity): {error}") from error
+        return partial(TlsConnection, context, factory, HANDSHAKE_S)
 
     def _http(self, respond: _Respond, admit: _Admit | None = None) -> Callable[[], asyncio.Protocol]:
         return partial(ClientConnection, partial(respond, self.cell), self.settings.limits, self._clients, admit)
