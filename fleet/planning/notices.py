@@ -3,13 +3,14 @@
 Facts only. What follows is decided in `faults.notices`, `reconcile.scaling` and `reconcile.drains`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 
 from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.placement.distance import failure_domain
+from fleet.planning.placement.planner import Placed, Placement, PlacementRequest
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FleetView, NoticeView
 from fleet.planning.states import CellState, NoticeKind
@@ -83,26 +84,86 @@ class Notices:
         ends = (self.end_of(member.node) for member in cell.members)
         return min((end for end in ends if end is not None), default=None)
 
-    def must_drain(self, cell: CellView) -> bool:
-        """Whether its drain must begin now, to be over before a machine of it ends."""
+    def must_drain(self, cell: CellView, *, is_awaited: bool = False) -> bool:
+        """Whether its drain must begin now, to be over before a machine of it ends. `is_awaited`: the only cell that
+        could serve instead still starts; until that is up, a shorter drain is the lesser harm."""
         end = self.end_of_cell(cell)
-        return end is not None and end - self.now <= timedelta(seconds=self.drain_s(cell))
+        lead_s = self.shortest_drain_s if is_awaited else self.drain_s(cell)
+        return end is not None and end - self.now <= timedelta(seconds=lead_s)
+
+    def is_taken_up(self, cell: CellView) -> bool:
+        """Whether ingresses know by now that the cell is ready."""
+        return self.now - cell.state_since >= timedelta(seconds=self.settings.notices.taken_up_s)
 
     def drain_s(self, cell: CellView) -> float:
         """How long before its end a cell must begin to drain."""
-        chosen = self.settings.notices
-        return self.fleet.deployments[cell.deployment].drain_deadline_s + chosen.margin_s + chosen.last_s
+        return self.fleet.deployments[cell.deployment].drain_deadline_s + self.shortest_drain_s
+
+    @property
+    def shortest_drain_s(self) -> float:
+        """How long before its end a cell begins to drain at the latest."""
+        return self.settings.notices.margin_s + self.settings.notices.last_s
+
+    def stands_alone(self, cell: CellView) -> bool:
+        """Whether the ledger never lets it go by itself: nothing would serve, or less than may."""
+        spec = self.fleet.deployments[cell.deployment]
+        is_alone = sum(spec.cells_wanted.values()) <= 1 or self.fleet.policy_of(spec.name).max_unavailable < 1
+        return is_alone and not spec.problem
 
     @cached_property
     def going(self) -> frozenset[str]:
-        """Cells all of whose machines go: another one is made first, as if they were too many."""
+        """Cells in whose place another one is made first, as if they were too many: all of their machines go, or some
+        do, nothing else would serve meanwhile, and there is room for another whole one."""
         replaced = {replacement.node for replacement in self.fleet.faults.replacements}
         cells = {cell.id: cell for node in self.by_node if (cell := self.fleet.cell_of(node))}
-        return frozenset(
-            cell.id
+        untouched = [
+            cell
             for cell in cells.values()
-            if cell.state in GOING_STATES
-            and all(self.goes(member.node) and member.node not in replaced for member in cell.members)
+            if cell.state in GOING_STATES and not any(member.node in replaced for member in cell.members)
+        ]
+        whole = {cell.id for cell in untouched if all(self.goes(member.node) for member in cell.members)}
+        return frozenset(whole | self._relieved([cell for cell in untouched if cell.id not in whole], whole))
+
+    def _relieved(self, cells: Iterable[CellView], going: Collection[str]) -> set[str]:
+        """Of cells of which some machines end, those that stand alone and are succeeded by a whole other cell: it is
+        there already, or idle spares make one. `going`: those that are succeeded in any case."""
+        alone = [
+            cell
+            for cell in cells
+            if cell.state is CellState.READY and self.end_of_cell(cell) is not None and self.stands_alone(cell)
+        ]
+        by_place: dict[tuple[str, str], list[CellView]] = {}
+        for cell in sorted(alone, key=lambda cell: (self.end_of_cell(cell), cell.id)):
+            by_place.setdefault((cell.deployment, cell.region), []).append(cell)
+        relieved: set[str] = set()
+        orders: list[PlacementRequest] = []
+        for place, ending in by_place.items():
+            excess, is_pending = self._beyond(place, going)
+            relieved |= {cell.id for cell in ending[:excess]}
+            orders += [] if is_pending else [self.order_whole(cell) for cell in ending[excess:]]
+        answers = Placement(self.fleet).place(orders) if orders else {}
+        return relieved | {cell for cell, answer in answers.items() if isinstance(answer, Placed)}
+
+    def _beyond(self, place: tuple[str, str], going: Collection[str]) -> tuple[int, bool]:
+        """How many cells there are beyond those wanted, a rollout's surge included, and whether one waits for nodes."""
+        cells = [one for one in self.fleet.cells.values() if (one.deployment, one.region) == place]
+        there = sum(not one.is_leaving and one.id not in going for one in cells)
+        wanted = self.fleet.deployments[place[0]].cells_wanted.get(place[1], 0)
+        return max(0, there - wanted), any(one.state is CellState.PENDING for one in cells)
+
+    def order_whole(self, cell: CellView) -> PlacementRequest:
+        """What another cell in its place would ask for."""
+        spec = self.fleet.deployments[cell.deployment]
+        version = spec.of(cell.version)
+        return PlacementRequest(
+            cell=cell.id,
+            deployment=cell.deployment,
+            region=cell.region,
+            instance_type=spec.instance_type,
+            count=version.nodes_per_cell,
+            within=version.within,
+            engine=version.engine,
+            markets=spec.markets,
         )
 
     @cached_property

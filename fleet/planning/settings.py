@@ -60,6 +60,8 @@ class NoticeSettings:
     """Before the end of its machine a drain is over, so that what is left is told, and not cut off."""
     margin_s: float = 30.0
     """For passes, tables and agents, when a drain must be over by a certain time."""
+    taken_up_s: float = 5.0
+    """Until ingresses send requests to a cell that has become ready: a pass, a table and a check, 2 s or so."""
     impaired_after_s: float = 300.0
     """How long a provider's checks may fail before an operator is told: EC2's own alarms take two to five minutes."""
     zone_share: float = 1 / 3

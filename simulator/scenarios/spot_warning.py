@@ -32,15 +32,25 @@ def expect(world: World) -> Iterator[str]:
     yield from (f"{node} is still there" for node in sorted(told & set(world.store.nodes)))
 
 
-def _scenario(about: str, spares: int, happens: Callable[[World], None], busy_s: float = 300.0) -> Scenario:
+def _scenario(
+    about: str, spares: int, happens: Callable[[World], None], busy_s: float = 300.0, *, cells: int = 4
+) -> Scenario:
     return Scenario(
         about=about,
-        fleet=FleetSpec((DeploymentSpec("llama", {"east": 4}, policy=POLICY),), spares=spares),
+        fleet=FleetSpec((DeploymentSpec("llama", {"east": cells}, policy=POLICY),), spares=spares),
         play=happens,
         until_s=3000.0,
         busy_s=busy_s,
-        expect=expect,
+        expect=expect_service if cells == 1 else expect,
     )
+
+
+def expect_service(world: World) -> Iterator[str]:
+    """Of a lone cell: another one was ready before it was drained."""
+    yield from expect(world)
+    kinds = [entry.kind for entry in world.timeline.entries if entry.kind in {"cell.ready", "cell.draining"}]
+    if kinds != ["cell.ready", "cell.draining"]:
+        yield f"of one cell another one must get ready, and then the first drain; it was {', '.join(kinds)}"
 
 
 def _spot(cells: int, rank: int) -> Callable[[World], None]:
@@ -51,6 +61,16 @@ SCENARIOS = {
     "spot_warning": _scenario("A leader is taken back in two minutes; spares are there.", 2, _spot(1, 0)),
     "spot_warning_without_spare": _scenario(
         "A follower is taken back in two minutes, and another machine must be bought.", 0, _spot(1, 1)
+    ),
+    "spot_warning_lone_cell": _scenario(
+        "The leader of the only cell is taken back in two minutes; spares make another one.", 2, _spot(1, 0), cells=1
+    ),
+    "lone_cell_retires": _scenario(
+        "A machine of the only cell is taken in 40 minutes; machines for another one are bought.",
+        0,
+        partial(play, cells=1, ranks=(0,), kind=NoticeKind.RETIREMENT, lead_s=BLOCK_S),
+        busy_s=2700.0,
+        cells=1,
     ),
     "spot_warning_everywhere": _scenario(
         "A machine of each cell is taken back in two minutes: more than the ledger allows to go.", 1, _spot(4, 0)

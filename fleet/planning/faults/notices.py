@@ -151,11 +151,18 @@ def _replace(work: _Pass, notice: NoticeView, node: NodeView, cell: CellView) ->
             return
         work.decisions.append(ReplaceNode(node.id, node.state, node.state_since, cell.id, Rule.NOTICE, _reason(notice)))
         return
-    if cell.state not in {CellState.READY, CellState.DRAINING}:
+    if cell.state not in {CellState.READY, CellState.DRAINING} or _may_be_succeeded(work, cell):
         return
     if _is_soon(work, notice, cell) or (not _why_later(work, node) and _fits(work, cell)):
         work.waiting.add(cell.id)
         work.decisions.append(RequestReplacement(node.id, cell.id, Rule.NOTICE, _reason(notice)))
+
+
+def _may_be_succeeded(work: _Pass, cell: CellView) -> bool:
+    """Whether the ledger would refuse in any case, and there is time: enough spares for another whole cell may come."""
+    notices = work.notices
+    stands = cell.state is CellState.READY and notices.stands_alone(cell)
+    return stands and notices.end_of_cell(cell) is not None and not notices.must_drain(cell)
 
 
 def _is_soon(work: _Pass, notice: NoticeView, cell: CellView) -> bool:

@@ -14,7 +14,7 @@ from fleet.planning.notices import Notices
 from fleet.planning.placement.planner import Placed, Placement, PlacementRequest
 from fleet.planning.placement.reasons import waiting
 from fleet.planning.placement.supply import needs, plan_supply
-from fleet.planning.reconcile.ahead import order_ahead
+from fleet.planning.reconcile.ahead import supply_ahead
 from fleet.planning.reconcile.cell_health import DEAD
 from fleet.planning.reconcile.drains import drain_ended
 from fleet.planning.reconcile.scaling import plan_scale
@@ -154,7 +154,7 @@ def _place(work: _Pass) -> None:
             work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, answer.reason, version))
             continue
         _explain(work, cell, waiting(cell.reason, answer.reason, is_broken=order.is_repair))
-    ahead = [beside for cell in _losing(work) if (beside := order_ahead(cell, work.fleet, work.notices))]
+    ahead = [beside for cell in _losing(work) if (beside := supply_ahead(cell, work.fleet, work.notices))]
     wanted = needs([*work.orders, *ahead], answers | placement.place(ahead))
     work.decisions += plan_supply(work.fleet, work.settings, work.now, placement.spares, wanted)
 

@@ -103,7 +103,7 @@ def _end(
     for cell in surplus:
         if cell.state is CellState.READY:
             refused = ledger.refusal(cell, DisruptionCause.SCALE) is not None
-            forced = refused and cell.id in notices.going and notices.must_drain(cell)
+            forced = refused and cell.id in notices.going and _cannot_wait(fleet, cell, notices)
             if not refused or forced:
                 ledger.charge(cell, DisruptionCause.SCALE)
                 yield DrainCell(cell.id, cell.generation, DisruptionCause.SCALE, reason, surging, forced)
@@ -111,6 +111,14 @@ def _end(
             yield MoveCell(cell.id, cell.state, cell.generation, CellState.DRAINING, reason)
         elif cell.state is not CellState.DRAINING:
             yield StopCell(cell.id, cell.state, cell.generation, reason)
+
+
+def _cannot_wait(fleet: FleetView, cell: CellView, notices: Notices) -> bool:
+    """Whether it must drain now. While all that could serve instead still starts, it waits as long as it can."""
+    others = [one for one in fleet.cells.values() if one.deployment == cell.deployment and one.id not in notices.going]
+    serves = any(one.state is CellState.READY and notices.is_taken_up(one) for one in others)
+    starts = any(one.state in {CellState.STARTING, CellState.READY} for one in others)
+    return notices.must_drain(cell, is_awaited=starts and not serves)
 
 
 def _reason(wanted: int, there: int, going: int) -> str:

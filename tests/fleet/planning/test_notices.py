@@ -146,3 +146,23 @@ def test_a_cell_that_is_to_run_another_image_serves_until_another_does(nodes_per
         assert len(world.cells(CellState.READY)) >= 2, "another one is made first"
     assert world.forced == 0
     assert not set(moved) & set(world.store.nodes)
+
+
+@pytest.mark.parametrize("nodes_per_cell", [1, 2, 3])
+@pytest.mark.parametrize("lead_s", [120.0, 400.0])
+def test_a_lone_cell_serves_until_another_does_where_spares_make_one(nodes_per_cell: int, lead_s: float) -> None:
+    world = Announcing(fleet(wanted=1, nodes_per_cell=nodes_per_cell, warm=nodes_per_cell))
+    for _ in range(80):
+        world.tick()
+    leader = world.cells(CellState.READY)[0].members[0].node
+    world.store.notices = (
+        NoticeView(leader, NoticeKind.INTERRUPTION, world.now, world.now + timedelta(seconds=lead_s)),
+    )
+    for _ in range(int(lead_s) + 120):
+        world.tick()
+        world.check_rules()
+        assert world.cells(CellState.READY), "something serves"
+    world.run(400, step_s=10)
+    assert leader not in world.store.nodes
+    assert [one.state for one in world.store.cells.values()] == [CellState.READY]
+    assert world.spare_count() == nodes_per_cell
