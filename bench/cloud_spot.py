@@ -166,8 +166,11 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     asked = parser.parse_args()
     warnings = SpotWarnings(asked.rate, lambda line: print(line, file=sys.stderr, flush=True))
+    outcomes: dict[str, Outcome] = {}
     try:
-        outcomes = {name: warnings.play(name) for name in asked.cases}
+        for name in asked.cases:
+            outcomes[name] = warnings.play(name)
+            print(f"{name}: {outcomes[name].row(name)}", file=sys.stderr, flush=True)
     except NoLaboratory as error:
         print(error, file=sys.stderr)
         return 2

@@ -85,8 +85,8 @@ class Notices:
         return min((end for end in ends if end is not None), default=None)
 
     def must_drain(self, cell: CellView, *, is_awaited: bool = False) -> bool:
-        """Whether its drain must begin now, to be over before a machine of it ends. `is_awaited`: the only cell that
-        could serve instead still starts; until that is up, a shorter drain is the lesser harm."""
+        """Whether its drain must begin now, to be over before a machine of it ends. `is_awaited`: what would serve
+        instead still starts, or waits for a machine; until then a shorter drain is the lesser harm."""
         end = self.end_of_cell(cell)
         lead_s = self.shortest_drain_s if is_awaited else self.drain_s(cell)
         return end is not None and end - self.now <= timedelta(seconds=lead_s)

@@ -159,10 +159,13 @@ def _replace(work: _Pass, notice: NoticeView, node: NodeView, cell: CellView) ->
 
 
 def _may_be_succeeded(work: _Pass, cell: CellView) -> bool:
-    """Whether the ledger would refuse in any case, and there is time: enough spares for another whole cell may come."""
+    """Whether the ledger would refuse in any case, and there is time: spares for another whole cell may come. While not
+    even a repair has one, a drain would only begin what nothing can end yet."""
     notices = work.notices
     stands = cell.state is CellState.READY and notices.stands_alone(cell)
-    return stands and notices.end_of_cell(cell) is not None and not notices.must_drain(cell)
+    if not stands or notices.end_of_cell(cell) is None:
+        return False
+    return not notices.must_drain(cell, is_awaited=not _fits(work, cell))
 
 
 def _is_soon(work: _Pass, notice: NoticeView, cell: CellView) -> bool:

@@ -365,6 +365,11 @@ def test_a_lone_cell_is_repaired_in_place_once_it_must_where_spares_make_no_othe
     assert not [one for one in plan_reconcile(view, SETTINGS, NOW) if isinstance(one, CreateCell)]
 
 
+def test_a_lone_cell_without_a_spare_serves_until_one_comes_or_it_can_wait_no_longer() -> None:
+    for lead_s, spares, goes in ((99.0, [], False), (41.0, [], False), (40.0, [], True), (99.0, [node("s")], True)):
+        assert len(planned(lone(notice("n", lead_s=lead_s), *spares))) == goes, lead_s
+
+
 def test_with_days_to_go_machines_for_another_whole_cell_are_bought_one_by_one() -> None:
     (bought,) = plan_reconcile(lone(notice("n", NoticeKind.RETIREMENT, DAYS)), SETTINGS, NOW)
     assert isinstance(bought, LaunchNodes)
