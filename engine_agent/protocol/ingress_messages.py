@@ -9,6 +9,9 @@ from engine_agent.protocol.states import PlainHttp
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """Nothing that is counted is negative or more than a column of PostgreSQL takes."""
 
+MAX_BODY_BYTES = 4 * 1024 * 1024
+"""The longest request body, unless a routing table says otherwise: for ingresses, cell proxies and `sim` alike."""
+
 # --- up: agent -> control plane -------------------------------------------------------------------------------------
 
 
@@ -190,7 +193,7 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
     keys: tuple[ApiKey, ...] = ()
     keys_required: bool = False
     hop_secrets: tuple[str, ...] = ()
-    max_body_bytes: int = 4 * 1024 * 1024
+    max_body_bytes: int = MAX_BODY_BYTES
     retry_after_s: int = 5
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine_agent.protocol.ingress_messages import MAX_BODY_BYTES
 from engine_agent.protocol.messages import GoldenPrompt
 from engine_agent.protocol.tracing import TraceSettings
 
@@ -11,8 +12,7 @@ from engine_agent.protocol.tracing import TraceSettings
 class Limits:
     """Every bound of the proxy, with its unit in the name and where it comes from beside it."""
 
-    max_body_bytes: int = 4 * 1024 * 1024
-    """Longest request body; the ingress' own limit (`RoutingTable.max_body_bytes`)."""
+    max_body_bytes: int = MAX_BODY_BYTES
     max_head_bytes: int = 64 * 1024
     """Longest request head (or trailer): four times the 16 KiB of HAProxy's default buffer."""
     max_client_connections: int = 4096
