@@ -40,7 +40,8 @@ class ModelParameters:
 
 @dataclass(frozen=True)
 class Sequence:
-    """A request as the model sees it: lengths in tokens, both at least 1. A lower `priority` goes first.
+    """A request as the model sees it: lengths in tokens. A lower `priority` goes first. Without output it is over once
+    its prompt is read, as an embedding is.
 
     `blocks` are the hashes of the full blocks of prompt and answer (`block_hashes`).
     """
@@ -59,7 +60,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class TokenGiven:
-    """One token of one sequence; `index` counts from 0."""
+    """One token of one sequence; `index` counts from 0. -1: the prompt is read, and no token comes."""
 
     sequence: str
     index: int
@@ -143,10 +144,10 @@ class BatchingModel:
 
         Raises:
             TooLong: it is longer than the whole KV cache.
-            ValueError: its id is in use, or a length is not positive.
+            ValueError: its id is in use, or it has no prompt.
         """
-        if sequence.prompt_tokens < 1 or sequence.output_tokens < 1:
-            raise ValueError(f"sequence {sequence.id} needs at least 1 prompt and 1 output token")
+        if sequence.prompt_tokens < 1 or sequence.output_tokens < 0:
+            raise ValueError(f"sequence {sequence.id} needs at least 1 prompt token")
         if sequence.id in self._waiting or sequence.id in self._running:
             raise ValueError(f"sequence {sequence.id} is already here")
         if sequence.total_tokens > self.parameters.kv_capacity_tokens:
@@ -257,6 +258,9 @@ class BatchingModel:
 
     def _give(self, name: str) -> TokenGiven:
         running = self._running[name]
+        if running.sequence.output_tokens == 0:
+            self._leave_batch(name)
+            return TokenGiven(name, -1, is_last=True)
         running.generated += 1
         self._keep_full_blocks(running)
         is_last = running.generated == running.sequence.output_tokens

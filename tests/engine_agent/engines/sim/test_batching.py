@@ -40,6 +40,16 @@ def test_a_request_gets_its_first_token_when_its_prompt_is_read() -> None:
     assert model.begin_step(1.0) is None
 
 
+def test_what_is_only_read_costs_its_prompt_and_leaves() -> None:
+    model = model_with(
+        Sequence("a", prompt_tokens=150, output_tokens=0), Sequence("b", prompt_tokens=1, output_tokens=2)
+    )
+
+    assert one_step(model) == (0.111, ())
+    assert one_step(model) == (0.063, (TokenGiven("a", -1, is_last=True), TokenGiven("b", 0, is_last=False)))
+    assert (model.running, model.kv_tokens, model.kv_reserved_tokens) == (1, 2, 3)
+
+
 def test_a_long_prompt_is_read_in_chunks_while_others_decode() -> None:
     model = model_with(Sequence("short", prompt_tokens=1, output_tokens=9))
     one_step(model)
@@ -126,7 +136,7 @@ def test_a_sequence_that_never_fits_is_refused() -> None:
         model_with(Sequence("a", 990, 11))
 
 
-@pytest.mark.parametrize("sequence", [Sequence("a", 0, 1), Sequence("a", 1, 0), Sequence("twice", 1, 1)])
+@pytest.mark.parametrize("sequence", [Sequence("a", 0, 1), Sequence("a", 1, -1), Sequence("twice", 1, 1)])
 def test_a_senseless_sequence_is_refused(sequence: Sequence) -> None:
     with pytest.raises(ValueError, match=sequence.id):
         model_with(Sequence("twice", 1, 1)).submit(sequence)

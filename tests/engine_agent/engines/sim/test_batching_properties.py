@@ -21,7 +21,7 @@ parameters_of_models = st.builds(
     step_jitter=st.floats(0, 0.9),
     seed=st.integers(0, 9),
 )
-lengths = st.tuples(st.integers(1, 150), st.integers(1, 50), st.integers(0, 2))
+lengths = st.tuples(st.integers(1, 150), st.integers(0, 50), st.integers(0, 2))
 arrivals = st.lists(st.tuples(st.integers(0, 30), lengths), max_size=25)
 """(before which step, (prompt tokens, output tokens, priority))"""
 cancellations = st.dictionaries(st.integers(0, 24), st.integers(0, 60), max_size=8)
@@ -75,8 +75,9 @@ def run_to_the_end(
         run.admitted += step.admitted
         run.cancelled |= {str(who) for who, when in leaving.items() if when == number and model.cancel(str(who))}
         for token in model.finish_step():
-            assert token.index == run.tokens[token.sequence]
-            run.tokens[token.sequence] += 1
+            is_read_alone = run.submitted[token.sequence].output_tokens == 0
+            assert token.index == (-1 if is_read_alone else run.tokens[token.sequence])
+            run.tokens[token.sequence] += not is_read_alone
             run.finished += [token.sequence] if token.is_last else []
         assert 0 <= model.kv_tokens <= model.kv_reserved_tokens
         assert model.kv_reserved_tokens + model.kv_kept_tokens <= parameters.kv_capacity_tokens
@@ -94,7 +95,7 @@ def test_every_request_gets_exactly_its_tokens_or_was_cancelled(
 
     assert set(run.finished) == set(run.submitted) - run.cancelled
     assert all(run.tokens[name] == run.submitted[name].output_tokens for name in run.finished)
-    assert all(run.tokens[name] < run.submitted[name].output_tokens for name in run.cancelled)
+    assert all(run.tokens[name] < max(1, run.submitted[name].output_tokens) for name in run.cancelled)
 
 
 @UNHURRIED
