@@ -6,7 +6,7 @@ import pytest
 
 from bench.traffic.arrivals import Arrival, azure, best_hit_rate, faster, heavy_tailed, mooncake
 from bench.traffic.client import body_of
-from engine_agent.engines.sim.openai_requests import parse_chat
+from engine_agent.engines.sim.api.chat_requests import parse_chat
 from engine_agent.engines.sim.prefix_cache import block_hashes
 
 
@@ -39,13 +39,13 @@ def test_a_sim_cell_reads_a_prompt_as_long_as_it_was_recorded(prompt_tokens: int
 
     ask = parse_chat(json.dumps(body_of(arrival, "m", 8)).encode())
 
-    assert (ask.prompt_tokens, ask.output_limit, ask.exact_length) == (prompt_tokens, 5, True)
+    assert (ask.prompt.tokens, ask.output_limit, ask.exact_length) == (prompt_tokens, 5, True)
 
 
 def test_equal_blocks_of_two_prompts_are_equal_blocks_in_the_engine() -> None:
     def blocks_read(*blocks: int) -> tuple[int, ...]:
         arrival = Arrival(0.0, 8 * len(blocks) + 3, 1, "k", blocks)
-        return block_hashes(parse_chat(json.dumps(body_of(arrival, "m", 8)).encode()).context.split(), 8)
+        return block_hashes(parse_chat(json.dumps(body_of(arrival, "m", 8)).encode()).prompt.context.split(), 8)
 
     one, other = blocks_read(0, 4, 5, 6), blocks_read(0, 4, 5, 7)
 

@@ -7,15 +7,13 @@ from typing import Any
 import msgspec
 
 from engine_agent.protocol.held_questions import StateWatch
+from engine_agent.protocol.ingress_messages import MAX_BODY_BYTES
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Routes = Mapping[tuple[str, str], App]
-
-MAX_BODY_BYTES = 4 * 1024 * 1024
-"""The same as the ingress admits (`RoutingTable.max_body_bytes`)."""
 
 
 class BodyTooLarge(ValueError):

@@ -29,14 +29,30 @@ class Aborted:
     reason: str
 
 
+Events = asyncio.Queue[TokenGiven | Aborted]
+
+
+@dataclass
+class PromptCount:
+    """Whether a prompt is counted; the generations of several answers to it share one."""
+
+    is_counted: bool = False
+
+
 @dataclass
 class Generation:
-    """A request in the engine, as the one who waits for it sees it."""
+    """One sequence in the engine, as the one who waits for it sees it. Several may share one queue of `events`.
+
+    `cached_tokens` are those of its prompt that the prefix cache had, `generated` those that it has given so far.
+    """
 
     sequence: Sequence
     finish_reason: str
     arrived_at_s: float
-    events: "asyncio.Queue[TokenGiven | Aborted]" = field(default_factory=asyncio.Queue)
+    events: Events
+    prompt: PromptCount = field(default_factory=PromptCount)
+    cached_tokens: int = 0
+    generated: int = 0
     last_token_at_s: float | None = None
 
 
@@ -120,9 +136,12 @@ class Engine:
         finish_reason: str,
         priority: int = 0,
         blocks: tuple[int, ...] = (),
+        events: Events | None = None,
+        prompt: PromptCount | None = None,
     ) -> Generation:
-        """Queue a request; `finish_reason` is what to count it under once it is complete (`stop`, `length`), `blocks`
-        the hashes of its full blocks (`block_hashes`).
+        """Queue a sequence; `finish_reason` is what to count it under once it is complete (`stop`, `length`), `blocks`
+        the hashes of its full blocks (`block_hashes`). `events` and `prompt` are its own, or those
+        of the generations that it shares them with.
 
         Raises:
             NotServing: see `refusal`.
@@ -132,7 +151,7 @@ class Engine:
             raise NotServing(self._refusal)
         sequence = Sequence(f"seq-{next(self._ids)}", prompt_tokens, output_tokens, priority, blocks)
         self._model.submit(sequence)
-        generation = Generation(sequence, finish_reason, self._clock())
+        generation = Generation(sequence, finish_reason, self._clock(), events or Events(), prompt or PromptCount())
         self._generations[sequence.id] = generation
         self._announce_change()
         return generation
@@ -186,6 +205,7 @@ class Engine:
     def _count_admitted(self, step: Step) -> None:
         for name, found_tokens in step.admitted.items():
             generation = self._generations[name]
+            generation.cached_tokens = found_tokens
             self.meters.prefix_queries += generation.sequence.prompt_tokens
             self.meters.prefix_hits += found_tokens
             self.meters.queue_time_s.observe(max(0.0, step.starts_at_s - generation.arrived_at_s))
@@ -193,11 +213,13 @@ class Engine:
     def _deliver(self, token: TokenGiven, now_s: float) -> None:
         generation = self._generations[token.sequence]
         if generation.last_token_at_s is None:
-            self.meters.prompt_tokens += generation.sequence.prompt_tokens
+            self.meters.prompt_tokens += 0 if generation.prompt.is_counted else generation.sequence.prompt_tokens
+            generation.prompt.is_counted = True
             self.meters.time_to_first_token_s.observe(now_s - generation.arrived_at_s)
         else:
             self.meters.inter_token_latency_s.observe(now_s - generation.last_token_at_s)
-        self.meters.generation_tokens += 1
+        generation.generated = token.index + 1
+        self.meters.generation_tokens += token.index >= 0
         generation.last_token_at_s = now_s
         generation.events.put_nowait(token)
         if token.is_last:

@@ -15,7 +15,7 @@ from engine_agent.engines.sim.faults import Crash, Faults, combine_effects
 from engine_agent.engines.sim.leader_link import LeaderLink
 from engine_agent.engines.sim.listening import HttpListeners
 from engine_agent.engines.sim.meters import Meters
-from engine_agent.engines.sim.serving import OpenAiServer
+from engine_agent.engines.sim.serving import ApiServer
 from engine_agent.engines.sim.settings import CLOSING_S, FAILED_EXIT_AFTER_S, LOOPBACK, Endpoint, Settings
 from engine_agent.engines.sim.shutdown import Shutdown, ShutdownReason
 from engine_agent.engines.sim.step_meter import StepMeter
@@ -44,7 +44,7 @@ class Leader:
         self._engine.postpone("loading weights")
         self._link = LeaderLink(settings, self)
         self._loaded = False
-        serving = OpenAiServer(
+        serving = ApiServer(
             self._engine,
             self._faults,
             HealthPage(self.health, self._watch),

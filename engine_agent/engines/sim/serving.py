@@ -1,19 +1,31 @@
-"""The leader's OpenAI HTTP: checks a request, queues it in the engine and writes the tokens as they come.
+"""The leader's HTTP for applications: checks a request, has it carried out and answers it in its family's form.
 
-A response starts only with its first token, so a request that the engine gave up before has a clean 503 and may go to
-another cell. It computes no tokens and keeps no state of the cell.
+It computes no tokens and keeps no state of the cell.
 """
 
 import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 
-from engine_agent.engines.sim.answers import answer_words, wrong_words
+import msgspec
+
+from engine_agent.engines.sim.api import pooling_bodies as pooled
+from engine_agent.engines.sim.api.chat_bodies import ChatWriter
+from engine_agent.engines.sim.api.chat_requests import parse_chat
+from engine_agent.engines.sim.api.completion_bodies import CompletionWriter
+from engine_agent.engines.sim.api.completion_requests import parse_completion
+from engine_agent.engines.sim.api.messages_bodies import MessagesWriter, anthropic_error, count_body
+from engine_agent.engines.sim.api.messages_requests import parse_count, parse_messages
+from engine_agent.engines.sim.api.pooling_requests import PoolingRequest, parse_input, parse_rerank, parse_score
+from engine_agent.engines.sim.api.responses_bodies import ResponsesWriter
+from engine_agent.engines.sim.api.responses_requests import parse_responses
+from engine_agent.engines.sim.api.token_requests import parse_detokenize, parse_tokenize, tokenize_body
+from engine_agent.engines.sim.api.writing import AnswerWriter, error_body, model_card, models_body
 from engine_agent.engines.sim.asgi import (
+    App,
     BodyTooLarge,
     ClientLeft,
     HealthPage,
@@ -24,55 +36,51 @@ from engine_agent.engines.sim.asgi import (
     find_route,
     read_body,
     respond,
-    send_body,
-    start_response,
 )
-from engine_agent.engines.sim.batching import TokenGiven, TooLong
-from engine_agent.engines.sim.engine import Aborted, Engine, Generation, NotServing
+from engine_agent.engines.sim.batching import TooLong
+from engine_agent.engines.sim.engine import Engine, NotServing
 from engine_agent.engines.sim.faults import Faults
+from engine_agent.engines.sim.generating import GaveUp, Run, write_stream, write_whole
 from engine_agent.engines.sim.meters import render
-from engine_agent.engines.sim.openai_requests import BadRequest, GenerationRequest, parse_chat, parse_completion
-from engine_agent.engines.sim.openai_responses import (
-    DONE_EVENT,
-    ResponseShape,
-    Usage,
-    error_body,
-    error_event,
-    models_body,
-)
-from engine_agent.engines.sim.prefix_cache import block_hashes
+from engine_agent.engines.sim.planning.answer_plan import Answer, plan_answers
+from engine_agent.engines.sim.planning.generation_request import BadRequest, GenerationRequest, Prompt
+from engine_agent.engines.sim.text.vocabulary import TokenTexts
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+VERSION = "sim"
+"""`GET /version`."""
+
+Plan = Callable[[GenerationRequest], tuple[Answer, ...]]
+Answering = tuple[GenerationRequest, tuple[Answer, ...], AnswerWriter]
+Start = Callable[[bytes, str, Plan], Answering]
+"""Reads a body, plans its answers, and says who writes them; with the unique part of the ids."""
 
 
-@dataclass(frozen=True)
-class Completion:
-    """What one request gets: a word for each token, and why it ends."""
-
-    words: tuple[str, ...]
-    finish_reason: str
+def _chat(body: bytes, key: str, plan: Plan) -> Answering:
+    request = parse_chat(body)
+    answers = plan(request)
+    return request, answers, ChatWriter(key, int(time.time()), request, answers)
 
 
-def plan_completion(request: GenerationRequest, seed: int, max_model_len: int, wrong: bool) -> Completion:
-    """Decide the completion before it is computed, as the time model needs its length.
-
-    Raises:
-        BadRequest: the prompt, or prompt and `max_tokens`, exceed `max_model_len`.
-    """
-    room = max_model_len - request.prompt_tokens
-    if room < (request.output_limit or 1):
-        raise BadRequest(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
-            f"{request.output_limit or 1} output tokens and your prompt contains {request.prompt_tokens} tokens.",
-            param="max_tokens" if room > 0 else "prompt",
-        )
-    limit = request.output_limit or room
-    natural = answer_words(request.prompt, seed + request.seed, limit if request.exact_length else None)
-    words = wrong_words(natural[:limit]) if wrong else natural[:limit]
-    return Completion(words, "length" if request.exact_length or len(natural) > limit else "stop")
+def _completion(body: bytes, key: str, plan: Plan) -> Answering:
+    request = parse_completion(body)
+    answers = plan(request)
+    return request, answers, CompletionWriter(key, int(time.time()), request, answers)
 
 
-class OpenAiServer:
+def _responses(body: bytes, key: str, plan: Plan) -> Answering:
+    request = parse_responses(body)
+    answers = plan(request.generation)
+    return request.generation, answers, ResponsesWriter(key, int(time.time()), request, answers[0])
+
+
+def _messages(body: bytes, key: str, plan: Plan) -> Answering:
+    request = parse_messages(body)
+    answers = plan(request)
+    return request, answers, MessagesWriter(key, request, answers[0])
+
+
+class ApiServer:
     """The application."""
 
     def __init__(
@@ -85,136 +93,150 @@ class OpenAiServer:
         self._seed = seed
         self._random = random.Random(seed)
         self._created = int(time.time())
+        self._texts = TokenTexts()
         self._routes: Routes = {
-            ("POST", "/v1/chat/completions"): self._chat,
-            ("POST", "/v1/completions"): self._completion,
+            ("POST", "/v1/chat/completions"): partial(self._generate, _chat),
+            ("POST", "/v1/completions"): partial(self._generate, _completion),
+            ("POST", "/v1/responses"): partial(self._generate, _responses),
+            ("POST", "/v1/messages"): partial(self._generate, _messages),
+            ("POST", "/v1/messages/count_tokens"): self._count_tokens,
+            ("POST", "/v1/embeddings"): partial(self._pool, parse_input, pooled.embeddings_body),
+            ("POST", "/pooling"): partial(self._pool, parse_input, pooled.pooling_body),
+            ("POST", "/classify"): partial(self._pool, parse_input, pooled.classify_body),
+            **self._same(("/v1/score", "/score"), partial(self._pool, parse_score, pooled.score_body)),
+            **self._same(
+                ("/v1/rerank", "/v2/rerank", "/rerank"), partial(self._pool, parse_rerank, pooled.rerank_body)
+            ),
+            ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/detokenize"): self._detokenize,
             ("GET", "/v1/models"): self._models,
+            ("GET", "/version"): self._version,
             ("GET", "/health"): health,
             ("GET", "/metrics"): self._metrics,
         }
+        self._model_path = f"/v1/models/{model}"
+
+    @staticmethod
+    def _same(paths: tuple[str, ...], app: App) -> Routes:
+        return {("POST", path): app for path in paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request."""
+        """Answer one HTTP request; whatever was wrong with it, in the form of errors of its path."""
+        fail = partial(_fail, send, scope["path"])
+        try:
+            await self._route(scope)(scope, receive, send)
+        except ClientLeft:
+            return
+        except BadRequest as error:
+            await fail(error.status, str(error), error.param, error.code)
+        except BodyTooLarge as error:
+            await fail(413, str(error), None, "request_too_large")
+        except TooLong as error:
+            await fail(400, str(error), "max_tokens", None)
+        except NotServing as error:
+            await fail(503, str(error), None, "engine_not_serving")
+        except GaveUp as error:
+            await fail(503, str(error), None, "engine_gave_up")
+
+    def _route(self, scope: Scope) -> App:
+        if (scope["method"], scope["path"]) == ("GET", self._model_path):
+            return self._card
         route = find_route(self._routes, scope)
         if isinstance(route, int):
             reason = "Not Found" if route == 404 else "Method Not Allowed"
-            await respond(send, route, error_body(route, f"{scope['method']} {scope['path']}: {reason}"))
-        else:
-            await route(scope, receive, send)
+            raise BadRequest(f"{scope['method']} {scope['path']}: {reason}", status=route)
+        return route
 
     async def _models(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await respond(send, 200, models_body(self._model, self._created, self._max_model_len))
+
+    async def _card(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await respond(send, 200, msgspec.json.encode(model_card(self._model, self._created, self._max_model_len)))
+
+    async def _version(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await respond(send, 200, msgspec.json.encode({"version": VERSION}))
 
     async def _metrics(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         page = render(self._engine.meters, self._engine.gauges(), self._model)
         await respond(send, 200, page.encode(), METRICS_TYPE)
 
-    async def _chat(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        await self._generate(parse_chat, True, receive, send)
+    async def _generate(self, start: Start, _scope: Scope, receive: Receive, send: Send) -> None:
+        request, answers, writer = start(await read_body(receive), uuid.uuid4().hex, self._plan)
+        run = Run(self._engine)
+        run.answer(request, answers)
+        write = write_stream if request.stream else write_whole
+        async with run.watching(receive):
+            await write(send, run, request, writer)
 
-    async def _completion(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        await self._generate(parse_completion, False, receive, send)
-
-    async def _generate(
-        self, parse: Callable[[bytes], GenerationRequest], chat: bool, receive: Receive, send: Send
+    async def _pool(
+        self,
+        parse: Callable[[bytes], PoolingRequest],
+        write: pooled.PoolingWriter,
+        _scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
-        try:
-            request = parse(await read_body(receive))
-            completion = self._admit(request)
-            generation = self._engine.submit(
-                request.prompt_tokens,
-                len(completion.words),
-                completion.finish_reason,
-                request.priority,
-                self._blocks(request, completion),
-            )
-        except ClientLeft:
-            return
-        except BadRequest as error:
-            await respond(send, error.status, error_body(error.status, str(error), error.param, error.code))
-            return
-        except BodyTooLarge as error:
-            await respond(send, 413, error_body(413, str(error)))
-            return
-        except TooLong as error:
-            await respond(send, 400, error_body(400, str(error), "max_tokens"))
-            return
-        except NotServing as error:
-            await respond(send, 503, error_body(503, str(error), code="engine_not_serving"))
-            return
-        prefix = "chatcmpl" if chat else "cmpl"
-        shape = ResponseShape(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model, chat)
-        writing = _write_stream if request.stream else _write_whole
-        async with self._cancelled_when_client_leaves(generation, receive):
-            await writing(send, shape, generation, completion, request)
+        request = parse(await read_body(receive))
+        self._admit(request.model)
+        for tokens in request.reads():
+            self._check_length(tokens, "input")
+        run = Run(self._engine)
+        run.read(request.reads(), request.priority)
+        async with run.watching(receive):
+            await run.finished()
+            body = await asyncio.to_thread(write, request, uuid.uuid4().hex, int(time.time()))
+            await respond(send, 200, body)
 
-    def _admit(self, request: GenerationRequest) -> Completion:
-        if request.model != self._model:
-            message = f"The model `{request.model}` does not exist."
-            raise BadRequest(message, param="model", status=404, code="model_not_found")
+    async def _count_tokens(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        model, prompt = parse_count(await read_body(receive))
+        self._check_model(model)
+        await respond(send, 200, count_body(prompt.tokens))
+
+    async def _tokenize(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        given, prompt = parse_tokenize(await read_body(receive))
+        self._check_model(given.model)
+        await respond(send, 200, tokenize_body(given, prompt, self._texts, self._max_model_len))
+
+    async def _detokenize(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        given = parse_detokenize(await read_body(receive))
+        self._check_model(given.model)
+        await respond(send, 200, msgspec.json.encode({"prompt": self._texts.text_of(given.tokens)}))
+
+    def _plan(self, request: GenerationRequest) -> tuple[Answer, ...]:
+        self._admit(request.model)
+        answers = plan_answers(request, self._seed, self._max_model_len, self._engine.effects.wrong_answer)
+        if request.return_token_ids:
+            self._remember(request.prompts, answers)
+        return answers
+
+    def _remember(self, prompts: tuple[Prompt, ...], answers: tuple[Answer, ...]) -> None:
+        """What a client was told the ids of, it may ask the texts of."""
+        for prompt in prompts:
+            self._texts.ids_of(prompt.token_texts())
+        for answer in answers:
+            self._texts.ids_of(token.text for token in answer.tokens)
+
+    def _admit(self, model: str) -> None:
+        self._check_model(model)
         if self._random.random() < self._faults.error_ratio:
             raise BadRequest("injected fault: error", status=500, code="injected_fault")
-        return plan_completion(request, self._seed, self._max_model_len, self._engine.effects.wrong_answer)
 
-    def _blocks(self, request: GenerationRequest, completion: Completion) -> tuple[int, ...]:
-        """Of prompt and completion, because the next turn of the conversation begins with both."""
-        return block_hashes((*request.context.split(), *completion.words), self._engine.parameters.prefix_block_tokens)
+    def _check_model(self, model: str | None) -> None:
+        if model not in {None, self._model}:
+            message = f"The model `{model}` does not exist."
+            raise BadRequest(message, param="model", status=404, code="model_not_found")
 
-    @asynccontextmanager
-    async def _cancelled_when_client_leaves(self, generation: Generation, receive: Receive) -> AsyncIterator[None]:
-        watch = asyncio.create_task(self._watch_client(generation, receive))
-        try:
-            yield
-        finally:
-            watch.cancel()
-            self._engine.cancel(generation)
-
-    async def _watch_client(self, generation: Generation, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._engine.cancel(generation)
-        generation.events.put_nowait(Aborted("the client left"))
+    def _check_length(self, tokens: int, param: str) -> None:
+        if tokens > self._max_model_len:
+            message = (
+                f"This model's maximum context length is {self._max_model_len} tokens, and the input has {tokens}."
+            )
+            raise BadRequest(message, param=param)
 
 
-async def _write_whole(
-    send: Send, shape: ResponseShape, generation: Generation, completion: Completion, request: GenerationRequest
-) -> None:
-    while True:
-        event = await generation.events.get()
-        if isinstance(event, Aborted):
-            await respond(send, 503, error_body(503, event.reason, code="engine_gave_up"))
-            return
-        if event.is_last:
-            break
-    usage = Usage(request.prompt_tokens, len(completion.words))
-    await respond(send, 200, shape.whole(" ".join(completion.words), completion.finish_reason, usage))
-
-
-async def _write_stream(
-    send: Send, shape: ResponseShape, generation: Generation, completion: Completion, request: GenerationRequest
-) -> None:
-    started = False
-    while True:
-        event = await generation.events.get()
-        if isinstance(event, Aborted) and not started:
-            await respond(send, 503, error_body(503, event.reason, code="engine_gave_up"))
-            return
-        if isinstance(event, Aborted):
-            await send_body(send, error_event(503, event.reason))
-            return
-        text = _text_event(shape, completion, event)
-        if not started:
-            await start_response(send, 200, "text/event-stream; charset=utf-8")
-            text = shape.opening_event() + text
-            started = True
-        if event.is_last:
-            break
-        await send_body(send, text, more=True)
-    usage = shape.usage_event(Usage(request.prompt_tokens, len(completion.words))) if request.include_usage else b""
-    await send_body(send, text + usage + DONE_EVENT)
-
-
-def _text_event(shape: ResponseShape, completion: Completion, token: TokenGiven) -> bytes:
-    word = completion.words[token.index]
-    text = word if token.index == 0 else f" {word}"
-    return shape.text_event(text, completion.finish_reason if token.is_last else None)
+async def _fail(send: Send, path: str, status: int, message: str, param: str | None, code: str | None) -> None:
+    """Answer with an error, in the form that clients of the path read."""
+    if path.startswith("/v1/messages"):
+        await respond(send, status, msgspec.json.encode(anthropic_error(status, message)))
+    else:
+        await respond(send, status, error_body(status, message, param, code))

@@ -26,7 +26,8 @@ def test_a_golden_prompt_gets_its_fixed_answer(leader: Member) -> None:
     assert answer["object"] == "chat.completion"
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "pong"}
     assert answer["choices"][0]["finish_reason"] == "stop"
-    assert answer["usage"] == {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    counts = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    assert answer["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def test_a_stream_has_vllms_shape(leader: Member) -> None:
@@ -41,7 +42,8 @@ def test_a_stream_has_vllms_shape(leader: Member) -> None:
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert [event["choices"][0]["finish_reason"] for event in (first, second, third)] == [None, None, "length"]
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+    counts = {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+    assert usage["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def test_the_streamed_text_is_the_whole_text(leader: Member) -> None:
@@ -71,7 +73,10 @@ def test_the_official_client_streams_chats_and_completes_prompts(leader: Member)
         ("/v1/completions", b'{"model": "x", "prompt": "hi"}', 404, "model", "`x` does not exist"),
         ("/v1/completions", b'{"model": "sim-70b", "prompt": "hi", "max_tokens": 9000}', 400, "max_tokens", "8192"),
         ("/v1/chat/completions", b" " * (4 * 1024 * 1024 + 1), 413, None, "exceeds"),
-        ("/v1/embeddings", b"{}", 404, None, "Not Found"),
+        ("/v1/embeddings", b"{}", 400, "model", "`model`"),
+        ("/v1/embeddings", b'{"model": "sim-70b", "input": "%s"}' % (b"a " * 8193), 400, "input", "8192"),
+        ("/v1/responses", b'{"model": "x", "input": "hi"}', 404, "model", "`x` does not exist"),
+        ("/v1/audio/transcriptions", b"{}", 404, None, "Not Found"),
         ("/v1/models", b"{}", 405, None, "Method Not Allowed"),
     ],
 )

@@ -1,8 +1,6 @@
 """What the simulator says."""
 
-import pytest
-
-from engine_agent.engines.sim.answers import answer_words, count_tokens, wrong_words
+from engine_agent.engines.sim.text.answers import answer_words, wrong_words
 
 
 def test_the_same_prompt_and_seed_give_the_same_answer() -> None:
@@ -29,8 +27,3 @@ def test_a_wrong_answer_is_wrong_in_every_word() -> None:
     right = answer_words("tell me", seed=3)
 
     assert all(wrong != word for wrong, word in zip(wrong_words(right), right, strict=True))
-
-
-@pytest.mark.parametrize(("text", "tokens"), [("", 1), ("one", 1), ("one two\nthree", 3)])
-def test_tokens_are_words(text: str, tokens: int) -> None:
-    assert count_tokens(text) == tokens

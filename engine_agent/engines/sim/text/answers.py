@@ -15,7 +15,7 @@ GOLDEN_ANSWERS = {
 }
 """Prompts (lower case) with a fixed answer, whatever the seed."""
 
-_LEXICON = """
+_WORDS = """
 a able about across again all along also always answer are around as at balance because become before begin between
 both bring build by careful change clear close come common complete consider could day deep depend do each early easy
 end enough even every example fact far feel few find first follow for form found from full general give good great
@@ -28,7 +28,7 @@ strong such sure take tell than that the their then there these they thing think
 true turn two under up use usual very view way well what when where which while who whole why will with word work
 world would year yet you
 """
-_WORDS: Sequence[str] = _LEXICON.split()
+LEXICON: Sequence[str] = _WORDS.split()
 
 _SHORTEST_ANSWER = 16
 _LONGEST_ANSWER = 128
@@ -52,14 +52,9 @@ def wrong_words(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{word[::-1]}~" for word in words)
 
 
-def count_tokens(text: str) -> int:
-    """Tokens of a text: its words, at least 1 (a real tokenizer makes about 1.3 of a word)."""
-    return max(1, len(text.split()))
-
-
 def _sentences(source: random.Random) -> Iterator[str]:
     while True:
-        words = source.choices(_WORDS, k=source.randint(*_SENTENCE_WORDS))
+        words = source.choices(LEXICON, k=source.randint(*_SENTENCE_WORDS))
         yield words[0].capitalize()
         yield from words[1:-1]
         yield f"{words[-1]}."

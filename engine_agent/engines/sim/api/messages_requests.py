@@ -1,0 +1,162 @@
+"""POST /v1/messages and /v1/messages/count_tokens, Anthropic's: what a request means."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from engine_agent.engines.sim.api.chat_requests import tool_choice, tool_texts
+from engine_agent.engines.sim.api.fields import ANY_OBJECT, Positive, read_body, stop_texts
+from engine_agent.engines.sim.planning.generation_request import (
+    BadRequest,
+    GenerationRequest,
+    OutputForm,
+    Prompt,
+    Stops,
+    Tool,
+)
+
+
+class Block(Struct):
+    """A block of a message: text, a call, the result of one; others are not read."""
+
+    type: str
+    text: str | None = None
+    name: str | None = None
+    input: Any = None
+    content: str | list[dict[str, Any]] | None = None
+
+    def read(self) -> str:
+        """What the model reads of it."""
+        if self.type == "tool_use":
+            return f"{self.name or ''} {msgspec.json.encode(self.input).decode()}"
+        if self.type == "tool_result" and isinstance(self.content, list):
+            return " ".join(part["text"] for part in self.content if isinstance(part.get("text"), str))
+        if self.type == "tool_result" and isinstance(self.content, str):
+            return self.content
+        return self.text or ""
+
+
+class Turn(Struct):
+    """A message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+    def text(self) -> str:
+        """Its text, blocks joined by spaces."""
+        return self.content if isinstance(self.content, str) else " ".join(filter(None, map(Block.read, self.content)))
+
+    @property
+    def is_tool_result(self) -> bool:
+        """It ends with the result of a call."""
+        return isinstance(self.content, list) and bool(self.content) and self.content[-1].type == "tool_result"
+
+
+class ToolDefinition(Struct):
+    """A member of `tools`."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    input_schema: dict[str, Any]
+    description: str | None = None
+
+
+class ToolChoiceField(Struct):
+    """`tool_choice`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(Struct):
+    """`output_config.format`."""
+
+    schema: Any = None
+    type: Literal["json_schema"] = "json_schema"
+
+
+class OutputConfig(Struct):
+    """`output_config`."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class CountBody(Struct, kw_only=True):
+    """What is read, for both paths."""
+
+    model: str
+    messages: Annotated[list[Turn], Meta(min_length=1)]
+    system: str | list[Block] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoiceField | None = None
+
+
+class MessagesBody(CountBody, kw_only=True):
+    """The body of a request. Sampling parameters are accepted and have no effect."""
+
+    max_tokens: Positive
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    output_config: OutputConfig | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+_count_decoder = msgspec.json.Decoder(CountBody)
+_decoder = msgspec.json.Decoder(MessagesBody)
+
+
+def parse_count(body: bytes) -> tuple[str, Prompt]:
+    """The model, and the prompt whose tokens are to be counted.
+
+    Raises:
+        BadRequest: not JSON, or a field is missing or wrong.
+    """
+    given = read_body(_count_decoder, body)
+    return given.model, _prompt(given, _tools(given))
+
+
+def parse_messages(body: bytes) -> GenerationRequest:
+    """What a request asks for.
+
+    Raises:
+        BadRequest: not JSON, or a field is missing or wrong.
+    """
+    given = read_body(_decoder, body)
+    tools = _tools(given)
+    choice = given.tool_choice or ToolChoiceField("auto" if tools else "none")
+    if choice.type == "tool" and not choice.name:
+        raise BadRequest("tool_choice.name is required when type is 'tool'", param="tool_choice")
+    name = choice.name or "" if choice.type == "tool" else ""
+    kind = "required" if choice.type == "any" else choice.type
+    return GenerationRequest(
+        model=given.model,
+        prompts=(_prompt(given, tools),),
+        output_limit=given.max_tokens,
+        stops=Stops(stop_texts(given.stop_sequences, "stop_sequences")),
+        form=_form(given.output_config),
+        tools=tools,
+        tool_choice=tool_choice(name, kind, tools, not choice.disable_parallel_tool_use),
+        stream=bool(given.stream),
+    )
+
+
+def _tools(given: CountBody) -> tuple[Tool, ...]:
+    return tuple(Tool(tool.name, tool.description or "", tool.input_schema) for tool in given.tools or ())
+
+
+def _prompt(given: CountBody, tools: tuple[Tool, ...]) -> Prompt:
+    system = Turn("system", given.system).text() if given.system else ""
+    texts = [turn.text() for turn in given.messages]
+    read = (*tool_texts(tools), *([system] if system else []), *texts)
+    return Prompt(read, answered=texts[-1], follows_tool=given.messages[-1].is_tool_result)
+
+
+def _form(config: OutputConfig | None) -> OutputForm | None:
+    if config is None or config.format is None:
+        return None
+    schema = config.format.schema
+    return OutputForm("json", ANY_OBJECT if schema is None else schema, "output_config")

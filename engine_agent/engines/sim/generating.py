@@ -1,0 +1,157 @@
+"""Carries out requests: queues their sequences in the engine, and writes what comes of them, as they come or whole.
+
+A response starts only with its first token, so a request that the engine gave up before has a clean 503 and may go to
+another cell. It decides no answer and knows no family of paths.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from engine_agent.engines.sim.api.writing import AnswerWriter, Usage
+from engine_agent.engines.sim.asgi import Receive, Send, respond, send_body, start_response
+from engine_agent.engines.sim.engine import Aborted, Engine, Events, Generation, PromptCount
+from engine_agent.engines.sim.planning.answer_plan import Answer
+from engine_agent.engines.sim.planning.generation_request import GenerationRequest, Prompt
+from engine_agent.engines.sim.prefix_cache import block_hashes
+
+STREAM_TYPE = "text/event-stream; charset=utf-8"
+
+
+class GaveUp(Exception):
+    """The engine gave a request up before anything of its response was sent."""
+
+
+class Run:
+    """The generations of one request in the engine: one for each answer, in their order."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.events = Events()
+        self.generations: list[Generation] = []
+
+    def answer(self, request: GenerationRequest, answers: Sequence[Answer]) -> None:
+        """Queue a sequence for each answer.
+
+        Raises:
+            NotServing, TooLong: none is queued then.
+        """
+        counts = [PromptCount() for _ in request.prompts]
+        for index, answer in enumerate(answers):
+            place = index // request.choices
+            prompt = request.prompts[place]
+            blocks = self._blocks(prompt, answer)
+            reason = "length" if answer.finish_reason == "length" else "stop"
+            self._submit(prompt.tokens, len(answer.tokens), reason, request.priority, blocks, counts[place])
+
+    def read(self, lengths: Sequence[int], priority: int) -> None:
+        """Queue a sequence for each text that is only to be read, by its length in tokens.
+
+        Raises:
+            NotServing, TooLong: none is queued then.
+        """
+        for tokens in lengths:
+            self._submit(tokens, 0, "stop", priority, (), None)
+
+    def _submit(
+        self, prompt: int, output: int, reason: str, priority: int, blocks: tuple[int, ...], count: PromptCount | None
+    ) -> None:
+        try:
+            generation = self._engine.submit(prompt, output, reason, priority, blocks, self.events, count)
+        except Exception:
+            self.cancel()
+            raise
+        self.generations.append(generation)
+
+    def _blocks(self, prompt: Prompt, answer: Answer) -> tuple[int, ...]:
+        """Of prompt and answer, because the next turn of the conversation begins with both."""
+        words = (*prompt.context.split(), *(token.text.strip() for token in answer.tokens))
+        return block_hashes(words, self._engine.parameters.prefix_block_tokens)
+
+    def cancel(self) -> None:
+        """Leave the engine; harmless when all is over."""
+        for generation in self.generations:
+            self._engine.cancel(generation)
+
+    @asynccontextmanager
+    async def watching(self, receive: Receive) -> AsyncIterator[None]:
+        """Cancelled when its client leaves, and at the end."""
+        watch = asyncio.create_task(self._watch_client(receive))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            self.cancel()
+
+    async def _watch_client(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.cancel()
+        self.events.put_nowait(Aborted("the client left"))
+
+    async def finished(self) -> None:
+        """Return once the last token of all is there.
+
+        Raises:
+            GaveUp
+        """
+        left = len(self.generations)
+        while left:
+            event = await self.events.get()
+            if isinstance(event, Aborted):
+                raise GaveUp(event.reason)
+            left -= event.is_last
+
+    def usage(self, request: GenerationRequest) -> Usage:
+        """What all of it takes: each prompt once, and all tokens so far."""
+        first_of_prompts = self.generations[:: request.choices]
+        return Usage(
+            sum(prompt.tokens for prompt in request.prompts),
+            sum(generation.generated for generation in self.generations),
+            sum(generation.cached_tokens for generation in first_of_prompts),
+        )
+
+
+async def write_whole(send: Send, run: Run, request: GenerationRequest, writer: AnswerWriter) -> None:
+    """Send one body, once all is computed.
+
+    Raises:
+        GaveUp
+    """
+    await run.finished()
+    await respond(send, 200, writer.whole(run.usage(request)))
+
+
+async def write_stream(send: Send, run: Run, request: GenerationRequest, writer: AnswerWriter) -> None:
+    """Send each token as it comes.
+
+    Raises:
+        GaveUp
+    """
+    places = {generation.sequence.id: index for index, generation in enumerate(run.generations)}
+    left = len(places)
+    started = False
+    while True:
+        event = await run.events.get()
+        if isinstance(event, Aborted):
+            if not started:
+                raise GaveUp(event.reason)
+            await send_body(send, writer.error_event(503, event.reason))
+            return
+        place = places[event.sequence]
+        text = b"" if started else writer.opening(run.usage(request))
+        text += writer.token_event(place, event.index, _so_far(run, request, place, event.index))
+        if not started:
+            await start_response(send, 200, STREAM_TYPE)
+            started = True
+        left -= event.is_last
+        if not left:
+            break
+        if text:
+            await send_body(send, text, more=True)
+    await send_body(send, text + writer.closing(run.usage(request)))
+
+
+def _so_far(run: Run, request: GenerationRequest, place: int, index: int) -> Usage:
+    prompt = request.prompts[place // request.choices]
+    return Usage(prompt.tokens, index + 1, run.generations[place].cached_tokens)

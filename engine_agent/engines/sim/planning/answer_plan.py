@@ -1,0 +1,190 @@
+"""Plans answers, token by token, before they are computed: what each says, where it stops, and why."""
+
+import random
+import re
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+import msgspec
+
+from engine_agent.engines.sim.planning.generation_request import (
+    BadRequest,
+    GenerationRequest,
+    OutputForm,
+    Prompt,
+    Stops,
+)
+from engine_agent.engines.sim.planning.tool_calls import called_tools, plan_call
+from engine_agent.engines.sim.text.answers import answer_words, wrong_words
+from engine_agent.engines.sim.text.json_documents import write_document
+from engine_agent.engines.sim.text.json_schemas import SchemaError
+from engine_agent.engines.sim.text.patterns import BadPattern, matching_text
+from engine_agent.engines.sim.text.vocabulary import token_id
+
+_CHOICE_STRIDE = 1_000_003
+"""Between the seeds of two answers to one prompt; clients count seeds by ones."""
+_PIECE = re.compile(r"\s*\S{1,6}|\s+")
+"""A token of a JSON document: some letters of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of an answer: its own text, and `delta`, what the client gets of it: less where a stop text is cut off.
+    It belongs to the text, or to the call with the number `call`; the first of a call names it."""
+
+    text: str
+    delta: str
+    call: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer. `finish_reason` is OpenAI's, `stop_reason` the text or id that ended it; `calls` names the functions
+    that it calls."""
+
+    tokens: tuple[Token, ...]
+    finish_reason: str
+    stop_reason: str | int | None = None
+    calls: tuple[str, ...] = ()
+    _texts: dict[int | None, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        texts: dict[int | None, list[str]] = {}
+        for token in self.tokens:
+            texts.setdefault(token.call, []).append(token.delta)
+        object.__setattr__(self, "_texts", {call: "".join(deltas) for call, deltas in texts.items()})
+
+    @property
+    def text(self) -> str:
+        """All that it says."""
+        return self._texts.get(None, "")
+
+    @property
+    def called(self) -> tuple[tuple[str, str], ...]:
+        """Its calls, each with its arguments as far as they were written."""
+        return tuple((name, self._texts[call]) for call, name in enumerate(self.calls) if call in self._texts)
+
+
+def plan_answers(request: GenerationRequest, seed: int, max_model_len: int, wrong: bool) -> tuple[Answer, ...]:
+    """All answers to a request: those to its first prompt, then those to the next. `seed` is the version's; `wrong`: as
+    from weights that were damaged.
+
+    Raises:
+        BadRequest: a prompt, or prompt and output limit, exceed `max_model_len`, or its form cannot be met.
+    """
+    return tuple(
+        plan_answer(request, prompt, seed + request.seed + _CHOICE_STRIDE * choice, max_model_len, wrong)
+        for prompt in request.prompts
+        for choice in range(request.choices)
+    )
+
+
+def plan_answer(request: GenerationRequest, prompt: Prompt, seed: int, max_model_len: int, wrong: bool) -> Answer:
+    """One answer to one prompt.
+
+    Raises:
+        BadRequest: see `plan_answers`.
+    """
+    room = _room(request, prompt, max_model_len)
+    limit = request.output_limit or room
+    source = random.Random(f"{seed}\0{wrong}\0{prompt.answered}".encode())
+    calls = [plan_call(tool, source) for tool in called_tools(request.tools, request.tool_choice, prompt)]
+    if calls:
+        tokens = [token for index, call in enumerate(calls) for token in _call_tokens(index, call.name, call.arguments)]
+        # OpenAI, and vLLM: a call that the client demanded by name ends as any answer does.
+        reason = "stop" if request.tool_choice.kind == "named" else "tool_calls"
+        whole = Answer(tuple(tokens), reason, calls=tuple(call.name for call in calls))
+        return _cut(whole, limit)
+    if request.form is not None:
+        texts = tuple(_PIECE.findall(_formed_text(request.form, source))) or ("",)
+    else:
+        texts = _words(request, prompt, seed, limit, wrong)
+    whole = Answer(tuple(Token(text, text) for text in texts), "length" if request.exact_length else "stop")
+    return _cut(_stopped(whole, request.stops, request.min_tokens), limit)
+
+
+def _room(request: GenerationRequest, prompt: Prompt, max_model_len: int) -> int:
+    room = max_model_len - prompt.tokens
+    if room < (request.output_limit or 1):
+        raise BadRequest(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{request.output_limit or 1} output tokens and your prompt contains {prompt.tokens} tokens.",
+            param=request.limit_param if room > 0 else "prompt",
+        )
+    return room
+
+
+def _words(request: GenerationRequest, prompt: Prompt, seed: int, limit: int, wrong: bool) -> tuple[str, ...]:
+    words = answer_words(prompt.answered, seed, limit if request.exact_length else None)
+    if len(words) < request.min_tokens:
+        words = answer_words(prompt.answered, seed, min(limit, request.min_tokens))
+    words = words[: limit + 1]
+    words = wrong_words(words) if wrong else words
+    return (words[0], *(f" {word}" for word in words[1:]))
+
+
+def _formed_text(form: OutputForm, source: random.Random) -> str:
+    if form.kind == "choice":
+        return str(source.choice(form.rule))
+    try:
+        if form.kind == "regex":
+            return matching_text(form.rule, source)
+        return msgspec.json.encode(write_document(form.rule, source)).decode()
+    except (SchemaError, BadPattern) as error:
+        raise BadRequest(f"{form.param}: {error}", param=form.param) from error
+
+
+def _call_tokens(index: int, name: str, arguments: str) -> list[Token]:
+    return [Token(name, "", index), *(Token(piece, piece, index) for piece in _PIECE.findall(arguments))]
+
+
+def _cut(answer: Answer, limit: int) -> Answer:
+    if len(answer.tokens) <= limit:
+        return answer
+    return replace(answer, tokens=answer.tokens[:limit], finish_reason="length", stop_reason=None)
+
+
+def _stopped(answer: Answer, stops: Stops, min_tokens: int) -> Answer:
+    """The answer as far as its first stop, if there is one after `min_tokens` tokens. The token that completes it is
+    computed as all before it; of what it says, the client gets what stands before the stop."""
+    by_id = len(answer.tokens)
+    if stops.ids:
+        ids = [token_id(token.text) for token in answer.tokens]
+        by_id = next((index for index in range(min_tokens, len(ids)) if ids[index] in stops.ids), by_id)
+    ends = list(accumulate(len(token.text) for token in answer.tokens))
+    by_text = _first_stop_text(answer.text, ends, stops.texts, min_tokens)
+    if by_text is not None and by_text[0] <= by_id:
+        last, text, at = by_text
+        shown = at + len(text) if stops.is_included else at
+        return _shortened(answer, last, shown, ends, text)
+    if by_id == len(answer.tokens):
+        return answer
+    shown = ends[by_id] if stops.is_included else ends[by_id] - len(answer.tokens[by_id].text)
+    return _shortened(answer, by_id, shown, ends, token_id(answer.tokens[by_id].text))
+
+
+def _first_stop_text(
+    text: str, ends: list[int], stops: tuple[str, ...], min_tokens: int
+) -> tuple[int, str, int] | None:
+    """The token that completes the first stop text, the stop text, and where that begins."""
+    if min_tokens >= len(ends):
+        return None
+    unheard = ends[min_tokens - 1] if min_tokens else 0
+    found = []
+    for order, stop in enumerate(stops):
+        at = text.find(stop, max(0, unheard - len(stop) + 1))
+        if at >= 0:
+            found.append((bisect_left(ends, at + len(stop)), order, stop, at))
+    if not found:
+        return None
+    last, _, stop, at = min(found)
+    return last, stop, at
+
+
+def _shortened(answer: Answer, last: int, shown: int, ends: list[int], reason: str | int) -> Answer:
+    tokens = []
+    for token, end in zip(answer.tokens[: last + 1], ends, strict=False):
+        hidden = max(0, end - shown)
+        tokens.append(replace(token, delta=token.delta[: max(0, len(token.delta) - hidden)]))
+    return replace(answer, tokens=tuple(tokens), finish_reason="stop", stop_reason=reason)

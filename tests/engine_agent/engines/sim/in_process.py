@@ -1,0 +1,73 @@
+"""The application of a leader in this process, whose engine computes as fast as it can: for many small requests."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from engine_agent.engines.sim.asgi import HealthPage
+from engine_agent.engines.sim.batching import ModelParameters
+from engine_agent.engines.sim.engine import Engine
+from engine_agent.engines.sim.faults import Faults
+from engine_agent.engines.sim.meters import Meters
+from engine_agent.engines.sim.serving import ApiServer
+from engine_agent.protocol.held_questions import StateWatch
+
+MODEL = "m"
+FAST = ModelParameters(prefill_tokens_per_s=1e9, decode_step_ms=1e-6, decode_step_per_seq_ms=0, max_num_seqs=256)
+
+
+class Application:
+    """A running application. `meters` count what it computed."""
+
+    def __init__(self, parameters: ModelParameters = FAST) -> None:
+        self.meters = Meters()
+        self.engine = Engine(parameters, self.meters)
+        self.engine.open()
+        watch = StateWatch(lambda: "")
+        self._server = ApiServer(self.engine, Faults(), HealthPage(lambda: "", watch), MODEL, 8192, seed=7)
+
+    async def send(self, path: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:
+        """One request; its client waits for the whole answer."""
+        unread = [{"type": "http.request", "body": body}]
+        status, pieces = 0, []
+
+        async def receive() -> dict[str, Any]:
+            if unread:
+                return unread.pop()
+            await asyncio.Event().wait()
+            raise AssertionError("it never happens")
+
+        async def send(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            pieces.append(message.get("body", b""))
+
+        await self._server({"type": "http", "method": method, "path": path, "query_string": b""}, receive, send)
+        return status, b"".join(pieces)
+
+    async def ask(self, path: str, **body: Any) -> Any:
+        """One request that succeeds, as the JSON that it is answered with."""
+        status, answer = await self.send(path, json.dumps({"model": MODEL, **body}).encode())
+        assert status == 200, answer
+        return json.loads(answer)
+
+    async def events(self, path: str, **body: Any) -> list[Any]:
+        """The events of a stream, without its end mark."""
+        status, answer = await self.send(path, json.dumps({"model": MODEL, "stream": True, **body}).encode())
+        assert status == 200, answer
+        lines = answer.decode().split("\n")
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+
+
+@asynccontextmanager
+async def application(parameters: ModelParameters = FAST) -> AsyncIterator[Application]:
+    """One, while it runs."""
+    running = Application(parameters)
+    loop = asyncio.create_task(running.engine.run())
+    try:
+        yield running
+    finally:
+        loop.cancel()
+        await asyncio.wait([loop])

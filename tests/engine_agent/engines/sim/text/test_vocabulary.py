@@ -1,0 +1,48 @@
+"""Tokens and their ids."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_agent.engines.sim.text.vocabulary import TokenTexts, count_tokens, prompt_text, split_tokens, token_id
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("", 1), ("one", 1), ("one two\nthree", 3)])
+def test_tokens_are_words(text: str, tokens: int) -> None:
+    assert count_tokens(text) == tokens
+
+
+@given(st.text())
+def test_the_tokens_of_a_text_are_as_many_as_are_counted_and_make_the_text_again(text: str) -> None:
+    tokens = split_tokens(text)
+
+    assert len(tokens) == count_tokens(text)
+    assert "".join(tokens) == text
+
+
+def test_an_id_says_the_same_in_every_process() -> None:
+    assert token_id(" story") == 258011853
+
+
+def test_ids_of_words_that_the_simulator_says_have_their_text_everywhere() -> None:
+    assert prompt_text([token_id(token) for token in split_tokens("The answer. is good")]) == "The answer. is good"
+    assert prompt_text([5, 6, 7]) == "5 6 7"
+
+
+@given(st.text())
+def test_what_was_made_tokens_here_is_made_a_text_again(text: str) -> None:
+    texts = TokenTexts()
+
+    if all(len(token) <= 64 for token in split_tokens(text)):
+        assert texts.text_of(texts.ids_of(split_tokens(text))) == text
+
+
+def test_texts_of_a_client_do_not_pile_up() -> None:
+    texts = TokenTexts()
+
+    texts.ids_of(f"w{number}" for number in range(70_000))
+
+    assert texts.text_of([token_id("w0")]) == f" {token_id('w0')}"
+    assert texts.text_of([token_id("w69999")]) == "w69999"
+    texts.ids_of(["x" * 65])
+    assert texts.text_of([token_id("x" * 65)]).strip().isdecimal()
