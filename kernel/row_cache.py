@@ -22,6 +22,8 @@ SELECT counted.*, known.* FROM (
     SELECT count(*) FILTER (WHERE {kept}), pg_snapshot_xmin(pg_current_snapshot())::xid::text FROM {table}
 ) AS counted LEFT JOIN (SELECT {kept}, {columns} FROM {table} WHERE {since}) AS known ON true
 """)
+_MARK = sql.SQL("pg_snapshot_xmin(pg_current_snapshot())::xid::text")
+_WRITTEN = sql.SQL("(SELECT (count(*) FILTER (WHERE {kept}), count(*) FILTER (WHERE {since}))::text FROM {table})")
 _SINCE = sql.SQL("age(xmin) <= age(%s::xid)")
 """`age` counts back from now, so it is right where transactions' numbers begin anew."""
 
@@ -65,12 +67,27 @@ class RowCache:
         self._changed = _CHANGED.format(**parts, since=_SINCE)
         self._all = _CHANGED.format(**parts, since=parts["kept"])
         self._keys = sql.SQL("SELECT {key} FROM {table} WHERE {kept}").format(**parts, key=sql.SQL(key))
+        self.written = _WRITTEN.format(**parts, since=_SINCE)
+        """How many rows count, and how many are new since a mark, as `SQL` of one value."""
         self._mark = ""
         self.rows: dict[Any, Row] = {}
 
     def forget(self) -> None:
         """Look at every row the next time."""
         self._mark = ""
+
+    @property
+    def mark(self) -> str:
+        """Up to which transaction all is known; empty: nothing is."""
+        return self._mark
+
+    def is_current(self, written: str, mark: str) -> bool:
+        """Whether nothing has changed, by the value of `written` since the mark; then all is known up to `mark`, which
+        is of the same look."""
+        if written != f"({len(self.rows)},0)":
+            return False
+        self._mark = mark
+        return True
 
     def refresh(self) -> dict[Any, Row | None]:
         """Look what has changed. Returns the keys of it with the columns as they were; None: the row was not known."""
@@ -100,3 +117,31 @@ class RowCache:
             del self.rows[key]
         else:
             self.rows[key] = columns
+
+
+class RowCaches:
+    """Several tables that are brought up to date together, in this order: what one of them names in a later one is
+    known then. One query tells that nothing has changed; a table that has, and all after it, are looked at each."""
+
+    def __init__(self, *caches: RowCache) -> None:
+        self._caches = caches
+        parts = [_MARK, *(cache.written for cache in caches)]
+        self._query = sql.SQL("SELECT {}").format(sql.SQL(", ").join(parts))
+
+    def refresh(self) -> list[dict[Any, Row | None]]:
+        """What `RowCache.refresh` returns, of each."""
+        current = self._current()
+        return [{} if number < current else cache.refresh() for number, cache in enumerate(self._caches)]
+
+    def _current(self) -> int:
+        """How many of the first ones have not changed, all by one look."""
+        marks = [cache.mark for cache in self._caches]
+        if not all(marks):
+            return 0
+        with connection.cursor() as cursor:
+            cursor.execute(self._query, marks)
+            mark, *written = cursor.fetchone()
+        for number, (cache, counted) in enumerate(zip(self._caches, written, strict=True)):
+            if not cache.is_current(counted, mark):
+                return number
+        return len(self._caches)

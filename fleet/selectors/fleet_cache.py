@@ -22,7 +22,7 @@ from fleet.planning.snapshot import CellView, MemberView, NodeView, ProviderStat
 from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction
 from fleet.selectors.faults import step_windows
 from fleet.selectors.rollout import counters_reported
-from kernel.row_cache import FullLooks, Row, RowCache
+from kernel.row_cache import FullLooks, Row, RowCache, RowCaches
 from kernel.written_tables import WrittenTables
 from models_registry.models import ModelVersion
 
@@ -80,6 +80,10 @@ class FleetCache:
         self._cells = RowCache("fleet_cell", _CELLS, kept=f"state <> '{CellState.STOPPED}'")
         self._members = RowCache("fleet_cellmember", ("id", "cell_id", "node_id", "rank"))
         self._steps = RowCache("fleet_steprecord", ("node_id", "cell", "generation", "windows::text"))
+        # Each node that a cell names is known once the cell is. Reports are new in each pass.
+        self._tables = RowCaches(
+            self._cells, self._members, self._nodes, self._machines, self._orders, self._steps, self._reports
+        )
         self._members_of: dict[str, dict[int, MemberView]] = defaultdict(dict)
         self._disruptions: dict[str, str] = {}
         self._versions: dict[int, ModelVersion] = {}
@@ -93,10 +97,10 @@ class FleetCache:
         if self._looks.begin():
             self._forget()
         self.written.look()
-        # Cells first: every node that one of them names is known then, whoever joins meanwhile.
-        self._refresh_cells()
-        self._refresh_nodes(settings, now)
-        for node in self._steps.refresh():
+        cells, members, nodes, machines, orders, steps, reports = self._tables.refresh()
+        self._take_cells(cells.keys() | self._take_members(members))
+        self._take_nodes(nodes.keys() | machines.keys() | orders.keys() | reports.keys(), settings, now)
+        for node in steps:
             self._windows.pop(node, None)
             if (row := self._steps.rows.get(node)) is not None:
                 self._windows[node] = step_windows(row[0], row[1], json.loads(row[2]))
@@ -145,10 +149,9 @@ class FleetCache:
             found[deployment][version.reference] = version
         return found
 
-    def _refresh_cells(self) -> None:
-        changed = self._cells.refresh().keys() | self._refresh_members()
+    def _take_cells(self, changed: set[str]) -> None:
         disruptions = self.written.get("disruptions", ["fleet_disruption"], _open_disruptions)
-        changed |= {cell for cell, _ in disruptions.items() ^ self._disruptions.items()}
+        changed = changed | {cell for cell, _ in disruptions.items() ^ self._disruptions.items()}
         self._disruptions = disruptions
         used = sorted({row[_VERSION] for row in self._cells.rows.values()})
         self._versions = self.written.get(f"versions {used}", _VERSIONS, lambda: ModelVersion.objects.in_bulk(used))
@@ -160,10 +163,10 @@ class FleetCache:
             lambda c: (c.deployment, c.region, c.created_at, c.id),
         )
 
-    def _refresh_members(self) -> set[str]:
+    def _take_members(self, members: Mapping[int, Row | None]) -> set[str]:
         """Returns the cells whose members changed."""
         changed = set()
-        for key, before in self._members.refresh().items():
+        for key, before in members.items():
             if before is not None:
                 del self._members_of[before[0]][key]
                 changed.add(before[0])
@@ -193,9 +196,7 @@ class FleetCache:
             disruption=DisruptionCause(disruption) if disruption else None,
         )
 
-    def _refresh_nodes(self, settings: FleetSettings, now: datetime) -> None:
-        tables = (self._nodes, self._reports, self._machines, self._orders)
-        changed = set().union(*(table.refresh() for table in tables))
+    def _take_nodes(self, changed: set[str], settings: FleetSettings, now: datetime) -> None:
         if not all(member[1] in self._nodes.rows for member in self._members.rows.values()):
             self._nodes.forget()  # one that was left out has joined a cell
             changed |= self._nodes.refresh().keys()

@@ -6,9 +6,10 @@ from threading import Event as Signal
 
 import pytest
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
-from kernel.models import Lease
-from kernel.row_cache import RowCache
+from kernel.models import Lease, LoopPass
+from kernel.row_cache import RowCache, RowCaches
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -79,3 +80,80 @@ def test_a_change_that_was_begun_before_a_look_and_committed_after_it_is_found(
     slow.result(DEADLINE_S)
     assert known.refresh() == {"one": ("a",)}
     assert known.rows["one"] == ("late",)
+
+
+def passed(loop: str, holder: str = "a") -> None:
+    LoopPass.objects.update_or_create(loop=loop, defaults={"holder": holder, "passed_at": NOW})
+
+
+class Pair:
+    """Two tables, and how many queries a look at them takes."""
+
+    def __init__(self, known: RowCache) -> None:
+        self.leases, self.loops = known, RowCache("kernel_looppass", ("loop", "holder"))
+        self._both = RowCaches(self.leases, self.loops)
+
+    def look(self) -> tuple[list[dict[str, object]], int]:
+        with CaptureQueriesContext(connection) as asked:
+            changed = self._both.refresh()
+        return [dict(each) for each in changed], len(asked)
+
+
+@pytest.fixture
+def pair(known: RowCache) -> Pair:
+    LoopPass.objects.all().delete()
+    lease("one")
+    passed("first")
+    made = Pair(known)
+    assert made.look() == ([{"one": None}, {"first": None}], 2)
+    return made
+
+
+def test_one_query_tells_that_nothing_has_changed_in_any_of_several_tables(pair: Pair) -> None:
+    assert [pair.look() for _ in range(3)] == [([{}, {}], 1)] * 3
+
+
+def test_the_tables_that_have_not_changed_are_not_read_but_all_after_one_that_has(pair: Pair) -> None:
+    passed("first", "b")
+    assert pair.look() == ([{}, {"first": ("a",)}], 2)
+    Lease.objects.filter(name="one").update(holder="b")
+    assert pair.look() == ([{"one": ("a",)}, {}], 3)
+    Lease.objects.all().delete()
+    changed, _ = pair.look()
+    assert changed == [{"one": ("b",)}, {}]
+    LoopPass.objects.all().delete()
+    assert pair.look()[0] == [{}, {"first": ("b",)}]
+    assert (pair.leases.rows, pair.loops.rows) == ({}, {})
+
+
+def test_a_row_that_counts_no_more_is_gone_from_one_of_several(pair: Pair) -> None:
+    Lease.objects.filter(name="one").update(holder="nobody")
+    assert pair.look()[0] == [{"one": ("a",)}, {}]
+    lease("another", "nobody")
+    assert pair.look()[0] == [{}, {}]
+
+
+def test_what_was_forgotten_is_read_whole(pair: Pair) -> None:
+    pair.loops.forget()
+    assert pair.look() == ([{}, {}], 2)
+    assert pair.look() == ([{}, {}], 1)
+
+
+def test_a_change_that_is_committed_after_a_look_at_several_is_found(pair: Pair, writer: ThreadPoolExecutor) -> None:
+    written, looked = Signal(), Signal()
+
+    def write_slowly() -> None:
+        with transaction.atomic():
+            Lease.objects.filter(name="one").update(holder="late")
+            written.set()
+            assert looked.wait(DEADLINE_S)
+
+    slow: Future[None] = writer.submit(write_slowly)
+    assert written.wait(DEADLINE_S)
+    for number in range(3):  # transactions that begin later and end earlier
+        passed(f"quick-{number}")
+        pair.look()
+    assert pair.look()[0] == [{}, {}]
+    looked.set()
+    slow.result(DEADLINE_S)
+    assert pair.look()[0][0] == {"one": ("a",)}

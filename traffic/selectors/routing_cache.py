@@ -16,7 +16,7 @@ from engine_agent.protocol.messages import JsonObject
 from engine_agent.protocol.ports import PROXY
 from fleet.models import Cell, Incident, Region
 from fleet.planning.states import IncidentState
-from kernel.row_cache import FullLooks, RowCache
+from kernel.row_cache import FullLooks, RowCache, RowCaches
 from kernel.written_tables import WrittenTables
 from models_registry.models import ModelVersion
 from traffic.models import RoutingTable
@@ -68,6 +68,7 @@ class RoutingCache:
         )
         self._leaders = RowCache("fleet_cellmember", ("id", "cell_id", "node_id"), kept="rank = 0")
         self._nodes = RowCache("fleet_node", ("id", "address", "port_base"), kept="port_base IS NOT NULL")
+        self._routed = RowCaches(self._cells, self._leaders, self._nodes)
         self._written = WrittenTables(_SELDOM_WRITTEN)
         self._concurrency: dict[int, int] = {}
         self._routable: list[RoutableCell] = []
@@ -110,7 +111,7 @@ class RoutingCache:
 
     def routable_cells(self) -> list[RoutableCell]:
         """The same list as before where nothing has changed. A cell whose leader has no ports yet cannot be routed."""
-        changed = [table.refresh() for table in (self._cells, self._leaders, self._nodes)]
+        changed = self._routed.refresh()
         concurrency = self._written.get("concurrency", (_VERSIONS,), _concurrencies)
         if any(changed) or concurrency is not self._concurrency:
             self._concurrency = concurrency
