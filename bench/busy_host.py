@@ -8,14 +8,11 @@ own: the kernel shares processors by session.
 """
 
 import argparse
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
+from busy_loops import busy_loops
 from live_fleet import HOME, Fleet, Row, last_pass_age_s, wait_for
 
 from tests.load import agent_and_engine
@@ -24,18 +21,6 @@ DEPLOYMENT = "sim-70b"
 HEALED_WITHIN_S = 300.0
 SETTLES_S = 8.0
 """Before the first kill, and between two: the loops shall have taken their share."""
-
-
-@contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """So many programs that compute without end."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 class PassAges(threading.Thread):
