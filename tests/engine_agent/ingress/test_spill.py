@@ -48,7 +48,7 @@ async def test_without_a_usable_cell_here_another_region_serves_and_takes_over_a
         await near.die()
         await ingress.sees(near="down")
         assert await ask(client) == "far"
-        assert far.requests[-1].headers["x-switchyard-hop"].startswith(f"{HOME}|")
+        assert far.requests[-1].headers["x-switchyard-hop"].startswith(f"{HOME}~|")
         crossed = await ingress.post(BODY)
         assert crossed.headers["x-switchyard-ingress"] == away.settings.ingress_id, "who chose the cell"
         await near.start()
@@ -125,7 +125,7 @@ async def test_a_long_request_spills_once_like_a_short_one(ingress: RunningIngre
             answer = await ingress.post(body)
             assert (answer.status_code, answer.headers["x-switchyard-cell"]) == (200, "far")
             assert far.requests[-1].body == body
-            assert far.requests[-1].headers["x-switchyard-hop"].startswith(f"{HOME}|")
+            assert far.requests[-1].headers["x-switchyard-hop"].startswith(f"{HOME}~|")
             refused = await ingress.post_hop(body, **marked(HOP_SECRET, AWAY, body=body))
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_ready_cell")
 
