@@ -27,6 +27,10 @@ RESPONSE_HEADERS = {
 """Response headers that are kept for the log line; the cell sends token counts only where it knew them in time."""
 
 
+TRAIL = {"pool_queue_ms": "%Tw", "log_class": "%[var(txn.log_class)]"}
+"""Variable of the outer request -> what the inner one knows of it, in the order of the header that carries it."""
+
+
 def request_id_rules() -> list[str]:
     """Every request has an id: the client's, if it looks like one, else a new one. Every response carries it."""
     given = f"req.fhdr({headers.REQUEST_ID})"
@@ -55,6 +59,23 @@ def capture_rules(*, has_tenant: bool) -> list[str]:
 def class_rule() -> str:
     """Keep the serving class of a request that goes on to where its class is judged."""
     return f"http-request set-var(txn.log_class) req.hdr({headers.CLASS}),{_ESCAPED}"
+
+
+def trail_rule() -> str:
+    """Where a request is tried that somebody else of this ingress logs: say how it went."""
+    return f"http-response set-header {headers.TRAIL} {'|'.join(TRAIL.values())}"
+
+
+def trail_rules() -> list[str]:
+    """Where it is logged: take that over."""
+    trail = f"res.hdr({headers.TRAIL})"
+    return [
+        *(
+            f"http-response set-var(txn.{name}) {trail},field({place},|) if {{ {trail} -m found }}"
+            for place, name in enumerate(TRAIL, start=1)
+        ),
+        f"http-response del-header {headers.TRAIL}",
+    ]
 
 
 def log_lines() -> list[str]:
@@ -91,6 +112,7 @@ def _format() -> str:
         "request_bytes": "%U",
         "response_bytes": "%B",
         "queue_ms": "%Tw",
+        "pool_queue_ms": _number("pool_queue_ms"),
         "ttft_ms": _number("first_byte_ms"),
         "total_ms": "%Ta",
         "prompt_tokens": _number("log_prompt_tokens"),

@@ -4,7 +4,7 @@ Pure. It never decides which of the servers changes; that is `plan`."""
 from collections.abc import Iterable
 from urllib.parse import quote, urlsplit
 
-from engine_agent.ingress import access_log, affinity, bad_bodies, headers, hops, keys, links, responses
+from engine_agent.ingress import access_log, affinity, bad_bodies, headers, hops, keys, links, overflow, responses
 from engine_agent.ingress.desired import LOCAL_PREFIX, SPILL_PREFIX, DesiredHaproxy, Features, PoolBackends, Server
 from engine_agent.ingress.keys import SCHEME
 from engine_agent.ingress.responses import ErrorResponse
@@ -95,6 +95,8 @@ HAPROXY_PRIORITY = 0
 """Of a request that no rule gave a priority."""
 FAILURES_IN_A_ROW = 5
 """Of a cell, without a success between them: then nothing new goes there until its next health check."""
+REGION_RETRIES = 3
+"""Times that a request that leaves is sent once more, to the next ingress of another region."""
 RETRIES = (
     # A cell's 503 says that it did not send the request to its engine.
     "retry-on conn-failure empty-response 503",
@@ -141,6 +143,7 @@ def pool_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressS
             *_queue_limits(pool.serving_class, desired, settings),
             replay_rule(settings, body_bytes=max_buffered_body_bytes(desired, settings)),
             *_priorities(pool.serving_class, settings),
+            *(overflow.admission_rules(desired.retry_after_s) if desired.features.hops else ()),
             f"http-request set-header {headers.DEPLOYMENT} {pool.name}",
             # Readers of JSON differ; the cell refuses a body that names another model to its reader than to ours.
             f"http-request set-header {headers.MODEL} %[var(txn.model),url_enc]",
@@ -228,10 +231,13 @@ def spill_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: Ingress
         [
             "balance roundrobin",
             "option allbackups",
-            "retry-on conn-failure empty-response",  # a 503 comes from a region that tried its own cells
+            # A 503 comes from a region that tried its own cells.
+            "retry-on conn-failure empty-response 503",
+            f"retries {REGION_RETRIES}",
             f"timeout queue {settings.queues[pool.serving_class].wait_s}s",
             *_check(f"/healthz?model={quote(pool.probe_model, safe='')}"),
             access_log.class_rule(),
+            *(overflow.budget_rules(pool.name, desired.retry_after_s) if desired.features.hops else ()),
             *hops.mark_rules(settings.region, settings.times.request_body_s),
             *_servers(pool.spill, desired, settings.times),
         ],
@@ -274,11 +280,13 @@ def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings:
             else ()
         ),
         f"http-request {f'set-header {headers.BODY} wanted' if features.hops else f'del-header {headers.BODY}'}",
+        *([overflow.large_body_rule()] if features.hops else ()),
         *((keys.unparsed_body_scope_rule(), *keys.token_rules()) if features.keys else ()),
         *bad_bodies.refused_by_parser_rules(),
         # For the access log: the name came out of the body.
         f"http-response set-var(txn.model) res.hdr({headers.MODEL}),url_dec if {{ res.hdr({headers.MODEL}) -m found }}",
         f"http-response del-header {headers.MODEL}",
+        *access_log.trail_rules(),
         f"http-response set-status 503 if {{ status {UNANSWERED_STATUS} }}",
         *(responses.error_page_line(error) for error in responses.body_parser_error_pages(desired.retry_after_s)),
         f"server parser {address} {check} {at_once} maxconn {settings.max_requests_at(tier)} pool-max-conn 0",

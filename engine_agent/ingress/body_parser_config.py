@@ -44,6 +44,7 @@ def _render(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParser
                 structure,
                 [responses.too_large(desired.max_body_bytes)],
                 body_bytes=max_parsed_body_bytes(desired, tier),
+                max_connections=settings.max_connections,
                 threads=1,
             ),
             defaults_section(desired, settings),

@@ -18,6 +18,7 @@ from engine_agent.ingress import (
     hops,
     keys,
     links,
+    overflow,
     responses,
 )
 from engine_agent.ingress.backends import body_parser_backend, no_cell_frontend, pool_backend, spill_backend
@@ -72,6 +73,7 @@ def _render(desired: DesiredHaproxy, settings: IngressSettings, structure: str) 
             structure,
             _refusals(desired, settings),
             body_bytes=body_bytes,
+            max_connections=settings.max_connections + (settings.max_short_overflow if desired.features.hops else 0),
             threads=settings.threads,
             extra_lines=extra_lines,
         ),
@@ -143,17 +145,20 @@ def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         *(keys.token_rules() if features.keys else ()),
         *keys.meter_lines(features=features.token_limits),
     ]
-    lines += [*frontend_rules.backend_choice(features), *frontend_rules.body_parser_choice(desired, settings)]
+    lines += [*frontend_rules.backend_choice(features, settings), *frontend_rules.body_parser_choice(desired, settings)]
     lines += [*backends.control_plane_choice(settings), f"default_backend {DEFAULT_BACKEND}"]
     # What comes through here is logged where it came from outside.
     parsed = [settings.own_socket(PARSED_SOCKET), "no log", *frontend_rules.parsed_body_rules(features)]
     parsed += [*frontend_rules.pool_rules(features, has_body=False), *keys.parsed_body_scope_rules()]
-    parsed += [*availability, *frontend_rules.backend_choice(features)]
+    parsed += availability
+    parsed += overflow.leave_rules(desired.retry_after_s) if features.hops else []
+    parsed += [*frontend_rules.attempt_choice(features), *(overflow.answer_rules() if features.hops else ())]
     return [
         *_entrances(desired, settings, lines),
         section("frontend parsed", parsed),
         section(f"backend {DEFAULT_BACKEND}", _default_backend_lines(desired, settings)),
         *(body_parser_backend(tier, desired, settings) for tier in settings.body_parsers),
+        *((overflow.again_backend(desired, settings), *overflow.stores()) if features.hops else ()),
         no_cell_frontend(features, settings),
         keys.key_store(),
         bad_bodies.source_store(),

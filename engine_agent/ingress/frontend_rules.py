@@ -5,12 +5,11 @@ is not rendered, and what few requests need stands where only those come. A rule
 found in a variable; none of them picks a cell.
 """
 
-from engine_agent.ingress import affinity, bad_bodies, headers, hops, keys, responses, splits
+from engine_agent.ingress import access_log, affinity, bad_bodies, headers, hops, keys, overflow, responses, splits
 from engine_agent.ingress.desired import LISTING_MAP, MODELS_MAP, SHARE_SCALE, DesiredHaproxy, Features
 from engine_agent.ingress.sections import (
     MAX_HEAD_BYTES,
     MODEL_LOOKUP_RULE,
-    UNANSWERED_STATUS,
     max_buffered_body_bytes,
     max_parsed_body_bytes,
     model_rules,
@@ -116,6 +115,7 @@ def body_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     return [
         responses.refuse_rule(responses.head_too_large(MAX_HEAD_BYTES), f"{{ req.hdrs,length gt {MAX_HEAD_BYTES} }}"),
         *(f"http-request del-header {name}" for name in own),
+        *(overflow.strip_rules() if desired.features.hops else ()),
         # `curl -d` calls its JSON a form; every body here is JSON, and engines insist on that header.
         "http-request set-header Content-Type application/json",
         f"acl is_large req.hdr_val(content-length) gt {longest}",
@@ -135,23 +135,23 @@ def parsed_body_rules(features: Features) -> list[str]:
     """A large request as its body parser sends it back. The socket is for body parsers alone, which overwrite the
     header.
 
-    A request that no cell answered gets a status of its own: the parser has the whole request to send again.
+    A request that no cell answered gets a status of its own: whoever sent it here has it whole, to send it again.
     """
-    unanswered = f"http-after-response set-status {UNANSWERED_STATUS}"
     return [
         # The frontend that took it from outside has taken away what was not proven.
         f"http-request set-var(txn.hop) req.hdr({headers.HOP}),field(1,|)",
         "acl is_marked var(txn.hop) -m found",
-        *(hops.parsed_body_rules() if features.hops else ()),
+        *((*hops.parsed_body_rules(), *overflow.attempt_rules()) if features.hops else ()),
         f"http-request set-var(txn.request_id) req.hdr({headers.REQUEST_ID})",
         f"http-request set-var(txn.model) req.hdr({headers.MODEL}),url_dec",
         f"http-request del-header {headers.MODEL}",
         f"http-request set-var(txn.affinity) req.hdr({headers.AFFINITY})",
         f"http-request del-header {headers.AFFINITY}",
         f"http-response set-header {headers.MODEL} %[var(txn.model),url_enc]",  # for the access log
-        f"{unanswered} if {{ status 503 }} {{ res.hdr({headers.RETRY}) -m found }}",
-        f"{unanswered} if {{ status 502 }} !{{ res.hdr({headers.CELL}) -m found }}",
+        access_log.trail_rule(),
+        *overflow.marked_answer_rules("is_marked " if features.hops else ""),
         MODEL_LOOKUP_RULE,
+        *(overflow.pool_rules() if features.hops else ()),
         "acl has_pool var(txn.pool) -m found",
         f"{responses.return_rule(responses.UNKNOWN_MODEL)} if !has_pool",
     ]
@@ -216,13 +216,23 @@ def availability_rules(desired: DesiredHaproxy) -> list[str]:
     ]
 
 
-def backend_choice(features: Features) -> list[str]:
-    """Cells of this region by the pool's share; other regions for the rest, and when no cell here can serve."""
-    spill = [
-        "use_backend %[var(txn.spill)] if has_pool !is_marked can_spill !can_serve",
-        "use_backend %[var(txn.spill)] if has_pool !is_marked can_spill must_spill",
-    ]
-    return [*(spill if features.hops else ()), "use_backend %[var(txn.pool)] if has_pool"]
+_LEAVE = "use_backend %[var(txn.spill)] if has_pool !is_marked can_spill"
+_STAY = "use_backend %[var(txn.pool)] if has_pool"
+
+
+def backend_choice(features: Features, settings: IngressSettings) -> list[str]:
+    """Other regions when no cell here can serve. Else what may leave goes by way of somebody who can send it again,
+    while there is room for that; the rest by the pool's share."""
+    if not features.hops:
+        return [_STAY]
+    again = f"use_backend {overflow.AGAIN_BACKEND} if has_pool !is_marked can_spill"
+    return [f"{_LEAVE} !can_serve", f"{again} {overflow.has_room_rule(settings)}", f"{_LEAVE} must_spill", _STAY]
+
+
+def attempt_choice(features: Features) -> list[str]:
+    """The same for one attempt: where it was refused before counts more than the share."""
+    ways = [f"{_LEAVE} {condition}" for condition in ("!can_serve", "must_leave", "must_spill !must_stay")]
+    return [*(ways if features.hops else ()), _STAY]
 
 
 def body_parser_choice(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:

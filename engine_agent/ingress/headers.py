@@ -31,6 +31,13 @@ BODY: Final = "X-Switchyard-Body"
 that a body parser sends back: that digest."""
 POOL: Final = "X-Switchyard-Pool"
 """Beside a proven hop mark: the backend of the pool that the request is for."""
+ATTEMPT: Final = "X-Switchyard-Attempt"
+"""On a request that may be sent again within an ingress: which request it is an attempt of."""
+OVERFLOW: Final = "X-Switchyard-Overflow"
+"""Beside a hop mark: the region that it comes from has cells, and could not take the request. It must not displace
+others."""
+TRAIL: Final = "X-Switchyard-Trail"
+"""On a response that goes on within an ingress: what its request met behind here, for the access log."""
 DEPLOYMENT: Final = "X-Switchyard-Deployment"
 """On a request to a cell: the model's name led here, so the engine's own name may take its place. On a response:
 the deployment that gave it."""

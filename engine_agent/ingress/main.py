@@ -19,7 +19,7 @@ from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary, find_master
 from engine_agent.ingress.port_claim import port_claimed
 from engine_agent.ingress.sections import CONFIG_FILE
-from engine_agent.ingress.settings import IngressSettings
+from engine_agent.ingress.settings import IngressSettings, most_connections
 from engine_agent.protocol.identity import control_name
 from engine_agent.protocol.links import links_are_plain
 from engine_agent.protocol.log_lines import configure_logging
@@ -111,8 +111,7 @@ def _settings(arguments: argparse.Namespace, state_dir: Path, servers: tuple[str
         port=arguments.port,
         control_plane=servers,
         control_plane_name=_control_plane_name(servers, state_dir),
-        # Each request takes a connection on either side.
-        max_connections=max(100, min(MAX_CONNECTIONS, (open_files - SPARE_FILES) // 2)),
+        max_connections=max(100, min(MAX_CONNECTIONS, most_connections(open_files - SPARE_FILES))),
         threads=arguments.threads,
         access_log=arguments.access_log,
         worker_account=(account.uid, account.gid) if account else None,

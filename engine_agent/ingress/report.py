@@ -88,7 +88,8 @@ def telemetry(running: RunningHaproxy | None, desired: DesiredHaproxy, keys: Key
             pools[pool.name] = PoolTraffic(
                 in_flight=local.in_flight,
                 queued=local.queued,
-                requests_total=local.requests_total,
+                # What overflowed counts where it was sent to: both are this region's arrivals.
+                requests_total=max(0, local.requests_total - running.overflow.get(pool.name, 0)),
                 errors_total=local.errors_total,
                 spilled_in_flight=spill.in_flight,
                 spilled_total=spill.requests_total,

@@ -138,6 +138,11 @@ def queue_full(retry_after_s: int) -> ErrorResponse:
     )
 
 
+def no_free_cell(retry_after_s: int) -> ErrorResponse:
+    message = "no cell could take the request in time; try again shortly"
+    return ErrorResponse(503, "no_free_cell", message, None, retry_after_s)
+
+
 def head_too_large(max_head_bytes: int) -> ErrorResponse:
     return ErrorResponse(
         431, "request_head_too_large", f"path and headers are longer than the limit of {max_head_bytes} bytes"
@@ -165,8 +170,6 @@ def haproxy_error_pages(retry_after_s: int) -> tuple[ErrorResponse, ...]:
         ErrorResponse(500, "ingress_error", "the ingress failed"),
         ErrorResponse(501, "not_implemented", "the ingress does not know this method"),
         ErrorResponse(502, "bad_cell_answer", "the cell closed the connection or sent a response that is not HTTP"),
-        ErrorResponse(
-            503, "no_free_cell", "no cell could take the request in time; try again shortly", None, retry_after_s
-        ),
+        no_free_cell(retry_after_s),
         ErrorResponse(504, "cell_silent", "the cell did not answer in time"),
     )

@@ -4,8 +4,9 @@ else."""
 import csv
 import io
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine_agent.ingress.desired import LOCAL_PREFIX, SPILL_PREFIX
@@ -103,6 +104,8 @@ class RunningHaproxy:
     """Since 1970."""
     log_lines_lost_total: int = 0
     """Of the access log and of HAProxy's own."""
+    overflow: Mapping[str, int] = field(default_factory=dict)
+    """Pool -> requests that its cells could not take, and that were sent to other regions."""
 
     @property
     def life(self) -> str:
@@ -110,8 +113,12 @@ class RunningHaproxy:
         return f"{self.worker_pid}@{self.started_at_s}"
 
 
-def read_running(info: str, stats: str, states: str, maps: Mapping[str, str]) -> RunningHaproxy:
-    """Put the outputs of `show info`, `show stat`, `show servers state` and `show map <name>` together.
+_OVERFLOW = re.compile(r"^0x\S+: key=(\S+) .{0,300}\bhttp_req_cnt=(\d+)", re.MULTILINE)
+
+
+def read_running(info: str, stats: str, states: str, maps: Mapping[str, str], overflow: str = "") -> RunningHaproxy:
+    """Put the outputs of `show info`, `show stat`, `show servers state`, `show map <name>` and `show table overflow`
+    together; a worker may not have that table.
 
     Raises:
         UnexpectedOutput: one of them is not in the format of HAProxy 2.8.
@@ -128,6 +135,7 @@ def read_running(info: str, stats: str, states: str, maps: Mapping[str, str]) ->
             servers=tuple(_read_server(state, by_server) for state in _read_states(states) if _is_of_table(state)),
             backends=tuple(_read_backend(row) for row in rows if row["svname"] == "BACKEND"),
             maps={name: _read_map(text) for name, text in maps.items()},
+            overflow={match[1]: int(match[2]) for match in _OVERFLOW.finditer(overflow)},
         )
     except (KeyError, ValueError) as error:
         raise UnexpectedOutput(f"HAProxy's output could not be parsed: {error!r}") from error

@@ -8,6 +8,7 @@ from engine_agent.ingress.backends import server_arguments
 from engine_agent.ingress.command_socket import CommandSocket
 from engine_agent.ingress.desired import Server, ServerKey
 from engine_agent.ingress.key_map import CONTENT_ENTRY, KEYS_MAP
+from engine_agent.ingress.overflow import OVERFLOW_TABLE
 from engine_agent.ingress.plan import (
     AddServer,
     DrainServer,
@@ -38,10 +39,10 @@ async def read_worker(admin: CommandSocket, map_names: Iterable[str]) -> Running
         UnexpectedOutput: it answers in a format that this agent does not know.
     """
     names = list(map_names)
-    commands = ("show info", SHOW_STATS, "show servers state", *map(_show_map_command, names))
-    info, stats, states, *maps = await admin.send_all(*commands)
+    commands = ("show info", SHOW_STATS, "show servers state", f"show table {OVERFLOW_TABLE}")
+    info, stats, states, overflow, *maps = await admin.send_all(*commands, *map(_show_map_command, names))
     texts = {name: _map_text(name, output) for name, output in zip(names, maps, strict=True)}
-    return read_running(info=info, stats=stats, states=states, maps=texts)
+    return read_running(info=info, stats=stats, states=states, maps=texts, overflow=overflow)
 
 
 def _show_map_command(name: str) -> str:

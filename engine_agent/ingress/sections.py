@@ -55,6 +55,7 @@ def global_section(
     refusals: Sequence[ErrorResponse],
     *,
     body_bytes: int,
+    max_connections: int,
     threads: int,
     extra_lines: Iterable[str] = (),
 ) -> str:
@@ -65,7 +66,7 @@ def global_section(
         [
             f"description {structure}",
             f"node {settings.ingress_id}",
-            f"maxconn {settings.max_connections}",
+            f"maxconn {max_connections}",
             f"nbthread {threads}",
             *_account_lines(settings),
             f"stats socket unix@{ADMIN_SOCKET} mode 600 level admin expose-fd listeners",

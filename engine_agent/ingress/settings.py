@@ -82,9 +82,18 @@ BODY_PARSERS = (
 tokens."""
 
 
+CONNECTIONS_PER_SHORT_OVERFLOW = 4
+"""One connection more for so many: for short requests that may leave the region, whose way takes a second one."""
+
+
+def most_connections(open_files: int) -> int:
+    """How many connections so many open files are for: each takes two, one on either side."""
+    return open_files * CONNECTIONS_PER_SHORT_OVERFLOW // (2 * (CONNECTIONS_PER_SHORT_OVERFLOW + 1))
+
+
 @dataclass(frozen=True, slots=True)
 class IngressSettings:
-    """One ingress, whole. `max_connections` must be below half the limit of open files (one each side)."""
+    """One ingress, whole. `max_connections` must be at most `most_connections` of the limit of open files."""
 
     ingress_id: str
     region: str
@@ -118,6 +127,11 @@ class IngressSettings:
     def max_requests_at(self, tier: BodyParserTier) -> int:
         """Requests that may be at this body parser at once."""
         return max(1, self.max_connections // tier.connections_per_request)
+
+    @property
+    def max_short_overflow(self) -> int:
+        """Short requests at once that may be tried in another region when all of this one refuse them."""
+        return max(1, self.max_connections // CONNECTIONS_PER_SHORT_OVERFLOW)
 
     def own_socket(self, path: str) -> str:
         """How a frontend listens on a socket that only this ingress's workers may use."""

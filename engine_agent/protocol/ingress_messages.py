@@ -57,7 +57,8 @@ class IngressChanges(Struct, frozen=True):
 
 class PoolTraffic(Struct, frozen=True):
     """What an ingress sent of one pool's requests, to its cells and, spilled, to other regions' ingresses; `…_total`
-    as those of cells. `spilled_to` counts by region."""
+    as those of cells. `spilled_to` counts by region. What the cells could not take, and other regions were offered, is
+    none of `requests_total`."""
 
     in_flight: Count = 0
     queued: Count = 0

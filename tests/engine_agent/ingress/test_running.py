@@ -21,17 +21,22 @@ STATES = (
     "3 pool.chat 1 c-1-g3 127.0.0.1 {operation} {admin} 100 9000\n"
     "4 spill.chat 1 north.standby ::1 0 0 256 8080\n\n"
 )
+OVERFLOW = """# table: overflow, type: string, size:4096, used:1
+0x7f9eac0f8b20: key=chat use=0 exp=86399718 shard=0 http_req_cnt=4 http_fail_rate(1000)=0
+"""
 MAPS = {LISTING_MAP: '0x7f0 all {"a": "b c"}\n\n', "models.map": "\n"}
 
 
 def read(admin: int = 0, operation: int = 2) -> RunningHaproxy:
-    return read_running(INFO, STATS, STATES.format(admin=admin, operation=operation), MAPS)
+    return read_running(INFO, STATS, STATES.format(admin=admin, operation=operation), MAPS, OVERFLOW)
 
 
 def test_a_worker_is_read_whole() -> None:
     running = read()
     assert (running.structure, running.worker_pid) == ("1c87e1a239a763dc", 14196)
     assert running.maps == {LISTING_MAP: {"all": '{"a": "b c"}'}, "models.map": {}}
+    assert running.overflow == {"chat": 4}
+    assert read_running(INFO, STATS, STATES.format(admin=0, operation=2), MAPS, "No such table\n").overflow == {}
     assert running.backends == (RunningBackend("pool.chat", 3, 2, 25, 6), RunningBackend("spill.chat", 1, 0, 7, 0))
     cell, other_region = running.servers
     assert (cell.address, cell.port, cell.weight) == ("127.0.0.1", 9000, 100)
@@ -99,7 +104,7 @@ def test_telemetry_counts_by_pool_and_cell() -> None:
         "chat": PoolTraffic(
             in_flight=3,
             queued=2,
-            requests_total=25,
+            requests_total=21,  # four of 25 went on as overflow
             errors_total=6,
             spilled_in_flight=1,
             spilled_total=7,
