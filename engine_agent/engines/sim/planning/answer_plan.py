@@ -24,6 +24,9 @@ from engine_agent.engines.sim.text.vocabulary import token_id
 
 _CHOICE_STRIDE = 1_000_003
 """Between the seeds of two answers to one prompt; clients count seeds by ones."""
+_MOST_TOKENS = 262_144
+"""Of all answers to one request, where the client sets their length. All are planned before the first is computed:
+0.6 s for so many."""
 _PIECE = re.compile(r"\s*\S{1,6}|\s+")
 """A token of a JSON document: some letters of it."""
 
@@ -73,6 +76,9 @@ def plan_answers(request: GenerationRequest, seed: int, max_model_len: int, wron
     Raises:
         BadRequest: a prompt, or prompt and output limit, exceed `max_model_len`, or its form cannot be met.
     """
+    demanded = max(request.min_tokens, request.output_limit or 0 if request.exact_length else 0)
+    if demanded * len(request.prompts) * request.choices > _MOST_TOKENS:
+        raise BadRequest(f"sim answers a request with at most {_MOST_TOKENS} tokens of demanded length", param="n")
     return tuple(
         plan_answer(request, prompt, seed + request.seed + _CHOICE_STRIDE * choice, max_model_len, wrong)
         for prompt in request.prompts

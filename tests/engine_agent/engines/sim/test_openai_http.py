@@ -105,6 +105,13 @@ def test_a_request_ends_when_its_client_leaves(leader: Member) -> None:
     until(lambda: leader.metric("vllm:num_requests_running") == 0, leader.said)
 
 
+def test_all_answers_end_when_their_client_leaves(leader: Member) -> None:
+    with leader.streaming({**ENDLESS, "n": 3}):
+        until(lambda: leader.metric("vllm:num_requests_running") == 3, leader.said)
+
+    until(lambda: leader.metric("vllm:num_requests_running") == 0, leader.said)
+
+
 def test_requests_beyond_the_batch_wait_and_give_up_their_place_when_the_client_leaves(leader: Member) -> None:
     with ExitStack() as streams:
         for _ in range(4):

@@ -81,6 +81,14 @@ def test_a_limit_or_the_context_ends_an_answer() -> None:
     assert refused.value.param == "prompt"
 
 
+def test_no_request_has_the_process_plan_for_long() -> None:
+    with pytest.raises(BadRequest, match="262144") as refused:
+        plan(replace(STORY, choices=128, output_limit=8000, exact_length=True))
+
+    assert refused.value.param == "n"
+    assert len(plan(replace(STORY, choices=128, output_limit=8000))) == 128
+
+
 def test_a_longer_answer_begins_as_the_natural_one() -> None:
     (natural,), (longer,) = plan(STORY), plan(replace(STORY, min_tokens=500))
 
