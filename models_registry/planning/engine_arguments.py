@@ -173,6 +173,7 @@ def _options(
 
 def _vllm_options(degrees: Degrees, quantization: Quantization | None) -> dict[str, Any]:
     return {
+        "enable_prompt_tokens_details": True,  # else usage does not say which tokens came from the cache
         **({"tensor_parallel_size": degrees.tp} if degrees.tp > 1 else {}),
         **({"pipeline_parallel_size": degrees.pp} if degrees.pp > 1 else {}),
         **({"quantization": quantization.method} if isinstance(quantization, VllmQuantization) else {}),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence, Step, TokenGiven
 from engine_agent.engines.sim.faults import Effects
 from engine_agent.engines.sim.meters import Gauges, Meters
+from engine_agent.engines.usage_ledger import SequenceTokens, note
 
 CATCH_UP_S = 0.05
 """A step that was noticed late by less than this does not delay the next one; the timer of a busy host is coarse."""
@@ -44,6 +45,7 @@ class Generation:
     """One sequence in the engine, as the one who waits for it sees it. Several may share one queue of `events`.
 
     `cached_tokens` are those of its prompt that the prefix cache had, `generated` those that it has given so far.
+    `counts_prompt`: its prompt is counted with it.
     """
 
     sequence: Sequence
@@ -54,6 +56,35 @@ class Generation:
     cached_tokens: int = 0
     generated: int = 0
     last_token_at_s: float | None = None
+    counts_prompt: bool = False
+
+
+class NotedGeneration:
+    """A generation as the usage ledger sees it."""
+
+    def __init__(self, engine: "Engine", generation: Generation) -> None:
+        self._engine = engine
+        self._generation = generation
+
+    def tokens(self) -> SequenceTokens:
+        """See `Sequence`."""
+        generation = self._generation
+        return SequenceTokens(
+            prompt=generation.sequence.id,
+            prompt_tokens=generation.sequence.prompt_tokens,
+            is_read=generation.counts_prompt,
+            cached_tokens=generation.cached_tokens,
+            completion_tokens=generation.generated,
+        )
+
+    @property
+    def is_running(self) -> bool:
+        """See `Sequence`."""
+        return self._engine.has(self._generation)
+
+    async def stop(self) -> None:
+        """See `Sequence`."""
+        self._engine.cancel(self._generation)
 
 
 class Engine:
@@ -153,6 +184,7 @@ class Engine:
         self._model.submit(sequence)
         generation = Generation(sequence, finish_reason, self._clock(), events or Events(), prompt or PromptCount())
         self._generations[sequence.id] = generation
+        note(NotedGeneration(self, generation))
         self._announce_change()
         return generation
 
@@ -162,6 +194,10 @@ class Engine:
             self._model.cancel(generation.sequence.id)
             self.meters.finished["abort"] += 1
             self._announce_change()
+
+    def has(self, generation: Generation) -> bool:
+        """Whether it is in the queue or in the batch."""
+        return generation.sequence.id in self._generations
 
     async def idle(self) -> None:
         """Return once nothing is in flight."""
@@ -213,7 +249,8 @@ class Engine:
     def _deliver(self, token: TokenGiven, now_s: float) -> None:
         generation = self._generations[token.sequence]
         if generation.last_token_at_s is None:
-            self.meters.prompt_tokens += 0 if generation.prompt.is_counted else generation.sequence.prompt_tokens
+            generation.counts_prompt = not generation.prompt.is_counted
+            self.meters.prompt_tokens += generation.sequence.prompt_tokens * generation.counts_prompt
             generation.prompt.is_counted = True
             self.meters.time_to_first_token_s.observe(now_s - generation.arrived_at_s)
         else:

@@ -19,6 +19,7 @@ from engine_agent.engines.sim.serving import ApiServer
 from engine_agent.engines.sim.settings import CLOSING_S, FAILED_EXIT_AFTER_S, LOOPBACK, Endpoint, Settings
 from engine_agent.engines.sim.shutdown import Shutdown, ShutdownReason
 from engine_agent.engines.sim.step_meter import StepMeter
+from engine_agent.engines.usage_ledger import UsageLedger
 from engine_agent.protocol.held_questions import StateWatch, state_name
 from engine_agent.protocol.messages import StepTimes
 
@@ -54,7 +55,7 @@ class Leader:
         )
         admin = AdminServer(self._faults, HealthPage(self.health, self._watch), settings.role, self._steps.times)
         self._listeners = HttpListeners(
-            {Endpoint(LOOPBACK, settings.port): serving, Endpoint(LOOPBACK, settings.admin_port): admin}
+            {Endpoint(LOOPBACK, settings.port): UsageLedger(serving), Endpoint(LOOPBACK, settings.admin_port): admin}
         )
         self._faults.subscribe(self.effects_changed)
         self._faults.subscribe(self._watch.changed)

@@ -45,6 +45,8 @@ ONE_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 import of vLLM, outlives a killed core by seconds and leaves segments in /dev/shm."""
 CELL_EXECUTOR = "engine_agent.engines.vllm.cell.executor.LeaderFollowerExecutor"
 CELL_HEALTH = "engine_agent.engines.vllm.cell.leader_health.LeaderHealth"
+USAGE_LEDGER = "engine_agent.engines.vllm.usage_ledger.VllmUsageLedger"
+"""It knows this version of vLLM from within, so other builds do without."""
 CHOOSES_EXECUTOR = (
     "--distributed-executor-backend",
     "--tensor-parallel-size",
@@ -213,7 +215,7 @@ def run_vllm(argv: Sequence[str], shutdown_hook: Callable[[], None]) -> None:
 
 
 # The option came with vLLM 0.18: https://github.com/vllm-project/vllm/pull/34730.
-OWN_SERVER = Server(("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)), run_vllm)
+OWN_SERVER = Server(("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S), "--middleware", USAGE_LEDGER), run_vllm)
 
 
 def _no_vllm(error: ImportError) -> CannotServe:

@@ -31,7 +31,7 @@ LOCAL = INSTANCE_TYPES["local.cpu"]
 def test_a_vllm_version_renders_flags_in_a_stable_order() -> None:
     plan = render_engine_plan(SPEC, LOCAL)
     assert plan.args == (
-        *("--enforce-eager", "--kv-cache-memory-bytes", "1024"),
+        *("--enable-prompt-tokens-details", "--enforce-eager", "--kv-cache-memory-bytes", "1024"),
         *("--max-model-len", "2048", "--max-num-seqs", "16"),
     )
     assert plan.artifact == Artifact("file:///weights", "sha256:ab")
@@ -42,7 +42,9 @@ def test_a_vllm_version_renders_flags_in_a_stable_order() -> None:
 
 def test_options_of_the_version_win_over_what_follows_from_it() -> None:
     plan = render_engine_plan(replace(SPEC, engine_options={"max_num_seqs": 4}), LOCAL)
-    assert plan.args == ("--max-model-len", "2048", "--max-num-seqs", "4")
+    assert plan.args == ("--enable-prompt-tokens-details", "--max-model-len", "2048", "--max-num-seqs", "4")
+    quiet = render_engine_plan(replace(SPEC, engine_options={"enable_prompt_tokens_details": False}), LOCAL)
+    assert "--enable-prompt-tokens-details" not in quiet.args
 
 
 def test_a_version_that_asks_for_priority_scheduling_gets_it() -> None:

@@ -1,0 +1,207 @@
+"""What an engine computed for each request of its cell proxy, whatever becomes of that: a part of the engine's HTTP.
+
+The proxy names a request (`x-switchyard-exchange`). Whatever the engine computes while that is answered is noted under
+the name, so that `GET /switchyard/usage?exchange=NAME` says exactly what a request used whose answer nobody read to its
+end. It says so once the answer is over, for until then more may be computed; what still runs by then is stopped. A
+request that nobody asks about costs a note per sequence, and nothing per token. Bound to loopback with its engine.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import parse_qs
+
+import msgspec
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+EXCHANGE_HEADER = b"x-switchyard-exchange"
+PROMPT_TOKENS_HEADER = b"x-switchyard-prompt-tokens"
+"""On an answer: how many tokens its prompts have, known before the first of them is sent."""
+USAGE_PATH = "/switchyard/usage"
+COUNTED_APART_PATH = "/switchyard/counted-apart"
+MAX_NAME_CHARS = 64
+KEPT = 4096
+"""Requests that have ended and can still be asked about; whoever asks does so within a second."""
+END_LIMIT_S = 5.0
+"""How long an answer may take to notice that its connection was cut; then what it runs is stopped here."""
+
+
+class ExchangeUsage(msgspec.Struct, frozen=True):
+    """Tokens of one request. `cached_tokens` are part of `prompt_tokens`; a prompt that was not read yet is none."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class CountedApart(msgspec.Struct, frozen=True):
+    """What is in the engine's counters and in nobody's usage: prompts that were read again for each of `n` answers, and
+    tokens that were generated behind the end of an answer."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTokens:
+    """Tokens of one sequence. Sequences of one `prompt` (any name for it) share that; `is_read`: it was computed.
+    `dropped_tokens` were generated and belong to no answer."""
+
+    prompt: str
+    prompt_tokens: int
+    is_read: bool
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    dropped_tokens: int = 0
+
+
+class Sequence(Protocol):
+    """One sequence in an engine."""
+
+    def tokens(self) -> SequenceTokens:
+        """Of now."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether more can come."""
+
+    async def stop(self) -> None:
+        """Nothing more is to come."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request. `usage` is kept when nothing of it runs any more."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    usage: ExchangeUsage | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def prompt_tokens(self) -> int:
+        """Of all prompts, read or not."""
+        return sum({each.prompt: each.prompt_tokens for each in (s.tokens() for s in self.sequences)}.values())
+
+
+_current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+
+
+def note(sequence: Sequence) -> None:
+    """The engine begins a sequence for the request that it is answering."""
+    if (exchange := _current.get()) is not None:
+        exchange.sequences.append(sequence)
+
+
+def added(sequences: Iterable[SequenceTokens]) -> tuple[ExchangeUsage, CountedApart]:
+    """Usage of a request, and what its engine counts beside it: each prompt once, and all that was generated."""
+    read: set[str] = set()
+    prompt = cached = completion = again = dropped = 0
+    for each in sequences:
+        completion += each.completion_tokens
+        dropped += each.dropped_tokens
+        if not each.is_read:
+            continue
+        if each.prompt in read:
+            again += each.prompt_tokens
+            continue
+        read.add(each.prompt)
+        prompt += each.prompt_tokens
+        cached += each.cached_tokens
+    return ExchangeUsage(prompt, cached, completion), CountedApart(again, dropped)
+
+
+class UsageLedger:
+    """The exchanges of one engine, around its application."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._open: dict[str, Exchange] = {}
+        self._ended: OrderedDict[str, Exchange] = OrderedDict()
+        self._apart = CountedApart()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a question about usage, or note what is computed while the engine answers."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif scope["path"] == USAGE_PATH:
+            await self._tell(parse_qs(scope["query_string"].decode("latin-1")).get("exchange", [""])[0], send)
+        elif scope["path"] == COUNTED_APART_PATH:
+            await _answer(send, 200, msgspec.json.encode(self._apart))
+        elif name := _name_of(scope):
+            await self._note(name, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _note(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = self._open[name] = Exchange()
+        token = _current.set(exchange)
+        try:
+            await self._app(scope, receive, _with_prompt_tokens(exchange, send))
+        finally:
+            _current.reset(token)
+            self._settle(exchange)
+            exchange.over.set()
+            self._ended[name] = self._open.pop(name)
+            while len(self._ended) > KEPT:
+                self._ended.popitem(last=False)
+
+    def _settle(self, exchange: Exchange) -> None:
+        if exchange.usage is not None or any(each.is_running for each in exchange.sequences):
+            return
+        exchange.usage, apart = added(each.tokens() for each in exchange.sequences)
+        exchange.sequences = []
+        self._apart = CountedApart(
+            self._apart.prompt_tokens + apart.prompt_tokens, self._apart.completion_tokens + apart.completion_tokens
+        )
+
+    async def _tell(self, name: str, send: Send) -> None:
+        exchange = self._open.get(name) or self._ended.get(name)
+        if exchange is None:
+            await _answer(send, 404, b'{"error":"no such exchange"}')
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_LIMIT_S):
+                await exchange.over.wait()
+        for sequence in [each for each in exchange.sequences if each.is_running]:
+            await sequence.stop()
+        self._settle(exchange)
+        await _answer(send, 200, msgspec.json.encode(exchange.usage or ExchangeUsage()))
+
+
+def _name_of(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == EXCHANGE_HEADER and len(value) <= MAX_NAME_CHARS:
+            return str(value.decode("latin-1"))
+    return ""
+
+
+def _with_prompt_tokens(exchange: Exchange, send: Send) -> Send:
+    """Hold the head of the answer until its first bytes: then it is known how long the prompts are."""
+    head: MutableMapping[str, Any] | None = None
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        nonlocal head
+        if message["type"] == "http.response.start":
+            head = message
+            return
+        if head is not None:
+            started, head = head, None
+            if tokens := exchange.prompt_tokens():
+                started["headers"] = [*started.get("headers", ()), (PROMPT_TOKENS_HEADER, b"%d" % tokens)]
+            await send(started)
+        await send(message)
+
+    return sending
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
