@@ -17,37 +17,24 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from engine_agent.protocol.exchange_usage import (
+    COUNTED_APART_PATH,
+    END_LIMIT_S,
+    EXCHANGE_HEADER,
+    PROMPT_TOKENS_HEADER,
+    USAGE_PATH,
+    CountedApart,
+    ExchangeUsage,
+)
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-EXCHANGE_HEADER = b"x-switchyard-exchange"
-PROMPT_TOKENS_HEADER = b"x-switchyard-prompt-tokens"
-"""On an answer: how many tokens its prompts have, known before the first of them is sent."""
-USAGE_PATH = "/switchyard/usage"
-COUNTED_APART_PATH = "/switchyard/counted-apart"
 MAX_NAME_CHARS = 64
 KEPT = 4096
 """Requests that have ended and can still be asked about; whoever asks does so within a second."""
-END_LIMIT_S = 5.0
-"""How long an answer may take to notice that its connection was cut; then what it runs is stopped here."""
-
-
-class ExchangeUsage(msgspec.Struct, frozen=True):
-    """Tokens of one request. `cached_tokens` are part of `prompt_tokens`; a prompt that was not read yet is none."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class CountedApart(msgspec.Struct, frozen=True):
-    """What is in the engine's counters and in nobody's usage: prompts that were read again for each of `n` answers, and
-    tokens that were generated behind the end of an answer."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +111,7 @@ class UsageLedger:
         self._app = app
         self._open: dict[str, Exchange] = {}
         self._ended: OrderedDict[str, Exchange] = OrderedDict()
-        self._apart = CountedApart()
+        self._apart = CountedApart(0, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a question about usage, or note what is computed while the engine answers."""
@@ -148,7 +135,8 @@ class UsageLedger:
             _current.reset(token)
             self._settle(exchange)
             exchange.over.set()
-            self._ended[name] = self._open.pop(name)
+            self._open.pop(name, None)
+            self._ended[name] = exchange
             while len(self._ended) > KEPT:
                 self._ended.popitem(last=False)
 
@@ -172,7 +160,7 @@ class UsageLedger:
         for sequence in [each for each in exchange.sequences if each.is_running]:
             await sequence.stop()
         self._settle(exchange)
-        await _answer(send, 200, msgspec.json.encode(exchange.usage or ExchangeUsage()))
+        await _answer(send, 200, msgspec.json.encode(exchange.usage or ExchangeUsage(0, 0, 0)))
 
 
 def _name_of(scope: Scope) -> str:

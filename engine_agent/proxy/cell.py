@@ -2,12 +2,15 @@
 holds and reports; the decisions are in `admission` and `health`, the I/O in its users."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from itertools import count
+from random import getrandbits
 from time import monotonic
 from typing import Protocol
 
 from engine_agent.protocol.held_questions import StateWatch, state_name
 from engine_agent.protocol.ingress_messages import cell_server_name
+from engine_agent.protocol.messages import TokenCheck
 from engine_agent.protocol.states import Phase, ServingClass
 from engine_agent.proxy import admission
 from engine_agent.proxy import refusal as refusals
@@ -44,6 +47,11 @@ class Cell:
         self.meter = Meter(monotonic())
         self.spans = SpanExporter(settings.traces, {"switchyard.cell": settings.cell}) if settings.traces else None
         self.in_flight: set[InFlight] = set()
+        self.settlements: set[asyncio.Task[None]] = set()
+        """Of requests that have ended, and whose tokens are being asked for."""
+        self.token_check: TokenCheck | None = None
+        self._exchange_prefix = b"%016x-" % getrandbits(64)
+        self._exchanges = count(1)
         self._seen_at = dict.fromkeys(ServingClass, float("-inf"))
         self.watch = StateWatch(self._state_name)
         self.judge.on_change = self.watch.changed
@@ -99,13 +107,15 @@ class Cell:
     def status(self) -> ProxyStatus:
         now = monotonic()
         in_flight = len(self.in_flight)
-        load = self.meter.load(now, in_flight=in_flight, max_concurrency=self.settings.max_concurrency)
+        load = self.meter.load(
+            now, in_flight=in_flight, max_concurrency=self.settings.max_concurrency, token_check=self.token_check
+        )
         health, state = self.judge.health(now), self._state_name()
         return ProxyStatus(health=health, load=load, phase=self.phase, in_flight=in_flight, state=state)
 
     def _state_name(self) -> str:
         """Empty unless all is well and quiet: what changes by itself is to be asked for often."""
-        steady = self.judge.ok and self.phase is Phase.SERVE and not self.in_flight
+        steady = self.judge.ok and self.phase is Phase.SERVE and not self.in_flight and not self.settlements
         return state_name(steady) if steady else ""
 
     def enter_phase(self, phase: Phase) -> None:
@@ -131,6 +141,20 @@ class Cell:
         self.in_flight.discard(request)
         if not self.in_flight:
             self.idle.set()
+
+    def next_exchange(self) -> bytes:
+        """A name for one request to the engine, which nobody else can guess."""
+        return self._exchange_prefix + b"%d" % next(self._exchanges)
+
+    def settle_later(self, settling: Coroutine[None, None, None]) -> None:
+        """Finish the count of a request that is over otherwise."""
+        task = asyncio.get_running_loop().create_task(settling)
+        self.settlements.add(task)
+        task.add_done_callback(self._settled)
+
+    def _settled(self, task: "asyncio.Task[None]") -> None:
+        self.settlements.discard(task)
+        self.watch.changed()
 
     def _connection_lost(self) -> None:
         self.request_probe()

@@ -1,5 +1,5 @@
-"""What the proxy's two ports serve. Public: `/v1/*` goes to the engine, `/healthz` is answered here. Administration,
-on loopback: status for the agent, metrics, and the phase, the only thing it changes."""
+"""What the proxy's two ports serve. Public: `/v1/*` and the other paths of applications go to the engine, `/healthz` is
+answered here. Administration, on loopback: status for the agent, metrics, and the phase, the only thing it changes."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import msgspec
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import SERVER_HEADER
+from engine_agent.proxy.api_paths import CELL_PATHS
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection, Responder
 from engine_agent.proxy.exchange import Exchange
@@ -85,18 +86,25 @@ class HeldStatus(LocalExchange):
 
 def respond_public(cell: Cell, head: RequestHead, client: ClientConnection) -> Responder:
     """The responder for one request on the public port."""
-    if head.target.startswith(_API_PREFIX) and head.method in _API_METHODS:
+    if _is_engines(head) and head.method in _API_METHODS:
         return Exchange(cell, head, client)
     return LocalExchange(head, client, partial(_handle_public, cell))
+
+
+def _is_engines(head: RequestHead) -> bool:
+    """What is for the engine. It has more, which is for its proxy alone."""
+    return head.target.startswith(_API_PREFIX) or head.path in CELL_PATHS
 
 
 def _handle_public(cell: Cell, head: RequestHead, body: bytes) -> LocalResponse:
     if head.path == b"/healthz":
         return _health(cell, dict(head.headers).get(SERVER_HEADER, b"").decode("latin-1"))
-    if head.target.startswith(_API_PREFIX):
+    if _is_engines(head):
         allowed = ", ".join(sorted(method.decode() for method in _API_METHODS))
         return refusal_response(Refusal(405, "method_not_allowed", f"the method must be one of {allowed}"))
-    return refusal_response(Refusal(404, "not_found", "the cell proxy serves /v1/* and /healthz"))
+    return refusal_response(
+        Refusal(404, "not_found", "the cell proxy serves what its engine has for applications, and /healthz")
+    )
 
 
 def _health(cell: Cell, server: str) -> LocalResponse:

@@ -12,14 +12,12 @@ from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.refusal import RETRY_HEADER, Refusal, error_event
 from engine_agent.proxy.request_record import CLIENT_GONE_STATUS, RequestOutcome, RequestRecord
 from engine_agent.proxy.rewrite import PRIORITIES, BadBody, UsageEventFilter, rewrite_body
-from engine_agent.proxy.tokens import is_error_event, usage_of
+from engine_agent.proxy.tokens import is_error_event
 from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.upstream import EngineConnection, UpstreamFault
 from engine_agent.proxy.wire import (
-    COMPLETION_TOKENS_HEADER,
     CONTINUE,
     LAST_CHUNK,
-    PROMPT_TOKENS_HEADER,
     Headers,
     RequestHead,
     ResponseHead,
@@ -168,6 +166,7 @@ class Exchange:
 
     def _send_on(self, connection: EngineConnection) -> None:
         self._connection = connection
+        self._head.exchange = self._cell.next_exchange()
         connection.receiver = self
         self._client.hold_upload(False)
         connection.write(self._upload.opening(self._cell.pool.host_header))
@@ -230,32 +229,27 @@ class Exchange:
     # --- to the client ---
 
     def _forward(self, response: ResponseHead, body: bytes, *, complete: bool) -> None:
+        self._record.add(response, body, self._last_byte_at, complete=complete)
         shown = body
         if self._usage_filter is not None and response.is_stream and response.content_length is None:
             shown = self._usage_filter.filter(body, complete=complete)
             if not (shown or complete or self._response_begun):
                 return  # the beginning of an event: the answer begins with its end
-        opening = b"" if self._response_begun else self._open(response, body if complete else b"")
+        opening = b"" if self._response_begun else self._open(response)
         if self._chunked:
             self._client.write(opening + chunk(shown) + (LAST_CHUNK if complete else b""))
         else:
             self._client.write(opening + shown)
-        self._record.add(body, self._last_byte_at)
         if complete:
             self._finish(response)
 
-    def _open(self, response: ResponseHead, whole: bytes) -> bytes:
-        """Begin the answer: from here on the request can be repeated nowhere. `whole`: its body, if it is all there."""
+    def _open(self, response: ResponseHead) -> bytes:
+        """Begin the answer: from here on the request can be repeated nowhere."""
         self._response_begun = True
         self._upload.forget()
-        self._record.open(response)
-        own = self._own_headers()
+        own = [*self._own_headers(), *self._record.token_headers()]
         if response.status == 503:
             own.append(RETRY_HEADER)
-        if not response.is_stream and (usage := usage_of(whole)):
-            own += zip(
-                (PROMPT_TOKENS_HEADER, COMPLETION_TOKENS_HEADER), (b"%d" % count for count in usage), strict=True
-            )
         self._keep_alive = self._client.may_keep_alive()
         if response.content_length is not None and not response.bodiless:
             own.append((b"content-length", b"%d" % response.content_length))

@@ -26,8 +26,9 @@ class CallFailed(ConnectionError):
 class _Collector:
     """Implements `Receiver`: gathers one answer."""
 
-    def __init__(self, future: "asyncio.Future[CallResponse]") -> None:
+    def __init__(self, future: "asyncio.Future[CallResponse]", max_bytes: int) -> None:
         self._future = future
+        self._max_bytes = max_bytes
         self._status = 0
         self._body = bytearray()
 
@@ -39,8 +40,8 @@ class _Collector:
             return
         if complete:
             self._future.set_result(CallResponse(self._status, bytes(self._body)))
-        elif len(self._body) > _MAX_ANSWER_BYTES:
-            self._future.set_exception(CallFailed(f"an answer of more than {_MAX_ANSWER_BYTES} bytes"))
+        elif len(self._body) > self._max_bytes:
+            self._future.set_exception(CallFailed(f"an answer of more than {self._max_bytes} bytes"))
 
     def upstream_failed(self, fault: UpstreamFault, reason: str) -> None:
         if not self._future.done():
@@ -53,8 +54,16 @@ class _Collector:
         """The body is one small write."""
 
 
-async def call(pool: EnginePool, method: bytes, target: bytes, body: bytes | None, timeout_s: float) -> CallResponse:
-    """Send one request and wait for its whole answer.
+async def call(
+    pool: EnginePool,
+    method: bytes,
+    target: bytes,
+    body: bytes | None,
+    timeout_s: float,
+    *,
+    max_bytes: int = _MAX_ANSWER_BYTES,
+) -> CallResponse:
+    """Send one request and wait for its whole answer, of `max_bytes` at most.
 
     Raises:
         TimeoutError: no whole answer within `timeout_s`.
@@ -63,14 +72,14 @@ async def call(pool: EnginePool, method: bytes, target: bytes, body: bytes | Non
     async with asyncio.timeout(timeout_s):
         while (connection := pool.take()) is not None:
             try:
-                return await _send(connection, pool, method, target, body)
+                return await _send(connection, pool, method, target, body, max_bytes)
             except CallFailed:
                 continue  # it had been closed while idle; a fresh one will tell what is wrong
-        return await _send(await pool.connect(), pool, method, target, body)
+        return await _send(await pool.connect(), pool, method, target, body, max_bytes)
 
 
 async def _send(
-    connection: EngineConnection, pool: EnginePool, method: bytes, target: bytes, body: bytes | None
+    connection: EngineConnection, pool: EnginePool, method: bytes, target: bytes, body: bytes | None, max_bytes: int
 ) -> CallResponse:
     length = None if body is None else len(body)
     headers = [] if body is None else [(b"content-type", b"application/json")]
@@ -78,7 +87,7 @@ async def _send(
     upload = Upload(head, keep_limit_bytes=_MAX_ANSWER_BYTES)
     upload.add(body or b"", complete=True)
     future: asyncio.Future[CallResponse] = asyncio.get_running_loop().create_future()
-    connection.receiver = _Collector(future)
+    connection.receiver = _Collector(future, max_bytes)
     connection.write(upload.opening(pool.host_header))
     try:
         response = await future

@@ -1,10 +1,10 @@
 """Counts what passes through one cell, by class and tenant: requests, errors, tokens, time to first token, time between
-tokens. It measures requests of clients only; probes do not appear here."""
+tokens. It measures requests of clients; of probes it knows only what they used."""
 
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from engine_agent.protocol.messages import ClassLoad, Load
+from engine_agent.protocol.messages import ClassLoad, Load, TokenCheck
 from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy.admission import RequestMetadata
 from engine_agent.proxy.histogram import SlidingHistogram
@@ -78,6 +78,17 @@ class Usage:
     estimated: bool = False
 
 
+@dataclass(slots=True)
+class ProbeMeter:
+    """What the proxy's own questions to the engine used. `unknown`: how many did not say what."""
+
+    begun: int = 0
+    running: int = 0
+    unknown: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 class Meter:
     """Everything measured about one cell since its proxy started."""
 
@@ -86,6 +97,7 @@ class Meter:
         self.ttft = SlidingHistogram(WINDOW_S)
         self.classes: dict[ServingClass, ClassMeter] = {}
         self.usage = UsageRows()
+        self.probes = ProbeMeter()
         self._tokens = SlidingSum()
         self._started_at = started_at
         self._sized_bytes = self._sized_tokens = 0
@@ -98,7 +110,7 @@ class Meter:
         return meter
 
     def admitted(self, metadata: RequestMetadata) -> UsageCounts:
-        """A request passed admission. Returns the row that it is counted in, which `finished` wants back."""
+        """A request passed admission. Returns the row that it is counted in, which `ended` and `settled` want back."""
         meter = self.of(metadata.serving_class)
         row = self.usage.of(metadata.tenant, metadata.key, metadata.serving_class)
         for each in (meter, row):
@@ -124,37 +136,35 @@ class Meter:
         """Tokens seen while they pass; negative when the end of an answer shows that fewer were tokens."""
         self._tokens.add(now, count)
 
-    def finished(
-        self,
-        metadata: RequestMetadata,
-        row: UsageCounts,
-        usage: Usage,
-        *,
-        status: int,
-        failed: bool,
-        cancelled: bool = False,
-        body_bytes: int,
+    def ended(
+        self, metadata: RequestMetadata, row: UsageCounts, *, status: int, failed: bool, cancelled: bool = False
     ) -> None:
         """An admitted request ended. `failed`: by the engine's or our fault; `cancelled`: its client or its deadline
-        ended it; `body_bytes`: of its question."""
+        ended it."""
+        meter = self.of(metadata.serving_class)
+        meter.answers[f"{status // 100}xx"] += 1
+        meter.errors_total += failed
+        row.errors += failed
+        row.cancelled += cancelled
+
+    def settled(self, metadata: RequestMetadata, row: UsageCounts, usage: Usage, *, body_bytes: int) -> Usage:
+        """It is known what a request used that has ended; until then it is in flight. `body_bytes`: of its question.
+        Returns what was counted."""
         prompt = self._prompt_tokens(usage, body_bytes)
         meter = self.of(metadata.serving_class)
         meter.in_flight -= 1
-        meter.answers[f"{status // 100}xx"] += 1
-        meter.errors_total += failed
         meter.prompt_tokens_total += prompt
         meter.completion_tokens_total += usage.completion
         row.in_flight -= 1
-        row.errors += failed
-        row.cancelled += cancelled
         row.estimated += usage.estimated
         row.prompt_tokens += prompt
         row.cached_tokens += usage.cached
         row.completion_tokens += usage.completion
+        return Usage(prompt, usage.completion, usage.cached, usage.estimated)
 
     def _prompt_tokens(self, usage: Usage, body_bytes: int) -> int:
-        """As the engine reports. Of a request that was cut it reports nothing: then as many as bodies of that length
-        had so far, for what was read costs the same whether the answer is waited for or not."""
+        """As the engine reports. Where it reports nothing: as many as bodies of that length had so far, for what was
+        read costs the same whether the answer is waited for or not."""
         if usage.prompt is None:
             known = self._sized_bytes > 0
             return round(body_bytes * self._sized_tokens / self._sized_bytes if known else body_bytes / BYTES_PER_TOKEN)
@@ -172,10 +182,14 @@ class Meter:
         return sum(meter.errors_total for meter in self.classes.values())
 
     @property
+    def prompt_tokens_total(self) -> int:
+        return sum(meter.prompt_tokens_total for meter in self.classes.values())
+
+    @property
     def tokens_total(self) -> int:
         return sum(meter.completion_tokens_total for meter in self.classes.values())
 
-    def load(self, now: float, *, in_flight: int, max_concurrency: int) -> Load:
+    def load(self, now: float, *, in_flight: int, max_concurrency: int, token_check: TokenCheck | None = None) -> Load:
         """The protocol's view: `queued` is what exceeds the number of requests that the cell runs at once."""
         covered_s = min(WINDOW_S, max(1.0, now - self._started_at))
         return Load(
@@ -192,6 +206,7 @@ class Meter:
             itl_counts=self.itl.counts(),
             classes={name.value: meter.load(now) for name, meter in self.classes.items()},
             usage=self.usage.rows(),
+            token_check=token_check,
         )
 
 

@@ -6,10 +6,12 @@ import time
 
 import msgspec
 
+from engine_agent.protocol.api_surface import Counting
 from engine_agent.protocol.held_questions import held_query, limit_s
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.http_call import CallResponse, call
 from engine_agent.proxy.upstream import EnginePool
+from engine_agent.proxy.usage_reader import UsageReader
 
 GOLDEN_TOKENS = 32
 """Longest answer to a golden prompt: what is expected must come early."""
@@ -168,13 +170,31 @@ class Prober:
 
     async def _complete(self, body: bytes, timeout_s: float) -> CallResponse | str:
         """The engine's answer, or why there is none."""
+        probes = self._cell.meter.probes
+        probes.begun += 1
+        probes.running += 1
+        response = None
         try:
             response = await call(self._pool, b"POST", b"/v1/completions", body, timeout_s)
         except TimeoutError:
             return NO_RESPONSE
         except OSError as error:
             return str(error)
+        finally:
+            probes.running -= 1
+            self._count(response)
         return response if response.status == 200 else f"the engine answers {response.status}{_reason_of(response)}"
+
+    def _count(self, response: CallResponse | None) -> None:
+        """What a probe used, of which the engine's counters know, too."""
+        probes, reader = self._cell.meter.probes, UsageReader(Counting.STREAM_OPTIONS, streaming=False)
+        if response is not None:
+            reader.add(response.body, complete=True)
+        if reader.told is not None:
+            probes.prompt_tokens += reader.told.prompt
+            probes.completion_tokens += reader.told.completion
+        elif response is None or response.status == 200:
+            probes.unknown += 1
 
     def _log_change(self) -> None:
         judge = self._cell.judge

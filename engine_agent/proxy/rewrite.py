@@ -13,13 +13,12 @@ from typing import Any
 
 import msgspec
 
+from engine_agent.protocol.api_surface import Counting
 from engine_agent.protocol.states import ServingClass
+from engine_agent.proxy.api_paths import CELL_PATHS
 
 PRIORITIES = {ServingClass.REALTIME: 0, ServingClass.NEAR_REALTIME: 100, ServingClass.BATCH: 200}
 """vLLM serves the lower number first, and the earlier of equal ones."""
-PRIORITY_PATHS = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"})
-USAGE_PATHS = frozenset({b"/v1/chat/completions", b"/v1/completions"})
-"""Where `stream_options.include_usage` exists."""
 _BLANKS = b" \t\r\n"
 _END = b"\n\n"
 _FOREIGN_END = b"\r\n\r\n"
@@ -56,8 +55,10 @@ def rewrite_body(
     Raises:
         BadBody: see `members_of`; or the body names another model than the ingress read in it.
     """
-    if path not in PRIORITY_PATHS or body == b"":
+    row = CELL_PATHS.get(path)
+    if row is None or not row.has_model or body == b"":
         return BodyRewrite()
+    priority = priority if row.has_priority else None
     if body is None:
         unseen = [] if model is None else [_model(model)]
         return BodyRewrite(b",".join(unseen if priority is None else [*unseen, _priority(priority)]))
@@ -68,7 +69,9 @@ def rewrite_body(
     members = [_model(model)] if model is not None and isinstance(given, str) and given != model else []
     if priority is not None and (priority or request.get("priority") is not None):
         members.append(_priority(priority))
-    options = _usage_options(request) if path in USAGE_PATHS and request.get("stream") is True else None
+    options = None
+    if row.counting is Counting.STREAM_OPTIONS and request.get("stream") is True:
+        options = _usage_options(request)
     if options is not None:
         members.append(b'"stream_options":' + msgspec.json.encode(options))
     return BodyRewrite(b",".join(members), removes_usage=options is not None)

@@ -19,6 +19,7 @@ from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.probes import Prober
 from engine_agent.proxy.settings import ProxySettings
 from engine_agent.proxy.tls_connection import TlsConnection
+from engine_agent.proxy.token_check import TokenChecker
 from engine_agent.proxy.wire import RequestHead
 
 BACKLOG = 1024
@@ -26,6 +27,8 @@ _FLUSH_S = 0.2
 """For the last bytes to leave, at the end of the grace."""
 _LATE_GRACE_S = 2.0
 """After this process itself stood still: what clients and the engine sent meanwhile is read first."""
+_LAST_TOKENS_S = 1.0
+"""For the engine to say what the requests used that were cut at the end."""
 _LAST_SPANS_S = 1.0
 """For the last spans to reach their collector."""
 
@@ -62,6 +65,7 @@ class ProxyServer:
         spans = self.cell.spans
         loops = (
             *(asyncio.create_task(self._prober.run()), asyncio.create_task(self._sweep())),
+            asyncio.create_task(TokenChecker(self.cell).run()),
             *((asyncio.create_task(spans.run()),) if spans else ()),
             *((asyncio.create_task(self._ingresses.cut_revoked(self._clients)),) if self._ingresses else ()),
         )
@@ -139,6 +143,8 @@ class ProxyServer:
             client.close_when_idle()
         if self._clients:
             await asyncio.sleep(_FLUSH_S)
+        if self.cell.settlements:
+            await asyncio.wait(tuple(self.cell.settlements), timeout=_LAST_TOKENS_S)
         if self.cell.spans is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_SPANS_S):

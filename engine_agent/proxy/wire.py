@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from engine_agent.protocol.exchange_usage import EXCHANGE_HEADER, PROMPT_TOKENS_HEADER
 from engine_agent.proxy.refusal import RETRY_AFTER_S, RETRY_HEADER, Refusal, error_body
 
 Headers = list[tuple[bytes, bytes]]
@@ -28,6 +29,7 @@ _FOR_THE_CELL = {
     b"x-switchyard-class",
     b"x-switchyard-deadline-ms",
     b"x-switchyard-deployment",
+    EXCHANGE_HEADER,
     b"x-switchyard-hop",
     b"x-switchyard-key",
     b"x-switchyard-model",
@@ -37,9 +39,9 @@ _FOR_THE_CELL = {
 }
 """Headers from the ingress to the cell, which the engine need not know."""
 _REQUEST_OWN = _HOP_BY_HOP | _FOR_THE_CELL | {b"content-length", b"expect", b"host", b"x-request-id"}
-PROMPT_TOKENS_HEADER = b"x-switchyard-prompt-tokens"
 COMPLETION_TOKENS_HEADER = b"x-switchyard-completion-tokens"
-"""On an answer that was whole before its head left: what it used, for the ingress's access log."""
+"""On an answer that was whole before its head left: what was generated, for the ingress. The length of the prompt is in
+`PROMPT_TOKENS_HEADER`, of streams, too, where the engine says it."""
 _own_headers = {b"x-switchyard-cell", RETRY_HEADER[0], PROMPT_TOKENS_HEADER, COMPLETION_TOKENS_HEADER}
 _RESPONSE_OWN = _HOP_BY_HOP | _own_headers | {b"content-length", b"x-request-id"}
 
@@ -49,7 +51,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @dataclass(slots=True)
 class RequestHead:
-    """A request as its client sent it. `content_length` None: chunked, or no body at all."""
+    """A request as its client sent it. `content_length` None: chunked, or no body at all. `exchange`: what the engine
+    is to note it under; empty: nothing."""
 
     method: bytes
     target: bytes
@@ -60,6 +63,7 @@ class RequestHead:
     chunked: bool
     expects_continue: bool
     request_id: bytes
+    exchange: bytes = b""
 
     @property
     def path(self) -> bytes:
@@ -107,6 +111,8 @@ def request_head(head: RequestHead, *, host: bytes, framing: bytes) -> bytes:
     """The head that the engine gets. `framing` is one header line, or empty for a request without a body."""
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (head.method, head.target, host)]
     lines += [b"%b: %b\r\n" % pair for pair in _end_to_end(head.headers, _REQUEST_OWN)]
+    if head.exchange:
+        lines.append(b"%b: %b\r\n" % (EXCHANGE_HEADER, head.exchange))
     lines.append(b"x-request-id: %b\r\n%b\r\n" % (head.request_id, framing))
     return b"".join(lines)
 

@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 
 from engine_agent.engines.usage_ledger import (
-    COUNTED_APART_PATH,
     KEPT,
-    USAGE_PATH,
-    CountedApart,
-    ExchangeUsage,
     Receive,
     Scope,
     Send,
@@ -22,6 +18,7 @@ from engine_agent.engines.usage_ledger import (
     added,
     note,
 )
+from engine_agent.protocol.exchange_usage import COUNTED_APART_PATH, USAGE_PATH, CountedApart, ExchangeUsage
 
 pytestmark = pytest.mark.asyncio
 

@@ -20,7 +20,7 @@ def json_answer(body: bytes, status: bytes = b"200 OK") -> bytes:
     return b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
-ONE_TOKEN = json_answer(b'{"choices":[{"text":"x"}],"usage":{"completion_tokens":1}}')
+ONE_TOKEN = json_answer(b'{"choices":[{"text":"x"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 
 
 class Turn:
@@ -66,6 +66,10 @@ class Engine:
         self.health = json_answer(b"{}")
         self.token = ONE_TOKEN
         self.token_probes = 0
+        self.ledger: dict[str, bytes] = {}
+        """What is answered to questions at a path below /switchyard/ and at /metrics; else 404."""
+        self.asked_for_usage: list[str] = []
+        """Exchanges that the proxy asked about."""
         self.read_bodies = asyncio.Event()
         """Cleared: heads are read, bodies stay in the socket."""
         self.read_bodies.set()
@@ -122,6 +126,12 @@ class Engine:
             await self._run_script(message, reader, writer)
 
     async def _answer_probe(self, message: Message, writer: asyncio.StreamWriter) -> None:
+        path, _, query = message.first_line.split(" ")[1].partition("?")
+        if path.startswith(("/switchyard/", "/metrics")):
+            self.asked_for_usage += [query.removeprefix("exchange=")] if query else []
+            writer.write(self.ledger.get(path, json_answer(b"{}", b"404 Not Found")))
+            await writer.drain()
+            return
         if " /v1/traces " in message.first_line:
             self.exports.append(message)
         is_health = " /health " in message.first_line

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine_agent.protocol.messages import Load, UsageRow
+from engine_agent.protocol.messages import UsageRow
 from tests.engine_agent.proxy.engine import Engine
 from tests.engine_agent.proxy.http_stream import Message, ask, request
 from tests.ports import free_port
@@ -58,8 +58,8 @@ class ProxyProcess:
 
     async def usage(self, tenant: str = "acme") -> UsageRow:
         """The only row of this tenant."""
-        load = msgspec.convert((await self.status())["load"], Load)
-        (row,) = (row for row in load.usage if row.tenant == tenant)
+        rows = msgspec.convert((await self.status())["load"]["usage"], tuple[UsageRow, ...])
+        (row,) = (row for row in rows if row.tenant == tenant)
         return row
 
     async def health_check(self, server: str = "c-test-g3") -> tuple[int, str]:

@@ -58,7 +58,8 @@ def test_requests_errors_and_refusals_are_counted_apart_and_by_class() -> None:
         (BATCH, 200, True),
     ):
         row = meter.admitted(metadata)
-        meter.finished(metadata, row, Usage(3, 2), status=status, failed=failed, body_bytes=12)
+        meter.ended(metadata, row, status=status, failed=failed)
+        meter.settled(metadata, row, Usage(3, 2), body_bytes=12)
     meter.refused(BATCH, "cell_draining")
     load = meter.load(1.0, in_flight=0, max_concurrency=4)
     assert (load.requests_total, load.errors_total) == (4, 2)
@@ -73,7 +74,8 @@ def test_a_tenant_is_charged_what_its_requests_used() -> None:
     meter = Meter(0.0)
     row = meter.admitted(BATCH)
     assert meter.load(1.0, in_flight=1, max_concurrency=4).usage[0].in_flight == 1
-    meter.finished(BATCH, row, Usage(10, 20, 4, True), status=499, failed=False, cancelled=True, body_bytes=40)
+    meter.ended(BATCH, row, status=499, failed=False, cancelled=True)
+    meter.settled(BATCH, row, Usage(10, 20, 4, True), body_bytes=40)
     (use,) = meter.load(1.0, in_flight=0, max_concurrency=4).usage
     assert use == UsageRow(
         use.since,
@@ -91,8 +93,8 @@ def test_a_tenant_is_charged_what_its_requests_used() -> None:
 
 def test_a_prompt_that_nobody_counted_is_as_long_as_others_of_its_size() -> None:
     meter = Meter(0.0)
-    meter.finished(NOBODY, meter.admitted(NOBODY), Usage(None, 5), status=200, failed=False, body_bytes=400)
+    meter.settled(NOBODY, meter.admitted(NOBODY), Usage(None, 5), body_bytes=400)
     assert meter.classes[ServingClass.REALTIME].prompt_tokens_total == 100
-    meter.finished(NOBODY, meter.admitted(NOBODY), Usage(50, 5), status=200, failed=False, body_bytes=100)
-    meter.finished(NOBODY, meter.admitted(NOBODY), Usage(None, 5), status=499, failed=False, body_bytes=200)
+    meter.settled(NOBODY, meter.admitted(NOBODY), Usage(50, 5), body_bytes=100)
+    meter.settled(NOBODY, meter.admitted(NOBODY), Usage(None, 5), body_bytes=200)
     assert meter.classes[ServingClass.REALTIME].prompt_tokens_total == 100 + 50 + 100

@@ -38,6 +38,10 @@ async def metric_is(leader: Member, name: str, value: float) -> bool:
     return await asyncio.to_thread(leader.metric, name) == value
 
 
+async def is_settled(proxy: ProxyProcess) -> bool:
+    return (await proxy.usage()).in_flight == 0
+
+
 async def ask(proxy: ProxyProcess, body: dict[str, Any], **headers: str) -> Message:
     return await proxy.ask(request(PATH, json.dumps(body).encode(), **headers))
 
@@ -51,10 +55,11 @@ async def test_a_client_that_leaves_stops_the_engine(tmp_path: Path) -> None:
         assert await metric_is(leader, "vllm:num_requests_running", 1)
         writer.close()
         await until(lambda: metric_is(leader, "vllm:num_requests_running", 0), "the engine stops")
+        await until(lambda: is_settled(proxy), "its tokens are counted")
         use = await proxy.usage()
-        assert use.in_flight == 0
         assert use.prompt_tokens_total > 0
         assert use.completion_tokens_total > 0
+        assert (use.cancelled_total, use.estimated_total) == (1, 0)
 
 
 async def test_a_deadline_stops_the_engine_and_a_stream_says_so(tmp_path: Path) -> None:
@@ -73,6 +78,7 @@ async def test_what_the_engine_counted_is_what_is_reported(tmp_path: Path) -> No
         assert b'"usage"' not in streamed.body
         assert streamed.body.endswith(b"data: [DONE]\n\n")
         whole = (await ask(proxy, body, x_switchyard_tenant="acme")).json()["usage"]
+        await until(lambda: is_settled(proxy), "its tokens are counted")
         use = await proxy.usage()
         assert use.prompt_tokens_total == 2 * whole["prompt_tokens"]
         assert use.completion_tokens_total == 14
