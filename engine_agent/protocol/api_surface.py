@@ -1,9 +1,14 @@
 """What applications may call: one row for each path. The ingress serves these and no others, the cell proxy counts by
 them, and docs/api-applications.md is made of them. No rule here looks at a request.
 
+Paths are served as they are written here, byte by byte: another spelling of one (an escape, a doubled slash, a slash at
+its end, other letters) is none, for the ingress, the cell proxy and the engine might each read it in its own way. Where
+GET is served, HEAD is too.
+
 Sources: OpenAI's and Anthropic's references, and the routes of vLLM 0.32 (`vllm/entrypoints/**/api_router.py`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -36,9 +41,9 @@ class ErrorForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ApiPath:
-    """One path. `{…}` stands for one segment. `has_model`: its body names the model, by which it is routed.
-    `has_priority`: the engine schedules it by a member `priority`. `engines`: which of ours have it, if their model
-    does."""
+    """One path. `{…}` stands for one segment, `{model}` for a name that may have slashes. `has_model`: its body names
+    the model, by which it is routed. `has_priority`: the engine schedules it by a member `priority`. `engines`: which
+    of ours have it, if their model does."""
 
     path: str
     methods: tuple[str, ...]
@@ -55,6 +60,11 @@ class ApiPath:
 def _inference(path: str, what: str, counting: Counting, *, streams: bool = False, **more: object) -> ApiPath:
     has_priority = counting is not Counting.NOTHING and counting is not Counting.MESSAGE_USAGE
     return ApiPath(path, ("POST",), what, counting=counting, streams=streams, has_priority=has_priority, **more)  # type: ignore[arg-type]
+
+
+def _kept(path: str, methods: tuple[str, ...], what: str) -> ApiPath:
+    """What the control plane keeps. Its requests to cells, where it makes any, are counted like all others."""
+    return ApiPath(path, methods, what, AnsweredBy.CONTROL_PLANE, has_model=False)
 
 
 API_PATHS: Final[tuple[ApiPath, ...]] = (
@@ -77,10 +87,23 @@ API_PATHS: Final[tuple[ApiPath, ...]] = (
     _inference("/detokenize", "tokens as a text", Counting.NOTHING),
     ApiPath("/v1/models", ("GET",), "the models that the key may use", AnsweredBy.INGRESS, has_model=False),
     ApiPath("/v1/models/{model}", ("GET",), "one of them", AnsweredBy.INGRESS, has_model=False),
-    ApiPath("/health", ("GET",), "whether this ingress serves", AnsweredBy.INGRESS, has_model=False),
-    ApiPath(
-        "/healthz", ("GET",), "the same; with ?model=: whether a cell here does", AnsweredBy.INGRESS, has_model=False
+    *(
+        ApiPath(
+            path,
+            ("GET",),
+            "whether this ingress serves; with ?model=: whether a cell here does",
+            AnsweredBy.INGRESS,
+            has_model=False,
+        )
+        for path in ("/health", "/healthz")
     ),
     ApiPath("/version", ("GET",), "the version of Switchyard", AnsweredBy.INGRESS, has_model=False),
+    _kept("/v1/async/chat/completions", ("POST",), "chat, answered later"),
+    _kept("/v1/async/completions", ("POST",), "completions, answered later"),
+    _kept("/v1/async/{id}", ("GET", "DELETE"), "how such a request stands; end it"),
+    _kept("/v1/usage", ("GET",), "what the key's tenant used"),
 )
 """In the order of the documentation page."""
+CELL_PATHS: Final[Mapping[str, ApiPath]] = {row.path: row for row in API_PATHS if row.answered_by is AnsweredBy.CELL}
+"""What goes to engines. None of them has a variable part."""
+ANTHROPIC_PATHS: Final = tuple(row.path for row in API_PATHS if row.errors is ErrorForm.ANTHROPIC)

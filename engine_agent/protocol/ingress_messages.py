@@ -1,6 +1,7 @@
 """What ingresses and the control plane send each other: reports up, routing tables down. `messages` has the rules."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct, field
 
@@ -11,6 +12,8 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 """The longest request body, unless a routing table says otherwise: for ingresses, cell proxies and `sim` alike."""
+ORIGIN: Final = re.compile(r"https?://(?:[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[0-9]{1,5})?")
+"""The origin of a page as a browser writes it: no path, letters small, no port where it is the usual one."""
 
 # --- up: agent -> control plane -------------------------------------------------------------------------------------
 
@@ -136,11 +139,13 @@ class Affinity(Struct, frozen=True):
     load_bound: float = 1.25
 
 
-class Pool(Struct, frozen=True):
+class Pool(Struct, frozen=True, omit_defaults=True):
     """The cells of one deployment in one region, and where its requests go.
 
     `fractions` maps serving region -> share of the requests that arrive here; the shares sum to 1 (I12), or the map
     is empty while no region can serve. `affinity` None: each request goes to the cell with the fewest.
+    `max_model_len`: the most tokens of a request with its answer, `created_at`: since when what it serves exists, in
+    seconds since 1970; 0: not known. Both are what applications read in the list of models.
     """
 
     name: str
@@ -150,6 +155,8 @@ class Pool(Struct, frozen=True):
     spill: tuple[SpillTarget, ...]
     fractions: dict[str, float]
     affinity: Affinity | None = None
+    max_model_len: Count = 0
+    created_at: Count = 0
 
 
 class Split(Struct, frozen=True):
@@ -160,7 +167,7 @@ class Split(Struct, frozen=True):
     sticky: bool = True
 
 
-class ApiKey(Struct, frozen=True):
+class ApiKey(Struct, frozen=True, omit_defaults=True):
     """An application's key as an ingress checks it. `digest` is the SHA-256 of its whole text, in hexadecimal.
 
     `pools` are those it opens (empty: all), `serving_class` the most urgent it may ask for, `expires_at` in seconds
@@ -178,6 +185,7 @@ class ApiKey(Struct, frozen=True):
     tokens_per_min: int = 0
     max_concurrent: int = 0
     sender_digest: str = ""
+    origins: tuple[str, ...] = ()
 
 
 class RoutingTable(Struct, frozen=True, tag="routing_table"):

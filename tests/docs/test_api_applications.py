@@ -1,0 +1,25 @@
+"""docs/api-applications.md holds the tables that ingresses and cell proxies go by."""
+
+import pytest
+
+from engine_agent.protocol.api_page import with_tables
+from engine_agent.protocol.api_surface import API_PATHS
+from tests.docs.pages import text_of
+
+PAGE = "docs/api-applications.md"
+
+
+def test_the_page_is_what_the_tables_give() -> None:
+    assert with_tables(text_of(PAGE)) == text_of(PAGE), f"run python -m engine_agent.protocol.api_page {PAGE}"
+    for row in API_PATHS:
+        assert f" {row.path}`" in text_of(PAGE)
+
+
+def test_a_page_without_a_place_for_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="a place for each of cells, members, others, once, and has others, members"):
+        with_tables(text_of(PAGE).replace("begin cells", "begin gone"))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+def test_it_is_linked(page: str) -> None:
+    assert "api-applications.md)" in text_of(page)
