@@ -48,7 +48,7 @@ def request(path: str) -> bytes:
 
 
 class Upstream(asyncio.Protocol):
-    """Answers by path, as soon as the whole request is there: `/v1/stream` with events, everything else at once."""
+    """Answers by path, as soon as the whole request is there: `/v1/completions` with events, all else at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -60,7 +60,7 @@ class Upstream(asyncio.Protocol):
         if not found or (b"content-length: %d" % len(PROMPT) in head and len(body) < len(PROMPT)):
             return
         self._seen = b""
-        if b"/v1/stream" in head:
+        if b"/v1/completions" in head:
             self._send_event(STREAM_HEAD, EVENTS)
         else:
             self._transport.write(WHOLE)
@@ -144,7 +144,7 @@ async def stream_round(port: int, streams: int, samples: Samples) -> None:
     async def one(client: Client) -> None:
         for _ in range(2):
             await asyncio.sleep(random.uniform(0, STAGGER_S))
-            await client.ask(request("/v1/stream"))
+            await client.ask(request("/v1/completions"))
 
     await asyncio.gather(*(one(client) for client in clients))
     for client in clients:
@@ -154,7 +154,7 @@ async def stream_round(port: int, streams: int, samples: Samples) -> None:
 async def rate_round(port: int, clients_wanted: int, samples: Samples) -> None:
     """As many short requests as go through, closed loop."""
     clients = await connect(port, clients_wanted, b"}\n")
-    raw, count = request("/v1/whole"), 0
+    raw, count = request("/v1/chat/completions"), 0
     ends_at = perf_counter() + RATE_ROUND_S
 
     async def one(client: Client) -> None:

@@ -1,5 +1,6 @@
-"""What the proxy's two ports serve. Public: `/v1/*` and the other paths of applications go to the engine, `/healthz` is
-answered here. Administration, on loopback: status for the agent, metrics, and the phase, the only thing it changes."""
+"""What the proxy's two ports serve. Public: the paths of the table (`engine_agent.protocol.api_surface`) go to the
+engine and nothing else of it, `/healthz` is answered here. Administration, on loopback: status for the agent, metrics,
+and the phase, the only thing it changes."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,14 +14,15 @@ from engine_agent.proxy.admission import SERVER_HEADER
 from engine_agent.proxy.api_paths import CELL_PATHS
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection, Responder
+from engine_agent.proxy.error_bodies import form_of
 from engine_agent.proxy.exchange import Exchange
 from engine_agent.proxy.exposition import exposition
 from engine_agent.proxy.refusal import Refusal
 from engine_agent.proxy.wire import LocalResponse, RequestHead, refusal_response, response_bytes
 from engine_agent.telemetry.prometheus_text import CONTENT_TYPE
 
-_API_PREFIX = b"/v1/"
-_API_METHODS = frozenset({b"GET", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
+_ENGINE_METHODS = {path: frozenset(map(str.encode, row.methods)) for path, row in CELL_PATHS.items()}
+"""By the path exactly as it is written: of other spellings an engine might make one that it must not serve."""
 
 Handler = Callable[[RequestHead, bytes], LocalResponse]
 
@@ -86,25 +88,19 @@ class HeldStatus(LocalExchange):
 
 def respond_public(cell: Cell, head: RequestHead, client: ClientConnection) -> Responder:
     """The responder for one request on the public port."""
-    if _is_engines(head) and head.method in _API_METHODS:
+    if head.method in _ENGINE_METHODS.get(head.path, ()):
         return Exchange(cell, head, client)
     return LocalExchange(head, client, partial(_handle_public, cell))
-
-
-def _is_engines(head: RequestHead) -> bool:
-    """What is for the engine. It has more, which is for its proxy alone."""
-    return head.target.startswith(_API_PREFIX) or head.path in CELL_PATHS
 
 
 def _handle_public(cell: Cell, head: RequestHead, body: bytes) -> LocalResponse:
     if head.path == b"/healthz":
         return _health(cell, dict(head.headers).get(SERVER_HEADER, b"").decode("latin-1"))
-    if _is_engines(head):
-        allowed = ", ".join(sorted(method.decode() for method in _API_METHODS))
-        return refusal_response(Refusal(405, "method_not_allowed", f"the method must be one of {allowed}"))
-    return refusal_response(
-        Refusal(404, "not_found", "the cell proxy serves what its engine has for applications, and /healthz")
-    )
+    form = form_of(head.path)
+    if methods := _ENGINE_METHODS.get(head.path):
+        allowed = ", ".join(sorted(method.decode() for method in methods))
+        return refusal_response(Refusal(405, "method_not_allowed", f"the method must be {allowed}"), form)
+    return refusal_response(Refusal(404, "unknown_url", "engines serve the paths of docs/api-applications.md alone"))
 
 
 def _health(cell: Cell, server: str) -> LocalResponse:

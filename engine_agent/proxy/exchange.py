@@ -9,14 +9,16 @@ from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import BadHeader, read_metadata
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection
+from engine_agent.proxy.error_bodies import ErrorAnswer, form_of
 from engine_agent.proxy.refusal import RETRY_HEADER, Refusal, error_event
 from engine_agent.proxy.request_record import CLIENT_GONE_STATUS, RequestOutcome, RequestRecord
-from engine_agent.proxy.rewrite import PRIORITIES, BadBody, UsageEventFilter, rewrite_body
+from engine_agent.proxy.rewrite import PRIORITIES, BadBody, RefusedMember, UsageEventFilter, rewrite_body
 from engine_agent.proxy.tokens import is_error_event
 from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.upstream import EngineConnection, UpstreamFault
 from engine_agent.proxy.wire import (
     CONTINUE,
+    ENGINE_PRIORITY_HEADER,
     LAST_CHUNK,
     Headers,
     RequestHead,
@@ -36,6 +38,8 @@ class Exchange:
         self._head = head
         self._client = client
         self._limits = cell.settings.limits
+        self._error_form = form_of(head.path)
+        self._error: ErrorAnswer | None = None
         self._upload = Upload(head, self._limits.upload_buffer_bytes)
         self._record = RequestRecord(cell, head, self._upload)
         self._connection: EngineConnection | None = None
@@ -132,22 +136,33 @@ class Exchange:
     def _send(self) -> None:
         """The body is there, or too long to be waited for: on to the engine."""
         self._sent = True
-        if not any(name == b"content-encoding" for name, _ in self._head.headers):
-            metadata = self._record.metadata
-            priority = PRIORITIES[metadata.serving_class] if self._cell.settings.priorities else None
-            model = self._cell.settings.model if metadata.is_routed else None
-            try:
-                rewrite = rewrite_body(self._head.path, self._upload.whole(), priority, model, metadata.routed_by)
-            except BadBody as error:
-                self._fail(refusals.bad_body(str(error)), RequestOutcome.REFUSED)
-                return
-            self._upload.members = rewrite.members
-            self._usage_filter = UsageEventFilter() if rewrite.removes_usage else None
+        if (refusal := self._rewrite()) is not None:
+            self._fail(refusal, RequestOutcome.REFUSED)
+            return
         connection = self._cell.pool.take()
         if connection is None:
             self._connect()
         else:
             self._send_on(connection)
+
+    def _rewrite(self) -> Refusal | None:
+        """Put into the request what the fleet sets; returns what is wrong with it."""
+        if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in self._head.headers):
+            return refusals.body_encoded()
+        metadata = self._record.metadata
+        priority = PRIORITIES[metadata.serving_class] if self._cell.settings.priorities else None
+        model = self._cell.settings.model if metadata.is_routed else None
+        try:
+            rewrite = rewrite_body(self._head.path, self._upload.whole(), priority, model, metadata.routed_by)
+        except RefusedMember as error:
+            return refusals.refused_member(error.member.name, error.member.why)
+        except BadBody as error:
+            return refusals.bad_body(str(error))
+        if priority:
+            self._upload.headers.append((ENGINE_PRIORITY_HEADER, b"%d" % priority))
+        self._upload.members = rewrite.members
+        self._usage_filter = UsageEventFilter() if rewrite.removes_usage else None
+        return None
 
     def _connect(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._send_on_new())
@@ -180,6 +195,13 @@ class Exchange:
         response = self._response
         if response is None or not (self._response_begun or body or complete):
             return
+        if response.status >= 400 and not (self._response_begun or response.is_stream):
+            self._error = self._error or ErrorAnswer(self._error_form)
+            self._error.add(body)
+            if not complete:
+                return
+            response, body = self._error.in_form(response)
+            self._response = response
         if not self._response_begun and (response.status >= 500 or (response.is_stream and is_error_event(body))):
             self._hold_response(response, body, complete=complete)
         else:
@@ -286,10 +308,11 @@ class Exchange:
         self._end(outcome, refusal.status if response is None else response.status, refusal.code)
         if response is None:
             keep_alive = self._client.may_keep_alive()
-            self._client.write(response_bytes(refusal_response(refusal), self._own_headers(), keep_alive=keep_alive))
+            own, reply = self._own_headers(), refusal_response(refusal, self._error_form)
+            self._client.write(response_bytes(reply, own, keep_alive=keep_alive))
             self._client.answered(keep_alive=keep_alive)
         elif response.is_stream and response.content_length is None:
-            event = error_event(refusal, at_boundary=self._record.at_event_boundary)
+            event = error_event(refusal, at_boundary=self._record.at_event_boundary, form=self._error_form)
             self._client.write(chunk(event) + LAST_CHUNK if self._chunked else event)
             self._client.answered(keep_alive=False)
         else:

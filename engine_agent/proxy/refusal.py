@@ -1,9 +1,13 @@
-"""Every answer that the proxy itself gives in place of the engine, in the form of OpenAI's errors. Pure; a refusal
-states what was wrong and whether another cell may take the request, and never pretends that the engine answered."""
+"""Every answer that the proxy itself gives in place of the engine, in the form that the client of its path reads. Pure;
+a refusal states what was wrong and whether another cell may take the request, and never pretends that the engine
+answered."""
 
 from dataclasses import dataclass
 
 import msgspec
+
+from engine_agent.protocol.api_errors import error_object
+from engine_agent.protocol.api_surface import ErrorForm
 
 RETRY_HEADER = (b"x-switchyard-retry", b"1")
 RETRY_AFTER_S = 1
@@ -11,24 +15,27 @@ RETRY_AFTER_S = 1
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error answer. `retry`: no byte of an answer was sent, so the ingress may try another cell."""
+    """An error answer. `retry`: no byte of an answer was sent, so the ingress may try another cell. `is_final`: clients
+    that would send it again by its status should not. `param`: the member of the body that is wrong."""
 
     status: int
     code: str
     message: str
     retry: bool = False
+    is_final: bool = False
+    param: str | None = None
 
 
-def error_body(refusal: Refusal) -> bytes:
-    """The JSON body `{"error": {"message", "type", "param", "code"}}`."""
-    kind = "invalid_request_error" if refusal.status < 500 else "server_error"
-    error = {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}
-    return msgspec.json.encode({"error": error})
+def error_body(refusal: Refusal, form: ErrorForm = ErrorForm.OPENAI) -> bytes:
+    """The JSON body."""
+    stated = error_object(form, refusal.status, refusal.message, code=refusal.code, param=refusal.param)
+    return msgspec.json.encode(stated)
 
 
-def error_event(refusal: Refusal, *, at_boundary: bool) -> bytes:
+def error_event(refusal: Refusal, *, at_boundary: bool, form: ErrorForm = ErrorForm.OPENAI) -> bytes:
     """The same as a server-sent event. `at_boundary` False: the stream broke inside an event, which is ended first."""
-    event = b"data: " + error_body(refusal) + b"\n\n"
+    name = b"event: error\n" if form is ErrorForm.ANTHROPIC else b""
+    event = name + b"data: " + error_body(refusal, form) + b"\n\n"
     return event if at_boundary else b"\n\n" + event
 
 
@@ -70,7 +77,7 @@ def class_full(serving_class: str, in_flight: int, limit: int) -> Refusal:
 
 
 def deadline_passed() -> Refusal:
-    return Refusal(504, "deadline_exceeded", "the request's deadline had passed before it was answered")
+    return Refusal(504, "deadline_exceeded", "the request's deadline had passed before it was answered", is_final=True)
 
 
 def deadline_unreachable(limit_s: float, ttft_p50_s: float) -> Refusal:
@@ -100,3 +107,12 @@ def bad_request(reason: str) -> Refusal:
 
 def bad_body(reason: str) -> Refusal:
     return Refusal(400, "invalid_json", f"the request body is not JSON with one meaning: {reason}")
+
+
+def refused_member(name: str, why: str) -> Refusal:
+    return Refusal(400, "unsupported_parameter", f"the member `{name}` is not taken: it {why}", param=name)
+
+
+def body_encoded() -> Refusal:
+    message = "a request body is taken as it is, not compressed: leave Content-Encoding out"
+    return Refusal(415, "unsupported_encoding", message)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from engine_agent.protocol.api_surface import Counting
+from engine_agent.protocol.request_members import OFF_MEMBERS, RequestMember, refused_among
 from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy.api_paths import CELL_PATHS
 
@@ -35,6 +36,14 @@ class BadBody(ValueError):
     """A request body that does not mean one thing only; the text says why."""
 
 
+class RefusedMember(ValueError):
+    """A request body with a member that is refused."""
+
+    def __init__(self, member: RequestMember) -> None:
+        super().__init__(f"{member.name} {member.why}")
+        self.member = member
+
+
 @dataclass(frozen=True, slots=True)
 class BodyRewrite:
     """`members` as they stand in JSON, without braces. `removes_usage`: the client did not request the usage that we
@@ -54,15 +63,18 @@ def rewrite_body(
 
     Raises:
         BadBody: see `members_of`; or the body names another model than the ingress read in it.
+        RefusedMember: it has a member that is refused (`engine_agent.protocol.request_members`).
     """
     row = CELL_PATHS.get(path)
     if row is None or not row.has_model or body == b"":
         return BodyRewrite()
     priority = priority if row.has_priority else None
     if body is None:
-        unseen = [] if model is None else [_model(model)]
+        unseen = [OFF_MEMBERS.encode()] if model is None else [OFF_MEMBERS.encode(), _model(model)]
         return BodyRewrite(b",".join(unseen if priority is None else [*unseen, _priority(priority)]))
-    request = {name: _decoded(raw) for name, raw in members_of(body).items() if name in _READ}
+    given_members = members_of(body)
+    check_members(given_members)
+    request = {name: _decoded(raw) for name, raw in given_members.items() if name in _READ}
     given = request.get("model")
     if routed_by is not None and given != routed_by:
         raise BadBody(f"the ingress read the model {routed_by!r:.200} in it, and here it names {given!r:.200}")
@@ -75,6 +87,15 @@ def rewrite_body(
     if options is not None:
         members.append(b'"stream_options":' + msgspec.json.encode(options))
     return BodyRewrite(b",".join(members), removes_usage=options is not None)
+
+
+def check_members(members: dict[str, msgspec.Raw]) -> None:
+    """Raises:
+    RefusedMember: one of them is refused, and says more than nothing.
+    """
+    for member in refused_among(members):
+        if bytes(members[member.name]) not in {b"null", member.off.encode()}:
+            raise RefusedMember(member)
 
 
 def members_of(body: bytes) -> dict[str, msgspec.Raw]:

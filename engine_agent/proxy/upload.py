@@ -2,7 +2,7 @@
 keeps no more than it may need to repeat."""
 
 from engine_agent.proxy.rewrite import MemberAppender
-from engine_agent.proxy.wire import LAST_CHUNK, RequestHead, chunk, request_head
+from engine_agent.proxy.wire import LAST_CHUNK, Headers, RequestHead, chunk, request_head
 
 
 class Upload:
@@ -13,7 +13,7 @@ class Upload:
 
     __slots__ = (
         *("_appender", "_chunked", "_head", "_keep_limit_bytes", "_kept", "_opened"),
-        *("complete", "kept_bytes", "members", "size_bytes"),
+        *("complete", "headers", "kept_bytes", "members", "size_bytes"),
     )
 
     def __init__(self, head: RequestHead, keep_limit_bytes: int) -> None:
@@ -24,6 +24,8 @@ class Upload:
         self._chunked = False
         self._opened = False
         self.members = b""
+        self.headers: Headers = []
+        """What the engine gets beside the client's."""
         self.kept_bytes = 0
         self.size_bytes = 0
         """Of the body as it came, so far."""
@@ -61,7 +63,7 @@ class Upload:
         self._opened = True
         if self.kept_bytes > self._keep_limit_bytes:
             self.forget()
-        return request_head(self._head, host=host, framing=framing) + self._framed(body)
+        return request_head(self._head, host=host, framing=framing, own=self.headers) + self._framed(body)
 
     def whole(self) -> bytes | None:
         """The body as it came, or None while it is not complete or no longer kept."""

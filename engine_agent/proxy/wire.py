@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from engine_agent.protocol.api_surface import ErrorForm
 from engine_agent.protocol.exchange_usage import EXCHANGE_HEADER, PROMPT_TOKENS_HEADER
 from engine_agent.proxy.refusal import RETRY_AFTER_S, RETRY_HEADER, Refusal, error_body
 
@@ -38,12 +39,31 @@ _FOR_THE_CELL = {
     b"x-switchyard-tenant",
 }
 """Headers from the ingress to the cell, which the engine need not know."""
-_REQUEST_OWN = _HOP_BY_HOP | _FOR_THE_CELL | {b"content-length", b"expect", b"host", b"x-request-id"}
+ENGINE_PRIORITY_HEADER = b"x-vllm-priority"
+"""Before what the body says of its priority (vLLM, `GenerateBaseServing._get_priority`), also where no body may."""
+_FOR_THE_ENGINE = {ENGINE_PRIORITY_HEADER, b"x-data-parallel-rank", b"endpoint-load-metrics-format"}
+"""Headers by which vLLM can be steered, which is for the fleet alone."""
+_OF_BROWSERS = {b"origin", b"access-control-request-method", b"access-control-request-headers"}
+"""Which pages may read an answer is for the ingress to say (`engine_agent.ingress.cors`)."""
+_REQUEST_OWN = (
+    _HOP_BY_HOP
+    | _FOR_THE_CELL
+    | _FOR_THE_ENGINE
+    | _OF_BROWSERS
+    | {b"content-encoding", b"content-length", b"expect", b"host", b"x-request-id"}
+)
 COMPLETION_TOKENS_HEADER = b"x-switchyard-completion-tokens"
 """On an answer that was whole before its head left: what was generated, for the ingress. The length of the prompt is in
 `PROMPT_TOKENS_HEADER`, of streams, too, where the engine says it."""
 _own_headers = {b"x-switchyard-cell", RETRY_HEADER[0], PROMPT_TOKENS_HEADER, COMPLETION_TOKENS_HEADER}
-_RESPONSE_OWN = _HOP_BY_HOP | _own_headers | {b"content-length", b"x-request-id"}
+_CORS_ANSWERS = {
+    b"access-control-allow-credentials",
+    b"access-control-allow-headers",
+    b"access-control-allow-methods",
+    b"access-control-allow-origin",
+    b"access-control-expose-headers",
+}
+_RESPONSE_OWN = _HOP_BY_HOP | _own_headers | _CORS_ANSWERS | {b"content-length", b"x-request-id"}
 
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -107,12 +127,12 @@ def length_of(named: Mapping[bytes, bytes]) -> int | None:
     return None if value is None else int(value)
 
 
-def request_head(head: RequestHead, *, host: bytes, framing: bytes) -> bytes:
-    """The head that the engine gets. `framing` is one header line, or empty for a request without a body."""
+def request_head(head: RequestHead, *, host: bytes, framing: bytes, own: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """The head that the engine gets. `framing` is one header line, or empty for a request without a body; `own` are the
+    proxy's headers."""
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (head.method, head.target, host)]
     lines += [b"%b: %b\r\n" % pair for pair in _end_to_end(head.headers, _REQUEST_OWN)]
-    if head.exchange:
-        lines.append(b"%b: %b\r\n" % (EXCHANGE_HEADER, head.exchange))
+    lines += [b"%b: %b\r\n" % pair for pair in own]
     lines.append(b"x-request-id: %b\r\n%b\r\n" % (head.request_id, framing))
     return b"".join(lines)
 
@@ -137,12 +157,14 @@ def response_bytes(reply: LocalResponse, own: Iterable[tuple[bytes, bytes]] = ()
     return b"".join(lines)
 
 
-def refusal_response(refusal: Refusal) -> LocalResponse:
+def refusal_response(refusal: Refusal, form: ErrorForm = ErrorForm.OPENAI) -> LocalResponse:
     """A refusal as an answer; one that another cell may take says so."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if refusal.retry:
         headers = (RETRY_HEADER, (b"retry-after", b"%d" % RETRY_AFTER_S))
-    return LocalResponse(refusal.status, error_body(refusal), headers=headers)
+    elif refusal.is_final:
+        headers = ((b"x-should-retry", b"false"),)
+    return LocalResponse(refusal.status, error_body(refusal, form), headers=headers)
 
 
 def chunk(data: bytes) -> bytes:

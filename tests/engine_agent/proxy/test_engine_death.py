@@ -107,7 +107,7 @@ async def test_an_error_answer_of_a_healthy_engine_passes() -> None:
 
     async with running_engine(script) as engine, running_proxy(engine) as proxy:
         answer = await proxy.complete()
-        assert (answer.status, answer.body) == (500, b'{"error":"no"}')
+        assert (answer.status, answer.json()["error"]["message"]) == (500, "no")
         assert (await proxy.status())["load"]["errors_total"] == 1
 
 

@@ -17,13 +17,13 @@ async def test_a_request_that_cannot_connect_makes_the_engine_unhealthy_and_asks
         looked = asyncio.Event()
         proxy.cell.request_probe = looked.set
         await proxy.engine.die()
-        reader, writer = await proxy.send(request("/v1/x", b"{}"))
+        reader, writer = await proxy.send(request("/v1/completions", b"{}"))
         answer = await read_message(reader)
         assert (answer.status, answer.headers["x-switchyard-retry"]) == (503, "1")
         assert answer.json()["error"]["code"] == "engine_unreachable"
         assert not proxy.cell.judge.ok
         assert looked.is_set()
-        writer.write(request("/v1/x", b"{}"))
+        writer.write(request("/v1/completions", b"{}"))
         assert (await read_message(reader)).json()["error"]["code"] == "engine_unhealthy"
         writer.close()
 
@@ -38,7 +38,7 @@ async def test_tokens_of_a_stream_prove_an_engine_that_answers_again() -> None:
         await turn.gone.wait()
 
     async with proxy_of(script) as proxy:
-        reader, writer = await proxy.send(request("/v1/x", b"{}"))
+        reader, writer = await proxy.send(request("/v1/completions", b"{}"))
         await read_head(reader)
         assert await read_chunk(reader) == EVENTS[0]
         proxy.cell.judge.failed(monotonic(), "unready")

@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_agent.protocol.api_surface import CELL_PATHS
+from engine_agent.protocol.request_members import OFF_MEMBERS
 from engine_agent.protocol.strict_json import strict_loads
 from engine_agent.proxy.rewrite import BadBody, BodyRewrite, MemberAppender, members_of, rewrite_body
 
 CHAT = b"/v1/chat/completions"
+
+
+OFF = OFF_MEMBERS.encode()
 
 
 @pytest.mark.parametrize(
@@ -31,8 +36,8 @@ CHAT = b"/v1/chat/completions"
         (b'{"stream":true,"stream_options":"nonsense"}', None, b"", False),
         (b'{"stream":false}', None, b"", False),
         (b"", 200, b"", False),
-        (None, 200, b'"priority":200', False),
-        (None, None, b"", False),
+        (None, 200, OFF + b',"priority":200', False),
+        (None, None, OFF, False),
     ],
 )
 def test_a_request_is_given(body: bytes | None, priority: int | None, members: bytes, removes_usage: bool) -> None:
@@ -43,7 +48,7 @@ def test_a_request_that_came_by_another_name_is_given_the_engines() -> None:
     assert rewrite_body(CHAT, b'{"model":"alias"}', 200, "own") == BodyRewrite(b'"model":"own","priority":200')
     assert rewrite_body(CHAT, b'{"model":"own"}', None, "own") == BodyRewrite()
     assert rewrite_body(CHAT, b'{"model":7}', None, "own") == BodyRewrite(), "what is wrong is the engine's to say"
-    assert rewrite_body(CHAT, None, 0, 'o"wn') == BodyRewrite(b'"model":"o\\"wn","priority":0'), (
+    assert rewrite_body(CHAT, None, 0, 'o"wn') == BodyRewrite(OFF + b',"model":"o\\"wn","priority":0'), (
         "too long to be looked at"
     )
 
@@ -75,6 +80,13 @@ def test_a_body_that_names_another_model_than_the_ingress_read_is_refused() -> N
 def test_other_paths_are_left_alone() -> None:
     assert rewrite_body(b"/v1/models", b'{"stream":true}', 200) == BodyRewrite()
     assert rewrite_body(b"/v1/embeddings", b'{"stream":true}', 200) == BodyRewrite(b'"priority":200')
+    assert rewrite_body(b"/tokenize", b'{"model":"a"}', 200, "own", "a") == BodyRewrite(b'"model":"own"')
+
+
+@pytest.mark.parametrize("path", CELL_PATHS)
+def test_the_model_is_compared_on_every_path(path: str) -> None:
+    with pytest.raises(BadBody, match="the ingress read the model 'a'"):
+        rewrite_body(path.encode(), b'{"model":"b"}', None, "own", "a")
 
 
 def appended(body: bytes, sizes: list[int]) -> bytes:

@@ -23,7 +23,7 @@ async def never(turn: Turn) -> None:
 
 async def test_a_head_that_does_not_end_is_refused_in_time() -> None:
     async with proxy_of() as proxy:
-        reader, writer = await proxy.send(b"POST /v1/x HTTP/1.1\r\nx: y\r\n")
+        reader, writer = await proxy.send(b"POST /v1/completions HTTP/1.1\r\nx: y\r\n")
         await until(lambda: any(client.awaits_head for client in proxy.clients), "the head has begun")
         proxy.at(LIMITS.head_timeout_s - 1)
         assert not reader.at_eof()
@@ -34,7 +34,7 @@ async def test_a_head_that_does_not_end_is_refused_in_time() -> None:
 
 async def test_a_body_that_does_not_end_is_refused_in_time_and_frees_the_engine() -> None:
     async with proxy_of() as proxy:
-        reader, writer = await proxy.send(b"POST /v1/x HTTP/1.1\r\ncontent-length: 10\r\n\r\nabc")
+        reader, writer = await proxy.send(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 10\r\n\r\nabc")
         await until(lambda: bool(proxy.cell.in_flight), "the request is on its way")
         proxy.at(LIMITS.body_timeout_s + 1)
         assert (await read_message(reader)).status == 408
@@ -44,7 +44,7 @@ async def test_a_body_that_does_not_end_is_refused_in_time_and_frees_the_engine(
 
 async def test_an_idle_connection_is_closed_in_time() -> None:
     async with proxy_of() as proxy:
-        reader, writer = await proxy.send(request("/v1/x", b"{}"))
+        reader, writer = await proxy.send(request("/v1/completions", b"{}"))
         assert (await read_message(reader)).status == 200
         proxy.at(LIMITS.idle_timeout_s - 1)
         assert len(proxy.clients) == 1
@@ -73,7 +73,7 @@ async def test_every_request_renews_the_time_of_an_idle_connection(monkeypatch: 
 
 async def test_an_engine_that_never_answers_is_a_gateway_timeout() -> None:
     async with proxy_of(never) as proxy:
-        reader, writer = await proxy.send(request("/v1/x", b"{}"))
+        reader, writer = await proxy.send(request("/v1/completions", b"{}"))
         await until(lambda: bool(proxy.cell.in_flight), "the request is on its way")
         proxy.at(LIMITS.abandon_after_s + 1)
         assert proxy.cell.in_flight
@@ -84,7 +84,7 @@ async def test_an_engine_that_never_answers_is_a_gateway_timeout() -> None:
 
 async def test_a_request_on_an_engine_that_stays_unhealthy_may_go_elsewhere() -> None:
     async with proxy_of(never) as proxy:
-        reader, writer = await proxy.send(request("/v1/x", b"{}"))
+        reader, writer = await proxy.send(request("/v1/completions", b"{}"))
         await until(lambda: bool(proxy.cell.in_flight), "the request is on its way")
         proxy.cell.judge.failed(monotonic(), "hangs")
         proxy.at(LIMITS.abandon_after_s - 1)
@@ -102,7 +102,7 @@ async def test_a_client_that_does_not_read_for_a_minute_loses_its_slot() -> None
             await turn.send(chunk(EVENTS[0] * 1000))
 
     async with proxy_of(flood) as proxy:
-        _, writer = await proxy.send(request("/v1/x", b"{}"))
+        _, writer = await proxy.send(request("/v1/completions", b"{}"))
         await until(lambda: any(client.write_stalled for client in proxy.clients), "the client is behind")
         proxy.at(LIMITS.write_stall_s - 1)
         assert proxy.cell.in_flight
@@ -118,7 +118,7 @@ async def test_more_connections_than_the_limit_are_cut() -> None:
         server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(request("/v1/x", b"{}"))
+        writer.write(request("/v1/completions", b"{}"))
         assert (await read_message(reader)).status == 200
         second, other = await asyncio.open_connection("127.0.0.1", port)
         assert await second.read() == b""
