@@ -6,8 +6,9 @@ for `log_pipe`.
 """
 
 from engine_agent.ingress import headers
+from engine_agent.ingress.api_paths import HEALTH_PATHS
 
-QUIET_RULE = "http-request set-log-level silent if { path /healthz }"
+QUIET_RULE = f"http-request set-log-level silent if {{ path {' '.join(HEALTH_PATHS)} }}"
 """Polled several times a second by machines."""
 ARRIVAL_RULE = "http-request set-var(txn.arrived_ms) date(0,ms)"
 """From here, where all that is to be read was read, the time to the first token counts."""
@@ -42,6 +43,8 @@ def request_id_rules() -> list[str]:
         f"http-request set-var(txn.request_id) {given}",
         f"http-after-response set-header {headers.REQUEST_ID} %[var(txn.request_id)]"
         " if { var(txn.request_id) -m found }",
+        # As Anthropic's clients know it.
+        "http-after-response set-header Request-Id %[var(txn.request_id)] if { var(txn.error_open) -m found }",
     ]
 
 

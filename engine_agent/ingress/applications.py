@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine_agent.ingress.api_paths import HEALTH_PATHS
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.command_socket import CommandRefused, CommandSocket
 from engine_agent.ingress.links import MAX_FILE_BYTES, replace_file
@@ -94,7 +95,7 @@ def plain_http_rules(applications: Applications, ingress_port: int) -> list[str]
     if not applications.refuses_plain_http:
         return []
     others = f" !{{ src {LOOPBACK} }}" if applications.plain_http is PlainHttp.LOOPBACK else ""
-    return [refuse_rule(tls_required(ingress_port), f"!{{ ssl_fc }} !{{ path /healthz }}{others}")]
+    return [refuse_rule(tls_required(ingress_port), f"!{{ ssl_fc }} !{{ path {' '.join(HEALTH_PATHS)} }}{others}")]
 
 
 def write_files(folder: Path, applications: Applications) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from urllib.parse import quote, urlsplit
 
 from engine_agent.ingress import access_log, affinity, bad_bodies, headers, hops, keys, links, overflow, responses
+from engine_agent.ingress.api_paths import control_plane_paths, with_head
 from engine_agent.ingress.desired import LOCAL_PREFIX, SPILL_PREFIX, DesiredHaproxy, Features, PoolBackends, Server
 from engine_agent.ingress.keys import SCHEME
 from engine_agent.ingress.responses import ErrorResponse
@@ -13,6 +14,7 @@ from engine_agent.ingress.sections import (
     NO_CELL_SOCKET,
     PARSER_SOCKET,
     UNANSWERED_STATUS,
+    encoding_rule,
     max_buffered_body_bytes,
     refuse_longer_than,
     replay_rule,
@@ -22,9 +24,6 @@ from engine_agent.ingress.settings import BodyParserTier, IngressSettings, Times
 from engine_agent.protocol.states import ServingClass
 from engine_agent.runtime.identity import BUNDLE_FILE, TLS_FOLDER
 
-ASYNC_PATH_PREFIX = "/v1/async/"
-USAGE_PATH = "/v1/usage"
-"""What a tenant used, which the control plane alone knows."""
 CONTROL_PLANE_BACKEND = "control_plane"
 MAX_ASYNC_BODY_BYTES = 1024 * 1024
 """What the control plane accepts (`traffic.planning.async_request.AsyncSettings`)."""
@@ -40,9 +39,8 @@ def control_plane_choice(settings: IngressSettings) -> list[str]:
     if not settings.control_plane:
         return []
     return [
-        f"acl is_async path_beg {ASYNC_PATH_PREFIX}",
-        f"acl is_async path {USAGE_PATH}",
-        f"use_backend {CONTROL_PLANE_BACKEND} if is_async",
+        f"use_backend {CONTROL_PLANE_BACKEND} if {condition} {{ method {' '.join(with_head(methods))} }}"
+        for condition, methods in control_plane_paths().items()
     ]
 
 
@@ -58,6 +56,7 @@ def control_plane_backend(settings: IngressSettings, retry_after_s: int, caller_
         f"timeout queue {QUEUE_TIMEOUT_S}s",
         *caller_rules,
         responses.refuse_rule(_control_plane_unavailable(retry_after_s), "{ nbsrv eq 0 }"),
+        encoding_rule(),
         refuse_longer_than(MAX_ASYNC_BODY_BYTES, "req.hdr_val(content-length)"),
         f"http-request set-header Authorization '{SCHEME} %[var(txn.key_text)]' if {{ var(txn.key) -m found }}",
         f"http-request set-header {headers.REGION} {settings.region}",
@@ -178,6 +177,7 @@ def no_cell_frontend(features: Features, settings: IngressSettings) -> str:
     lines = [
         settings.own_socket(NO_CELL_SOCKET),
         "no log",
+        *responses.form_rules(),
         f"http-after-response set-header {headers.UNSERVED} 1 if {{ status 503 }}",
         "http-after-response set-status 500 if { status 503 }",
     ]

@@ -11,9 +11,11 @@ from dataclasses import replace
 from engine_agent.ingress import (
     access_log,
     affinity,
+    api_paths,
     applications,
     backends,
     bad_bodies,
+    cors,
     frontend_rules,
     hops,
     keys,
@@ -101,6 +103,8 @@ def _refusals(desired: DesiredHaproxy, settings: IngressSettings) -> list[ErrorR
         responses.body_parser_unavailable(desired.retry_after_s),
         bad_bodies.TOO_MANY,
         responses.DOUBLED_HEADER,
+        responses.TWO_KEYS,
+        responses.UNSUPPORTED_ENCODING,
         *([applications.tls_required(settings.port)] if desired.applications.refuses_plain_http else ()),
     ]
 
@@ -127,7 +131,9 @@ def _entrance_lines(desired: DesiredHaproxy, settings: IngressSettings) -> list[
     return [
         *(access_log.log_lines() if settings.access_log else ["no log"]),
         ORIGIN_FORM_RULE,
+        *responses.form_rules(),
         *access_log.request_id_rules(),
+        *(cors.answer_rules() if desired.features.origins else ()),
         *applications.plain_http_rules(desired.applications, settings.port),
     ]
 
@@ -171,14 +177,18 @@ def _caller_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[st
     features, once = desired.features, frontend_rules.once_rules()
     hop_rules = hops.proof_rules(has_links=bool(desired.fleet)) if features.hops else hops.strip_rules()
     captures = access_log.capture_rules(has_tenant=features.keys or features.hops) if settings.access_log else []
-    return [*once, *hop_rules, *keys.identity_rules(features=features.keys), *captures]
+    readers = cors.reader_rules() if features.origins else []
+    return [*once, *hop_rules, *keys.identity_rules(features=features.keys), *readers, *captures]
 
 
 def _default_backend_lines(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
-    lines = [*frontend_rules.model_error_rules(), access_log.QUIET_RULE, *frontend_rules.health_rules()]
+    has_control_plane = bool(settings.control_plane)
+    lines = [*frontend_rules.model_error_rules(), access_log.QUIET_RULE]
+    lines += cors.preflight_rules(has_control_plane=has_control_plane) if desired.features.origins else []
+    lines += frontend_rules.health_rules()
     return [
         *lines,
         *_caller_rules(desired, settings),
-        *frontend_rules.listing_rules(desired.features),
-        *frontend_rules.path_rules(),
+        *frontend_rules.listing_rules(desired.features, settings.version),
+        *api_paths.unserved_rules(has_control_plane=has_control_plane),
     ]

@@ -55,7 +55,9 @@ STANDBY_SUFFIX = ".standby"
 MODELS_MAP = "models.map"
 """Model -> backend of its pool."""
 LISTING_MAP = "listing.map"
-"""`all` -> the body of GET /v1/models; `/MODEL` -> the backends of the pools that it leads to, with blanks between."""
+"""`all` -> the body of GET /v1/models; `=MODEL` -> its entry there; `/MODEL` -> the backends of the pools that it leads
+to, with blanks between."""
+LISTING_ALL, LISTING_ONE = "all", "="
 MAP_NAMES = (MODELS_MAP, LISTING_MAP, KEYS_MAP, SPLITS_MAP, FALLBACKS_MAP, HOPS_MAP)
 """Those that are always there."""
 
@@ -114,6 +116,8 @@ class Features:
     affinity: bool = False
     hops: bool = False
     """There are other regions: requests may leave, and may have come from one."""
+    origins: bool = False
+    """Some key may be used by pages of other origins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +209,7 @@ def _features(table: RoutingTable) -> Features:
         sticky_splits=any(split.sticky for split in table.splits),
         affinity=any(pool.affinity for pool in table.pools),
         hops=bool(table.hop_secrets),
+        origins=any(key.origins for key in table.keys),
     )
 
 
@@ -219,7 +224,7 @@ def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]
     cells = {backends[pool.name]: cells_entry(pool, _named_cells(pool)) for pool in pools if pool.affinity}
     return {
         MODELS_MAP: models,
-        LISTING_MAP: {"all": _listing(models), **_pools_of_models(table, of_pools, backends)},
+        LISTING_MAP: _listing(table, pools) | _pools_of_models(table, of_pools, backends),
         KEYS_MAP: key_entries(table, backends),
         SPLITS_MAP: split_ranges(table.splits, backends),
         FALLBACKS_MAP: split_fallbacks(table.splits, backends),
@@ -346,9 +351,30 @@ def _pools_of_models(table: RoutingTable, of_pools: dict[str, str], backends: di
     return {f"/{model}": pools for model, pools in (of_pools | of_splits).items()}
 
 
-def _listing(models: Iterable[str]) -> str:
-    entries = [{"id": model, "object": "model", "created": 0, "owned_by": "switchyard"} for model in sorted(models)]
-    return json.dumps({"object": "list", "data": entries}, separators=(",", ":"))
+def _listing(table: RoutingTable, pools: tuple[Pool, ...]) -> dict[str, str]:
+    """What applications read of each model. A name that several pools answer promises what all of them can do."""
+    served: dict[str, tuple[Pool, ...]] = {model: (pool,) for pool in pools for model in pool.models}
+    named = {pool.name: pool for pool in pools}
+    for split in table.splits:
+        used = [pool for pool, share in sorted(split.shares.items()) if share > 0]
+        served[split.model] = tuple(named[pool] for pool in used if pool in named)
+    entries = {model: _entry(model, served[model]) for model in sorted(served)}
+    return {
+        LISTING_ALL: f'{{"object":"list","data":[{",".join(entries.values())}]}}',
+        **{f"{LISTING_ONE}{model}": entry for model, entry in entries.items()},
+    }
+
+
+def _entry(model: str, pools: tuple[Pool, ...]) -> str:
+    lengths = [pool.max_model_len for pool in pools]
+    shown = {
+        "id": model,
+        "object": "model",
+        "created": max((pool.created_at for pool in pools), default=0),
+        "owned_by": "switchyard",
+        **({"max_model_len": min(lengths)} if lengths and all(lengths) else {}),
+    }
+    return json.dumps(shown, separators=(",", ":"))
 
 
 def _check_name(what: str, name: str) -> None:

@@ -6,10 +6,21 @@ found in a variable; none of them picks a cell.
 """
 
 from engine_agent.ingress import access_log, affinity, bad_bodies, headers, hops, keys, overflow, responses, splits
-from engine_agent.ingress.desired import LISTING_MAP, MODELS_MAP, SHARE_SCALE, DesiredHaproxy, Features
+from engine_agent.ingress.api_paths import HEALTH_PATHS, IS_INFERENCE, MODELS_PATH, wrong_method_rule
+from engine_agent.ingress.desired import (
+    LISTING_ALL,
+    LISTING_MAP,
+    LISTING_ONE,
+    MODELS_MAP,
+    SHARE_SCALE,
+    DesiredHaproxy,
+    Features,
+)
 from engine_agent.ingress.sections import (
     MAX_HEAD_BYTES,
+    MAX_HEADERS,
     MODEL_LOOKUP_RULE,
+    encoding_rule,
     max_buffered_body_bytes,
     max_parsed_body_bytes,
     model_rules,
@@ -19,21 +30,30 @@ from engine_agent.ingress.settings import IngressSettings
 CELLS_RULE = f"http-request set-var(txn.cells) var(txn.pool),map_str({affinity.CELLS_MAP})"
 CELLS_UP = "var(txn.pool),lua.cells_up,add(0)"
 """As a number: what a script converts is text to HAProxy."""
+HEAD_TOO_LARGE = " or ".join(
+    f"{{ {size} gt {most} }}"
+    for size, most in (
+        ("req.hdrs,length", MAX_HEAD_BYTES),
+        ("url,length", MAX_HEAD_BYTES),
+        ("req.fhdr_cnt", MAX_HEADERS),
+    )
+)
 MANY_UP = "var(txn.pool),nbsrv gt 1"
 """HAProxy's own count has the server that stands in for cells as one when there are none, so above one it counts cells:
 then no script runs."""
 SPILL_RULE = "http-request set-var(txn.spill) var(txn.pool),regsub(^pool,spill)"
-INFERENCE_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 
 def health_rules() -> list[str]:
-    """GET /healthz: this process serves. With ?model=M: and a cell of this region would take a request for M."""
+    """GET /health, /healthz: this process serves. With ?model=M: and a cell of this region would take a request for
+    M."""
     healthy = f"""http-request return status 200 {responses.JSON_CONTENT_TYPE} string '{{"status":"ok"}}'"""
     unhealthy = (
         f"""http-request return status 503 {responses.JSON_CONTENT_TYPE} string '{{"status":"no ready cell"}}'"""
     )
     return [
-        "acl is_health path /healthz",
+        f"acl is_health path {' '.join(HEALTH_PATHS)}",
+        wrong_method_rule(("GET",), "is_health"),
         f"{healthy} if is_health !{{ url_param(model) -m found }}",
         f"http-request set-var(txn.pool) url_param(model),url_dec,map_str({MODELS_MAP}) if is_health",
         *_split_health_rules(),
@@ -61,49 +81,39 @@ def once_rules() -> list[str]:
     ]
 
 
-def listing_rules(features: Features) -> list[str]:
-    """The models that there are; to a key that is for some pools, those that it opens."""
-    of_one = """'{"id":"%[var(txn.model),json(utf8s)]","object":"model","created":0,"owned_by":"switchyard"}'"""
-    listing = f"'%[str(all),map_str({LISTING_MAP})]'"
+def listing_rules(features: Features, version: str) -> list[str]:
+    """The models that there are; to a key that is for some pools, those that it opens. And what version this is."""
+    answer = f"http-request return status 200 {responses.JSON_CONTENT_TYPE} lf-string"
     return [
-        "acl is_listing path /v1/models",
-        "acl is_one_model path_beg /v1/models/",
-        responses.return_rule(responses.ONLY_GET, ("Allow", "GET"))
-        + " if is_listing !METH_GET or is_one_model !METH_GET",
+        f"acl is_listing path {MODELS_PATH}",
+        f"acl is_one_model path_beg {MODELS_PATH}/",
+        wrong_method_rule(("GET",), "is_listing"),
+        wrong_method_rule(("GET",), "is_one_model"),
         *(keys.listing_rules("is_listing") if features.keys else ()),
-        f"http-request return status 200 {responses.JSON_CONTENT_TYPE} lf-string '%[var(txn.listing)]'"
-        " if is_listing { var(txn.listing) -m found }",
-        f"http-request return status 200 {responses.JSON_CONTENT_TYPE} lf-string {listing} if is_listing",
-        "http-request set-var(txn.model) path,regsub(^/v1/models/,),url_dec if is_one_model",
+        f"{answer} '%[var(txn.listing)]' if is_listing {{ var(txn.listing) -m found }}",
+        f"{answer} '%[str({LISTING_ALL}),map_str({LISTING_MAP})]' if is_listing",
+        f"http-request set-var(txn.model) path,regsub(^{MODELS_PATH}/,),url_dec if is_one_model",
         f"http-request set-var(txn.pool) var(txn.model),map_str({MODELS_MAP}) if is_one_model",
         *(keys.listing_rules("is_one_model") if features.keys else ()),
         responses.return_rule(responses.UNKNOWN_MODEL) + " if is_one_model !{ var(txn.pool) -m found }",
-        f"http-request return status 200 {responses.JSON_CONTENT_TYPE} lf-string {of_one} if is_one_model",
+        f"{answer} '%[str({LISTING_ONE}),concat(,txn.model),map_str({LISTING_MAP})]' if is_one_model",
+        "acl is_version path /version",
+        wrong_method_rule(("GET",), "is_version"),
+        f"""{answer} '{{"version":"{version}"}}' if is_version""",
     ]
 
 
 def inference_rules() -> list[str]:
     """Send everything but inference past all other rules, to where the rest is answered. Declares `is_inference`."""
-    return [
-        f"acl is_inference path {' '.join(INFERENCE_PATHS)}",
-        "http-request allow if !METH_POST or !is_inference",
-    ]
+    return [IS_INFERENCE, "http-request allow if !METH_POST or !is_inference"]
 
 
 def model_error_rules() -> list[str]:
     """What is wrong with a request that names no model of the table, or no path."""
     return [
         f"{responses.BAD_BODY_RULE} if {{ var(txn.body_error) -m found }}",
-        f"acl is_inference path {' '.join(INFERENCE_PATHS)}",
+        IS_INFERENCE,
         f"{responses.return_rule(responses.UNKNOWN_MODEL)} if is_inference METH_POST",
-    ]
-
-
-def path_rules() -> list[str]:
-    """The last of all rules for what is no inference: there is no such path, or the method is wrong."""
-    return [
-        f"{responses.return_rule(responses.UNKNOWN_URL)} if !is_inference",
-        responses.return_rule(responses.ONLY_POST, ("Allow", "POST")),
     ]
 
 
@@ -113,9 +123,10 @@ def body_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     longest = max_buffered_body_bytes(desired, settings)
     own = (headers.MODEL, headers.AFFINITY, *([headers.BODY] if desired.features.hops else ()))
     return [
-        responses.refuse_rule(responses.head_too_large(MAX_HEAD_BYTES), f"{{ req.hdrs,length gt {MAX_HEAD_BYTES} }}"),
+        responses.refuse_rule(responses.head_too_large(MAX_HEAD_BYTES), HEAD_TOO_LARGE),
         *(f"http-request del-header {name}" for name in own),
         *(overflow.strip_rules() if desired.features.hops else ()),
+        encoding_rule(),
         # `curl -d` calls its JSON a form; every body here is JSON, and engines insist on that header.
         "http-request set-header Content-Type application/json",
         f"acl is_large req.hdr_val(content-length) gt {longest}",
@@ -138,6 +149,7 @@ def parsed_body_rules(features: Features) -> list[str]:
     A request that no cell answered gets a status of its own: whoever sent it here has it whole, to send it again.
     """
     return [
+        *responses.form_rules(),
         # The frontend that took it from outside has taken away what was not proven.
         f"http-request set-var(txn.hop) req.hdr({headers.HOP}),field(1,|)",
         "acl is_marked var(txn.hop) -m found",

@@ -50,7 +50,9 @@ DEADLINE: Final = "X-Switchyard-Deadline-Ms"
 """On a request: within how many milliseconds it is of use."""
 ARRIVED: Final = "X-Switchyard-Arrived-Ms"
 """Beside a deadline: when the first ingress had the request, in milliseconds since 1970; what it waited counts."""
-ONCE: Final = (CLASS, DEADLINE, ARRIVED, TENANT, HOP, POOL, SESSION, "Authorization")
+API_KEY: Final = "X-Api-Key"
+"""Where clients of Anthropic's API show their key; `Authorization` says the same."""
+ONCE: Final = (CLASS, DEADLINE, ARRIVED, TENANT, HOP, POOL, SESSION, "Authorization", API_KEY)
 """What decides about a request: of two, one reader would take the first and another the last."""
 REQUEST_ID: Final = "X-Request-Id"
 """On requests and responses."""

@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.protocol.ingress_messages import ApiKey, RoutingTable
+from engine_agent.protocol.ingress_messages import ORIGIN, ApiKey, RoutingTable
 from engine_agent.protocol.states import ServingClass
 
 KEYS_MAP = "keys.map"
-"""SHA-256 of a key -> its record; `prefix/backend` -> 1 for each pool that a key that is restricted to pools opens."""
+"""SHA-256 of a key -> its record; `prefix/backend` -> 1 for each pool that a key that is restricted to pools opens;
+`prefix@origin` -> 1 for each origin of a key, and `.any@origin` for those of all keys."""
+KEY_ORIGIN, ANY_KEY = "@", ".any"
 REQUIRED_ENTRY = ".required"
 """1: no request is served without a key."""
 CONTENT_ENTRY = ".content"
@@ -62,7 +64,15 @@ def key_entries(table: RoutingTable, backend_of: dict[str, str]) -> dict[str, st
             entries[key.sender_digest] = _record(key, most_urgent=ServingClass.NEAR_REALTIME)
         # A pool that this region does not know has no requests to open, and is no mistake: deployments come and go.
         entries |= {f"{key.prefix}/{backend_of[pool]}": "1" for pool in key.pools if pool in backend_of}
+        entries |= _origin_entries(key)
     return entries | {CONTENT_ENTRY: _digest_of(entries)}
+
+
+def _origin_entries(key: ApiKey) -> dict[str, str]:
+    for origin in key.origins:
+        if not ORIGIN.fullmatch(origin):
+            raise BadTable(f"origin {origin[:80]!r} of key {key.prefix}: it must be like https://app.example:8443")
+    return {f"{owner}{KEY_ORIGIN}{origin}": "1" for origin in key.origins for owner in (key.prefix, ANY_KEY)}
 
 
 def urgency_of(serving_class: ServingClass) -> int:

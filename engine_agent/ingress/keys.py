@@ -20,7 +20,9 @@ KEY_TABLE_EXPIRE_S = 86_400
 COUNTERS = "conn_cur,http_req_cnt,http_fail_cnt,gpc(1)"
 """Now running, requests, answers of 5xx, and requests over a limit (general purpose counter 0)."""
 MISSING_KEY = ErrorResponse(
-    401, "missing_api_key", "You did not provide an API key: send it as `Authorization: Bearer sw_...`"
+    401,
+    "missing_api_key",
+    "You did not provide an API key: send it as `Authorization: Bearer sw_...` or `x-api-key: sw_...`",
 )
 INVALID_KEY = ErrorResponse(401, "invalid_api_key", "Incorrect API key provided: it is unknown, or was revoked")
 EXPIRED_KEY = ErrorResponse(401, "expired_api_key", "This API key has expired; ask for another one")
@@ -34,6 +36,7 @@ def _value(field: KeyField) -> str:
     return f"var(txn.key),field({field.value},{SEPARATOR})"
 
 
+_API_KEY = f"req.fhdr({headers.API_KEY})"
 _HAS_KEY = "{ var(txn.key) -m found }"
 _IS_SCOPED = f"{{ {_value(KeyField.SCOPED)} 1 }}"
 _IS_OVER_LIMIT = "{ var(txn.refusal) -m found }"
@@ -49,12 +52,21 @@ def identity_rules(*, features: bool) -> list[str]:
         shows_key = f"{{ req.hdr(Authorization) -m beg -i '{SCHEME} {KEY_BEGINS}' }}"
         return [
             f"http-request del-header {headers.TENANT} if !is_marked",
-            responses.refuse_rule(INVALID_KEY, shows_key),
+            responses.refuse_rule(INVALID_KEY, f"{shows_key} or {{ {_API_KEY} -m beg {KEY_BEGINS} }}"),
             "http-request del-header Authorization",
+            f"http-request del-header {headers.API_KEY}",
         ]
     return [
         f"http-request del-header {headers.TENANT} if !is_marked",
         "http-request set-var(txn.key_text) http_auth_bearer if !is_marked",
+        f"acl has_api_key {_API_KEY} -m found",
+        # Whatever else Authorization holds differs from it, too.
+        responses.refuse_rule(
+            responses.TWO_KEYS,
+            f"has_api_key {{ req.hdr(Authorization) -m found }} !{{ {_API_KEY},strcmp(txn.key_text) eq 0 }}",
+        ),
+        f"http-request set-var(txn.key_text) {_API_KEY} if has_api_key !is_marked",
+        f"http-request del-header {headers.API_KEY}",
         "http-request del-header Authorization",
         f"acl shows_key var(txn.key_text) -m beg {KEY_BEGINS}",
         f"http-request set-var(txn.key) var(txn.key_text),sha2(256),hex,lower,map_str({KEYS_MAP}) if shows_key",

@@ -53,7 +53,7 @@ end
 
 local function refuse(txn, kind, retry_after_s, why)
     txn:set_var("txn.refusal_status", 429)
-    txn:set_var("txn.refusal_retry_after", math.max(1, math.ceil(retry_after_s)))
+    txn:set_var("txn.refusal_retry_after_ms", math.max(1, math.ceil(retry_after_s * 1000)))
     txn:set_var("txn.refusal", string.format(
         '{"error":{"message":"Rate limit reached on %s","type":"%s","param":null,"code":"rate_limit_exceeded"}}',
         why, kind))

@@ -161,7 +161,7 @@ local function read_body(txn)
     local body = txn.sf:req_body() or ""
     if not may_read(#body) then
         txn:set_var("txn.refusal_status", 429)
-        txn:set_var("txn.refusal_retry_after", 1)
+        txn:set_var("txn.refusal_retry_after_ms", 1000)
         txn:set_var("txn.refusal", '{"error":{"message":"too many request bodies name no model, or not where it is found '
             .. 'at once: put `model` first, and try again shortly","type":"requests","param":null,'
             .. '"code":"rate_limit_exceeded"}}')

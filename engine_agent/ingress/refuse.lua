@@ -4,13 +4,23 @@
 --
 -- For each NAME that it is loaded with there is a service refuse_NAME, which sends what proc.refuse_NAME holds: status,
 -- most seconds until a retry (0: a retry cannot help), JSON body. The service `refuse` sends what is in txn.refusal,
--- the JSON body, txn.refusal_status, and txn.refusal_retry_after, seconds, which may be missing.
+-- the JSON body, txn.refusal_status, and txn.refusal_retry_after_ms, which may be missing. Bodies are in OpenAI's form; where
+-- txn.error_open is set (responses.py), they go out in Anthropic's, whose types by status are in proc.anthropic_types.
 
 local MAX_READ_BYTES = 256 * 1024 * 1024
 local MAX_READ_S = 30
 local PIECE_BYTES = 1024 * 1024
 
-local function refuse(applet, status, retry_after_s, body)
+local function in_form(applet, status, body)
+    local open = applet:get_var("txn.error_open")
+    if not open then return body end
+    local kind = applet:get_var("proc.anthropic_types"):match(status .. "=(%S+)")
+        or (status >= 500 and "api_error" or "invalid_request_error")
+    -- The first of these is the member: inside a JSON string the quotes are escaped.
+    return "{" .. open .. body:sub(2):gsub('"type":"[^"]*"', '"type":"' .. kind .. '"', 1)
+end
+
+local function refuse(applet, status, retry_after_ms, body)
     local give_up_at = core.now().sec + MAX_READ_S
     local max_parsed_body_bytes = 0
     while max_parsed_body_bytes < MAX_READ_BYTES and core.now().sec < give_up_at do
@@ -18,17 +28,21 @@ local function refuse(applet, status, retry_after_s, body)
         if not piece or #piece == 0 then break end
         max_parsed_body_bytes = max_parsed_body_bytes + #piece
     end
+    body = in_form(applet, status, body)
     applet:set_status(status)
     applet:add_header("content-type", "application/json")
     applet:add_header("content-length", tostring(#body))
-    if retry_after_s then applet:add_header("retry-after", tostring(retry_after_s)) end
+    if retry_after_ms then
+        applet:add_header("retry-after", tostring(math.max(1, math.ceil(retry_after_ms / 1000))))
+        applet:add_header("retry-after-ms", tostring(math.ceil(retry_after_ms)))
+    end
     applet:start_response()
     applet:send(body)
 end
 
 core.register_service("refuse", "http", function(applet)
     local function refusal(name) return applet:get_var("txn.refusal" .. name) end
-    refuse(applet, refusal("_status"), refusal("_retry_after"), refusal(""))
+    refuse(applet, refusal("_status"), tonumber(refusal("_retry_after_ms")), refusal(""))
 end)
 
 for _, name in ipairs({ ... }) do
@@ -37,6 +51,6 @@ for _, name in ipairs({ ... }) do
         most_s = tonumber(most_s)
         local least_s = math.max(1, most_s // 2)
         -- At random, so that clients refused together do not retry together.
-        refuse(applet, tonumber(status), most_s > 0 and math.random(least_s, most_s) or nil, body)
+        refuse(applet, tonumber(status), most_s > 0 and math.random(least_s * 1000, most_s * 1000) or nil, body)
     end)
 end

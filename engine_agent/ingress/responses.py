@@ -1,5 +1,8 @@
-"""Every error response that the ingress itself gives, in the form of OpenAI's errors. Pure text; it never routes.
+"""Every error response that the ingress itself gives, in the form of OpenAI's errors or, on Anthropic's paths, of
+theirs. Pure text; it never routes.
 
+Which form it is, is decided once, at the entrance (`form_rules`); every text holds both, as expressions of two
+variables.
 HAProxy takes a body between single quotes, so no text here may hold one; in a `lf-string` body `%[…]` is an expression
 of HAProxy's and a lone `%` would be an error.
 """
@@ -7,12 +10,17 @@ of HAProxy's and a lone `%` would be an error.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Final
 
 from engine_agent.ingress import headers
+from engine_agent.protocol.api_errors import ANTHROPIC_TYPES, anthropic_type, error_object, openai_type
+from engine_agent.protocol.api_surface import ANTHROPIC_PATHS, ErrorForm
 
 JSON_CONTENT_TYPE: Final = "content-type application/json"
+_OPEN = "%[var(txn.error_open)]"
+"""How an error begins in Anthropic's form; nothing in OpenAI's."""
+_ANTHROPIC_TYPES_VARIABLE = "proc.anthropic_types"
+"""Where `refuse.lua` finds the types of Anthropic's errors by status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +42,28 @@ class ErrorResponse:
 
     @property
     def body(self) -> str:
-        """The JSON body as OpenAI clients expect it."""
-        kind = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-        return json.dumps(
-            {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}},
-            ensure_ascii=False,
-            separators=(",", ":"),
-        )
+        """The JSON body as OpenAI's clients expect it; `refuse.lua` makes Anthropic's of it."""
+        error = error_object(ErrorForm.OPENAI, self.status, self.message, code=self.code, param=self.param)
+        return json.dumps(error, ensure_ascii=False, separators=(",", ":"))
+
+    @property
+    def either_body(self) -> str:
+        """The same in whichever form the request's path has, for a `lf-string`."""
+        own, either = (f'"type":"{kind}"' for kind in (openai_type(self.status), _either_type(self.status)))
+        return f"{{{_OPEN}{self.body.removeprefix('{').replace(own, either, 1)}"
+
+
+def _either_type(status: int) -> str:
+    return f"%[var(txn.is_anthropic,0),iif({anthropic_type(status)},{openai_type(status)})]"
+
+
+def form_rules() -> list[str]:
+    """Note whose form of an error the client reads, before anything is refused."""
+    is_anthropic = f"{{ path {' '.join(ANTHROPIC_PATHS)} }}"
+    return [
+        f"http-request set-var(txn.is_anthropic) bool(true) if {is_anthropic}",
+        f"""http-request set-var-fmt(txn.error_open) '"type":"error",' if {is_anthropic}""",
+    ]
 
 
 def retry_after(most_s: int) -> str:
@@ -57,7 +80,7 @@ def return_rule(response: ErrorResponse, *more: tuple[str, str]) -> str:
 
 def return_arguments(response: ErrorResponse, *more: tuple[str, str]) -> str:
     """The type, body and headers of a response, as `return` rules take them."""
-    return _with_headers(f"{JSON_CONTENT_TYPE} lf-string '{response.body}'", response, more)
+    return _with_headers(f"{JSON_CONTENT_TYPE} lf-string '{response.either_body}'", response, more)
 
 
 def refuse_rule(response: ErrorResponse, condition: str) -> str:
@@ -69,7 +92,9 @@ def refuse_rule(response: ErrorResponse, condition: str) -> str:
 def refusal_service_lines(responses: Sequence[ErrorResponse]) -> list[str]:
     """Lines of the section `global`: a service for each of these responses, and its text."""
     texts = (f"{response.status} {response.retry_after_s} {response.body}" for response in responses)
+    types = "".join(f"{status}={kind} " for status, kind in ANTHROPIC_TYPES.items())
     return [
+        f"set-var-fmt {_ANTHROPIC_TYPES_VARIABLE} '{types}'",
         f"lua-load refuse.lua {' '.join(response.name for response in responses)}",
         *(f"set-var-fmt proc.refuse_{response.name} '{text}'" for response, text in zip(responses, texts, strict=True)),
     ]
@@ -78,7 +103,7 @@ def refusal_service_lines(responses: Sequence[ErrorResponse]) -> list[str]:
 def error_page_line(response: ErrorResponse) -> str:
     """The `http-error …` line that puts this response in place of HAProxy's own page of that status."""
     return _with_headers(
-        f"http-error status {response.status} {JSON_CONTENT_TYPE} string '{response.body}'", response, ()
+        f"http-error status {response.status} {JSON_CONTENT_TYPE} lf-string '{response.either_body}'", response, ()
     )
 
 
@@ -90,7 +115,7 @@ def _with_headers(rule: str, response: ErrorResponse, more: tuple[tuple[str, str
 
 BAD_BODY_RULE: Final = (
     f"http-request return status 400 {JSON_CONTENT_TYPE} lf-string "
-    """'{"error":{"message":"%[var(txn.body_error),json(utf8s)]","type":"invalid_request_error","""
+    f"""'{{{_OPEN}"error":{{"message":"%[var(txn.body_error),json(utf8s)]","type":"invalid_request_error","""
     """"param":%[var(txn.body_param)],"code":"%[var(txn.body_code)]"}}'"""
 )
 """The response to a body that `read_body.lua` could not take a model from; the script wrote the variables."""
@@ -101,13 +126,17 @@ UNKNOWN_MODEL = ErrorResponse(
 UNKNOWN_URL = ErrorResponse(
     404, "unknown_url", "Unknown request URL: %[method] %[path,json(utf8s)]. Did you mean /v1/chat/completions?"
 )
+UNSUPPORTED_ENCODING = ErrorResponse(
+    415, "unsupported_encoding", "a request body is taken as it is, not compressed: leave Content-Encoding out"
+)
 DOUBLED_HEADER = ErrorResponse(
     400,
     "doubled_header",
     "a header that decides about the request is there twice; send Authorization and X-... once each",
 )
-ONLY_POST = ErrorResponse(405, "method_not_allowed", "%[method] is not allowed on %[path,json(utf8s)]; use POST")
-ONLY_GET = ErrorResponse(405, "method_not_allowed", "%[method] is not allowed on %[path,json(utf8s)]; use GET")
+TWO_KEYS = ErrorResponse(
+    400, "two_api_keys", "Authorization and x-api-key are both there and differ; send the key in one of them"
+)
 
 
 NO_READY_CELL_OF_DEPLOYMENT = ErrorResponse(
@@ -145,7 +174,9 @@ def no_free_cell(retry_after_s: int) -> ErrorResponse:
 
 def head_too_large(max_head_bytes: int) -> ErrorResponse:
     return ErrorResponse(
-        431, "request_head_too_large", f"path and headers are longer than the limit of {max_head_bytes} bytes"
+        431,
+        "request_head_too_large",
+        f"the path, or the headers, are longer than the limit of {max_head_bytes} bytes, or too many",
     )
 
 

@@ -33,6 +33,9 @@ HEAD_ROOM_BYTES = 16 * 1024
 MAX_REWRITE_BYTES = 4 * 1024
 MAX_HEAD_BYTES = 8 * 1024
 """Half the room, because HAProxy keeps some of it for itself and a few bytes for each header."""
+MAX_HEADERS, READ_HEADERS = 100, 1000
+"""How many headers a request may have, and how many HAProxy reads: more than it reads, or a head that its buffer does
+not hold, it answers by itself, in HTML, which no rule can change (HAProxy 2.8, `h1_send_error`)."""
 HOT_BUFFERS = 64
 """Free buffers that each thread keeps, because memory fresh from the system must be cleared first."""
 MODEL_NAME = "^[A-Za-z][^[:cntrl:]]{0,199}$"
@@ -74,6 +77,7 @@ def global_section(
             f"hard-stop-after {settings.times.old_worker_s}s",
             f"tune.bufsize {buffer_bytes}",
             f"tune.maxrewrite {MAX_REWRITE_BYTES}",
+            f"tune.http.maxhdr {READ_HEADERS}",
             f"tune.memory.hot-size {HOT_BUFFERS * buffer_bytes}",
             *(f"lua-load {name}" for name in LUA_FILES),
             *responses.refusal_service_lines(refusals),
@@ -156,3 +160,11 @@ def replay_rule(settings: IngressSettings, *, body_bytes: int) -> str:
 def refuse_longer_than(limit_bytes: int, size: str) -> str:
     """The rule that responds 413 when the sample `size` exceeds the limit."""
     return responses.refuse_rule(responses.too_large(limit_bytes), f"{{ {size} gt {limit_bytes} }}")
+
+
+def encoding_rule() -> str:
+    """Refuse a compressed body: what it unpacks to has no bound that its length tells."""
+    is_plain = "{ req.fhdr(Content-Encoding) -m str -i identity }"
+    return responses.refuse_rule(
+        responses.UNSUPPORTED_ENCODING, f"{{ req.fhdr_cnt(Content-Encoding) gt 0 }} !{is_plain}"
+    )

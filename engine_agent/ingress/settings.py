@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine_agent.protocol.states import ServingClass
+from engine_agent.telemetry.fingerprint import AGENT_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ class IngressSettings:
     state_dir: Path
     host: str = "127.0.0.1"
     port: int = 8080
+    version: str = AGENT_VERSION
+    """What `GET /version` says."""
     control_plane: tuple[str, ...] = ()
     """Base URLs of the web processes, which keep near-real-time requests; empty: there is none."""
     control_plane_name: str = ""

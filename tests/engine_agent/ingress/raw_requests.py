@@ -82,6 +82,21 @@ def targets() -> Iterator[bytes]:
     yield b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
+def surface() -> Iterator[bytes]:
+    """Paths that are not chat's, and what they are near to."""
+    paths = [b"/tokenize", b"/v1/messages", b"/v2/rerank", b"/pooling", b"/v1/messages/count_tokens"]
+    for path in paths:
+        for spelt in (path, path + b"/", b"/" + path, b"/x/.." + path, path + b"%2f", path.upper(), path + b"\t"):
+            yield request(line=b"POST %b HTTP/1.1" % spelt, length=True)
+        yield request(line=b"POST %b HTTP/1.1" % path, body=THEIRS, length=True)
+        yield request(line=b"POST %b HTTP/1.1" % path, body=chunked(MINE) + HIDDEN)
+        yield request(b"X-Api-Key: sw_0_0", line=b"POST %b HTTP/1.1" % path, length=True)
+    for path in (b"/v1/load_lora_adapter", b"/collective_rpc", b"/v1/chat/completions/render", b"/sleep", b"/metrics"):
+        yield request(line=b"POST %b HTTP/1.1" % path, length=True)
+    for header in (b"Content-Encoding: zstd", b"X-Vllm-Priority: -1", b"Origin: https://app.example"):
+        yield request(header, length=True)
+
+
 def senders() -> Iterator[bytes]:
     """Who sends it, for which model, and where it goes on to."""
     connections = [b"authorization", b"content-length", b"x-switchyard-tenant", b"keep-alive, transfer-encoding"]
@@ -105,4 +120,4 @@ def senders() -> Iterator[bytes]:
         yield request(body=body, length=True)
 
 
-CORPUS = (*lengths_and_encodings(), *header_lines(), *chunks(), *targets(), *senders())
+CORPUS = (*lengths_and_encodings(), *header_lines(), *chunks(), *targets(), *surface(), *senders())

@@ -52,7 +52,7 @@ def test_with_certificates_for_applications_a_frontend_of_their_own_and_a_rule_a
     text = render(replace(desired, applications=loopback), SETTINGS)
     assert text == (GOLDEN / "applications.cfg").read_text()
     refusing = render(replace(desired, applications=replace(loopback, plain_http=PlainHttp.REFUSE)), SETTINGS)
-    assert "lua.refuse_tls_required if !{ ssl_fc } !{ path /healthz }\n" in refusing
+    assert "lua.refuse_tls_required if !{ ssl_fc } !{ path /health /healthz }\n" in refusing
     new = set(text.splitlines()) - set((GOLDEN / "everything.cfg").read_text().splitlines())
     shared = ("  description", "  lua-load refuse.lua", "  set-var-fmt proc.refuse_tls_required")
     assert sorted(line.split()[0] for line in new if not line.startswith(shared)) == [
@@ -75,7 +75,7 @@ def test_what_a_table_does_not_use_costs_its_requests_no_rule() -> None:
         )
         return frontend.count("  http-request ")
 
-    assert rules(msgspec.structs.replace(TABLE, hop_secrets=())) <= 35
+    assert rules(msgspec.structs.replace(TABLE, hop_secrets=())) <= 39
     assert rules(EVERYTHING) > 70
 
 

@@ -48,6 +48,12 @@ def test_equal_keys_give_one_mark_and_any_change_another() -> None:
     assert entries(KEY)[CONTENT_ENTRY] not in marks
 
 
+def test_origins_are_entries_of_their_key_and_of_all() -> None:
+    there = entries(msgspec.structs.replace(KEY, origins=("https://app.example", "http://[::1]:3000")))
+    assert there["0a1b2c3d@https://app.example"] == there[".any@http://[::1]:3000"] == "1"
+    assert len(there) == len(entries(KEY)) + 4
+
+
 def test_whether_keys_are_required_is_an_entry() -> None:
     assert (entries()[REQUIRED_ENTRY], entries(required=True)[REQUIRED_ENTRY]) == ("0", "1")
 
@@ -57,6 +63,9 @@ def test_whether_keys_are_required_is_an_entry() -> None:
     [
         ({"prefix": "Xy"}, "prefix and digest must be lower-case hexadecimal"),
         ({"digest": "ab"}, "prefix and digest must be lower-case hexadecimal"),
+        ({"origins": ("https://app.example/path",)}, "it must be like https://app.example:8443"),
+        ({"origins": ("*",)}, "it must be like https://app.example:8443"),
+        ({"origins": ("https://a b",)}, "it must be like https://app.example:8443"),
         ({"sender_digest": "ab"}, "prefix and digest must be lower-case hexadecimal"),
         ({"sender_digest": DIGEST}, "digest abab.* is of two keys"),
         ({"tenant": "a b"}, "tenant 'a b' of key 0a1b2c3d"),

@@ -36,7 +36,10 @@ async def test_without_keys_everybody_is_served_and_nobody_says_whose_he_is(ingr
         headers = {"Authorization": "Bearer EMPTY", "X-Switchyard-Tenant": "rufus"}
         assert (await ingress.post(BODY, **headers)).status_code == 200
         assert await refusal(ingress, OTHERS) == (401, "invalid_api_key")
-        (request,) = cell.requests
+        assert await refusal(ingress, {"x-api-key": f"sw_ffffffff_{'0' * 48}"}) == (401, "invalid_api_key")
+        assert (await ingress.post(BODY, **{"x-api-key": "none"})).status_code == 200
+        request, other = cell.requests
+        assert "x-api-key" not in other.headers
         assert request.headers.keys().isdisjoint({"authorization", "x-switchyard-tenant", "x-switchyard-key"})
 
 

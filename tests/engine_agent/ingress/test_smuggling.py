@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine_agent.protocol.api_surface import CELL_PATHS
 from engine_agent.protocol.strict_json import strict_loads
 from engine_agent.proxy.rewrite import BadBody, rewrite_body
 from tests.engine_agent.ingress.cells import FakeCell, Request
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 from tests.engine_agent.ingress.keyed import keyed
-from tests.engine_agent.ingress.raw_requests import CORPUS, MINE, PATH
+from tests.engine_agent.ingress.raw_requests import CORPUS, MINE
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 KEY = keyed("0a0a0a0a", tenant="mine", pools=("mine",))
@@ -50,9 +51,9 @@ def cell_would_serve(request: Request) -> bool:
     """As the cell's proxy decides."""
     model = request.headers.get("x-switchyard-model")
     if "content-encoding" in request.headers:
-        return True
+        return False
     try:
-        rewrite_body(PATH, request.body, 0, "own", model)
+        rewrite_body(request.path.partition("?")[0].encode(), request.body, 0, "own", model)
     except BadBody:
         return False
     return True
@@ -79,7 +80,8 @@ async def test_no_request_reaches_a_cell_but_as_the_ingress_understood_it(
             answer = await ingress.post(MINE, **OTHER.headers)
             assert answer.status_code == 403, "what others sent does not stand before the next request"
         for request in mine.requests:
-            assert (request.method, request.path.partition("?")[0]) == ("POST", PATH.decode())
+            assert request.method == "POST"
+            assert request.path.partition("?")[0] in CELL_PATHS
             assert request.headers["x-switchyard-tenant"] == "mine"
             if cell_would_serve(request):
                 assert strict_loads(request.body)["model"] == "mine", request
