@@ -48,3 +48,10 @@ class VersionSpec:
     @property
     def reference(self) -> str:
         return f"{self.model}@{self.version}"
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of a prompt with its answer, as the engine is told: its own option wins."""
+        stated = (value for name, value in self.engine_options.items() if name.replace("-", "_") == "max_model_len")
+        found = next(stated, None)
+        return found if isinstance(found, int) and found > 0 else self.context_length

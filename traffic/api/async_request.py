@@ -5,12 +5,13 @@ import json
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
-from django.views.decorators.http import require_http_methods
 
 from audit.middleware import audit_exempt
 from kernel import clock
+from traffic.api.openai_form import only, openai_error
 from traffic.models import AsyncRequest
 from traffic.planning.async_request import AsyncSettings, AsyncState
 from traffic.selectors.application import Application, UnknownApplication, application_of
@@ -24,7 +25,7 @@ APPLICATIONS = "requests of applications are counted as usage, by key; they chan
 
 @csrf_exempt
 @audit_exempt(APPLICATIONS)
-@require_http_methods(["POST"])
+@only("POST")
 def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
     """POST /v1/async/chat/completions, /v1/async/completions: 202 and where to ask for the outcome."""
     now, settings = clock.now(), AsyncSettings()
@@ -51,7 +52,7 @@ def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
 
 @csrf_exempt
 @audit_exempt(APPLICATIONS)
-@require_http_methods(["GET", "DELETE"])
+@only("GET", "DELETE")
 def detail(request: HttpRequest, request_id: str) -> HttpResponseBase:
     """GET: how a request stands. DELETE: cancel it, unless it has ended."""
     now = clock.now()
@@ -121,18 +122,19 @@ def _application(request: HttpRequest, now: datetime) -> Application:
 
 def _body(request: HttpRequest, settings: AsyncSettings) -> bytes:
     """The body, not read where its length says that it is too long."""
+    too_long = AsyncRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
     length = request.headers.get("Content-Length", "")
     if length.isdecimal() and int(length) > settings.max_body_bytes:
-        message = f"the body is longer than {settings.max_body_bytes} bytes"
-        raise AsyncRefused(413, "request_too_large", message)
-    return request.body
+        raise too_long
+    try:
+        return request.body
+    except RequestDataTooBig:  # one that came in chunks, without a length
+        raise too_long from None
 
 
 def _refused(refusal: AsyncRefused) -> JsonResponse:
-    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
-    error = {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}
     headers = {"Retry-After": str(RETRY_AFTER_S)} if refusal.status in {429, 503} else {}
-    return JsonResponse({"error": error}, status=refusal.status, headers=headers)
+    return openai_error(refusal.status, refusal.code, str(refusal), refusal.param, headers)
 
 
 def _seconds(at: datetime | None) -> int | None:

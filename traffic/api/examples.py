@@ -11,6 +11,7 @@ KEY: dict[str, Any] = {
     "requests_per_min": 600,
     "tokens_per_min": 200000,
     "max_concurrent": 32,
+    "allowed_origins": ["https://app.example"],
     "state": "active",
     "tone": "ok",
     "created_by": "operator",

@@ -22,7 +22,7 @@ from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelV
 from kernel.tones import Tone
 from traffic.api import examples
 from traffic.models import ApplicationKey, Ingress, KeyPolicy
-from traffic.planning.key import KeyState, revoking_effect
+from traffic.planning.key import MAX_ORIGINS, KeyState, checked_origin, revoking_effect
 from traffic.selectors.key import ingresses_waited_for, ingresses_with_keys, key_policy, keys_described, keys_in_state
 from traffic.services.key import (
     ROTATION_GRACE,
@@ -57,11 +57,16 @@ class KeySerializer(serializers.ModelSerializer[ApplicationKey]):
     limited_24h = serializers.IntegerField(default=0, help_text="Of those, over a limit.")
     errors_24h = serializers.IntegerField(default=0, help_text="Of those, answered with 5xx.")
 
+    allowed_origins = serializers.ListField(
+        child=serializers.CharField(), help_text="Of pages that may show it from a browser. Empty: none."
+    )
+
     class Meta:
         model = ApplicationKey
         fields = [
             "prefix", "name", "tenant", "deployments", "serving_class", "requests_per_min", "tokens_per_min",
-            "max_concurrent", "state", "tone", "created_by", "created_at", "expires_at", "last_used_at", "revoked_at",
+            "max_concurrent", "allowed_origins",
+            "state", "tone", "created_by", "created_at", "expires_at", "last_used_at", "revoked_at",
             "refused_everywhere_at", "revocation_lag_s", *COUNTS,
         ]  # fmt: skip
 
@@ -110,6 +115,18 @@ class ChangeKeySerializer(StrictSerializer):
     tokens_per_min = serializers.IntegerField(min_value=0, max_value=MAX_LIMIT, required=False, help_text="0: none.")
     max_concurrent = serializers.IntegerField(min_value=0, max_value=MAX_LIMIT, required=False, help_text="0: none.")
     expires_at = serializers.DateTimeField(required=False, allow_null=True)
+    allowed_origins = serializers.ListField(
+        child=serializers.CharField(max_length=300),
+        max_length=MAX_ORIGINS,
+        required=False,
+        help_text="Of pages that may show it from a browser, such as `https://app.example`. Empty: none.",
+    )
+
+    def validate_allowed_origins(self, value: list[str]) -> list[str]:
+        try:
+            return sorted({checked_origin(text) for text in value})
+        except ValueError as error:
+            raise serializers.ValidationError(str(error)) from None
 
 
 class CreateKeySerializer(ChangeKeySerializer):

@@ -5,8 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import QuerySet
-from django.http import HttpRequest, JsonResponse
-from django.views.decorators.http import require_safe
+from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
 from rest_framework import serializers
@@ -14,6 +13,7 @@ from rest_framework import serializers
 from kernel import clock
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from traffic.api import examples
+from traffic.api.openai_form import only, openai_error
 from traffic.models import UsageHour
 from traffic.selectors.application import UnknownApplication, application_of
 
@@ -59,18 +59,18 @@ MAX_HOURS = 24 * 90
 """As long as hours are kept."""
 
 
-@require_safe
-def own_usage(request: HttpRequest) -> JsonResponse:
+@only("GET")
+def own_usage(request: HttpRequest) -> HttpResponseBase:
     """The hours of the last `hours` hours, newest first: those of the tenant as cells served it, and of each key."""
     try:
         application = application_of(request.headers.get("Authorization", ""), clock.now())
     except UnknownApplication as unknown:
-        return _refused(401, unknown.code, str(unknown), None)
+        return openai_error(401, unknown.code, str(unknown))
     if not application.tenant:
-        return _refused(401, "missing_api_key", "send an API key: usage is shown to its tenant", None)
+        return openai_error(401, "missing_api_key", "send an API key: usage is shown to its tenant")
     text = request.GET.get("hours", str(HOURS))
     if not (text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MAX_HOURS):
-        return _refused(400, "invalid_hours", f"`hours` must be a whole number from 1 to {MAX_HOURS}", "hours")
+        return openai_error(400, "invalid_hours", f"`hours` must be a whole number from 1 to {MAX_HOURS}", "hours")
     since = clock.now() - timedelta(hours=int(text))
     rows = UsageHour.objects.filter(tenant=application.tenant, hour__gt=since).order_by("-hour", "key")
     return JsonResponse({"object": "list", "tenant": application.tenant, "data": [_shown(row) for row in rows]})
@@ -88,11 +88,6 @@ def _shown(row: UsageHour) -> dict[str, Any]:
         "prompt_tokens": row.prompt_tokens,
         "completion_tokens": row.completion_tokens,
     }
-
-
-def _refused(status: int, code: str, message: str, param: str | None) -> JsonResponse:
-    error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
-    return JsonResponse({"error": error}, status=status)
 
 
 def _seconds(at: datetime) -> int:

@@ -12,7 +12,8 @@ from traffic.planning.key import KEY_TONE, KeyState, key_state
 
 
 class ApplicationKey(models.Model):
-    """What an application shows to be served, for one tenant. A limit of 0 is none; no deployments: all of them.
+    """What an application shows to be served, for one tenant. A limit of 0 is none; no deployments: all of them. Pages
+    of browsers may show it if they are of one of `allowed_origins`.
 
     `revoked_version` is the version of all keys (`KeyPolicy`) that no longer has this one, and `refused_everywhere_at`
     when the last ingress had that version in force.
@@ -27,6 +28,7 @@ class ApplicationKey(models.Model):
     requests_per_min = models.PositiveIntegerField(default=0)
     tokens_per_min = models.PositiveIntegerField(default=0)
     max_concurrent = models.PositiveIntegerField(default=0)
+    allowed_origins = models.JSONField(default=list, blank=True)
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField()
     expires_at = models.DateTimeField(null=True)

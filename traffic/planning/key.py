@@ -13,12 +13,15 @@ from enum import StrEnum
 
 import msgspec
 
-from engine_agent.protocol.ingress_messages import ApiKey
+from engine_agent.protocol.ingress_messages import ORIGIN, ApiKey
 from engine_agent.protocol.messages import JsonObject
 from engine_agent.protocol.states import ServingClass
 from kernel.tones import Tone
 
 LIMITS = ("requests_per_min", "tokens_per_min", "max_concurrent")
+MAX_ORIGINS = 20
+"""Of one key; each is an entry of every ingress's map."""
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
 
 
 class KeyState(StrEnum):
@@ -50,6 +53,19 @@ def key_state(*, revoked_at: datetime | None, expires_at: datetime | None, now: 
     if revoked_at is not None:
         return KeyState.REVOKED
     return KeyState.EXPIRED if expires_at is not None and expires_at <= now else KeyState.ACTIVE
+
+
+def checked_origin(text: str) -> str:
+    """The origin of a page, as a browser will write it.
+
+    Raises:
+        ValueError: it is none; the text says what one looks like.
+    """
+    origin = text.strip().casefold().removesuffix("/")
+    origin = origin.removesuffix(_USUAL_PORTS.get(origin.partition(":")[0], "\0"))
+    if not ORIGIN.fullmatch(origin):
+        raise ValueError(f"{text[:80]!r} is no origin: write scheme, host and port, such as https://app.example:8443")
+    return origin
 
 
 def key_ring(standing: KeyStanding, ingresses: int) -> JsonObject:

@@ -35,11 +35,14 @@ class RoutableCell:
 
 @dataclass(frozen=True, slots=True)
 class ServedDeployment:
-    """A deployment as traffic sees it: the model names that reach it, and its class."""
+    """A deployment as traffic sees it: the model names that reach it, its class, and what applications read of its
+    version: the most tokens of a request with its answer, and since when it exists, in seconds since 1970."""
 
     name: str
     models: tuple[str, ...]
     serving_class: str
+    max_model_len: int = 0
+    created_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,8 @@ def _pool(
         ),
         fractions=_fractions(region, ready, others, steering.matrix.get(region, {})),
         affinity=None if steering.policy.load_bound is None else Affinity(steering.policy.load_bound),
+        max_model_len=deployment.max_model_len,
+        created_at=deployment.created_at,
     )
 
 
@@ -217,4 +222,6 @@ def _pool_changes(name: str, old: Pool | None, new: Pool | None) -> list[str]:
         parts.append(f"{name} -> {shares}")
     if (old.affinity if old else None) != new.affinity:
         parts.append(f"{name} {'keeps prefixes together' if new.affinity else 'goes by fewest requests alone'}")
+    if old is not None and (old.max_model_len, old.created_at) != (new.max_model_len, new.created_at):
+        parts.append(f"{name} is listed with {new.max_model_len} tokens")
     return parts

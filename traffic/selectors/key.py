@@ -43,7 +43,7 @@ def keys_for_ingresses() -> tuple[ApiKey, ...]:
 def _unrevoked_keys(change: str) -> tuple[ApiKey, ...]:
     rows = ApplicationKey.objects.filter(revoked_at=None).order_by("id")
     columns = rows.values_list(
-        "prefix", "digest", "tenant", "serving_class", "deployments", "expires_at", *LIMITS
+        "prefix", "digest", "tenant", "serving_class", "deployments", "expires_at", "allowed_origins", *LIMITS
     )  # fmt: skip
     keys = tuple(
         ApiKey(
@@ -53,9 +53,10 @@ def _unrevoked_keys(change: str) -> tuple[ApiKey, ...]:
             serving_class,
             tuple(pools),
             expires.timestamp() if expires else None,
+            origins=tuple(origins),
             **dict(zip(LIMITS, limits, strict=True)),
         )
-        for prefix, digest, tenant, serving_class, pools, expires, *limits in columns.iterator(chunk_size=5000)
+        for prefix, digest, tenant, serving_class, pools, expires, origins, *limits in columns.iterator(chunk_size=5000)
     )
     secret = settings.SECRET_KEY
     return (*(with_sender(key, secret) for key in keys), playground_key(secret))

@@ -22,6 +22,8 @@ def served_deployments() -> list[ServedDeployment]:
             name=deployment.name,
             models=tuple(dict.fromkeys((deployment.name, deployment.model_version.model_id))),
             serving_class=deployment.serving_class,
+            max_model_len=deployment.model_version.spec().max_model_len,
+            created_at=int(deployment.model_version.created_at.timestamp()),
         )
         for deployment in Deployment.objects.select_related("model_version")
     ]

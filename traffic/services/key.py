@@ -51,6 +51,7 @@ def key_create(
     deployments: Iterable[str] = (),
     serving_class: ServingClass = ServingClass.REALTIME,
     expires_at: datetime | None = None,
+    allowed_origins: Iterable[str] = (),
     **limits: int,
 ) -> NewKey:
     """A new key for a tenant.
@@ -63,7 +64,7 @@ def key_create(
     _check_expiry(expires_at, now)
     new = _issue(
         name=name, tenant=tenant, deployments=scope, serving_class=serving_class.value, expires_at=expires_at,
-        created_by=actor, created_at=now, **limits,
+        allowed_origins=list(allowed_origins), created_by=actor, created_at=now, **limits,
     )  # fmt: skip
     _changed(policy, new.key, "created", Tone.IDLE, actor, now)
     return new
@@ -71,7 +72,7 @@ def key_create(
 
 @transaction.atomic
 def key_change(*, prefix: str, actor: str, now: datetime, **columns: Any) -> ApplicationKey:
-    """Change limits, name or expiry of a key that is not revoked.
+    """Change limits, name, origins or expiry of a key that is not revoked.
 
     Raises:
         Conflict: the key is revoked.
@@ -101,7 +102,7 @@ def key_rotate(*, prefix: str, actor: str, now: datetime, grace: timedelta = ROT
     old = _unrevoked(prefix)
     if old.state_at(now) is KeyState.EXPIRED:
         raise Conflict(f"key sw_{prefix} has expired; create another one")
-    copied = ("name", "tenant", "deployments", "serving_class", "expires_at", *LIMITS)
+    copied = ("name", "tenant", "deployments", "serving_class", "expires_at", "allowed_origins", *LIMITS)
     new = _issue(created_by=actor, created_at=now, **{column: getattr(old, column) for column in copied})
     ends_at = now + grace
     old.expires_at = min(ends_at, old.expires_at) if old.expires_at else ends_at
@@ -228,6 +229,7 @@ def _changed(policy: KeyPolicy, key: ApplicationKey, what: str, tone: Tone, acto
             "tenant": key.tenant,
             "deployments": key.deployments,
             "serving_class": key.serving_class,
+            "allowed_origins": key.allowed_origins,
             **{limit: getattr(key, limit) for limit in LIMITS},
         },
     )

@@ -51,6 +51,7 @@ from traffic.services.key import key_change, key_create, key_revoke, key_rotate,
 
 FORM_FIELDS = ("name", "tenant", "serving_class", *LIMITS, "expires_at")
 LIMIT_EFFECT = "Ingresses apply it within seconds. 0 means no limit. Each region counts separately."
+ORIGINS_EFFECT = "Pages of these origins may use the key from a browser, where their users can read it."
 ROTATE_EFFECT = "A new key with the same limits is shown once. This one expires within 24 hours."
 HOW_TO_USE = "Send it as Authorization: Bearer …, or as the api_key of an OpenAI client."
 
@@ -88,6 +89,7 @@ def _actions(request: PageRequest) -> ActionMenu:
         return ActionMenu((), "This key is revoked.")
     offered = (
         (LIMIT, LIMIT_EFFECT, _limit_fields(key)),
+        (ORIGINS, ORIGINS_EFFECT, _origin_fields(key)),
         *(((ROTATE, ROTATE_EFFECT, None),) if state is KeyState.ACTIVE else ()),
         (REVOKE, f"{detail.effect} This cannot be undone.", None),
     )
@@ -166,6 +168,15 @@ def _limit_fields(key: ApplicationKey) -> tuple[Field, ...]:
     return tuple(Field(name, label, "number", getattr(key, name), least=0) for name, label in labels.items())
 
 
+def _set_origins(form: Submission, key: ApplicationKey) -> None:
+    fields = form.valid(ChangeKeySerializer, allowed_origins=form.text("allowed_origins").split())
+    key_change(prefix=key.prefix, actor=form.actor, now=form.now, **fields)
+
+
+def _origin_fields(key: ApplicationKey) -> tuple[Field, ...]:
+    return (Field("allowed_origins", "Origins, with blanks between", value=" ".join(key.allowed_origins)),)
+
+
 def _rotate(form: Submission, key: ApplicationKey) -> HttpResponse:
     new = key_rotate(prefix=key.prefix, actor=form.actor, now=form.now)
     return _shown(form.request, new.key, new.text)
@@ -187,13 +198,15 @@ TARGET = Target(
     url=lambda key: reverse("key", args=(key.prefix,)),
 )
 LIMIT = Action(target=TARGET, name="limit", label="Change limits", run=_limit)
+ORIGINS = Action(target=TARGET, name="origins", label="Change browser origins", run=_set_origins)
 ROTATE = Action(target=TARGET, name="rotate", label="Rotate", run=_rotate)
 REVOKE = Action(target=TARGET, name="revoke", label="Revoke", run=_revoke, typed=TARGET.name, fields=(REQUIRED_WHY,))
-key_action = action_view(LIMIT, ROTATE, REVOKE)
+key_action = action_view(LIMIT, ORIGINS, ROTATE, REVOKE)
 
 
 def _create(form: Submission, thing: None) -> HttpResponse:
-    fields = form.valid(CreateKeySerializer, *FORM_FIELDS, deployments=form.texts("deployments"))
+    lists = {"deployments": form.texts("deployments"), "allowed_origins": form.text("allowed_origins").split()}
+    fields = form.valid(CreateKeySerializer, *FORM_FIELDS, **lists)
     new = key_create(actor=form.actor, now=form.now, **fields)
     return _shown(form.request, new.key, new.text)
 
@@ -201,7 +214,11 @@ def _create(form: Submission, thing: None) -> HttpResponse:
 def _new_form(form: Submission, thing: None) -> Context:
     values: dict[str, Any] = {name: form.text(name) for name in FORM_FIELDS}
     return {
-        "form": {**values, "deployments": form.texts("deployments")},
+        "form": {
+            **values,
+            "deployments": form.texts("deployments"),
+            "allowed_origins": form.text("allowed_origins"),
+        },
         "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
         "classes": choices(ServingClass),
     }

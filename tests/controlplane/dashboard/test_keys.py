@@ -76,6 +76,16 @@ def test_limits_are_changed_from_the_page_of_the_key() -> None:
     assert act(key, "limit", requests_per_min="-1")[0] == 409
 
 
+def test_browser_origins_are_changed_from_the_page_of_the_key() -> None:
+    key = a_key()
+    text = act(key, "origins", allowed_origins="https://app.example http://localhost:3000")[1]
+    assert 'value="http://localhost:3000 https://app.example"' in text
+    assert "http://localhost:3000, https://app.example" in fragment(signed_in(), f"/keys/{key.prefix}/", "key")
+    assert act(key, "origins", allowed_origins="app.example")[0] == 409
+    act(key, "origins", allowed_origins="")
+    assert ApplicationKey.objects.get().allowed_origins == []
+
+
 def test_a_key_is_revoked_by_its_name_after_its_effect_was_shown() -> None:
     key = a_key()
     assert "Requests with this key are refused with 401" in fragment(signed_in(), f"/keys/{key.prefix}/", "key-actions")

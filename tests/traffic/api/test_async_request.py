@@ -133,5 +133,8 @@ def test_what_is_not_there_is_a_404(path: str) -> None:
 
 
 def test_other_methods_are_not_allowed() -> None:
-    assert Client().get(CHAT).status_code == 405
-    assert Client().post("/v1/async/ar_none").status_code == 405
+    for method, path, allowed in (("get", CHAT, "POST"), ("post", "/v1/async/embeddings", "GET, DELETE")):
+        answer = getattr(Client(), method)(path)
+        assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
+        assert answer.json()["error"]["code"] == "method_not_allowed"
+    assert Client().head("/v1/async/ar_none").status_code == 404

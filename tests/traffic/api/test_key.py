@@ -10,6 +10,7 @@ from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import ApplicationKey, IngressReport, KeyPolicy, UsageHour
+from traffic.selectors.key import keys_for_ingresses
 from traffic.services.ingress import ingress_create
 from traffic.services.key import key_create
 from traffic.services.routing import tables_publish
@@ -51,6 +52,10 @@ def test_a_key_is_shown_once() -> None:
         ({"requests_per_min": -1}, "requests_per_min"),
         ({"tokens_per_min": 2**31}, "tokens_per_min"),
         ({"expires_at": "2020-01-01T00:00:00Z"}, "expires_at"),
+        ({"allowed_origins": ["app.example"]}, "allowed_origins"),
+        ({"allowed_origins": ["https://app.example/page"]}, "allowed_origins"),
+        ({"allowed_origins": ["https://*"]}, "allowed_origins"),
+        ({"allowed_origins": [f"https://a{number}" for number in range(21)]}, "allowed_origins"),
         ({"digest": "x"}, "digest"),
     ],
 )
@@ -66,6 +71,17 @@ def test_limits_name_and_expiry_can_be_changed_and_nothing_else() -> None:
     answer = bearer().patch(f"{KEYS}/{key}", {"tokens_per_min": 900, "name": "chat", "expires_at": None}, format="json")
     assert (answer.json()["tokens_per_min"], answer.json()["name"]) == (900, "chat")
     assert bearer().patch(f"{KEYS}/{key}", {"tenant": "other"}, format="json").status_code == 400
+
+
+def test_origins_are_kept_as_browsers_write_them_and_go_to_ingresses_and_to_the_rotated_key() -> None:
+    key = a_key()
+    origins = ["HTTPS://App.Example:443/", "http://localhost:3000"]
+    answer = bearer().patch(f"{KEYS}/{key}", {"allowed_origins": origins}, format="json")
+    assert answer.json()["allowed_origins"] == ["http://localhost:3000", "https://app.example"]
+    (entry, _) = keys_for_ingresses()
+    assert entry.origins == ("http://localhost:3000", "https://app.example")
+    rotated = bearer().post(f"{KEYS}/{key}/rotate", {"grace_s": 60}, format="json").json()
+    assert rotated["allowed_origins"] == ["http://localhost:3000", "https://app.example"]
 
 
 def test_a_revoked_key_says_whom_it_waits_for_and_how_long_it_took() -> None:

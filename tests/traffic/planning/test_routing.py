@@ -10,6 +10,7 @@ from engine_agent.protocol.ingress_messages import Pool
 from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment, describe_change, plan_pools
 
 GATES = [IngressAddress("i-east", "east", "127.0.0.1", 8080), IngressAddress("i-west", "west", "127.0.0.1", 8081)]
+KNOWN = ServedDeployment("llama", ("llama",), "realtime", max_model_len=8192, created_at=1790000000)
 LLAMA = ServedDeployment("llama", ("llama",), "realtime")
 
 
@@ -98,3 +99,10 @@ def test_a_change_of_tables_is_said_in_one_sentence(
 
 def test_a_pool_that_goes_is_named() -> None:
     assert describe_change((pool("east"),), ()) == "llama is no longer served"
+
+
+def test_what_applications_read_of_a_model_goes_into_the_table_and_its_change_is_told() -> None:
+    (known,), (unknown,) = plan_pools("east", [KNOWN], [], GATES), plan_pools("east", [LLAMA], [], GATES)
+    assert (known.max_model_len, known.created_at) == (8192, 1790000000)
+    assert (unknown.max_model_len, unknown.created_at) == (0, 0)
+    assert describe_change((unknown,), (known,)) == "llama is listed with 8192 tokens"
