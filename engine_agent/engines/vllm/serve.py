@@ -43,6 +43,8 @@ SHUTDOWN_TIMEOUT_S = 2
 ONE_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Keeps the worker in the engine's core. vLLM would start a third process for it on CPU, which takes 0.5 GB and another
 import of vLLM, outlives a killed core by seconds and leaves segments in /dev/shm."""
+NO_HOST = "media.invalid"
+"""A name that no host has (RFC 6761)."""
 CELL_EXECUTOR = "engine_agent.engines.vllm.cell.executor.LeaderFollowerExecutor"
 CELL_HEALTH = "engine_agent.engines.vllm.cell.leader_health.LeaderHealth"
 USAGE_LEDGER = "engine_agent.engines.vllm.usage_ledger.VllmUsageLedger"
@@ -86,7 +88,8 @@ def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
 
     It listens on loopback: only the cell proxy beside it speaks to it, whoever reaches the node's address.
 
-    The access log would be the node's own health probes.
+    The access log would be the node's own health probes. Media come in the request: an address in one would be fetched
+    from inside the fleet's network, and vLLM asks no more than whether its host is of this list.
     """
     return [
         *("--model", str(options.model_dir)),
@@ -94,6 +97,7 @@ def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
         *("--host", LOOPBACK),
         *("--port", str(options.port)),
         "--disable-uvicorn-access-log",
+        *("--allowed-media-domains", NO_HOST),
         *own,
         *_executor(options),
         *options.vllm_args,
