@@ -6,6 +6,7 @@ import json
 import pytest
 
 from engine_agent.protocol.messages import UsageRow
+from engine_agent.protocol.request_members import OFF_MEMBERS
 from tests.engine_agent.proxy.engine import DONE, EVENTS, STREAM_HEAD, Turn, chunk, json_answer, running_engine
 from tests.engine_agent.proxy.http_stream import read_chunk, read_head, request
 from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, until
@@ -68,7 +69,7 @@ async def test_an_answer_that_does_not_say_what_it_used_is_asked_for_at_the_engi
     async with running_engine(without_usage) as engine, running_proxy(engine) as proxy:
         engine.ledger = LEDGER
         assert (await proxy.complete(LONG, x_switchyard_tenant="acme")).body == b"".join([*EVENTS, DONE])
-        assert engine.requests[0].body == LONG
+        assert engine.requests[0].json() == {**json.loads(LONG), **json.loads("{" + OFF_MEMBERS + "}")}
         row = await settled(proxy)
         assert (row.prompt_tokens_total, row.cached_tokens_total, row.completion_tokens_total) == (21, 16, 4)
         assert (row.estimated_total, row.cancelled_total) == (0, 0)
