@@ -96,6 +96,7 @@ app.conf.update(
         "fleet-step-windows": {"task": "fleet.step_windows", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-sample-load": {"task": "fleet.sample_load", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-trim-history": {"task": "fleet.trim_history", "schedule": 600.0, "options": {"expires": 600.0}},
+        "fleet-judge-token-drift": {"task": "fleet.judge_token_drift", "schedule": 30.0, "options": {"expires": 30.0}},
         "fleet-send-callbacks": {"task": "fleet.send_callbacks", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-send-cloud-metrics": {
             "task": "fleet.send_cloud_metrics",

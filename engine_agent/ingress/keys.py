@@ -17,8 +17,9 @@ KEY_TABLE = "keys"
 KEY_TABLE_ENTRIES = 131_072
 """Keys in use at a time; beyond that those idle for longest are forgotten, with their counts. 10 MB when full."""
 KEY_TABLE_EXPIRE_S = 86_400
-COUNTERS = "conn_cur,http_req_cnt,http_fail_cnt,gpc(1)"
-"""Now running, requests, answers of 5xx, and requests over a limit (general purpose counter 0)."""
+COUNTERS = "conn_cur,http_req_cnt,gpc(2)"
+"""Now running, requests, and of these (general purpose counters) 0: over a limit, 1: answered with 5xx. HAProxy's own
+`http_fail_cnt` would also count requests whose client left."""
 MISSING_KEY = ErrorResponse(
     401,
     "missing_api_key",
@@ -121,6 +122,7 @@ def admission_rules() -> list[str]:
         f"http-request lua.admit_key if {_HAS_KEY} {{ {_value(KeyField.LIMITED)} 1 }}",
         *_over_limit_rules(),
         "http-response lua.settle_key if { var(txn.limited) -m found }",
+        f"http-after-response sc-inc-gpc(1,0) if {_HAS_KEY} {{ status ge 500 }}",
     ]
 
 

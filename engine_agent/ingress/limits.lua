@@ -12,7 +12,9 @@ local PREFIX, REQUESTS, TOKENS, CONCURRENT = 1, 5, 6, 7 -- places in the record;
 local BYTES_PER_TOKEN = 4     -- OpenAI's rule of thumb for English text
 local INITIAL_ESTIMATE_TOKENS = 256 -- of a completion, until a key has had some
 local WEIGHT = 0.2            -- of the newest completion in a key's mean
-local TAIL_BYTES = 2048       -- `usage` with its details and the end of the stream
+local MAX_HELD_BYTES = 65536  -- of an event, and of a body that is none; nothing is looked for in a longer one
+local PROMPT_HEADER, COMPLETION_HEADER = "x-switchyard-prompt-tokens", "x-switchyard-completion-tokens"
+local ESCAPE = 92             -- a backslash
 local SWEEP_S = 600
 
 local accounts = {} -- prefix -> { requests = bucket, tokens = bucket, mean_tokens = of a completion }
@@ -143,7 +145,8 @@ local function settle(txn, total, completion)
     end
 end
 
--- States in OpenAI's headers what is left, and gives back what a failed response was charged.
+-- States in OpenAI's headers what is left, and settles what is known already: of a failed response, that nothing was
+-- used; of one that its cell had whole, what its cell says. Of a stream the cell says how long its prompts are.
 local function settle_key(txn)
     for _, kind in ipairs({ "requests", "tokens" }) do
         for _, what in ipairs({ "limit", "remaining", "reset" }) do
@@ -151,13 +154,52 @@ local function settle_key(txn)
             if value then txn.http:res_set_header("x-ratelimit-" .. what .. "-" .. kind, tostring(value)) end
         end
     end
-    if txn.f:status() >= 400 then settle(txn, 0, nil) end
+    if not txn:get_var("txn.charged_prompt") then return end
+    local prompt, completion = tonumber(txn.f:res_hdr(PROMPT_HEADER)), tonumber(txn.f:res_hdr(COMPLETION_HEADER))
+    if txn.f:status() >= 400 then
+        settle(txn, 0, nil)
+    elseif prompt and completion then
+        settle(txn, prompt + completion, completion)
+    elseif prompt then
+        txn:set_var("txn.told_prompt", prompt)
+    end
 end
 
-local function last_match(text, pattern)
-    local found
-    for number in text:gmatch(pattern) do found = tonumber(number) end
-    return found
+-- The text of an object that is a member of a JSON object, at the top of it; nil if there is none. Text that a model or
+-- a client wrote is inside strings or deeper, so it is not found.
+local function member(text, name)
+    local depth, at, begins, key, is_key = 0, 1, nil, nil, false
+    while true do
+        at = text:find('[{}%[%]",]', at)
+        if not at then return nil end
+        local sign = text:sub(at, at)
+        if sign == '"' then
+            local first = at
+            repeat
+                at = text:find('["\\]', at + 1)
+                if not at then return nil end
+                local is_escape = text:byte(at) == ESCAPE
+                if is_escape then at = at + 1 end
+            until not is_escape
+            if is_key then key, is_key = text:sub(first + 1, at - 1), false end
+        elseif sign == "{" or sign == "[" then
+            depth = depth + 1
+            if depth == 2 and key == name and sign == "{" then begins = at end
+            is_key = depth == 1 and sign == "{"
+        elseif sign == "," then
+            is_key = depth == 1
+            if is_key then key = nil end
+        else
+            depth = depth - 1
+            if begins and depth == 1 then return text:sub(begins, at) end
+            if depth < 1 then return nil end
+        end
+        at = at + 1
+    end
+end
+
+local function count(usage, name)
+    return tonumber(usage:match('"' .. name .. '"%s*:%s*(%d+)'))
 end
 
 -- Reads along the responses of requests that were charged for tokens, and no others.
@@ -165,7 +207,7 @@ local Meter = { id = "tokens of application keys", flags = filter.FLT_CFG_FL_HTX
 Meter.__index = Meter
 
 function Meter:new()
-    return setmetatable({ tail = "", events = 0 }, Meter)
+    return setmetatable({ held = "", events = 0 }, Meter)
 end
 
 function Meter:start_analyze(txn, channel)
@@ -175,20 +217,45 @@ function Meter:start_analyze(txn, channel)
     end
 end
 
+-- Usage is where OpenAI's completions, its responses and Anthropic's messages have it; the last that is said counts.
+function Meter:read(data)
+    local usage = member(data, "usage")
+    for _, around in ipairs({ "response", "message" }) do
+        local inner = not usage and member(data, around)
+        usage = usage or (inner and member(inner, "usage"))
+    end
+    if not usage then return end
+    local input = count(usage, "input_tokens")
+    local of_caches = (count(usage, "cache_read_input_tokens") or 0) + (count(usage, "cache_creation_input_tokens") or 0)
+    self.prompt = count(usage, "prompt_tokens") or (input and input + of_caches) or self.prompt
+    self.completion = count(usage, "completion_tokens") or count(usage, "output_tokens") or self.completion
+end
+
 function Meter:http_payload(_, message)
     local piece = message:body()
     if not piece or #piece == 0 then return end
-    local _, ends = piece:gsub("\n\r?\n", "")
-    self.events = self.events + ends
-    self.tail = (self.tail .. piece):sub(-TAIL_BYTES)
+    local text, at = self.held .. piece, 1
+    while true do
+        local stop, last = text:find("\n\r?\n", at)
+        if not stop then break end
+        self.events = self.events + 1
+        local event = text:sub(at, stop)
+        if event:find('"usage"', 1, true) then self:read(event:match("data:(.*)") or "") end
+        at = last + 1
+    end
+    self.held = text:sub(at)
+    if #self.held > MAX_HELD_BYTES then self.held, self.is_long = "", true end
 end
 
+-- A stream that was cut before it said what was used is settled by what came of it; a body that is too long to be read by
+-- what was guessed.
 function Meter:end_analyze(txn, channel)
     if not (self.reads and channel:is_resp()) then return end
-    -- Text that a model writes cannot match: inside a JSON string the quotes are escaped.
-    local total = last_match(self.tail, '"total_tokens":%s*(%d+)')
-    local completion = last_match(self.tail, '"completion_tokens":%s*(%d+)') or self.events
-    settle(txn, total or (txn:get_var("txn.charged_prompt") or 0) + completion, completion)
+    if self.events == 0 and not self.is_long then self:read(self.held) end
+    local prompt = self.prompt or txn:get_var("txn.told_prompt") or txn:get_var("txn.charged_prompt") or 0
+    local guessed = self.is_long and txn:get_var("txn.charged_completion")
+    local completion = self.completion or guessed or self.events
+    settle(txn, prompt + completion, completion)
 end
 
 local function sweep()

@@ -27,7 +27,7 @@ KEYS_PER_REPORT = 2000
 TURN_S = 15.0
 """Three times the time after which the control plane reads reports again, so that it misses none."""
 EJECTED_REASON = "ejected: its responses are errors while those of other cells are not"
-_ENTRY = re.compile(r"key=(\S{1,80}) .{0,300}\bhttp_req_cnt=(\d+) http_fail_cnt=(\d+) gpc0=(\d+)")
+_ENTRY = re.compile(r"key=(\S{1,80}) .{0,300}\bhttp_req_cnt=(\d+) gpc0=(\d+) gpc1=(\d+)")
 
 KeyTotals = Mapping[str, tuple[int, int, int]]
 """Prefix of a key -> its requests, those over a limit among them, and those answered with 5xx."""
@@ -36,7 +36,7 @@ KeyTotals = Mapping[str, tuple[int, int, int]]
 def read_key_counts(text: str) -> dict[str, tuple[int, int, int]]:
     """The output of `KEY_COUNTS_COMMAND`."""
     matches = (_ENTRY.search(line) for line in text.splitlines())
-    return {entry[1]: (int(entry[2]), int(entry[4]), int(entry[3])) for entry in matches if entry}
+    return {entry[1]: (int(entry[2]), int(entry[3]), int(entry[4])) for entry in matches if entry}
 
 
 class KeyCounting:

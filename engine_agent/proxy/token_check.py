@@ -94,8 +94,7 @@ class TokenChecker:
         grown = engine - self._since[1] if self._since is not None else TokenTotals()
         if self._since is None or not is_continued or min(grown.prompt, grown.completion) < 0:
             self._since, self._unknown_probes = (time.time(), engine, counted), meter.probes.unknown
-            self._cell.token_check = None
-            return
+            grown = TokenTotals()
         since, _, first = self._since
         ours = counted - first
         self._cell.token_check = TokenCheck(

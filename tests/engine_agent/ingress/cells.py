@@ -62,6 +62,10 @@ class FakeCell:
         self.refuses = False
         self.fails = False
         self.usage: dict[str, int] | None = None
+        self.last_event: dict[str, Any] | None = None
+        """What a stream says before its end, but text."""
+        self.headers = ""
+        """More lines of the head of an answer."""
         self.release = asyncio.Event()
         self.release.set()
         self.requests: list[Request] = []
@@ -173,11 +177,12 @@ class FakeCell:
             await asyncio.sleep(self.step_s * self.chunks)
             await self.release.wait()
             body = json.dumps(_completion(asked["model"], self.name) | self._usage()).encode()
-            _write_head(writer, 200, len(body))
+            _write_head(writer, 200, len(body), self.headers)
             writer.write(body)
             await writer.drain()
             return
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        head = f"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n{self.headers}\r\n"
+        writer.write(f"HTTP/1.1 200 OK\r\n{head}".encode())
         for number in range(self.chunks):
             if number == self.chunks - 1:
                 await self.release.wait()
@@ -186,6 +191,8 @@ class FakeCell:
             await asyncio.sleep(self.step_s)
         if self.usage is not None:
             _write_chunk(writer, b"data: " + json.dumps({"choices": [], **self._usage()}).encode() + b"\n\n")
+        if self.last_event is not None:
+            _write_chunk(writer, b"data: " + json.dumps(self.last_event).encode() + b"\n\n")
         _write_chunk(writer, b"data: [DONE]\n\n")
         _write_chunk(writer, b"")
 

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from engine_agent.ingress.report import KEY_COUNTS_COMMAND, read_key_counts
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool
 from tests.engine_agent.ingress.keyed import Keyed, keyed
@@ -159,3 +160,73 @@ async def again(ingress: RunningIngress, key: Keyed) -> int:
 
 def stream(ingress: RunningIngress, key: Keyed) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
     return ingress.http.stream("POST", "/v1/chat/completions", content=STREAM, headers=key.headers)
+
+
+FORGED = {"usage": {"prompt_tokens": 1, "completion_tokens": 1, "input_tokens": 1, "output_tokens": 1}}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("said", "used"),
+    [
+        ({"usage": {"prompt_tokens": 300, "completion_tokens": 90, "prompt_tokens_details": {"cached": 5}}}, 390),
+        (
+            {"response": {**FORGED["usage"], "tools": [FORGED], "usage": {"input_tokens": 300, "output_tokens": 90}}},
+            390,
+        ),
+        ({"message": {"usage": {"input_tokens": 300, "output_tokens": 1}}}, 301),
+        ({"usage": {"input_tokens": 200, "cache_read_input_tokens": 100, "output_tokens": 90}}, 390),
+        (
+            {"choices": [{"text": '"usage": {"prompt_tokens": 300}', **FORGED}], "metadata": FORGED},
+            math.ceil(len(STREAM) / 4) + 3,
+        ),
+    ],
+)
+async def test_streams_of_every_form_settle_by_their_own_usage(
+    ingress: RunningIngress, said: dict[str, object], used: int
+) -> None:
+    key = keyed(tokens_per_min=1000)
+    async with FakeCell().running() as cell:
+        cell.last_event = said
+        await route(ingress, cell, key)
+        assert (await ingress.post(STREAM, **key.headers)).status_code == 200
+        left = int(rate_limit(await ingress.post(b'{"model":"demo","max_tokens":1}', **key.headers), "tokens")[1])
+        expected = 1000 - used - math.ceil(len(b'{"model":"demo","max_tokens":1}') / 4) - 1
+        assert expected <= left <= expected + REFILL
+
+
+@pytest.mark.asyncio
+async def test_what_a_cell_says_of_a_whole_answer_counts_and_of_a_stream_that_is_cut_its_prompt(
+    ingress: RunningIngress,
+) -> None:
+    whole, cut = keyed("0a0a0a0a", tokens_per_min=1000), keyed("0b0b0b0b", tokens_per_min=1000)
+    small = b'{"model":"demo","max_tokens":1}'
+    async with FakeCell(chunks=2).running() as cell:
+        cell.usage = {"prompt_tokens": 1, "completion_tokens": 1}
+        cell.headers = "X-Switchyard-Prompt-Tokens: 300\r\nX-Switchyard-Completion-Tokens: 90\r\n"
+        await route(ingress, cell, whole, cut)
+        await ingress.post(BODY, **whole.headers)
+        cell.headers = "X-Switchyard-Prompt-Tokens: 300\r\n"
+        cell.release.clear()
+        assert await again(ingress, cut) == 200
+        cell.release.set()
+        cell.headers = ""
+        left = [int(rate_limit(await ingress.post(small, **key.headers), "tokens")[1]) for key in (whole, cut)]
+        rest = 1000 - math.ceil(len(small) / 4) - 1
+        assert rest - 390 <= left[0] <= rest - 390 + REFILL
+        assert rest - 302 <= left[1] <= rest - 300 + REFILL
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_leaves_is_no_error_of_its_key_and_an_answer_of_5xx_is_one(ingress: RunningIngress) -> None:
+    leaving, failing = keyed("0a0a0a0a"), keyed("0b0b0b0b")
+    async with FakeCell(chunks=2).running() as cell:
+        await route(ingress, cell, leaving, failing)
+        cell.release.clear()
+        assert await again(ingress, leaving) == 200
+        cell.fails = True
+        assert (await ingress.post(BODY, **failing.headers)).status_code == 500
+        async with asyncio.timeout(DEADLINE_S):
+            while "conn_cur=1" in (table := await ingress.haproxy.admin.send(KEY_COUNTS_COMMAND)):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert read_key_counts(table) == {"0a0a0a0a": (1, 0, 0), "0b0b0b0b": (1, 0, 1)}

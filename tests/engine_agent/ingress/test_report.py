@@ -12,7 +12,7 @@ from tests.engine_agent.ingress.traffic import BODY
 pytestmark = pytest.mark.processes
 
 TABLE = """# table: keys, type: string, size:131072, used:1
-0x2ca09410: key=0a1b2c3d use=0 exp=599318 shard=0 conn_cur=0 http_req_cnt=7 http_fail_cnt=1 gpc0=2
+0x2ca09410: key=0a1b2c3d use=0 exp=599318 shard=0 conn_cur=0 http_req_cnt=7 gpc0=2 gpc1=1
 """
 
 

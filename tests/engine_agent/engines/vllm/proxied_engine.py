@@ -5,6 +5,9 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
+
+from engine_agent.protocol.messages import TokenCheck, UsageRow
 from tests.asking import CLIENT
 from tests.engine_agent.proxy.engine import Engine
 from tests.engine_agent.proxy.http_stream import Message, read_body, read_chunk, read_head, request
@@ -12,6 +15,19 @@ from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, 
 
 PATH = "/v1/completions"
 ENDLESS = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+CHAT = [{"role": "user", "content": "Say why"}]
+MIXED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 4, "stream": True}),
+    ("/v1/completions", {"prompt": "Say why", "max_tokens": 3, "n": 2}),
+    ("/v1/completions", {"prompt": ["Say why", "Say"], "max_tokens": 3, "stream": True}),
+    ("/v1/completions", {"prompt": "Say why", "max_tokens": 2, "prompt_logprobs": 3}),
+    ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 12, "stop": ["a", "e"]}),
+    ("/v1/responses", {"input": "Say why", "max_output_tokens": 3, "store": False}),
+    ("/v1/responses", {"input": "Say why", "max_output_tokens": 3, "store": False, "stream": True}),
+    ("/v1/messages", {"messages": CHAT, "max_tokens": 3}),
+    ("/v1/messages", {"messages": CHAT, "max_tokens": 3, "stream": True}),
+)
+"""Each form in which an engine says what it used."""
 SHORT = {"model": "smollm2", "prompt": "Say why", "max_tokens": 12, "ignore_eos": True}
 
 
@@ -42,6 +58,7 @@ async def proxy_controls_the_engine(url: str) -> None:
         await until(engine_is_idle, "the engine stops at a deadline")
         await usage_is_counted_and_hidden(proxy)
         assert await order_of_the_end(proxy, url) == ["realtime", "batch", "batch"]
+        await every_token_is_counted(proxy)
 
 
 async def leave_in_the_middle(proxy: ProxyProcess) -> None:
@@ -66,6 +83,44 @@ async def usage_is_counted_and_hidden(proxy: ProxyProcess) -> None:
     whole = (await ask(proxy, SHORT)).json()["usage"]
     use = await proxy.usage()
     assert (use.prompt_tokens_total, use.completion_tokens_total) == (whole["prompt_tokens"], 12)
+
+
+async def counts(proxy: ProxyProcess) -> tuple[list[UsageRow], TokenCheck | None]:
+    """What the proxy counted, and what it last compared with."""
+    load = (await proxy.status())["load"]
+    return msgspec.convert(load["usage"], list[UsageRow]), msgspec.convert(load["token_check"], TokenCheck | None)
+
+
+async def every_token_is_counted(proxy: ProxyProcess) -> None:
+    """Requests of every form, and one that is cut: the engine's own metrics grow by the same."""
+    since = {"requests": 0}
+
+    async def is_compared() -> bool:
+        rows, check = await counts(proxy)
+        since["requests"] = sum(row.requests_total for row in rows)
+        return check is not None and not any(row.in_flight for row in rows)
+
+    await until(is_compared, "the comparison begins")
+    first = (await counts(proxy))[1]
+    for path, body in MIXED:
+        text = json.dumps({"model": "smollm2", **body}).encode()
+        answer = await proxy.ask(request(path, text, content_type="application/json"))
+        assert answer.status == 200, (path, answer.body)
+    await leave_in_the_middle(proxy)
+
+    async def is_compared_again() -> bool:
+        rows, check = await counts(proxy)
+        return check not in {None, first} and not any(row.in_flight for row in rows)
+
+    await until(is_compared_again, "everything is compared")
+    rows, check = await counts(proxy)
+    assert check is not None
+    assert (check.engine_prompt_total, check.engine_completion_total) == (
+        check.counted_prompt_total,
+        check.counted_completion_total,
+    )
+    assert sum(row.requests_total for row in rows) == since["requests"] + len(MIXED) + 1
+    assert sum(row.estimated_total for row in rows) == 0
 
 
 async def order_of_the_end(proxy: ProxyProcess, url: str) -> list[str]:
