@@ -132,6 +132,8 @@ def request_head(head: RequestHead, *, host: bytes, framing: bytes, own: Iterabl
     proxy's headers."""
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (head.method, head.target, host)]
     lines += [b"%b: %b\r\n" % pair for pair in _end_to_end(head.headers, _REQUEST_OWN)]
+    if head.exchange:
+        lines.append(b"%b: %b\r\n" % (EXCHANGE_HEADER, head.exchange))
     lines += [b"%b: %b\r\n" % pair for pair in own]
     lines.append(b"x-request-id: %b\r\n%b\r\n" % (head.request_id, framing))
     return b"".join(lines)
