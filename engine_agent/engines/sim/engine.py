@@ -35,9 +35,10 @@ Events = asyncio.Queue[TokenGiven | Aborted]
 
 @dataclass
 class PromptCount:
-    """Whether a prompt is counted; the generations of several answers to it share one."""
+    """Whether a prompt is counted; the generations of several answers to it share one. `name` is that of the first."""
 
     is_counted: bool = False
+    name: str = ""
 
 
 @dataclass
@@ -70,7 +71,7 @@ class NotedGeneration:
         """See `Sequence`."""
         generation = self._generation
         return SequenceTokens(
-            prompt=generation.sequence.id,
+            prompt=generation.prompt.name,
             prompt_tokens=generation.sequence.prompt_tokens,
             is_read=generation.counts_prompt,
             cached_tokens=generation.cached_tokens,
@@ -183,6 +184,7 @@ class Engine:
         sequence = Sequence(f"seq-{next(self._ids)}", prompt_tokens, output_tokens, priority, blocks)
         self._model.submit(sequence)
         generation = Generation(sequence, finish_reason, self._clock(), events or Events(), prompt or PromptCount())
+        generation.prompt.name = generation.prompt.name or sequence.id
         self._generations[sequence.id] = generation
         note(NotedGeneration(self, generation))
         self._announce_change()

@@ -104,11 +104,10 @@ class Run:
 
     def usage(self, request: GenerationRequest) -> Usage:
         """What all of it takes: each prompt once, and all tokens so far."""
-        first_of_prompts = self.generations[:: request.choices]
         return Usage(
             sum(prompt.tokens for prompt in request.prompts),
             sum(generation.generated for generation in self.generations),
-            sum(generation.cached_tokens for generation in first_of_prompts),
+            sum(generation.cached_tokens for generation in self.generations if generation.counts_prompt),
         )
 
 

@@ -12,6 +12,8 @@ from engine_agent.engines.sim.engine import Engine
 from engine_agent.engines.sim.faults import Faults
 from engine_agent.engines.sim.meters import Meters
 from engine_agent.engines.sim.serving import ApiServer
+from engine_agent.engines.usage_ledger import UsageLedger
+from engine_agent.protocol.exchange_usage import EXCHANGE_HEADER
 from engine_agent.protocol.held_questions import StateWatch
 
 MODEL = "m"
@@ -26,25 +28,36 @@ class Application:
         self.engine = Engine(parameters, self.meters)
         self.engine.open()
         watch = StateWatch(lambda: "")
-        self._server = ApiServer(self.engine, Faults(), HealthPage(lambda: "", watch), MODEL, 8192, seed=7)
+        self._server = UsageLedger(ApiServer(self.engine, Faults(), HealthPage(lambda: "", watch), MODEL, 8192, seed=7))
+        self.headers: dict[bytes, bytes] = {}
+        """Of the last answer."""
 
-    async def send(self, path: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:
-        """One request; its client waits for the whole answer."""
+    async def send(
+        self, path: str, body: bytes, method: str = "POST", exchange: bytes = b"", leaves_after: int | None = None
+    ) -> tuple[int, bytes]:
+        """One request; its client waits for the whole answer, or `leaves_after` so many pieces of it. `exchange` is the
+        name under which the engine notes what it computes."""
         unread = [{"type": "http.request", "body": body}]
-        status, pieces = 0, []
+        status, pieces, left = 0, [], asyncio.Event()
 
         async def receive() -> dict[str, Any]:
             if unread:
                 return unread.pop()
-            await asyncio.Event().wait()
-            raise AssertionError("it never happens")
+            await left.wait()
+            return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
             nonlocal status
             status = message.get("status", status)
+            self.headers |= dict(message.get("headers", ()))
             pieces.append(message.get("body", b""))
+            if len(pieces) == leaves_after:
+                left.set()
 
-        await self._server({"type": "http", "method": method, "path": path, "query_string": b""}, receive, send)
+        bare, _, query = path.partition("?")
+        headers = [(EXCHANGE_HEADER, exchange)] if exchange else []
+        scope = {"type": "http", "method": method, "path": bare, "query_string": query.encode(), "headers": headers}
+        await self._server(scope, receive, send)
         return status, b"".join(pieces)
 
     async def ask(self, path: str, **body: Any) -> Any:
