@@ -135,8 +135,6 @@ def request_head(head: RequestHead, *, host: bytes, framing: bytes, own: Iterabl
     if head.exchange:
         lines.append(b"%b: %b\r\n" % (EXCHANGE_HEADER, head.exchange))
     lines += [b"%b: %b\r\n" % pair for pair in own]
-    if head.exchange:
-        lines.append(b"%b: %b\r\n" % (EXCHANGE_HEADER, head.exchange))
     lines.append(b"x-request-id: %b\r\n%b\r\n" % (head.request_id, framing))
     return b"".join(lines)
 
