@@ -21,6 +21,7 @@ from engine_agent.ingress.config import render, structure_of
 from engine_agent.ingress.desired import EMPTY_DESIRED, MODELS_MAP, DesiredHaproxy, ServerKey, desired_from
 from engine_agent.ingress.ejection import Ejections, drain_ejected
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
+from engine_agent.ingress.key_map import KEYS_MAP
 from engine_agent.ingress.links import LinkFiles
 from engine_agent.ingress.log_pipe import LogPipe, open_pipe
 from engine_agent.ingress.lost_hosts import LostHosts
@@ -244,7 +245,8 @@ class IngressAgent:
             for tier, parser in zip(self._settings.body_parsers, self.body_parsers, strict=True):
                 if self._desired is None or self._changes_parser(tier, self._desired, desired):
                     await parser.process.check(_for_parser(desired))
-            await self.serving.process.check(desired)
+            if self._desired is None or _differ_beyond_keys(self._desired, desired):
+                await self.serving.process.check(desired)
             self._journal.save(table)
         except (BadTable, ConfigRejected, OSError) as error:
             if isinstance(error, OSError) and self._pending_table is None:
@@ -284,6 +286,16 @@ class IngressAgent:
             changes=change_counts(self.serving),
             telemetry=telemetry(self.serving.running, desired, self._key_counting.report(now_s)),
         )
+
+
+def _differ_beyond_keys(before: DesiredHaproxy, after: DesiredHaproxy) -> bool:
+    """Whether HAProxy is to judge the new one. A key must open or close soon on a busy host, too, where a process
+    starts slowly; and their map has nothing in it but digests, names that were judged, and numbers."""
+    one, other = (
+        replace(each, revision=0, maps={name: map_ for name, map_ in each.maps.items() if name != KEYS_MAP})
+        for each in (before, after)
+    )
+    return one != other
 
 
 def _left_out(desired: DesiredHaproxy) -> str:

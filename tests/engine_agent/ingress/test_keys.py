@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.protocol.ingress_messages import Split
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import HOP_SECRET, RunningIngress, pool
@@ -182,3 +183,28 @@ async def test_a_header_that_decides_is_there_once(ingress: RunningIngress, head
         answer = await ingress.http.post("/v1/chat/completions", content=BODY, headers=[*key.headers.items(), *headers])
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "doubled_header")
         assert cell.requests == []
+
+
+@pytest.mark.asyncio
+async def test_a_table_that_differs_in_keys_alone_starts_no_process(
+    ingress: RunningIngress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[int] = []
+    original = ingress.haproxy.check
+
+    async def check(desired: DesiredHaproxy) -> None:
+        checked.append(desired.revision)
+        await original(desired)
+
+    one, another = keyed("0a0a0a0a"), keyed("0b0b0b0b")
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell), keys=(one.entry,))
+        await ingress.sees(**{cell.name: "up"})
+        monkeypatch.setattr(ingress.haproxy, "check", check)
+        await ingress.route(pool(cell), keys=(one.entry, another.entry))
+        assert (await ingress.post(BODY, **another.headers)).status_code == 200
+        await ingress.route(pool(cell), keys=(one.entry,))
+        assert (await ingress.post(BODY, **another.headers)).status_code == 401
+        assert not checked
+        await ingress.route(pool(cell, models=("demo", "other")), keys=(one.entry,))
+        assert checked == [ingress.revision]
