@@ -13,7 +13,8 @@ from bench.lab import client
 from bench.lab.fleet import DEPLOYMENT, READY_WITHIN_S, Fleet, Row
 from bench.lab.hops import Hop
 from bench.lab.places import Places
-from bench.lab.topology import NoLaboratory, Topology
+from bench.lab.topology import NoLaboratory, Role, Topology
+from bench.lab.trespass import trespass
 
 ANSWER_WITHIN_S = 60.0
 TRIES = 30
@@ -41,6 +42,7 @@ class Check:
         """
         self._answers("")
         self._power_off()
+        self._trespassers()
         self._hops()
         for line in self.wrong:
             self.say(f"WRONG: {line}")
@@ -118,6 +120,19 @@ class Check:
                     return
             time.sleep(PAUSE_S / 4)
         raise NoLaboratory(f"After {within_s:.0f} s {otherwise}.")
+
+    def _trespassers(self) -> None:
+        """Whoever breaks into an engine, a cell proxy or a HAProxy reads nothing of the agent and of the others."""
+        seen = 0
+        for name in sorted(self._powered()):
+            host = self.topology.hosts.get(name)
+            if host is None or host.role not in {Role.NODE, Role.INGRESS}:
+                continue
+            for account in trespass(self.places, name):
+                seen += 1
+                self.wrong += [f"{account.name} on {name} (uid {account.uid}) {what}" for what in account.done]
+        what = f"{seen} accounts of engines, cell proxies and HAProxies were tried" if seen else "no agent is root here"
+        self.say(f"  {what}")
 
     def _hops(self) -> None:
         seen = [Hop(**row) for row in client.ask(self.places, "hops", seconds=WATCH_S)]
