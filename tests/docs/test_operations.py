@@ -37,7 +37,11 @@ def variables() -> Iterator[str]:
             yield from QUOTED.findall(text_of(path))
 
 
-IN_SHELL = re.findall(r"\$\{(SWITCHYARD_[A-Z_]+)", text_of("templates/join.sh"))
+IN_SHELL = {
+    name
+    for path in ("templates/join.sh", "deploy/images/agent.sh")
+    for name in re.findall(r"\$\{?(SWITCHYARD_[A-Z_]+)", text_of(path))
+}
 READ = {
     *variables(),
     "ENGINE",

@@ -1,0 +1,338 @@
+"""The images are built without a daemon, from a base that is made here, and what is in them starts: the control plane
+answers over a database that its URL names, a node and an ingress join it and serve."""
+
+import contextlib
+import json
+import re
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import httpx
+import psutil
+import pytest
+
+from controlplane.embedded.configuration import CHECKOUT
+from engine_agent.engines.pip_configuration import read_pip_settings
+from tests.deploy.images import base_image
+from tests.deploy.images.by_tcp import by_tcp
+from tests.embedded_servers import EmbeddedServers
+from tests.ports import free_ingress_port, free_ports
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
+
+IMAGES = CHECKOUT / "deploy/images"
+NAMES = ("control-plane", "node-agent", "ingress")
+WITHIN_S = 900.0
+STOPS_WITHIN_S = 60.0
+REGION = "us-east-1"
+LINE = re.compile(r"--pinnedpubkey '(sha256//[^']+)' (https://[^ ]+)/join \| sh -s -- (\S+)")
+OF_PIP = {
+    "index-url": "PIP_INDEX_URL",
+    "extra-index-url": "PIP_EXTRA_INDEX_URL",
+    "find-links": "PIP_FIND_LINKS",
+    "cert": "PIP_CERT",
+}
+"""What the build is told of this computer's own mirror."""
+
+
+class Builder:
+    """buildah (apt-get install buildah), with a store of its own below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._store = ["--root", str(folder / "store"), "--runroot", str(folder / "run"), "--storage-driver", "overlay"]
+
+    def do(self, *arguments: str) -> str:
+        """What it says; it must succeed."""
+        done = subprocess.run(
+            ["buildah", *self._store, *arguments],
+            cwd=CHECKOUT, capture_output=True, text=True, timeout=WITHIN_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"buildah {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-3000:]}"
+        return done.stdout.strip()
+
+    def base(self) -> str:
+        """An image of this computer's files."""
+        made = self.do("from", "scratch")
+        base_image.fill(Path(self.do("mount", made)))
+        self.do("commit", "--disable-compression", made, "localhost/base")
+        self.do("rm", made)
+        return "localhost/base"
+
+    def build(self, name: str, base: str) -> None:
+        settings = {OF_PIP[key]: value for key, value in read_pip_settings().items() if key in OF_PIP}
+        parts = [part for value in settings.values() for part in value.split()]
+        # An index names files beside itself.
+        places = {str(Path(part.removeprefix("file://")).parent) if "://" in part else part for part in parts}
+        shown = [
+            f"--volume={place}:{place}:ro" for place in sorted(places) if place.startswith("/") and Path(place).exists()
+        ]
+        told = [f"--build-arg={key}={value}" for key, value in {**settings, "BASE": base}.items()]
+        file = IMAGES / f"{name}.Dockerfile"
+        self.do(
+            "build",
+            "--isolation",
+            "chroot",
+            "--layers=false",
+            "--pull-never",
+            *told,
+            *shown,
+            "--file",
+            str(file),
+            "--tag",
+            name,
+            ".",
+        )
+
+    def started_from(self, name: str) -> "Container":
+        made = self.do("from", "--pull-never", f"localhost/{name}")
+        config = json.loads(self.do("inspect", "--type", "image", f"localhost/{name}"))["OCIv1"]["config"]
+        return Container(Path(self.do("mount", made)), config)
+
+
+class Container:
+    """The file tree of one, and how its image says that it is run."""
+
+    def __init__(self, root: Path, config: dict[str, Any]) -> None:
+        self.root, self.config = root, config
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def command(self, *arguments: str) -> list[str]:
+        """In namespaces of its own, but for the network; the kernel ends all of it with the first process."""
+        uid, _, gid = self.config.get("User", "0:0").partition(":")
+        self.root.joinpath("proc").mkdir(exist_ok=True)
+        mounted = ["unshare", "--mount", "sh", "-c", 'mount --rbind /dev "$0/dev" && exec "$@"', str(self.root)]
+        return [
+            *mounted, "unshare", "--fork", "--pid", "--mount", "--ipc", "--uts", "--kill-child", f"--root={self.root}",
+            "--mount-proc", f"--wd={self.config.get('WorkingDir') or '/'}",
+            f"--setgid={gid or uid or 0}", f"--setuid={uid or 0}",
+            *self.config["Entrypoint"], *(arguments or self.config["Cmd"]),
+        ]  # fmt: skip
+
+    def environment(self, more: dict[str, str]) -> dict[str, str]:
+        given = dict(line.split("=", 1) for line in self.config.get("Env", []))
+        return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **given, **more}
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """To its end."""
+        return subprocess.run(
+            self.command(*arguments),
+            env=self.environment(environment), capture_output=True, text=True, timeout=WITHIN_S, check=False,
+        )  # fmt: skip
+
+    def start(self, log: Path, *arguments: str, **environment: str) -> None:
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                self.command(*arguments), env=self.environment(environment), stdout=output, stderr=subprocess.STDOUT
+            )
+        self._processes.append(process)
+
+    def stop(self) -> int:
+        """As a runtime stops a container, by a signal to its first process; returns its exit status."""
+        [process] = self._processes
+        [first] = psutil.Process(process.pid).children()
+        first.terminate()
+        return process.wait(STOPS_WITHIN_S)
+
+    def forget(self) -> None:
+        """What ended."""
+        self._processes.clear()
+
+    def end(self) -> None:
+        """By the kernel."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    """Has built all three."""
+    folder = tmp_path_factory.mktemp("images")
+    made = Builder(folder)
+    try:
+        base = made.base()
+        for name in NAMES:
+            made.build(name, base)
+        yield made
+    finally:
+        made.do("unmount", "--all")
+        made.do("rm", "--all")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def eventually(find: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + WITHIN_S
+    last: Any = None
+    while time.monotonic() < deadline:
+        try:
+            if last := find():
+                return last
+        except (httpx.HTTPError, AssertionError, ValueError) as error:
+            last = error
+        time.sleep(0.5)  # between two looks
+    raise AssertionError(f"{what}: {last!r}")
+
+
+class ControlPlane:
+    """Web and controller, of one image. `servers`: its variables for the database and the doorbells."""
+
+    def __init__(self, web: Container, controller: Container, servers: dict[str, str], logs: Path) -> None:
+        self._web, self._controller, self._logs = web, controller, logs
+        self.port = free_ports(2)
+        self.agent_port = self.port + 1
+        self.environment = {
+            **servers,
+            "SWITCHYARD_SECRET_KEY": secrets.token_hex(32),
+            "SWITCHYARD_PORT": str(self.port),
+            "SWITCHYARD_AGENT_PORT": str(self.agent_port),
+            "SWITCHYARD_AGENT_URL": f"https://127.0.0.1:{self.agent_port}",
+        }
+        self._token = ""
+
+    def start(self) -> None:
+        for command in (
+            ("migrate", "--no-input"),
+            (
+                "ensure_operator",
+                "--password-env",
+                "PASSWORD",
+                "--token-file",
+                "/var/lib/switchyard-control/operator-token",
+            ),
+            ("seed_demo", "--engine", "sim", "--provider", "machines"),
+        ):
+            done = self._web.run("manage", *command, PASSWORD=secrets.token_hex(16), **self.environment)
+            assert done.returncode == 0, f"{command}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
+        self._token = (self._web.root / "var/lib/switchyard-control/operator-token").read_text().strip()
+        self._web.start(self._logs / "web.log", **self.environment)
+        self._controller.start(self._logs / "controller.log", "controller", **self.environment)
+
+    def get(self, path: str) -> Any:
+        answer = httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=self._headers, timeout=30)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def invitation(self, role: str) -> dict[str, str]:
+        """As variables of a container."""
+        url = f"http://127.0.0.1:{self.port}/api/v1/machines/invitations/"
+        body = {
+            "region": REGION,
+            "count": 1,
+            "role": role,
+            **({"instance_type": "local.cpu"} if role == "node" else {}),
+        }
+        answer = httpx.post(url, json=body, headers=self._headers, timeout=30)
+        found = LINE.search(answer.json().get("line", ""))
+        assert found, answer.text
+        return dict(zip(("SWITCHYARD_PIN", "SWITCHYARD_SERVER", "SWITCHYARD_INVITATION"), found.groups(), strict=True))
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token}"}
+
+
+@pytest.fixture(scope="module")
+def control(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    folder = tmp_path_factory.mktemp("control")
+    servers = EmbeddedServers(folder / "servers")
+    containers = [builder.started_from("control-plane") for _ in range(2)]
+    try:
+        with reached(servers.start()) as urls:
+            try:
+                made = ControlPlane(containers[0], containers[1], urls, folder)
+                made.start()
+                yield made
+            finally:
+                for container in containers:
+                    container.end()
+    finally:
+        servers.stop()
+
+
+@contextlib.contextmanager
+def reached(servers: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The URLs of servers on unix sockets, by TCP."""
+    database, redis = urlsplit(servers["database_url"]), urlsplit(servers["redis_url"])
+    folder = unquote(database.hostname or "")
+    with by_tcp(f"{folder}/.s.PGSQL.5432", redis.path) as (port, redis_port):
+        yield {
+            "DATABASE_URL": f"postgres://{database.username}@127.0.0.1:{port}{database.path}",
+            "REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
+        }
+
+
+@pytest.fixture
+def agent(builder: Builder) -> Iterator[Callable[[str], Container]]:
+    """A container of an image; it ends with the test."""
+    made: list[Container] = []
+
+    def start(image: str) -> Container:
+        made.append(builder.started_from(image))
+        return made[-1]
+
+    yield start
+    for container in made:
+        container.end()
+
+
+def test_the_control_plane_answers_and_runs_as_nobody_else(control: ControlPlane) -> None:
+    health = eventually(lambda: control.get("/healthz"), "web answers")
+    assert health["status"] == "ok", health
+    assert control.get("/api/v1/regions/")["results"]
+
+
+def test_what_is_no_process_of_it_is_refused(builder: Builder) -> None:
+    container = builder.started_from("control-plane")
+    done = container.run("shell")
+    assert (done.returncode, "'shell' is no process of the control plane" in done.stderr) == (64, True), done
+    assert "SWITCHYARD_SECRET_KEY" in container.run("web").stderr, "it says what it lacks"
+
+
+@pytest.mark.parametrize(("image", "role"), [("node-agent", "node"), ("ingress", "ingress")])
+def test_a_host_that_was_not_invited_says_what_it_lacks(
+    agent: Callable[[str], Container], image: str, role: str
+) -> None:
+    done = agent(image).run(SWITCHYARD_SERVER="https://127.0.0.1:9")
+    assert done.returncode == 64
+    assert f"this {role} has not joined a fleet, and lacks SWITCHYARD_PIN, SWITCHYARD_INVITATION: run" in done.stderr
+
+
+def test_a_node_joins_serves_and_comes_back(
+    control: ControlPlane, agent: Callable[[str], Container], tmp_path: Path
+) -> None:
+    node = agent("node-agent")
+    node.start(tmp_path / "first.log", **control.invitation("node"), SWITCHYARD_FIRST_PORT=str(free_ports(20)))
+
+    def spares() -> list[str]:
+        rows = control.get(f"/api/v1/nodes/?region={REGION}")["results"]
+        return [row["id"] for row in rows if row["state"] == "ready" and row["connected"]]
+
+    [joined] = eventually(spares, f"a node joins: {tmp_path / 'first.log'}")
+    assert node.stop() == 0
+    eventually(lambda: not spares(), "it is gone")
+    node.forget()
+    node.start(tmp_path / "second.log")
+    assert eventually(spares, "it comes back without an invitation") == [joined]
+
+
+def test_an_ingress_joins_and_has_haproxy_serve(
+    control: ControlPlane, agent: Callable[[str], Container], tmp_path: Path
+) -> None:
+    ingress = agent("ingress")
+    first = free_ingress_port()
+    ingress.start(tmp_path / "log", **control.invitation("ingress"), SWITCHYARD_FIRST_PORT=str(first))
+
+    def models() -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{first}/v1/models", timeout=10)
+
+    assert eventually(models, "HAProxy answers").status_code in {200, 401}
+    assert ingress.stop() == 0
+    with pytest.raises(httpx.ConnectError):
+        models()
