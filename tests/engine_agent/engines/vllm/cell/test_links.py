@@ -47,7 +47,7 @@ class Cell:
     def form(self, **changes: float) -> None:
         """All followers come, other than the leader in `changes`, and everybody starts to watch."""
         for rank in range(1, self.member.size):
-            self.call(rank, **changes)
+            self.call(rank, **changes)  # type: ignore[arg-type]
         self.leader.gather()
         self.leader.publish(b"setup")
         for _ in self.followers:
