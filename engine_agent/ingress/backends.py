@@ -4,7 +4,18 @@ Pure. It never decides which of the servers changes; that is `plan`."""
 from collections.abc import Iterable
 from urllib.parse import quote, urlsplit
 
-from engine_agent.ingress import access_log, affinity, bad_bodies, headers, hops, keys, links, overflow, responses
+from engine_agent.ingress import (
+    access_log,
+    affinity,
+    bad_bodies,
+    headers,
+    hops,
+    keys,
+    links,
+    overflow,
+    responses,
+    stored_responses,
+)
 from engine_agent.ingress.api_paths import control_plane_paths, with_head
 from engine_agent.ingress.desired import LOCAL_PREFIX, SPILL_PREFIX, DesiredHaproxy, Features, PoolBackends, Server
 from engine_agent.ingress.keys import SCHEME
@@ -64,16 +75,26 @@ def control_plane_backend(settings: IngressSettings, retry_after_s: int, caller_
         f"http-request set-header Host {urlsplit(settings.control_plane[0]).netloc}",
         *(_control_plane_server(number, settings) for number in range(len(settings.control_plane))),
     ]
-    return [section(f"backend {CONTROL_PLANE_BACKEND}", lines)]
+    unavailable = _control_plane_unavailable(retry_after_s)
+    servers = [_control_plane_address(number, settings) for number in range(len(settings.control_plane))]
+    return [
+        section(f"backend {CONTROL_PLANE_BACKEND}", lines),
+        *stored_responses.backend(settings, CONTROL_PLANE_BACKEND, unavailable, servers),
+    ]
 
 
 def _control_plane_server(number: int, settings: IngressSettings) -> str:
+    check = f"check inter {CONTROL_PLANE_CHECK_MS}ms init-addr last,libc,none"
+    return f"server {_control_plane_address(number, settings)} {check} maxconn {MAX_CONTROL_PLANE_CONNECTIONS}"
+
+
+def _control_plane_address(number: int, settings: IngressSettings) -> str:
+    """Name, address and TLS of a server."""
     parts = urlsplit(settings.control_plane[number])
     port = parts.port or (443 if parts.scheme == "https" else 80)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     tls = _control_plane_tls(settings.control_plane_name) if parts.scheme == "https" else ""
-    check = f"check inter {CONTROL_PLANE_CHECK_MS}ms init-addr last,libc,none {tls}".rstrip()
-    return f"server web{number + 1} {host}:{port} {check} maxconn {MAX_CONTROL_PLANE_CONNECTIONS}"
+    return f"web{number + 1} {host}:{port} {tls}".rstrip()
 
 
 def _control_plane_tls(name: str) -> str:
@@ -82,7 +103,7 @@ def _control_plane_tls(name: str) -> str:
 
 
 def _control_plane_unavailable(retry_after_s: int) -> ErrorResponse:
-    message = "near-real-time requests and usage cannot be served now; try again shortly"
+    message = "near-real-time requests, kept responses and usage cannot be served now; try again shortly"
     return ErrorResponse(503, "control_plane_away", message, None, retry_after_s)
 
 
@@ -282,6 +303,7 @@ def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings:
         f"http-request {f'set-header {headers.BODY} wanted' if features.hops else f'del-header {headers.BODY}'}",
         *([overflow.large_body_rule()] if features.hops else ()),
         *((keys.unparsed_body_scope_rule(), *keys.token_rules()) if features.keys else ()),
+        *stored_responses.to_parser_rules(settings),
         *bad_bodies.refused_by_parser_rules(),
         # For the access log: the name came out of the body.
         f"http-response set-var(txn.model) res.hdr({headers.MODEL}),url_dec if {{ res.hdr({headers.MODEL}) -m found }}",

@@ -7,7 +7,7 @@ parser knows only the names of models: it picks no cell and refuses no name. It 
 sends it again, from the start, when it learns that no cell answered.
 """
 
-from engine_agent.ingress import affinity, headers, hops, responses
+from engine_agent.ingress import affinity, headers, hops, responses, stored_responses
 from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.ingress.sections import (
     PARSED_SOCKET,
@@ -62,6 +62,7 @@ def _frontend(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         refuse_longer_than(desired.max_body_bytes, "req.body_size"),
         *model_rules(after=["http-request use-service lua.refuse if { var(txn.refusal) -m found }"]),
         f"{responses.BAD_BODY_RULE} if {{ var(txn.body_error) -m found }}",
+        *stored_responses.parser_rules(settings),
         # Each query of the body takes as long as finding the model, so headers state whether the affinity key and the
         # digest are needed. The HAProxy that serves says so, not this file: the two never have to be of one table.
         f"acl wants_key req.hdr({headers.AFFINITY}) -m found",

@@ -22,6 +22,7 @@ from engine_agent.ingress import (
     links,
     overflow,
     responses,
+    stored_responses,
 )
 from engine_agent.ingress.backends import body_parser_backend, no_cell_frontend, pool_backend, spill_backend
 from engine_agent.ingress.desired import DesiredHaproxy
@@ -145,19 +146,23 @@ def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     lines += keys.admission_rules() if features.keys else []
     lines += [*frontend_rules.deadline_rules(), *frontend_rules.body_rules(desired, settings)]
     lines += [access_log.ARRIVAL_RULE] if settings.access_log else []
+    lines += stored_responses.found_rules(settings)
     lines += [*frontend_rules.pool_rules(features, has_body=True), *(keys.scope_rules() if features.keys else ())]
     lines += [
         *availability,
         *(keys.token_rules() if features.keys else ()),
         *keys.meter_lines(features=features.token_limits),
     ]
+    lines += stored_responses.backend_choice(settings)
     lines += [*frontend_rules.backend_choice(features, settings), *frontend_rules.body_parser_choice(desired, settings)]
     lines += [*backends.control_plane_choice(settings), f"default_backend {DEFAULT_BACKEND}"]
     # What comes through here is logged where it came from outside.
     parsed = [settings.own_socket(PARSED_SOCKET), "no log", *frontend_rules.parsed_body_rules(features)]
+    parsed += stored_responses.parsed_rules(settings)
     parsed += [*frontend_rules.pool_rules(features, has_body=False), *keys.parsed_body_scope_rules()]
     parsed += availability
     parsed += overflow.leave_rules(desired.retry_after_s) if features.hops else []
+    parsed += stored_responses.backend_choice(settings)
     parsed += [*frontend_rules.attempt_choice(features), *(overflow.answer_rules() if features.hops else ())]
     return [
         *_entrances(desired, settings, lines),

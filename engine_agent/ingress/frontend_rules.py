@@ -5,7 +5,18 @@ is not rendered, and what few requests need stands where only those come. A rule
 found in a variable; none of them picks a cell.
 """
 
-from engine_agent.ingress import access_log, affinity, bad_bodies, headers, hops, keys, overflow, responses, splits
+from engine_agent.ingress import (
+    access_log,
+    affinity,
+    bad_bodies,
+    headers,
+    hops,
+    keys,
+    overflow,
+    responses,
+    splits,
+    stored_responses,
+)
 from engine_agent.ingress.api_paths import HEALTH_PATHS, IS_INFERENCE, MODELS_PATH, wrong_method_rule
 from engine_agent.ingress.desired import (
     LISTING_ALL,
@@ -161,7 +172,7 @@ def parsed_body_rules(features: Features) -> list[str]:
         f"http-request del-header {headers.AFFINITY}",
         f"http-response set-header {headers.MODEL} %[var(txn.model),url_enc]",  # for the access log
         access_log.trail_rule(),
-        *overflow.marked_answer_rules("is_marked " if features.hops else ""),
+        *overflow.marked_answer_rules("is_marked " if features.hops else f"!{stored_responses.IS_STORED} "),
         MODEL_LOOKUP_RULE,
         *(overflow.pool_rules() if features.hops else ()),
         "acl has_pool var(txn.pool) -m found",

@@ -29,6 +29,13 @@ a request to a cell, too: it refuses a body in which it finds another."""
 BODY: Final = "X-Switchyard-Body"
 """On a request to a body parser: the digest of its body is of use, because marks of other regions are for it. On one
 that a body parser sends back: that digest."""
+STORED: Final = "X-Switchyard-Stored"
+"""On a large request that a body parser sends back: it needs what the control plane keeps. On the control plane's
+response to such a request: `counted`, it sent the request on, whose tokens were charged there; `later`, it will, and
+the request counts then."""
+COUNTED: Final = "X-Switchyard-Counted"
+"""On a request to the control plane that must be kept: a proof that an ingress has counted it against its key. On the
+request that it sends on: its own proof of that."""
 POOL: Final = "X-Switchyard-Pool"
 """Beside a proven hop mark: the backend of the pool that the request is for."""
 ATTEMPT: Final = "X-Switchyard-Attempt"

@@ -47,6 +47,9 @@ class KeyField(IntEnum):
     """1: it opens only the pools that have an entry for it."""
     LIMITED = 9
     """1: it has a limit."""
+    SENDER = 10
+    """1: the control plane shows it, in the place of the application. Else the digest of the text that it shows for
+    this key, by which it knows that a request came through an ingress; or 0."""
 
 
 def key_entries(table: RoutingTable, backend_of: dict[str, str]) -> dict[str, str]:
@@ -61,7 +64,7 @@ def key_entries(table: RoutingTable, backend_of: dict[str, str]) -> dict[str, st
     for key in table.keys:
         entries[key.digest] = _record(key)
         if key.sender_digest:
-            entries[key.sender_digest] = _record(key, most_urgent=ServingClass.NEAR_REALTIME)
+            entries[key.sender_digest] = _record(key, most_urgent=ServingClass.NEAR_REALTIME, sender=True)
         # A pool that this region does not know has no requests to open, and is no mistake: deployments come and go.
         entries |= {f"{key.prefix}/{backend_of[pool]}": "1" for pool in key.pools if pool in backend_of}
         entries |= _origin_entries(key)
@@ -80,7 +83,7 @@ def urgency_of(serving_class: ServingClass) -> int:
     return list(ServingClass).index(serving_class)
 
 
-def _record(key: ApiKey, most_urgent: ServingClass = ServingClass.REALTIME) -> str:
+def _record(key: ApiKey, most_urgent: ServingClass = ServingClass.REALTIME, *, sender: bool = False) -> str:
     if not (PREFIX.fullmatch(key.prefix) and all(map(DIGEST.fullmatch, (key.digest, key.sender_digest or key.digest)))):
         raise BadTable(f"key {key.prefix!r}: prefix and digest must be lower-case hexadecimal, the digest a SHA-256")
     if not TENANT.fullmatch(key.tenant):
@@ -105,6 +108,7 @@ def _record(key: ApiKey, most_urgent: ServingClass = ServingClass.REALTIME) -> s
         KeyField.MAX_CONCURRENT: key.max_concurrent,
         KeyField.SCOPED: int(bool(key.pools)),
         KeyField.LIMITED: int(any(limits)),
+        KeyField.SENDER: "1" if sender else key.sender_digest or "0",
     }
     return SEPARATOR.join(str(fields[place]) for place in KeyField)
 

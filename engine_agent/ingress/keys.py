@@ -81,7 +81,22 @@ def identity_rules(*, features: bool) -> list[str]:
         responses.refuse_rule(EXPIRED_KEY, "has_key { date,sub(txn.key_expires) ge 0 }"),
         f"http-request set-header {headers.TENANT} %[{_value(KeyField.TENANT)}] if has_key",
         f"http-request set-header {headers.KEY} %[var(txn.key_prefix)] if has_key",
+        *_counted_rules(),
         *_class_rules(),
+    ]
+
+
+def _counted_rules() -> list[str]:
+    """Whether the control plane sent this request, and it was counted where it came in: it proves that by the text
+    that it alone has for the same key. Declares `is_counted`."""
+    record = f"req.hdr({headers.COUNTED}),sha2(256),hex,lower,map_str({KEYS_MAP})"
+    is_sender = f"{{ var(txn.counted),field({KeyField.SENDER.value},{SEPARATOR}) 1 }}"
+    is_same = f"{{ var(txn.counted),field({KeyField.PREFIX.value},{SEPARATOR}),strcmp(txn.key_prefix) eq 0 }}"
+    return [
+        f"http-request set-var(txn.counted) {record} if {{ req.hdr({headers.COUNTED}) -m found }}",
+        f"http-request del-header {headers.COUNTED}",
+        f"http-request set-var(txn.is_counted) bool(true) if has_key {is_sender} {is_same}",
+        "acl is_counted var(txn.is_counted) -m bool",
     ]
 
 
@@ -118,7 +133,7 @@ def admission_rules() -> list[str]:
     """Limits of the key, before anything of the body is read: what is refused for its body counts, too, so nobody makes
     the ingress read bodies beyond a limit. Only keys with limits come to the script, which counts and refuses."""
     return [
-        f"http-request track-sc0 var(txn.key_prefix) table {KEY_TABLE} if {_HAS_KEY}",
+        f"http-request track-sc0 var(txn.key_prefix) table {KEY_TABLE} if {_HAS_KEY} !is_counted",
         f"http-request lua.admit_key if {_HAS_KEY} {{ {_value(KeyField.LIMITED)} 1 }}",
         *_over_limit_rules(),
         "http-response lua.settle_key if { var(txn.limited) -m found }",

@@ -5,6 +5,7 @@
 -- with limits come here; it never routes, and what it knows is this process's own and gone with it.
 --
 -- In (admit_key): txn.key, the record of the key in its map; the request, tracked as sc0 by the key.
+-- txn.is_counted: it was counted where it came in, and only its tokens count here (stored_responses.py).
 -- Out: of a request over a limit txn.refusal, as refuse.lua takes it; of every one txn.limited; of one whose tokens are to be
 -- charged (charge_tokens) txn.charges.
 
@@ -89,8 +90,9 @@ end
 
 local function admit_key(txn)
     local prefix, rpm, tpm, concurrent = fields_of(txn:get_var("txn.key"))
+    local is_counted = txn:get_var("txn.is_counted")
     txn:set_var("txn.limited", 1)
-    if concurrent > 0 and number(txn.f:sc0_conn_cur()) > concurrent then
+    if not is_counted and concurrent > 0 and number(txn.f:sc0_conn_cur()) > concurrent then
         return refuse(txn, "concurrency", 1, string.format(
             "concurrent requests: Limit %d. Please try again when one has ended.", concurrent))
     end
@@ -99,11 +101,11 @@ local function admit_key(txn)
     local now = now_s()
     account.requests = rpm > 0 and filled(account.requests, rpm, now) or nil
     account.tokens = tpm > 0 and filled(account.tokens, tpm, now) or nil
-    if account.requests and account.requests.level < 1 then
+    if account.requests and not is_counted and account.requests.level < 1 then
         refuse_for_now(txn, "requests", account.requests, rpm, 1)
     elseif account.tokens and account.tokens.level < 1 then
         refuse_for_now(txn, "tokens", account.tokens, tpm, 1)
-    elseif account.requests then
+    elseif account.requests and not is_counted then
         account.requests.level = account.requests.level - 1
     end
     if account.requests then keep_limit(txn, "requests", account.requests, rpm) end
@@ -145,8 +147,16 @@ local function settle(txn, total, completion)
     end
 end
 
--- States in OpenAI's headers what is left, and settles what is known already: of a failed response, that nothing was
--- used; of one that its cell had whole, what its cell says. Of a stream the cell says how long its prompts are.
+-- Gives a request back to its limit: it was handed in for later, and counts when it is sent.
+local function uncount(txn)
+    local prefix, rpm = fields_of(txn:get_var("txn.key"))
+    local account = accounts[prefix]
+    if not (account and account.requests) then return end
+    account.requests.level = math.min(rpm, account.requests.level + 1)
+end
+
+-- States in OpenAI's headers what is left, and settles what is known already: of a failed response, or one whose tokens
+-- were charged elsewhere, that nothing was used; of one that its cell had whole, what its cell says. Of a stream the cell says how long its prompts are.
 local function settle_key(txn)
     for _, kind in ipairs({ "requests", "tokens" }) do
         for _, what in ipairs({ "limit", "remaining", "reset" }) do
@@ -154,9 +164,11 @@ local function settle_key(txn)
             if value then txn.http:res_set_header("x-ratelimit-" .. what .. "-" .. kind, tostring(value)) end
         end
     end
+    local stored_as = txn:get_var("txn.stored_as")
+    if stored_as == "later" then uncount(txn) end
     if not txn:get_var("txn.charged_prompt") then return end
     local prompt, completion = tonumber(txn.f:res_hdr(PROMPT_HEADER)), tonumber(txn.f:res_hdr(COMPLETION_HEADER))
-    if txn.f:status() >= 400 then
+    if stored_as or txn.f:status() >= 400 then
         settle(txn, 0, nil)
     elseif prompt and completion then
         settle(txn, prompt + completion, completion)

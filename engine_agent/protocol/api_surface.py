@@ -70,7 +70,22 @@ def _kept(path: str, methods: tuple[str, ...], what: str) -> ApiPath:
 API_PATHS: Final[tuple[ApiPath, ...]] = (
     _inference("/v1/chat/completions", "chat", Counting.STREAM_OPTIONS, streams=True),
     _inference("/v1/completions", "completions", Counting.STREAM_OPTIONS, streams=True),
-    _inference("/v1/responses", "responses", Counting.RESPONSE_USAGE, streams=True),
+    _inference("/v1/responses", "responses; kept ones go by the control plane", Counting.RESPONSE_USAGE, streams=True),
+    ApiPath(
+        "/v1/responses/{id}",
+        ("GET", "DELETE"),
+        "a response that was kept",
+        AnsweredBy.CONTROL_PLANE,
+        has_model=False,
+    ),
+    ApiPath(
+        "/v1/responses/{id}/cancel",
+        ("POST",),
+        "end one in the background",
+        AnsweredBy.CONTROL_PLANE,
+        has_model=False,
+    ),
+    ApiPath("/v1/responses/{id}/input_items", ("GET",), "what went into it", AnsweredBy.CONTROL_PLANE, has_model=False),
     _inference(
         "/v1/messages", "Anthropic's messages", Counting.MESSAGE_USAGE, streams=True, errors=ErrorForm.ANTHROPIC
     ),

@@ -12,7 +12,7 @@ from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.error_bodies import ErrorAnswer, form_of
 from engine_agent.proxy.refusal import RETRY_HEADER, Refusal, error_event
 from engine_agent.proxy.request_record import CLIENT_GONE_STATUS, RequestOutcome, RequestRecord
-from engine_agent.proxy.rewrite import PRIORITIES, BadBody, RefusedMember, UsageEventFilter, rewrite_body
+from engine_agent.proxy.rewrite import PRIORITIES, BadBody, NeedsStore, RefusedMember, UsageEventFilter, rewrite_body
 from engine_agent.proxy.tokens import is_error_event
 from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.upstream import EngineConnection, UpstreamFault
@@ -156,6 +156,8 @@ class Exchange:
             rewrite = rewrite_body(self._head.path, self._upload.whole(), priority, model, metadata.routed_by)
         except RefusedMember as error:
             return refusals.refused_member(error.member.name, error.member.why)
+        except NeedsStore as member:
+            return refusals.needs_store(str(member))
         except BadBody as error:
             return refusals.bad_body(str(error))
         if priority:

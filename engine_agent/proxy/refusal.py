@@ -116,3 +116,11 @@ def refused_member(name: str, why: str) -> Refusal:
 def body_encoded() -> Refusal:
     message = "a request body is taken as it is, not compressed: leave Content-Encoding out"
     return Refusal(415, "unsupported_encoding", message)
+
+
+def needs_store(member: str) -> Refusal:
+    message = (
+        f"`{member}` needs a response that is kept, and this request did not reach what keeps them: put `model`, "
+        "`store`, `background` and `previous_response_id` first in the body; `conversation` is not supported"
+    )
+    return Refusal(400, "unsupported_parameter", message, param=member)

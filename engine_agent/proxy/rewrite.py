@@ -20,6 +20,7 @@ from engine_agent.proxy.api_paths import CELL_PATHS
 
 PRIORITIES = {ServingClass.REALTIME: 0, ServingClass.NEAR_REALTIME: 100, ServingClass.BATCH: 200}
 """vLLM serves the lower number first, and the earlier of equal ones."""
+RESPONSES_PATH = b"/v1/responses"
 _BLANKS = b" \t\r\n"
 _END = b"\n\n"
 _FOREIGN_END = b"\r\n\r\n"
@@ -44,6 +45,10 @@ class RefusedMember(ValueError):
         self.member = member
 
 
+class NeedsStore(ValueError):
+    """A request for what only the control plane keeps, and that came past it; the text is the member's name."""
+
+
 @dataclass(frozen=True, slots=True)
 class BodyRewrite:
     """`members` as they stand in JSON, without braces. `removes_usage`: the client did not request the usage that we
@@ -64,6 +69,7 @@ def rewrite_body(
     Raises:
         BadBody: see `members_of`; or the body names another model than the ingress read in it.
         RefusedMember: it has a member that is refused (`engine_agent.protocol.request_members`).
+        NeedsStore: it is a response that an engine, which keeps nothing, would answer as if it were a plain one.
     """
     row = CELL_PATHS.get(path)
     if row is None or not row.has_model or body == b"":
@@ -75,6 +81,8 @@ def rewrite_body(
     given_members = members_of(body)
     check_members(given_members)
     request = {name: _decoded(raw) for name, raw in given_members.items() if name in _READ}
+    if path == RESPONSES_PATH:
+        _check_needs_no_store(request)
     given = request.get("model")
     if routed_by is not None and given != routed_by:
         raise BadBody(f"the ingress read the model {routed_by!r:.200} in it, and here it names {given!r:.200}")
@@ -123,7 +131,21 @@ def members_of(body: bytes) -> dict[str, msgspec.Raw]:
     return members
 
 
-_READ = frozenset({"model", "stream", "stream_options", "priority"})
+_READ = frozenset(
+    {
+        "model", "stream", "stream_options", "priority", "background", "conversation", "previous_response_id", "store"
+    }
+)  # fmt: skip
+
+
+def _check_needs_no_store(request: dict[str, Any]) -> None:
+    """What the control plane sends on for a request that needs its store has none of these."""
+    for name in ("previous_response_id", "conversation"):
+        if request.get(name) is not None:
+            raise NeedsStore(name)
+    for name in ("background", "store"):
+        if request.get(name):  # engines read "true" and 1 as true
+            raise NeedsStore(name)
 
 
 def _decoded(text: bytes | msgspec.Raw) -> Any:

@@ -130,6 +130,19 @@ async def test_beyond_twice_its_concurrency_the_cell_refuses_and_recovers() -> N
         assert (await proxy.complete()).status == 200
 
 
+async def test_a_response_that_must_be_kept_never_reaches_the_engine() -> None:
+    async with running_engine() as engine, running_proxy(engine) as proxy:
+        for member in (b'"background":true', b'"st\\u006fre":true', b'"previous_response_id":"resp_1"'):
+            reader, writer = await open_to(proxy)
+            body = b'{"model":"m","input":"x",' + member + b"}"
+            writer.write(b"POST /v1/responses HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+            refused = await read_message(reader)
+            assert (refused.status, refused.json()["error"]["code"]) == (400, "unsupported_parameter"), body
+            assert refused.json()["error"]["type"] == "invalid_request_error"
+            writer.close()
+        assert engine.requests == []
+
+
 async def test_a_body_with_two_meanings_never_reaches_the_engine() -> None:
     async with running_engine() as engine, running_proxy(engine) as proxy:
         for headers, body in (

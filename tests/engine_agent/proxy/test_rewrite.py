@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine_agent.protocol.api_surface import CELL_PATHS
 from engine_agent.protocol.request_members import OFF_MEMBERS
 from engine_agent.protocol.strict_json import strict_loads
-from engine_agent.proxy.rewrite import BadBody, BodyRewrite, MemberAppender, members_of, rewrite_body
+from engine_agent.proxy.rewrite import BadBody, BodyRewrite, MemberAppender, NeedsStore, members_of, rewrite_body
 
 CHAT = b"/v1/chat/completions"
 
@@ -42,6 +42,37 @@ OFF = OFF_MEMBERS.encode()
 )
 def test_a_request_is_given(body: bytes | None, priority: int | None, members: bytes, removes_usage: bool) -> None:
     assert rewrite_body(CHAT, body, priority) == BodyRewrite(members, removes_usage)
+
+
+RESPONSES = b"/v1/responses"
+
+
+@pytest.mark.parametrize(
+    ("members", "member"),
+    [
+        (b'"background":true', "background"),
+        (b'"background":"true"', "background"),
+        (b'"store":true', "store"),
+        (b'"st\\u006fre":true', "store"),
+        (b'"store":1', "store"),
+        (b'"previous_response_id":"resp_1"', "previous_response_id"),
+        (b'"previous_response_id":""', "previous_response_id"),
+        (b'"conversation":{"id":"conv_1"}', "conversation"),
+    ],
+)
+def test_a_response_that_must_be_kept_does_not_come_past_what_keeps_it(members: bytes, member: str) -> None:
+    with pytest.raises(NeedsStore, match=member):
+        rewrite_body(RESPONSES, b'{"model":"m","input":"x",' + members + b"}", 0)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [b'"store":false', b'"store":null', b'"background":false,"previous_response_id":null,"conversation":null'],
+)
+def test_a_response_that_nobody_keeps_is_the_engines(members: bytes) -> None:
+    body = b'{"model":"m","input":"x",' + members + b"}"
+    assert rewrite_body(RESPONSES, body, 0) == BodyRewrite()
+    assert rewrite_body(CHAT, b'{"model":"m","store":true}', 0) == BodyRewrite(), "of chats, it is the engine's to say"
 
 
 def test_a_request_that_came_by_another_name_is_given_the_engines() -> None:
