@@ -29,6 +29,7 @@ from fleet.consumers.agent_socket import AgentSocket  # noqa: E402
 from fleet.consumers.hub import AgentHub  # noqa: E402
 from fleet.consumers.machine_handler import MachineHandler  # noqa: E402
 from fleet.consumers.node_handler import NodeHandler  # noqa: E402
+from traffic.api.response_create import CreateResponse  # noqa: E402
 from traffic.consumers.ingress_handler import IngressHandler  # noqa: E402
 
 hub = AgentHub(
@@ -37,7 +38,7 @@ hub = AgentHub(
 
 routes = ProtocolTypeRouter(
     {
-        "http": WatchMiddleware(cast(Any, http_application), ChangeFeed()),
+        "http": CreateResponse(cast(Any, WatchMiddleware(cast(Any, http_application), ChangeFeed()))),
         "websocket": URLRouter(
             [
                 path("agents/ws", cast(Any, AgentSocket(hub))),

@@ -135,6 +135,8 @@ SESSION_LONGEST_S = 7 * 86_400
 """A session is over after a week, however much it is used (OWASP ASVS 5, 7.3.2)."""
 DEVICE_COOKIE_NAME = f"switchyard_device_{SWITCHYARD_PORT}"
 PENDING_COOKIE_NAME = f"switchyard_pending_{SWITCHYARD_PORT}"
+RESPONSES_DAYS = int(os.environ.get("SWITCHYARD_RESPONSES_DAYS", "30"))
+"""How long responses of OpenAI's Responses API are kept, where applications want that; 0: none is."""
 REQUIRE_SECOND_FACTOR = os.environ.get("SWITCHYARD_REQUIRE_SECOND_FACTOR", "off")
 """Who must have a second factor, of those who log in by a password: off, admins or all. Whoever has one shows it."""
 if REQUIRE_SECOND_FACTOR not in {"off", "admins", "all"}:

@@ -22,6 +22,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", healthz, name="healthz"),
     path("metrics", Metrics.as_view(), name="metrics"),
     path("v1/async/", include("traffic.api.routes")),
+    path("v1/responses/", include("traffic.api.response_routes")),
     path("v1/usage", own_usage, name="own-usage"),
     path("", include("controlplane.dashboard.urls")),
 ]

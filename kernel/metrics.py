@@ -55,6 +55,12 @@ JOINS_REFUSED = Counter(
     ["token"],
     registry=OURS,
 )
+KEPT_RESPONSES = Counter(
+    "switchyard_responses_kept",
+    "Responses of OpenAI's Responses API that were to be kept, made while their application waited.",
+    ["outcome"],
+    registry=OURS,
+)
 TASK_RUNS = Counter("switchyard_task_runs", "Tasks that workers ran.", ["task", "outcome"], registry=OURS)
 TASK_SECONDS = Histogram(
     "switchyard_task_seconds",

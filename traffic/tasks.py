@@ -18,6 +18,7 @@ from traffic.services.ingress import ingresses_ensure
 from traffic.services.key import keys_retire, revocations_confirm
 from traffic.services.request_queue import refused_messages_trim
 from traffic.services.routing import drained_cells_mark, tables_publish
+from traffic.services.stored_response import responses_trim
 from traffic.services.usage import usage_count, usage_trim
 
 log = logging.getLogger(__name__)
@@ -80,3 +81,4 @@ def trim_async() -> None:
     async_requests_expire(now=clock.now())
     async_requests_trim(now=clock.now())
     refused_messages_trim(now=clock.now())
+    responses_trim(now=clock.now())

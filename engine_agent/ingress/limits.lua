@@ -156,7 +156,8 @@ local function uncount(txn)
 end
 
 -- States in OpenAI's headers what is left, and settles what is known already: of a failed response, or one whose tokens
--- were charged elsewhere, that nothing was used; of one that its cell had whole, what its cell says. Of a stream the cell says how long its prompts are.
+-- were charged elsewhere, that nothing was used; of one that its cell had whole, what its cell says. Of a
+-- stream the cell says how long its prompts are.
 local function settle_key(txn)
     for _, kind in ipairs({ "requests", "tokens" }) do
         for _, what in ipairs({ "limit", "remaining", "reset" }) do

@@ -13,10 +13,11 @@ from audit.middleware import audit_exempt
 from kernel import clock
 from traffic.api.openai_form import only, openai_error
 from traffic.models import AsyncRequest
+from traffic.planning.application_refusal import ApplicationRefused
 from traffic.planning.async_request import AsyncSettings, AsyncState
 from traffic.selectors.application import Application, UnknownApplication, application_of
 from traffic.selectors.async_request import async_request_of
-from traffic.services.async_request import AsyncRefused, AsyncSubmission, async_request_accept, async_request_cancel
+from traffic.services.async_request import AsyncSubmission, async_request_accept, async_request_cancel
 
 ENDPOINTS = {"chat/completions": "/v1/chat/completions", "completions": "/v1/completions"}
 RETRY_AFTER_S = 5
@@ -42,7 +43,7 @@ def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
         accepted, is_new = async_request_accept(
             application=application, submission=submission, now=now, settings=settings
         )
-    except AsyncRefused as refusal:
+    except ApplicationRefused as refusal:
         return _refused(refusal)
     shown = async_request_json(accepted, settings)
     if is_new and accepted.callback_secret:
@@ -58,14 +59,14 @@ def detail(request: HttpRequest, request_id: str) -> HttpResponseBase:
     now = clock.now()
     try:
         application = _application(request, now)
-    except AsyncRefused as refusal:
+    except ApplicationRefused as refusal:
         return _refused(refusal)
     if request.method == "DELETE":
         stored = async_request_cancel(application=application, request_id=request_id, now=now)
     else:
         stored = async_request_of(application, request_id)
     if stored is None:
-        return _refused(AsyncRefused(404, "not_found", f"there is no request {request_id[:40]!r}"))
+        return _refused(ApplicationRefused(404, "not_found", f"there is no request {request_id[:40]!r}"))
     return JsonResponse(async_request_json(stored, AsyncSettings()))
 
 
@@ -74,7 +75,7 @@ def detail(request: HttpRequest, request_id: str) -> HttpResponseBase:
 def unknown_path(request: HttpRequest) -> HttpResponseBase:
     """Every other path below /v1/async/."""
     known = ", ".join(f"/v1/async/{kind}" for kind in ENDPOINTS)
-    return _refused(AsyncRefused(404, "unknown_url", f"Unknown request URL; there are {known} and /v1/async/ID"))
+    return _refused(ApplicationRefused(404, "unknown_url", f"Unknown request URL; there are {known} and /v1/async/ID"))
 
 
 def async_request_json(request: AsyncRequest, settings: AsyncSettings) -> dict[str, Any]:
@@ -117,12 +118,12 @@ def _application(request: HttpRequest, now: datetime) -> Application:
     try:
         return application_of(request.headers.get("Authorization", ""), now)
     except UnknownApplication as unknown:
-        raise AsyncRefused(401, unknown.code, str(unknown)) from unknown
+        raise ApplicationRefused(401, unknown.code, str(unknown)) from unknown
 
 
 def _body(request: HttpRequest, settings: AsyncSettings) -> bytes:
     """The body, not read where its length says that it is too long."""
-    too_long = AsyncRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
+    too_long = ApplicationRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
     length = request.headers.get("Content-Length", "")
     if length.isdecimal() and int(length) > settings.max_body_bytes:
         raise too_long
@@ -132,7 +133,7 @@ def _body(request: HttpRequest, settings: AsyncSettings) -> bytes:
         raise too_long from None
 
 
-def _refused(refusal: AsyncRefused) -> JsonResponse:
+def _refused(refusal: ApplicationRefused) -> JsonResponse:
     headers = {"Retry-After": str(RETRY_AFTER_S)} if refusal.status in {429, 503} else {}
     return openai_error(refusal.status, refusal.code, str(refusal), refusal.param, headers)
 

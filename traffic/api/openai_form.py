@@ -12,7 +12,7 @@ View = Callable[..., HttpResponseBase]
 
 
 def openai_error(
-    status: int, code: str, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
+    status: int, code: str | None, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JsonResponse:
     """An error response."""
     error = error_object(ErrorForm.OPENAI, status, message, code=code, param=param)

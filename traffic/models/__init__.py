@@ -14,6 +14,7 @@ from traffic.models.routing import (
     TrafficShift,
     TrafficWindow,
 )
+from traffic.models.stored_response import StoredResponse
 
 __all__ = [
     "ApplicationKey",
@@ -28,6 +29,7 @@ __all__ = [
     "RefusedMessage",
     "RequestQueue",
     "RoutingTable",
+    "StoredResponse",
     "TrafficMatrix",
     "TrafficOverride",
     "TrafficRule",

@@ -154,6 +154,12 @@ def with_sender(key: ApiKey, secret: str) -> ApiKey:
     return msgspec.structs.replace(key, sender_digest=_digest(sender_key_text(key.prefix, secret)))
 
 
+def is_counted(prefix: str, proof: str, secret: str) -> bool:
+    """Whether an ingress says that it has counted a request against this key: it knows the digest of the other text,
+    which the application does not."""
+    return hmac.compare_digest(_digest(sender_key_text(prefix, secret)).encode(), proof.encode())
+
+
 def playground_key_text(secret: str) -> str:
     """What the playground shows; people who may use it are bound by their roles, not by this key."""
     return _internal_text(_PLAYGROUND, "", secret)

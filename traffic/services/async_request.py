@@ -15,9 +15,9 @@ from engine_agent.protocol.states import ServingClass
 from engine_agent.protocol.strict_json import strict_loads
 from fleet.planning.webhooks.delivery import RefusedUrl, WebhookSettings, check_url, parse_networks
 from fleet.services.webhook_outbox import delivery_create_to
-from kernel.refusals import Refusal
 from traffic.models import AsyncRequest
 from traffic.models.async_request import OPEN_STATES, new_callback_secret
+from traffic.planning.application_refusal import ApplicationRefused
 from traffic.planning.async_request import AsyncSettings, AsyncState, limit_of
 from traffic.selectors.application import Application
 from traffic.selectors.async_request import (
@@ -28,19 +28,12 @@ from traffic.selectors.async_request import (
     serving_region,
 )
 from traffic.services.callback_host import callback_refusal
+from traffic.services.response_outcome import RESPONSES_PATH, response_end
 
 MAX_IDEMPOTENCY_LETTERS = 128
 MAX_URL_LETTERS = 500
 ENDED_EVENT = "async.ended"
 """The event sent to the callback URL of a request."""
-
-
-class AsyncRefused(Refusal):
-    """A request that is not accepted: HTTP status, code and field as OpenAI's errors have them."""
-
-    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ def async_request_accept(
     """Accept a request. Returns it, and whether it is new: the same idempotency key finds the same request.
 
     Raises:
-        AsyncRefused: it is not accepted.
+        ApplicationRefused: it is not accepted.
     """
     chosen = settings or AsyncSettings()
     payload = _checked_body(submission.body, chosen)
@@ -116,6 +109,8 @@ def async_request_end(
             **columns,
         }.items():
             setattr(request, column, value)
+        if request.path == RESPONSES_PATH:
+            response_end(request, now)
         request.save()
         if request.callback_url and not callback_refusal(request.tenant, request.callback_url):
             delivery_create_to(
@@ -147,18 +142,20 @@ def canonical_body(payload: dict[str, Any]) -> bytes:
 
 def _checked_body(body: bytes, settings: AsyncSettings) -> dict[str, Any]:
     if len(body) > settings.max_body_bytes:
-        raise AsyncRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
+        raise ApplicationRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
     try:
         payload = strict_loads(body)
     except ValueError as error:
-        raise AsyncRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
+        raise ApplicationRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
     if not isinstance(payload, dict):
-        raise AsyncRefused(400, "invalid_json", "the request body must be a JSON object")
+        raise ApplicationRefused(400, "invalid_json", "the request body must be a JSON object")
     model = payload.get("model")
     if not isinstance(model, str) or not model:
-        raise AsyncRefused(400, "missing_required_parameter", "the field `model` must name a model", "model")
+        raise ApplicationRefused(400, "missing_required_parameter", "the field `model` must name a model", "model")
     if payload.get("stream"):
-        raise AsyncRefused(400, "invalid_value", "a near-real-time request cannot stream: leave out `stream`", "stream")
+        raise ApplicationRefused(
+            400, "invalid_value", "a near-real-time request cannot stream: leave out `stream`", "stream"
+        )
     return payload
 
 
@@ -168,10 +165,10 @@ def _checked_headers(
     try:
         limit_s = limit_of(submission.limit_ms, settings)
     except ValueError as error:
-        raise AsyncRefused(400, "bad_header", f"X-Switchyard-Deadline-Ms {error}") from error
+        raise ApplicationRefused(400, "bad_header", f"X-Switchyard-Deadline-Ms {error}") from error
     key = submission.idempotency_key or ""
     if len(key) > MAX_IDEMPOTENCY_LETTERS or not key.isprintable():
-        raise AsyncRefused(400, "bad_header", f"Idempotency-Key must be 1 to {MAX_IDEMPOTENCY_LETTERS} letters")
+        raise ApplicationRefused(400, "bad_header", f"Idempotency-Key must be 1 to {MAX_IDEMPOTENCY_LETTERS} letters")
     since = min(now, submission.sent_at or now) if submission.limit_ms else now
     columns = {"deadline_at": since + timedelta(seconds=limit_s), "idempotency_key": key}
     return columns | (_checked_callback(application.tenant, submission.callback_url) if submission.callback_url else {})
@@ -186,31 +183,45 @@ def _checked_callback(tenant: str, url: str) -> dict[str, str]:
         if why := callback_refusal(tenant, url):
             raise RefusedUrl(why)
     except RefusedUrl as refusal:
-        raise AsyncRefused(400, "bad_header", f"X-Switchyard-Callback-Url: {refusal}") from refusal
+        raise ApplicationRefused(400, "bad_header", f"X-Switchyard-Callback-Url: {refusal}") from refusal
     return {"callback_url": url, "callback_secret": new_callback_secret()}
 
 
 def _place(application: Application, submission: AsyncSubmission, model: str) -> dict[str, str]:
-    region = serving_region(submission.region)
-    deployments = deployments_of_model(region, model) if region else None
-    if region is None or deployments is None:
-        raise AsyncRefused(503, "no_routing_table", "no region serves yet; try again shortly")
-    if not deployments:
-        raise AsyncRefused(404, "model_not_found", f"The model `{model[:200]}` does not exist", "model")
-    if not application.may_use(deployments):
-        raise AsyncRefused(403, "model_not_allowed", f"This API key is not for the model `{model[:200]}`", "model")
+    region = place_check(application, submission.region, model)
     classes = list(ServingClass)
     urgency = max(classes.index(ServingClass.NEAR_REALTIME), classes.index(application.serving_class))
     return {"region_id": region, "serving_class": classes[urgency].value}
 
 
+def place_check(application: Application, named: str, model: str) -> str:
+    """The region that serves a model for an application; `named` is where its request came in.
+
+    Raises:
+        ApplicationRefused: none does, or not with this key.
+    """
+    region = serving_region(named)
+    deployments = deployments_of_model(region, model) if region else None
+    if region is None or deployments is None:
+        raise ApplicationRefused(503, "no_routing_table", "no region serves yet; try again shortly")
+    if not deployments:
+        raise ApplicationRefused(404, "model_not_found", f"The model `{model[:200]}` does not exist", "model")
+    if not application.may_use(deployments):
+        raise ApplicationRefused(
+            403, "model_not_allowed", f"This API key is not for the model `{model[:200]}`", "model"
+        )
+    return region
+
+
 def _check_quotas(application: Application, now: datetime, settings: AsyncSettings) -> None:
     if open_requests(application.tenant) >= settings.max_open_per_tenant:
         most = settings.max_open_per_tenant
-        raise AsyncRefused(429, "too_many_open", f"{most} requests wait already; try again when some have ended")
+        raise ApplicationRefused(429, "too_many_open", f"{most} requests wait already; try again when some have ended")
     limit = application.requests_per_min
     if limit and accepted_since(application, now, 60.0) >= limit:
-        raise AsyncRefused(429, "rate_limit_exceeded", f"Rate limit reached on requests: Limit {limit} per minute")
+        raise ApplicationRefused(
+            429, "rate_limit_exceeded", f"Rate limit reached on requests: Limit {limit} per minute"
+        )
 
 
 def _earlier(application: Application, idempotency_key: str, digest: str) -> AsyncRequest | None:
@@ -221,6 +232,6 @@ def _earlier(application: Application, idempotency_key: str, digest: str) -> Asy
     return earlier
 
 
-def _other_request(idempotency_key: str) -> AsyncRefused:
+def _other_request(idempotency_key: str) -> ApplicationRefused:
     message = f"the Idempotency-Key {idempotency_key!r} belongs to another request; use a new one"
-    return AsyncRefused(409, "idempotency_conflict", message)
+    return ApplicationRefused(409, "idempotency_conflict", message)

@@ -51,6 +51,10 @@ class StreamBroken(Exception):
     """No whole response; the text says why."""
 
 
+class IngressUnreachable(StreamBroken):
+    """Nothing was sent."""
+
+
 class NoIdentity(Exception):
     """This host has no certificate of the control plane, or one that cannot be read."""
 
@@ -77,7 +81,8 @@ async def ingress_stream(
     """POST a JSON body. The head comes first, then the body in pieces.
 
     Raises:
-        StreamBroken: the ingress cannot be reached, is silent for too long, or breaks off.
+        IngressUnreachable: nothing was sent.
+        StreamBroken: the ingress is silent for too long, or breaks off.
     """
     try:
         async with _client(CONNECT_LIMIT_S) as client:
@@ -86,7 +91,7 @@ async def ingress_stream(
                 async for part in parts:
                     yield part
     except (httpx.ConnectError, httpx.ConnectTimeout, NoIdentity) as error:
-        raise StreamBroken(_unreachable(ingress, error)) from None
+        raise IngressUnreachable(_unreachable(ingress, error)) from None
     except httpx.TransportError as error:
         raise StreamBroken(_broken(error)) from None
 

@@ -21,6 +21,7 @@ from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from traffic.models import ApplicationKey, RefusedMessage, RequestQueue
+from traffic.planning.application_refusal import ApplicationRefused
 from traffic.planning.async_request import AsyncSettings
 from traffic.planning.request_queue import (
     MOST_QUEUES,
@@ -35,7 +36,7 @@ from traffic.planning.request_queue import (
 )
 from traffic.selectors.application import Application, UnknownApplication, application_with
 from traffic.selectors.async_request import accepted_since, deployments_of_model, open_requests, serving_region
-from traffic.services.async_request import AsyncRefused, AsyncSubmission, async_request_accept
+from traffic.services.async_request import AsyncSubmission, async_request_accept
 
 UNREAD = "request-queue-unread"
 """Kind of the incident of a queue that is declared and not read."""
@@ -137,7 +138,7 @@ def request_message_take(
         return False
     except NoRequest as refusal:
         return request_message_refuse(queue, message, str(refusal), now=now)
-    except AsyncRefused as refusal:
+    except ApplicationRefused as refusal:
         return False if is_for_later(refusal.status) else request_message_refuse(queue, message, str(refusal), now=now)
     return True
 

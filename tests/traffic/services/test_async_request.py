@@ -13,10 +13,10 @@ from kernel.refusals import InvalidInput
 from tests.fleet.rows import NOW
 from tests.traffic.async_rows import BODY, accepted, serving_fleet
 from traffic.models import AsyncRequest, CallbackHost
+from traffic.planning.application_refusal import ApplicationRefused
 from traffic.planning.async_request import AsyncSettings, AsyncState
 from traffic.selectors.application import Application
 from traffic.services.async_request import (
-    AsyncRefused,
     AsyncSubmission,
     async_request_accept,
     async_request_cancel,
@@ -76,7 +76,7 @@ def test_a_key_for_batch_work_is_not_made_more_urgent() -> None:
     ],
 )
 def test_a_body_that_cannot_be_served_is_refused_at_once(body: bytes, status: int, code: str) -> None:
-    with pytest.raises(AsyncRefused) as caught:
+    with pytest.raises(ApplicationRefused) as caught:
         accepted(body=body)
     assert (caught.value.status, caught.value.code) == (status, code)
     assert not AsyncRequest.objects.exists()
@@ -96,7 +96,7 @@ def test_a_body_that_cannot_be_served_is_refused_at_once(body: bytes, status: in
     ],
 )
 def test_a_header_that_cannot_be_kept_is_refused_by_name(headers: dict[str, Any]) -> None:
-    with pytest.raises(AsyncRefused) as caught:
+    with pytest.raises(ApplicationRefused) as caught:
         async_request_accept(
             application=Application(), submission=AsyncSubmission("/v1/completions", BODY, **headers), now=NOW
         )
@@ -112,7 +112,7 @@ def test_the_same_idempotency_key_finds_the_same_request() -> None:
 
 def test_an_idempotency_key_is_for_one_request_only() -> None:
     accepted("acme", idempotency_key="k1")
-    with pytest.raises(AsyncRefused, match="belongs to another request") as caught:
+    with pytest.raises(ApplicationRefused, match="belongs to another request") as caught:
         accepted("acme", idempotency_key="k1", body=b'{"model":"sim-70b"}')
     assert caught.value.status == 409
 
@@ -121,7 +121,7 @@ def test_a_tenant_may_have_so_many_waiting_and_another_tenant_does_not_care() ->
     two = AsyncSettings(max_open_per_tenant=2)
     accept(Application("acme"), two)
     accept(Application("acme"), two)
-    with pytest.raises(AsyncRefused) as caught:
+    with pytest.raises(ApplicationRefused) as caught:
         accept(Application("acme"), two)
     assert (caught.value.status, caught.value.code) == (429, "too_many_open")
     accept(Application("globex"), two)
@@ -131,7 +131,7 @@ def test_a_key_may_send_so_many_a_minute() -> None:
     limited = Application("acme", key="ab12", requests_per_min=2)
     accept(limited)
     accept(limited)
-    with pytest.raises(AsyncRefused) as caught:
+    with pytest.raises(ApplicationRefused) as caught:
         accept(limited)
     assert (caught.value.status, caught.value.code) == (429, "rate_limit_exceeded")
     accept(Application("acme", key="cd34", requests_per_min=2))
@@ -139,7 +139,7 @@ def test_a_key_may_send_so_many_a_minute() -> None:
 
 def test_a_key_opens_only_its_deployments() -> None:
     accept(Application("acme", deployments=("sim-70b",)))
-    with pytest.raises(AsyncRefused) as caught:
+    with pytest.raises(ApplicationRefused) as caught:
         accept(Application("acme", deployments=("smollm2",)))
     assert (caught.value.status, caught.value.code) == (403, "model_not_allowed")
 
@@ -202,7 +202,7 @@ def test_a_callback_goes_to_a_host_of_its_own_tenant_or_nowhere(url: str) -> Non
     allow("acme")
     allow("globex", "other.example.com")
     for tenant in ("acme", "initech", ""):
-        with pytest.raises(AsyncRefused, match="not among the hosts") as caught:
+        with pytest.raises(ApplicationRefused, match="not among the hosts") as caught:
             accepted(tenant, callback_url=url)
         assert (caught.value.status, caught.value.code) == (400, "bad_header")
     assert accepted("acme", callback_url="https://APP.example.com:443/done").callback_url

@@ -1,0 +1,75 @@
+"""The events of a streamed response, however they are cut into pieces."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traffic.planning.response_stream import LastEvent, ResponseEvents, error_event, event_bytes
+
+MARKS = {"id": "resp_ours", "store": True}
+ENGINES = {"id": "resp_theirs", "status": "in_progress", "output": []}
+TRICK = 'of a model: "response" and "type":"response.completed"\n\n'
+EVENTS: list[dict[str, Any]] = [
+    {"type": "response.created", "sequence_number": 0, "response": ENGINES},
+    {"type": "response.output_text.delta", "sequence_number": 1, "delta": TRICK},
+    {"type": "response.completed", "sequence_number": 2, "response": {**ENGINES, "status": "completed"}},
+]
+WIRE = b": a comment\n\n" + b"".join(map(event_bytes, EVENTS)) + b"data: [DONE]\n\n"
+
+
+def passed(pieces: list[bytes]) -> tuple[list[bytes], list[LastEvent], ResponseEvents]:
+    events = ResponseEvents(MARKS)
+    out = [event for piece in pieces for event in events.feed(piece)]
+    return (
+        [part for part in out if isinstance(part, bytes)],
+        [part for part in out if isinstance(part, LastEvent)],
+        events,
+    )
+
+
+@given(st.lists(st.integers(1, len(WIRE) - 1), max_size=20))
+def test_however_it_is_cut_the_same_passes(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(WIRE)]
+    whole, (last,), events = passed([WIRE[begin:end] for begin, end in pairwise(edges)])
+    created = json.loads(whole[1].split(b"data: ")[1])
+    assert created["response"] == {**ENGINES, **MARKS}
+    assert [whole[0], *whole[2:]] == [b": a comment\n\n", event_bytes(EVENTS[1]), b"data: [DONE]\n\n"]
+    assert last.response["id"] == "resp_theirs"
+    assert json.loads(last.shown({"id": "x"}).split(b"data: ")[1]) == {**EVENTS[2], "response": {"id": "x"}}
+    assert (events.rest(), events.events) == (b"", 5)
+
+
+def test_lines_may_end_as_http_has_them() -> None:
+    whole, last, _ = passed([event_bytes(event).replace(b"\n", b"\r\n") for event in EVENTS])
+    assert (len(whole), len(last)) == (2, 1)
+
+
+def test_a_response_ends_once() -> None:
+    whole, last, _ = passed([event_bytes(EVENTS[2]) * 2])
+    assert (len(whole), len(last)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "event", [b'data: {"response": \n\n', b'data: {"type":1,"response":{}}\n\n', b'"response"\n\n']
+)
+def test_what_is_no_event_of_ours_passes_as_it_is(event: bytes) -> None:
+    assert passed([event])[0] == [event]
+
+
+def test_what_has_no_end_is_not_lost() -> None:
+    whole, _, events = passed([b"data: half"])
+    assert (whole, events.rest()) == ([], b"data: half")
+
+
+def test_a_stream_that_breaks_says_so() -> None:
+    assert json.loads(error_event("gone", 3).split(b"data: ")[1]) == {
+        "type": "error",
+        "code": "server_error",
+        "message": "gone",
+        "param": None,
+        "sequence_number": 3,
+    }
