@@ -2,7 +2,7 @@
 # into this checkout (.venv, .cache, .switchyard).
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status backup restore control-invite control-join engine test check check-code check-format check-types check-imports
+.PHONY: help up down status backup restore control-invite control-join engine conformance test check check-code check-format check-types check-imports
 .PHONY: images images-check check-templates check-patterns fmt screens bench bench-fleet simulate chaos lab lab-check lab-test lab-down environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
@@ -89,8 +89,8 @@ check-templates: environment-dev
 check-patterns: environment-dev
 	$(VENV) -m controlplane.linear_patterns
 
-lock: environment ## Write requirements*.lock again from requirements*.txt: all packages, with versions and hashes.
-	$(VENV) -m controlplane.lock
+lock: environment ## Write requirements*.lock again from requirements*.txt, with hashes (UPGRADE=1: the newest that fit).
+	$(VENV) -m controlplane.lock $(if $(UPGRADE),--upgrade)
 
 fmt: environment-dev ## Format the code and fix what can be fixed.
 	$(VENV) -m ruff check --fix .
@@ -115,6 +115,9 @@ bench-fleet: environment-dev ## Measure the cell proxy, placement, and how the f
 
 simulate: environment ## Run a scenario on virtual time: make simulate S=rollout_under_faults SEEDS=200 (without S: list).
 	@exec $(VENV) -m simulator $(if $(S),$(S) --seeds $(or $(SEEDS),1) --first-seed $(or $(SEED),0) --figure .cache/simulations/$(S).html $(if $(SWEEP),--sweep) $(if $(V),-v),--help)
+
+conformance: environment-dev ## Clients of others against the running fleet's ingress: CLIENTS=openai-python,litellm names some, LARGE=1 adds large ones.
+	@exec $(VENV) -m bench.conformance --clients '$(CLIENTS)' $(if $(ENGINES),--engines '$(ENGINES)') $(if $(LARGE),--large) $(if $(WRITE),--write '$(WRITE)')
 
 chaos: environment-dev ## Break the running sim fleet at random and judge it: make chaos SECONDS=1800 SEED=1 (600 s, seed 0).
 	@exec $(VENV) -m bench.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
