@@ -84,8 +84,9 @@ def header(lock: Lock, checkout: Path = CHECKOUT) -> str:
     return "".join(f"# {line}\n" for line in [*lines, f"lists sha256 {lists_digest(lock, checkout)}"])
 
 
-def compile_lock(lock: Lock, checkout: Path = CHECKOUT) -> str:
-    """The text of a lock, by uv and the package index.
+def compile_lock(lock: Lock, checkout: Path = CHECKOUT, *, upgrade: bool = False) -> str:
+    """The text of a lock, by uv and the package index. Versions that the lock has already stay where they fit, unless
+    `upgrade`.
 
     Raises:
         CalledProcessError: uv could not; its output shows why.
@@ -93,11 +94,14 @@ def compile_lock(lock: Lock, checkout: Path = CHECKOUT) -> str:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "list.txt"
         source.write_text("\n".join([*_lines(lock, checkout), *lock.also]) + "\n")
-        command = [sys.executable, "-m", "uv", *_COMPILE, str(source)]
+        written = Path(folder) / "lock.txt"
+        if (checkout / lock.path).exists() and not upgrade:
+            written.write_text((checkout / lock.path).read_text())  # uv keeps the versions of a file that it writes to
+        command = [sys.executable, "-m", "uv", *_COMPILE, "--output-file", str(written), str(source)]
         command += ["--no-deps"] if lock.complete else []
         command += ["--constraint", str(checkout / lock.within)] if lock.within else []
-        completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return header(lock, checkout) + completed.stdout
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        return header(lock, checkout) + written.read_text()
 
 
 def _lines(lock: Lock, checkout: Path) -> list[str]:
@@ -106,11 +110,11 @@ def _lines(lock: Lock, checkout: Path) -> list[str]:
     return [line for line in kept if not set(pins(line)) & set(lock.without)]
 
 
-def main(_: Sequence[str]) -> int:
-    """Write every lock; the exit status for the shell."""
+def main(arguments: Sequence[str]) -> int:
+    """Write every lock; the exit status for the shell. With `--upgrade` versions are the newest that fit."""
     for lock in LOCKS:
         try:
-            text = compile_lock(lock)
+            text = compile_lock(lock, upgrade="--upgrade" in arguments)
         except subprocess.CalledProcessError as error:
             return error.returncode or 1
         (CHECKOUT / lock.path).write_text(text)
