@@ -26,7 +26,7 @@ def test_events_are_the_same_however_their_bytes_are_cut(
         for text, name in events
     ).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=8)))
-    parser, seen = _SseParser(), []
+    parser, seen = _SseParser(), list[tuple[str, bytes]]()
     for begin, stop in zip([0, *cuts], [*cuts, len(wire)], strict=True):
         seen += parser.feed(wire[begin:stop])
     seen += parser.feed(b"\n")  # a CR at the end waits for what follows
