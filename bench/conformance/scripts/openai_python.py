@@ -45,8 +45,8 @@ def stream() -> None:
 
 @case("completions")
 def completions() -> None:
-    expect(client.completions.create(model=MODEL, prompt=QUESTION, max_tokens=8).choices[0].text, "no text")
-    pieces = client.completions.create(model=MODEL, prompt=QUESTION, max_tokens=8, stream=True)
+    expect(client.completions.create(model=MODEL, prompt="The capital of France is", max_tokens=8).choices[0].text, "no text")
+    pieces = client.completions.create(model=MODEL, prompt="The capital of France is", max_tokens=8, stream=True)
     expect("".join(piece.choices[0].text for piece in pieces if piece.choices), "no text")
 
 
