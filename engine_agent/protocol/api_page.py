@@ -10,7 +10,7 @@ from pathlib import Path
 from engine_agent.protocol.api_surface import API_PATHS, AnsweredBy, ApiPath, Counting, ErrorForm
 from engine_agent.protocol.request_members import REQUEST_MEMBERS, MemberRule, RequestMember
 
-_PART = re.compile(r"(<!-- begin ([a-z]+) -->\n\n)[^<]*(\n<!-- end \2 -->)")
+_PART = re.compile(r"(<!-- begin ([a-z]+) -->\n\n)[^<]*(\n<!-- end [a-z]+ -->)")
 
 
 def with_tables(page: str) -> str:

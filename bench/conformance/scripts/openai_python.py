@@ -8,6 +8,7 @@ import openai
 from cases import BASE_URL, KEY, MESSAGES, MODEL, QUESTION, WEATHER, case, expect, expect_error, expect_weather, main
 from pydantic import BaseModel
 
+BEGINNING = "The capital of France is"
 client = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0, timeout=120)
 
 
@@ -45,8 +46,11 @@ def stream() -> None:
 
 @case("completions")
 def completions() -> None:
-    expect(client.completions.create(model=MODEL, prompt="The capital of France is", max_tokens=8).choices[0].text, "no text")
-    pieces = client.completions.create(model=MODEL, prompt="The capital of France is", max_tokens=8, stream=True)
+    expect(
+        client.completions.create(model=MODEL, prompt=BEGINNING, max_tokens=8).choices[0].text,
+        "no text",
+    )
+    pieces = client.completions.create(model=MODEL, prompt=BEGINNING, max_tokens=8, stream=True)
     expect("".join(piece.choices[0].text for piece in pieces if piece.choices), "no text")
 
 
