@@ -34,11 +34,13 @@ Characters: TypeAlias = int
 
 @dataclass
 class Automaton:
-    """Position automaton (Glushkov). `doubled` are steps that two loops make."""
+    """Position automaton (Glushkov). `doubled` are steps that two loops make. `possessive` are characters of which as
+    many as there are go at once (`[a-z]++`): no other loop steps from one of them to the next."""
 
     characters: list[Characters] = field(default_factory=lambda: [EVERYTHING])
     follow: dict[int, set[int]] = field(default_factory=lambda: {START: set()})
     doubled: set[tuple[int, int]] = field(default_factory=set)
+    possessive: set[int] = field(default_factory=set)
 
     def add(self, characters: Characters) -> int:
         self.characters.append(characters)
@@ -47,6 +49,8 @@ class Automaton:
 
     def connect(self, sources: Iterable[int], targets: Iterable[int]) -> None:
         for source, target in product(set(sources), set(targets)):
+            if source == target and source in self.possessive:
+                continue
             if target in self.follow[source]:
                 self.doubled.add((source, target))
             self.follow[source].add(target)
@@ -142,7 +146,10 @@ def _one(name: str, value: Any, automaton: Automaton, flags: int) -> Part:
             first, last = (frozenset().union(*(getattr(part, end) for part in parts)) for end in ("first", "last"))
             return Part(first, last, any(part.nullable for part in parts))
         case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-            return _repeated(value, automaton, flags)
+            part = _repeated(value, automaton, flags)
+            if name == "POSSESSIVE_REPEAT" and part.first == part.last and len(part.first) == 1:
+                automaton.possessive |= part.first
+            return part
         case _:
             place = automaton.add(_characters(name, value, flags))
             return Part(frozenset({place}), frozenset({place}), nullable=False)

@@ -14,11 +14,9 @@ _MAX_KEY_BYTES = 64
 _OUTSIDE = re.compile(rb'[^{}\[\]":,]*+')
 _INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _FLAT = rb'[^{}\[\]"]++|"(?:[^"\\]++|\\.)*+"'
-_NESTED = _FLAT
-for _ in range(3):
-    _NESTED = rb"(?:" + _FLAT + rb"|\{(?:" + _NESTED + rb")*+\}|\[(?:" + _NESTED + rb")*+\])"
+_NESTED = rb"(?:" + _FLAT + rb"|\{(?:" + _FLAT + rb")*+\}|\[(?:" + _FLAT + rb")*+\])"
 _WHOLE_VALUES = re.compile(rb"(?:" + _NESTED + rb")*+", re.DOTALL)
-"""All that can be passed over at once: scalars, strings, and what is at most three deep and whole."""
+"""All that can be passed over at once: scalars, strings, and whole objects and lists of those."""
 
 
 class JsonMember:

@@ -28,6 +28,12 @@ def test_a_pattern_that_matches_in_one_way_is_not(pattern: str) -> None:
     assert why_not_linear(pattern) is None
 
 
+@pytest.mark.parametrize("pattern", [r"(?:[^\"\\]++|\\.)*+", r"(?:[^\"{]++|\"(?:[^\"\\]++|\\.)*+\")*+"])
+def test_what_takes_all_that_there_is_leaves_a_loop_around_it_nothing(pattern: str) -> None:
+    assert why_not_linear(pattern, searched=False) is None
+    assert why_not_linear(pattern.replace("++", "+"), searched=False)
+
+
 @pytest.mark.parametrize("pattern", [r"\d+\.\d*", r"(?:[^\"\\]|\\.)*\"?", r"(?:ab|cd)*e", r"\w+://"])
 def test_what_begins_where_the_text_does_may_run_to_its_end(pattern: str) -> None:
     assert why_not_linear(pattern) is not None

@@ -1,7 +1,6 @@
 """Plans answers, token by token, before they are computed: what each says, where it stops, and why."""
 
 import random
-import re
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -20,15 +19,15 @@ from engine_agent.engines.sim.text.answers import answer_words, wrong_words
 from engine_agent.engines.sim.text.json_documents import write_document
 from engine_agent.engines.sim.text.json_schemas import SchemaError
 from engine_agent.engines.sim.text.patterns import BadPattern, matching_text
-from engine_agent.engines.sim.text.vocabulary import token_id
+from engine_agent.engines.sim.text.vocabulary import split_words, token_id
 
 _CHOICE_STRIDE = 1_000_003
 """Between the seeds of two answers to one prompt; clients count seeds by ones."""
 _MOST_TOKENS = 262_144
 """Of all answers to one request, where the client sets their length. All are planned before the first is computed:
 0.6 s for so many."""
-_PIECE = re.compile(r"\s*\S{1,6}|\s+")
-"""A token of a JSON document: some letters of it."""
+_PIECE_LETTERS = 6
+"""A token of a JSON document: so many letters of it at most, with the blanks before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ def plan_answer(request: GenerationRequest, prompt: Prompt, seed: int, max_model
         whole = Answer(tuple(tokens), reason, calls=tuple(call.name for call in calls))
         return _cut(whole, limit)
     if request.form is not None:
-        texts = tuple(_PIECE.findall(_formed_text(request.form, source))) or ("",)
+        texts = tuple(_pieces(_formed_text(request.form, source))) or ("",)
     else:
         texts = _words(request, prompt, seed, limit, wrong)
     whole = Answer(tuple(Token(text, text) for text in texts), "length" if request.exact_length else "stop")
@@ -142,7 +141,16 @@ def _formed_text(form: OutputForm, source: random.Random) -> str:
 
 
 def _call_tokens(index: int, name: str, arguments: str) -> list[Token]:
-    return [Token(name, "", index), *(Token(piece, piece, index) for piece in _PIECE.findall(arguments))]
+    return [Token(name, "", index), *(Token(piece, piece, index) for piece in _pieces(arguments))]
+
+
+def _pieces(document: str) -> list[str]:
+    words, blanks = split_words(document)
+    pieces = []
+    for word in words:
+        ends = len(word) - len(word.lstrip()) + _PIECE_LETTERS
+        pieces += [word[:ends], *(word[at : at + _PIECE_LETTERS] for at in range(ends, len(word), _PIECE_LETTERS))]
+    return [*pieces, blanks] if blanks else pieces
 
 
 def _cut(answer: Answer, limit: int) -> Answer:

@@ -6,13 +6,12 @@ that the simulator itself says, and for what this process has named before (`Tok
 
 import functools
 import hashlib
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from engine_agent.engines.sim.text.answers import GOLDEN_ANSWERS, LEXICON
 
-_WORD = re.compile(r"\s*\S+")
 _REMEMBERED_TOKENS = 65_536
 _REMEMBERED_LETTERS = 64
 """Longer tokens have an id and are not remembered: what clients send must not fill the memory."""
@@ -23,12 +22,25 @@ def count_tokens(text: str) -> int:
     return max(1, len(text.split()))
 
 
+def split_words(text: str) -> tuple[list[str], str]:
+    """The words of a text, each with the blanks before it, and the blanks behind the last."""
+    words, blanks = list[str](), ""
+    for is_blank, letters in groupby(text, str.isspace):
+        run = "".join(letters)
+        if is_blank:
+            blanks = run
+        else:
+            words.append(blanks + run)
+            blanks = ""
+    return words, blanks
+
+
 def split_tokens(text: str) -> tuple[str, ...]:
     """The tokens of a text, `count_tokens` of them; joined they are the text."""
-    words = _WORD.findall(text)
+    words, blanks = split_words(text)
     if not words:
         return (text,)
-    words[-1] += text[sum(map(len, words)) :]
+    words[-1] += blanks
     return tuple(words)
 
 
