@@ -50,6 +50,8 @@ class KeyField(IntEnum):
     SENDER = 10
     """1: the control plane shows it, in the place of the application. Else the digest of the text that it shows for
     this key, by which it knows that a request came through an ingress; or 0."""
+    OVER_QUOTA = 11
+    """1: its tenant's budget is used up."""
 
 
 def key_entries(table: RoutingTable, backend_of: dict[str, str]) -> dict[str, str]:
@@ -61,10 +63,12 @@ def key_entries(table: RoutingTable, backend_of: dict[str, str]) -> dict[str, st
     _check_distinct("prefix", (key.prefix for key in table.keys))
     _check_distinct("digest", (digest for key in table.keys for digest in (key.digest, key.sender_digest) if digest))
     entries = {REQUIRED_ENTRY: "1" if table.keys_required else "0"}
+    over_quota = frozenset(table.tenants_over_quota)
     for key in table.keys:
-        entries[key.digest] = _record(key)
+        is_over = key.tenant in over_quota
+        entries[key.digest] = _record(key, is_over)
         if key.sender_digest:
-            entries[key.sender_digest] = _record(key, most_urgent=ServingClass.NEAR_REALTIME, sender=True)
+            entries[key.sender_digest] = _record(key, is_over, most_urgent=ServingClass.NEAR_REALTIME, sender=True)
         # A pool that this region does not know has no requests to open, and is no mistake: deployments come and go.
         entries |= {f"{key.prefix}/{backend_of[pool]}": "1" for pool in key.pools if pool in backend_of}
         entries |= _origin_entries(key)
@@ -83,7 +87,9 @@ def urgency_of(serving_class: ServingClass) -> int:
     return list(ServingClass).index(serving_class)
 
 
-def _record(key: ApiKey, most_urgent: ServingClass = ServingClass.REALTIME, *, sender: bool = False) -> str:
+def _record(
+    key: ApiKey, is_over_quota: bool, most_urgent: ServingClass = ServingClass.REALTIME, *, sender: bool = False
+) -> str:
     if not (PREFIX.fullmatch(key.prefix) and all(map(DIGEST.fullmatch, (key.digest, key.sender_digest or key.digest)))):
         raise BadTable(f"key {key.prefix!r}: prefix and digest must be lower-case hexadecimal, the digest a SHA-256")
     if not TENANT.fullmatch(key.tenant):
@@ -109,6 +115,7 @@ def _record(key: ApiKey, most_urgent: ServingClass = ServingClass.REALTIME, *, s
         KeyField.SCOPED: int(bool(key.pools)),
         KeyField.LIMITED: int(any(limits)),
         KeyField.SENDER: "1" if sender else key.sender_digest or "0",
+        KeyField.OVER_QUOTA: int(is_over_quota),
     }
     return SEPARATOR.join(str(fields[place]) for place in KeyField)
 

@@ -27,7 +27,13 @@ MISSING_KEY = ErrorResponse(
 )
 INVALID_KEY = ErrorResponse(401, "invalid_api_key", "Incorrect API key provided: it is unknown, or was revoked")
 EXPIRED_KEY = ErrorResponse(401, "expired_api_key", "This API key has expired; ask for another one")
-REFUSALS = (MISSING_KEY, INVALID_KEY, EXPIRED_KEY)
+OVER_QUOTA = ErrorResponse(
+    429,
+    "insufficient_quota",
+    "You exceeded your current quota: the budget of this month is used up; ask for a higher one, or wait for the next",
+    kind="insufficient_quota",
+)
+REFUSALS = (MISSING_KEY, INVALID_KEY, EXPIRED_KEY, OVER_QUOTA)
 MODEL_NOT_ALLOWED = ErrorResponse(
     403, "model_not_allowed", "This API key is not for the model `%[var(txn.model),json(utf8s)]`", "model"
 )
@@ -79,6 +85,7 @@ def identity_rules(*, features: bool) -> list[str]:
         responses.refuse_rule(INVALID_KEY, "shows_key !has_key"),
         responses.refuse_rule(MISSING_KEY, "!shows_key !is_marked keys_required"),
         responses.refuse_rule(EXPIRED_KEY, "has_key { date,sub(txn.key_expires) ge 0 }"),
+        responses.refuse_rule(OVER_QUOTA, f"has_key {{ {_value(KeyField.OVER_QUOTA)} 1 }}"),
         f"http-request set-header {headers.TENANT} %[{_value(KeyField.TENANT)}] if has_key",
         f"http-request set-header {headers.KEY} %[var(txn.key_prefix)] if has_key",
         *_counted_rules(),

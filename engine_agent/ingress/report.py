@@ -94,8 +94,10 @@ def telemetry(running: RunningHaproxy | None, desired: DesiredHaproxy, keys: Key
                 spilled_in_flight=spill.in_flight,
                 spilled_total=spill.requests_total,
                 spilled_to=_spilled_to(pool.spill, running),
+                bytes_in_total=local.bytes_in_total,
+                bytes_out_total=local.bytes_out_total,
             )
-    return IngressTelemetry(running.worker_pid, pools, keys)
+    return IngressTelemetry(running.worker_pid, pools, keys, running.life)
 
 
 def cell_traffic(

@@ -34,6 +34,8 @@ class ErrorResponse:
     retry_after_s: int = 0
     variant: str = ""
     """Distinguishes responses of one code."""
+    kind: str = ""
+    """OpenAI's `type` of the error, where it is not that of its status."""
 
     @property
     def name(self) -> str:
@@ -44,6 +46,8 @@ class ErrorResponse:
     def body(self) -> str:
         """The JSON body as OpenAI's clients expect it; `refuse.lua` makes Anthropic's of it."""
         error = error_object(ErrorForm.OPENAI, self.status, self.message, code=self.code, param=self.param)
+        if self.kind:
+            error["error"]["type"] = self.kind
         return json.dumps(error, ensure_ascii=False, separators=(",", ":"))
 
     @property

@@ -89,6 +89,8 @@ class RunningBackend:
     queued: int
     requests_total: int
     errors_total: int
+    bytes_in_total: int = 0
+    bytes_out_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,8 @@ def _read_backend(row: dict[str, str]) -> RunningBackend:
         queued=_number(row, "qcur"),
         requests_total=_number(row, "stot"),
         errors_total=_number(row, "hrsp_5xx"),
+        bytes_in_total=_number(row, "bin"),
+        bytes_out_total=_number(row, "bout"),
     )
 
 

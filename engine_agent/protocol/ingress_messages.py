@@ -61,7 +61,7 @@ class IngressChanges(Struct, frozen=True):
 class PoolTraffic(Struct, frozen=True):
     """What an ingress sent of one pool's requests, to its cells and, spilled, to other regions' ingresses; `…_total`
     as those of cells. `spilled_to` counts by region. What the cells could not take, and other regions were offered, is
-    none of `requests_total`."""
+    none of `requests_total`. Bytes are those that its cells got and answered, heads included."""
 
     in_flight: Count = 0
     queued: Count = 0
@@ -70,6 +70,8 @@ class PoolTraffic(Struct, frozen=True):
     spilled_in_flight: Count = 0
     spilled_total: Count = 0
     spilled_to: dict[str, Count] = field(default_factory=dict)
+    bytes_in_total: Count = 0
+    bytes_out_total: Count = 0
 
 
 class KeyCounts(Struct, frozen=True):
@@ -80,11 +82,13 @@ class KeyCounts(Struct, frozen=True):
 
 
 class IngressTelemetry(Struct, frozen=True, omit_defaults=True):
-    """Counters since the worker of this pid started, by pool and by key; whoever reads them takes differences."""
+    """Counters since the worker of this pid started, by pool and by key; whoever reads them takes differences. `life`
+    names the worker as `KeyCounts.since` does, empty from agents of before: a later one may have the same pid."""
 
     worker_pid: int | None = None
     pools: dict[str, PoolTraffic] = field(default_factory=dict)
     keys: KeyCounts | None = None
+    life: str = ""
 
 
 class IngressReport(Struct, frozen=True, tag="ingress_report"):
@@ -190,6 +194,7 @@ class ApiKey(Struct, frozen=True, omit_defaults=True):
 
 class RoutingTable(Struct, frozen=True, tag="routing_table"):
     """Complete statement of what the ingresses of one region must do. `keys_required`: none is served without a key.
+    `tenants_over_quota`: their budget is used up, so that none of their keys is served.
 
     `hop_secrets` prove to another region's ingress that a request comes from one of ours: the first signs, both are
     believed. Without any no request leaves its region.
@@ -201,6 +206,7 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
     splits: tuple[Split, ...] = ()
     keys: tuple[ApiKey, ...] = ()
     keys_required: bool = False
+    tenants_over_quota: tuple[str, ...] = ()
     hop_secrets: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     retry_after_s: int = 5

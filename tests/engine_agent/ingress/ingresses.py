@@ -125,6 +125,7 @@ class RunningIngress:
         splits: tuple[Split, ...] = (),
         keys: tuple[ApiKey, ...] = (),
         keys_required: bool = False,
+        tenants_over_quota: tuple[str, ...] = (),
     ) -> None:
         """Have a table with these pools in force, and every cell of it seen in a state."""
         self.revision += 1
@@ -137,6 +138,7 @@ class RunningIngress:
                 splits=splits,
                 keys=keys,
                 keys_required=keys_required,
+                tenants_over_quota=tenants_over_quota,
                 hop_secrets=self.hop_secrets,
                 retry_after_s=retry_after_s,
             )

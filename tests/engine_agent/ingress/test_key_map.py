@@ -20,7 +20,7 @@ def entries(*keys: ApiKey, required: bool = False) -> dict[str, str]:
 
 def test_a_key_is_found_by_its_digest_and_opens_the_pools_that_are_here() -> None:
     there = entries(KEY)
-    assert there[DIGEST] == "0a1b2c3d|rufus|1|1795000000|60|9000|4|1|1|0"
+    assert there[DIGEST] == "0a1b2c3d|rufus|1|1795000000|60|9000|4|1|1|0|0"
     assert there["0a1b2c3d/pool.chat"] == "1"
     assert len(there) == 4
     assert KEY.prefix not in there
@@ -28,16 +28,23 @@ def test_a_key_is_found_by_its_digest_and_opens_the_pools_that_are_here() -> Non
 
 def test_a_key_without_limits_pools_and_expiry_says_so() -> None:
     open_key = ApiKey("0a1b2c3d", DIGEST, "rufus", "realtime")
-    assert entries(open_key)[DIGEST] == f"0a1b2c3d|rufus|0|{NEVER}|0|0|0|0|0|0"
+    assert entries(open_key)[DIGEST] == f"0a1b2c3d|rufus|0|{NEVER}|0|0|0|0|0|0|0"
 
 
 def test_what_the_sender_shows_is_the_same_key_but_never_realtime() -> None:
     sender, there = "cd" * 32, {}
     for serving_class, urgency in (("realtime", 1), ("near_realtime", 1), ("batch", 2)):
         there = entries(msgspec.structs.replace(KEY, serving_class=serving_class, sender_digest=sender))
-        assert there[sender] == f"0a1b2c3d|rufus|{urgency}|1795000000|60|9000|4|1|1|1"
-        assert there[DIGEST].endswith(f"|{sender}")
+        assert there[sender] == f"0a1b2c3d|rufus|{urgency}|1795000000|60|9000|4|1|1|1|0"
+        assert there[DIGEST].endswith(f"|{sender}|0")
     assert len(there) == 5
+
+
+def test_every_key_of_a_tenant_over_its_quota_says_so_the_senders_text_too() -> None:
+    key, other = msgspec.structs.replace(KEY, sender_digest="cd" * 32), ApiKey("0d0d0d0d", "ef" * 32, "ada", "realtime")
+    table = RoutingTable(1, "east", (), keys=(key, other), tenants_over_quota=("rufus", "nobody"))
+    there = key_entries(table, BACKENDS)
+    assert [there[digest].rpartition("|")[2] for digest in (DIGEST, "cd" * 32, "ef" * 32)] == ["1", "1", "0"]
 
 
 def test_equal_keys_give_one_mark_and_any_change_another() -> None:

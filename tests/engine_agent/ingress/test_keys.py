@@ -64,6 +64,25 @@ async def test_a_key_opens_and_its_tenant_goes_with_the_request_and_its_text_doe
 
 
 @pytest.mark.asyncio
+async def test_keys_of_a_tenant_over_its_quota_are_refused_as_openai_does_until_the_table_says_otherwise(
+    ingress: RunningIngress,
+) -> None:
+    ours, theirs = keyed("0a0a0a0a", tenant="rufus"), keyed("0b0b0b0b", tenant="ada")
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell), keys=(ours.entry, theirs.entry), tenants_over_quota=("rufus",))
+        await ingress.sees(**{cell.name: "up"})
+        worker = ingress.worker_pid
+        answer = await ingress.post(BODY, **ours.headers)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["code"]) == (429, "insufficient_quota", "insufficient_quota")
+        assert "retry-after" not in answer.headers
+        assert [await asked(ingress, key) for key in (theirs, None)] == [200, 200]
+        await ingress.route(pool(cell), keys=(ours.entry, theirs.entry))
+        assert await asked(ingress, ours) == 200
+        assert ingress.worker_pid == worker
+
+
+@pytest.mark.asyncio
 async def test_keys_come_and_go_without_a_reload_and_a_revoked_one_is_refused_even_where_none_is_needed(
     ingress: RunningIngress,
 ) -> None:
