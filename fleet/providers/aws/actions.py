@@ -94,8 +94,10 @@ _CALLS = (
     *_plain("cloudwatch", "cloudwatch", "PutMetricData", bound="the namespace Switchyard"),
     *_plain("pricing", "pricing", "GetProducts"),
     *_plain("service-quotas", "servicequotas", "ListServiceQuotas"),
-    Call("s3", "GetObject", ("s3:GetObject",), "control/ of the install's bucket, and buckets of queues of requests"),
-    Call("s3", "PutObject", ("s3:PutObject",), "control/ of the install's bucket"),
+    Call(
+        "s3", "GetObject", ("s3:GetObject",), "control/ of the install's bucket, buckets of queues, the place of usage"
+    ),
+    Call("s3", "PutObject", ("s3:PutObject",), "control/ of the install's bucket, and the place of usage"),
     Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/ and control/ of the install's bucket"),
     Call("s3", "GetObject", ("s3:GetObject", "kms:Decrypt"), "artifacts/ of the install's bucket", Role.NODE),
     Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/ of the install's bucket", Role.NODE),
