@@ -97,6 +97,9 @@ owner of the database can rewrite what is in it, so they go somewhere unless `of
 if AUDIT_EXPORT == "off":
     AUDIT_EXPORT = ""
 
+USAGE_EXPORT = os.environ.get("SWITCHYARD_USAGE_EXPORT", "")
+"""Where usage goes, day by day: `s3://bucket/prefix`. Empty: nowhere."""
+
 CONTROL_LOOPS = {
     "fleet.reconcile": ("fleet.tasks.reconcile_fleet", 1.0),
     "fleet.provision": ("fleet.tasks.provision", 1.0),

@@ -4,12 +4,14 @@ import logging
 from collections.abc import Callable
 
 from celery import shared_task
+from django.conf import settings
 
 from kernel import clock, hints
 from traffic.selectors.routing_cache import RoutingCache
 from traffic.services.async_lease import async_requests_expire
 from traffic.services.async_request import async_requests_trim
 from traffic.services.autopilot import autopilot_run
+from traffic.services.budget import budgets_follow
 from traffic.services.cloud_ingresses import cloud_ingresses_ensure
 from traffic.services.entry_accelerator import EntryDials
 from traffic.services.entry_route53 import entry_run
@@ -20,6 +22,7 @@ from traffic.services.request_queue import refused_messages_trim
 from traffic.services.routing import drained_cells_mark, tables_publish
 from traffic.services.stored_response import responses_trim
 from traffic.services.usage import usage_count, usage_trim
+from traffic.services.usage_export import usage_export_days
 
 log = logging.getLogger(__name__)
 _dials = EntryDials()
@@ -68,12 +71,18 @@ def ensure_ingresses() -> bool:
 @shared_task(name="traffic.count_usage")
 def count_usage() -> None:
     usage_count(now=clock.now())
+    budgets_follow(now=clock.now())
 
 
 @shared_task(name="traffic.trim_usage")
 def trim_usage() -> None:
     usage_trim(now=clock.now())
     keys_retire(now=clock.now())
+
+
+@shared_task(name="traffic.export_usage")
+def export_usage() -> None:
+    usage_export_days(target=settings.USAGE_EXPORT, now=clock.now())
 
 
 @shared_task(name="traffic.trim_async")

@@ -45,9 +45,9 @@ class ErrorResponse:
     @property
     def body(self) -> str:
         """The JSON body as OpenAI's clients expect it; `refuse.lua` makes Anthropic's of it."""
-        error = error_object(ErrorForm.OPENAI, self.status, self.message, code=self.code, param=self.param)
-        if self.kind:
-            error["error"]["type"] = self.kind
+        error = error_object(
+            ErrorForm.OPENAI, self.status, self.message, code=self.code, param=self.param, kind=self.kind
+        )
         return json.dumps(error, ensure_ascii=False, separators=(",", ":"))
 
     @property

@@ -33,9 +33,15 @@ def anthropic_type(status: int) -> str:
 
 
 def error_object(
-    form: ErrorForm, status: int, message: str, *, code: str | int | None = None, param: str | None = None
+    form: ErrorForm,
+    status: int,
+    message: str,
+    *,
+    code: str | int | None = None,
+    param: str | None = None,
+    kind: str | None = None,
 ) -> dict[str, object]:
-    """The JSON object of an error."""
-    kind = anthropic_type(status) if form is ErrorForm.ANTHROPIC else openai_type(status)
-    error = {"message": message, "type": kind, "param": param, "code": code}
+    """The JSON object of an error. `kind`: OpenAI's type of it, where it is not that of its status."""
+    of_status = anthropic_type(status) if form is ErrorForm.ANTHROPIC else kind or openai_type(status)
+    error = {"message": message, "type": of_status, "param": param, "code": code}
     return {"type": "error", "error": error} if form is ErrorForm.ANTHROPIC else {"error": error}

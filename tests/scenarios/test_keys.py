@@ -25,7 +25,7 @@ def statuses(fleet: AskedFleet, key: str) -> set[int]:
 def test_a_key_opens_every_region_until_it_is_revoked_and_the_lag_is_told(fleet: AskedFleet) -> None:
     made = fleet.post("keys", {"name": "scenario", "tenant": "acme", "deployments": ["sim-70b"]})
     eventually(lambda: statuses(fleet, made["key"]) == {200})
-    eventually(lambda: any(row["completion_tokens"] for row in fleet.api("usage", tenant="acme")["results"]))
+    eventually(lambda: any(row["completion_tokens"] for row in fleet.api("usage", tenant="acme")["rows"]))
     eventually(lambda: fleet.api(f"keys/{made['prefix']}")["requests_24h"] >= len(REGIONS))
     fleet.post(f"keys/{made['prefix']}/revoke", {"why": "the test is over"})
     eventually(lambda: statuses(fleet, made["key"]) == {401})

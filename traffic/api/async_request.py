@@ -134,8 +134,8 @@ def _body(request: HttpRequest, settings: AsyncSettings) -> bytes:
 
 
 def _refused(refusal: ApplicationRefused) -> JsonResponse:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if refusal.status in {429, 503} else {}
-    return openai_error(refusal.status, refusal.code, str(refusal), refusal.param, headers)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if refusal.is_passing else {}
+    return openai_error(refusal.status, refusal.code, str(refusal), refusal.param, headers, kind=refusal.kind)
 
 
 def _seconds(at: datetime | None) -> int | None:

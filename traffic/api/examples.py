@@ -45,16 +45,97 @@ RING: dict[str, Any] = {
     "version": 7,
     "wanted_version": 7,
 }
-USAGE: dict[str, Any] = {
-    "tenant": "rufus",
-    "key": "0a1b2c3d",
-    "hour": "2026-11-21T12:00:00Z",
-    "requests": 1204,
+USED: dict[str, Any] = {
+    "arrived": 1210,
     "limited": 3,
-    "errors": 0,
-    "prompt_tokens": 0,
-    "completion_tokens": 0,
+    "failed": 0,
+    "requests": 1204,
+    "errors": 1,
+    "cancelled": 12,
+    "estimated": 0,
+    "prompt_tokens": 812_400,
+    "cached_tokens": 402_176,
+    "completion_tokens": 201_331,
+    "charged": "1.302416",
+    "machine_cost": "4.118250",
 }
+
+USAGE: dict[str, Any] = {
+    "start": "2026-11-14T12:00:00Z",
+    "end": "2026-11-21T12:00:00Z",
+    "by": "day",
+    "group": ["tenant"],
+    "rows": [
+        {
+            "start": "2026-11-21T00:00:00Z",
+            "tenant": "rufus",
+            "key": None,
+            "deployment": None,
+            "class": None,
+            **USED,
+        }
+    ],
+    "totals": USED,
+    "truncated": False,
+}
+
+MACHINE_COST: dict[str, Any] = {
+    "start": "2026-11-14T12:00:00Z",
+    "end": "2026-11-21T12:00:00Z",
+    "cells": "5.376000",
+    "tenants": "4.118250",
+    "idle": "1.257750",
+    "open_hours": 0.4,
+    "by_deployment": [
+        {
+            "deployment": "sim-70b",
+            "instance_type": "trn1.32xlarge",
+            "machine_hours": 0.25,
+            "cost": "5.376000",
+            "idle": "1.257750",
+        }
+    ],
+    "by_tenant": [{"tenant": "rufus", "deployment": "sim-70b", "cost": "4.118250"}],
+}
+
+PRICE: dict[str, Any] = {
+    "id": 3,
+    "deployment": "sim-70b",
+    "valid_from": "2026-12-01T00:00:00Z",
+    "prompt": "0.600000",
+    "cached": "0.060000",
+    "completion": "1.800000",
+    "in_force": False,
+    "actor": "ada",
+    "created_at": "2026-11-21T12:00:00Z",
+}
+
+NEW_PRICE: dict[str, Any] = {
+    "deployment": "sim-70b",
+    "prompt": "0.60",
+    "cached": "0.06",
+    "completion": "1.80",
+    "valid_from": "2026-12-01T00:00:00Z",
+}
+
+BUDGET: dict[str, Any] = {
+    "tenant": "rufus",
+    "tokens_per_month": 2_000_000_000,
+    "money_per_month": "1200.000000",
+    "thresholds": [50, 80, 100],
+    "hard_stop": True,
+    "month": "2026-11",
+    "used_tokens": 1_204_113_031,
+    "used_money": "842.120000",
+    "used_percent": 70.2,
+    "level": 50,
+    "stopped": False,
+    "stopped_at": None,
+    "actor": "ada",
+    "changed_at": "2026-11-01T08:00:00Z",
+}
+
+NEW_BUDGET: dict[str, Any] = {"tenant": "rufus", "money_per_month": "1200.00", "hard_stop": True}
 
 
 SHARES: dict[str, Any] = {

@@ -12,10 +12,15 @@ View = Callable[..., HttpResponseBase]
 
 
 def openai_error(
-    status: int, code: str | None, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
+    status: int,
+    code: str | None,
+    message: str,
+    param: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    kind: str | None = None,
 ) -> JsonResponse:
-    """An error response."""
-    error = error_object(ErrorForm.OPENAI, status, message, code=code, param=param)
+    """An error response. `kind`: its type, where it is not that of its status."""
+    error = error_object(ErrorForm.OPENAI, status, message, code=code, param=param, kind=kind)
     return JsonResponse(error, status=status, headers=dict(headers or {}))
 
 

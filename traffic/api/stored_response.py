@@ -93,9 +93,9 @@ def application_with_key(authorization: str, now: datetime) -> Application:
 
 def refusal_json(refusal: ApplicationRefused) -> tuple[list[tuple[str, str]], bytes]:
     """Headers and body of an error in OpenAI's form."""
-    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
+    kind = refusal.kind or ("server_error" if refusal.status >= 500 else "invalid_request_error")
     error = {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}
-    headers = [("Retry-After", str(RETRY_AFTER_S))] if refusal.status in {429, 502, 503} else []
+    headers = [("Retry-After", str(RETRY_AFTER_S))] if refusal.is_passing else []
     return headers, json.dumps({"error": error}).encode()
 
 

@@ -1,57 +1,254 @@
-"""What tenants and their keys used, by the hour, over HTTP. Read only. `own_usage` is `GET /v1/usage`, for the
-applications of a tenant: an ingress passes the request on, key included."""
+"""Usage and what it cost, added up as requested: of everybody to those who operate the fleet, as JSON or as a table for
+other programs, and of a tenant to itself under `GET /v1/usage`, with one of its keys."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
-from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponseBase, JsonResponse
-from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
+from django.db.models import Sum
+from django.http import HttpRequest, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema, extend_schema_serializer
 from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.exceptions import ErrorDetail, ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
 
+from engine_agent.protocol.states import ServingClass
 from kernel import clock
-from kernel.rest.view_sets import GenericViewSet, ListModelMixin
+from kernel.rest.view_sets import ViewSet
 from traffic.api import examples
 from traffic.api.openai_form import only, openai_error
 from traffic.models import UsageHour
+from traffic.models.usage import COUNTS
+from traffic.planning.usage_query import DIMENSIONS, BadQuery, By, UsageQuery, parse_usage_query
+from traffic.planning.usage_table import csv_pieces, money_text
 from traffic.selectors.application import UnknownApplication, application_of
+from traffic.selectors.usage import UsageRow, machine_costs, usage_answer, usage_stream
+from traffic.services.usage_export import PARQUET_TYPE, TooManyRows, parquet_table, table_rows
+
+MOST_ROWS, DEFAULT_ROWS = 10_000, 1000
+AS = ("json", "csv", "parquet")
+HOUR_MS = 3_600_000
 
 
-@extend_schema_serializer(examples=[OpenApiExample("usage", examples.USAGE, response_only=True)])
-class UsageSerializer(serializers.ModelSerializer[UsageHour]):
-    key = serializers.CharField(help_text="Prefix of a key; empty: the tenant's requests and tokens, as cells count.")
-    hour = serializers.DateTimeField(help_text="When it began.")
+class CountsSerializer(serializers.Serializer[Any]):
+    """Counts of one group."""
 
-    class Meta:
-        model = UsageHour
-        fields = [
-            "tenant", "key", "hour", "requests", "limited", "errors", "prompt_tokens", "completion_tokens",
-        ]  # fmt: skip
-
-
-class UsageFilter(filters.FilterSet):
-    tenant = filters.CharFilter()
-    key = filters.CharFilter()
-    since = filters.IsoDateTimeFilter(field_name="hour", lookup_expr="gte")
-    until = filters.IsoDateTimeFilter(field_name="hour", lookup_expr="lt")
-
-    class Meta:
-        model = UsageHour
-        fields: list[str] = []
+    arrived = serializers.IntegerField(help_text="Requests with a key that came to ingresses, those refused included.")
+    limited = serializers.IntegerField(help_text="Of those, over a limit.")
+    failed = serializers.IntegerField(help_text="Of those, answered with 5xx.")
+    requests = serializers.IntegerField(help_text="That cells admitted.")
+    errors = serializers.IntegerField(help_text="Of those, failed by the cell.")  # type: ignore[assignment]
+    cancelled = serializers.IntegerField(help_text="Of those, cut short by the client, its deadline or the cell's end.")
+    estimated = serializers.IntegerField(help_text="Of those, whose tokens no engine told.")
+    prompt_tokens = serializers.IntegerField()
+    cached_tokens = serializers.IntegerField(help_text="Part of `prompt_tokens`: found in the engine's cache.")
+    completion_tokens = serializers.IntegerField()
+    charged = serializers.CharField(help_text="US dollars, by the prices of tokens when they were counted.")
+    machine_cost = serializers.CharField(help_text="US dollars: the share of cells' hours that are over.")
 
 
-class UsageViewSet(ListModelMixin, GenericViewSet[UsageHour]):
-    """Requests, refusals, errors and tokens by the hour, newest first. Rows with a key count what ingresses saw, rows
-    without one what cells served the tenant: the two overlap, so add up either."""
+class UsageGroupSerializer(CountsSerializer):
+    """One group. Dimensions by which it is not grouped are null; an empty one is a group: requests without a key."""
 
-    serializer_class = UsageSerializer
-    filterset_class = UsageFilter
-    page_order = "-id"
-    ordering_fields = ("id", "hour", "tenant", "key", "requests", "prompt_tokens", "completion_tokens")
+    start = serializers.DateTimeField(allow_null=True, help_text="When its time began; null with `by=total`.")
+    tenant = serializers.CharField(allow_null=True)
+    key = serializers.CharField(allow_null=True, help_text="Prefix of a key.")
+    deployment = serializers.CharField(
+        allow_null=True, help_text="Empty: what ingresses counted of a key before they knew it."
+    )
 
-    def get_queryset(self) -> QuerySet[UsageHour]:
-        return UsageHour.objects.all()
+    def get_fields(self) -> dict[str, Any]:
+        return {**super().get_fields(), "class": serializers.CharField(allow_null=True)}
+
+
+@extend_schema_serializer(many=False, examples=[OpenApiExample("usage", examples.USAGE, response_only=True)])
+class UsageSerializer(serializers.Serializer[Any]):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    by = serializers.ChoiceField(choices=[(by.value, by.value) for by in By])
+    group = serializers.ListField(child=serializers.CharField())
+    rows = UsageGroupSerializer(many=True)
+    totals = CountsSerializer(help_text="Of everything that the filters take, shown or not.")
+    truncated = serializers.BooleanField(help_text="There are more groups than `limit`.")
+
+
+class DeploymentCostSerializer(serializers.Serializer[Any]):
+    deployment = serializers.CharField()
+    instance_type = serializers.CharField()
+    machine_hours = serializers.FloatField()
+    cost = serializers.CharField()
+    idle = serializers.CharField()
+
+
+class TenantCostSerializer(serializers.Serializer[Any]):
+    tenant = serializers.CharField(help_text="Empty: requests without a key.")
+    deployment = serializers.CharField()
+    cost = serializers.CharField()
+
+
+@extend_schema_serializer(examples=[OpenApiExample("machine cost", examples.MACHINE_COST, response_only=True)])
+class MachineCostSerializer(serializers.Serializer[Any]):
+    """`tenants` and `idle` sum up to `cells`."""
+
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    cells = serializers.CharField(help_text="US dollars for the hours of cells' machines that are over.")
+    tenants = serializers.CharField()
+    idle = serializers.CharField(help_text="Of time in which a cell had no request in flight.")
+    open_hours = serializers.FloatField(help_text="Machine hours of the hour that still runs; in no sum yet.")
+    by_deployment = DeploymentCostSerializer(many=True)
+    by_tenant = TenantCostSerializer(many=True)
+
+
+def _query_parameter(name: str, what: str, **more: Any) -> OpenApiParameter:
+    return OpenApiParameter(name, str, description=what, **more)
+
+
+MOMENT = "`7d`, `12h`, `2w` ago, a date, or a moment of RFC 3339."
+SPAN = (_query_parameter("from", f"Since when: {MOMENT} Seven days."), _query_parameter("to", f"Until: {MOMENT} Now."))
+PARAMETERS = (
+    *(_query_parameter(name, f"Of this {name} only.") for name in DIMENSIONS if name != "class"),
+    _query_parameter("class", "Of this class only.", enum=[each.value for each in ServingClass]),
+    *SPAN,
+    _query_parameter("by", "The time that a row is about.", enum=[by.value for by in By], default=By.TOTAL.value),
+    _query_parameter("group", f"Any of {', '.join(DIMENSIONS)}, with commas; `none`: one row.", default="tenant"),
+    OpenApiParameter("limit", {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": DEFAULT_ROWS},
+                     description="Rows at most; not of tables, which are whole."),
+    _query_parameter("as", "`csv` and `parquet` are tables to download.", enum=AS, default="json"),
+)  # fmt: skip
+
+
+class UsageViewSet(ViewSet):
+    """What tenants and keys used, and what it cost. Hours are kept for 90 days, then days for 400."""
+
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
+        """A table has one form, whatever a client accepts."""
+        return super().perform_content_negotiation(request, force=force or request.query_params.get("as") in AS[1:])
+
+    @extend_schema(
+        operation_id="usage_list",
+        parameters=list(PARAMETERS),
+        responses={
+            ("200", "application/json"): UsageSerializer,
+            ("200", "text/csv"): str,
+            ("200", PARQUET_TYPE): bytes,
+        },
+        filters=False,
+    )
+    def list(self, request: Request) -> HttpResponseBase:
+        """Usage by groups, latest first, with totals. Every row counts something else, so rows may be added up."""
+        given = _given(request, (*DIMENSIONS, "from", "to", "by", "group", "limit", "as"))
+        form, limit = _choice(given.pop("as", "json")), _limit(given.pop("limit", str(DEFAULT_ROWS)))
+        query = _parsed(given, clock.now())
+        if form == "csv":
+            return _download(csv_pieces(table_rows(usage_stream(query))), "text/csv; charset=utf-8", query, form)
+        if form == "parquet":
+            return _download(iter([_parquet(query)]), PARQUET_TYPE, query, form)
+        answer = usage_answer(query, most=limit)
+        return Response(
+            {
+                "start": query.start,
+                "end": query.end,
+                "by": query.by.value,
+                "group": list(query.group),
+                "rows": [_group(row) for row in answer.rows],
+                "totals": _counts(answer.totals),
+                "truncated": answer.truncated,
+            }
+        )
+
+    @extend_schema(operation_id="usage_cost", parameters=[*SPAN], responses={200: MachineCostSerializer})
+    @action(detail=False, methods=["get"])
+    def cost(self, request: Request) -> Response:
+        """What cells cost by the time of their machines, split over tenants by their share of tokens in each hour."""
+        query = _parsed(_given(request, ("from", "to")), clock.now())
+        costs = machine_costs(query.start, query.end)
+        shares = usage_answer(UsageQuery(query.start, query.end, group=("tenant", "deployment")), most=MOST_ROWS)
+        cells = sum((each.cost for each in costs), Decimal(0))
+        idle = sum((each.idle for each in costs), Decimal(0))
+        return Response(
+            {
+                "start": query.start,
+                "end": query.end,
+                "cells": money_text(cells),
+                "tenants": money_text(shares.totals["machine_cost"]),
+                "idle": money_text(idle),
+                "open_hours": round(sum(each.open_ms for each in costs) / HOUR_MS, 3),
+                "by_deployment": [
+                    {
+                        "deployment": each.deployment,
+                        "instance_type": each.instance_type,
+                        "machine_hours": round(each.machine_ms / HOUR_MS, 3),
+                        "cost": money_text(each.cost),
+                        "idle": money_text(each.idle),
+                    }
+                    for each in costs
+                ],
+                "by_tenant": [
+                    {**row.group, "cost": money_text(row.sums["machine_cost"])}
+                    for row in shares.rows
+                    if row.sums["machine_cost"]
+                ],
+            }
+        )
+
+
+def _given(request: Request, allowed: tuple[str, ...]) -> dict[str, str]:
+    errors: dict[str, list[ErrorDetail]] = {}
+    for name, values in request.query_params.lists():
+        if name not in allowed:
+            errors[name] = [ErrorDetail(f"unknown parameter; allowed: {', '.join(allowed)}", "unknown_parameter")]
+        elif len(values) > 1:
+            errors[name] = [ErrorDetail("may be given once only", "once")]
+        elif not values[0]:
+            errors[name] = [ErrorDetail("is empty; leave it out, or give a value", "blank")]
+    if errors:
+        raise ValidationError(errors)
+    return {name: str(value) for name, value in request.query_params.items()}
+
+
+def _parsed(given: dict[str, str], now: datetime) -> UsageQuery:
+    try:
+        return parse_usage_query(given, now)
+    except BadQuery as error:
+        raise ValidationError({error.field: [ErrorDetail(str(error), "invalid")]}) from error
+
+
+def _choice(text: str) -> str:
+    if text not in AS:
+        raise ValidationError({"as": [ErrorDetail(f"{text[:40]!r} is not one of: {', '.join(AS)}", "invalid_choice")]})
+    return text
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MOST_ROWS):
+        raise ValidationError({"limit": [ErrorDetail(f"must be a whole number from 1 to {MOST_ROWS}", "range")]})
+    return int(text)
+
+
+def _parquet(query: UsageQuery) -> bytes:
+    try:
+        return parquet_table(table_rows(usage_stream(query)))
+    except TooManyRows as error:
+        raise ValidationError({"from": [ErrorDetail(str(error), "range")]}) from error
+
+
+def _download(pieces: Any, kind: str, query: UsageQuery, ending: str) -> StreamingHttpResponse:
+    name = f"usage-{query.start:%Y%m%dT%H%M}-{query.end:%Y%m%dT%H%M}.{ending}"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingHttpResponse(pieces, content_type=kind, headers=headers)
+
+
+def _group(row: UsageRow) -> dict[str, Any]:
+    return {"start": row.start, **{name: row.group.get(name) for name in DIMENSIONS}, **_counts(row.sums)}
+
+
+def _counts(sums: dict[str, Any]) -> dict[str, Any]:
+    amounts = {name: money_text(sums[name]) for name in ("charged", "machine_cost")}
+    return {**{name: sums[name] for name in COUNTS}, **amounts}
 
 
 HOURS = 24
@@ -61,7 +258,7 @@ MAX_HOURS = 24 * 90
 
 @only("GET")
 def own_usage(request: HttpRequest) -> HttpResponseBase:
-    """The hours of the last `hours` hours, newest first: those of the tenant as cells served it, and of each key."""
+    """The hours of the last `hours` hours, newest first, one row for each key."""
     try:
         application = application_of(request.headers.get("Authorization", ""), clock.now())
     except UnknownApplication as unknown:
@@ -69,24 +266,23 @@ def own_usage(request: HttpRequest) -> HttpResponseBase:
     if not application.tenant:
         return openai_error(401, "missing_api_key", "send an API key: usage is shown to its tenant")
     text = request.GET.get("hours", str(HOURS))
-    if not (text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MAX_HOURS):
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MAX_HOURS):
         return openai_error(400, "invalid_hours", f"`hours` must be a whole number from 1 to {MAX_HOURS}", "hours")
     since = clock.now() - timedelta(hours=int(text))
-    rows = UsageHour.objects.filter(tenant=application.tenant, hour__gt=since).order_by("-hour", "key")
+    hours = UsageHour.objects.filter(tenant=application.tenant, hour__gt=since).order_by()
+    sums = {name: Sum(name) for name in (*COUNTS, "charged")}
+    rows: Iterable[Any] = hours.values("hour", "key").annotate(**sums).order_by("-hour", "key")
     return JsonResponse({"object": "list", "tenant": application.tenant, "data": [_shown(row) for row in rows]})
 
 
-def _shown(row: UsageHour) -> dict[str, Any]:
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "object": "usage.hour",
-        "start_time": _seconds(row.hour),
-        "end_time": _seconds(row.hour + timedelta(hours=1)),
-        "key": row.key or None,
-        "requests": row.requests,
-        "limited": row.limited,
-        "errors": row.errors,
-        "prompt_tokens": row.prompt_tokens,
-        "completion_tokens": row.completion_tokens,
+        "start_time": _seconds(row["hour"]),
+        "end_time": _seconds(row["hour"] + timedelta(hours=1)),
+        "key": row["key"] or None,
+        **{name: row[name] for name in COUNTS},
+        "charged": money_text(row["charged"]),
     }
 
 

@@ -2,7 +2,7 @@
 
 from traffic.models.async_request import AsyncRequest, CallbackHost
 from traffic.models.entry import Entry, EntryRevision, EntryTarget
-from traffic.models.key import ApplicationKey, KeyPolicy, UsageHour, UsageMark
+from traffic.models.key import ApplicationKey, KeyPolicy
 from traffic.models.request_queue import RefusedMessage, RequestQueue
 from traffic.models.routing import (
     Ingress,
@@ -15,11 +15,23 @@ from traffic.models.routing import (
     TrafficWindow,
 )
 from traffic.models.stored_response import StoredResponse
+from traffic.models.usage import (
+    Budget,
+    CellHour,
+    TokenPrice,
+    UsageDay,
+    UsageExport,
+    UsageHour,
+    UsageMark,
+    UsageMonth,
+)
 
 __all__ = [
     "ApplicationKey",
     "AsyncRequest",
+    "Budget",
     "CallbackHost",
+    "CellHour",
     "Entry",
     "EntryRevision",
     "EntryTarget",
@@ -30,11 +42,15 @@ __all__ = [
     "RequestQueue",
     "RoutingTable",
     "StoredResponse",
+    "TokenPrice",
     "TrafficMatrix",
     "TrafficOverride",
     "TrafficRule",
     "TrafficShift",
     "TrafficWindow",
+    "UsageDay",
+    "UsageExport",
     "UsageHour",
     "UsageMark",
+    "UsageMonth",
 ]

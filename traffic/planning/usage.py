@@ -1,32 +1,44 @@
-"""From totals that sources report again and again to what was used since the last count. Pure.
+"""From totals that sources report again and again to what was used since the last count, by account. Pure.
 
-A source counts from 0 in each of its lives: a worker of HAProxy, a cell proxy. What it counts in a new life is all new.
+A source counts from 0 in each of its lives: a worker of HAProxy, a row of a cell proxy. Each life has a mark of its
+own, so a report counts once whenever it comes: twice, late, or after one of a later life.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine_agent.protocol.messages import OTHER_TENANTS, JsonObject
+from engine_agent.protocol.states import ServingClass
 
 Totals = Mapping[str, int]
-KEY, TENANT, POOL = "key:", "tenant:", "pool:"
-"""What subjects begin with."""
+Place = tuple[str, str, str]
+"""Source, subject and life: what a mark is about."""
+KEY, POOL = "key:", "pool:"
+"""What subjects of ingresses begin with: keys, and deployments as their requests were sent to cells."""
 INGRESS_FIELDS = ("requests", "limited", "errors")
 """In the order in which an ingress reports them for a key."""
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}|" + re.escape(OTHER_TENANTS))
+KEY_PREFIX = re.compile(r"[0-9a-f]{4,16}")
 MOST = 2**53
 """No total that is meant is as large; it keeps one that is not from breaking the sums of others."""
-TOKENS = ("prompt_tokens", "completion_tokens")
-CELL_FIELDS = {
-    "requests_total": "requests",
-    "prompt_tokens_total": "prompt_tokens",
-    "completion_tokens_total": "completion_tokens",
-}
-"""What a cell proxy reports of a tenant -> what it is here."""
-CREDIT = "credit"
-"""The source of the marks that say how many requests of a deployment no cell has claimed yet."""
+CELL_FIELDS = (
+    "requests", "cancelled", "errors", "estimated", "prompt_tokens", "cached_tokens", "completion_tokens",
+)  # fmt: skip
+"""What cell proxies count, here without `_total`."""
+POOL_FIELDS = {"requests": "requests_total", "bytes_in": "bytes_in_total", "bytes_out": "bytes_out_total"}
+CLASSES = frozenset(each.value for each in ServingClass)
+
+
+class Account(NamedTuple):
+    """What a row of usage is about. No tenant and no key: requests without a key. No deployment and no class: what
+    ingresses counted of a key, before they knew either."""
+
+    tenant: str
+    key: str = ""
+    deployment: str = ""
+    serving_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,141 +51,117 @@ class SourceTotals:
     totals: Totals
 
     @property
-    def place(self) -> tuple[str, str]:
-        return self.source, self.subject
+    def place(self) -> Place:
+        return self.source, self.subject, self.since
+
+
+Marks = Mapping[Place, SourceTotals]
+
+
+@dataclass(frozen=True, slots=True)
+class CellRow:
+    """What the leader of a cell says of one tenant, key and class; `totals.subject` names these three."""
+
+    totals: SourceTotals
+    tenant: str
+    key: str
+    serving_class: str
 
 
 @dataclass(frozen=True, slots=True)
 class UsagePlan:
-    """`used`: subject -> what is new; `marks`: the totals to remember, of those that changed."""
+    """`used`: what is new, by place; `marks`: totals to remember. Both only of what grew."""
 
-    used: Mapping[str, Totals] = field(default_factory=dict)
+    used: Mapping[Place, Totals] = field(default_factory=dict)
     marks: tuple[SourceTotals, ...] = ()
 
 
-def plan_usage(reported: Iterable[SourceTotals], marks: Mapping[tuple[str, str], SourceTotals]) -> UsagePlan:
-    """What is new in `reported`, beside the totals remembered by source and subject."""
-    used: dict[str, dict[str, int]] = {}
-    changed = []
+def plan_usage(reported: Iterable[SourceTotals], marks: Marks) -> UsagePlan:
+    """What is new in `reported`, beside the totals remembered. A total that went back is an old report: nothing."""
+    used: dict[Place, Totals] = {}
+    grown: dict[Place, SourceTotals] = {}
     for now in reported:
-        before = marks.get(now.place)
-        if before is not None and (before.since, before.totals) == (now.since, now.totals):
+        before = grown.get(now.place) or marks.get(now.place)
+        known = before.totals if before is not None else {}
+        fresh = new_of(now.totals, known)
+        if not any(fresh.values()):
             continue
-        changed.append(now)
-        of_subject = used.setdefault(now.subject, {})
-        for name, count in _new(before, now).items():
-            of_subject[name] = of_subject.get(name, 0) + count
-    return UsagePlan({subject: counts for subject, counts in used.items() if any(counts.values())}, tuple(changed))
+        totals = {**known, **{name: known.get(name, 0) + count for name, count in fresh.items()}}
+        grown[now.place] = SourceTotals(*now.place, totals)
+        used[now.place] = summed(used.get(now.place, {}), fresh)
+    return UsagePlan(used, tuple(grown.values()))
 
 
-def _new(before: SourceTotals | None, now: SourceTotals) -> dict[str, int]:
-    known = before.totals if before is not None and before.since == now.since else {}
-    # A total that went back within one life is no use at all, rather than a second time.
-    return {name: max(0, total - known.get(name, 0)) for name, total in now.totals.items()}
+def new_of(totals: Totals, known: Totals) -> dict[str, int]:
+    """How much each total grew; 0 where it went back."""
+    return {name: max(0, total - known.get(name, 0)) for name, total in totals.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class CellBounds:
-    """What the leader of a cell can have counted at most: for these tenants (and for nobody in particular), so many
-    tokens a request, and together with the deployment's other cells so many requests as ingresses sent."""
-
-    deployment: str
-    tenants: frozenset[str]
-    tokens_per_request: int
-
-
-def bound_claims(
-    claimed: Iterable[tuple[SourceTotals, CellBounds]],
-    marks: Mapping[tuple[str, str], SourceTotals],
-    credits: Mapping[str, int],
-) -> tuple[list[SourceTotals], dict[str, int]]:
-    """What of the claims of leaders can be so, and what is left of each deployment's credit: requests that ingresses
-    sent and no cell has claimed yet. A claim beyond it waits: their next report may be about the same requests.
-    """
-    left, allowed = dict(credits), []
-    for claim, bounds in claimed:
-        tenant = claim.subject.removeprefix(TENANT)
-        if tenant not in bounds.tenants and tenant != OTHER_TENANTS:
-            continue
-        before = marks.get(claim.place)
-        known = before.totals if before is not None and before.since == claim.since else {}
-        requests = min(_new(before, claim).get("requests", 0), left.get(bounds.deployment, 0))
-        left[bounds.deployment] = left.get(bounds.deployment, 0) - requests
-        total = known.get("requests", 0) + requests
-        most = {"requests": total} | dict.fromkeys(TOKENS, total * bounds.tokens_per_request)
-        totals = {name: min(count, most.get(name, 0)) for name, count in claim.totals.items()}
-        allowed.append(SourceTotals(claim.source, claim.subject, claim.since, totals))
-    return allowed, left
-
-
-def unclaimed_requests(seen: UsagePlan, marks: Mapping[tuple[str, str], SourceTotals]) -> dict[str, int]:
-    """Deployment -> requests that ingresses sent and no cell has claimed yet."""
-    credit = {subject: mark.totals["requests"] for (source, subject), mark in marks.items() if source == CREDIT}
-    for subject, counts in seen.used.items():
-        if subject.startswith(POOL):
-            deployment = subject.removeprefix(POOL)
-            credit[deployment] = credit.get(deployment, 0) + counts["requests"]
-    return {deployment: min(left, MOST) for deployment, left in credit.items()}
-
-
-def credit_marks(credit: Mapping[str, int], marks: Mapping[tuple[str, str], SourceTotals]) -> list[SourceTotals]:
-    """Marks to write, of what changed."""
-    fresh = [SourceTotals(CREDIT, deployment, "", {"requests": left}) for deployment, left in sorted(credit.items())]
-    return [mark for mark in fresh if marks.get(mark.place) != mark]
+def summed(one: Totals, other: Totals) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 def pools_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
-    """Requests that an ingress sent to the cells of each deployment."""
+    """Requests and bytes that an ingress exchanged with the cells of each deployment."""
     pools = telemetry.get("pools")
     if not isinstance(pools, dict):
         return []
-    return [
-        SourceTotals(
-            f"ingress:{ingress}", f"{POOL}{name}"[:80], str(telemetry.get("worker_pid"))[:40], {"requests": sent}
-        )
+    life = str(telemetry.get("life") or telemetry.get("worker_pid"))[:40]
+    totals = {
+        name: {ours: row.get(theirs, 0) for ours, theirs in POOL_FIELDS.items()}
         for name, row in pools.items()
-        if isinstance(row, dict) and isinstance(sent := row.get("requests_total"), int) and 0 < sent <= MOST
+        if isinstance(row, dict)
+    }
+    return [
+        SourceTotals(f"ingress:{ingress}", f"{POOL}{name}"[:120], life, counts)
+        for name, counts in totals.items()
+        if counts["requests"] and are_counts(counts.values())
     ]
 
 
-def totals_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
+def keys_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
     """What the telemetry of an ingress says of keys; nothing if it is not in the form of its agent."""
     keys = telemetry.get("keys")
     if not (isinstance(keys, dict) and isinstance(keys.get("since"), str) and isinstance(keys.get("totals"), dict)):
         return []
     source, since = f"ingress:{ingress}", keys["since"][:40]
     return [
-        SourceTotals(source, f"{KEY}{prefix}"[:80], since, dict(zip(INGRESS_FIELDS, counts, strict=True)))
+        SourceTotals(source, f"{KEY}{prefix}", since, dict(zip(INGRESS_FIELDS, counts, strict=True)))
         for prefix, counts in keys["totals"].items()
-        if _are_counts(counts)
+        if KEY_PREFIX.fullmatch(prefix)
+        and isinstance(counts, list)
+        and len(counts) == len(INGRESS_FIELDS)
+        and are_counts(counts)
     ]
 
 
-def totals_of_cell(node: str, load: JsonObject | None) -> list[SourceTotals]:
-    """What the load of a leader says of tenants: in a row for each key and class, or, from a proxy of the release
-    before, in one for all."""
-    source = f"cell:{node}"
-    rows = (load or {}).get("usage")
-    if isinstance(rows, (list, tuple)) and rows:
-        return [
-            _totals_of_row(f"{source}:{row.get('key', '')[:16]}:{row.get('serving_class', '')[:16]}", tenant, row)
-            for row in rows
-            if TENANT_NAME.fullmatch(tenant := row.get("tenant", ""))
-        ]
-    tenants = (load or {}).get("tenants")
-    if not isinstance(tenants, dict):
-        return []
-    return [_totals_of_row(source, tenant, row) for tenant, row in tenants.items() if TENANT_NAME.fullmatch(tenant)]
+def rows_of_cell(node: str, load: JsonObject | None) -> list[CellRow]:
+    """What the load of a leader says of tenants and keys. Agents of before say it of tenants alone."""
+    told = load or {}
+    rows = told.get("usage")
+    if isinstance(rows, list) and rows:
+        read = [_cell_row(node, row) for row in rows if isinstance(row, dict)]
+    else:
+        tenants = told.get("tenants")
+        named = tenants.items() if isinstance(tenants, dict) else ()
+        read = [_cell_row(node, {**row, "tenant": tenant}) for tenant, row in named if isinstance(row, dict)]
+    return [row for row in read if row is not None]
 
 
-def _totals_of_row(source: str, tenant: str, row: JsonObject) -> SourceTotals:
-    counts = {ours: min(int(row.get(theirs, 0)), MOST) for theirs, ours in CELL_FIELDS.items()}
-    return SourceTotals(source, f"{TENANT}{tenant}", str(row["since"])[:40], counts)
+def _cell_row(node: str, row: JsonObject) -> CellRow | None:
+    tenant, key = row.get("tenant", ""), row.get("key", "")
+    serving_class = row.get("serving_class", ServingClass.REALTIME.value)
+    named = isinstance(tenant, str) and isinstance(key, str) and serving_class in CLASSES
+    if not (named and (not tenant or TENANT_NAME.fullmatch(tenant)) and (not key or KEY_PREFIX.fullmatch(key))):
+        return None
+    counts = {name: row.get(f"{name}_total", 0) for name in CELL_FIELDS}
+    if not are_counts(counts.values(), most=None):
+        return None
+    totals = {name: min(count, MOST) for name, count in counts.items()}
+    subject = f"{key or '@' + tenant}/{serving_class}"
+    since = str(row.get("since"))[:40]
+    return CellRow(SourceTotals(f"cell:{node}", subject, since, totals), tenant, key, serving_class)
 
 
-def _are_counts(counts: Any) -> bool:
-    return (
-        isinstance(counts, list)
-        and len(counts) == len(INGRESS_FIELDS)
-        and all(isinstance(count, int) and 0 <= count <= MOST for count in counts)
-    )
+def are_counts(values: Iterable[Any], most: int | None = MOST) -> bool:
+    return all(type(value) is int and value >= 0 and (most is None or value <= most) for value in values)

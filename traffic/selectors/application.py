@@ -5,14 +5,15 @@ from datetime import datetime
 
 from engine_agent.protocol.states import ServingClass
 from kernel.secrets import secret_matches, secret_prefix
-from traffic.models import ApplicationKey
+from traffic.models import ApplicationKey, Budget
 from traffic.planning.key import KeyState
 from traffic.selectors.key import key_standing
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """Nobody in particular has no tenant and no key. No deployments: all of them; a limit of 0 is none."""
+    """Nobody in particular has no tenant and no key. No deployments: all of them; a limit of 0 is none. `over_quota`:
+    the tenant's budget is used up."""
 
     tenant: str = ""
     key: str = ""
@@ -20,6 +21,7 @@ class Application:
     deployments: tuple[str, ...] = ()
     requests_per_min: int = 0
     max_concurrent: int = 0
+    over_quota: bool = False
 
     def may_use(self, deployments: frozenset[str]) -> bool:
         """Whether its key opens one of these."""
@@ -73,4 +75,5 @@ def application_with(key: ApplicationKey, now: datetime) -> Application:
         deployments=tuple(key.deployments),
         requests_per_min=key.requests_per_min,
         max_concurrent=key.max_concurrent,
+        over_quota=Budget.objects.filter(tenant=key.tenant, stopped=True).exists(),
     )

@@ -10,7 +10,7 @@ from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, Coalesce
 
 from engine_agent.protocol.ingress_messages import ApiKey
-from traffic.models import ApplicationKey, Ingress, KeyPolicy, RoutingTable, UsageHour
+from traffic.models import ApplicationKey, Budget, Ingress, KeyPolicy, RoutingTable, UsageHour
 from traffic.planning.key import LIMITS, KeyStanding, KeyState, playground_key, with_sender
 
 COUNT: "BigIntegerField[int, int]" = BigIntegerField()
@@ -62,6 +62,11 @@ def _unrevoked_keys(change: str) -> tuple[ApiKey, ...]:
     return (*(with_sender(key, secret) for key in keys), playground_key(secret))
 
 
+def tenants_stopped() -> tuple[str, ...]:
+    """Tenants whose budget is used up, so that their keys are refused."""
+    return tuple(Budget.objects.filter(stopped=True).order_by("tenant").values_list("tenant", flat=True))
+
+
 def ingresses_with_keys() -> QuerySet[Ingress]:
     """Ingresses with the `version` of keys that each enforces and the one it should.
 
@@ -94,12 +99,14 @@ def ingresses_waited_for(version: int) -> tuple[str, ...]:
 
 
 def keys_described(now: datetime) -> QuerySet[ApplicationKey]:
-    """Keys with what each requested in the hours since `now` less `USAGE_SHOWN`: `requests_24h`, `limited_24h`,
-    `errors_24h`."""
+    """Keys with what each requested in the hours since `now` less `USAGE_SHOWN`, as ingresses counted: `requests_24h`,
+    `limited_24h`, `errors_24h`."""
     hours = UsageHour.objects.filter(key=OuterRef("prefix"), hour__gte=now - USAGE_SHOWN).order_by().values("key")
     used = {
-        f"{name}_24h": Coalesce(Subquery(hours.annotate(total=Sum(name)).values("total")), Value(0), output_field=COUNT)
-        for name in ("requests", "limited", "errors")
+        f"{name}_24h": Coalesce(
+            Subquery(hours.annotate(total=Sum(column)).values("total")), Value(0), output_field=COUNT
+        )
+        for name, column in (("requests", "arrived"), ("limited", "limited"), ("errors", "failed"))
     }
     return ApplicationKey.objects.annotate(**used)
 

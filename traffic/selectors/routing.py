@@ -13,7 +13,7 @@ from traffic.models import Ingress, IngressReport, RoutingTable
 from traffic.planning.ingress import FollowingIngress
 from traffic.planning.key import shared_keys
 from traffic.planning.routing import IngressAddress, ServedDeployment
-from traffic.selectors.key import KEY_RING, keys_for_ingresses
+from traffic.selectors.key import KEY_RING, keys_for_ingresses, tenants_stopped
 
 
 def served_deployments() -> list[ServedDeployment]:
@@ -75,7 +75,9 @@ def table_for_ingresses(table: RoutingTable) -> TableMessage:
     if not ring:
         return message
     keys = shared_keys(keys_for_ingresses(), ring["ingresses"])
-    return msgspec.structs.replace(message, keys=keys, keys_required=ring["required"])
+    return msgspec.structs.replace(
+        message, keys=keys, keys_required=ring["required"], tenants_over_quota=tenants_stopped()
+    )
 
 
 def routed_cells(table: TableMessage) -> frozenset[str]:

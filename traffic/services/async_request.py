@@ -17,7 +17,7 @@ from fleet.planning.webhooks.delivery import RefusedUrl, WebhookSettings, check_
 from fleet.services.webhook_outbox import delivery_create_to
 from traffic.models import AsyncRequest
 from traffic.models.async_request import OPEN_STATES, new_callback_secret
-from traffic.planning.application_refusal import ApplicationRefused
+from traffic.planning.application_refusal import QUOTA_USED_UP, ApplicationRefused
 from traffic.planning.async_request import AsyncSettings, AsyncState, limit_of
 from traffic.selectors.application import Application
 from traffic.selectors.async_request import (
@@ -214,6 +214,9 @@ def place_check(application: Application, named: str, model: str) -> str:
 
 
 def _check_quotas(application: Application, now: datetime, settings: AsyncSettings) -> None:
+    if application.over_quota:
+        why = "You exceeded your current quota: the budget of this month is used up"
+        raise ApplicationRefused(429, QUOTA_USED_UP, why, kind=QUOTA_USED_UP)
     if open_requests(application.tenant) >= settings.max_open_per_tenant:
         most = settings.max_open_per_tenant
         raise ApplicationRefused(429, "too_many_open", f"{most} requests wait already; try again when some have ended")

@@ -166,6 +166,12 @@ def revocations_confirm(*, now: datetime) -> list[str]:
     return [prefix for prefix in confirmed if _confirm(prefix, now)]
 
 
+@transaction.atomic
+def key_ring_change() -> None:
+    """Have every ingress get its keys anew, because something about them that is no key's own has changed."""
+    _next_version(_lock_policy())
+
+
 def _confirm(prefix: str, now: datetime) -> bool:
     with transaction.atomic():
         unconfirmed = ApplicationKey.objects.filter(prefix=prefix, refused_everywhere_at=None)

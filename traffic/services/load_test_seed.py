@@ -98,7 +98,14 @@ def _keys(now: datetime) -> None:
     ApplicationKey.objects.bulk_create(keys)
     UsageHour.objects.bulk_create(
         (
-            UsageHour(tenant=f"tenant-{tenant:02d}", key="", hour=hour - timedelta(hours=back), requests=1000 + back)
+            UsageHour(
+                tenant=f"tenant-{tenant:02d}",
+                key=keys[tenant].prefix,
+                deployment="d",
+                serving_class="realtime",
+                hour=hour - timedelta(hours=back),
+                requests=1000 + back,
+            )
             for tenant in range(100)
             for back in range(HOURS)
         ),

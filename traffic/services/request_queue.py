@@ -108,6 +108,8 @@ def request_queue_may_receive(queue: RequestQueue, *, now: datetime, settings: A
         application = application_with(queue.key, now)
     except UnknownApplication as unknown:
         return MayReceive(0, QueueState.STOPPED, f"the key sw_{queue.key.prefix} opens nothing: {unknown}")
+    if application.over_quota:
+        return MayReceive(0, QueueState.FULL, f"the budget of {application.tenant} for this month is used up")
     region = serving_region(_region_of(queue))
     if region is None or deployments_of_model(region, "") is None:
         return MayReceive(0, QueueState.FULL, "no region serves yet")

@@ -1,45 +1,69 @@
 """Adds up what tenants and keys used, from what ingresses and cells report, into rows by the hour. Each total that was
 reported counts once, however often it is read: the rows and how far they go are written in one transaction."""
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from decimal import Decimal
 
+from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Q
+from django.db.models import F, Q
 
 from fleet.models import NodeReport
 from kernel import live
 from kernel.leases import lease_release, lease_take, this_holder
-from traffic.models import ApplicationKey, IngressReport, UsageHour, UsageMark
+from traffic.models import ApplicationKey, CellHour, IngressReport, TokenPrice, UsageDay, UsageMark
+from traffic.models.usage import ACCOUNT, AMOUNTS, COUNTS
+from traffic.planning.budget import month_of
+from traffic.planning.key import playground_key
+from traffic.planning.price import TokenPrice as Price
+from traffic.planning.price import charge
 from traffic.planning.usage import (
-    CREDIT,
     KEY,
-    POOL,
-    TENANT,
-    CellBounds,
+    Account,
+    CellRow,
     SourceTotals,
     UsagePlan,
-    bound_claims,
-    credit_marks,
+    keys_of_ingress,
     plan_usage,
     pools_of_ingress,
-    totals_of_cell,
-    totals_of_ingress,
-    unclaimed_requests,
+    rows_of_cell,
+    summed,
 )
+from traffic.planning.usage_bounds import CREDIT, Claim, KeyScope, bound_claims, credit_marks, credit_of, plan_claims
+from traffic.planning.usage_query import HOURS_KEPT
+from traffic.services.machine_hours import machine_hours_count
 
 LEASE = "traffic:usage"
 COUNT_LIMIT_S = 60.0
 """After this another worker may count; one look takes well below a second."""
-HOURS_KEPT = timedelta(days=90)
+DAYS_KEPT = timedelta(days=400)
 MARKS_KEPT = timedelta(days=30)
 """Longer than HAProxy and cell proxies remember an idle subject."""
 MARKS_RENEWED = timedelta(days=1)
-FIELDS = ("requests", "limited", "errors", "prompt_tokens", "completion_tokens")
-ADD = f"""
-    INSERT INTO traffic_usagehour (tenant, key, hour, {", ".join(FIELDS)})
-    VALUES (%s, %s, %s, {", ".join(["%s"] * len(FIELDS))})
-    ON CONFLICT (tenant, key, hour) DO UPDATE SET
-    {", ".join(f"{name} = traffic_usagehour.{name} + EXCLUDED.{name}" for name in FIELDS)}
+OF_INGRESS = {"requests": "arrived", "limited": "limited", "errors": "failed"}
+"""What ingresses count of a key -> its column."""
+_COLUMNS = (*COUNTS, "charged")
+_ADD = f"""
+    INSERT INTO traffic_usagehour ({", ".join((*ACCOUNT, "hour", *_COLUMNS))}, machine_cost)
+    VALUES ({", ".join(["%s"] * (len(ACCOUNT) + 1 + len(_COLUMNS)))}, 0)
+    ON CONFLICT ({", ".join(ACCOUNT)}, hour) DO UPDATE SET
+    {", ".join(f"{name} = traffic_usagehour.{name} + EXCLUDED.{name}" for name in _COLUMNS)}
+"""  # noqa: S608 - only names from above
+_ADD_TO_MONTH = """
+    INSERT INTO traffic_usagemonth (tenant, month, tokens, charged) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (tenant, month) DO UPDATE SET
+    tokens = traffic_usagemonth.tokens + EXCLUDED.tokens, charged = traffic_usagemonth.charged + EXCLUDED.charged
+"""
+_SUMMED = (*COUNTS, *AMOUNTS)
+_TO_DAYS = f"""
+    WITH gone AS (DELETE FROM traffic_usagehour WHERE hour < %s RETURNING *)
+    INSERT INTO traffic_usageday ({", ".join((*ACCOUNT, "day", *_SUMMED))})
+    SELECT {", ".join(ACCOUNT)}, (hour AT TIME ZONE 'UTC')::date, {", ".join(f"sum({name})" for name in _SUMMED)}
+    FROM gone GROUP BY {", ".join(ACCOUNT)}, (hour AT TIME ZONE 'UTC')::date
+    ON CONFLICT ({", ".join(ACCOUNT)}, day) DO UPDATE SET
+    {", ".join(f"{name} = traffic_usageday.{name} + EXCLUDED.{name}" for name in _SUMMED)}
 """  # noqa: S608 - only names from above
 
 
@@ -49,33 +73,42 @@ def usage_count(*, now: datetime) -> int:
     if lease_take(name=LEASE, holder=holder, ttl_s=COUNT_LIMIT_S, now=now) is None:
         return 0
     try:
-        return _count(now)
+        added = _count(now)
+        machine_hours_count(now=now)
+        return added
     finally:
         lease_release(name=LEASE, holder=holder, now=now)
 
 
 def usage_trim(*, now: datetime) -> None:
-    """Forget hours and marks that are too old to matter."""
-    UsageHour.objects.filter(hour__lt=now - HOURS_KEPT).delete()
+    """Add hours that are too old to their days, and forget days and marks that are too old to matter."""
+    whole_days = (now - HOURS_KEPT).replace(hour=0, minute=0, second=0, microsecond=0)
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(_TO_DAYS, [whole_days])
+    UsageDay.objects.filter(day__lt=(now - DAYS_KEPT).date()).delete()
+    CellHour.objects.filter(hour__lt=now - DAYS_KEPT).delete()
     UsageMark.objects.filter(at__lt=now - MARKS_KEPT).delete()
 
 
 def _count(now: datetime) -> int:
-    sent, claimed = _sent(), _claimed()
-    sources = {each.source for each in sent} | {claim.source for claim, _ in claimed} | {CREDIT}
+    sent, rows = _sent(), _rows_of_leaders()
+    keys = _keys_of(sent, (row for _, _, of_leader in rows for row in of_leader))
+    claims = [claim for deployment, context, of in rows for claim in plan_claims(of, deployment, context, keys)]
+    sources = {each.source for each in sent} | {claim.row.totals.source for claim in claims} | {CREDIT}
     with transaction.atomic():
-        rows = {(mark.source, mark.subject): mark for mark in UsageMark.objects.filter(source__in=sources)}
-        marks = {place: SourceTotals(*place, mark.since, mark.totals) for place, mark in rows.items()}
+        stored = list(UsageMark.objects.filter(source__in=sources))
+        marks = {each.place: each for each in (SourceTotals(m.source, m.subject, m.since, m.totals) for m in stored)}
         seen = plan_usage(sent, marks)
-        allowed, credit = bound_claims(claimed, marks, unclaimed_requests(seen, marks))
-        plan = plan_usage([*sent, *allowed], marks)
-        _remember(UsagePlan(marks=(*plan.marks, *credit_marks(credit, marks))), now)
-        stale = [row.pk for place, row in rows.items() if row.at < now - MARKS_RENEWED]
-        UsageMark.objects.filter(pk__in=stale).update(at=now)
-        added = _add(plan, now)
-    if added:
+        credit = credit_of(seen, marks)
+        believed = plan_usage(bound_claims(claims, marks, credit), marks)
+        _remember([*seen.marks, *believed.marks, *credit_marks(credit, marks)], now)
+        _renew(stored, {*(each.place for each in sent), *(claim.row.totals.place for claim in claims)}, now)
+        used = _by_account(seen, believed, claims, keys)
+        _note_use(seen, now)
+        _add(used, now)
+    if used:
         live.push("usage")
-    return added
+    return len(used)
 
 
 def _sent() -> list[SourceTotals]:
@@ -84,50 +117,100 @@ def _sent() -> list[SourceTotals]:
     return [
         each
         for ingress, telemetry in ingresses
-        for each in (*totals_of_ingress(ingress, telemetry), *pools_of_ingress(ingress, telemetry))
+        for each in (*keys_of_ingress(ingress, telemetry), *pools_of_ingress(ingress, telemetry))
     ]
 
 
-def _claimed() -> list[tuple[SourceTotals, CellBounds]]:
-    """What leaders count of tenants, each about its own cell. Other nodes have nothing to count."""
+def _rows_of_leaders() -> list[tuple[str, int, list[CellRow]]]:
+    """What leaders count, each about its own cell: deployment, context length, rows. Other nodes have nothing to
+    count, and what a node says of a cell that it is no longer in is nobody's."""
     cell = "node__member__cell__"
+    leaders = NodeReport.objects.filter(
+        Q(load__has_key="usage") | Q(load__has_key="tenants"), node__member__rank=0, cell=F("node__member__cell_id")
+    )
     fields = ("node_id", "load", f"{cell}deployment_id", f"{cell}model_version__context_length")
-    says = ~Q(load__usage=[]) & Q(load__has_key="usage") | ~Q(load__tenants={}) & Q(load__has_key="tenants")
-    leaders = NodeReport.objects.filter(says, node__member__rank=0)
-    keys = list(ApplicationKey.objects.values_list("tenant", "deployments").distinct())
-    claimed = []
-    for node, load, deployment, context_length in leaders.values_list(*fields):
-        tenants = frozenset(tenant for tenant, scope in keys if not scope or deployment in scope)
-        bounds = CellBounds(deployment, tenants, context_length)
-        claimed += [(claim, bounds) for claim in totals_of_cell(node, load)]
-    return claimed
+    read = ((deployment, context, rows_of_cell(node, load)) for node, load, deployment, context
+            in leaders.values_list(*fields))  # fmt: skip
+    return [each for each in read if each[2]]
 
 
-def _remember(plan: UsagePlan, now: datetime) -> None:
+def _keys_of(sent: Iterable[SourceTotals], rows: Iterable[CellRow]) -> dict[str, KeyScope]:
+    """The keys that are spoken of, and those of tenants that are named without one."""
+    prefixes = {each.subject.removeprefix(KEY) for each in sent if each.subject.startswith(KEY)}
+    tenants = set()
+    for row in rows:
+        prefixes.add(row.key)
+        if not row.key:
+            tenants.add(row.tenant)
+    known = ApplicationKey.objects.filter(Q(prefix__in=prefixes) | Q(tenant__in=tenants))
+    columns = known.values_list("prefix", "tenant", "deployments")
+    keys = {prefix: KeyScope(tenant, frozenset(scope)) for prefix, tenant, scope in columns}
+    own = playground_key(settings.SECRET_KEY)
+    return {**keys, own.prefix: KeyScope(own.tenant)}
+
+
+def _by_account(
+    seen: UsagePlan, believed: UsagePlan, claims: Iterable[Claim], keys: Mapping[str, KeyScope]
+) -> dict[Account, dict[str, int]]:
+    """What is new, by the columns that it goes into."""
+    used: dict[Account, dict[str, int]] = defaultdict(dict)
+    for (_, subject, _), counts in seen.used.items():
+        key = subject.removeprefix(KEY)
+        if subject.startswith(KEY) and key in keys:
+            columns = {OF_INGRESS[name]: count for name, count in counts.items()}
+            account = Account(keys[key].tenant, key)
+            used[account] = summed(used[account], columns)
+    accounts = {claim.row.totals.place: claim.account for claim in claims}
+    for place, counts in believed.used.items():
+        used[accounts[place]] = summed(used[accounts[place]], counts)
+    return dict(used)
+
+
+def _note_use(seen: UsagePlan, now: datetime) -> None:
+    prefixes = [subject.removeprefix(KEY) for _, subject, _ in seen.used if subject.startswith(KEY)]
+    ApplicationKey.objects.filter(prefix__in=prefixes).update(last_used_at=now)
+
+
+def _remember(marks: Iterable[SourceTotals], now: datetime) -> None:
     UsageMark.objects.bulk_create(
-        [
-            UsageMark(source=m.source, subject=m.subject, since=m.since, totals=dict(m.totals), at=now)
-            for m in plan.marks
-        ],
+        [UsageMark(source=m.source, subject=m.subject, since=m.since, totals=dict(m.totals), at=now) for m in marks],
         update_conflicts=True,
-        unique_fields=["source", "subject"],
-        update_fields=["since", "totals", "at"],
+        unique_fields=["source", "subject", "since"],
+        update_fields=["totals", "at"],
     )
 
 
-def _add(plan: UsagePlan, now: datetime) -> int:
-    prefixes = [subject.removeprefix(KEY) for subject in plan.used if subject.startswith(KEY)]
-    tenants = dict(ApplicationKey.objects.filter(prefix__in=prefixes).values_list("prefix", "tenant"))
-    ApplicationKey.objects.filter(prefix__in=prefixes).update(last_used_at=now)
-    hour = now.replace(minute=0, second=0, microsecond=0)
-    rows: list[tuple[str | int | datetime, ...]] = []
-    for subject, counts in sorted(plan.used.items()):  # in one order, so that no two writers wait for each other
-        key = subject.removeprefix(KEY) if subject.startswith(KEY) else ""
-        if subject.startswith(POOL):
-            continue
-        tenant = tenants.get(key) if key else subject.removeprefix(TENANT)
-        if tenant is not None:
-            rows.append((tenant, key, hour, *(counts.get(name, 0) for name in FIELDS)))
+def _renew(stored: Iterable[UsageMark], spoken_of: set[tuple[str, str, str]], now: datetime) -> None:
+    """Keep marks of what is still reported, though nothing of it is new; those of lives that ended go in time."""
+    stale = [
+        mark.pk
+        for mark in stored
+        if mark.at < now - MARKS_RENEWED
+        and (mark.source == CREDIT or (mark.source, mark.subject, mark.since) in spoken_of)
+    ]
+    UsageMark.objects.filter(pk__in=stale).update(at=now)
+
+
+def _add(used: Mapping[Account, Mapping[str, int]], now: datetime) -> None:
+    prices = _prices(now)
+    hour, month = now.replace(minute=0, second=0, microsecond=0), month_of(now)
+    rows: list[tuple[str | int | Decimal | datetime, ...]] = []
+    months: dict[str, tuple[int, Decimal]] = defaultdict(lambda: (0, Decimal(0)))
+    for account in sorted(used):  # in one order, so that no two writers wait for each other
+        counts = used[account]
+        charged = charge(counts, prices.get(account.deployment))
+        rows.append((*account, hour, *(counts.get(name, 0) for name in COUNTS), charged))
+        tokens, money = months[account.tenant]
+        new_tokens = counts.get("prompt_tokens", 0) + counts.get("completion_tokens", 0)
+        months[account.tenant] = (tokens + new_tokens, money + charged)
     with connection.cursor() as cursor:
-        cursor.executemany(ADD, rows)
-    return len(rows)
+        cursor.executemany(_ADD, rows)
+        cursor.executemany(
+            _ADD_TO_MONTH, [(tenant, month, *use) for tenant, use in sorted(months.items()) if tenant and any(use)]
+        )
+
+
+def _prices(now: datetime) -> dict[str, Price]:
+    """Deployment -> the price in force."""
+    in_force = TokenPrice.objects.filter(valid_from__lte=now).order_by("deployment", "-valid_from")
+    return {row.deployment: row.price() for row in in_force.distinct("deployment")}

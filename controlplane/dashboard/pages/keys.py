@@ -44,7 +44,7 @@ from fleet.planning.states import choices
 from kernel.access import Role
 from traffic.api.callback_host import AllowCallbackHostSerializer
 from traffic.api.key import ChangeKeySerializer, CreateKeySerializer
-from traffic.models import ApplicationKey, CallbackHost, UsageHour
+from traffic.models import ApplicationKey, CallbackHost
 from traffic.planning.key import LIMITS, KeyState
 from traffic.services.callback_host import callback_host_allow, callback_host_withdraw
 from traffic.services.key import key_change, key_create, key_revoke, key_rotate, keys_require
@@ -101,7 +101,7 @@ def _actions(request: PageRequest) -> ActionMenu:
     )
 
 
-def _key_usage(request: PageRequest) -> tuple[UsageHour, ...]:
+def _key_usage(request: PageRequest) -> tuple[dict[str, Any], ...]:
     return usage_rows(key=request.once(_key).row.key.prefix)
 
 
@@ -114,7 +114,7 @@ def _tenant_chart(request: PageRequest) -> tuple[Chart, ...]:
     return (chart,) if chart.series else ()
 
 
-def _tenant_usage(request: PageRequest) -> tuple[UsageHour, ...]:
+def _tenant_usage(request: PageRequest) -> tuple[dict[str, Any], ...]:
     return usage_rows(tenant=request.once(_key).row.key.tenant)
 
 

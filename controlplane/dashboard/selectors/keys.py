@@ -12,6 +12,7 @@ from django.db.models import Q, QuerySet, Sum
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from kernel.tones import Tone
 from traffic.models import ApplicationKey, CallbackHost, Ingress, KeyPolicy, UsageHour
+from traffic.models.usage import COUNTS
 from traffic.planning.key import KEY_TONE, KeyState, requiring_effect, revoking_effect
 from traffic.selectors.key import ingresses_waited_for, ingresses_with_keys, keys_described, keys_in_state
 
@@ -113,10 +114,12 @@ def key_find(prefix: str, now: datetime) -> KeyDetail | None:
     )
 
 
-def usage_rows(*, key: str = "", tenant: str = "") -> tuple[UsageHour, ...]:
-    """The newest hours of a key, or of a tenant as cells count it."""
-    hours = UsageHour.objects.filter(key=key) if key else UsageHour.objects.filter(tenant=tenant, key="")
-    return tuple(hours.order_by("-hour")[:HOURS_SHOWN])
+def usage_rows(*, key: str = "", tenant: str = "") -> tuple[dict[str, Any], ...]:
+    """The newest hours of a key, or of a tenant with all its keys: `hour` and the sums of all counts."""
+    hours = UsageHour.objects.filter(key=key) if key else UsageHour.objects.filter(tenant=tenant)
+    sums = {name: Sum(name) for name in (*COUNTS, "charged")}
+    rows: Iterable[Any] = hours.order_by().values("hour").annotate(**sums).order_by("-hour")[:HOURS_SHOWN]
+    return tuple(rows)
 
 
 def policy_view(now: datetime) -> PolicyView:
@@ -148,11 +151,12 @@ def limits_text(key: ApplicationKey) -> str:
 def tenant_chart(now: datetime) -> Chart:
     """Completion tokens of the tenants with the most, in two queries."""
     first = _first_hour(now)
-    hours = UsageHour.objects.filter(key="", hour__gte=datetime.fromtimestamp(first * HOUR_S, UTC))
-    largest = hours.order_by().values("tenant").annotate(total=Sum("completion_tokens")).order_by("-total", "tenant")
+    hours = UsageHour.objects.filter(hour__gte=datetime.fromtimestamp(first * HOUR_S, UTC)).order_by()
+    largest = hours.values("tenant").annotate(total=Sum("completion_tokens")).order_by("-total", "tenant")
     tenants = [row["tenant"] for row in largest[:MOST_SERIES]]
     rows: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
-    for tenant, hour, tokens in hours.filter(tenant__in=tenants).values_list("tenant", "hour", "completion_tokens"):
+    by_hour = hours.filter(tenant__in=tenants).values("tenant", "hour").annotate(total=Sum("completion_tokens"))
+    for tenant, hour, tokens in by_hour.values_list("tenant", "hour", "total"):
         rows[tenant].append((hour, tokens))
     series = tuple(Series(tenant or "no tenant", _hourly(rows[tenant], first)) for tenant in tenants)
     return _usage_chart("tenant-usage", "Completion tokens of the five largest tenants", "tokens/h", first, series)
@@ -162,11 +166,12 @@ def key_chart(key: str, now: datetime) -> Chart:
     """A key's requests, and those that were limited or failed, in one query."""
     first = _first_hour(now)
     since = datetime.fromtimestamp(first * HOUR_S, UTC)
-    rows = list(UsageHour.objects.filter(key=key, hour__gte=since))
+    hours = UsageHour.objects.filter(key=key, hour__gte=since).order_by().values("hour")
+    rows = list(hours.annotate(came=Sum("arrived"), over=Sum("limited"), bad=Sum("failed")))
     lines = (
-        ("requests", Colour.FIRST, [(row.hour, float(row.requests)) for row in rows]),
-        ("rate-limited", Colour.WARN, [(row.hour, float(row.limited)) for row in rows]),
-        ("errors", Colour.BAD, [(row.hour, float(row.errors)) for row in rows]),
+        ("requests", Colour.FIRST, [(row["hour"], float(row["came"])) for row in rows]),
+        ("rate-limited", Colour.WARN, [(row["hour"], float(row["over"])) for row in rows]),
+        ("errors", Colour.BAD, [(row["hour"], float(row["bad"])) for row in rows]),
     )
     series = tuple(
         Series(name, _hourly(hours, first) if hours else [None] * HOURS_SHOWN, colour) for name, colour, hours in lines

@@ -16,13 +16,13 @@ RESOURCES = [
     "regions", "capacity-pools", "image-moves", "instance-types", "nodes", "cells", "deployments", "rollouts",
     "incidents", "fault-rules", "webhooks", "webhook-deliveries", "models", "model-versions",
     "ingresses", "routing-tables", "keys", "key-rings",
-    "engine-allowances", "callback-hosts", "request-queues",
+    "engine-allowances", "callback-hosts", "request-queues", "prices", "budgets",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
     "entry", "entry-revisions",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
 ]  # fmt: skip
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
-    "GET usage", "GET me", "GET model-versions/{id}/diff", "GET cells/{id}/logs", "GET keys/policy",
+    "GET usage", "GET usage/cost", "GET me", "GET model-versions/{id}/diff", "GET cells/{id}/logs", "GET keys/policy",
     "GET cells/{id}/load", "GET deployments/{id}/load", "GET regions/{id}/load",
 }  # fmt: skip
 ASKED_BY_POST = {  # and nothing is changed
@@ -60,7 +60,8 @@ ADMINISTER = {
     "GET service-accounts/{id}", "POST service-accounts", "PATCH service-accounts/{id}", "POST groups",
     "PATCH groups/{id}", "DELETE groups/{id}",
     "POST engine-allowances", "DELETE engine-allowances/{id}", "POST callback-hosts", "DELETE callback-hosts/{id}",
-    "POST request-queues", "DELETE request-queues/{id}",
+    "POST request-queues", "DELETE request-queues/{id}", "POST prices", "DELETE prices/{id}",
+    "POST budgets", "PATCH budgets/{id}", "DELETE budgets/{id}",
     "PATCH entry/{id}", "POST entry/{id}/adopt",
     "POST grants", "DELETE grants/{id}", "POST approvals/{id}/approve", "PATCH approval-rules/{id}",
 }  # fmt: skip

@@ -79,6 +79,9 @@ def assert_described(response: Any, operation: dict[str, Any]) -> None:
     if content is None:
         assert response.content == b""
         return
+    if response.streaming:  # a table, which its own test reads
+        assert response["Content-Type"].partition(";")[0] in content
+        return
     assert response["Content-Type"] in content
     assert_valid(response.json(), content[response["Content-Type"]]["schema"])
 

@@ -34,6 +34,7 @@ from fleet.models import (
 from fleet.planning.fault_rules import SETTABLE_RULES
 from fleet.planning.policy import UpdatePolicy, policy_as_json
 from fleet.services.machine import invitation_create
+from kernel import clock
 from kernel.models import Event
 from models_registry.models import EngineAllowance, Model, ModelVersion
 from tests.controlplane.api.client import DescribedClient, bearer, lists
@@ -42,6 +43,7 @@ from tests.fleet.rows import NOW
 from tests.rows_of_a_file import rows_of_a_file
 from traffic.models import (
     ApplicationKey,
+    Budget,
     CallbackHost,
     Entry,
     EntryRevision,
@@ -50,6 +52,7 @@ from traffic.models import (
     RefusedMessage,
     RequestQueue,
     RoutingTable,
+    TokenPrice,
     TrafficMatrix,
     TrafficOverride,
     TrafficRule,
@@ -97,6 +100,13 @@ def one_more_region(number: int) -> tuple[Region, InstanceType]:
     )
     ImageMove.objects.create(region=region, instance_type=kind, image="i", asked_by="a", asked_at=NOW)
     return region, kind
+
+
+def one_more_bill(number: int) -> None:
+    UsageHour.objects.create(tenant=f"t{number}", key=f"{number}", hour=clock.now())
+    price = {"prompt": 1, "cached": 1, "completion": 1, "actor": "a", "created_at": NOW}
+    TokenPrice.objects.create(deployment=f"d{number}", valid_from=NOW, **price)
+    Budget.objects.create(tenant=f"t{number}", tokens_per_month=1, actor="a", changed_at=NOW)
 
 
 def one_more_of_everything(number: int) -> None:
@@ -151,7 +161,7 @@ def one_more_of_everything(number: int) -> None:
     )
     CallbackHost.objects.create(tenant="t", host=f"h{number}.example", actor="a", created_at=NOW)
     one_more_request_queue(number)
-    UsageHour.objects.create(tenant="t", key=f"{number}", hour=NOW)
+    one_more_bill(number)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)
     TrafficMatrix.objects.create(deployment=deployment)
     one_more_entry(number, deployment)

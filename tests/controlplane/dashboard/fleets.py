@@ -1,6 +1,7 @@
 """A fleet of any size in the database, with everything that a page can show of it."""
 
 from datetime import timedelta
+from decimal import Decimal
 
 from audit.models import Proof
 from audit.services.record import Act, Actor, audit_record
@@ -18,22 +19,27 @@ from fleet.models import (
     Region,
     Rollout,
 )
+from kernel import clock
 from kernel.events import event_record
 from models_registry.models import Model, ModelVersion, Validation
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import (
     ApplicationKey,
+    Budget,
     CallbackHost,
+    CellHour,
     Entry,
     EntryRevision,
     Ingress,
     IngressReport,
     RoutingTable,
+    TokenPrice,
     TrafficMatrix,
     TrafficOverride,
     TrafficShift,
     UsageHour,
+    UsageMonth,
 )
 
 COUNTS = {"ttft_counts": {"12": 3}, "itl_counts": {"7": 40}}
@@ -210,8 +216,34 @@ def _key(number: int) -> None:
         last_used_at=NOW,
         requests_per_min=60,
     )
-    for key in ("", prefix):
-        UsageHour.objects.create(tenant=tenant, key=key, hour=NOW, requests=7, completion_tokens=9)
+    UsageHour.objects.create(tenant=tenant, key=prefix, hour=NOW, arrived=7)
+    UsageHour.objects.create(
+        tenant=tenant,
+        key=prefix,
+        deployment="deployment-0",
+        serving_class="realtime",
+        hour=NOW,
+        requests=7,
+        completion_tokens=9,
+        charged=Decimal("1.25"),
+        machine_cost=Decimal("0.5"),
+    )
+    CellHour.objects.create(
+        deployment=f"deployment-{number}",
+        instance_type="local.cpu",
+        hour=NOW,
+        machine_ms=3_600_000,
+        busy_ms=900_000,
+        price=Decimal(2),
+        cost=Decimal(2),
+        idle=Decimal("1.5"),
+        settled=True,
+    )
+    TokenPrice.objects.create(
+        deployment=f"deployment-{number}", valid_from=NOW, prompt=1, cached=1, completion=2, actor="ada", created_at=NOW
+    )
+    Budget.objects.create(tenant=tenant, money_per_month=Decimal(2), hard_stop=True, actor="ada", changed_at=NOW)
+    UsageMonth.objects.create(tenant=tenant, month=clock.now().date().replace(day=1), tokens=9, charged=Decimal("1.25"))
 
 
 def _steering(cell: Cell) -> None:

@@ -31,7 +31,7 @@ def act(key: ApplicationKey, action: str, **form: str) -> tuple[int, str]:
 
 def test_the_list_shows_keys_with_their_usage() -> None:
     key, hour = a_key(), clock.now().replace(minute=0, second=0, microsecond=0)
-    UsageHour.objects.create(tenant="rufus", key=key.prefix, hour=hour, requests=31, limited=4)
+    UsageHour.objects.create(tenant="rufus", key=key.prefix, hour=hour, arrived=31, limited=4)
     text = fragment(signed_in(), "/keys/", "keys-table")
     for expected in ("search", f"sw_{key.prefix}…", "rufus", "1,200 requests/min", ">31<", ">4<"):
         assert expected in text

@@ -127,9 +127,7 @@ def test_keys_are_found_by_tenant_and_state() -> None:
 def test_a_list_shows_what_each_key_asked_in_the_last_day() -> None:
     key, hour = a_key(), clock.now().replace(minute=0, second=0, microsecond=0)
     for age, requests in ((1, 5), (3, 7), (48, 100)):
-        UsageHour.objects.create(
-            tenant="rufus", key=key, hour=hour - timedelta(hours=age), requests=requests, limited=1
-        )
+        UsageHour.objects.create(tenant="rufus", key=key, hour=hour - timedelta(hours=age), arrived=requests, limited=1)
     (row,) = bearer().get(KEYS).json()["results"]
     assert (row["requests_24h"], row["limited_24h"], row["errors_24h"]) == (12, 2, 0)
 
@@ -147,17 +145,3 @@ def test_keys_can_be_required_and_each_ingress_says_what_it_enforces() -> None:
         "ingress": "i-us-east-1", "region": "us-east-1", "connected": True, "version": 1, "wanted_version": 1,
     }  # fmt: skip
     assert bearer().post(f"{KEYS}/require", {}, format="json").status_code == 400
-
-
-def test_usage_is_listed_by_tenant_key_and_time_and_never_mixed() -> None:
-    for tenant, key, hours in (("rufus", "", 0), ("rufus", "0a", 1), ("other", "", 1)):
-        UsageHour.objects.create(tenant=tenant, key=key, hour=NOW + timedelta(hours=hours), requests=1)
-    client = bearer()
-
-    def found(**query: str) -> list[tuple[str, str]]:
-        return [(row["tenant"], row["key"]) for row in client.get("/api/v1/usage", query).json()["results"]]
-
-    assert found(tenant="rufus") == [("rufus", "0a"), ("rufus", "")]
-    assert found(key="0a") == [("rufus", "0a")]
-    assert found(since="2026-11-21T13:00:00Z", tenant="other") == [("other", "")]
-    assert found(until="2026-11-21T13:00:00Z") == [("rufus", "")]

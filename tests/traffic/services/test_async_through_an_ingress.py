@@ -97,3 +97,27 @@ async def test_whatever_a_stored_body_says_its_key_opens_no_other_deployment(tmp
         assert (row.state, row.status) == ("failed", 403)
         assert "not for the model `other`" in row.reason
         assert cell.requests == []
+
+
+async def test_what_it_sends_counts_in_the_same_tokens_a_minute_as_what_its_application_sends(tmp_path: Path) -> None:
+    async with RunningIngress(tmp_path / "home").running() as ingress, FakeCell().running() as cell:
+
+        def accept() -> tuple[AsyncRequest, str]:
+            serving_fleet(ingress.settings.port)
+            key = key_create(name="app", tenant="acme", actor="root", now=NOW, tokens_per_min=1)
+            return accepted("acme", key=key.key.prefix, now=timezone.now()), key.text
+
+        request, text = await asked_of_the_database(accept)
+        keys = await asked_of_the_database(keys_for_ingresses)
+        await ingress.route(pool(cell, name="sim-70b", models=("sim-70b",)), keys=keys, keys_required=True)
+        await ingress.sees(**{cell.name: "up"})
+        answer = await ingress.post(BODY, Authorization=f"Bearer {text}")
+        assert answer.status_code == 200, "more than a minute's tokens, which leaves a debt of minutes"
+        sender = AsyncSender(AsyncSettings(poll_s=0.05, first_retry_s=0.1))
+        assert await sender.step() == 1
+        await sender.idle()
+        await sender.stop()
+        row = await asked_of_the_database(lambda: AsyncRequest.objects.get(id=request.id))
+        await asked_of_the_database(connections.close_all)
+        assert (row.state, row.ended_at) == ("queued", None)
+        assert len(cell.requests) == 1, "the application's own"

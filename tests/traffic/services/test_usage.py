@@ -1,6 +1,7 @@
 """Usage by the hour, over real PostgreSQL."""
 
-from datetime import timedelta
+from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -10,18 +11,22 @@ from engine_agent.protocol.messages import Load, TenantLoad, UsageRow
 from fleet.models import NodeReport
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import ApplicationKey, IngressReport, UsageHour, UsageMark
+from traffic.models import ApplicationKey, IngressReport, TokenPrice, UsageDay, UsageHour, UsageMark, UsageMonth
+from traffic.planning.usage_query import HOURS_KEPT
 from traffic.services.ingress import ingress_create
 from traffic.services.key import key_create
-from traffic.services.usage import HOURS_KEPT, MARKS_KEPT, usage_count, usage_trim
+from traffic.services.usage import DAYS_KEPT, MARKS_KEPT, usage_count, usage_trim
 
 pytestmark = pytest.mark.django_db
+USED = ("requests", "cancelled", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 
-def ingress_says(totals: dict[str, list[int]], *, since: str = "7@1", where: str = "us-east-1", sent: int = 0) -> None:
+def ingress_says(
+    totals: dict[str, list[int]], *, since: str = "7@1", where: str = "us-east-1", sent: int = 0, size: int = 0
+) -> None:
     gate = ingress_create(region=rows.region(where), address="127.0.0.1", port=8080, now=NOW)
-    pools = {"sim-70b": {"requests_total": sent}}
-    telemetry = {"worker_pid": 7, "keys": {"since": since, "totals": totals}, "pools": pools}
+    pools = {"sim-70b": {"requests_total": sent, "bytes_in_total": size, "bytes_out_total": size}}
+    telemetry = {"worker_pid": 7, "life": since, "keys": {"since": since, "totals": totals}, "pools": pools}
     IngressReport.objects.update_or_create(ingress=gate, defaults={"telemetry": telemetry})
 
 
@@ -29,91 +34,156 @@ def cell_says(node: str, *rows: UsageRow, **tenants: TenantLoad) -> None:
     NodeReport.objects.filter(node=node).update(load=msgspec.to_builtins(Load(usage=rows, tenants=tenants)))
 
 
-def counted(**where: Any) -> list[Any]:
-    named = ("tenant", "key", "requests", "limited", "errors", "prompt_tokens", "completion_tokens")
-    return list(UsageHour.objects.filter(**where).order_by("tenant", "key").values_list(*named))
+def by_ingresses(**where: Any) -> list[Any]:
+    rows = UsageHour.objects.filter(deployment="", **where).order_by("tenant", "key")
+    return list(rows.values_list("tenant", "key", "arrived", "limited", "failed"))
 
 
-def a_key(tenant: str = "rufus") -> str:
-    return key_create(name="search", tenant=tenant, actor="ann", now=NOW).key.prefix
+def by_cells(**where: Any) -> list[Any]:
+    rows = UsageHour.objects.filter(**where).exclude(deployment="").order_by("tenant", "key", "serving_class")
+    return list(rows.values_list("tenant", "key", "deployment", "serving_class", *USED))
 
 
-def test_keys_and_tenants_add_up_by_the_hour_and_no_look_counts_twice() -> None:
+def a_key(tenant: str = "rufus", **columns: Any) -> str:
+    return key_create(name="search", tenant=tenant, actor="ann", now=NOW, **columns).key.prefix
+
+
+def use(
+    key: str, tenant: str = "rufus", serving_class: str = "realtime", since: float = 1.0, **totals: int
+) -> UsageRow:
+    return UsageRow(since, tenant, key, serving_class, **{f"{name}_total": count for name, count in totals.items()})
+
+
+def test_use_is_counted_by_key_deployment_class_and_hour_and_no_look_counts_twice() -> None:
     key = a_key()
     rows.cell("c", rows.node("n-a"))
     ingress_says({key: [10, 2, 1]}, sent=8)
-    cell_says("n-a", rufus=TenantLoad(1.0, requests_total=8, prompt_tokens_total=100, completion_tokens_total=50))
+    live = use(key, requests=5, cancelled=1, prompt_tokens=90, cached_tokens=40, completion_tokens=50)
+    batch = use(key, serving_class="batch", requests=3, prompt_tokens=10)
+    cell_says("n-a", live, batch)
     for _ in range(2):
         usage_count(now=NOW)
     ingress_says({key: [15, 2, 1]}, sent=8)
     usage_count(now=NOW)
-    assert counted() == [("rufus", "", 8, 0, 0, 100, 50), ("rufus", key, 15, 2, 1, 0, 0)]
+    assert by_ingresses() == [("rufus", key, 15, 2, 1)]
+    assert by_cells() == [
+        ("rufus", key, "sim-70b", "batch", 3, 0, 10, 0, 0),
+        ("rufus", key, "sim-70b", "realtime", 5, 1, 90, 40, 50),
+    ]
     ingress_says({key: [16, 2, 1]}, sent=8)
     usage_count(now=NOW + timedelta(hours=1))
-    assert counted(hour=NOW + timedelta(hours=1)) == [("rufus", key, 1, 0, 0, 0, 0)]
+    assert by_ingresses(hour=NOW + timedelta(hours=1)) == [("rufus", key, 1, 0, 0)]
 
 
-def test_rows_of_keys_and_classes_add_up_and_one_that_was_forgotten_begins_anew() -> None:
-    a_key()
+def test_a_row_that_a_proxy_forgot_begins_anew_and_an_old_report_of_it_counts_no_more() -> None:
+    key = a_key()
     rows.cell("c", rows.node("n-a"))
-    ingress_says({}, sent=20)
-    batch = UsageRow(1.0, "rufus", "0a", "batch", requests_total=2, prompt_tokens_total=20)
-    cell_says("n-a", batch, UsageRow(1.0, "rufus", "0a", requests_total=5, prompt_tokens_total=50))
+    ingress_says({key: [20, 0, 0]}, sent=20)
+    old, new = use(key, requests=5, prompt_tokens=50), use(key, since=9.0, requests=1, prompt_tokens=10)
+    for told in (old, new, old, new):
+        cell_says("n-a", told)
+        usage_count(now=NOW)
+    assert by_cells() == [("rufus", key, "sim-70b", "realtime", 6, 0, 60, 0, 0)]
+
+
+def test_requests_without_a_key_are_used_by_nobody_in_particular() -> None:
+    rows.cell("c", rows.node("n-a"))
+    ingress_says({}, sent=2)
+    cell_says("n-a", UsageRow(1.0, requests_total=2, completion_tokens_total=7))
     usage_count(now=NOW)
-    cell_says("n-a", batch, UsageRow(9.0, "rufus", "0a", requests_total=1, prompt_tokens_total=10))
+    assert by_cells() == [("", "", "sim-70b", "realtime", 2, 0, 0, 0, 7)]
+    assert not UsageMonth.objects.exists()
+
+
+def test_what_a_tenant_used_of_a_month_and_what_it_costs_is_written_with_it() -> None:
+    key = a_key()
+    rows.cell("c", rows.node("n-a"))
+    for day, price in ((0, "2"), (-1, "1"), (1, "9")):
+        columns = {"prompt": Decimal(price), "cached": Decimal("0.5"), "completion": Decimal(4)}
+        at = NOW + timedelta(days=day)
+        TokenPrice.objects.create(deployment="sim-70b", valid_from=at, actor="a", created_at=at, **columns)
+    ingress_says({key: [20, 0, 0]}, sent=20)
+    cell_says("n-a", use(key, requests=5, prompt_tokens=50, cached_tokens=10, completion_tokens=3))
     usage_count(now=NOW)
-    assert counted() == [("rufus", "", 8, 0, 0, 80, 0)]
+    month = UsageMonth.objects.get()
+    assert (month.tenant, month.month, month.tokens) == ("rufus", date(2026, 11, 1), 53)
+    assert month.charged == UsageHour.objects.get(deployment="sim-70b").charged == Decimal("0.000097")
 
 
 BILL = {"rufus": TenantLoad(1.0, requests_total=2**53, prompt_tokens_total=2**53, completion_tokens_total=2**53)}
 
 
 def test_a_node_that_leads_no_cell_bills_nobody() -> None:
-    a_key()
+    key = a_key()
     leader, follower, spare = (rows.node(name) for name in ("n-leader", "n-follower", "n-spare"))
     rows.cell("c", leader, follower)
-    ingress_says({}, sent=100)
+    ingress_says({key: [100, 0, 0]}, sent=100)
+    usage_count(now=NOW)
     for node in (follower, spare):
         cell_says(node.id, **BILL)
     assert usage_count(now=NOW) == 0
 
 
+def test_what_a_node_says_of_a_cell_that_it_is_no_longer_in_bills_nobody() -> None:
+    key = a_key()
+    rows.cell("c", rows.node("n-a"))
+    ingress_says({key: [100, 0, 0]}, sent=100)
+    usage_count(now=NOW)
+    cell_says("n-a", **BILL)
+    NodeReport.objects.update(cell="another")
+    assert usage_count(now=NOW) == 0
+
+
 def test_a_leader_bills_no_more_requests_than_ingresses_sent_and_no_more_tokens_than_they_can_have() -> None:
-    a_key()
+    key = a_key()
     cell = rows.cell("c", rows.node("n-a"))
-    ingress_says({}, sent=3)
-    cell_says("n-a", **BILL, stranger=TenantLoad(1.0, requests_total=1))
+    ingress_says({key: [3, 0, 0]}, sent=3, size=1000)
+    stranger = TenantLoad(1.0, requests_total=1)
+    cell_says("n-a", **BILL, stranger=stranger)
     for _ in range(2):
         usage_count(now=NOW)
-    most = 3 * cell.model_version.context_length
-    assert counted() == [("rufus", "", 3, 0, 0, most, most)]
+    most = 3 * cell.model_version.context_length + 1000
+    assert by_cells() == [("rufus", "", "sim-70b", "realtime", 3, 0, most, 0, most)]
 
 
-def test_a_leader_bills_only_tenants_that_may_use_its_deployment() -> None:
-    rows.deployment("smollm2")
-    key_create(name="k", tenant="elsewhere", deployments=["smollm2"], actor="ann", now=NOW)
+def test_a_leader_bills_a_key_no_more_than_ingresses_counted_for_it() -> None:
+    ours, theirs = a_key("rufus"), a_key("other")
     rows.cell("c", rows.node("n-a"))
-    ingress_says({}, sent=3)
-    cell_says("n-a", elsewhere=TenantLoad(1.0, requests_total=3))
+    ingress_says({ours: [9, 0, 0], theirs: [2, 1, 0]}, sent=10)
+    cell_says("n-a", use(theirs, "rufus", requests=10), use(ours, requests=4))
+    usage_count(now=NOW)
+    assert [row[:5] for row in by_cells()] == [
+        ("other", theirs, "sim-70b", "realtime", 1),
+        ("rufus", ours, "sim-70b", "realtime", 4),
+    ]
+
+
+def test_a_leader_bills_only_keys_that_open_its_deployment() -> None:
+    rows.deployment("smollm2")
+    key = a_key("elsewhere", deployments=["smollm2"])
+    rows.cell("c", rows.node("n-a"))
+    ingress_says({key: [3, 0, 0]}, sent=3)
+    usage_count(now=NOW)
+    cell_says("n-a", use(key, "elsewhere", requests=3), elsewhere=TenantLoad(1.0, requests_total=3))
     assert usage_count(now=NOW) == 0
 
 
 def test_what_a_cell_counted_before_its_ingress_reported_counts_with_the_next_report() -> None:
-    a_key()
+    key = a_key()
     rows.cell("c", rows.node("n-a"))
-    cell_says("n-a", rufus=TenantLoad(1.0, requests_total=5, prompt_tokens_total=100))
+    cell_says("n-a", use(key, requests=5, prompt_tokens=100))
     assert usage_count(now=NOW) == 0
-    ingress_says({}, sent=5)
+    ingress_says({key: [5, 0, 0]}, sent=5)
     usage_count(now=NOW)
-    assert counted() == [("rufus", "", 5, 0, 0, 100, 0)]
+    assert by_cells() == [("rufus", key, "sim-70b", "realtime", 5, 0, 100, 0, 0)]
 
 
 def test_a_tenant_gets_nothing_of_what_another_used() -> None:
     ours, theirs = a_key("rufus"), a_key("other")
     ingress_says({ours: [3, 0, 0], theirs: [5, 0, 0]})
     usage_count(now=NOW)
-    assert [row[:3] for row in counted(tenant="rufus")] == [("rufus", ours, 3)]
-    assert [row[:3] for row in counted(tenant="other")] == [("other", theirs, 5)]
+    assert [row[:3] for row in by_ingresses(tenant="rufus")] == [("rufus", ours, 3)]
+    assert [row[:3] for row in by_ingresses(tenant="other")] == [("other", theirs, 5)]
 
 
 def test_use_is_seen_at_the_key_and_a_key_that_nobody_knows_is_passed_over() -> None:
@@ -132,13 +202,34 @@ def test_several_ingresses_and_a_reloaded_worker_add_up() -> None:
     usage_count(now=NOW)
     ingress_says({key: [2, 0, 0]}, since="9@2")
     usage_count(now=NOW)
-    assert counted() == [("rufus", key, 9, 0, 0, 0, 0)]
+    assert by_ingresses() == [("rufus", key, 9, 0, 0)]
 
 
-def test_old_hours_and_marks_are_forgotten() -> None:
+def test_old_hours_go_into_their_days_and_old_days_and_marks_are_forgotten() -> None:
     ingress_says({a_key(): [3, 0, 0]})
     usage_count(now=NOW)
-    usage_trim(now=NOW + MARKS_KEPT - timedelta(days=1))
-    assert (UsageHour.objects.count(), UsageMark.objects.count()) == (1, 1)
-    usage_trim(now=NOW + HOURS_KEPT + timedelta(days=1))
-    assert (UsageHour.objects.count(), UsageMark.objects.count()) == (0, 0)
+    UsageHour.objects.create(
+        tenant="rufus", key="", hour=NOW, charged=Decimal("1.5"), machine_cost=Decimal(2), requests=4
+    )
+    UsageHour.objects.create(tenant="rufus", key="", hour=NOW - timedelta(hours=3), charged=Decimal("0.5"), requests=1)
+    usage_trim(now=NOW + HOURS_KEPT)
+    assert UsageHour.objects.count() == 3, "the day is not over"
+    for _ in range(2):
+        usage_trim(now=NOW + HOURS_KEPT + timedelta(days=1))
+    assert not UsageHour.objects.exists()
+    day = UsageDay.objects.get(key="")
+    assert (day.day, day.requests, day.charged, day.machine_cost) == (NOW.date(), 5, Decimal(2), Decimal(2))
+    assert UsageDay.objects.exclude(key="").get().arrived == 3
+    usage_trim(now=NOW + DAYS_KEPT + timedelta(days=1))
+    assert not UsageDay.objects.exists()
+
+
+def test_marks_of_what_is_still_reported_are_kept_and_others_forgotten() -> None:
+    ingress_says({a_key(): [3, 0, 0]}, since="7@1")
+    usage_count(now=NOW)
+    ingress_says({a_key(): [3, 0, 0]}, since="8@2")
+    later = NOW + MARKS_KEPT - timedelta(days=1)
+    usage_count(now=later)
+    usage_trim(now=later + timedelta(days=2))
+    left = set(UsageMark.objects.filter(subject__startswith="key:", source__startswith="ingress:").values_list("since"))
+    assert left == {("8@2",)}

@@ -30,7 +30,7 @@ def test_shares_hold_until_the_next_change() -> None:
 def test_hours_without_use_are_zero_and_the_largest_tenants_have_a_line() -> None:
     for number in range(7):
         one_more_of_everything(number)
-    UsageHour.objects.filter(tenant="tenant-3", key="").update(completion_tokens=1000)
+    UsageHour.objects.filter(tenant="tenant-3", requests=7).update(completion_tokens=1000)
     chart = tenant_chart(NOW)
     assert chart.series[0].name == "tenant-3"
     assert chart.series[0].values == [0.0] * (HOURS_SHOWN - 1) + [1000.0]

@@ -1,0 +1,217 @@
+"""What was used and what it cost: by the hour, later by the day; how far counting went; prices, budgets and exports."""
+
+from datetime import date
+from decimal import Decimal
+
+from django.db import models
+
+from traffic.planning.budget import DEFAULT_THRESHOLDS, BudgetRules, BudgetStanding, MonthUse
+from traffic.planning.price import TokenPrice as Price
+
+COUNTS = (
+    "arrived", "limited", "failed", "requests", "errors", "cancelled", "estimated", "prompt_tokens", "cached_tokens",
+    "completion_tokens",
+)  # fmt: skip
+"""Columns of counts, in the order in which they are shown."""
+AMOUNTS = ("charged", "machine_cost")
+"""Columns of US dollars."""
+
+
+def default_thresholds() -> list[int]:
+    return list(DEFAULT_THRESHOLDS)
+
+
+class UsageCounts(models.Model):
+    """What one tenant, key, deployment and class used in some time. Every row counts something else, so any may be
+    added up. No key: requests without one. No deployment: what ingresses counted of a key before they knew it.
+
+    Ingresses count `arrived`, of those `limited` (over a limit) and `failed` (answers of 5xx). Cells count the others:
+    `requests` that they admitted, of those `errors`, `cancelled` (cut short) and `estimated` (no engine told their
+    tokens); `cached_tokens` are a part of `prompt_tokens`. `charged`: the price of the tokens when they were counted;
+    `machine_cost`: the share of the cells' hours, once the hour is over. Both in US dollars.
+    """
+
+    tenant = models.CharField(max_length=64, blank=True)
+    key = models.CharField(max_length=16, blank=True)
+    deployment = models.CharField(max_length=96, blank=True)
+    serving_class = models.CharField(max_length=16, blank=True)
+    arrived = models.PositiveBigIntegerField(default=0)
+    limited = models.PositiveBigIntegerField(default=0)
+    failed = models.PositiveBigIntegerField(default=0)
+    requests = models.PositiveBigIntegerField(default=0)
+    errors = models.PositiveBigIntegerField(default=0)
+    cancelled = models.PositiveBigIntegerField(default=0)
+    estimated = models.PositiveBigIntegerField(default=0)
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)
+    completion_tokens = models.PositiveBigIntegerField(default=0)
+    charged = models.DecimalField(max_digits=32, decimal_places=12, default=Decimal(0))
+    machine_cost = models.DecimalField(max_digits=20, decimal_places=6, default=Decimal(0))
+
+    class Meta:
+        abstract = True
+
+
+ACCOUNT = ("tenant", "key", "deployment", "serving_class")
+"""What a row is about, beside its time."""
+
+
+class UsageHour(UsageCounts):
+    """An hour. Kept for 90 days, then added to its day."""
+
+    hour = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-hour", *ACCOUNT]
+        indexes = [
+            models.Index(fields=["key", "hour"], name="usage_of_key"),
+            models.Index(fields=["hour"], name="usage_by_hour"),
+        ]
+        constraints = [models.UniqueConstraint(fields=[*ACCOUNT, "hour"], name="usage_hour_once")]
+
+    def __str__(self) -> str:
+        return f"{self.tenant} {self.key} of {self.deployment} at {self.hour:%Y-%m-%d %H}"
+
+
+class UsageDay(UsageCounts):
+    """A day whose hours are no longer kept; 400 days."""
+
+    day = models.DateField()
+
+    class Meta:
+        ordering = ["-day", *ACCOUNT]
+        indexes = [models.Index(fields=["day"], name="usage_by_day")]
+        constraints = [models.UniqueConstraint(fields=[*ACCOUNT, "day"], name="usage_day_once")]
+
+    def __str__(self) -> str:
+        return f"{self.tenant} {self.key} of {self.deployment} on {self.day}"
+
+
+class UsageMonth(models.Model):
+    """What a tenant has used of a month (its first day, UTC), written with the hours: budgets are compared with it."""
+
+    tenant = models.CharField(max_length=64)
+    month = models.DateField()
+    tokens = models.PositiveBigIntegerField(default=0)
+    charged = models.DecimalField(max_digits=32, decimal_places=12, default=Decimal(0))
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["tenant", "month"], name="usage_month_once")]
+
+    def __str__(self) -> str:
+        return f"{self.tenant} in {self.month:%Y-%m}"
+
+    def use(self) -> MonthUse:
+        return MonthUse(self.tokens, self.charged)
+
+
+class UsageMark(models.Model):
+    """The totals of one subject that a source last reported in one of its lives, which `since` names: totals of another
+    life begin at 0."""
+
+    source = models.CharField(max_length=96)
+    subject = models.CharField(max_length=160)
+    since = models.CharField(max_length=40)
+    totals = models.JSONField()
+    at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["source", "subject", "since"], name="usage_mark_of_life")]
+
+    def __str__(self) -> str:
+        return f"{self.subject} by {self.source}"
+
+
+class CellHour(models.Model):
+    """How long machines of one kind were in cells of a deployment within an hour: milliseconds of all of them together,
+    and of those that had requests in flight. `price`: US dollars for an hour of one. `cost` and `idle` (the part of it
+    that is nobody's) are known once the hour is `settled`."""
+
+    deployment = models.CharField(max_length=96)
+    instance_type = models.CharField(max_length=64)
+    hour = models.DateTimeField()
+    machine_ms = models.PositiveBigIntegerField(default=0)
+    busy_ms = models.PositiveBigIntegerField(default=0)
+    price = models.DecimalField(max_digits=16, decimal_places=6, default=Decimal(0))
+    cost = models.DecimalField(max_digits=20, decimal_places=6, default=Decimal(0))
+    idle = models.DecimalField(max_digits=20, decimal_places=6, default=Decimal(0))
+    settled = models.BooleanField(default=False)
+
+    class Meta:
+        ordering = ["-hour", "deployment", "instance_type"]
+        indexes = [models.Index(fields=["hour"], name="cell_hour_open", condition=models.Q(settled=False))]
+        constraints = [
+            models.UniqueConstraint(fields=["hour", "deployment", "instance_type"], name="cell_hour_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.deployment} on {self.instance_type} at {self.hour:%Y-%m-%d %H}"
+
+
+class TokenPrice(models.Model):
+    """US dollars for a million tokens of a deployment from `valid_from` on. Rows are never changed; one that is not in
+    force yet may be withdrawn."""
+
+    deployment = models.CharField(max_length=96)
+    valid_from = models.DateTimeField()
+    prompt = models.DecimalField(max_digits=14, decimal_places=6)
+    cached = models.DecimalField(max_digits=14, decimal_places=6)
+    completion = models.DecimalField(max_digits=14, decimal_places=6)
+    actor = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-valid_from", "-id"]
+        constraints = [models.UniqueConstraint(fields=["deployment", "valid_from"], name="price_once")]
+
+    def __str__(self) -> str:
+        return f"price of {self.deployment} from {self.valid_from:%Y-%m-%d %H:%M}"
+
+    def price(self) -> Price:
+        return Price(self.deployment, self.valid_from, self.prompt, self.cached, self.completion)
+
+
+class Budget(models.Model):
+    """A tenant's budget for each month (UTC): tokens, US dollars or both. `month`, `level` and `stopped` are what was
+    last announced; `stopped`: its keys are refused."""
+
+    tenant = models.CharField(max_length=64, unique=True)
+    tokens_per_month = models.PositiveBigIntegerField(null=True)
+    money_per_month = models.DecimalField(max_digits=16, decimal_places=6, null=True)
+    thresholds = models.JSONField(default=default_thresholds)
+    hard_stop = models.BooleanField(default=False)
+    actor = models.CharField(max_length=64)
+    changed_at = models.DateTimeField()
+    month = models.DateField(default=date(2000, 1, 1))
+    level = models.PositiveIntegerField(default=0)
+    stopped = models.BooleanField(default=False)
+    stopped_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["tenant"]
+        indexes = [models.Index(fields=["tenant"], name="budget_stopped", condition=models.Q(stopped=True))]
+
+    def __str__(self) -> str:
+        return f"budget of {self.tenant}"
+
+    def rules(self) -> BudgetRules:
+        return BudgetRules(self.tokens_per_month, self.money_per_month, tuple(self.thresholds), self.hard_stop)
+
+    def standing(self) -> BudgetStanding:
+        return BudgetStanding(self.month, self.level, self.stopped)
+
+
+class UsageExport(models.Model):
+    """A day that is in the configured bucket, as one object; its name says the day, and its content never changes."""
+
+    target = models.CharField(max_length=500)
+    name = models.CharField(max_length=64)
+    day = models.DateField()
+    sha256 = models.CharField(max_length=64)
+    at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["target", "name"], name="usage_export_once")]
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.target}"
