@@ -84,6 +84,9 @@ class Connection:
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._answer("PATCH", path, body=body)
 
+    def delete(self, path: str) -> Any:
+        return self._answer("DELETE", path)
+
     def pages(self, path: str, params: Parameters | None = None, most: int | None = None) -> Iterator[dict[str, Any]]:
         """The rows of a list, page by page, at most so many."""
         size = PAGE_SIZE if most is None else max(1, min(most, PAGE_SIZE))

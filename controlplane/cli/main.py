@@ -24,6 +24,7 @@ from controlplane.cli.commands import (
     regions,
     rollouts,
     show,
+    usage,
 )
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
@@ -112,7 +113,7 @@ def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
 for part in (
     *(access.app, show.app, declare.app, rollouts.app),
     *(act.app, agents.app, machines.app, certificates.app, entry.app, observe.app, chat.app, rollouts.model_app),
-    *(regions.app, images.app, about),
+    *(usage.app, regions.app, images.app, about),
 ):  # the order of the help
     app.add_typer(part)
 

@@ -273,7 +273,17 @@ RESOURCES: tuple[Resource, ...] = (
         _of(number("ID", "id"), ("NAME", "name"), ("TENANT", "tenant"), ("KEY", "key"), STATE,
             number("WAITING", "waiting"), ("REASON", "reason")),
     ),
-    Resource("usage", "usage", "id", (), ()),
+    Resource(
+        "prices", "prices", "id", ("price",),
+        _of(number("ID", "id"), ("DEPLOYMENT", "deployment"), ("FROM", "valid_from"), ("IN FORCE", "in_force"),
+            number("PROMPT", "prompt"), number("CACHED", "cached"), number("COMPLETION", "completion"),
+            ("BY", "actor")),
+    ),
+    Resource(
+        "budgets", "budgets", "tenant", ("budget",),
+        _of(("TENANT", "tenant"), number("TOKENS", "tokens_per_month"), number("USD", "money_per_month"),
+            number("USED %", "used_percent"), ("HARD STOP", "hard_stop"), ("STOPPED", "stopped")),
+    ),
     Resource(
         "webhooks", "webhooks", "name", ("webhook",),
         _of(("NAME", "name"), ("URL", "url"), ("ENABLED", "enabled"), ("EVENTS", "events")),

@@ -78,7 +78,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A page's filter, kept in its URL. `text_name` is the parameter of the text box that `/` focuses."""
+    """A page's filter, kept in its URL. `text_name` is the parameter of the text box that `f` focuses; "": there is
+    none."""
 
     text_label: str
     text_name: str

@@ -46,6 +46,13 @@ from controlplane.dashboard.pages.traffic import (
     override_end_action,
     traffic_shares_page,
 )
+from controlplane.dashboard.pages.usage import (
+    USAGE,
+    budget_remove_action,
+    budget_set_action,
+    price_set_action,
+    price_withdraw_action,
+)
 
 
 class ModelName(StringConverter):
@@ -103,6 +110,11 @@ urlpatterns = [
     path("keys/require/", keys_require_action, name="keys-require"),
     path("keys/<str:key>/", _view(KEY), name="key"),
     path("keys/<str:key>/ask/<str:action>/", key_action, name="key-action"),
+    path("usage/", _view(USAGE), name="usage"),
+    path("usage/prices/set/", price_set_action, name="price-set"),
+    path("usage/prices/<int:id>/withdraw/", price_withdraw_action, name="price-withdraw"),
+    path("usage/budgets/set/", budget_set_action, name="budget-set"),
+    path("usage/budgets/<str:tenant>/remove/", budget_remove_action, name="budget-remove"),
     path("models/", _view(MODELS), name="models"),
     path("models/<model:key>/", _view(MODEL), name="model"),
     path("models/<version:key>/", _view(VERSION), name="version"),

@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from decimal import Decimal
 from functools import cache, lru_cache
 from typing import Any
 
@@ -128,6 +129,17 @@ def count(value: object) -> str:
     """A whole number in groups of three."""
     number = _number(value)
     return NOTHING if number is None else f"{round(number):,}".replace(",", THIN_SPACE)
+
+
+@register.filter
+def money(value: object) -> str:
+    """US dollars: cents, and as many places as a small amount needs; a real zero is plain."""
+    if not isinstance(value, Decimal | int):
+        return NOTHING
+    value = Decimal(value)
+    places = 2 if value == 0 or abs(value) >= 1 else 4
+    whole, _, part = f"{value:,.{places}f}".partition(".")
+    return f"${whole.replace(',', THIN_SPACE)}.{part}"
 
 
 @register.filter

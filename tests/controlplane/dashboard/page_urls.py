@@ -14,6 +14,7 @@ LISTS: dict[str, str] = {
     "rollouts": "/rollouts/",
     "search": "/search/?q=0",
     "traffic": "/traffic/",
+    "usage": "/usage/",
 }
 """Name -> URL, of pages that list things."""
 SETTINGS: dict[str, str] = {
@@ -33,6 +34,7 @@ FILTERED: tuple[str, ...] = (
     "/keys/?q=search&state=active&tenant=tenant-0",
     "/nodes/?role=leader",
     "/rollouts/?state=active",
+    "/usage/?span=90d&tenant=tenant-0&deployment=deployment-0",
 )
 """Lists with every filter set; those of `fleets.one_more_of_everything` match."""
 DETAILS: tuple[str, ...] = (

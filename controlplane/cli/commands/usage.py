@@ -1,0 +1,169 @@
+"""Who used what, what it cost, and what tenants may use: usage, cost of cells, prices of tokens, budgets."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.commands.act import Yes
+from controlplane.cli.completion import names_of
+from controlplane.cli.errors import Failure
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.resources import Column, Row, at, number
+from controlplane.cli.session import path_of, resource_named, session_of
+
+app = typer.Typer()
+price = typer.Typer(help="What tokens of a deployment cost; the list: switchyard get prices.", no_args_is_help=True)
+budget = typer.Typer(help="What tenants may use of a month; the list: switchyard get budgets.", no_args_is_help=True)
+app.add_typer(price, name="price")
+app.add_typer(budget, name="budget")
+
+DIMENSIONS = ("tenant", "key", "deployment", "class")
+Since = Annotated[str, typer.Option(help="7d, 12h or 2w ago, a date, or a moment of RFC 3339.")]
+Until = Annotated[str, typer.Option(help="Like --since; else now.")]
+
+
+class Each(StrEnum):
+    HOUR = "hour"
+    DAY = "day"
+    MONTH = "month"
+
+
+COUNTS = (
+    number("REQUESTS", "requests"), number("LIMITED", "limited"), number("ERRORS", "errors"),
+    number("CANCELLED", "cancelled"), number("PROMPT", "prompt_tokens"), number("CACHED", "cached_tokens"),
+    number("COMPLETION", "completion_tokens"), number("PRICED $", "charged"), number("MACHINES $", "machine_cost"),
+)  # fmt: skip
+
+
+@app.command()
+def usage(
+    context: typer.Context,
+    by: Annotated[str, typer.Option(help="tenant, key, deployment, class, with commas; none: one row.")] = "tenant",
+    since: Since = "7d",
+    until: Until = "",
+    each: Annotated[Each | None, typer.Option(help="A row for each hour, day or month.")] = None,
+    tenant: Annotated[str, typer.Option(help="Of this tenant only.")] = "",
+    key: Annotated[str, typer.Option(help="Of this key only, by its prefix.")] = "",
+    deployment: Annotated[str, typer.Option("-d", "--deployment", autocompletion=names_of("deployments"))] = "",
+    serving_class: Annotated[str, typer.Option("--class", help="realtime, near_realtime or batch.")] = "",
+) -> None:
+    """Show who used what, and what it costs, with a last line of totals.
+
+    switchyard usage --by tenant --since 7d
+    """
+    run = session_of(context)
+    given = {"tenant": tenant, "key": key, "deployment": deployment, "class": serving_class, "to": until}
+    query = {"group": by, "from": since, "by": each.value if each else "total", "limit": "10000"}
+    answer = run.connection.get("usage", query | {name: value for name, value in given.items() if value})
+    if run.output.is_for_programs:
+        run.output.document(answer)
+        return
+    shown = [name for name in DIMENSIONS if name in answer["group"]]
+    times = (Column("FROM", at("start")),) if each else ()
+    columns = (*times, *(Column(name.upper(), at(name)) for name in shown), *COUNTS)
+    totals = {**answer["totals"], (shown[0] if shown else "start"): "total"}
+    rows: list[Row] = [*answer["rows"], *([totals] if len(answer["rows"]) > 1 else [])]
+    run.output.rows(columns, rows, empty="Nothing was used in this time.")
+    if answer["truncated"]:
+        run.output.note("Only the first 10,000 rows are shown; the totals are of all.")
+
+
+@app.command()
+def cost(context: typer.Context, since: Since = "7d", until: Until = "") -> None:
+    """Show what cells cost by the time of their machines, and whose that is: tenants and idle time sum up to it.
+
+    switchyard cost --since 7d
+    """
+    run = session_of(context)
+    answer = run.connection.get("usage/cost", {"from": since, **({"to": until} if until else {})})
+    if run.output.is_for_programs:
+        run.output.document(answer)
+        return
+    columns = (
+        Column("DEPLOYMENT", at("deployment")), Column("TYPE", at("instance_type")),
+        number("MACHINE HOURS", "machine_hours"), number("COST $", "cost"), number("IDLE $", "idle"),
+    )  # fmt: skip
+    run.output.rows(columns, answer["by_deployment"], empty="No machine was in a cell in this time.")
+    if answer["by_tenant"]:
+        run.output.plain("")
+        whose = (Column("TENANT", at("tenant")), Column("DEPLOYMENT", at("deployment")), number("COST $", "cost"))
+        run.output.rows(whose, answer["by_tenant"], empty="")
+    run.output.plain("")
+    sums = f"cells ${answer['cells']} = tenants ${answer['tenants']} + idle ${answer['idle']}"
+    run.output.plain(f"{sums}; {answer['open_hours']:g} machine hours are of an hour that still runs")
+
+
+@price.command("set")
+def price_set(
+    context: typer.Context,
+    deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
+    prompt: Annotated[str, typer.Option(help="US dollars per million prompt tokens.")],
+    completion: Annotated[str, typer.Option(help="US dollars per million completion tokens.")],
+    cached: Annotated[str, typer.Option(help="Of prompt tokens out of a cache; else as --prompt.")] = "",
+    valid_from: Annotated[str, typer.Option("--from", help="A moment of RFC 3339; else now. Never past.")] = "",
+) -> None:
+    """Set what a million tokens of a deployment cost from a time on.
+
+    switchyard price set sim-70b --prompt 0.60 --completion 1.80
+    """
+    run = session_of(context)
+    body = {"deployment": deployment, "prompt": prompt, "completion": completion}
+    more = {"cached": cached, "valid_from": valid_from}
+    row = run.connection.post("prices", body | {name: value for name, value in more.items() if value})
+    amounts = f"prompt {row['prompt']}, cached {row['cached']}, completion {row['completion']}"
+    run.show(row, [f"{row['deployment']} from {row['valid_from']}: {amounts} USD per million tokens"])
+
+
+@budget.command("set")
+def budget_set(
+    context: typer.Context,
+    tenant: str,
+    tokens: Annotated[int | None, typer.Option(min=0, help="Tokens a month; 0: no limit of tokens.")] = None,
+    money: Annotated[str, typer.Option(help="US dollars a month; 0: no limit of money.")] = "",
+    thresholds: Annotated[str, typer.Option(help="Per cent, with commas: 50,80,100.")] = "",
+    hard_stop: Annotated[bool | None, typer.Option(help="Refuse the tenant's keys from 100 % on.")] = None,
+) -> None:
+    """Give a tenant a budget for each month, or change what is given.
+
+    switchyard budget set rufus --money 1200 --hard-stop
+    """
+    run = session_of(context)
+    body: dict[str, Any] = {}
+    if tokens is not None:
+        body["tokens_per_month"] = tokens or None
+    if money:
+        body["money_per_month"] = None if money in {"0", "0.0", "0.00"} else money
+    if thresholds:
+        body["thresholds"] = _percents(thresholds)
+    if hard_stop is not None:
+        body["hard_stop"] = hard_stop
+    is_there = any(run.connection.pages("budgets", {"tenant": tenant}))
+    if is_there:
+        row = run.connection.patch(path_of(resource_named("budgets"), tenant), body)
+    else:
+        row = run.connection.post("budgets", {"tenant": tenant, **body})
+    run.show(row, [_told(row)])
+
+
+@budget.command("remove")
+def budget_remove(context: typer.Context, tenant: str, yes: Yes = False) -> None:
+    """Remove a tenant's budget: nothing stops it any more."""
+    run = session_of(context)
+    run.confirm(f"Nothing will stop {tenant} any more.", wanted=tenant, yes=yes)
+    row = run.connection.delete(path_of(resource_named("budgets"), tenant))
+    run.show(row, [f"the budget of {tenant} is removed"])
+
+
+def _percents(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise Failure(f"{text!r} must read 50,80,100: whole per cents with commas", ExitCode.USAGE) from None
+
+
+def _told(row: dict[str, Any]) -> str:
+    limits = [f"{row['tokens_per_month']:,} tokens"] if row["tokens_per_month"] else []
+    limits += [f"{row['money_per_month']} USD"] if row["money_per_month"] else []
+    then = "then its keys are refused" if row["hard_stop"] else "then nothing is refused"
+    return f"{row['tenant']}: {' and '.join(limits)} a month, {row['used_percent']} % used; {then}"

@@ -1,0 +1,103 @@
+"""Who used what, what it costs, and who is near a budget; for admins also budgets and prices of tokens."""
+
+from typing import Any
+
+from django.shortcuts import get_object_or_404
+
+from controlplane.dashboard.actions import Submission, action, page_target
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.pages.choices import choose, choose_deployment, choose_labelled
+from controlplane.dashboard.selectors.usage import (
+    DEFAULT_SPAN,
+    SPANS,
+    UsageView,
+    price_rows,
+    span_of,
+    usage_tenants,
+    usage_view,
+)
+from fleet.models import Deployment
+from kernel.access import Role
+from traffic.api.budget import CreateBudgetSerializer
+from traffic.api.price import SetPriceSerializer
+from traffic.models import Budget, TokenPrice
+from traffic.selectors.budget import BudgetView, budget_views
+from traffic.services.budget import budget_change, budget_create, budget_delete
+from traffic.services.price import price_set, price_withdraw
+
+
+def _usage(request: PageRequest) -> UsageView:
+    return usage_view(
+        span=span_of(request.text("span")),
+        tenant=request.text("tenant"),
+        deployment=request.text("deployment"),
+        now=request.now,
+    )
+
+
+def _filter(request: PageRequest) -> Filter:
+    others = [(span.name, span.label) for span in SPANS if span is not DEFAULT_SPAN]
+    span = choose_labelled(request, "span", (("", DEFAULT_SPAN.label), *others))
+    tenant = choose(request, "tenant", "every tenant", usage_tenants())
+    return Filter(text_label="", text_name="", text="", choices=(span, tenant, choose_deployment(request)))
+
+
+def _budgets(request: PageRequest) -> tuple[BudgetView, ...]:
+    return tuple(budget_views(request.now))
+
+
+def _prices(request: PageRequest) -> dict[str, Any]:
+    in_force: dict[str, int] = {}
+    rows = price_rows()
+    for row in reversed(rows):
+        if row.valid_from <= request.now:
+            in_force[row.deployment] = row.pk
+    lines = [(row, row.pk in in_force.values(), row.valid_from > request.now) for row in rows]
+    return {"rows": lines, "deployments": Deployment.objects.order_by("name").values_list("name", flat=True)}
+
+
+USAGE = Page(
+    section="usage",
+    title="Usage",
+    charts=True,
+    fragments=(
+        Fragment("usage", "", ("usage",), "dashboard/usage/usage.html", _usage),
+        Fragment("usage-budgets", "Budgets of this month", ("usage",), "dashboard/usage/budgets.html", _budgets),
+        Fragment("usage-prices", "Prices of tokens", ("usage",), "dashboard/usage/prices.html", _prices),
+    ),
+    narrow=_filter,
+)
+
+USAGE_PAGE = page_target("usage", "usage")
+
+
+@action(USAGE_PAGE, Role.ADMIN)
+def price_set_action(form: Submission, _: None) -> None:
+    fields = form.valid(SetPriceSerializer, "deployment", "prompt", "cached", "completion")
+    price_set(actor=form.actor, now=form.now, **fields)
+
+
+@action(USAGE_PAGE, Role.ADMIN)
+def price_withdraw_action(form: Submission, id: int) -> None:
+    price_withdraw(price_id=get_object_or_404(TokenPrice, pk=id).pk, actor=form.actor, now=form.now)
+
+
+@action(USAGE_PAGE, Role.ADMIN)
+def budget_set_action(form: Submission, _: None) -> None:
+    """Lay down the whole budget: what is empty is no limit."""
+    fields = form.valid(
+        CreateBudgetSerializer,
+        "tenant",
+        "tokens_per_month",
+        "money_per_month",
+        hard_stop=form.text("hard_stop") == "yes",
+    )
+    tenant = fields.pop("tenant")
+    whole = {"tokens_per_month": None, "money_per_month": None, **fields}
+    save = budget_change if Budget.objects.filter(tenant=tenant).exists() else budget_create
+    save(tenant=tenant, actor=form.actor, now=form.now, **whole)
+
+
+@action(USAGE_PAGE, Role.ADMIN)
+def budget_remove_action(form: Submission, tenant: str) -> None:
+    budget_delete(tenant=get_object_or_404(Budget, tenant=tenant).tenant, actor=form.actor, now=form.now)

@@ -1,0 +1,194 @@
+"""Usage and cost as their page shows them: who used what, what it costs, who is near a budget, what prices are."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db.models import Sum
+
+from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
+from traffic.models import ApplicationKey, CellHour, TokenPrice
+from traffic.planning.usage_query import By, UsageQuery
+from traffic.selectors.budget import BudgetView, budget_views
+from traffic.selectors.usage import UsageRow, machine_costs, usage_answer, usage_stream
+
+ROWS_SHOWN = 100
+PRICES_SHOWN = 50
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How far back, and the step of its charts."""
+
+    name: str
+    label: str
+    length: timedelta
+    step: timedelta
+
+
+SPANS = (
+    Span("24h", "24 hours", DAY, HOUR),
+    Span("7d", "7 days", 7 * DAY, DAY),
+    Span("30d", "30 days", 30 * DAY, DAY),
+    Span("90d", "90 days", 90 * DAY, DAY),
+)
+DEFAULT_SPAN = SPANS[1]
+
+
+@dataclass(frozen=True, slots=True)
+class UsageLine:
+    """A tenant or a deployment; `budget` of a tenant that has one, `idle` and `price` of a deployment."""
+
+    name: str
+    sums: dict[str, Any]
+    budget: BudgetView | None = None
+    cells: Decimal = Decimal(0)
+    idle: Decimal = Decimal(0)
+    price: TokenPrice | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UsageView:
+    """`query` names the same rows for the API. `unpriced`: deployments with tokens and without a price."""
+
+    span: Span
+    totals: dict[str, Any]
+    cells: Decimal
+    idle: Decimal
+    charts: tuple[Chart, ...]
+    tenants: tuple[UsageLine, ...]
+    deployments: tuple[UsageLine, ...]
+    more: bool
+    query: str
+    unpriced: tuple[str, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.tenants or self.deployments)
+
+
+def span_of(name: str) -> Span:
+    return next((span for span in SPANS if span.name == name), DEFAULT_SPAN)
+
+
+def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> UsageView:
+    """In a fixed number of queries."""
+    where = tuple((name, value) for name, value in (("tenant", tenant), ("deployment", deployment)) if value)
+    start = _first(span, now)
+    by_tenant = usage_answer(UsageQuery(start, now, group=("tenant",), where=where), most=ROWS_SHOWN)
+    by_deployment = usage_answer(UsageQuery(start, now, group=("deployment",), where=where), most=ROWS_SHOWN)
+    tenants = sorted(by_tenant.rows, key=lambda row: (-_tokens(row.sums), row.group["tenant"]))
+    lines = _deployment_lines(by_deployment.rows, start, now, deployment)
+    largest = [row.group["tenant"] for row in tenants[:MOST_SERIES] if _tokens(row.sums)]
+    budgets = {view.budget.tenant: view for view in budget_views(now)}
+    return UsageView(
+        span=span,
+        totals=by_tenant.totals,
+        cells=sum((line.cells for line in lines), Decimal(0)),
+        idle=sum((line.idle for line in lines), Decimal(0)),
+        charts=(
+            _token_chart(largest, span, start, now, where),
+            *((_cell_chart(span, start, now, deployment),) if not tenant else ()),
+        ),
+        tenants=tuple(_tenant_line(row, budgets) for row in tenants),
+        deployments=tuple(lines),
+        more=by_tenant.truncated or by_deployment.truncated,
+        query=urlencode(
+            {"group": "tenant,key,deployment,class", "by": _step(span).value, "from": span.name} | dict(where)
+        ),
+        unpriced=tuple(line.name for line in lines if line.name and _tokens(line.sums) and line.price is None),
+    )
+
+
+def _tenant_line(row: UsageRow, budgets: dict[str, BudgetView]) -> UsageLine:
+    return UsageLine(row.group["tenant"], row.sums, budgets.get(row.group["tenant"]))
+
+
+def _first(span: Span, now: datetime) -> datetime:
+    """The beginning of the first step that is shown."""
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    begin = hour if span.step == HOUR else hour.replace(hour=0)
+    return begin + span.step - span.length
+
+
+def _step(span: Span) -> By:
+    return By.HOUR if span.step == HOUR else By.DAY
+
+
+def _tokens(sums: dict[str, Any]) -> int:
+    return int(sums.get("prompt_tokens", 0) + sums.get("completion_tokens", 0))
+
+
+def _deployment_lines(rows: list[Any], start: datetime, now: datetime, deployment: str) -> list[UsageLine]:
+    sums = {row.group["deployment"]: row.sums for row in rows if row.group["deployment"]}
+    cells: dict[str, list[Decimal]] = defaultdict(lambda: [Decimal(0), Decimal(0)])
+    for cost in machine_costs(start, now):
+        if not deployment or cost.deployment == deployment:
+            both = cells[cost.deployment]
+            both[0], both[1] = both[0] + cost.cost, both[1] + cost.idle
+    prices = TokenPrice.objects.filter(valid_from__lte=now).order_by("deployment", "-valid_from").distinct("deployment")
+    in_force = {price.deployment: price for price in prices}
+    names = sorted(sums.keys() | cells.keys(), key=lambda name: (-_tokens(sums.get(name, {})), name))
+    return [
+        UsageLine(name, sums.get(name, {}), None, cells[name][0], cells[name][1], in_force.get(name))
+        for name in names[:ROWS_SHOWN]
+    ]
+
+
+def _token_chart(
+    tenants: list[str], span: Span, start: datetime, now: datetime, where: tuple[tuple[str, str], ...]
+) -> Chart:
+    by = _step(span)
+    lines: dict[str, list[float | None]] = {tenant: _flat(span) for tenant in tenants}
+    if tenants:
+        for row in usage_stream(UsageQuery(start, now, by, ("tenant",), where)):
+            line = lines.get(row.group["tenant"])
+            place = _place(row.start, start, span)
+            if line is not None and place is not None:
+                line[place] = float(_tokens(row.sums))
+    series = tuple(Series(tenant or "no key", lines[tenant]) for tenant in tenants)
+    unit = "/h" if span.step == HOUR else "/day"
+    return Chart("usage-tokens", "Tokens of the largest tenants", unit, start, _seconds(span), series, decimals=0)
+
+
+def _cell_chart(span: Span, start: datetime, now: datetime, deployment: str) -> Chart:
+    hours = CellHour.objects.filter(hour__gte=start, hour__lt=now, settled=True)
+    if deployment:
+        hours = hours.filter(deployment=deployment)
+    used, idle = _flat(span), _flat(span)
+    sums = hours.order_by().values("hour").annotate(whole=Sum("cost"), unused=Sum("idle"))
+    for row in sums:
+        place = _place(row["hour"], start, span)
+        if place is not None:
+            used[place] = (used[place] or 0) + float(row["whole"] - row["unused"])
+            idle[place] = (idle[place] or 0) + float(row["unused"])
+    lines = (Series("used", used, Colour.FIRST), Series("idle", idle, Colour.IDLE))
+    unit = "$/h" if span.step == HOUR else "$/day"
+    is_known = any(used) or any(idle)
+    return Chart("usage-cells", "Cost of cells", unit, start, _seconds(span), lines if is_known else (), decimals=2)
+
+
+def _flat(span: Span) -> list[float | None]:
+    return [0.0] * int(span.length / span.step)
+
+
+def _place(at: datetime | None, start: datetime, span: Span) -> int | None:
+    place = int((at - start) / span.step) if at else -1
+    return place if 0 <= place < int(span.length / span.step) else None
+
+
+def _seconds(span: Span) -> float:
+    return span.step.total_seconds()
+
+
+def usage_tenants() -> list[str]:
+    return list(ApplicationKey.objects.order_by("tenant").values_list("tenant", flat=True).distinct())
+
+
+def price_rows() -> tuple[TokenPrice, ...]:
+    """The list of prices, the latest first."""
+    return tuple(TokenPrice.objects.order_by("-valid_from", "-id")[:PRICES_SHOWN])

@@ -1,0 +1,81 @@
+"""The page of usage: who used what, what it costs, who is near a budget; and what admins lay down there."""
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from kernel import clock
+from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.fleet import rows
+from traffic.models import Budget, CellHour, TokenPrice, UsageHour, UsageMonth
+from traffic.planning.budget import month_of
+
+pytestmark = pytest.mark.django_db
+
+
+def used(tenant: str, tokens: int, back: int = 1) -> None:
+    hour = clock.now().replace(minute=0, second=0, microsecond=0) - timedelta(hours=back)
+    UsageHour.objects.create(
+        tenant=tenant, key="0a0a", deployment="sim-70b", serving_class="realtime", hour=hour, requests=1,
+        prompt_tokens=tokens, charged=Decimal("12.5"), machine_cost=Decimal("0.75"),
+    )  # fmt: skip
+
+
+def admin() -> Client:
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    return client
+
+
+def test_tenants_are_shown_by_what_they_used_and_cost_with_their_budgets() -> None:
+    used("rufus", 1200)
+    used("ada", 5000)
+    Budget.objects.create(tenant="rufus", tokens_per_month=2000, actor="a", changed_at=clock.now(), level=50)
+    UsageMonth.objects.create(tenant="rufus", month=month_of(clock.now()), tokens=1200)
+    hour = clock.now().replace(minute=0, second=0, microsecond=0) - timedelta(hours=1)
+    CellHour.objects.create(
+        deployment="sim-70b", instance_type="t", hour=hour, cost=Decimal(4), idle=Decimal("2.5"), settled=True
+    )
+    text = fragment(signed_in(), "/usage/", "usage")
+    assert text.index(">ada<") < text.index(">rufus<")
+    for expected in ("6\u202f200", "$25.00", "$4.00", "$2.50", "60 %", "Tokens of sim-70b cost nothing", "as=csv"):
+        assert expected in text
+    assert "near" in fragment(signed_in(), "/usage/", "usage-budgets")
+    narrowed = fragment(signed_in(), "/usage/?tenant=rufus&span=24h", "usage")
+    assert ">ada<" not in narrowed
+    assert "tenant=rufus" in narrowed
+
+
+def test_without_usage_it_says_how_to_make_some() -> None:
+    text = fragment(signed_in(), "/usage/?span=nonsense", "usage")
+    assert "No usage in the last 7 days" in text
+    assert "tokens cost nothing" in fragment(signed_in(), "/usage/", "usage-prices")
+
+
+def test_an_admin_sets_a_price_and_a_budget_and_takes_the_budget_back() -> None:
+    rows.deployment()
+    client = admin()
+    client.post("/usage/prices/set/", {"deployment": "sim-70b", "prompt": "0.6", "cached": "", "completion": "1.8"})
+    price = TokenPrice.objects.get()
+    assert (price.prompt, price.cached, price.completion) == (Decimal("0.6"), Decimal("0.6"), Decimal("1.8"))
+    assert "in force" in fragment(client, "/usage/", "usage-prices")
+    for money in ("10", "20"):
+        client.post("/usage/budgets/set/", {"tenant": "rufus", "money_per_month": money, "hard_stop": "yes"})
+    budget = Budget.objects.get()
+    assert (budget.money_per_month, budget.tokens_per_month, budget.hard_stop) == (Decimal(20), None, True)
+    assert client.post("/usage/budgets/set/", {"tenant": "ada", "hard_stop": "yes"}).status_code == 409
+    client.post("/usage/budgets/rufus/remove/")
+    assert not Budget.objects.exists()
+
+
+def test_a_price_that_is_ahead_can_be_withdrawn_and_one_in_force_cannot() -> None:
+    columns = {"prompt": 1, "cached": 1, "completion": 1, "actor": "a", "created_at": clock.now()}
+    ahead = TokenPrice.objects.create(deployment="d", valid_from=clock.now() + timedelta(days=1), **columns)
+    past = TokenPrice.objects.create(deployment="d", valid_from=clock.now() - timedelta(days=1), **columns)
+    client = admin()
+    assert client.post(f"/usage/prices/{ahead.pk}/withdraw/").status_code == 302
+    assert client.post(f"/usage/prices/{past.pk}/withdraw/").status_code == 409
+    assert list(TokenPrice.objects.all()) == [past]
