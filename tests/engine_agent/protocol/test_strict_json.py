@@ -69,7 +69,11 @@ TRUSTED = {
     "kernel/rest/view_sets.py": "our own stored answer",
     "models_registry/planning/diff.py": "a version that was judged when it was made",
     "traffic/api/async_request.py": "an answer of our own cells, shown and never acted on",
+    "traffic/api/response_create.py": "an answer of our own ingress",
     "traffic/planning/async_request.py": "an answer of our own cells",
+    "traffic/planning/response_stream.py": "an answer of our own ingress",
+    "traffic/selectors/stored_response.py": "stored by ourselves",
+    "traffic/services/response_outcome.py": "stored by ourselves, and an answer of our own cells",
 }
 """Who may read JSON loosely, and why that text is no stranger's."""
 
