@@ -65,7 +65,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
     # --- asyncio.Transport: for the protocol behind ---
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._ended:
+        if self._ended or not data:
             return
         written = self._tls.write(data)
         if written < len(data):  # a record at a time
