@@ -357,8 +357,8 @@ async def test_who_leaves_stops_the_engine_and_nothing_is_kept(tmp_path: Path) -
             return all(writer.transport.is_closing() for writer in ended._writers if writer in busy)
 
         busy = set(ended._writers)
+        await until(is_cut, "both are cut")  # before the engine may go on: else it may be done first
         fleet.cell.release.set()
-        await until(is_cut, "both are cut")
         assert await rows() == []
 
 
