@@ -43,9 +43,20 @@ def private_files():
         for folder, _, names in os.walk(top):
             for name in names:
                 path = os.path.join(folder, name)
-                status = os.lstat(path)
+                try:
+                    status = os.lstat(path)
+                except OSError:  # it is gone already
+                    continue
                 if stat.S_ISREG(status.st_mode):
                     yield path, status.st_uid
+
+
+def is_agent(pid):
+    """Whether it is root's and has a program: threads of the kernel have none."""
+    try:
+        return os.path.exists(f"/proc/{pid}/exe") and os.stat(f"/proc/{pid}").st_uid == 0
+    except OSError:
+        return False
 
 
 def attempts(uid, files, others):
@@ -84,7 +95,7 @@ def tried(uid, pid, files, others):
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
             answer = list(attempts(uid, files, others))
-        except FileNotFoundError:  # it has ended meanwhile
+        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             answer = []
         except BaseException as error:
             answer = [f"cannot be tried: {error!r}"]
@@ -98,11 +109,7 @@ def tried(uid, pid, files, others):
 
 known, files = kinds(), list(private_files())
 strangers = {uid: [pid for other, (_, pid) in known.items() if other != uid] for uid in known}
-agents = [
-    int(pid)
-    for pid in filter(str.isdecimal, os.listdir("/proc"))
-    if os.path.exists(f"/proc/{pid}/exe") and os.stat(f"/proc/{pid}").st_uid == 0
-]
+agents = [int(pid) for pid in filter(str.isdecimal, os.listdir("/proc")) if is_agent(pid)]
 print(json.dumps({
     "files": len(files),
     "accounts": {
