@@ -132,8 +132,11 @@ def test_a_wrong_token_joins_nothing(fleet: RunningFleet, host: Host) -> None:
 
 
 def test_a_port_that_is_taken_is_named(fleet: RunningFleet, host: Host) -> None:
-    taken = f"python3 -m http.server --bind {host.control.removesuffix('.1') + '.2' if host.inside else host.control}"
-    command = f"{taken} {PORT + 3} >/dev/null 2>&1 & sleep 2; {line(fleet)}; code=$?; kill %1 $!; exit $code"
+    where = host.control.removesuffix(".1") + ".2" if host.inside else host.control
+    taken = f"python3 -m http.server --bind {where} {PORT + 3} >/dev/null 2>&1"
+    asks = f"not socket.socket().connect_ex(('{where}', {PORT + 3})) or time.sleep(0.1)"
+    is_up = f'python3 -c "import socket, time; next(i for i in range(600) if {asks})"'
+    command = f"{taken} & {is_up}; {line(fleet)}; code=$?; kill %1 $!; exit $code"
     refused(fleet, host, command, f"port {PORT + 3} of {PORT} to {PORT + 19} is in use")
 
 
