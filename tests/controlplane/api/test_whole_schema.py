@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.django_db
 
 EXAMPLES = int(os.environ.get("SWITCHYARD_SCHEMA_EXAMPLES", "4"))
-KEYS = ("id", "name", "prefix", "rule", "deployment", "ingress", "username", "action", "number")
+KEYS = ("id", "name", "prefix", "rule", "deployment", "ingress", "username", "action", "number", "tenant")
 """Fields by which lists name what single paths are asked for."""
 
 

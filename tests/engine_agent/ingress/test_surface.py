@@ -5,6 +5,7 @@ import asyncio
 import itertools
 import json
 import random
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,10 +101,15 @@ def expected(method: str, path: str) -> str:
     if path.startswith("/v1/models/"):
         path = unquote(path)  # the name of a model may be written either way
     for row in sorted(API_PATHS, key=lambda row: "{" in row.path):
-        if path == example(row.path):
+        if path == example(row.path) or (row.answered_by is AnsweredBy.CONTROL_PLANE and is_of(row.path, path)):
             served = method in row.methods or (method == "HEAD" and "GET" in row.methods)
             return row.answered_by if served else ""
     return ""
+
+
+def is_of(template: str, path: str) -> bool:
+    """Whether a path is one of a row's, whatever its identifiers are: which there are, the control plane knows."""
+    return re.fullmatch(re.sub(r"\{\w+\}", "[0-9A-Za-z_-]+", template), path) is not None
 
 
 def misspelt(path: str, dice: random.Random) -> str:

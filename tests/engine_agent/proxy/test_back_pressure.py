@@ -40,7 +40,7 @@ async def test_a_client_that_does_not_read_holds_the_engine_back() -> None:
     progress = Progress()
 
     async def script(turn: Turn) -> None:
-        if "/small" in turn.message.first_line:
+        if "/v1/embeddings" in turn.message.first_line:
             await turn.send(ONE_TOKEN)
             return
         await turn.send(STREAM_HEAD)
@@ -55,7 +55,7 @@ async def test_a_client_that_does_not_read_holds_the_engine_back() -> None:
         await read_head(reader)
         await until(progress.stands_still(), "the engine is held back")
         assert progress.sent_bytes < HELD_AT_MOST_BYTES
-        assert (await proxy.ask(request("/v1/completions", b"{}"))).status == 200
+        assert (await proxy.ask(request("/v1/embeddings", b"{}"))).status == 200
         received_bytes = 0
         while piece := await read_chunk(reader):
             received_bytes += len(piece)
@@ -82,5 +82,6 @@ async def test_an_engine_that_does_not_read_holds_the_client_back() -> None:
         engine.read_bodies.set()
         await sending
         assert (await read_message(reader)).status == 200
-        assert len(engine.requests[0].body) == TOTAL_BYTES
+        # A body that is too long to be read gains members, or as many blanks where it is no object.
+        assert len(engine.requests[0].body.rstrip(b" ")) == TOTAL_BYTES
         writer.close()
