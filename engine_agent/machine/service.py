@@ -103,6 +103,9 @@ def start(paths: HostPaths) -> str:
         OSError: a file cannot be written.
     """
     fields = {"code": paths.code, "log": paths.log, "current": paths.current, "left": LEFT}
+    for private in (paths.log, paths.state / "supervisor.pid"):  # a shell or systemd would leave them readable to all
+        private.touch(mode=0o600)
+        private.chmod(0o600)
     write_start(paths)
     if has_systemd() and os.geteuid() == 0 and paths.code == ROOT_CODE:
         UNIT_FILE.write_text(_UNIT.format(**fields), encoding="utf-8")
