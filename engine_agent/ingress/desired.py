@@ -5,7 +5,6 @@ valid one. A cell, or an ingress of another region, that nobody could connect to
 named. It never reads what runs.
 """
 
-import ipaddress
 import json
 import math
 import re
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 
 from engine_agent.ingress.affinity import CELLS_MAP, cells_entry
 from engine_agent.ingress.applications import Applications
-from engine_agent.ingress.bad_table import BadTable
+from engine_agent.ingress.bad_table import BadTable, check_distinct, check_name, checked_address, checked_port
 from engine_agent.ingress.hops import HOPS_MAP, hop_entries
 from engine_agent.ingress.key_map import KEYS_MAP, key_entries
 from engine_agent.ingress.splits import (
@@ -31,11 +30,9 @@ from engine_agent.ingress.splits import (
 )
 from engine_agent.protocol.identity import BadName, IdentityKind, IdentityName
 from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget, cell_server_name
-from engine_agent.protocol.ports import HIGHEST_PORT, hop_port
+from engine_agent.protocol.ports import hop_port
 from engine_agent.protocol.states import ServingClass
 
-NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
-"""What HAProxy takes in the name of a backend or a server, less the colon."""
 MODEL = re.compile(r"[A-Za-z0-9._:/@+-]{1,200}")
 """Model names become keys of a HAProxy map (no spaces) and parts of a URL."""
 CELL_WEIGHT = 100
@@ -158,11 +155,11 @@ def desired_from(table: RoutingTable, fleet: str = "") -> DesiredHaproxy:
         BadTable: something in it cannot be carried out.
     """
     pools = tuple(sorted(table.pools, key=lambda pool: pool.name))
-    _check_distinct("pool", (pool.name for pool in pools))
+    check_distinct("pool", (pool.name for pool in pools))
     left_out: list[str] = []
     pools = tuple(_usable(pool, table.region, fleet, left_out) for pool in pools)
-    _check_distinct("model", (model for pool in pools for model in pool.models))
-    _check_distinct("split of model", (split.model for split in table.splits))
+    check_distinct("model", (model for pool in pools for model in pool.models))
+    check_distinct("split of model", (split.model for split in table.splits))
     if table.max_body_bytes <= 0 or table.retry_after_s <= 0:
         raise BadTable("max_body_bytes and retry_after_s must be positive")
     backends = {pool.name: _backends(pool) for pool in pools}
@@ -235,7 +232,7 @@ def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]
 
 
 def _backends(pool: Pool) -> PoolBackends:
-    _check_name("pool", pool.name)
+    check_name("pool", pool.name)
     if not pool.models:
         raise BadTable(f"pool {pool.name} serves no model")
     try:
@@ -248,20 +245,20 @@ def _backends(pool: Pool) -> PoolBackends:
 
 
 def _cells(pool: Pool, fleet: str) -> Iterable[Server]:
-    _check_distinct(f"cell of pool {pool.name}", (cell_server_name(c.cell, c.generation) for c in pool.cells))
+    check_distinct(f"cell of pool {pool.name}", (cell_server_name(c.cell, c.generation) for c in pool.cells))
     for cell in sorted(pool.cells, key=lambda cell: (cell.cell, cell.generation)):
         yield _cell(f"{LOCAL_PREFIX}{pool.name}", cell, fleet)
 
 
 def _cell(backend: str, cell: CellEndpoint, fleet: str) -> Server:
-    _check_name("cell", cell.cell)
+    check_name("cell", cell.cell)
     if cell.max_connections <= 0:
         raise BadTable(f"max_connections of cell {cell.cell} must be positive, not {cell.max_connections}")
     return Server(
         backend=backend,
         name=cell_server_name(cell.cell, cell.generation),
-        address=_address(f"cell {cell.cell}", cell.address),
-        port=_port(f"cell {cell.cell}", cell.port),
+        address=checked_address(f"cell {cell.cell}", cell.address),
+        port=checked_port(f"cell {cell.cell}", cell.port),
         weight=CELL_WEIGHT,
         max_connections=cell.max_connections,
         drain=cell.drain,
@@ -284,7 +281,7 @@ def _other_regions(pool: Pool, table: RoutingTable, fleet: str) -> Iterable[Serv
     if not table.hop_secrets:
         return
     own_region = table.region
-    _check_distinct(f"spill region of pool {pool.name}", map(_spill_name, pool.spill))
+    check_distinct(f"spill region of pool {pool.name}", map(_spill_name, pool.spill))
     targets = sorted((target for target in pool.spill if target.region != own_region), key=_spill_name)
     ingresses = Counter(target.region for target in targets)
     shares = {region: pool.fractions.get(region, 0.0) / count for region, count in ingresses.items()}
@@ -300,16 +297,16 @@ def _spill_name(target: SpillTarget) -> str:
 
 
 def _other_region(backend: str, target: SpillTarget, weight: int, fleet: str, *, stand_by: bool) -> Server:
-    _check_name("region", target.region)
+    check_name("region", target.region)
     if target.ingress:
-        _check_name("ingress", target.ingress)
+        check_name("ingress", target.ingress)
     what, name = f"ingress of {target.region}", _spill_name(target)
-    port = _port(what, target.port)
+    port = checked_port(what, target.port)
     return Server(
         backend=backend,
         # HAProxy cannot turn a server into a backup one, so each role has a name of its own.
         name=f"{name}{STANDBY_SUFFIX}" if stand_by else name,
-        address=_address(what, target.address),
+        address=checked_address(what, target.address),
         port=hop_port(port) if fleet else port,
         weight=weight,
         backup=stand_by,
@@ -375,29 +372,3 @@ def _entry(model: str, pools: tuple[Pool, ...]) -> str:
         **({"max_model_len": min(lengths)} if lengths and all(lengths) else {}),
     }
     return json.dumps(shown, separators=(",", ":"))
-
-
-def _check_name(what: str, name: str) -> None:
-    if not NAME.fullmatch(name):
-        raise BadTable(f"{what} {name!r}: a name is 1 to 80 letters, digits and ._-")
-
-
-def _check_distinct(what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise BadTable(f"{what} {name} is there twice")
-        seen.add(name)
-
-
-def _address(what: str, address: str) -> str:
-    try:
-        return str(ipaddress.ip_address(address))
-    except ValueError:
-        raise BadTable(f"address of {what} must be an IP address, not {address!r}") from None
-
-
-def _port(what: str, port: int) -> int:
-    if not 0 < port <= HIGHEST_PORT:
-        raise BadTable(f"port of {what} must be between 1 and {HIGHEST_PORT}, not {port}")
-    return port
