@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up down status backup restore control-invite control-join engine conformance test check check-code check-format check-types check-imports
-.PHONY: images images-check check-templates check-patterns fmt screens bench bench-fleet simulate chaos lab lab-check lab-test lab-down environment environment-dev lock
+.PHONY: images images-base images-check check-templates check-patterns fmt screens bench bench-fleet simulate chaos lab lab-check lab-test lab-down environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
@@ -122,13 +122,16 @@ conformance: environment-dev ## Clients of others against the running fleet's in
 chaos: environment-dev ## Break the running sim fleet at random and judge it: make chaos SECONDS=1800 SEED=1 (600 s, seed 0).
 	@exec $(VENV) -m bench.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
 
-images: ## Build the images of control plane, node agent and ingress without a daemon: make images BASE=... TAG=... BUILDER="docker build".
+images: ## Build the images of control plane, node agent and ingress without a daemon: make images BASE=... TAG=... OPTIONS=... BUILDER="docker build".
 	@for name in control-plane node-agent ingress; do \
-	  $(or $(BUILDER),buildah build --isolation chroot) $(if $(BASE),--build-arg BASE='$(BASE)') \
+	  $(or $(BUILDER),buildah build --isolation chroot) $(OPTIONS) $(if $(BASE),--build-arg BASE='$(BASE)') \
 	    --file deploy/images/$$name.Dockerfile --tag switchyard/$$name:$(or $(TAG),latest) . || exit 1; \
 	done
 
-images-check: environment-dev ## Build the images by buildah from this computer's own Python, and start what is in them (minutes, as root).
+images-base: ## Make a base for `make images BASE=localhost/switchyard/base` where no registry is reached: Debian's packages alone (as root).
+	@deploy/images/base.sh
+
+images-check: environment-dev ## Build base and images by buildah, and start what is in them (2 minutes, as root).
 	$(VENV) -m pytest tests/deploy/images/images_check.py --numprocesses 0 --override-ini python_files=images_check.py
 
 lab: environment-dev ## Real hosts on this machine: two regions and a control plane, each host with its own network and files.

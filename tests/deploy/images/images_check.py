@@ -3,8 +3,10 @@ answers over a database that its URL names, a node and an ingress join it and se
 
 import contextlib
 import json
+import os
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import time
@@ -19,7 +21,6 @@ import pytest
 
 from controlplane.embedded.configuration import CHECKOUT
 from engine_agent.engines.pip_configuration import read_pip_settings
-from tests.deploy.images import base_image
 from tests.deploy.images.by_tcp import by_tcp
 from tests.embedded_servers import EmbeddedServers
 from tests.ports import free_ingress_port, free_ports
@@ -27,7 +28,6 @@ from tests.ports import free_ingress_port, free_ports
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 
 IMAGES = CHECKOUT / "deploy/images"
-NAMES = ("control-plane", "node-agent", "ingress")
 WITHIN_S = 900.0
 STOPS_WITHIN_S = 60.0
 REGION = "us-east-1"
@@ -42,30 +42,31 @@ OF_PIP = {
 
 
 class Builder:
-    """buildah (apt-get install buildah), with a store of its own below `folder`."""
+    """`make images-base` and `make images`, and buildah, with a store of its own below `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._store = ["--root", str(folder / "store"), "--runroot", str(folder / "run"), "--storage-driver", "overlay"]
+        store = folder / "storage.conf"
+        store.write_text(
+            f'[storage]\ndriver = "overlay"\ngraphroot = "{folder / "store"}"\nrunroot = "{folder / "run"}"\n'
+        )
+        self._environment = {**os.environ, "CONTAINERS_STORAGE_CONF": str(store)}
 
-    def do(self, *arguments: str) -> str:
+    def do(self, *command: str) -> str:
         """What it says; it must succeed."""
         done = subprocess.run(
-            ["buildah", *self._store, *arguments],
-            cwd=CHECKOUT, capture_output=True, text=True, timeout=WITHIN_S, check=False,
+            command,
+            cwd=CHECKOUT, env=self._environment, capture_output=True, text=True, timeout=WITHIN_S, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, f"buildah {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-3000:]}"
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-3000:]}"
         return done.stdout.strip()
 
-    def base(self) -> str:
-        """An image of this computer's files."""
-        made = self.do("from", "scratch")
-        base_image.fill(Path(self.do("mount", made)))
-        self.do("commit", "--disable-compression", made, "localhost/base")
-        self.do("rm", made)
-        return "localhost/base"
+    def build(self) -> None:
+        """All three."""
+        self.do("make", "images-base")
+        self.do("make", "images", "BASE=localhost/switchyard/base", f"OPTIONS={shlex.join(self._of_the_mirror())}")
 
-    def build(self, name: str, base: str) -> None:
+    def _of_the_mirror(self) -> list[str]:
+        """What says to the build where this computer's pip gets its packages, and shows it those that are files."""
         settings = {OF_PIP[key]: value for key, value in read_pip_settings().items() if key in OF_PIP}
         parts = [part for value in settings.values() for part in value.split()]
         # An index names files beside itself.
@@ -73,27 +74,13 @@ class Builder:
         shown = [
             f"--volume={place}:{place}:ro" for place in sorted(places) if place.startswith("/") and Path(place).exists()
         ]
-        told = [f"--build-arg={key}={value}" for key, value in {**settings, "BASE": base}.items()]
-        file = IMAGES / f"{name}.Dockerfile"
-        self.do(
-            "build",
-            "--isolation",
-            "chroot",
-            "--layers=false",
-            "--pull-never",
-            *told,
-            *shown,
-            "--file",
-            str(file),
-            "--tag",
-            name,
-            ".",
-        )
+        return [*(f"--build-arg={key}={value}" for key, value in settings.items()), *shown]
 
     def started_from(self, name: str) -> "Container":
-        made = self.do("from", "--pull-never", f"localhost/{name}")
-        config = json.loads(self.do("inspect", "--type", "image", f"localhost/{name}"))["OCIv1"]["config"]
-        return Container(Path(self.do("mount", made)), config)
+        image = f"localhost/switchyard/{name}"
+        made = self.do("buildah", "from", "--pull-never", image)
+        config = json.loads(self.do("buildah", "inspect", "--type", "image", image))["OCIv1"]["config"]
+        return Container(Path(self.do("buildah", "mount", made)), config)
 
 
 class Container:
@@ -157,13 +144,11 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
     folder = tmp_path_factory.mktemp("images")
     made = Builder(folder)
     try:
-        base = made.base()
-        for name in NAMES:
-            made.build(name, base)
+        made.build()
         yield made
     finally:
-        made.do("unmount", "--all")
-        made.do("rm", "--all")
+        made.do("buildah", "unmount", "--all")
+        made.do("buildah", "rm", "--all")
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -248,6 +233,7 @@ def control(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> Itera
             try:
                 made = ControlPlane(containers[0], containers[1], urls, folder)
                 made.start()
+                eventually(lambda: made.get("/healthz"), "web answers")
                 yield made
             finally:
                 for container in containers:
@@ -283,7 +269,7 @@ def agent(builder: Builder) -> Iterator[Callable[[str], Container]]:
 
 
 def test_the_control_plane_answers_and_runs_as_nobody_else(control: ControlPlane) -> None:
-    health = eventually(lambda: control.get("/healthz"), "web answers")
+    health = control.get("/healthz")
     assert health["status"] == "ok", health
     assert control.get("/api/v1/regions/")["results"]
 
