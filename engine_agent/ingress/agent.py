@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 """How old the view of a cell may be."""
+ASK_IDLE_EVERY_S = 1.0
+"""An ingress that nobody asks anything has nothing to tell but how its checks go. The first request after that is seen
+so much later: what fails then is ejected, and what waits is taken back, by looks that are `POLL_S` apart again."""
 ASK_PARSERS_EVERY_S = 1.0
 """They hold no cells: what changes in them comes from here. Whether they live is looked at every `POLL_S`."""
 WRITE_AGAIN_S = 2.0
@@ -75,6 +78,7 @@ class IngressAgent:
             HaproxyProcess(settings.state_dir, binary, lambda desired: render(desired, settings), open_pipe),
             settings.times,
             lambda desired: structure_of(desired, settings),
+            ask_idle_every_s=ASK_IDLE_EVERY_S,
         )
         self.body_parsers = tuple(_body_parser(tier, settings, binary) for tier in settings.body_parsers)
         self.access_log = LogPipe(settings.state_dir)
@@ -155,13 +159,7 @@ class IngressAgent:
                 self._desired = replace(self._desired, applications=self._applications.in_force)
             if self._pending_table is not None and self._may_accept():
                 await self._accept(self._pending_table)
-            desired = drain_ejected(self._desired, self._ejected) if self._desired else None
-            if await self.serving.reconcile(desired, EMPTY_DESIRED) and desired is not None:
-                self._revision_in_force = desired.revision
-                await self._load_links(desired)
-                await self._applications.load(self.serving.running)
-            self._eject_failing_cells()
-            await self._take_back_from_lost_hosts()
+            await self._pass(drain_ejected(self._desired, self._ejected) if self._desired else None)
             await self._count_keys()
             if (report := self._report()) is not None:
                 send(report)
@@ -169,6 +167,20 @@ class IngressAgent:
                 async with asyncio.timeout(POLL_S):
                     await self._wake.wait()
             self._wake.clear()
+
+    async def _pass(self, desired: DesiredHaproxy | None) -> None:
+        """Have HAProxy be as desired, and draw the conclusions of what it answered, if it was asked."""
+        answers = self.serving.answers_total
+        is_in_force = await self.serving.reconcile(desired, EMPTY_DESIRED)
+        if is_in_force and desired is not None:
+            self._revision_in_force = desired.revision
+        if self.serving.answers_total == answers and self.serving.running is not None:
+            return
+        if is_in_force and desired is not None:
+            await self._load_links(desired)
+            await self._applications.load(self.serving.running)
+        self._eject_failing_cells()
+        await self._take_back_from_lost_hosts()
 
     async def _supervise_parser(self, parser: HaproxySupervisor) -> None:
         whole, desired = self._desired, None

@@ -287,7 +287,8 @@ def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings:
     features = desired.features
     address = f"unix@{tier.name}/{PARSER_SOCKET}"
     times = settings.times
-    check = f"check inter {times.parser_check_interval_ms}ms fastinter {times.check_fast_ms}ms fall 1 rise 1"
+    pauses = f"downinter {times.parser_down_check_ms}ms fastinter {times.check_fast_ms}ms"
+    check = f"check inter {times.parser_check_interval_ms}ms {pauses} fall 1 rise 1"
     at_once = "observe layer4 error-limit 1 on-error mark-down"
     lines = [
         f"timeout queue {settings.times.body_parser_wait_s}s",

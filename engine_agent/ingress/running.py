@@ -115,6 +115,14 @@ class RunningHaproxy:
         return f"{self.worker_pid}@{self.started_at_s}"
 
 
+def was_idle(before: RunningHaproxy, after: RunningHaproxy) -> bool:
+    """Whether no backend of this worker had a request between two looks, or has one now."""
+    if before.life != after.life:
+        return False
+    one, other = ({each.name: each.requests_total for each in look.backends} for look in (before, after))
+    return one == other and not any(each.in_flight or each.queued for each in after.backends)
+
+
 _OVERFLOW = re.compile(r"^0x\S+: key=(\S+) .{0,300}\bhttp_req_cnt=(\d+)", re.MULTILINE)
 
 

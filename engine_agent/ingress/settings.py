@@ -52,7 +52,10 @@ class Times:
     host_gone_s: float = 10.0
     """After so long without any sign of a server's host, what waits for its answers is taken back. As long as a stream
     stands still by that, so it is no blink of a network."""
-    parser_check_interval_ms: int = 200
+    parser_check_interval_ms: int = 1000
+    """Of body parsers. One that ends is seen by the first request that is refused, too."""
+    parser_down_check_ms: int = 200
+    """Of one that is down: its agent starts it again at once."""
     idle_purge_s: int = 20
     """How often idle connections to a cell that were not needed meanwhile are closed: a new one costs a TLS handshake.
     A server that goes into maintenance, which is before it is deleted, loses its own at once."""

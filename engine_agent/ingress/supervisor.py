@@ -15,7 +15,7 @@ from engine_agent.ingress.command_socket import CommandRefused, Unreachable
 from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess, StartFailed
 from engine_agent.ingress.plan import Reload, RemoveServer, Step, plan_steps
-from engine_agent.ingress.running import RunningHaproxy, UnexpectedOutput
+from engine_agent.ingress.running import RunningHaproxy, UnexpectedOutput, was_idle
 from engine_agent.ingress.runtime_api import apply_step, read_worker
 from engine_agent.ingress.settings import Times
 from engine_agent.protocol.watchdog import AwakeClock, Watchdog
@@ -69,10 +69,15 @@ class HaproxySupervisor:
         structure_of: Callable[[DesiredHaproxy], str],
         draw: Callable[[], float] = random.random,
         ask_every_s: float = 0.0,
+        ask_idle_every_s: float = 0.0,
     ) -> None:
-        """`ask_every_s`: how often one is asked that is as desired; in between a pass only sees whether it lives."""
+        """`ask_every_s`: how often one is asked that is as desired; in between a pass only sees whether it lives.
+        `ask_idle_every_s`: the same of one that had nothing to do between the last two answers."""
         self._ask_every_s = ask_every_s
+        self._ask_idle_every_s = max(ask_every_s, ask_idle_every_s)
+        self._is_idle = False
         self._asked_at_s = -math.inf
+        self.answers_total = 0
         self._in_force: DesiredHaproxy | None = None
         self.process = process
         self.running: RunningHaproxy | None = None
@@ -117,10 +122,15 @@ class HaproxySupervisor:
         """Have a new worker read what this one cannot be given; for errors see `HaproxyProcess.reload`."""
         await self.process.reload(desired)
         self.reloads_total += 1
+        self._asked_at_s = -math.inf
 
     def _is_due(self, desired: DesiredHaproxy | None) -> bool:
         is_known = self.running is not None and self._in_force is desired and not self.problem
-        return not is_known or _now_s() - self._asked_at_s >= self._ask_every_s
+        return not is_known or _now_s() - self._asked_at_s >= self._pause_s
+
+    @property
+    def _pause_s(self) -> float:
+        return self._ask_idle_every_s if self._is_idle else self._ask_every_s
 
     async def _keep_alive(self, desired: DesiredHaproxy) -> None:
         """Judge by what it was asked in earlier passes: a pass that comes late has asked nothing meanwhile."""
@@ -143,7 +153,8 @@ class HaproxySupervisor:
 
     async def _converge(self, desired: DesiredHaproxy | None) -> None:
         map_names = desired.maps if desired else ()
-        self.running = await self._ask_worker(map_names)
+        before, self.running = self.running, await self._ask_worker(map_names)
+        self._is_idle = before is not None and was_idle(before, self.running)
         if desired is None:
             return
         steps = plan_steps(self.running, desired, self._structure(desired))
@@ -153,16 +164,17 @@ class HaproxySupervisor:
             self.running = await read_worker(self.process.admin, map_names)
 
     async def _ask_worker(self, map_names: Iterable[str]) -> RunningHaproxy:
-        asked_at_s, self._asked_at_s = self._awake.now_s(), _now_s()
+        asked_at_s, pause_s, self._asked_at_s = self._awake.now_s(), self._pause_s, _now_s()
         try:
             running = await read_worker(self.process.admin, map_names)
         except (Unreachable, OSError):
-            self._watchdog.missed(asked_at_s - self._ask_every_s)  # it may be silent since it was asked last
+            self._watchdog.missed(asked_at_s - pause_s)  # it may be silent since it was asked last
             raise
         except UnexpectedOutput:
             self._watchdog.answered()  # it lives, and speaks another version
             raise
         self._watchdog.answered()
+        self.answers_total += 1
         return running
 
     def _structure(self, desired: DesiredHaproxy) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from controlplane.celery import BEAT_LEASE, BEAT_LEASE_S, MendingScheduler, app
+from controlplane.celery import BEAT_LEASE, BEAT_LEASE_S, LEADS_FOR_S, MendingScheduler, app
 from kernel import clock, leases
 from kernel.models import Lease
 
@@ -44,6 +44,7 @@ class Beat(MendingScheduler):
 
     def ask_for_all(self) -> int:
         self.asked.clear()
+        self._leads_until_s = 0.0  # as after `LEADS_FOR_S`
         self._monkeypatch.setattr(leases, "this_holder", lambda: self._host)
         for entry in self.schedule.values():
             self.apply_entry(entry)
@@ -75,6 +76,33 @@ def test_a_beat_without_its_database_asks(tmp_path: Path, monkeypatch: pytest.Mo
     beat.close()
 
 
+@pytest.mark.django_db
+def test_what_is_due_in_one_second_takes_the_lease_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django.db.close_old_connections", lambda: None)  # the test's transaction is on one
+    now_s, taken = [1000.0], []
+    monkeypatch.setattr("controlplane.celery.monotonic", lambda: now_s[0])
+    monkeypatch.setattr(leases, "lease_take", lambda **_: taken.append(now_s[0]) or 1)
+    beat = Beat("one", tmp_path, monkeypatch)
+    assert beat.ask_for_all() == len(beat.schedule)
+    assert taken == [1000.0]
+    now_s[0] += LEADS_FOR_S
+    beat.ask_for_all()
+    assert taken == [1000.0, 1000.0 + LEADS_FOR_S]
+    beat.close()
+
+
+def test_a_beat_that_runs_asks_for_all_of_its_table_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controlplane.celery._is_leading_beat", lambda: True)
+    beat = Beat("one", tmp_path, monkeypatch)
+    for entry in beat.schedule.values():
+        entry.last_run_at -= timedelta(days=1)
+    pauses = [beat.tick() for _ in beat.schedule]
+    assert pauses == [0] * len(beat.schedule)
+    assert sorted(beat.asked) == sorted(beat.schedule)
+    assert beat.tick() > 0
+    beat.close()
+
+
 def test_the_lease_outlives_the_pause_between_two_messages() -> None:
     shortest_s = min(float(entry["schedule"]) for entry in app.conf.beat_schedule.values())
-    assert shortest_s * 2 <= BEAT_LEASE_S
+    assert shortest_s * 2 + LEADS_FOR_S <= BEAT_LEASE_S

@@ -55,10 +55,17 @@ class AsyncSettings:
     renew_every_s: float = 3.0
     poll_s: float = 0.25
     """How soon a sender sees what is new or was cancelled."""
+    quiet_after_s: float = 60.0
+    quiet_poll_s: float = 1.0
+    """How soon a sender sees the first request, once there has been none for `quiet_after_s`."""
     first_retry_s: float = 0.5
     longest_retry_s: float = 30.0
     max_failures: int = 5
     """Attempts that an engine may have begun and not finished; a request that kills engines must not kill them all."""
+
+    def pause_s(self, quiet_s: float) -> float:
+        """Until a sender looks again that has seen nothing unfinished for `quiet_s` seconds."""
+        return self.quiet_poll_s if quiet_s >= self.quiet_after_s else self.poll_s
 
 
 @dataclass(frozen=True, slots=True)

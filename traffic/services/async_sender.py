@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
+from time import monotonic
 from typing import TypeVar
 
 from asgiref.sync import sync_to_async
@@ -50,13 +51,14 @@ class AsyncSender:
         self._windows: dict[str, Window] = {}
         self._addresses: Addresses = {}
         self._renewed_at = 0.0
+        self._seen_open_at_s = monotonic()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Send until `stopping` is set; then give back what is not finished."""
         while not stopping.is_set():
-            pause_s = self._settings.poll_s
             try:
                 await self.step()
+                pause_s = self._settings.pause_s(monotonic() - self._seen_open_at_s)
             except DatabaseError as error:
                 log.warning("the database does not answer, going on in %g s: %s", DATABASE_PAUSE_S, error)
                 pause_s = DATABASE_PAUSE_S
@@ -98,7 +100,8 @@ class AsyncSender:
 
     def _prepare(self, free: int, now: datetime) -> list[LeasedRequest]:
         if not async_requests_open():
-            return []  # four times a second, and hardly ever anything: nothing else is asked
+            return []  # hardly ever anything: nothing else is asked
+        self._seen_open_at_s = monotonic()
         async_requests_expire(now=now)
         if free <= 0:
             return []

@@ -4,7 +4,14 @@ import pytest
 
 from engine_agent.ingress.desired import LISTING_MAP, ServerKey, desired_from
 from engine_agent.ingress.report import cell_traffic, cell_views, telemetry
-from engine_agent.ingress.running import CellView, RunningBackend, RunningHaproxy, UnexpectedOutput, read_running
+from engine_agent.ingress.running import (
+    CellView,
+    RunningBackend,
+    RunningHaproxy,
+    UnexpectedOutput,
+    read_running,
+    was_idle,
+)
 from engine_agent.protocol.ingress_messages import CellTraffic, IngressTelemetry, PoolTraffic
 from tests.engine_agent.ingress.test_desired import TABLE
 
@@ -90,6 +97,27 @@ def test_an_answer_of_another_format_is_refused(info: str, states: str) -> None:
 
 
 NONE: frozenset[ServerKey] = frozenset()
+
+
+def worker(*backends: RunningBackend, pid: int = 1) -> RunningHaproxy:
+    return RunningHaproxy("", pid, (), backends, {})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "idle"),
+    [
+        (worker(), worker(), True),
+        (worker(RunningBackend("a", 0, 0, 5, 0)), worker(RunningBackend("a", 0, 0, 5, 0)), True),
+        (worker(RunningBackend("a", 1, 0, 5, 0)), worker(RunningBackend("a", 0, 0, 5, 0)), True),
+        (worker(RunningBackend("a", 0, 0, 5, 0)), worker(RunningBackend("a", 0, 0, 6, 0)), False),
+        (worker(RunningBackend("a", 1, 0, 5, 0)), worker(RunningBackend("a", 1, 0, 5, 0)), False),
+        (worker(RunningBackend("a", 0, 1, 5, 0)), worker(RunningBackend("a", 0, 1, 5, 0)), False),
+        (worker(), worker(RunningBackend("a", 0, 0, 0, 0)), False),
+        (worker(pid=1), worker(pid=2), False),
+    ],
+)
+def test_an_ingress_is_idle_that_had_nothing_to_do(before: RunningHaproxy, after: RunningHaproxy, idle: bool) -> None:
+    assert was_idle(before, after) is idle
 
 
 def test_a_report_names_every_cell_of_the_table_even_one_that_is_not_there_yet() -> None:

@@ -9,7 +9,7 @@ from engine_agent.ingress import supervisor
 from engine_agent.ingress.command_socket import COMMAND_TIMEOUT_S, Unreachable
 from engine_agent.ingress.desired import EMPTY_DESIRED, DesiredHaproxy
 from engine_agent.ingress.haproxy import HaproxyProcess
-from engine_agent.ingress.running import RunningHaproxy
+from engine_agent.ingress.running import RunningBackend, RunningHaproxy
 from engine_agent.ingress.settings import Times
 from engine_agent.ingress.supervisor import STABLE_AFTER_S, HaproxySupervisor, RestartBackoff
 
@@ -54,6 +54,9 @@ class StandInProcess:
     def is_alive(self) -> bool:
         return True
 
+    async def reload(self, desired: DesiredHaproxy) -> None:
+        pass
+
     async def kill(self) -> None:
         raise Hanging
 
@@ -69,15 +72,20 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> "Supervised":
 class Supervised:
     """A supervisor on virtual time, and whether its HAProxy answers."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, ask_every_s: float = 0.0) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, ask_every_s: float = 0.0, ask_idle_every_s: float = 0.0
+    ) -> None:
         self.now_s = 1000.0
+        self.in_flight = self.requests_total = 0
         self.answers = True
         self.questions = 0
         self.desired: DesiredHaproxy | None = None
         monkeypatch.setattr(supervisor, "_now_s", lambda: self.now_s)
         monkeypatch.setattr(supervisor, "read_worker", self._read_worker)
         process = cast(HaproxyProcess, StandInProcess())
-        self.haproxy = HaproxySupervisor("HAProxy", process, Times(), lambda desired: "", ask_every_s=ask_every_s)
+        self.haproxy = HaproxySupervisor(
+            "HAProxy", process, Times(), lambda desired: "", ask_every_s=ask_every_s, ask_idle_every_s=ask_idle_every_s
+        )
         self.haproxy.adopt()
 
     async def _read_worker(self, *_: object) -> RunningHaproxy:
@@ -85,7 +93,12 @@ class Supervised:
         if not self.answers:
             self.now_s += COMMAND_TIMEOUT_S
             raise Unreachable("it does not respond")
-        return RunningHaproxy("", 1, (), (), {})
+        return RunningHaproxy("", 1, (), (RunningBackend("pool", self.in_flight, 0, self.requests_total, 0),), {})
+
+    async def asked_in(self, seconds: float) -> int:
+        asked = self.questions
+        await self.look_until(self.now_s + seconds)
+        return self.questions - asked
 
     async def look(self, *, after_s: float = 0.25) -> None:
         self.now_s += after_s
@@ -129,9 +142,37 @@ async def test_one_that_is_as_desired_is_asked_seldom_and_a_change_at_once(monke
 
 
 @pytest.mark.asyncio
-async def test_one_that_is_asked_seldom_and_does_not_answer_is_killed_as_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    seldom = Supervised(monkeypatch, ask_every_s=1.0)
-    await seldom.look()
+async def test_one_that_has_nothing_to_do_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = Supervised(monkeypatch, ask_idle_every_s=1.0)
+    await idle.look_until(idle.now_s + 2.0)
+    assert await idle.asked_in(10.0) == 10
+    idle.requests_total += 1
+    await idle.look_until(idle.now_s + 1.0)  # it is seen
+    idle.in_flight = 1
+    await idle.look_until(idle.now_s + 1.0)
+    assert await idle.asked_in(10.0) == 40
+    idle.in_flight = 0
+    await idle.look_until(idle.now_s + 2.0)
+    assert await idle.asked_in(10.0) == 10
+
+
+@pytest.mark.asyncio
+async def test_after_a_reload_it_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = Supervised(monkeypatch, ask_idle_every_s=1.0)
+    await idle.look_until(idle.now_s + 4.0)
+    asked = idle.questions
+    await idle.haproxy.reload(EMPTY_DESIRED)
+    await idle.look()
+    assert idle.questions == asked + 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("pauses", [{"ask_every_s": 1.0}, {"ask_idle_every_s": 1.0}])
+async def test_one_that_is_asked_seldom_and_does_not_answer_is_killed_as_soon(
+    monkeypatch: pytest.MonkeyPatch, pauses: dict[str, float]
+) -> None:
+    seldom = Supervised(monkeypatch, **pauses)
+    await seldom.look_until(seldom.now_s + 2.0)
     seldom.answers = False
     began_s = seldom.now_s
     with pytest.raises(Hanging):
