@@ -41,7 +41,7 @@ MAX_ASYNC_BODY_BYTES = 1024 * 1024
 MAX_CONTROL_PLANE_CONNECTIONS = 64
 """Connections to the control plane; each is over in milliseconds, and the rest wait here."""
 QUEUE_TIMEOUT_S = 10
-CONTROL_PLANE_CHECK_MS = 1000
+CONTROL_PLANE_CHECK_MS, CONTROL_PLANE_FAST_CHECK_MS = 2000, 200
 
 
 def control_plane_choice(settings: IngressSettings) -> list[str]:
@@ -84,7 +84,7 @@ def control_plane_backend(settings: IngressSettings, retry_after_s: int, caller_
 
 
 def _control_plane_server(number: int, settings: IngressSettings) -> str:
-    check = f"check inter {CONTROL_PLANE_CHECK_MS}ms init-addr last,libc,none"
+    check = f"check inter {CONTROL_PLANE_CHECK_MS}ms fastinter {CONTROL_PLANE_FAST_CHECK_MS}ms init-addr last,libc,none"
     return f"server {_control_plane_address(number, settings)} {check} maxconn {MAX_CONTROL_PLANE_CONNECTIONS}"
 
 
