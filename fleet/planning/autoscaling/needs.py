@@ -1,0 +1,139 @@
+"""How many cells a place takes, by each rule that asks for some, and which of them asks for most. Pure.
+
+A need has two levels. `cells` is what is needed now, and is wanted at once. `enough` is what would have to be enough
+before there are fewer: the same load at a lower target, so that a load at the edge between two numbers changes nothing.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from fleet.planning.autoscaling.view import PlaceLoad, ScaledPlace, ScalingRule, ScalingView
+from fleet.planning.autoscaling.windows import window_in_force
+
+SLACK = 0.1
+"""Of the target that must be free before there are fewer cells: a Kubernetes HPA ignores a tenth as well."""
+BELOW_CAP = 0.95
+"""Of the autopilot's cap that a target may be: a region at its cap is given no more, and would never look too full."""
+OBJECTIVE_STEP = 0.1
+"""Of the cells that there are, and at least one, for an objective that burns: nobody knows how many would be enough."""
+OBJECTIVE_SEEN_S = 300.0
+"""Over so long the objective is judged, and so long the youngest cell must have helped before there is another step."""
+LEAST_UTILISATION = 0.3
+"""Below, first tokens are late for another reason than too few cells, and more of these would not help."""
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    rule: ScalingRule
+    cells: int
+    enough: int
+    reason: str
+
+
+def load_cells(view: ScalingView, load: PlaceLoad) -> int:
+    """What the load of this moment alone takes."""
+    return _cells(load.in_flight + load.queued, target_of(view), view)
+
+
+def target_of(view: ScalingView) -> float:
+    """How full cells should be, as a share of what they were tested for."""
+    return min(view.policy.target_utilisation, BELOW_CAP * view.utilisation_cap)
+
+
+def greatest_need(view: ScalingView, place: ScaledPlace, now: datetime) -> Need:
+    """Of all that asks for cells what asks for most; of equals, what comes first. `enough` is the most of any."""
+    needs = tuple(_needs(view, place, now))
+    most = max(needs, key=lambda need: need.cells)
+    return Need(most.rule, most.cells, max(need.enough for need in needs), most.reason)
+
+
+def _needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Need]:
+    if place.load is not None:
+        yield _utilisation(view, place.load)
+        yield from _autopilot(view, place.load)
+        yield from _forecast(view, place.load)
+        yield from _objective(view, place, place.load)
+    if window := window_in_force(view.policy.schedule, place.region, now):
+        text = f"a window of the schedule ({window.cron} {window.time_zone}) wants {cells_text(window.cells)}"
+        yield Need(ScalingRule.SCHEDULE, window.cells, window.cells, text)
+    least = place.range.min
+    yield Need(ScalingRule.MIN, least, least, f"its range begins at {least}")
+
+
+def _utilisation(view: ScalingView, load: PlaceLoad) -> Need:
+    """Requests that wait would be worked on if there was room: they count like those that are."""
+    target = target_of(view)
+    rule, total = ScalingRule.UTILISATION, load.in_flight + load.queued
+    waiting = ""
+    if load.queued > 0 and load_cells(view, load) > _cells(load.in_flight, target, view):
+        rule, waiting = ScalingRule.QUEUE, f", {load.queued:.1f} of them waiting,"
+    text = f"{total:.1f} requests at once{waiting} take {_taking(view, total, target)}"
+    return Need(rule, _cells(total, target, view), _cells(total, target * (1 - SLACK), view), text)
+
+
+def _autopilot(view: ScalingView, load: PlaceLoad) -> Iterator[Need]:
+    if load.autopilot is None:
+        return
+    cap = view.utilisation_cap
+    text = f"the region autopilot sends {load.autopilot:.1f} requests at once, which take"
+    yield Need(
+        ScalingRule.AUTOPILOT,
+        _cells(load.autopilot, cap, view),
+        _cells(load.autopilot, cap * (1 - SLACK), view),
+        f"{text} {_taking(view, load.autopilot, cap)}",
+    )
+
+
+def _forecast(view: ScalingView, load: PlaceLoad) -> Iterator[Need]:
+    if load.forecast is None:
+        return
+    target = target_of(view)
+    text = f"{load.forecast:.1f} requests at once are expected in {view.start_up_s:.0f} s, which take"
+    yield Need(
+        ScalingRule.FORECAST,
+        _cells(load.forecast, target, view),
+        _cells(load.forecast, target * (1 - SLACK), view),
+        f"{text} {_taking(view, load.forecast, target)}",
+    )
+
+
+def _objective(view: ScalingView, place: ScaledPlace, load: PlaceLoad) -> Iterator[Need]:
+    """A step more while users wait too long on cells that are not idle, once the step before had its time; while they
+    do, never fewer."""
+    if not (complaint := _complaint(view, load)):
+        return
+    current = place.range.clamped(place.current)
+    is_busy = load.in_flight + load.queued >= LEAST_UTILISATION * place.ready * view.per_cell
+    if not is_busy:
+        return
+    had_its_time = place.ready >= current and (place.ready_for_s or 0.0) >= OBJECTIVE_SEEN_S
+    step = max(1, math.ceil(OBJECTIVE_STEP * current)) if had_its_time else 0
+    ask = f"{cells_text(step)} more than {current}" if step else f"the {cells_text(current)} there should be"
+    yield Need(ScalingRule.OBJECTIVE, current + step, current + step, f"{complaint}: {ask}")
+
+
+def _complaint(view: ScalingView, load: PlaceLoad) -> str:
+    policy = view.policy
+    if policy.slo_burn is not None and load.late_burn is not None and load.late_burn >= policy.slo_burn:
+        return (
+            f"late first tokens burn their budget {load.late_burn:.1f} times too fast, {policy.slo_burn:g} are allowed"
+        )
+    if policy.itl_p95_ms is not None and load.itl_p95_ms is not None and load.itl_p95_ms > policy.itl_p95_ms:
+        return f"inter-token latency is {load.itl_p95_ms:.0f} ms at its 95th percentile, beyond {policy.itl_p95_ms:g}"
+    return ""
+
+
+def _cells(requests: float, share: float, view: ScalingView) -> int:
+    return math.ceil(requests / (share * view.per_cell) - ROUNDING)
+
+
+def _taking(view: ScalingView, requests: float, share: float) -> str:
+    return f"{cells_text(_cells(requests, share, view))} at {share:.0%} of {view.per_cell:g} each"
+
+
+def cells_text(count: int) -> str:
+    """`1 cell`, `5 cells`."""
+    return f"{count} cell{'' if count == 1 else 's'}"

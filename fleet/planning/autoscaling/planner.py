@@ -1,0 +1,128 @@
+"""Decides how many cells a deployment should have in each region where they are a range. Pure.
+
+Up at once to what is needed, however much that is; down only to what would have been enough at every look of the whole
+agreement time. A load that is not known, a rollout or a gap in what was seen hold what there is. Never outside the
+range, and never below what the schedule or the region autopilot needs within it. A budget stops growth; it takes no
+cell away.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from fleet.planning.autoscaling.needs import Need, cells_text, greatest_need, load_cells
+from fleet.planning.autoscaling.view import NeedSample, PlaceDecision, ScaledPlace, ScalingRule, ScalingView
+from kernel.ages import age_text
+
+START_UPS = 2.0
+"""So many start-up times fewer cells must have been enough: who goes down and up again has lost one."""
+SAMPLES_MOST = 60
+"""Kept of an agreement time; each is the most of its part."""
+GAP_S = 60.0
+"""A longer time without a look is one of which nothing is known."""
+
+
+def plan_scaling(view: ScalingView, now: datetime) -> tuple[PlaceDecision, ...]:
+    """One decision for each place, whether it changes something or not."""
+    decisions = {place.region: _plan_place(view, place, now) for place in view.places}
+    return tuple(_within_budget(view, decisions))
+
+
+def agreement_s(view: ScalingView) -> float:
+    """How long fewer cells must have been enough."""
+    return max(view.policy.down_after_s, START_UPS * view.start_up_s)
+
+
+def _plan_place(view: ScalingView, place: ScaledPlace, now: datetime) -> PlaceDecision:
+    need = greatest_need(view, place, now)
+    current = place.range.clamped(place.current)
+    window_s = agreement_s(view)
+    history = place.history
+    if place.load is not None:
+        history = _remembered(history, NeedSample(now, need.enough), window_s)
+    needed = None if place.load is None else place.range.clamped(load_cells(view, place.load))
+    wanted, rule, reason = _decide(view, place, need, current, history, now)
+    return PlaceDecision(place.region, wanted, needed, rule, reason, history)
+
+
+def _decide(
+    view: ScalingView, place: ScaledPlace, need: Need, current: int, history: tuple[NeedSample, ...], now: datetime
+) -> tuple[int, ScalingRule, str]:
+    most = place.range.max
+    if need.cells > min(place.current, most):
+        beyond = f"; its range ends at {most}" if need.cells > most else ""
+        return min(need.cells, most), ScalingRule.MAX if beyond else need.rule, need.reason + beyond
+    if place.load is None:
+        return current, ScalingRule.UNKNOWN_LOAD, f"nobody has reported its load lately: it keeps {cells_text(current)}"
+    level = max(need.cells, min(_level(history), most))
+    if level >= current:
+        if current != place.current:
+            return current, ScalingRule.MAX, f"its range ends at {most}"
+        rule = need.rule if need.cells == current else ScalingRule.AGREEMENT
+        return current, rule, need.reason if rule is need.rule else _not_yet(need, current, view)
+    if view.is_rolling:
+        return current, ScalingRule.ROLLOUT, f"{cells_text(level)} would do; during a rollout there are not fewer"
+    if not _covers(history, agreement_s(view), now):
+        return current, ScalingRule.AGREEMENT, _not_yet(need, current, view)
+    text = f"{cells_text(level)} would have been enough for {age_text(agreement_s(view))}: {need.reason}"
+    return level, need.rule, text
+
+
+def _not_yet(need: Need, current: int, view: ScalingView) -> str:
+    return f"{need.reason}; it keeps {cells_text(current)} until fewer were enough for {age_text(agreement_s(view))}"
+
+
+def _level(history: tuple[NeedSample, ...]) -> int:
+    return max(sample.cells for sample in history)
+
+
+def _covers(history: tuple[NeedSample, ...], window_s: float, now: datetime) -> bool:
+    return bool(history) and now - history[0].at >= timedelta(seconds=window_s)
+
+
+def _remembered(before: tuple[NeedSample, ...], sample: NeedSample, window_s: float) -> tuple[NeedSample, ...]:
+    """With one sample more, without what no longer counts: what is older than the window, but for the last of that,
+    and what was seen before a gap. Samples of one part of the window become one, the most of them at the time of the
+    last, so that the row stays small."""
+    if before and (sample.at - before[-1].at).total_seconds() > GAP_S:
+        return (sample,)
+    merged, part_s = list(before), window_s / SAMPLES_MOST
+    if merged and merged[-1].at.timestamp() // part_s == sample.at.timestamp() // part_s:
+        merged[-1] = NeedSample(sample.at, max(merged[-1].cells, sample.cells))
+    else:
+        merged.append(sample)
+    begins = sample.at - timedelta(seconds=window_s)
+    while len(merged) > 1 and merged[1].at <= begins:
+        merged.pop(0)
+    return tuple(merged)
+
+
+def _within_budget(view: ScalingView, decisions: dict[str, PlaceDecision]) -> Iterator[PlaceDecision]:
+    """The decisions, where the budget does not allow all that they add, with less: cell by cell to where most is
+    lacking. What is there, and what ranges begin with, is never taken away for it."""
+    budget = view.policy.budget_per_hour
+    total = view.elsewhere + sum(decision.wanted for decision in decisions.values())
+    if budget is None or view.cell_price <= 0 or total * view.cell_price <= budget:
+        yield from decisions.values()
+        return
+    places = {place.region: place for place in view.places}
+    granted = {
+        region: min(decision.wanted, max(places[region].current, places[region].range.min))
+        for region, decision in decisions.items()
+    }
+    left = int(budget / view.cell_price) - view.elsewhere - sum(granted.values())
+    for _ in range(max(0, left)):
+        lacking = [region for region, decision in decisions.items() if granted[region] < decision.wanted]
+        if not lacking:
+            break
+        granted[_emptiest(lacking, granted, decisions)] += 1
+    for region, decision in decisions.items():
+        if granted[region] == decision.wanted:
+            yield decision
+        else:
+            text = f"{decision.reason}; ${budget:g} an hour allow no more than {cells_text(granted[region])} there"
+            yield replace(decision, wanted=granted[region], rule=ScalingRule.BUDGET, reason=text)
+
+
+def _emptiest(regions: Iterable[str], granted: dict[str, int], decisions: dict[str, PlaceDecision]) -> str:
+    return min(regions, key=lambda region: (granted[region] / decisions[region].wanted, region))

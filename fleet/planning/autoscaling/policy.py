@@ -1,0 +1,135 @@
+"""What an operator lays down for a deployment whose cells are a range: how full they should be, what else asks for
+more, how soon there may be fewer, at which times how many, and what an hour may cost. Pure data with its bounds; text
+and numbers from outside come in through `parse_scaling_policy` and `parse_range`, which name what is wrong.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from fleet.planning.autoscaling.windows import WINDOWS_MOST, ScheduleWindow, check_window
+from kernel.constraints import InvalidField, struct_changed
+
+CELLS_MOST = 1000
+"""Of a region: guards against a slip of the finger that would buy machines; the largest fleets that we plan for have
+fewer."""
+TARGET_MOST = 0.8
+"""No region is filled further by the region autopilot (`traffic.planning.traffic_policy.MOST_UTILISED`)."""
+
+
+class ScalingMode(StrEnum):
+    """Shadow: it decides and records, and changes nothing. Act: it sets the number of cells."""
+
+    SHADOW = "shadow"
+    ACT = "act"
+
+
+class InvalidScaling(InvalidField):
+    """A range or a policy that breaks a rule."""
+
+
+class CellRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many cells a region may have, both ends included."""
+
+    min: int
+    max: int
+
+    def clamped(self, cells: int) -> int:
+        """The nearest number within."""
+        return min(max(cells, self.min), self.max)
+
+    def __str__(self) -> str:
+        return f"{self.min} to {self.max}"
+
+
+class ScalingPolicy(msgspec.Struct, frozen=True):
+    """`target_utilisation` is a share of tested capacity: requests at once, over those that cells were tested for.
+
+    `slo_burn`: from this rate on, at which late first tokens burn their budget over 5 minutes, there is a step more;
+    `itl_p95_ms`: and where the 95th percentile of inter-token latency is beyond it. None: they ask for nothing.
+    `down_after_s`: so long fewer cells must have been enough before there are fewer; twice the start-up time at least.
+    `start_up_s`: from the decision until a cell is ready; None: as measured. `budget_per_hour`: US dollars that the
+    machines of all its cells may cost; what is there already is not taken away for it. `schedule`: windows in which
+    there are at least so many.
+    """
+
+    mode: ScalingMode = ScalingMode.SHADOW
+    target_utilisation: Annotated[float, Meta(ge=0.1, le=TARGET_MOST)] = 0.7
+    slo_burn: Annotated[float, Meta(ge=1, le=1000)] | None = 6.0
+    itl_p95_ms: Annotated[float, Meta(ge=1, le=60_000)] | None = None
+    down_after_s: Annotated[float, Meta(ge=60, le=86_400)] = 600.0
+    start_up_s: Annotated[float, Meta(ge=1, le=7200)] | None = None
+    budget_per_hour: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
+    schedule: Annotated[
+        tuple[ScheduleWindow, ...],
+        Meta(
+            max_length=WINDOWS_MOST,
+            description=f"a list of at most {WINDOWS_MOST} windows with cron, for_s, cells (from 1) and, where they are"
+            " not to be UTC's and every region's, time_zone and region",
+        ),
+    ] = ()
+
+
+def parse_scaling_policy(stated: Mapping[str, Any], base: ScalingPolicy | None = None) -> ScalingPolicy:
+    """The policy with what is stated, and the rest from `base` (the defaults where there is none).
+
+    Raises:
+        InvalidScaling: an unknown key, a value of the wrong type or outside its range, or a window that never comes.
+    """
+    try:
+        policy = struct_changed(base or ScalingPolicy(), stated, path="scaling")
+        for place, window in enumerate(policy.schedule):
+            check_window(window, f"schedule.{place}")
+    except InvalidField as error:
+        raise InvalidScaling(error.field, str(error)) from None
+    return policy
+
+
+def scaling_policy_as_json(policy: ScalingPolicy) -> dict[str, Any]:
+    """What `parse_scaling_policy` reads back into an equal policy."""
+    plain: dict[str, Any] = msgspec.to_builtins(policy)
+    return {**plain, "schedule": [msgspec.to_builtins(window) for window in policy.schedule]}
+
+
+def parse_range(stated: Any, path: str) -> CellRange:
+    """A range as it is stated: an object with `min` and `max`.
+
+    Raises:
+        InvalidScaling: something else, or numbers that are no range.
+    """
+    rule = f"an object with min and max, whole numbers of which 1 <= min <= max <= {CELLS_MOST}"
+    try:
+        cells = msgspec.convert(stated, CellRange)
+    except msgspec.ValidationError:
+        raise InvalidScaling(path, f"{path} is {stated!r}; it must be {rule}") from None
+    if cells.min == 0:
+        raise InvalidScaling(
+            path,
+            f"{path} begins at 0, and must begin at 1: nothing holds a request for a deployment without cells while "
+            "its first one starts. Scale it to 0 yourself, or keep one cell",
+        )
+    if not 1 <= cells.min <= cells.max <= CELLS_MOST:
+        raise InvalidScaling(path, f"{path} is {cells}; it must be {rule}")
+    return cells
+
+
+def parse_cells(stated: Any, path: str) -> int | CellRange:
+    """A number of cells, or a range of them, as documents and requests state it.
+
+    Raises:
+        InvalidScaling: it is neither.
+    """
+    if isinstance(stated, Mapping):
+        return parse_range(stated, path)
+    if isinstance(stated, bool) or not isinstance(stated, int) or not 0 <= stated <= CELLS_MOST:
+        rule = f"a whole number from 0 to {CELLS_MOST}, or an object with min and max"
+        raise InvalidScaling(path, f"{path} is {stated!r}; it must be {rule}")
+    return stated
+
+
+def cells_as_json(cells: int | CellRange) -> int | dict[str, int]:
+    """What `parse_cells` reads back."""
+    return cells if isinstance(cells, int) else {"min": cells.min, "max": cells.max}

@@ -1,0 +1,177 @@
+"""How many cells are wanted, by which rule, with which reason."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from fleet.planning.autoscaling.planner import SAMPLES_MOST, plan_scaling
+from fleet.planning.autoscaling.policy import CellRange, parse_scaling_policy
+from fleet.planning.autoscaling.view import PlaceLoad, ScalingRule
+from tests.fleet.planning.autoscaling.scaled import ACTING, NOW, agreed, course, decide, place, view
+
+
+@pytest.mark.parametrize(
+    ("load", "wanted", "rule"),
+    [
+        (PlaceLoad(14.0), 2, ScalingRule.UTILISATION),
+        (PlaceLoad(14.1), 3, ScalingRule.UTILISATION),
+        (PlaceLoad(70.0), 10, ScalingRule.UTILISATION),
+        (PlaceLoad(14.0, queued=56.0), 10, ScalingRule.QUEUE),
+        (PlaceLoad(14.0, queued=0.01), 3, ScalingRule.QUEUE),
+        (PlaceLoad(5.0, autopilot=33.0), 5, ScalingRule.AUTOPILOT),
+        (PlaceLoad(5.0, forecast=33.0), 5, ScalingRule.FORECAST),
+        (PlaceLoad(5.0, forecast=3.0), 2, ScalingRule.AGREEMENT),
+        (PlaceLoad(5000.0), 20, ScalingRule.MAX),
+        (None, 2, ScalingRule.UNKNOWN_LOAD),
+    ],
+)
+def test_what_asks_for_most_is_wanted_at_once(load: PlaceLoad | None, wanted: int, rule: ScalingRule) -> None:
+    decision = decide(view(place(load=load)))
+    assert (decision.wanted, decision.rule) == (wanted, rule)
+
+
+def test_reasons_name_the_numbers() -> None:
+    assert decide(view(place(load=PlaceLoad(14.0, 7.0)))).reason == (
+        "21.0 requests at once, 7.0 of them waiting, take 3 cells at 70% of 10 each"
+    )
+    assert decide(view(place(load=PlaceLoad(999.0)))).reason == (
+        "999.0 requests at once take 143 cells at 70% of 10 each; its range ends at 20"
+    )
+    down = decide(view(place(current=6, load=PlaceLoad(14.0), history=agreed(3))))
+    assert (
+        down.reason == "3 cells would have been enough for 10 min: 14.0 requests at once take 2 cells at 70% of 10 each"
+    )
+
+
+def test_a_target_above_what_the_autopilot_gives_is_taken_as_just_below() -> None:
+    """Filled to its cap of 50 % a region is given no more, and must look full for all that."""
+    assert decide(view(place(load=PlaceLoad(10.0)), utilisation_cap=0.5)).wanted == 3
+
+
+def test_there_are_fewer_once_fewer_were_enough_all_the_time() -> None:
+    calm = place(current=6, load=PlaceLoad(7.0), history=agreed(2))
+    assert decide(view(calm)).wanted == 2
+    short = decide(view(replace(calm, history=agreed(2, seconds=590.0))))
+    assert (short.wanted, short.rule) == (6, ScalingRule.AGREEMENT)
+    assert short.reason.endswith("it keeps 6 cells until fewer were enough for 10 min")
+    busier = (*agreed(2)[:-9], replace(agreed(5)[-9], cells=5), *agreed(2)[-8:])
+    assert decide(view(replace(calm, history=busier))).wanted == 5
+    assert decide(view(calm, start_up_s=400.0)).wanted == 6, "twice the start-up time at least"
+
+
+def test_a_load_at_the_edge_takes_no_cell_away() -> None:
+    """14 requests at once take two cells exactly; a cell less goes only once a tenth of the target would be free."""
+    numbers = [one.wanted for one in course(view(place(current=3)), [PlaceLoad(13.9)] * 300)]
+    assert set(numbers) == {3}
+    assert course(view(place(current=3)), [PlaceLoad(12.5)] * 300)[-1].wanted == 2
+
+
+def test_a_gap_in_what_was_seen_begins_the_agreement_anew() -> None:
+    calm = place(current=6, load=PlaceLoad(7.0), history=agreed(2)[:-9])
+    decision = decide(view(calm))
+    assert (decision.wanted, len(decision.history)) == (6, 1)
+
+
+def test_a_rollout_holds_fewer_cells_and_no_more_of_them() -> None:
+    assert decide(view(place(current=6, history=agreed(2)), is_rolling=True)).rule is ScalingRule.ROLLOUT
+    assert decide(view(place(load=PlaceLoad(50.0)), is_rolling=True)).wanted == 8
+
+
+def test_what_is_remembered_stays_small() -> None:
+    decisions = course(view(place(current=9)), [PlaceLoad(30.0 + number % 7) for number in range(2000)])
+    assert max(len(decision.history) for decision in decisions) <= SAMPLES_MOST + 2
+    assert decisions[-1].wanted == 6, "the most of it, 36 at 63 %"
+
+
+def test_an_unknown_load_takes_nothing_away_but_its_range_holds() -> None:
+    unknown = place(load=None, current=6, history=agreed(2))
+    assert decide(view(unknown)).wanted == 6
+    assert decide(view(replace(unknown, range=CellRange(1, 4)))).wanted == 4
+    raised = decide(view(replace(unknown, range=CellRange(8, 9))))
+    assert (raised.wanted, raised.rule, raised.reason) == (8, ScalingRule.MIN, "its range begins at 8")
+    assert raised.needed is None
+
+
+class TestObjective:
+    """Users wait too long."""
+
+    LATE = PlaceLoad(40.0, late_burn=8.0)
+
+    def test_a_step_more_once_the_last_one_had_its_time(self) -> None:
+        more = decide(view(place(current=10, load=self.LATE)))
+        assert (more.wanted, more.rule) == (11, ScalingRule.OBJECTIVE)
+        assert more.reason == (
+            "late first tokens burn their budget 8.0 times too fast, 6 are allowed: 1 cell more than 10"
+        )
+        assert decide(view(place(current=25, range=CellRange(1, 40), load=PlaceLoad(90.0, late_burn=8.0)))).wanted == 28
+        for young in ({"ready_for_s": 299.0}, {"ready": 9}, {"ready_for_s": None}):
+            assert decide(view(place(current=10, load=self.LATE, **young))).wanted == 10
+
+    def test_while_they_do_there_are_never_fewer(self) -> None:
+        young = place(current=10, load=self.LATE, ready_for_s=100.0, history=agreed(3))
+        held = decide(view(young))
+        assert (held.wanted, held.rule) == (10, ScalingRule.OBJECTIVE)
+        assert held.history[-1].cells == 10, "and not for the agreement's time after"
+
+    def test_idle_cells_are_not_what_is_lacking(self) -> None:
+        assert decide(view(place(current=10, load=PlaceLoad(20.0, late_burn=50.0)))).wanted == 10
+
+    def test_inter_token_latency_counts_where_it_is_bounded(self) -> None:
+        slow = place(current=5, load=PlaceLoad(20.0, itl_p95_ms=90.0))
+        assert decide(view(slow)).wanted == 5
+        bounded = decide(view(slow, policy=parse_scaling_policy({"itl_p95_ms": 80}, ACTING)))
+        assert (bounded.wanted, bounded.rule) == (6, ScalingRule.OBJECTIVE)
+        assert "90 ms at its 95th percentile, beyond 80" in bounded.reason
+
+
+class TestSchedule:
+    """At times there should be at least so many."""
+
+    POLICY = parse_scaling_policy(
+        {
+            "schedule": [
+                {"cron": "30 12 * * *", "for_s": 3600, "cells": 7, "time_zone": "Europe/Berlin"},
+                {"cron": "0 * * * *", "for_s": 120, "cells": 4},
+                {"cron": "0 * * * *", "for_s": 120, "cells": 15, "region": "us-west-2"},
+            ]
+        },
+        ACTING,
+    )
+
+    def test_the_open_window_that_wants_most_counts(self) -> None:
+        decision = decide(view(place(), policy=self.POLICY))
+        assert (decision.wanted, decision.rule) == (7, ScalingRule.SCHEDULE)
+        assert "a window of the schedule (30 12 * * * Europe/Berlin) wants 7 cells" in decision.reason
+
+    def test_it_ends_by_agreement_like_any_need(self) -> None:
+        over = NOW + timedelta(minutes=30)
+        decision = decide(view(place(current=7, history=agreed(7)), policy=self.POLICY), over)
+        assert decision.wanted == 7
+
+    def test_it_may_not_leave_the_range(self) -> None:
+        decision = decide(view(place(range=CellRange(1, 5)), policy=self.POLICY))
+        assert (decision.wanted, decision.rule) == (5, ScalingRule.MAX)
+
+
+class TestBudget:
+    """US dollars an hour that the machines of all cells may cost."""
+
+    POLICY = parse_scaling_policy({"budget_per_hour": 100}, ACTING)
+
+    def wanted(self, *places: object, **changes: float) -> dict[str, int]:
+        scaled = view(*places, policy=self.POLICY, **{"cell_price": 10.0, **changes})  # type: ignore[arg-type]
+        return {decision.region: decision.wanted for decision in plan_scaling(scaled, NOW)}
+
+    def test_it_goes_to_where_most_is_lacking(self) -> None:
+        east, west = place(load=PlaceLoad(84.0)), place("us-west-2", current=4, load=PlaceLoad(28.1))
+        assert self.wanted(east, west) == {"us-east-1": 6, "us-west-2": 4}
+        assert self.wanted(east, west, cell_price=0.0) == {"us-east-1": 12, "us-west-2": 5}
+        assert self.wanted(east, elsewhere=3) == {"us-east-1": 7}
+
+    def test_it_takes_nothing_away(self) -> None:
+        dear = decide(view(place(current=9, load=PlaceLoad(100.0)), policy=self.POLICY, cell_price=20.0))
+        assert (dear.wanted, dear.rule) == (9, ScalingRule.BUDGET)
+        assert dear.reason.endswith("$100 an hour allow no more than 9 cells there")
+        fewer = place(current=9, load=PlaceLoad(7.0), history=agreed(2))
+        assert self.wanted(fewer, cell_price=20.0) == {"us-east-1": 2}

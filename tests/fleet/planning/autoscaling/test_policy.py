@@ -1,0 +1,84 @@
+"""What is laid down: read back as it was stated, refused with what would be right."""
+
+from typing import Any
+
+import pytest
+
+from fleet.planning.autoscaling.policy import (
+    CellRange,
+    InvalidScaling,
+    ScalingMode,
+    ScalingPolicy,
+    parse_range,
+    parse_scaling_policy,
+    scaling_policy_as_json,
+)
+
+WINDOW = {"cron": "0 8 * * MON-FRI", "for_s": 3600, "cells": 4}
+
+
+def test_it_begins_in_shadow() -> None:
+    assert parse_scaling_policy({}) == ScalingPolicy()
+    assert ScalingPolicy().mode is ScalingMode.SHADOW
+
+
+def test_what_is_stated_is_read_back() -> None:
+    stated = {"mode": "act", "budget_per_hour": 50, "schedule": [{**WINDOW, "time_zone": "Asia/Tokyo"}]}
+    policy = parse_scaling_policy(stated)
+    assert parse_scaling_policy(scaling_policy_as_json(policy)) == policy
+    assert parse_scaling_policy({"mode": "shadow"}, policy).schedule == policy.schedule
+    assert parse_scaling_policy({"schedule": []}, policy).schedule == ()
+
+
+@pytest.mark.parametrize(
+    ("stated", "field", "text"),
+    [
+        ({"target": 0.5}, "target", "there is no target; there are: mode, target_utilisation"),
+        ({"target_utilisation": 0.9}, "target_utilisation", "a number from 0.1 to 0.8"),
+        ({"mode": "on"}, "mode", "shadow or act"),
+        ({"slo_burn": "fast"}, "slo_burn", "a number from 1 to 1000, or null"),
+        ({"schedule": [{"cron": "0 8 * * *"}]}, "schedule", "a list of at most 20 windows with cron, for_s, cells"),
+        ({"schedule": [{**WINDOW, "until": 3}]}, "schedule", "a list of at most 20 windows"),
+        ({"schedule": [WINDOW] * 21}, "schedule", "a list of at most 20 windows"),
+        ({"schedule": [{**WINDOW, "cron": "0 8 * *  "}]}, "schedule.0.cron", "it must have five fields"),
+        ({"schedule": [{**WINDOW, "cron": "0 0 8 * * *"}]}, "schedule.0.cron", "it must have five fields"),
+        ({"schedule": [{**WINDOW, "cron": "0 25 * * *"}]}, "schedule.0.cron", "bad hour; it must have five fields"),
+        ({"schedule": [WINDOW, {**WINDOW, "cron": "0 0 29 2 *"}]}, "schedule.1.cron", "a moment of every year"),
+        ({"schedule": [{**WINDOW, "cron": "0 0 30 2 *"}]}, "schedule.0.cron", "day-of-month"),
+        ({"schedule": [{**WINDOW, "time_zone": "Mars/Olympus"}]}, "schedule.0.time_zone", "Europe/Berlin"),
+        ({"schedule": [{**WINDOW, "time_zone": "../../etc/passwd"}]}, "schedule.0.time_zone", "IANA database"),
+        ({"schedule": [{**WINDOW, "time_zone": "Europe"}]}, "schedule.0.time_zone", "IANA database"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_would_be_right(stated: dict[str, Any], field: str, text: str) -> None:
+    with pytest.raises(InvalidScaling) as refused:
+        parse_scaling_policy(stated)
+    assert refused.value.field == field
+    assert text in str(refused.value)
+
+
+def test_a_range_has_two_ends() -> None:
+    assert parse_range({"min": 2, "max": 8}, "cells") == CellRange(2, 8)
+    assert str(CellRange(2, 8)) == "2 to 8"
+    assert [CellRange(2, 8).clamped(cells) for cells in (0, 5, 9)] == [2, 5, 8]
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"min": 2},
+        {"min": 3, "max": 2},
+        {"min": -1, "max": 2},
+        {"min": 1, "max": 1001},
+        {"min": 1, "max": 2, "at": 1},
+        "2-3",
+    ],
+)
+def test_what_is_no_range_is_refused(stated: Any) -> None:
+    with pytest.raises(InvalidScaling, match="an object with min and max, whole numbers"):
+        parse_range(stated, "cells")
+
+
+def test_a_range_does_not_begin_at_nothing_and_says_why() -> None:
+    with pytest.raises(InvalidScaling, match="nothing holds a request for a deployment without cells"):
+        parse_range({"min": 0, "max": 3}, "cells")
