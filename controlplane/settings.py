@@ -108,6 +108,7 @@ CONTROL_LOOPS = {
     "fleet.send_webhooks": ("fleet.tasks.send_webhooks", 2.0),
     "traffic.publish": ("traffic.tasks.publish", 1.0),
     "traffic.autopilot": ("traffic.tasks.autopilot", 2.0),
+    "traffic.autoscale": ("traffic.tasks.autoscale", 5.0),
     "traffic.entry": ("traffic.tasks.entry", 5.0),
     "traffic.ensure_ingresses": ("traffic.tasks.ensure_ingresses", 1.0),
 }
@@ -322,6 +323,8 @@ SPECTACULAR_SETTINGS = {
         "ApprovalState": "controlplane.api.enums.APPROVALS",
         "DocumentKind": "controlplane.api.enums.DOCUMENT_KINDS",
         "DocumentAction": "controlplane.api.enums.DOCUMENT_ACTIONS",
+        "ScalingMode": "controlplane.api.enums.SCALING_MODES",
+        "ScalingRule": "controlplane.api.enums.SCALING_RULES",
         "CellState": "controlplane.api.enums.CELL_STATES",
         "NodeState": "controlplane.api.enums.NODE_STATES",
         "NodeRole": "controlplane.api.enums.NODE_ROLES",

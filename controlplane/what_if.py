@@ -1,48 +1,37 @@
 """Predicts the effect of a change from the live snapshot. Reads only; nothing that it predicts is done."""
 
-from collections.abc import Callable, Mapping
-from datetime import datetime
-from statistics import median
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
-from fleet.models import Region
+from fleet.models import DeploymentRegion, Region
+from fleet.planning.autoscaling.planner import agreement_s, plan_scaling
+from fleet.planning.autoscaling.policy import CellRange, ScalingMode
+from fleet.planning.autoscaling.view import NeedSample, PlaceLoad, ScalingView
 from fleet.planning.snapshot import FleetView
+from fleet.selectors.autoscaling import scaling_mode, scaling_switch
 from fleet.selectors.snapshot import fleet_view, version_view
+from fleet.selectors.start_up import start_times_s, typical_s
+from fleet.services.deployment import Cells
 from fleet.services.rollout_actions import rollout_propose
-from kernel.models import Event
 from kernel.refusals import InvalidInput
 from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
+from traffic.selectors.autoscaling import scaled_deployments
 
+NOTES_MOST = 20
 HasTime = Callable[[], bool]
 """Whether a forecast may look on (controlplane.forecast_budget): nobody makes one without."""
-EVENTS_READ = 2000
-SHARE_OF_TIMEOUT = 0.25
-"""Where no start was seen yet: a ready timeout is commonly set to a few times what a start takes."""
 
 
 def typical_load_s(fleet: FleetView) -> dict[str, float]:
     """Version -> seconds from a start until ready, for every version of the fleet. One query."""
-    measured = _measured()
-    load_s: dict[str, float] = {}
-    for deployment in fleet.deployments.values():
-        usual = measured.get(deployment.name)
-        for version in {deployment.version, *deployment.others}:
-            timeout_s = deployment.of(version).ready_timeout_s
-            load_s[version] = median(usual) if usual else timeout_s * SHARE_OF_TIMEOUT
-    return load_s
-
-
-def _measured() -> dict[str, list[float]]:
-    """Deployment -> what its last starts took."""
-    events = Event.objects.filter(kind__in=["cell.starting", "cell.ready"]).order_by("-id")[:EVENTS_READ]
-    ready: dict[str, Event] = {}
-    durations: dict[str, list[float]] = {}
-    for event in events:
-        if event.kind == "cell.ready":
-            ready[event.cell] = event
-        elif (end := ready.pop(event.cell, None)) is not None:
-            durations.setdefault(event.deployment, []).append((end.at - event.at).total_seconds())
-    return durations
+    measured = start_times_s()
+    return {
+        version: typical_s(measured.get(deployment.name), deployment.of(version).ready_timeout_s)
+        for deployment in fleet.deployments.values()
+        for version in {deployment.version, *deployment.others}
+    }
 
 
 def plan_rollout(
@@ -63,11 +52,12 @@ def plan_rollout(
     size = version_view(proposal.version, proposal.deployment.instance_type_id)
     view = fleet_view(now=now)
     change = RollOut(deployment, proposal.version.reference, proposal.policy, size)
-    return _predict(view, change, now, has_time, {change.to_version: _usual(view, deployment)})
+    forecast = _predict(view, change, now, has_time, {change.to_version: _usual(view, deployment)})
+    return _noting(forecast, _scaling_notes(deployment=deployment))
 
 
-def plan_scale(*, deployment: str, cells: Mapping[str, int], now: datetime, has_time: HasTime) -> Forecast:
-    """What this number of cells would do.
+def plan_scale(*, deployment: str, cells: Mapping[str, Cells], now: datetime, has_time: HasTime) -> Forecast:
+    """What this number of cells would do; of a range, what it leaves of the number that there is.
 
     Raises:
         InvalidInput: an unknown deployment or region.
@@ -76,7 +66,67 @@ def plan_scale(*, deployment: str, cells: Mapping[str, int], now: datetime, has_
     if deployment not in view.deployments:
         raise InvalidInput(field="scale.deployment", rule="exists", message=f"there is no deployment {deployment!r}")
     _known_regions(view, cells, "scale.regions")
-    return _predict(view, Scale(deployment, cells), now, has_time)
+    before = view.deployments[deployment].cells_wanted
+    wanted = {
+        region: stated.clamped(before.get(region, 0)) if isinstance(stated, CellRange) else stated
+        for region, stated in cells.items()
+    }
+    forecast = _predict(view, Scale(deployment, wanted), now, has_time)
+    return _noting(forecast, _scaling_notes(deployment=deployment))
+
+
+def plan_load(*, deployment: str, factor: float, now: datetime, has_time: HasTime) -> Forecast:
+    """What the autoscaler would come to, and the fleet with it, if the load of this moment was so many times as large
+    and stayed so. Its policy counts as acting.
+
+    Raises:
+        InvalidInput: there is no such deployment, its cells are a range nowhere, or its load is unknown.
+    """
+    view = fleet_view(now=now)
+    if deployment not in view.deployments:
+        raise InvalidInput(field="load.deployment", rule="exists", message=f"there is no deployment {deployment!r}")
+    scaled, problems = scaled_deployments(now, deployment)
+    if not scaled:
+        why = problems.get(deployment, "its cells are a range nowhere, so they do not follow its load")
+        raise InvalidInput(field="load.deployment", rule="scaled", message=f"{deployment}: {why}")
+    if all(place.load is None for place in scaled[0].view.places):
+        raise InvalidInput(
+            field="load.deployment", rule="load", message=f"nobody has reported the load of {deployment}"
+        )
+    decisions = plan_scaling(_with_load(scaled[0].view, factor, now), now)
+    forecast = _predict(view, Scale(deployment, {one.region: one.wanted for one in decisions}), now, has_time)
+    return _noting(
+        forecast, [f"{deployment} in {one.region} would have {one.wanted}: {one.reason}" for one in decisions]
+    )
+
+
+def _with_load(view: ScalingView, factor: float, now: datetime) -> ScalingView:
+    """As it would be seen once that load had lasted for the whole agreement."""
+    ago = now - timedelta(seconds=agreement_s(view))
+    history = (NeedSample(ago, 0), NeedSample(now, 0))
+    places = (replace(one, load=one.load and _times(one.load, factor), history=history) for one in view.places)
+    return replace(view, places=tuple(places))
+
+
+def _times(load: PlaceLoad, factor: float) -> PlaceLoad:
+    """What is counted in requests; how users would then be served nobody knows."""
+    sent = None if load.autopilot is None else load.autopilot * factor
+    return PlaceLoad(load.in_flight * factor, load.queued * factor, sent)
+
+
+def _scaling_notes(**of: str) -> Iterable[str]:
+    """What a forecast leaves out: numbers of cells that may change by load while it goes on."""
+    if scaling_switch().paused:
+        return
+    ranged = DeploymentRegion.objects.filter(cells_max__isnull=False, **of).select_related("deployment")
+    for place in ranged.order_by("deployment_id", "region_id")[:NOTES_MOST]:
+        if scaling_mode(place.deployment) is ScalingMode.ACT:
+            where = f"{place.deployment_id} in {place.region_id}"
+            yield f"{where} is scaled by load within {place.range}; that is not part of this"
+
+
+def _noting(forecast: Forecast, notes: Iterable[str]) -> Forecast:
+    return replace(forecast, warnings=(*forecast.warnings, *notes))
 
 
 def plan_lost_region(*, region: str, now: datetime, has_time: HasTime) -> Forecast:
@@ -87,7 +137,7 @@ def plan_lost_region(*, region: str, now: datetime, has_time: HasTime) -> Foreca
     """
     view = fleet_view(now=now)
     _known_regions(view, {region: 0}, "lose_region")
-    return _predict(view, LoseRegion(region), now, has_time)
+    return _noting(_predict(view, LoseRegion(region), now, has_time), _scaling_notes())
 
 
 def plan_onwards(*, view: FleetView, deployment: str, now: datetime, has_time: HasTime) -> Forecast:

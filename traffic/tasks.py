@@ -11,6 +11,7 @@ from traffic.selectors.routing_cache import RoutingCache
 from traffic.services.async_lease import async_requests_expire
 from traffic.services.async_request import async_requests_trim
 from traffic.services.autopilot import autopilot_run
+from traffic.services.autoscaling import autoscaling_run
 from traffic.services.budget import budgets_follow
 from traffic.services.cloud_ingresses import cloud_ingresses_ensure
 from traffic.services.entry_accelerator import EntryDials
@@ -41,6 +42,12 @@ def autopilot() -> bool:
     """A pass of the control loop; while another controller is at it, nothing is done."""
     if autopilot_run(now=clock.now()):
         hints.ring("traffic.publish")
+    return True
+
+
+def autoscale() -> bool:
+    """A pass of the control loop; while another controller is at it, nothing is done."""
+    autoscaling_run(now=clock.now())
     return True
 
 

@@ -10,6 +10,8 @@ from fleet.api.capacity_pool import MARKETS, ORIGINS, POOL_STATES
 from fleet.api.image_move import IMAGE_STATES
 from fleet.api.machine import INVITATION_STATES
 from fleet.api.node import ROLES
+from fleet.planning.autoscaling.policy import ScalingMode
+from fleet.planning.autoscaling.view import ScalingRule
 from fleet.planning.fault_rules import RuleMode
 from fleet.planning.snapshot import Finding
 from fleet.planning.states import (
@@ -34,6 +36,8 @@ TOKEN_SCOPES = ACCESS_SCOPES
 APPROVALS = APPROVAL_STATES
 DOCUMENT_KINDS = choices(Kind)
 DOCUMENT_ACTIONS = choices(Action)
+SCALING_MODES = choices(ScalingMode)
+SCALING_RULES = choices(ScalingRule)
 CELL_STATES = choices(CellState)
 NODE_STATES = choices(NodeState)
 NODE_ROLES = ROLES

@@ -1,4 +1,4 @@
-"""What-if over HTTP: what a rollout, a scaling or the loss of a region would do, before it is done."""
+"""What-if over HTTP: what a rollout, a scaling, another load or the loss of a region would do, before it is so."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,8 +9,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.forecast_budget import FORECASTS
-from controlplane.what_if import HasTime, plan_lost_region, plan_rollout, plan_scale
+from controlplane.what_if import HasTime, plan_load, plan_lost_region, plan_rollout, plan_scale
 from fleet.api.deployment_requests import ScaleSerializer
+from fleet.services.deployment import cells_stated
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer
 from kernel.rest.view_sets import ViewSet
@@ -18,6 +19,7 @@ from simulator.prediction import Forecast
 
 ROLLOUT: dict[str, Any] = {"rollout": {"deployment": "sim-70b", "version": "sim-70b@2", "policy": {"bake_s": 120}}}
 SCALE: dict[str, Any] = {"scale": {"deployment": "sim-70b", "regions": [{"region": "us-west-2", "cells": 3}]}}
+MORE_LOAD: dict[str, Any] = {"load": {"deployment": "sim-70b", "factor": 1.5}}
 LOSE_REGION: dict[str, Any] = {"lose_region": "us-east-1"}
 FORECAST: dict[str, Any] = {
     "from": "2026-11-21T12:00:00Z",
@@ -55,7 +57,7 @@ FORECAST: dict[str, Any] = {
 }
 
 
-CHANGES = ("rollout", "scale", "lose_region")
+CHANGES = ("rollout", "scale", "load", "lose_region")
 
 
 class PlannedRolloutSerializer(StrictSerializer):
@@ -73,18 +75,27 @@ class PlannedScaleSerializer(ScaleSerializer):
     deployment = serializers.CharField(max_length=96)
 
 
+class PlannedLoadSerializer(StrictSerializer):
+    """Another load of a deployment whose cells are a range: what the autoscaler would come to, were it to act."""
+
+    deployment = serializers.CharField(max_length=96)
+    factor = serializers.FloatField(min_value=0, max_value=1000, help_text="Of the load of this moment.")
+
+
 @extend_schema_serializer(
     examples=[
         OpenApiExample("a rollout", ROLLOUT, request_only=True),
         OpenApiExample("one more cell", SCALE, request_only=True),
+        OpenApiExample("half as much again", MORE_LOAD, request_only=True),
         OpenApiExample("a region is lost", LOSE_REGION, request_only=True),
     ]
 )
 class QuestionSerializer(StrictSerializer):
-    """Exactly one of the three."""
+    """Exactly one of the four."""
 
     rollout = PlannedRolloutSerializer(required=False)
     scale = PlannedScaleSerializer(required=False)
+    load = PlannedLoadSerializer(required=False)
     lose_region = serializers.CharField(required=False, max_length=64, help_text="Its name.")
 
     def validate(self, change: dict[str, Any]) -> dict[str, Any]:
@@ -152,8 +163,10 @@ def _predict(change: dict[str, Any], now: datetime, has_time: HasTime) -> Foreca
     if "rollout" in change:
         return plan_rollout(**change["rollout"], now=now, has_time=has_time)
     if "scale" in change:
-        cells = {place["region"]: place["cells"] for place in change["scale"]["regions"]}
+        cells = cells_stated(change["scale"]["regions"])
         return plan_scale(deployment=change["scale"]["deployment"], cells=cells, now=now, has_time=has_time)
+    if "load" in change:
+        return plan_load(**change["load"], now=now, has_time=has_time)
     return plan_lost_region(region=change["lose_region"], now=now, has_time=has_time)
 
 

@@ -172,8 +172,11 @@ def _version(row: Row) -> Spec:
 
 
 def _deployment(row: Row) -> Spec:
-    plain = ("model_version", "instance_type", "serving_class", "drain_deadline_s", "update_policy", "slo", "markets")
-    regions = [{"region": place["region"], "cells": place["cells"]} for place in row["regions"]]
+    plain = (
+        "model_version", "instance_type", "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling",
+        "markets",
+    )  # fmt: skip
+    regions = [{"region": place["region"], "cells": place["range"] or place["cells"]} for place in row["regions"]]
     return {**{field: row[field] for field in plain}, "regions": regions}
 
 

@@ -14,6 +14,7 @@ from controlplane.cli.commands import (
     access,
     act,
     agents,
+    autoscale,
     certificates,
     chat,
     declare,
@@ -112,8 +113,8 @@ def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
 
 for part in (
     *(access.app, show.app, declare.app, rollouts.app),
-    *(act.app, agents.app, machines.app, certificates.app, entry.app, observe.app, chat.app, rollouts.model_app),
-    *(usage.app, regions.app, images.app, about),
+    *(act.app, autoscale.app, agents.app, machines.app, certificates.app, entry.app, observe.app, chat.app),
+    *(rollouts.model_app, usage.app, regions.app, images.app, about),
 ):  # the order of the help
     app.add_typer(part)
 

@@ -180,6 +180,18 @@ RESOURCES: tuple[Resource, ...] = (
             Column("READY", _places), AGE),
     ),
     Resource(
+        "scaling-places", "autoscaling/places", "id", ("scaling-place", "scaling"),
+        _of(("DEPLOYMENT", "deployment"), ("REGION", "region"), ("MODE", "mode"),
+            Column("RANGE", lambda row, now: f"{row['min']}-{row['max']}"), number("CELLS", "cells"),
+            number("WANTED", "wanted"), ("RULE", "rule"), ("REASON", "reason")),
+    ),
+    Resource(
+        "scaling-decisions", "autoscaling/decisions", "id", ("scaling-decision",),
+        _of(Column("AGO", age("at"), right=True), ("DEPLOYMENT", "deployment"), ("REGION", "region"),
+            number("WAS", "was"), number("WANTED", "wanted"), ("ACTED", "acted"), ("RULE", "rule"),
+            number("TOO FEW", "too_few_cell_s"), number("TOO MANY", "too_many_cell_s"), ("REASON", "reason")),
+    ),
+    Resource(
         "rollouts", "rollouts", "id", ("rollout", "ro"),
         _of(number("ID", "id"), ("DEPLOYMENT", "deployment"), STATE, ("FROM", "from_version"), ("TO", "to_version"),
             ("STAGE", "stage_label"), SINCE, ("REASON", "reason")),

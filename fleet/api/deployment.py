@@ -17,10 +17,12 @@ from fleet.api import examples
 from fleet.api.deployment_requests import ChangeDeploymentSerializer, CreateDeploymentSerializer
 from fleet.api.history import WithLoad
 from fleet.models import Deployment, DeploymentRegion
+from fleet.planning.autoscaling.policy import cells_as_json
 from fleet.planning.states import choices
 from fleet.selectors.cell import ready_cells_by_place
 from fleet.selectors.history import deployment_subject
 from fleet.services.deployment import (
+    cells_stated,
     deployment_change,
     deployment_create,
     deployment_delete,
@@ -31,9 +33,17 @@ from kernel.rest.serializers import actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 
+class CellRangeSerializer(serializers.Serializer[Any]):
+    min = serializers.IntegerField()
+    max = serializers.IntegerField()
+
+
 class PlaceSerializer(serializers.Serializer[Any]):
     region = serializers.CharField()
     cells = serializers.IntegerField(help_text="How many there should be.")
+    range = CellRangeSerializer(
+        allow_null=True, help_text="Within which the autoscaler may set that number; null: a person alone does."
+    )
     ready = serializers.IntegerField(help_text="How many serve now.")
 
 
@@ -44,6 +54,9 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
     instance_type = serializers.CharField(source="instance_type_id")
     update_policy = serializers.DictField(help_text="What differs from the defaults.")
     slo = serializers.DictField(help_text="What differs from the objective of its serving class.")
+    scaling = serializers.DictField(
+        help_text="How it is scaled where cells are a range: what differs from the defaults."
+    )
     markets = serializers.ListField(
         child=serializers.CharField(), help_text="In which its machines may be bought; empty: any."
     )
@@ -53,7 +66,7 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
         model = Deployment
         fields = [
             "name", "model_version", "serving_class", "instance_type", "drain_deadline_s", "update_policy", "slo",
-            "markets", "regions", "created_at",
+            "scaling", "markets", "regions", "created_at",
         ]  # fmt: skip
 
     @extend_schema_field(PlaceSerializer(many=True))
@@ -63,6 +76,7 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
             {
                 "region": place.region_id,
                 "cells": place.cells,
+                "range": cells_as_json(place.range) if place.range else None,
                 "ready": ready.get((deployment.name, place.region_id), 0),
             }
             for place in deployment.regions.all()
@@ -116,7 +130,7 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         payload = CreateDeploymentSerializer(data=request.data)
         payload.is_valid(raise_exception=True)
         columns = dict(payload.validated_data)
-        cells = _cells(columns.pop("regions"))
+        cells = cells_stated(columns.pop("regions"))
         deployment = deployment_create(cells=cells, actor=actor_of(request), now=clock.now(), **columns)
         return Response(self.get_serializer(self.get_queryset().get(pk=deployment.pk)).data)
 
@@ -126,9 +140,9 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         responses={200: DeploymentSerializer, 202: ApprovalSerializer},
     )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given, and set the number of cells in the named regions. New cells are placed on spares, or on
-        nodes that are launched; superfluous ones drain first. 202 with a request if that empties a region and
-        evacuating one takes two; what else was given is done."""
+        """Change what is given, and set the number of cells in the named regions, or its range. New cells are placed
+        on spares, or on nodes that are launched; superfluous ones drain first. 202 with a request if that empties a
+        region and evacuating one takes two; what else was given is done."""
         deployment = self.get_object()
         payload = ChangeDeploymentSerializer(data=request.data)
         payload.is_valid(raise_exception=True)
@@ -138,7 +152,9 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
             if columns:
                 deployment_change(name=deployment.name, actor=actor, now=now, **columns)
             if places:
-                done = deployment_scale_or_request(name=deployment.name, cells=_cells(places), actor=actor, now=now)
+                done = deployment_scale_or_request(
+                    name=deployment.name, cells=cells_stated(places), actor=actor, now=now
+                )
         if isinstance(done, Approval):
             return waiting(done)
         return Response(self.get_serializer(self.get_object()).data)
@@ -152,7 +168,3 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         shown = self.get_serializer(deployment).data
         deployment_delete(name=deployment.name, actor=actor_of(request), now=clock.now())
         return Response(shown)
-
-
-def _cells(places: list[dict[str, Any]]) -> dict[str, int]:
-    return {place["region"]: place["cells"] for place in places}

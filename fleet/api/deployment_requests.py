@@ -1,26 +1,60 @@
 """Bodies of requests about deployments. Types and ranges are checked here; what values mean is for the services."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
+from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
 from engine_agent.protocol.states import ServingClass
 from fleet.api import examples
+from fleet.planning.autoscaling.policy import CELLS_MOST, InvalidScaling, parse_range
 from fleet.planning.markets import Market
 from fleet.planning.states import choices
-from fleet.services.deployment import CELLS_PER_REGION_MAX
 from kernel.rest.serializers import StrictSerializer
 
 DRAIN_DEADLINE_MAX_S = 24 * 3600.0
 NAME = r"^[A-Za-z0-9][-A-Za-z0-9_]*\Z"
 
 
+CELLS_SCHEMA = {
+    "oneOf": [
+        {"type": "integer", "minimum": 0, "maximum": CELLS_MOST},
+        {
+            "type": "object",
+            "properties": {end: {"type": "integer", "minimum": 1, "maximum": CELLS_MOST} for end in ("min", "max")},
+            "required": ["min", "max"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
+
+@extend_schema_field(CELLS_SCHEMA)
+class CellsField(serializers.Field[Any, Any, Any, Any]):
+    """A number of cells, or a range of them as `{"min": 2, "max": 8}`."""
+
+    number = serializers.IntegerField(
+        min_value=0,
+        max_value=CELLS_MOST,
+        error_messages={"invalid": "A valid integer is required, or an object with min and max."},
+    )
+
+    def to_internal_value(self, data: Any) -> int | dict[str, int]:
+        if not isinstance(data, Mapping):
+            return int(self.number.run_validation(data))
+        try:
+            stated = parse_range(data, "cells")
+        except InvalidScaling as wrong:
+            raise serializers.ValidationError(str(wrong), "range") from None
+        return {"min": stated.min, "max": stated.max}
+
+
 class WantedCellsSerializer(StrictSerializer):
-    """How many cells a region should have."""
+    """How many cells a region should have, or within which range the autoscaler sets their number."""
 
     region = serializers.CharField(max_length=64)
-    cells = serializers.IntegerField(min_value=0, max_value=CELLS_PER_REGION_MAX)
+    cells = CellsField(help_text="A number, which ends a range, or `min` (from 1) and `max`.")
 
 
 def _each_once(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -54,6 +88,12 @@ class _Columns(StrictSerializer):
         help_text="What differs from its serving class: `availability`, `ttft_ms` and the share that must keep it, "
         "`ttft_share`.",
     )
+    scaling = serializers.DictField(
+        required=False,
+        help_text="How it is scaled where cells are a range: what differs from the defaults or, in a change, from the "
+        "current policy: `mode` (`shadow` or `act`), `target_utilisation`, `slo_burn`, `itl_p95_ms`, `down_after_s`, "
+        "`start_up_s`, `budget_per_hour`, and `schedule` as a whole.",
+    )
     markets = serializers.ListField(
         child=serializers.CharField(max_length=16),
         max_length=len(Market),
@@ -68,6 +108,7 @@ class _Columns(StrictSerializer):
 @extend_schema_serializer(
     examples=[
         OpenApiExample("one more in one region", examples.SCALE, request_only=True),
+        OpenApiExample("as the load wants", examples.SCALE_BY_LOAD, request_only=True),
         OpenApiExample("with a smaller risk", examples.CHANGE_DEPLOYMENT, request_only=True),
     ]
 )

@@ -97,10 +97,11 @@ DEPLOYMENT: dict[str, Any] = {
     "drain_deadline_s": 60.0,
     "update_policy": {"canary_bake_s": 60.0},
     "slo": {"ttft_ms": 1500.0},
+    "scaling": {"mode": "act"},
     "markets": [],
     "regions": [
-        {"region": "us-east-1", "cells": 2, "ready": 2},
-        {"region": "us-west-2", "cells": 2, "ready": 1},
+        {"region": "us-east-1", "cells": 2, "range": {"min": 2, "max": 8}, "ready": 2},
+        {"region": "us-west-2", "cells": 2, "range": None, "ready": 1},
     ],
     "created_at": "2026-11-21T11:57:00Z",
 }
@@ -116,6 +117,67 @@ NEW_DEPLOYMENT: dict[str, Any] = {
 CHANGE_DEPLOYMENT: dict[str, Any] = {"drain_deadline_s": 120.0, "update_policy": {"waves_percent": [5, 25, 100]}}
 
 SCALE: dict[str, Any] = {"regions": [{"region": "us-west-2", "cells": 3}]}
+
+SCALE_BY_LOAD: dict[str, Any] = {
+    "regions": [{"region": "us-west-2", "cells": {"min": 2, "max": 8}}],
+    "scaling": {
+        "mode": "act",
+        "target_utilisation": 0.6,
+        "schedule": [{"cron": "30 7 * * MON-FRI", "time_zone": "America/Los_Angeles", "for_s": 36000, "cells": 4}],
+    },
+}
+
+SCALING_LOAD: dict[str, Any] = {
+    "per_cell": 16.0,
+    "start_up_s": 94.0,
+    "in_flight": 41.2,
+    "queued": 0.0,
+    "autopilot": 40.8,
+    "forecast": None,
+    "late_burn": 0.4,
+    "itl_p95_ms": 31.5,
+}
+
+SCALING_PLACE: dict[str, Any] = {
+    "id": 3,
+    "deployment": "sim-70b",
+    "region": "us-east-1",
+    "min": 2,
+    "max": 8,
+    "cells": 4,
+    "mode": "act",
+    "acting": True,
+    "wanted": 4,
+    "needed": 4,
+    "rule": "utilisation",
+    "reason": "41.2 requests at once take 4 cells at 70% of 16 each",
+    "load": SCALING_LOAD,
+    "looked_at": "2026-11-21T12:00:05Z",
+}
+
+SCALING_DECISION: dict[str, Any] = {
+    "id": 17,
+    "deployment": "sim-70b",
+    "region": "us-east-1",
+    "at": "2026-11-21T11:48:10Z",
+    "was": 2,
+    "wanted": 4,
+    "acted": True,
+    "rule": "utilisation",
+    "reason": "41.2 requests at once take 4 cells at 70% of 16 each",
+    "load": SCALING_LOAD,
+    "observed_s": 715.0,
+    "too_few_cell_s": 0.0,
+    "too_many_cell_s": 120.0,
+    "in_force_cell_s": 2860.0,
+}
+
+SCALING_SWITCH: dict[str, Any] = {
+    "paused": True,
+    "why": "a load test",
+    "actor": "operator",
+    "changed_at": "2026-11-21T12:00:00Z",
+}
 
 REGION: dict[str, Any] = {
     "name": "us-east-1",

@@ -2,6 +2,7 @@
 
 from fleet.api.agents import AgentReleaseViewSet, AgentRolloutViewSet
 from fleet.api.application_certificate import CertificateViewSet
+from fleet.api.autoscaling import AutoscalingViewSet, ScalingDecisionViewSet, ScalingPlaceViewSet
 from fleet.api.capacity_pool import CapacityPoolViewSet
 from fleet.api.cell import CellViewSet
 from fleet.api.deployment import DeploymentViewSet
@@ -26,6 +27,9 @@ ROUTES = (
     ("nodes", NodeViewSet, "node"),
     ("cells", CellViewSet, "cell"),
     ("deployments", DeploymentViewSet, "deployment"),
+    ("autoscaling/places", ScalingPlaceViewSet, "scaling-place"),
+    ("autoscaling/decisions", ScalingDecisionViewSet, "scaling-decision"),
+    ("autoscaling", AutoscalingViewSet, "autoscaling"),
     ("rollouts", RolloutViewSet, "rollout"),
     ("incidents", IncidentViewSet, "incident"),
     ("certificates", CertificateViewSet, "certificate"),

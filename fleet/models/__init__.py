@@ -3,6 +3,7 @@
 from fleet.models.agents import AgentMove, AgentRelease, AgentRollout
 from fleet.models.application_certificate import ApplicationCertificate
 from fleet.models.authority import FleetAuthority, IssuedCertificate
+from fleet.models.autoscaling import ScalingDecision, ScalingState, ScalingSwitch
 from fleet.models.cell import Cell, CellMember, Disruption
 from fleet.models.cloud import (
     CallBucket,
@@ -64,6 +65,9 @@ __all__ = [
     "Repair",
     "Replacement",
     "Rollout",
+    "ScalingDecision",
+    "ScalingState",
+    "ScalingSwitch",
     "Signal",
     "StepRecord",
     "Webhook",

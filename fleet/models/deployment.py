@@ -4,6 +4,7 @@ from django.db import models
 
 from engine_agent.protocol.states import ServingClass
 from fleet.models.region import InstanceType, Region
+from fleet.planning.autoscaling.policy import CellRange, ScalingPolicy, parse_scaling_policy
 from fleet.planning.load.slo import Objective, parse_objective
 from fleet.planning.policy import UpdatePolicy, parse_policy
 from fleet.planning.states import choices
@@ -14,8 +15,8 @@ class Deployment(models.Model):
     """A model version that should be served. `next_ordinal` numbers its cells; numbers are never used twice.
 
     `update_policy` states what differs from the defaults of `fleet.planning.policy.UpdatePolicy`, `slo` what differs
-    from those of its serving class (`fleet.planning.load.slo`). `markets`: in which its machines may be bought; empty:
-    any.
+    from those of its serving class (`fleet.planning.load.slo`), `scaling` what differs from those of
+    `fleet.planning.autoscaling.policy.ScalingPolicy`. `markets`: in which its machines may be bought; empty: any.
     """
 
     name = models.SlugField(max_length=96, primary_key=True)
@@ -25,6 +26,7 @@ class Deployment(models.Model):
     drain_deadline_s = models.FloatField(default=60.0)
     update_policy = models.JSONField(default=dict, blank=True)
     slo = models.JSONField(default=dict, blank=True)
+    scaling = models.JSONField(default=dict, blank=True)
     markets = models.JSONField(default=list, blank=True)
     next_ordinal = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()
@@ -43,17 +45,38 @@ class Deployment(models.Model):
         """What its users may expect, the defaults filled in."""
         return parse_objective(self.slo, ServingClass(self.serving_class))
 
+    def scaling_policy(self) -> ScalingPolicy:
+        """How it is scaled where its cells are a range, the defaults filled in."""
+        return parse_scaling_policy(self.scaling)
+
 
 class DeploymentRegion(models.Model):
-    """How many cells of a deployment a region should have."""
+    """How many cells of a deployment a region should have. `cells_min` and `cells_max`: between which the autoscaler
+    may set that number; None: a person alone does."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="regions")
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="deployments")
     cells = models.PositiveIntegerField()
+    cells_min = models.PositiveIntegerField(null=True, blank=True)
+    cells_max = models.PositiveIntegerField(null=True, blank=True)
 
     class Meta:
         ordering = ["deployment_id", "region_id"]
-        constraints = [models.UniqueConstraint(fields=["deployment", "region"], name="deployment_once_per_region")]
+        constraints = [
+            models.UniqueConstraint(fields=["deployment", "region"], name="deployment_once_per_region"),
+            models.CheckConstraint(
+                condition=models.Q(cells_min__isnull=True, cells_max__isnull=True)
+                | models.Q(cells_min__gte=1, cells_max__gte=models.F("cells_min")),
+                name="deployment_cells_range",
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.deployment_id} in {self.region_id}: {self.cells}"
+
+    @property
+    def range(self) -> CellRange | None:
+        """Between which the autoscaler may set the number of cells."""
+        if self.cells_min is None or self.cells_max is None:
+            return None
+        return CellRange(self.cells_min, self.cells_max)

@@ -1,6 +1,6 @@
 """Changes what a deployment should be. The reconciler brings the fleet there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -9,7 +9,17 @@ from django.db import IntegrityError, transaction
 from accounts.models import Approval
 from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, requires_approval
 from engine_agent.protocol.states import ServingClass
-from fleet.models import Deployment, DeploymentRegion, Region
+from fleet.models import Deployment, DeploymentRegion, Region, ScalingState
+from fleet.planning.autoscaling.policy import (
+    CELLS_MOST,
+    CellRange,
+    InvalidScaling,
+    ScalingPolicy,
+    cells_as_json,
+    parse_cells,
+    parse_scaling_policy,
+    scaling_policy_as_json,
+)
 from fleet.planning.emptying import emptied_regions
 from fleet.planning.load.slo import InvalidObjective, parse_objective
 from fleet.planning.markets import InvalidMarkets, parse_markets, stored
@@ -25,12 +35,11 @@ from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from models_registry.services.lifecycle import version_hold
 
-CELLS_PER_REGION_MAX = 1000
-"""Guards against a slip of the finger that would buy machines; the largest fleets we plan for have fewer."""
-
+Cells = int | CellRange
+"""How many cells a region should have: so many, or as many of a range as the autoscaler finds right."""
 EVACUATE_RULE = "evacuate-region"
 """The rule for whatever empties a region: its evacuation, fixed shares, and scaling it down."""
-CHANGEABLE = ("serving_class", "drain_deadline_s", "update_policy", "slo", "markets")
+CHANGEABLE = ("serving_class", "drain_deadline_s", "update_policy", "slo", "scaling", "markets")
 
 
 def deployment_create(
@@ -38,7 +47,7 @@ def deployment_create(
     name: str,
     model_version: str,
     instance_type: str,
-    cells: Mapping[str, int],
+    cells: Mapping[str, Cells],
     actor: str,
     now: datetime,
     allow_unreleased: bool = False,
@@ -48,8 +57,8 @@ def deployment_create(
     of `CHANGEABLE`.
 
     Raises:
-        InvalidInput: an unknown version, instance type, region or market, a version that does not fit, a broken policy,
-            markets for a region that has none.
+        InvalidInput: an unknown version, instance type, region or market, a version that does not fit, a broken policy
+            or range, markets for a region that has none.
         Conflict: the name is taken, or the version was retired meanwhile.
     """
     kind = instance_type_named(instance_type)
@@ -58,9 +67,11 @@ def deployment_create(
     if "update_policy" in columns:
         columns["update_policy"] = _policy(columns["update_policy"], UpdatePolicy())
     _check_objective(columns.get("slo", {}), columns.get("serving_class", ServingClass.REALTIME))
+    if "scaling" in columns:
+        columns["scaling"] = _scaling(columns["scaling"], ScalingPolicy())
     if "markets" in columns:
         columns["markets"] = _markets(columns["markets"])
-        _check_regions_have_markets(columns["markets"], cells)
+        _check_regions_have_markets(columns["markets"], _least_of(cells))
     try:
         with transaction.atomic():
             version_hold(version_id=version.pk, allow_unreleased=allow_unreleased)
@@ -68,8 +79,8 @@ def deployment_create(
                 name=name, model_version=version, instance_type=kind, created_at=now, **columns
             )
             DeploymentRegion.objects.bulk_create(
-                DeploymentRegion(deployment=deployment, region_id=region, cells=count)
-                for region, count in sorted(cells.items())
+                DeploymentRegion(deployment=deployment, region_id=region, **_columns(stated, 0))
+                for region, stated in sorted(cells.items())
             )
             _record(deployment, "created", f"{name} created by {actor}: {version.reference}", actor, now)
     except IntegrityError:
@@ -78,7 +89,7 @@ def deployment_create(
 
 
 def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -> Deployment:
-    """Change what is given of `CHANGEABLE`; of the update policy and the SLO, what is not stated stays.
+    """Change what is given of `CHANGEABLE`; of the update policy, the SLO and the scaling, what is not stated stays.
 
     Raises:
         InvalidInput: a broken policy, an unknown market, or markets for a region that has none.
@@ -87,6 +98,8 @@ def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -
         deployment = Deployment.objects.select_for_update().get(name=name)
         if "update_policy" in columns:
             columns["update_policy"] = _policy(columns["update_policy"], deployment.policy())
+        if "scaling" in columns:
+            columns["scaling"] = _scaling(columns["scaling"], deployment.scaling_policy())
         if "slo" in columns:
             columns["slo"] = {**deployment.slo, **columns["slo"]}
             _check_objective(columns["slo"], columns.get("serving_class", deployment.serving_class))
@@ -140,6 +153,19 @@ def _policy(stated: Mapping[str, Any], base: UpdatePolicy) -> dict[str, Any]:
     return {key: value for key, value in policy_as_json(policy).items() if value != defaults[key]}
 
 
+def _scaling(stated: Mapping[str, Any], base: ScalingPolicy) -> dict[str, Any]:
+    """The policy as it is stored: what differs from the defaults."""
+    try:
+        policy = parse_scaling_policy(stated, base)
+    except InvalidScaling as wrong:
+        raise InvalidInput(field=f"scaling.{wrong.field}", rule="policy", message=str(wrong)) from None
+    for window in policy.schedule:
+        if window.region:
+            _check_regions_exist([window.region], "scaling.schedule")
+    defaults = scaling_policy_as_json(ScalingPolicy())
+    return {key: value for key, value in scaling_policy_as_json(policy).items() if value != defaults[key]}
+
+
 def _check_objective(stated: Mapping[str, Any], serving_class: str) -> None:
     try:
         parse_objective(stated, ServingClass(serving_class))
@@ -186,42 +212,90 @@ def _record(deployment: Deployment, what: str, message: str, actor: str, now: da
     hints.ring("fleet.reconcile")
 
 
+def cells_stated(places: Iterable[Mapping[str, Any]]) -> dict[str, Cells]:
+    """Region -> its cells, as requests and documents state them.
+
+    Raises:
+        InvalidInput: neither a number nor a range.
+    """
+    try:
+        return {place["region"]: parse_cells(place["cells"], f"regions.{place['region']}.cells") for place in places}
+    except InvalidScaling as wrong:
+        raise InvalidInput(field=wrong.field, rule="cells", message=str(wrong)) from None
+
+
 @transaction.atomic
-def deployment_scale(*, name: str, cells: Mapping[str, int], actor: str, now: datetime) -> bool:
-    """Set how many cells the named regions should have; other regions stay as they are.
+def deployment_scale(*, name: str, cells: Mapping[str, Cells], actor: str, now: datetime) -> bool:
+    """Set how many cells the named regions should have, or between which numbers the autoscaler may choose; a plain
+    number ends a range. Other regions stay as they are.
 
     Returns False, and writes nothing, if that is what they have already.
 
     Raises:
-        InvalidInput: an unknown region, a number outside 0 … `CELLS_PER_REGION_MAX`, or cells where there are no
-            markets though the deployment states some.
+        InvalidInput: an unknown region, a number outside 0 … `CELLS_MOST`, or cells where there are no markets though
+            the deployment states some.
     """
     deployment = Deployment.objects.select_for_update().get(name=name)
     _check_cells(cells)
-    _check_regions_have_markets(deployment.markets, cells)
-    before = _cells_of(deployment)
-    changed = {region: count for region, count in cells.items() if before.get(region) != count}
-    for region, count in sorted(changed.items()):
-        DeploymentRegion.objects.update_or_create(deployment=deployment, region_id=region, defaults={"cells": count})
-        was = before.get(region, 0)
+    _check_regions_have_markets(deployment.markets, _least_of(cells))
+    before = {place.region_id: place for place in DeploymentRegion.objects.filter(deployment=deployment)}
+    nothing = DeploymentRegion(cells=0)
+    changed = False
+    for region, stated in sorted(cells.items()):
+        there = before.get(region, nothing)
+        if region in before and stated == (there.range or there.cells):
+            continue
+        changed = True
+        columns = _columns(stated, there.cells)
+        DeploymentRegion.objects.update_or_create(deployment=deployment, region_id=region, defaults=columns)
+        count = columns["cells"]
+        if not isinstance(stated, CellRange):
+            ScalingState.objects.filter(place__deployment=deployment, place__region=region).delete()
         event_record(
             kind="deployment.scaled",
-            message=f"{name} in {region} from {was} to {count} cells, requested by {actor}",
+            message=f"{name} in {region} from {there.cells} to {count} cells{_range_text(there.range, stated)}, "
+            f"requested by {actor}",
             tone=Tone.MOVING,
             now=now,
             actor=actor,
             region=region,
             deployment=name,
-            detail={"was": was, "cells": count},
+            detail={"was": there.cells, "cells": count, **_range_detail(stated)},
         )
     if changed:
-        live.push("deployments", name)
-        hints.ring("fleet.reconcile")
-    return bool(changed)
+        announce_scaled(name)
+    return changed
+
+
+def announce_scaled(name: str) -> None:
+    """Once the transaction is committed: pages look again, and the reconciler at once."""
+    live.push("deployments", name)
+    hints.ring("fleet.reconcile")
+
+
+def _columns(stated: Cells, before: int) -> dict[str, int | None]:
+    """Of a row: a range keeps the number that there is, as far as it lies within."""
+    if isinstance(stated, CellRange):
+        return {"cells": stated.clamped(before), "cells_min": stated.min, "cells_max": stated.max}
+    return {"cells": stated, "cells_min": None, "cells_max": None}
+
+
+def _range_text(before: CellRange | None, stated: Cells) -> str:
+    if isinstance(stated, CellRange):
+        return f", by load within {stated}"
+    return f", by load within {before} no more" if before else ""
+
+
+def _range_detail(stated: Cells) -> dict[str, Any]:
+    return {"range": cells_as_json(stated)} if isinstance(stated, CellRange) else {}
+
+
+def _least_of(cells: Mapping[str, Cells]) -> dict[str, int]:
+    return {region: stated.min if isinstance(stated, CellRange) else stated for region, stated in cells.items()}
 
 
 @transaction.atomic
-def deployment_scale_or_request(*, name: str, cells: Mapping[str, int], actor: str, now: datetime) -> bool | Approval:
+def deployment_scale_or_request(*, name: str, cells: Mapping[str, Cells], actor: str, now: datetime) -> bool | Approval:
     """Scale or, where that empties a region and evacuations require approval, request it.
 
     Raises:
@@ -230,16 +304,19 @@ def deployment_scale_or_request(*, name: str, cells: Mapping[str, int], actor: s
     _check_cells(cells)
     deployment = Deployment.objects.select_for_update().get(name=name)
     before = _cells_of(deployment)
-    emptied = emptied_regions(before, cells)
+    after = {region: _columns(stated, before.get(region, 0))["cells"] or 0 for region, stated in cells.items()}
+    emptied = emptied_regions(before, after)
     if not emptied or not requires_approval(EVACUATE_RULE):
         return deployment_scale(name=name, cells=cells, actor=actor, now=now)
-    summary = f"scale {name} to {', '.join(f'{count} cells in {region}' for region, count in sorted(cells.items()))}"
-    request = ApprovalRequest(summary, {"name": name, "cells": dict(cells)}, actor, now, "", name, emptied[0])
+    summary = f"scale {name} to {', '.join(f'{stated} cells in {region}' for region, stated in sorted(cells.items()))}"
+    arguments = {"name": name, "cells": {region: cells_as_json(stated) for region, stated in cells.items()}}
+    request = ApprovalRequest(summary, arguments, actor, now, "", name, emptied[0])
     return approval_request(EMPTY_BY_SCALING.name, request)
 
 
 def _perform_scale(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
-    name, cells = arguments["name"], arguments["cells"]
+    name = arguments["name"]
+    cells = {region: parse_cells(stated, "cells") for region, stated in arguments["cells"].items()}
     if not Deployment.objects.filter(name=name).exists():
         raise Conflict(f"there is no deployment {name!r} any more")
     return "scaled" if deployment_scale(name=name, cells=cells, actor=actor, now=now) else "it was so already"
@@ -248,17 +325,20 @@ def _perform_scale(arguments: Mapping[str, Any], actor: str, now: datetime) -> s
 EMPTY_BY_SCALING = FleetAction("empty-by-scaling", "Scale a region down to nothing", _perform_scale, settable=False)
 
 
-def _check_cells(cells: Mapping[str, int]) -> None:
-    known = set(Region.objects.values_list("name", flat=True))
-    for region, count in cells.items():
-        if region not in known:
-            names = ", ".join(sorted(known)) or "none"
-            raise InvalidInput(
-                field="regions", rule="exists", message=f"there is no region {region!r}; there are: {names}"
-            )
-        if not 0 <= count <= CELLS_PER_REGION_MAX:
+def _check_cells(cells: Mapping[str, Cells]) -> None:
+    _check_regions_exist(cells, "regions")
+    for region, stated in cells.items():
+        if not isinstance(stated, CellRange) and not 0 <= stated <= CELLS_MOST:
             raise InvalidInput(
                 field="regions",
                 rule="range",
-                message=f"{count} cells in {region}; the number must be from 0 to {CELLS_PER_REGION_MAX}",
+                message=f"{stated} cells in {region}; the number must be from 0 to {CELLS_MOST}",
             )
+
+
+def _check_regions_exist(regions: Iterable[str], field: str) -> None:
+    known = set(Region.objects.values_list("name", flat=True))
+    for region in regions:
+        if region not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise InvalidInput(field=field, rule="exists", message=f"there is no region {region!r}; there are: {names}")

@@ -15,7 +15,17 @@ from tests.docs.pages import ROOT, text_of
 from traffic.api.traffic_policy import TrafficPolicyChangeSerializer, TrafficPolicySerializer
 from traffic.planning.traffic_policy import TrafficPolicy
 
-NOT_IN_THE_CLI = {"apply", "plan", "me", "audit", "key-rings", "approval-rules", "webhook-deliveries", "usage"}
+NOT_IN_THE_CLI = {
+    "autoscaling",
+    "apply",
+    "plan",
+    "me",
+    "audit",
+    "key-rings",
+    "approval-rules",
+    "webhook-deliveries",
+    "usage",
+}
 """Verbs of their own, or read on pages."""
 RECIPES = (
     "A new accelerator", "A new fault rule", "A new routing rule", "A new provider", "A new engine",

@@ -189,10 +189,10 @@ def test_a_notification_that_names_no_loop_is_ignored(text: str, caplog: pytest.
 
 def test_the_loops_of_this_control_plane() -> None:
     named = {loop.name for loop in control_loops()}
-    traffic = {"traffic.publish", "traffic.autopilot", "traffic.entry", "traffic.ensure_ingresses"}
-    assert (
-        named == {"fleet.reconcile", "fleet.provision", "fleet.agents", "fleet.cloud", "fleet.send_webhooks"} | traffic
-    )
+    traffic = {"publish", "autopilot", "autoscale", "entry", "ensure_ingresses"}
+    assert named == {"fleet.reconcile", "fleet.provision", "fleet.agents", "fleet.cloud", "fleet.send_webhooks"} | {
+        f"traffic.{name}" for name in traffic
+    }
 
 
 def test_no_message_asks_for_a_control_loop() -> None:

@@ -28,13 +28,14 @@ class Sample:
     """One look at a deployment in a region, `at` in seconds since 1970.
 
     `arrivals_per_s` are requests of its own applications, `in_service` those that its cells work on, whoever sent them,
-    `capacity` the requests at once that its healthy cells were tested for.
+    `capacity` the requests at once that its healthy cells were tested for, `queued` those that wait for a cell.
     """
 
     at: float
     arrivals_per_s: float
     in_service: float
     capacity: float
+    queued: float = 0.0
 
 
 def recent_samples(samples: Sequence[Sample], now: float) -> tuple[Sample, ...]:
@@ -79,6 +80,22 @@ def service_time_s(samples: Sequence[Sample]) -> float:
     """
     arrivals = sum(sample.arrivals_per_s for sample in samples)
     return sum(sample.in_service for sample in samples) / arrivals if arrivals > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeanLoad:
+    """Requests at once: those that cells work on, and those that wait for one."""
+
+    in_service: float
+    queued: float
+
+
+def mean_load(samples: Sequence[Sample], now: float) -> MeanLoad | None:
+    """The mean of the last `SMOOTHING_S`; None: there is no sample of them."""
+    last = [sample for sample in samples if now - sample.at <= SMOOTHING_S]
+    if not last:
+        return None
+    return MeanLoad(fmean(sample.in_service for sample in last), fmean(sample.queued for sample in last))
 
 
 class IngressCounters(Struct, frozen=True):
@@ -130,6 +147,11 @@ def arrivals_per_s(counted: Mapping[str, Iterable[IngressCounters]]) -> dict[str
                 if region in rates:
                     rates[region] -= per_s
     return {region: max(0.0, per_s) for region, per_s in rates.items()}
+
+
+def queued(telemetry: JsonObject, pool: str) -> float:
+    """How many requests of a pool wait for one of its cells at an ingress."""
+    return float(telemetry.get("pools", {}).get(pool, {}).get("queued", 0))
 
 
 def in_service(telemetry: JsonObject, cells: Iterable[str]) -> float:

@@ -5,6 +5,7 @@ measured with and that every ingress limits the cell to; an operator's `tested_c
 """
 
 from collections import defaultdict
+from dataclasses import astuple
 from datetime import datetime
 
 import msgspec
@@ -17,6 +18,7 @@ from traffic.planning.load_window import (
     arrivals_per_s,
     in_service,
     ingress_counters,
+    queued,
     recent_samples,
 )
 from traffic.planning.traffic_policy import TrafficPolicy
@@ -100,9 +102,10 @@ def _add_sample(
         arrivals_per_s=round(arrivals, 3),
         in_service=sum(in_service(ingress.telemetry, [cell.id for cell in cells]) for ingress in rated),
         capacity=float(sum(policy.tested_concurrency or cell.concurrency for cell in healthy)),
+        queued=sum(queued(ingress.telemetry, window.deployment_id) for ingress in ingresses),
     )
     before = samples_of(window)
     if before and sample.at - before[-1].at < SAMPLE_EVERY_S and sample.capacity == before[-1].capacity:
         return
     rows = recent_samples((*before, sample), sample.at)
-    window.samples = [[row.at, row.arrivals_per_s, row.in_service, row.capacity] for row in rows]
+    window.samples = [list(astuple(row)) for row in rows]

@@ -28,7 +28,12 @@ from fleet.models import Deployment
 from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.snapshot import FleetView
 from fleet.selectors.snapshot import fleet_view
-from fleet.services.deployment import deployment_change, deployment_create, deployment_scale_or_request
+from fleet.services.deployment import (
+    cells_stated,
+    deployment_change,
+    deployment_create,
+    deployment_scale_or_request,
+)
 from fleet.services.fault_rule import fault_rule_set
 from fleet.services.region import region_change, region_create
 from fleet.services.rollout_actions import rollout_propose
@@ -178,7 +183,7 @@ def _change_version(step: Step, requester: Requester) -> None:
 
 def _create_deployment(step: Step, requester: Requester) -> None:
     columns: dict[str, Any] = {name: value for name, value in step.arguments.items() if name != "regions"}
-    cells = {place["region"]: place["cells"] for place in step.arguments["regions"]}
+    cells = cells_stated(step.arguments["regions"])
     deployment_create(name=step.document.name, cells=cells, actor=requester.actor, now=requester.now, **columns)
 
 
@@ -187,7 +192,8 @@ def _change_deployment(step: Step, requester: Requester) -> None:
 
 
 def _scale(step: Step, requester: Requester) -> Approval | None:
-    cells: Mapping[str, int] = step.arguments["regions"]
+    stated: Mapping[str, Any] = step.arguments["regions"]
+    cells = cells_stated({"region": region, "cells": cells} for region, cells in stated.items())
     scaled = deployment_scale_or_request(
         name=step.document.name, cells=cells, actor=requester.actor, now=requester.now
     )  # fmt: skip

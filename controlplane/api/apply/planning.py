@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from fleet.planning.autoscaling.policy import InvalidScaling, parse_scaling_policy, scaling_policy_as_json
 from fleet.planning.markets import InvalidMarkets, parse_markets
 from fleet.planning.placement.warm_spares import InvalidWarmSpares, parse_warm_spares
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
@@ -176,14 +177,24 @@ def _complete(document: Document, current: Mapping[str, Any]) -> Mapping[str, An
         if document.kind is Kind.TRAFFIC_POLICY:
             whole = parse_traffic_policy(spec, None, parse_traffic_policy(current, None, TrafficPolicy()))
             return {key: value for key, value in traffic_as_json(whole).items() if key in spec}
-        if document.kind is Kind.DEPLOYMENT and "update_policy" in spec:
-            before = parse_policy(current["update_policy"], UpdatePolicy())
-            return {**spec, "update_policy": policy_as_json(parse_policy(spec["update_policy"], before))}
+        if document.kind is Kind.DEPLOYMENT:
+            return {**spec, **dict(_whole_policies(spec, current))}
     except InvalidTrafficPolicy as wrong:
         raise _Objected(document, f"spec.{wrong.field}", "policy", str(wrong)) from None
     except InvalidPolicy as wrong:
         raise _Objected(document, f"spec.update_policy.{wrong.field}", "policy", str(wrong)) from None
+    except InvalidScaling as wrong:
+        raise _Objected(document, f"spec.scaling.{wrong.field}", "policy", str(wrong)) from None
     return spec
+
+
+def _whole_policies(spec: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    if "update_policy" in spec:
+        before = parse_policy(current["update_policy"], UpdatePolicy())
+        yield "update_policy", policy_as_json(parse_policy(spec["update_policy"], before))
+    if "scaling" in spec:
+        whole = parse_scaling_policy(spec["scaling"], parse_scaling_policy(current["scaling"]))
+        yield "scaling", scaling_policy_as_json(whole)
 
 
 def _changes(spec: Mapping[str, Any], current: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[Change]:
@@ -193,6 +204,8 @@ def _changes(spec: Mapping[str, Any], current: Mapping[str, Any], stated: Mappin
             yield from _region_changes(spec["regions"], current["regions"])
         elif field == "update_policy":
             yield from _parts("update_policy", spec[field], policy_as_json(parse_policy(current[field])))
+        elif field == "scaling":
+            yield from _parts("scaling", spec[field], scaling_policy_as_json(parse_scaling_policy(current[field])))
         elif field == "slo":
             yield from _parts("slo", spec[field], current[field])
         elif field in current and not _says_the_same(field, spec[field], current[field]):
@@ -221,7 +234,7 @@ def _parts(path: str, after: Mapping[str, Any], before: Mapping[str, Any]) -> It
             yield Change(f"{path}.{key}", before.get(key), value)
 
 
-def _region_changes(wanted: Sequence[Mapping[str, Any]], current: Mapping[str, int]) -> Iterator[Change]:
+def _region_changes(wanted: Sequence[Mapping[str, Any]], current: Mapping[str, Any]) -> Iterator[Change]:
     for place in wanted:
         if current.get(place["region"]) != place["cells"]:
             yield Change(f"regions.{place['region']}.cells", current.get(place["region"]), place["cells"])
@@ -258,15 +271,25 @@ def _deployment_steps(document: Document, current: Mapping[str, Any], changes: S
         yield Step(document, Action.CHANGE, f"{document.title} differs in {named}", plain, arguments)
     if scales:
         cells = {change.field.split(".", 1)[1].removesuffix(".cells"): change.after for change in scales}
-        differences = (f"{cells_text(cells[name])} in {name}, not {current['regions'].get(name, 0)}" for name in cells)
+        before = current["regions"]
+        differences = (
+            f"{cells_text(cells[name])} in {name}, not {_cells_there(before.get(name, 0))}" for name in cells
+        )
         yield Step(
             document, Action.SCALE, f"{document.name} should have {', '.join(differences)}", scales, {"regions": cells}
         )
     yield from _rollout(document, current)
 
 
-def cells_text(count: int) -> str:
+def cells_text(count: int | Mapping[str, int]) -> str:
+    """`1 cell`, `3 cells`, `2 to 8 cells`."""
+    if isinstance(count, Mapping):
+        return f"{count['min']} to {count['max']} cells"
     return "1 cell" if count == 1 else f"{count} cells"
+
+
+def _cells_there(count: int | Mapping[str, int]) -> str:
+    return cells_text(count) if isinstance(count, Mapping) else str(count)
 
 
 def _rollout(document: Document, current: Mapping[str, Any]) -> Iterator[Step]:

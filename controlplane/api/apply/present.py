@@ -5,6 +5,7 @@ from typing import Any
 
 from controlplane.api.apply.planning import Document, Kind, Present
 from fleet.models import Deployment, FaultRule, Region, Rollout
+from fleet.planning.autoscaling.policy import cells_as_json
 from fleet.planning.fault_rules import RuleMode
 from fleet.planning.states import RolloutState
 from fleet.selectors.rollout import ACTIVE
@@ -66,8 +67,9 @@ def _deployments(names: set[str]) -> dict[str, Stated]:
             "drain_deadline_s": row.drain_deadline_s,
             "update_policy": row.update_policy,
             "slo": row.slo,
+            "scaling": row.scaling,
             "markets": row.markets,
-            "regions": {place.region_id: place.cells for place in row.regions.all()},
+            "regions": {place.region_id: cells_as_json(place.range or place.cells) for place in row.regions.all()},
             "_target": targets.get(row.name, row.model_version.reference),
         }
         for row in rows

@@ -145,22 +145,35 @@ def restart(context: typer.Context, names: Cells, why: Why = "", yes: Yes = Fals
     _act(run, resource_named("cells"), names, "restart", why)
 
 
+def wanted_cells(text: str) -> dict[str, Any]:
+    """`us-west-2=3` or `us-west-2=2..8`, as the API takes it.
+
+    Raises:
+        Failure: it reads otherwise.
+    """
+    region, _, count = text.partition("=")
+    least, dots, most = count.partition("..")
+    if region and least.isdecimal() and (most.isdecimal() if dots else not most):
+        return {"region": region, "cells": {"min": int(least), "max": int(most)} if dots else int(least)}
+    raise Failure(f"{text!r} must read REGION=CELLS or REGION=MIN..MAX", ExitCode.USAGE)
+
+
 @app.command()
 def scale(
     context: typer.Context,
     deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
-    cells: Annotated[list[str], typer.Argument(metavar="REGION=CELLS…")],
+    cells: Annotated[list[str], typer.Argument(metavar="REGION=CELLS|MIN..MAX…")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would become of it.")] = False,
 ) -> None:
-    """Set how many cells a deployment should have in regions; others stay as they are.
+    """Set how many cells a deployment should have in regions, or between which numbers the autoscaler may choose;
+    others stay as they are. A plain number ends a range.
 
     switchyard scale sim-70b us-west-2=3 --dry-run
+
+    switchyard scale sim-70b us-west-2=2..8
     """
     run = session_of(context)
-    wanted = [one.partition("=") for one in cells]
-    if wrong := [one for one, (_, _, count) in zip(cells, wanted, strict=True) if not count.isdecimal()]:
-        raise Failure(f"{wrong[0]!r} must read REGION=CELLS", ExitCode.USAGE)
-    regions = [{"region": region, "cells": int(count)} for region, _, count in wanted]
+    regions = [wanted_cells(one) for one in cells]
     if dry_run:
         result = run.connection.post("plan", {"scale": {"deployment": deployment, "regions": regions}})
         run.show(result, [text for text, _ in forecast_lines(deployment, result)])

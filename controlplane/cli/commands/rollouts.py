@@ -83,7 +83,7 @@ def stated(policy: list[str]) -> dict[str, Any]:
     for one in policy:
         path, sign, text = one.partition("=")
         if not sign:
-            raise Failure(f"--policy {one!r} must read name=value", ExitCode.USAGE)
+            raise Failure(f"{one!r} must read name=value", ExitCode.USAGE)
         try:
             value = json.loads(text)
         except ValueError:

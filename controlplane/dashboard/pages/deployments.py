@@ -16,6 +16,7 @@ from controlplane.dashboard.actions import (
     action_page_view,
 )
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, storable
+from controlplane.dashboard.selectors.autoscaling import Autoscaling, autoscaling_of
 from controlplane.dashboard.selectors.cells import CellList, cells_of
 from controlplane.dashboard.selectors.deployments import (
     DeploymentList,
@@ -29,8 +30,9 @@ from controlplane.dashboard.selectors.load_charts import LoadCharts, Slo, load_c
 from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import plan_scale
 from fleet.models import Deployment, DeploymentRegion, Region
+from fleet.planning.autoscaling.policy import CELLS_MOST, CellRange, InvalidScaling, parse_cells
 from fleet.selectors.history import deployment_subject
-from fleet.services.deployment import CELLS_PER_REGION_MAX, deployment_scale_or_request
+from fleet.services.deployment import Cells, deployment_scale_or_request
 from kernel.refusals import InvalidInput, Refusal
 from simulator.prediction import Forecast
 
@@ -66,6 +68,10 @@ def _slo(request: PageRequest) -> Slo:
     return slo_of(request.once(_model), request.now)
 
 
+def _autoscaling(request: PageRequest) -> Autoscaling:
+    return autoscaling_of(request.once(_model))
+
+
 def _load(request: PageRequest) -> LoadCharts:
     objective_ms = request.once(_model).objective().ttft_ms
     subject = deployment_subject(request.key)
@@ -97,6 +103,13 @@ DEPLOYMENT = Page(
             _deployment,
         ),
         Fragment("deployment-slo", "Error budget", ("history",), "dashboard/load/slo.html", _slo),
+        Fragment(
+            "deployment-autoscaling",
+            "Autoscaling",
+            ("autoscaling", "deployments:{key}", "load"),
+            "dashboard/deployments/autoscaling.html",
+            _autoscaling,
+        ),
         Fragment("deployment-load", "Load", ("history",), "dashboard/load/charts.html", _load),
         Fragment("deployment-actions", "Actions", (), "dashboard/deployments/actions.html", _deployment),
         Fragment("deployment-cells", "Cells", ("cells", "load"), "dashboard/cells/table.html", _cells),
@@ -108,16 +121,21 @@ DEPLOYMENT = Page(
 
 @dataclass(frozen=True, slots=True)
 class RegionCells:
-    """How many cells a deployment wants in a region now, and how many the form sets."""
+    """How many cells a deployment wants in a region now, and how many the form sets, or between which numbers."""
 
     region: str
-    now: int
-    new: int
+    now: Cells
+    new: Cells
 
     @property
     def field(self) -> str:
         """The form's field for this region."""
         return f"cells-{self.region}"
+
+    @property
+    def value(self) -> str:
+        """What the field shows."""
+        return _text(self.new)
 
 
 def _cells_by_region(deployment: Deployment, form: Submission | None) -> tuple[RegionCells, ...]:
@@ -126,23 +144,40 @@ def _cells_by_region(deployment: Deployment, form: Submission | None) -> tuple[R
     Raises:
         InvalidInput: a field is no possible number of cells.
     """
-    wanted = dict(DeploymentRegion.objects.filter(deployment=deployment).values_list("region_id", "cells"))
+    places = {place.region_id: place for place in DeploymentRegion.objects.filter(deployment=deployment)}
     cells = []
     for region in Region.objects.values_list("name", flat=True):
-        now = wanted.get(region, 0)
-        text = form.text(f"cells-{region}", str(now)) if form else str(now)
-        cells.append(RegionCells(region, now, _number(region, text)))
+        place = places.get(region)
+        now = (place.range or place.cells) if place else 0
+        text = form.text(f"cells-{region}", _text(now)) if form else _text(now)
+        cells.append(RegionCells(region, now, _stated(region, text)))
     return tuple(cells)
 
 
-def _number(region: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) <= CELLS_PER_REGION_MAX):
-        message = f"{text[:20]!r} cells in {region}; the number must be from 0 to {CELLS_PER_REGION_MAX}"
+def _text(cells: Cells) -> str:
+    """`3`, or `2-8` for a range."""
+    return f"{cells.min}-{cells.max}" if isinstance(cells, CellRange) else str(cells)
+
+
+def _stated(region: str, text: str) -> Cells:
+    least, dash, most = text.replace(" ", "").partition("-")
+    numbers = [_number(one) for one in ((least, most) if dash else (least,))]
+    if None in numbers:
+        message = f"{text[:20]!r} cells in {region}; the number must be from 0 to {CELLS_MOST}, or a range such as 2-8"
         raise InvalidInput(field="regions", rule="range", message=message)
-    return int(text)
+    stated = {"min": numbers[0], "max": numbers[1]} if dash else numbers[0]
+    try:
+        return parse_cells(stated, f"the range in {region}")
+    except InvalidScaling as wrong:
+        raise InvalidInput(field="regions", rule="range", message=str(wrong)) from None
 
 
-def _changes(cells: tuple[RegionCells, ...]) -> dict[str, int]:
+def _number(text: str) -> int | None:
+    is_one = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) <= CELLS_MOST
+    return int(text) if is_one else None
+
+
+def _changes(cells: tuple[RegionCells, ...]) -> dict[str, Cells]:
     return {one.region: one.new for one in cells if one.new != one.now}
 
 
@@ -156,10 +191,10 @@ def _scale_form(form: Submission, deployment: Deployment) -> Context:
         cells = _cells_by_region(deployment, form)
     except Refusal:
         cells = _cells_by_region(deployment, None)
-    return {"deployment": deployment, "regions": cells, "most": CELLS_PER_REGION_MAX}
+    return {"deployment": deployment, "regions": cells}
 
 
-def _forecast(form: Submission, deployment: Deployment, cells: Mapping[str, int]) -> Forecast:
+def _forecast(form: Submission, deployment: Deployment, cells: Mapping[str, Cells]) -> Forecast:
     with FORECASTS.take(form.request.user.get_username()) as has_time:
         return plan_scale(deployment=deployment.pk, cells=cells, now=form.now, has_time=has_time)
 
@@ -169,7 +204,7 @@ def _scale_forecast(form: Submission, deployment: Deployment) -> Context:
     cells = _cells_by_region(deployment, form)
     if not (changes := _changes(cells)):
         return {}
-    fields = tuple(Field(one.field, kind="hidden", value=one.new) for one in cells)
+    fields = tuple(Field(one.field, kind="hidden", value=one.value) for one in cells)
     return {
         "forecast": _forecast(form, deployment, changes),
         "confirmation": SCALE.confirmation(deployment, reverse("deployment-scale", args=(deployment.pk,)), "", fields),

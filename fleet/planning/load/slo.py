@@ -102,13 +102,16 @@ def parse_objective(stated: Mapping[str, Any], serving_class: ServingClass) -> O
 def burns(objective: Objective, seen: Mapping[int, RequestCounts]) -> tuple[Burn, ...]:
     """How the two budgets burn. `seen`: window in seconds, each of `WINDOWS_S` -> what happened in it until now."""
     failed = {window: _rate(what.errors, what.requests, objective.availability) for window, what in seen.items()}
-    late = {
-        window: _rate(what.slow, what.requests - what.errors, objective.ttft_share) for window, what in seen.items()
-    }
+    late = {window: late_burn(objective, what) for window, what in seen.items()}
     return (
         _judged("requests that succeed", objective.availability, failed),
         _judged(f"first tokens within {objective.ttft_ms:g} ms", objective.ttft_share, late),
     )
+
+
+def late_burn(objective: Objective, seen: RequestCounts) -> float | None:
+    """How many times too fast late first tokens burn their budget; None: no request had one."""
+    return _rate(seen.slow, seen.requests - seen.errors, objective.ttft_share)
 
 
 def total(seen: Iterable[RequestCounts]) -> RequestCounts:

@@ -18,11 +18,12 @@ RESOURCES = [
     "ingresses", "routing-tables", "keys", "key-rings",
     "engine-allowances", "callback-hosts", "request-queues", "prices", "budgets",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
-    "entry", "entry-revisions",
+    "entry", "entry-revisions", "autoscaling/places", "autoscaling/decisions",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
 ]  # fmt: skip
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
-    "GET usage", "GET usage/cost", "GET me", "GET model-versions/{id}/diff", "GET cells/{id}/logs", "GET keys/policy",
+    "GET usage", "GET usage/cost", "GET autoscaling", "GET me",
+    "GET model-versions/{id}/diff", "GET cells/{id}/logs", "GET keys/policy",
     "GET cells/{id}/load", "GET deployments/{id}/load", "GET regions/{id}/load",
 }  # fmt: skip
 ASKED_BY_POST = {  # and nothing is changed
@@ -46,6 +47,7 @@ OPERATE = {
     "POST capacity-pools", "PATCH capacity-pools/{id}", "POST capacity-pools/{id}/remove",
     "POST capacity-pools/{id}/resume", "POST image-moves", "POST image-moves/{id}/back",
     "POST regions", "PATCH regions/{id}", "DELETE regions/{id}", "POST deployments",
+    "POST autoscaling/pause", "POST autoscaling/resume",
 }  # fmt: skip
 OPERATE_ONE = {  # a grant for the deployment does, too
     "POST cells/{id}/drain", "POST cells/{id}/restart", "PATCH deployments/{id}", "DELETE deployments/{id}",

@@ -16,6 +16,7 @@ from kernel.secrets import secret_issue
 from tests.fleet.rows import NOW
 
 V1 = "/api/v1"
+BELOW = frozenset({"machines/invitations", "autoscaling/places", "autoscaling/decisions"})
 WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
@@ -38,9 +39,10 @@ def _is_page(operation: dict[str, Any] | None) -> bool:
 
 
 def noun(path: str) -> str:
-    """What a path of the document is about; what belongs to traffic, machines or agents alone has that before it."""
+    """What a path of the document is about; what belongs to traffic, machines, agents or the autoscaler alone has that
+    before it."""
     parts = path.removeprefix(f"{V1}/").split("/")
-    is_below = parts[0] == "traffic" or parts[:2] == ["machines", "invitations"] or parts[0] == "agents"
+    is_below = parts[0] in {"traffic", "agents"} or "/".join(parts[:2]) in BELOW
     return "/".join(parts[:2]) if is_below else parts[0]
 
 

@@ -28,6 +28,8 @@ from fleet.models import (
     InstanceType,
     Region,
     Rollout,
+    ScalingDecision,
+    ScalingState,
     Webhook,
     WebhookDelivery,
 )
@@ -92,6 +94,15 @@ def one_more_entry(number: int, deployment: Deployment) -> None:
     )  # fmt: skip
 
 
+def one_more_decision(deployment: Deployment, region: Region) -> None:
+    for place in ("region-0", region.name):
+        ranged = {"cells": 1, "cells_min": 1, "cells_max": 3}
+        DeploymentRegion.objects.get_or_create(deployment=deployment, region_id=place, defaults=ranged)
+    found = {"wanted": 2, "rule": "min", "reason": "r"}
+    ScalingState.objects.create(place=deployment.regions.get(region=region), acting=False, looked_at=NOW, **found)
+    ScalingDecision.objects.create(deployment=deployment, region=region, was=1, acted=False, at=NOW, **found)
+
+
 def one_more_region(number: int) -> tuple[Region, InstanceType]:
     region = rows.region(f"region-{number}")
     kind, _ = InstanceType.objects.get_or_create(name=f"kind-{number}", defaults={"accelerator": "cpu"})
@@ -118,8 +129,7 @@ def one_more_of_everything(number: int) -> None:
     deployment = Deployment.objects.create(
         name=f"deployment-{number}", model_version=versions[0], instance_type=kind, created_at=NOW
     )
-    for place in ("region-0", region.name):
-        DeploymentRegion.objects.get_or_create(deployment=deployment, region_id=place, defaults={"cells": 1})
+    one_more_decision(deployment, region)
     nodes = [rows.node(f"n-{number:06x}{rank:02x}", where=region.name) for rank in range(3)]
     rows.cell(f"cell-{number}", *nodes[:2], deployment=deployment, region=region, model_version=versions[0])
     Incident.objects.create(kind="k", subject=f"cell-{number}", summary="s", opened_at=NOW)

@@ -53,6 +53,7 @@ def test_it_shows_every_resource() -> None:
     nouns = {noun(path) for path in document()["paths"]}
     assert nouns == {
         "machines", "machines/invitations", "agents/releases", "agents/rollouts",
+        "autoscaling", "autoscaling/places", "autoscaling/decisions",
         "regions", "capacity-pools", "image-moves", "instance-types", "nodes", "cells", "deployments", "models",
         "model-versions",
         "incidents", "engine-allowances", "callback-hosts", "request-queues", "rollouts", "plan", "fault-rules",

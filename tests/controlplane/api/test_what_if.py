@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from fleet.models import Cell, DeploymentRegion, Rollout
+from fleet.models import Cell, Deployment, DeploymentRegion, Rollout
 from kernel.models import Event
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
+from tests.traffic.steered import EAST, WEST, Steered
 
 pytestmark = pytest.mark.django_db
 
@@ -76,7 +77,7 @@ def test_the_loss_of_a_region_is_predicted(cell_in_service: Cell) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({}, "give one of rollout, scale, lose_region; got 0"),
+        ({}, "give one of rollout, scale, load, lose_region; got 0"),
         ({"lose_region": "us-east-1", "scale": {"deployment": "a", "regions": []}}, "regions"),
         ({"lose_region": "mars"}, "there is no region 'mars'"),
         (
@@ -95,3 +96,44 @@ def test_a_wrong_question_says_what_would_be_right(cell_in_service: Cell, body: 
 
 def test_nobody_asks_without_a_token(client: Any) -> None:
     assert client.post(URL, {}, content_type="application/json").status_code in {401, 403}
+
+
+class TestLoad:
+    """What if a deployment's load was another."""
+
+    @pytest.fixture
+    def loaded(self, monkeypatch: pytest.MonkeyPatch) -> Steered:
+        fleet = Steered({EAST: 3, WEST: 3}, {EAST: 20.0, WEST: 5.0})
+        fleet.run(30)
+        monkeypatch.setattr("kernel.clock.now", lambda: fleet.now)
+        DeploymentRegion.objects.filter(region=EAST).update(cells_min=1, cells_max=9)
+        return fleet
+
+    def test_it_says_what_the_autoscaler_would_come_to(self, loaded: Steered) -> None:
+        found = plan({"load": {"deployment": "sim-70b", "factor": 2.0}}, "viewer").json()
+        assert {place["region"]: place["wanted"] for place in found["places"]} == {EAST: 6, WEST: 3}
+        assert (
+            f"sim-70b in {EAST} would have 6: 40.0 requests at once take 6 cells at 70% of 10 each" in found["warnings"]
+        )
+        fewer = plan({"load": {"deployment": "sim-70b", "factor": 0}}).json()
+        assert {place["region"]: place["wanted"] for place in fewer["places"]} == {EAST: 1, WEST: 3}
+        assert DeploymentRegion.objects.get(region=EAST).cells == 3
+
+    def test_it_needs_a_range_and_a_load(self, loaded: Steered) -> None:
+        assert "nobody has reported" not in str(plan({"load": {"deployment": "sim-70b", "factor": 1}}).json())
+        assert "there is no deployment" in str(plan({"load": {"deployment": "x", "factor": 1}}).json())
+        loaded.now += timedelta(minutes=5)
+        assert "nobody has reported the load" in str(plan({"load": {"deployment": "sim-70b", "factor": 1}}).json())
+        DeploymentRegion.objects.update(cells_min=None, cells_max=None)
+        assert "a range nowhere" in str(plan({"load": {"deployment": "sim-70b", "factor": 1}}).json())
+
+    def test_other_forecasts_say_that_they_leave_it_out(self, loaded: Steered) -> None:
+        Deployment.objects.update(scaling={"mode": "act"})
+        body = {"scale": {"deployment": "sim-70b", "regions": [{"region": EAST, "cells": {"min": 2, "max": 4}}]}}
+        note = f"sim-70b in {EAST} is scaled by load within 1 to 9; that is not part of this"
+        found = plan(body).json()
+        assert note in found["warnings"]
+        assert [place["wanted"] for place in found["places"] if place["region"] == EAST] == [3]
+        assert note in plan({"lose_region": WEST}).json()["warnings"]
+        Deployment.objects.update(scaling={})
+        assert note not in plan(body).json()["warnings"]

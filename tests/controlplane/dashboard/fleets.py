@@ -18,6 +18,8 @@ from fleet.models import (
     InstanceType,
     Region,
     Rollout,
+    ScalingDecision,
+    ScalingState,
 )
 from kernel import clock
 from kernel.events import event_record
@@ -69,7 +71,13 @@ def one_more_of_everything(number: int) -> Cell:
     deployment = Deployment.objects.create(
         name=f"deployment-{number}", model_version=version, instance_type=kind, created_at=NOW
     )
-    DeploymentRegion.objects.create(deployment=deployment, region=region, cells=2)
+    place = DeploymentRegion.objects.create(deployment=deployment, region=region, cells=2, cells_min=1, cells_max=9)
+    found = {"wanted": 3, "rule": "queue", "reason": "many wait"}
+    load = {"in_flight": 7.0, "queued": 2.0, "per_cell": 4.0}
+    ScalingState.objects.create(place=place, acting=False, load=load, looked_at=NOW, **found)
+    ScalingDecision.objects.create(
+        deployment=deployment, region=region, was=2, acted=False, at=NOW, observed_s=60.0, **found
+    )
     cell = _cell(number, deployment, version)
     _spares(number)
     _cloud(region)

@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from fleet.models import DeploymentRegion, NodeReport
+from fleet.models import Deployment, DeploymentRegion, NodeReport, ScalingDecision, ScalingState
+from fleet.services.autoscaling import autoscaling_pause
 from fleet.services.history import load_sample
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
@@ -75,3 +76,68 @@ def test_an_impossible_number_is_named(number: str) -> None:
     response = signed_in().get(SCALE, {"cells-us-east-1": number})
     assert response.status_code == 409
     assert "the number must be from 0 to 1000" in response.text
+
+
+def test_a_range_is_set_where_a_number_was_and_a_number_ends_it() -> None:
+    assert signed_in().post(SCALE, {"cells-us-east-1": "2 - 8", "confirm": "sim-70b"}).headers["Location"] == URL
+    row = DeploymentRegion.objects.get()
+    assert (row.cells, str(row.range)) == (2, "2 to 8")
+    assert 'value="2-8"' in signed_in().get(SCALE).text
+    assert signed_in().post(SCALE, {"cells-us-east-1": "2", "confirm": "sim-70b"}).headers["Location"] == URL
+    assert DeploymentRegion.objects.get().range is None
+
+
+@pytest.mark.parametrize(("text", "why"), [("0-3", "must begin at 1"), ("4-2", "4 to 2"), ("2-", "such as 2-8")])
+def test_an_impossible_range_is_named(text: str, why: str) -> None:
+    response = signed_in().get(SCALE, {"cells-us-east-1": text})
+    assert response.status_code == 409
+    assert why in response.text
+
+
+def test_without_a_range_the_page_says_how_there_would_be_one() -> None:
+    assert "switchyard scale sim-70b REGION=2..8" in part("deployment-autoscaling")
+
+
+def test_what_is_wanted_stands_beside_the_range_with_its_reason_and_what_became_of_it() -> None:
+    DeploymentRegion.objects.update(cells=2, cells_min=2, cells_max=8)
+    assert "No look yet" in part("deployment-autoscaling")
+    load = {"in_flight": 12.0, "queued": 4.0, "per_cell": 10.0}
+    ScalingState.objects.create(
+        place=DeploymentRegion.objects.get(),
+        wanted=3,
+        rule="utilisation",
+        reason="16.0 requests at once take 3 cells",
+        acting=False,
+        load=load,
+        looked_at=clock.now(),
+    )
+    ScalingDecision.objects.create(
+        deployment_id="sim-70b",
+        region_id="us-east-1",
+        at=clock.now(),
+        was=2,
+        wanted=3,
+        acted=False,
+        rule="queue",
+        reason="many wait",
+        observed_s=7200.0,
+        too_few_cell_s=5400.0,
+    )
+    text = part("deployment-autoscaling").replace("\u202f", " ")
+    for shown in (
+        "2\u20138",
+        "16.0 requests at once take 3 cells",
+        "80 %",
+        "2 → 3 (shadow)",
+        "1.5 h too few, 0.0 h too many",
+    ):
+        assert shown in text
+    assert "Shadow: it decides and changes nothing" in text
+    autoscaling_pause(actor="ada", now=clock.now(), why="a load test")
+    assert "a load test" in part("deployment-autoscaling")
+
+
+def test_a_stored_policy_that_cannot_be_read_is_said_so() -> None:
+    DeploymentRegion.objects.update(cells=2, cells_min=2, cells_max=8)
+    Deployment.objects.update(scaling={"mode": 3})
+    assert "its policy cannot be read: mode is 3" in part("deployment-autoscaling")

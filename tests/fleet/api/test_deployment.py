@@ -35,10 +35,11 @@ def test_a_deployment_says_everything_about_itself() -> None:
         "drain_deadline_s": 60.0,
         "update_policy": {},
         "slo": {},
+        "scaling": {},
         "markets": [],
         "regions": [
-            {"region": "us-east-1", "cells": 2, "ready": 1},
-            {"region": "us-west-2", "cells": 1, "ready": 0},
+            {"region": "us-east-1", "cells": 2, "range": None, "ready": 1},
+            {"region": "us-west-2", "cells": 1, "range": None, "ready": 0},
         ],
         "created_at": "2026-11-21T12:00:00Z",
     }
@@ -83,7 +84,7 @@ def test_scaling_into_a_new_region_adds_it() -> None:
 def test_scaling_to_nothing_keeps_the_region() -> None:
     rows.deployment(cells=2)
     assert scale({"region": "us-east-1", "cells": 0}).json()["regions"] == [
-        {"region": "us-east-1", "cells": 0, "ready": 0}
+        {"region": "us-east-1", "cells": 0, "range": None, "ready": 0}
     ]
 
 
@@ -134,7 +135,7 @@ def test_a_deployment_is_created_with_its_cells_and_policy() -> None:
     assert response.status_code == 200
     made = response.json()
     assert (made["name"], made["serving_class"], made["update_policy"]) == ("chat", "batch", {"bake_s": 5.0})
-    assert made["regions"] == [{"region": "us-east-1", "cells": 2, "ready": 0}]
+    assert made["regions"] == [{"region": "us-east-1", "cells": 2, "range": None, "ready": 0}]
     assert Event.objects.get(kind="deployment.created").actor == "ada"
 
 

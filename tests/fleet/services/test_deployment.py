@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from fleet.models import DeploymentRegion
-from fleet.services.deployment import CELLS_PER_REGION_MAX, deployment_scale
+from fleet.planning.autoscaling.policy import CELLS_MOST
+from fleet.services.deployment import deployment_scale
 from kernel.models import Event
 from kernel.refusals import InvalidInput
 from tests.fleet import rows
@@ -55,4 +56,4 @@ def test_nothing_changes_when_one_part_is_wrong(cells: dict[str, int], rule: str
 def test_a_slip_of_the_finger_buys_no_machines() -> None:
     rows.deployment()
     with pytest.raises(InvalidInput, match="from 0 to 1000"):
-        deployment_scale(name="sim-70b", cells={"us-east-1": CELLS_PER_REGION_MAX + 1}, actor="ada", now=NOW)
+        deployment_scale(name="sim-70b", cells={"us-east-1": CELLS_MOST + 1}, actor="ada", now=NOW)

@@ -14,8 +14,9 @@ SERVED: dict[str, Any] = {
     "drain_deadline_s": 60.0,
     "update_policy": {"bake_s": 10},
     "slo": {"ttft_ms": 900},
+    "scaling": {"mode": "act"},
     "markets": ["reserved", "on_demand"],
-    "regions": {"us-east-1": 2},
+    "regions": {"us-east-1": 2, "us-west-2": {"min": 1, "max": 4}},
     "_target": "sim-70b@1",
 }
 VERSION: dict[str, Any] = {"engine": "sim", "context_length": 2048, "_state": "released"}
@@ -47,6 +48,17 @@ def steps(plan: Plan) -> list[tuple[str, str]]:
             {"update_policy": {"gate": {"min_samples": 9}}},
             [("change", "Deployment sim-70b differs in update_policy.gate.min_samples")],
         ),
+        ({"regions": [{"region": "us-west-2", "cells": {"max": 4, "min": 1}}]}, []),
+        (
+            {"regions": [{"region": "us-west-2", "cells": {"min": 2, "max": 4}}]},
+            [("scale", "sim-70b should have 2 to 4 cells in us-west-2, not 1 to 4 cells")],
+        ),
+        (
+            {"regions": [{"region": "us-west-2", "cells": 3}]},
+            [("scale", "sim-70b should have 3 cells in us-west-2, not 1 to 4 cells")],
+        ),
+        ({"scaling": {"mode": "act"}}, []),
+        ({"scaling": {"slo_burn": None}}, [("change", "Deployment sim-70b differs in scaling.slo_burn")]),
         ({"slo": {"ttft_ms": 900}}, []),
         ({"markets": ["on_demand", "reserved"]}, []),
         ({"markets": []}, [("change", "Deployment sim-70b differs in markets")]),
@@ -155,3 +167,8 @@ def test_the_revision_tells_whether_anything_differs() -> None:
     key = (Kind.DEPLOYMENT, "sim-70b")
     assert revision_of({key: SERVED}) == revision_of({key: dict(reversed(SERVED.items()))})
     assert revision_of({key: SERVED}) != revision_of({key: {**SERVED, "_target": "sim-70b@2"}})
+
+
+def test_a_scaling_policy_that_makes_no_sense_is_objected_to() -> None:
+    plan = planned(Kind.DEPLOYMENT, "sim-70b", {"scaling": {"target": 1}}, SERVED)
+    assert [(one.field, one.rule) for one in plan.objections] == [("spec.scaling.target", "policy")]

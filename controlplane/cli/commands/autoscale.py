@@ -1,0 +1,102 @@
+"""The autoscaler: where cells are a range and what it wants there, its policy, and the switch that stops it everywhere.
+Ranges are set with `switchyard scale`."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.commands.act import Why
+from controlplane.cli.commands.rollouts import stated
+from controlplane.cli.completion import names_of
+from controlplane.cli.plans import forecast_lines
+from controlplane.cli.session import Session, path_of, resource_named, session_of
+
+app = typer.Typer()
+autoscale = typer.Typer(help="Cells as the load wants: see it, set its policy, stop it.", no_args_is_help=True)
+app.add_typer(autoscale, name="autoscale")
+
+LAST_DECISIONS = 5
+Named = Annotated[str, typer.Argument(metavar="[DEPLOYMENT]", autocompletion=names_of("deployments"))]
+
+
+@autoscale.command()
+def status(context: typer.Context, deployment: Named = "") -> None:
+    """Show the places whose cells are a range: what it wants there and why; of a deployment its last decisions, too.
+
+    switchyard autoscale status sim-70b
+    """
+    run = session_of(context)
+    filters = {"deployment": deployment} if deployment else {}
+    switch = run.connection.get("autoscaling")
+    places, decisions = resource_named("scaling-places"), resource_named("scaling-decisions")
+    rows = list(run.connection.pages(places.path, filters))
+    last: list[dict[str, Any]] = []
+    if deployment:
+        last = run.connection.get(decisions.path, {**filters, "page_size": LAST_DECISIONS})["results"]
+    if run.output.is_for_programs:
+        run.output.document({"switch": switch, "places": rows, "decisions": last})
+        return
+    if switch["paused"]:
+        run.output.toned(_line(switch), "warn")
+    empty = "No cells are a range; `switchyard scale DEPLOYMENT REGION=2..8` makes them one."
+    run.output.rows(places.columns, rows, empty=empty)
+    if last:
+        run.output.plain("")
+        run.output.rows(decisions.columns, last, empty="")
+
+
+@autoscale.command()
+def policy(
+    context: typer.Context,
+    deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
+    settings: Annotated[
+        list[str], typer.Argument(metavar="NAME=VALUE…", help="As mode=act, target_utilisation=0.6, schedule='[…]'.")
+    ],
+) -> None:
+    """Set parts of a deployment's scaling policy; the rest stays. It begins in shadow: `mode=act` lets it act.
+
+    switchyard autoscale policy sim-70b mode=act target_utilisation=0.6
+    """
+    run = session_of(context)
+    result = run.connection.patch(path_of(resource_named("deployments"), deployment), {"scaling": stated(settings)})
+    differing = ", ".join(f"{name}={json.dumps(value)}" for name, value in result["scaling"].items())
+    run.show(result, [f"deployment {deployment} is scaled by {differing or 'the defaults'}"])
+
+
+@autoscale.command("what-if")
+def what_if(
+    context: typer.Context,
+    deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
+    factor: Annotated[float, typer.Option(min=0, max=1000, help="Of the load of this moment.")] = 1.0,
+) -> None:
+    """Show what it would come to, and the fleet with it, at another load, were it to act. Nothing is changed.
+
+    switchyard autoscale what-if sim-70b --factor 1.5
+    """
+    run = session_of(context)
+    result = run.connection.post("plan", {"load": {"deployment": deployment, "factor": factor}})
+    run.show(result, [text for text, _ in forecast_lines(deployment, result)])
+
+
+@autoscale.command()
+def pause(context: typer.Context, why: Why = "") -> None:
+    """Stop it for the whole fleet: cells stay as they are, and it goes on deciding as in shadow."""
+    _switch(session_of(context), "pause", why)
+
+
+@autoscale.command()
+def resume(context: typer.Context, why: Why = "") -> None:
+    """Let it act again where policies say so."""
+    _switch(session_of(context), "resume", why)
+
+
+def _switch(run: Session, action: str, why: str) -> None:
+    result = run.connection.post(f"autoscaling/{action}", {"why": why})
+    run.show(result, [_line(result)])
+
+
+def _line(switch: dict[str, Any]) -> str:
+    why = f": {switch['why']}" if switch["why"] else ""
+    by = f" by {switch['actor']} at {switch['changed_at']}" if switch["actor"] else ""
+    return f"autoscaling is {'paused' if switch['paused'] else 'on'}{by}{why}"

@@ -1,0 +1,158 @@
+"""What is known of places where cells are a range: their rows, the cells that serve there, how users are served, and
+how long a cell takes until it serves. In a constant number of queries however many there are."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from statistics import median
+
+from django.db.models import Prefetch
+
+from fleet.models import Cell, Deployment, DeploymentRegion, LoadWindow, Rollout, ScalingState, ScalingSwitch
+from fleet.planning.autoscaling.needs import OBJECTIVE_SEEN_S
+from fleet.planning.autoscaling.policy import InvalidScaling, ScalingMode, ScalingPolicy
+from fleet.planning.autoscaling.view import NeedSample
+from fleet.planning.load.history import FINE_S
+from fleet.planning.load.slo import RequestCounts, late_burn, total
+from fleet.planning.states import CellState
+from fleet.selectors.history import deployment_subject
+from fleet.selectors.rollout import ACTIVE
+from fleet.selectors.start_up import CREATED, start_times_s, typical_s
+from models_registry.planning.engine_arguments import nodes_per_cell
+from models_registry.planning.version_spec import InvalidVersion
+
+Place = tuple[str, str]
+"""Deployment, region."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedObjective:
+    """How users of a place were served over `OBJECTIVE_SEEN_S`. None: no request to judge by."""
+
+    late_burn: float | None = None
+    itl_p95_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RangedDeployment:
+    """A deployment that has a range somewhere. `places`: those alone, with their last looks; `elsewhere`: cells where
+    it has none."""
+
+    deployment: Deployment
+    policy: ScalingPolicy
+    places: tuple[DeploymentRegion, ...]
+    elsewhere: int
+    start_up_s: float
+    cell_price: float
+    is_rolling: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RangedFleet:
+    """`ready`: since when each cell that serves in a place has; `problems`: by deployment, what is stored and makes no
+    sense: such a one is left as it is."""
+
+    deployments: tuple[RangedDeployment, ...] = ()
+    ready: Mapping[Place, list[datetime]] = field(default_factory=dict)
+    served: Mapping[Place, ServedObjective] = field(default_factory=dict)
+    is_paused: bool = False
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+
+def scaling_switch() -> ScalingSwitch:
+    """The fleet's switch; on, by nobody, until it was used."""
+    return ScalingSwitch.objects.first() or ScalingSwitch(paused=False, actor="")
+
+
+def ranged_fleet(now: datetime, deployment: str = "") -> RangedFleet:
+    """All deployments with a range, or this one."""
+    ranged = DeploymentRegion.objects.filter(cells_max__isnull=False)
+    if deployment:
+        ranged = ranged.filter(deployment=deployment)
+    names = set(ranged.values_list("deployment_id", flat=True))
+    if not names:
+        return RangedFleet()
+    started = start_times_s(names, since=CREATED)
+    rolling = set(
+        Rollout.objects.filter(deployment__in=names, state__in=ACTIVE).values_list("deployment_id", flat=True)
+    )
+    rows = Deployment.objects.filter(name__in=names).select_related("model_version", "instance_type")
+    found, problems = [], {}
+    for row in rows.prefetch_related(Prefetch("regions", DeploymentRegion.objects.select_related("scaling_state"))):
+        try:
+            found.append(_ranged(row, started.get(row.name), row.name in rolling))
+        except (InvalidScaling, InvalidVersion) as wrong:
+            problems[row.name] = str(wrong)
+    return RangedFleet(tuple(found), _ready(names), _served(found, now), scaling_switch().paused, problems)
+
+
+def scaling_state(place: DeploymentRegion) -> ScalingState | None:
+    """The last look at a place; None: there was none yet."""
+    return getattr(place, "scaling_state", None)
+
+
+def scaling_mode(deployment: Deployment) -> ScalingMode:
+    """Its policy's; a policy that cannot be read does nothing."""
+    try:
+        return deployment.scaling_policy().mode
+    except InvalidScaling:
+        return ScalingMode.SHADOW
+
+
+def is_acting(policy: ScalingPolicy, is_paused: bool) -> bool:
+    """Whether what is decided is carried out."""
+    return policy.mode is ScalingMode.ACT and not is_paused
+
+
+def need_history(state: ScalingState | None) -> tuple[NeedSample, ...]:
+    """What is remembered of a place, oldest first."""
+    rows = state.history if state else []
+    return tuple(NeedSample(datetime.fromtimestamp(at, UTC), cells) for at, cells in rows)
+
+
+def _ranged(row: Deployment, started: list[float] | None, is_rolling: bool) -> RangedDeployment:
+    policy, version = row.scaling_policy(), row.model_version
+    nodes = nodes_per_cell(version.spec(), row.instance_type_id)
+    places = tuple(sorted(row.regions.all(), key=lambda place: place.region_id))
+    return RangedDeployment(
+        deployment=row,
+        policy=policy,
+        places=tuple(place for place in places if place.range),
+        elsewhere=sum(place.cells for place in places if not place.range),
+        start_up_s=policy.start_up_s or typical_s(started, version.ready_timeout_s),
+        cell_price=nodes * row.instance_type.price_per_hour,
+        is_rolling=is_rolling,
+    )
+
+
+def _ready(names: Iterable[str]) -> dict[Place, list[datetime]]:
+    ready: dict[Place, list[datetime]] = defaultdict(list)
+    cells = Cell.objects.filter(deployment__in=names, state=CellState.READY.value)
+    for deployment, region, since in cells.values_list("deployment_id", "region_id", "state_since"):
+        ready[deployment, region].append(since)
+    return ready
+
+
+def _served(ranged: Iterable[RangedDeployment], now: datetime) -> dict[Place, ServedObjective]:
+    subjects = {
+        deployment_subject(one.deployment.name, place.region_id): (one, place.region_id)
+        for one in ranged
+        for place in one.places
+    }
+    since = now - timedelta(seconds=OBJECTIVE_SEEN_S)
+    windows = LoadWindow.objects.filter(subject__name__in=list(subjects), step_s=FINE_S, at__gte=since, at__lt=now)
+    counts: dict[str, list[RequestCounts]] = defaultdict(list)
+    itl_ms: dict[str, list[float]] = defaultdict(list)
+    for name, requests, errors, slow, itl in windows.values_list(
+        "subject__name", "requests", "errors", "slow", "itl_p95_ms"
+    ):
+        counts[name].append(RequestCounts(requests, errors, slow))
+        itl_ms[name] += [itl] if itl is not None else []
+    return {
+        (one.deployment.name, region): ServedObjective(
+            late_burn(one.deployment.objective(), total(counts[name])),
+            median(itl_ms[name]) if itl_ms[name] else None,
+        )
+        for name, (one, region) in subjects.items()
+    }

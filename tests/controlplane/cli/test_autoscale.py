@@ -1,0 +1,68 @@
+"""Ranges and the autoscaler on the command line."""
+
+import json
+
+import pytest
+
+from fleet.models import Deployment, DeploymentRegion, ScalingDecision, ScalingState, ScalingSwitch
+from tests.controlplane.cli.conftest import Switchyard
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def deployment() -> None:
+    rows.deployment(cells=2)
+
+
+def test_a_range_is_set_by_its_ends(switchyard: Switchyard) -> None:
+    assert switchyard("scale", "sim-70b", "us-east-1=2..8").code == 0
+    assert str(DeploymentRegion.objects.get().range) == "2 to 8"
+    for wrong in ("us-east-1=2..", "us-east-1=..8", "us-east-1=a..b", "=2..8"):
+        ended = switchyard("scale", "sim-70b", wrong)
+        assert (ended.code, "must read REGION=CELLS or REGION=MIN..MAX" in ended.err) == (2, True)
+
+
+def test_an_exported_range_is_read_back_as_it_is(switchyard: Switchyard) -> None:
+    switchyard("scale", "sim-70b", "us-east-1=2..8")
+    switchyard("autoscale", "policy", "sim-70b", "mode=act")
+    (document,) = [json.loads(switchyard("export", "deployments", "sim-70b", "-o", "json").out)]
+    found = document[0] if isinstance(document, list) else document
+    assert found["spec"]["regions"] == [{"region": "us-east-1", "cells": {"min": 2, "max": 8}}]
+    assert found["spec"]["scaling"] == {"mode": "act"}
+
+
+def test_a_policy_is_set_in_parts(switchyard: Switchyard) -> None:
+    said = switchyard("autoscale", "policy", "sim-70b", "mode=act", "target_utilisation=0.6")
+    assert said.out == 'deployment sim-70b is scaled by mode="act", target_utilisation=0.6\n'
+    assert Deployment.objects.get().scaling == {"mode": "act", "target_utilisation": 0.6}
+    assert "must read name=value" in switchyard("autoscale", "policy", "sim-70b", "act").err
+    wrong = switchyard("autoscale", "policy", "sim-70b", "target=1")
+    assert (wrong.code, "there is no target; there are: mode" in wrong.err) == (3, True)
+
+
+def test_status_shows_what_is_wanted_and_what_was_decided(switchyard: Switchyard) -> None:
+    assert "switchyard scale DEPLOYMENT REGION=2..8" in switchyard("autoscale", "status").err
+    switchyard("scale", "sim-70b", "us-east-1=2..8")
+    ScalingState.objects.create(
+        place=DeploymentRegion.objects.get(), wanted=3, rule="queue", reason="many wait", acting=False, looked_at=NOW
+    )
+    ScalingDecision.objects.create(
+        deployment_id="sim-70b", region_id="us-east-1", at=NOW, was=2, wanted=3, acted=False, rule="queue", reason="so"
+    )
+    shown = switchyard("autoscale", "status", "sim-70b").out
+    assert [line.split()[:7] for line in shown.splitlines()[1:2]] == [
+        ["sim-70b", "us-east-1", "shadow", "2-8", "2", "3", "queue"]
+    ]
+    assert "TOO MANY" in shown
+    found = json.loads(switchyard("autoscale", "status", "sim-70b", "-o", "json").out)
+    assert (found["places"][0]["wanted"], found["decisions"][0]["was"]) == (3, 2)
+
+
+def test_the_switch(switchyard: Switchyard) -> None:
+    assert "autoscaling is paused by operator" in switchyard("autoscale", "pause", "--why", "a load test").out
+    assert ScalingSwitch.objects.get().paused
+    assert "a load test" in switchyard("autoscale", "status").out
+    assert "autoscaling is on by operator" in switchyard("autoscale", "resume").out

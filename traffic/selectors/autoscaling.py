@@ -1,0 +1,121 @@
+"""Loads what the autoscaler looks at: places with a range, the load that ingresses report there, and what the region
+autopilot sends. In a constant number of queries."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from fleet.models import DeploymentRegion
+from fleet.planning.autoscaling.view import PlaceLoad, ScaledPlace, ScalingView
+from fleet.selectors.autoscaling import (
+    Place,
+    RangedDeployment,
+    RangedFleet,
+    ServedObjective,
+    is_acting,
+    need_history,
+    ranged_fleet,
+    scaling_state,
+)
+from traffic.models import TrafficMatrix, TrafficWindow
+from traffic.planning.load_window import mean_load
+from traffic.planning.shift import AutopilotSettings
+from traffic.planning.traffic_policy import TrafficPolicy
+from traffic.selectors.steering import ingress_views, samples_of, traffic_policies
+
+FRESH_FOR = timedelta(seconds=AutopilotSettings().stale_after_s)
+"""As long as the region autopilot counts a report."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledDeployment:
+    """A deployment as the planner takes it. `rows`: region -> the row that was looked at; `acting`: what is decided is
+    to be carried out."""
+
+    view: ScalingView
+    rows: Mapping[str, DeploymentRegion]
+    acting: bool
+
+
+def scaled_deployments(now: datetime, deployment: str = "") -> tuple[tuple[ScaledDeployment, ...], Mapping[str, str]]:
+    """All deployments with a range, or this one; and by name, what is wrong with those that make no sense."""
+    fleet = ranged_fleet(now, deployment)
+    if not fleet.deployments:
+        return (), fleet.problems
+    names = [one.deployment.name for one in fleet.deployments]
+    loads, policies = _loads(names, fleet, now), traffic_policies()
+    scaled = tuple(
+        _scaled(one, fleet, loads, policies.get(one.deployment.name, TrafficPolicy()), now) for one in fleet.deployments
+    )
+    return scaled, fleet.problems
+
+
+def _scaled(
+    one: RangedDeployment, fleet: RangedFleet, loads: Mapping[Place, PlaceLoad], policy: TrafficPolicy, now: datetime
+) -> ScaledDeployment:
+    acting = is_acting(one.policy, fleet.is_paused)
+    name = one.deployment.name
+    view = ScalingView(
+        deployment=name,
+        policy=one.policy,
+        per_cell=float(policy.tested_concurrency or one.deployment.model_version.max_concurrency),
+        utilisation_cap=policy.utilisation_cap,
+        start_up_s=one.start_up_s,
+        places=tuple(
+            _place(row, fleet.ready.get((name, row.region_id), []), loads.get((name, row.region_id)), acting, now)
+            for row in one.places
+        ),
+        cell_price=one.cell_price,
+        elsewhere=one.elsewhere,
+        is_rolling=one.is_rolling,
+    )
+    return ScaledDeployment(view, {row.region_id: row for row in one.places}, acting)
+
+
+def _place(
+    row: DeploymentRegion, ready: list[datetime], load: PlaceLoad | None, acting: bool, now: datetime
+) -> ScaledPlace:
+    """In shadow the last decision stands by itself: what it would have come to is what is to be seen."""
+    state, cells = scaling_state(row), row.range
+    if cells is None:
+        raise ValueError(f"{row} has no range")
+    return ScaledPlace(
+        region=row.region_id,
+        range=cells,
+        current=row.cells if acting or state is None else state.wanted,
+        ready=len(ready),
+        ready_for_s=(now - max(ready)).total_seconds() if ready else None,
+        load=load,
+        history=need_history(state),
+    )
+
+
+def _loads(names: list[str], fleet: RangedFleet, now: datetime) -> dict[Place, PlaceLoad]:
+    """Of places whose ingresses have all reported lately. What users waited for is theirs whoever reports."""
+    seen = {region: [one.seen_at for one in there] for region, there in ingress_views().items()}
+    fresh = {region for region, ages in seen.items() if all(at is not None and now - at <= FRESH_FOR for at in ages)}
+    sent = _sent_by_autopilot(names, now)
+    loads = {}
+    for window in TrafficWindow.objects.filter(deployment__in=names, region__in=fresh):
+        place = (window.deployment_id, window.region_id)
+        mean = mean_load(samples_of(window), now.timestamp())
+        if mean is not None:
+            served = fleet.served.get(place, ServedObjective())
+            loads[place] = PlaceLoad(
+                mean.in_service,
+                mean.queued,
+                autopilot=sent[window.deployment_id].get(window.region_id),
+                late_burn=served.late_burn,
+                itl_p95_ms=served.itl_p95_ms,
+            )
+    return loads
+
+
+def _sent_by_autopilot(names: list[str], now: datetime) -> dict[str, dict[str, float]]:
+    """Deployment -> region -> requests at once under the shares in force, where the autopilot has looked lately."""
+    sent: dict[str, dict[str, float]] = defaultdict(dict)
+    matrices = TrafficMatrix.objects.filter(deployment__in=names, looked_at__gte=now - FRESH_FOR)
+    for name, figures in matrices.values_list("deployment_id", "figures"):
+        sent[name] = {region: seen["load"] for region, seen in figures.get("regions", {}).items()}
+    return sent
