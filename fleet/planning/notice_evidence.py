@@ -6,7 +6,7 @@ machine speaks of itself alone and may be somebody else's by now: what it says e
 """
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
@@ -65,5 +65,7 @@ def bounded_end(seconds: float | None, now: datetime) -> datetime | None:
     """The end that a machine named, in seconds since 1970: never in the past, and in no time that nobody plans for."""
     if seconds is None:
         return None
-    ahead_s = min(max(seconds - now.timestamp(), 0.0), LATEST.total_seconds())
-    return now + timedelta(seconds=round(ahead_s))
+    ahead_s = seconds - now.timestamp()
+    if 0.0 <= ahead_s <= LATEST.total_seconds():
+        return datetime.fromtimestamp(seconds, UTC)
+    return now if ahead_s < 0.0 else now + LATEST

@@ -1,5 +1,6 @@
 """A fleet that a cloud launches: stacks, a region and a deployment are declared, and all else follows. Instances boot
-as hosts that prove who they are and join; one is ended behind the fleet's back, and the cell serves again."""
+as hosts that prove who they are and join; one is ended behind the fleet's back, and the cell serves again. Another
+one's end is announced while nobody can read the queue of notices, and its own metadata says it."""
 
 import json
 import os
@@ -22,6 +23,7 @@ from tests.scenarios.running_fleet import free_ports
 pytestmark = [pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
 
 LIMIT_S = 600.0
+REGION, TYPE = "us-east-1", "trn1.32xlarge"
 INSTANCE = re.compile(r"i-[0-9a-f]{17}")
 
 
@@ -44,14 +46,36 @@ class Cloud:
         assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-2000:]}"
         return done.stdout
 
+    def declare_spot_first(self) -> None:
+        """What is launched from now on is spot, for IMDS speaks of interruptions to such machines alone."""
+        [pool] = self.rows(f"capacity-pools/?region={REGION}&instance_type={TYPE}")
+        body = {"region": REGION, "instance_type": TYPE, "zone": pool["zone"], "position": 0, "max_price": 9.5}
+        assert self._api("POST", "capacity-pools/", json=body).is_success
+
     def rows(self, path: str) -> list[dict[str, Any]]:
         """Of the API, as the operator."""
+        found: list[dict[str, Any]] = self._api("GET", path).json()["results"]
+        return found
+
+    def _api(self, method: str, path: str, **rest: Any) -> httpx.Response:
         token = (self._home / "operator-token").read_text().strip()
         url = f"http://127.0.0.1:{self._web}/api/v1/{path}"
-        found: list[dict[str, Any]] = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=60).json()[
-            "results"
-        ]
-        return found
+        return httpx.request(method, url, headers={"Authorization": f"Bearer {token}"}, timeout=60, **rest)
+
+    def spot_spares(self) -> dict[str, str]:
+        """Node -> instance, of those that are spot, in no cell and ready."""
+        lines = self.lab("cloud", "instances").splitlines()
+        spot = {line.split()[0] for line in lines if " spot " in line and " running " in line}
+        spares = {
+            row["id"]
+            for row in self.rows(f"nodes/?region={REGION}")
+            if row["role"] == "spare" and row["state"] == "ready" and row["connected"] and not row["cordoned"]
+        }
+        return {
+            row["node"]: row["provider_id"]
+            for row in self.rows("machines/")
+            if row["node"] in spares and row["provider_id"] in spot
+        }
 
     def nodes(self) -> dict[str, str]:
         """Node -> instance, of those in the cell that is ready; none: it is not."""
@@ -91,13 +115,14 @@ def eventually(find: Callable[[], Any], what: str) -> Any:
 
 
 def test_a_cloud_launches_a_fleet_and_heals_what_it_takes(cloud: Cloud) -> None:
-    said = cloud.lab("cloud", "up", "--detach", "--region", "us-east-1", "--round-trip", "10ms")
+    said = cloud.lab("cloud", "up", "--detach", "--region", REGION, "--round-trip", "10ms")
     assert "every cell is ready, on 2 instances each" in said
     assert "".join(eventually(cloud.streamed, "an answer is streamed"))
 
     before = cloud.nodes()
     assert len(before) == 2
     assert all(INSTANCE.fullmatch(instance) for instance in before.values())
+    cloud.declare_spot_first()
     cloud.lab("cloud", "terminate", taken := sorted(before.values())[0])
 
     def healed() -> dict[str, str]:
@@ -109,5 +134,26 @@ def test_a_cloud_launches_a_fleet_and_heals_what_it_takes(cloud: Cloud) -> None:
     assert "".join(eventually(cloud.streamed, "an answer is streamed again"))
     [end] = [line for line in cloud.lab("cloud", "instances").splitlines() if taken in line]
     assert "running" not in end
+    heed_what_the_metadata_alone_says(cloud)
     assert json.loads(cloud.lab("status", "--json"))["hosts"]
     assert cloud.lab("down") == "The laboratory has ended.\n"
+
+
+def heed_what_the_metadata_alone_says(cloud: Cloud) -> None:
+    [(node, instance)] = eventually(cloud.spot_spares, "what took a spare's place is spot").items()
+    cloud.lab("cloud", "refuse", "ReceiveMessage", "AccessDenied", "--times", "100000")
+    cloud.lab("cloud", "spot-warning", instance)
+
+    def said() -> list[str]:
+        events = cloud.rows("events/?page_size=500")
+        return [row["message"] for row in events if row["kind"] == "node.notice" and node in row["message"]]
+
+    [message] = eventually(said, "its notice is known")
+    assert message.startswith(f"{node}: interruption until ")
+    assert message.endswith(": said by the machine's own metadata")
+
+    def replaced() -> bool:
+        return bool(spares := cloud.spot_spares()) and node not in spares
+
+    eventually(replaced, "another one took its place before it ended")
+    cloud.lab("cloud", "heal")

@@ -65,3 +65,9 @@ def test_an_end_that_a_machine_names_is_bounded(seconds: float) -> None:
     end = bounded_end(seconds, NOW)
     assert end is not None
     assert NOW <= end <= NOW + LATEST
+
+
+def test_an_end_that_a_machine_names_is_that_of_the_queue_to_the_microsecond() -> None:
+    """Another end would be told a second time."""
+    at = NOW + timedelta(seconds=3.515618)
+    assert bounded_end((NOW + timedelta(seconds=120)).timestamp(), at) == NOW + timedelta(seconds=120)
