@@ -20,6 +20,7 @@ from fleet.planning.states import CloudRegionState
 from fleet.providers.aws.calls import CallFailed, Unanswered
 from fleet.providers.aws.install import install_ensure
 from fleet.providers.aws.stack import PoolFound, StackRefused, region_read
+from fleet.services.provider_call import launches_hurry
 from kernel import hints
 from kernel.events import event_record
 from kernel.refusals import InvalidInput
@@ -83,6 +84,8 @@ def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
         if was != CloudRegionState.READY or added:
             many = f"{added} pool{'s' if added != 1 else ''} of capacity"
             _event(row, "ready", f"region {row.pk} was read from stack {row.stack}: {many} added", Tone.OK, now)
+            for kind in sorted({each.instance_type for each in read.pools}):
+                launches_hurry(region=row.pk, instance_type=kind, now=now)
             hints.ring("fleet.reconcile")
 
 

@@ -3,10 +3,12 @@ change something. Changes nothing, at AWS or here.
 """
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -16,11 +18,12 @@ from fleet.planning.launch_units import AttemptView
 from fleet.planning.markets import Market
 from fleet.planning.pools import RESERVATIONS, UnitView
 from fleet.planning.states import NodeState
-from fleet.providers.aws.calls import CallFailed, call
+from fleet.providers.aws.calls import CallFailed, Refused, call
 from fleet.providers.aws.errors import TEXT_MOST, quota_name
 from fleet.providers.aws.interfaces import instance_networks
 from fleet.providers.aws.launch import LaunchBase, run_instances
 from fleet.providers.aws.stack import StackRefused, region_read
+from kernel import clock
 
 DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthorizationError"})
 ENCODED = re.compile(r"Encoded authorization failure message: ([A-Za-z0-9_-]{1,10000})")
@@ -28,6 +31,10 @@ PRICE_LIST = "us-east-1"
 """Where the price list is."""
 DRY_RUN = "DryRunOperation"
 """The error that says that a dry run would have succeeded."""
+
+OWN_TURNS = 5
+OWN_WAIT_MOST_S = 10.0
+"""For our own share of a call: dry runs of RunInstances use it up after four pools, and it fills by 1.6 a second."""
 
 Send = Callable[..., dict[str, Any]]
 
@@ -50,8 +57,11 @@ class Finding:
     text: str = ""
 
 
-def region_check(cloud: CloudRegion, install: str, now: datetime, send: Send = call) -> Iterator[Finding]:
-    """All about one region, as it is found: tens of calls, some seconds."""
+def region_check(
+    cloud: CloudRegion, install: str, now: datetime, wait: Callable[[float], None] = time.sleep
+) -> Iterator[Finding]:
+    """All about one region, as it is found: tens of calls, some seconds. `wait`: for so many seconds."""
+    send = partial(_send_in_turn, wait)
     types = list(InstanceType.objects.values_list("name", flat=True))
     try:
         read = region_read(cloud.aws_region, cloud.stack, install, types, send)
@@ -71,6 +81,23 @@ def region_check(cloud: CloudRegion, install: str, now: datetime, send: Send = c
     yield _termination(cloud, send)
     yield from _offers(types, {each.instance_type for each in read.pools})
     yield from _quotas(cloud, pools, send)
+
+
+def _send_in_turn(wait: Callable[[float], None], *names: str, **params: Any) -> dict[str, Any]:
+    """Make a call once our own share has one left; others take of it, too.
+
+    Raises:
+        CallFailed: as `call`; of our own share, if none is left again and again, or not soon.
+    """
+    for _ in range(OWN_TURNS - 1):
+        try:
+            return call(*names, **params)
+        except Refused as refused:
+            ahead_s = (refused.not_before - clock.now()).total_seconds() if refused.not_before is not None else None
+            if ahead_s is None or ahead_s > OWN_WAIT_MOST_S:
+                raise
+            wait(max(ahead_s, 0.0))
+    return call(*names, **params)
 
 
 def _drift(cloud: CloudRegion, base: CloudBase) -> Iterator[Finding]:

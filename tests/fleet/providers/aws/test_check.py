@@ -1,5 +1,6 @@
 """`manage.py aws_check` says what the account allows, denies and lacks, and changes nothing."""
 
+from datetime import timedelta
 from io import StringIO
 from typing import Any
 
@@ -9,7 +10,8 @@ from django.core.management import CommandError, call_command
 from bench.cloud.deployment import deploy_base, deploy_region
 from bench.cloud.faults import Fault
 from bench.cloud.server import World
-from fleet.models import CloudRegion, InstanceType
+from fleet.models import CapacityPool, CloudRegion, InstanceType
+from fleet.providers.aws.check import Verdict, region_check
 from fleet.providers.aws.install import install_ensure
 from fleet.services.cloud_region import cloud_region_read
 from fleet.services.region import region_create
@@ -57,6 +59,46 @@ def test_all_that_is_needed_is_there(aws: World) -> None:
     assert "unknown  ec2 TerminateInstances: there is no machine to try it on yet" in text
     assert f"allowed  quota {TRN}: 100000 vCPUs, of which 128 are wanted" in text
     assert len(list(aws.machines)) == launched
+
+
+def test_dry_runs_of_many_pools_wait_for_our_own_share(aws: World) -> None:
+    pool = CapacityPool.objects.filter(region_id=NAME).latest("position")
+    many = [
+        CapacityPool(
+            region_id=NAME, instance_type=pool.instance_type, market=pool.market, zone=pool.zone, zone_id=pool.zone_id,
+            subnet=pool.subnet, image=pool.image, position=10 + number, reservation=f"cr-{number}",
+        )
+        for number in range(9)
+    ]  # fmt: skip
+    CapacityPool.objects.bulk_create(many)
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        aws.clock.advance(seconds)
+
+    cloud = CloudRegion.objects.get(pk=NAME)
+    found = list(region_check(cloud, install_ensure(clock.now()).id, clock.now(), wait))
+
+    tried = [each.verdict for each in found if each.what.startswith("ec2 RunInstances")]
+    assert len(tried) == CapacityPool.objects.filter(region_id=NAME).count() > 9
+    assert set(tried) == {Verdict.ALLOWED}, found
+    assert waited
+
+
+def test_a_share_that_is_used_up_for_long_is_said_and_not_waited_for(
+    aws: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = clock.now() + timedelta(minutes=5)
+    monkeypatch.setattr(
+        "fleet.providers.aws.calls.budget_spend",
+        lambda region, operation, machines: later if operation == "RunInstances" else None,
+    )
+    cloud = CloudRegion.objects.get(pk=NAME)
+    found = list(region_check(cloud, install_ensure(clock.now()).id, clock.now(), aws.clock.advance))
+    tried = [each for each in found if each.what.startswith("ec2 RunInstances")]
+    assert {each.verdict for each in tried} == {Verdict.UNKNOWN}
+    assert "our own share of RunInstances is used up" in tried[0].text
 
 
 def test_what_is_denied_is_said_with_its_reason(aws: World) -> None:

@@ -1,5 +1,6 @@
 """A region is what its stack states: ready or refused with a reason, and with pools for what it offers."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from bench.cloud.capacity import Reserved
 from bench.cloud.deployment import deploy_base, deploy_region
 from bench.cloud.faults import Fault
 from bench.cloud.server import World
-from fleet.models import CapacityPool, CloudRegion, InstanceType, Region
+from fleet.models import CapacityPool, CloudRegion, InstanceType, Node, ProviderCall, Region
 from fleet.planning.markets import Market
 from fleet.planning.states import CloudRegionState
 from fleet.providers.aws.install import install_ensure
@@ -18,6 +19,7 @@ from fleet.services.cloud_upkeep import CloudUpkeep
 from fleet.services.region import region_create
 from kernel import clock
 from kernel.refusals import InvalidInput
+from tests.fleet import rows
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]
 
@@ -69,6 +71,21 @@ def test_creating_a_region_asks_the_cloud_nothing_and_reading_it_makes_it_ready(
     assert set(base.target_groups) == {"tls", "plain"}
     assert base.root_device_of("ami-0000000000000aaaa") == "/dev/sda1"
     assert base.root_device_of("ami-0000000000000cccc") == "/dev/xvda"
+
+
+def test_what_was_ordered_before_the_first_reading_is_launched_right_after_it(aws: World) -> None:
+    deploy(aws, ZoneB="us-east-2c")
+    create()
+    later = clock.now() + timedelta(seconds=30)
+    node = rows.node("n-00000001", where=NAME, state="joining")
+    Node.objects.filter(pk=node.pk).update(instance_type_id="trn1.32xlarge")
+    columns = {"action": "launch", "reason": "r", "requested_at": clock.now(), "due_at": later}
+    ordered = ProviderCall.objects.create(node=node, **columns)
+
+    read()
+
+    ordered.refresh_from_db()
+    assert ordered.due_at <= clock.now()
 
 
 def test_pools_are_what_zones_offer_reservations_first(aws: World) -> None:
