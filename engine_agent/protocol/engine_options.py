@@ -24,7 +24,7 @@ _VLLM_OPTIONS = """
     no-async-scheduling no-enable-chunked-prefill no-enable-prefix-caching num-gpu-blocks-override
     optimization-level override-generation-config performance-mode prefix-caching-hash-algo reasoning-parser
     return-tokens-as-token-ids scheduling-policy seed skip-mm-profiling stream-interval swap-space
-    tokenizer-mode tool-call-parser
+    tokenizer-mode tool-call-parser tool-strict-level
 """
 _RENDERED = """
     additional-config decode-context-parallel-size pipeline-parallel-size prefill-context-parallel-size quantization
