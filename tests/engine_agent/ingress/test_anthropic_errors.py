@@ -1,0 +1,170 @@
+"""What goes wrong behind a running ingress, as Anthropic's own client reads it: by status, and by the types that
+Anthropic documents (docs.claude.com, "Errors") and that client lists.
+
+Overload has 503 here and not Anthropic's 529, which no balancer knows; their client tries both again.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+import pytest
+
+from engine_agent.ingress.settings import QUEUES
+from engine_agent.protocol.api_errors import ANTHROPIC_TYPES, anthropic_type
+from engine_agent.protocol.identity import IdentityKind
+from engine_agent.protocol.ingress_messages import CellEndpoint
+from engine_agent.protocol.states import ServingClass
+from tests.engine_agent.fake_control_plane import eventually
+from tests.engine_agent.ingress.cells import FakeCell, Request
+from tests.engine_agent.ingress.ingresses import RunningIngress, pool
+from tests.engine_agent.proxy.engine import Turn, json_answer, running_engine
+from tests.engine_agent.proxy.http_stream import ask
+from tests.engine_agent.proxy.proxy_process import running_proxy
+from tests.engine_agent.tls import fleet_of_rigs
+
+if TYPE_CHECKING:
+    from anthropic import APIStatusError
+
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
+
+NODE = "n-0a1b2c3d"
+"""Of the cell proxy that tests run."""
+HEAD = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+ASKED = b'{"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": "hi'
+
+
+class GarbledCell(FakeCell):
+    """What it answers is no HTTP."""
+
+    async def _generate(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"this is not HTTP\r\n\r\n")
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, **times: int) -> AsyncIterator[RunningIngress]:
+    """An ingress with these times, in which no real-time request waits for more than a second."""
+    ingress = RunningIngress(folder / "home")
+    queues = {**QUEUES, ServingClass.REALTIME: replace(QUEUES[ServingClass.REALTIME], wait_s=1, waiting_per_cell=1)}
+    ingress.use(replace(ingress.settings, times=replace(ingress.settings.times, **times), queues=queues))
+    async with ingress.running():
+        yield ingress
+
+
+async def serve(ingress: RunningIngress, *cells: FakeCell) -> None:
+    await ingress.route(pool(*cells))
+    await ingress.sees(**{cell.name: "up" for cell in cells})
+
+
+async def refusal(ingress: RunningIngress, text: str = "hi") -> "APIStatusError":
+    """What Anthropic's client raises, without trying again."""
+    import anthropic  # takes long to load: not while tests are collected
+
+    async with anthropic.AsyncAnthropic(base_url=ingress.url, api_key="none", max_retries=0) as client:
+        with pytest.raises(anthropic.APIStatusError) as raised:
+            await client.messages.create(model="demo", max_tokens=4, messages=[{"role": "user", "content": text}])
+    return raised.value
+
+
+def read(error: "APIStatusError") -> tuple[int, str, str]:
+    """Status, type and code of an error that is in Anthropic's form."""
+    body: Any = error.body
+    assert (body["type"], bool(body["error"]["message"])) == ("error", True)
+    assert error.response.headers["content-type"] == "application/json"
+    assert error.request_id, "by the header that their client reads"
+    return error.status_code, body["error"]["type"], body["error"]["code"]
+
+
+async def test_every_type_that_we_use_is_one_of_theirs() -> None:
+    from anthropic.types.shared.error_type import ErrorType
+
+    documented = {*get_args(ErrorType), "request_too_large"}  # documented with 413, and not listed by the client
+    assert {anthropic_type(status) for status in range(400, 600)} <= documented
+    assert set(ANTHROPIC_TYPES.values()) <= documented
+
+
+@pytest.mark.parametrize("length", [200, 100_000, 1_000_000], ids=["short", "long", "very long"])
+async def test_a_body_that_never_ends_is_a_408_that_timed_out(tmp_path: Path, length: int) -> None:
+    async with running(tmp_path, request_body_s=1) as ingress, FakeCell().running() as cell:
+        await serve(ingress, cell)
+        answer = await asyncio.wait_for(ask(ingress.settings.port, HEAD % length + ASKED), 60)
+        body = answer.json()
+        assert (answer.status, body["type"], body["error"]["code"]) == (408, "error", "request_timeout")
+        assert body["error"]["type"] == "timeout_error"
+        assert cell.requests == []
+
+
+@pytest.mark.parametrize("text", ["hi", "hi" * 50_000], ids=["short", "long"])
+async def test_a_cell_that_stays_silent_is_a_504_that_timed_out(tmp_path: Path, text: str) -> None:
+    async with running(tmp_path, silence_s=1) as ingress, FakeCell().running() as cell:
+        cell.release.clear()
+        await serve(ingress, cell)
+        assert read(await refusal(ingress, text)) == (504, "timeout_error", "cell_silent")
+
+
+async def test_a_cell_that_speaks_no_http_is_a_502_of_the_api(tmp_path: Path) -> None:
+    async with running(tmp_path) as ingress, GarbledCell().running() as cell:
+        await serve(ingress, cell)
+        assert read(await refusal(ingress)) == (502, "api_error", "bad_cell_answer")
+
+
+@pytest.mark.parametrize("text", ["hi", "hi" * 50_000], ids=["short", "long"])
+async def test_no_cell_that_could_take_it_is_a_503_of_overload(tmp_path: Path, text: str) -> None:
+    async with running(tmp_path) as ingress:
+        await ingress.route(pool())
+        error = await refusal(ingress, text)
+        assert read(error) == (503, "overloaded_error", "no_ready_cell")
+        assert int(error.response.headers["retry-after"]) > 0
+
+
+async def test_a_full_pool_is_a_503_of_overload_at_once_and_after_the_wait(tmp_path: Path) -> None:
+    async with running(tmp_path) as ingress, FakeCell(max_connections=1).running() as cell:
+        await serve(ingress, cell)
+        cell.release.clear()
+        served = asyncio.create_task(ingress.post(b'{"model": "demo"}'))
+        await eventually(lambda: cell.in_flight == 1)
+        said = {read(error) for error in await asyncio.gather(*(refusal(ingress) for _ in range(6)))}
+        assert said == {(503, "overloaded_error", "queue_full"), (503, "overloaded_error", "no_free_cell")}
+        cell.release.set()
+        assert (await served).status_code == 200
+
+
+async def engine_says(turn: Turn, status: bytes, body: bytes) -> None:
+    await turn.send(json_answer(body, status))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (b"500 Internal Server Error", b"Internal Server Error", (500, "api_error")),
+        (b"500 X", b'{"error":{"message":"m","type":"InternalServerError","code":500}}', (500, "api_error")),
+        (b"503 X", b'{"detail":"loading"}', (503, "overloaded_error")),
+        (b"504 X", b"", (504, "timeout_error")),
+        (b"408 X", b'{"detail":"slow"}', (408, "timeout_error")),
+    ],
+)
+async def test_what_an_engine_fails_with_comes_through_cell_proxy_and_ingress_in_their_form(
+    tmp_path: Path, status: bytes, body: bytes, expected: tuple[int, str]
+) -> None:
+    async with proxied_cell(tmp_path, lambda turn: engine_says(turn, status, body)) as ingress:
+        # The code is left out: of 503s, which are tried again, the last one may be the ingress's own.
+        assert read(await refusal(ingress))[:2] == expected
+
+
+@contextlib.asynccontextmanager
+async def proxied_cell(folder: Path, script: Callable[[Turn], Awaitable[None]]) -> AsyncIterator[RunningIngress]:
+    """An ingress, one real cell proxy, and an engine that answers by this script."""
+    fleet_of_rigs().certify(folder / "node", IdentityKind.NODE, NODE)
+    async with (
+        running(folder) as ingress,
+        running_engine(script) as engine,
+        running_proxy(engine, "--identity", str(folder / "node")) as proxy,
+    ):
+        cell = CellEndpoint("c-test", 3, "127.0.0.1", proxy.port, 4, node=NODE)
+        await ingress.route(msgspec.structs.replace(pool(), cells=(cell,)))
+        await ingress.sees(c_test="up")
+        yield ingress
