@@ -55,8 +55,8 @@ SMOLLM2_VLLM: dict[str, Any] = {
     # it does not, for twice the memory: 270 MB more of weights a cell, and 128 MiB more of cache a rank.
     "dtype": "float32",
     "kv_cache_memory_bytes": 268435456,
-    # Clients' tools: a call that is required fits its schema also from a model that was not trained for it. By itself the
-    # engine holds only those tools to their schemas that say `"strict": true`, which hardly a client does.
+    # Clients' tools: a call that is required fits its schema also from a model that was not trained for it. By itself
+    # the engine holds only those tools to their schemas that say `"strict": true`, which hardly a client does.
     "enable_auto_tool_choice": True,
     "tool_call_parser": "hermes",
     "tool_strict_level": "parameter",
