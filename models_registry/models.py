@@ -36,7 +36,8 @@ class ModelVersion(models.Model):
     `engine_options` holds the engine's own options by name; `golden_prompts` is a list of {"prompt", "expect"}, and
     `golden_waiver` says why it is empty, where it is. `attention_heads`, `kv_heads` and `layers` are the model's own
     and let degrees be checked; null is unknown. `speculation` and `quantization` are read by the modules of these names
-    in `models_registry.planning`. `reason` is why it is in its state; `state_since` null: since it was registered.
+    in `models_registry.planning`, as is `adapters`, a list of objects. `reason` is why it is in its state;
+    `state_since` null: since it was registered.
     """
 
     model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="versions")
@@ -59,6 +60,7 @@ class ModelVersion(models.Model):
     layers = models.PositiveIntegerField(null=True, blank=True)
     speculation = models.JSONField(default=dict, blank=True)
     quantization = models.JSONField(default=dict, blank=True)
+    adapters = models.JSONField(default=list, blank=True)
     revision = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()
     state_since = models.DateTimeField(null=True)
@@ -98,6 +100,7 @@ class ModelVersion(models.Model):
             heads=HeadCounts(attention=self.attention_heads, kv=self.kv_heads, layers=self.layers),
             speculation=self.speculation,
             quantization=self.quantization,
+            adapters=tuple(self.adapters),
             widened=tuple(allowances.get(self.engine, ())),
         )
 

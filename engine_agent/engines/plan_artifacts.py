@@ -35,8 +35,7 @@ def local_folder(artifact: Artifact, cache: Path) -> Path:
 
 def read_in_place(plan: EnginePlan) -> tuple[Path, ...]:
     """Folders of the node that are read where they lie: those of artifacts that do not come from S3."""
-    artifacts = (artifact for artifact in (plan.artifact, plan.draft) if artifact is not None)
-    return tuple(local_folder(each, Path()) for each in artifacts if not _is_fetched(each))
+    return tuple(local_folder(each, Path()) for each in plan.artifacts if not _is_fetched(each))
 
 
 def after_fetching(launch: Launch, assignment: Assignment, context: EngineContext) -> Launch:
@@ -45,8 +44,7 @@ def after_fetching(launch: Launch, assignment: Assignment, context: EngineContex
     Raises:
         EngineUnavailable: an artifact's URI or digest is none.
     """
-    plan = assignment.plan
-    fetched = [each for each in (plan.artifact, plan.draft) if each is not None and _is_fetched(each)]
+    fetched = [each for each in dict.fromkeys(assignment.plan.artifacts) if _is_fetched(each)]
     for each in fetched:
         local_folder(each, context.cache)
     if not fetched:

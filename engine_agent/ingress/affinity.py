@@ -34,9 +34,10 @@ PICK_RULES = (
     f"http-request track-sc2 var(txn.affinity) if {_HAS_KEY}",
     f"http-request lua.pick_cell if {_HAS_KEY}",
     "http-request sc-set-gpt0(2) var(txn.sticky_cell) if { var(txn.sticky_cell) -m found }",
-    "use-server %[var(txn.cell_server)] if { var(txn.cell_server) -m found }",
 )
 """In the backend of a pool with affinity: the key's sticky cell, if it has room; else another takes its place."""
+USE_PICKED_RULE = "use-server %[var(txn.cell_server)] if { var(txn.cell_server) -m found }"
+"""Behind whatever picks a cell."""
 
 
 def peers_section(ingress_id: str, listen: str) -> list[str]:

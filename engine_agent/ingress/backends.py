@@ -6,6 +6,7 @@ from urllib.parse import quote, urlsplit
 
 from engine_agent.ingress import (
     access_log,
+    adapters,
     affinity,
     bad_bodies,
     headers,
@@ -168,6 +169,8 @@ def pool_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressS
             # Readers of JSON differ; the cell refuses a body that names another model to its reader than to ours.
             f"http-request set-header {headers.MODEL} %[var(txn.model),url_enc]",
             *(affinity.PICK_RULES if pool.has_affinity else ()),
+            *adapters.cell_rules(desired.retry_after_s, has_adapters=desired.features.adapters),
+            *([affinity.USE_PICKED_RULE] if pool.has_affinity or desired.features.adapters else ()),
             *_no_cell_lines(desired),
             f"http-response set-header {headers.CELL} %[srv_name,regsub(-g[0-9]+$,)] if !{IS_NO_CELL}",
             f"http-response set-header {headers.REGION} {settings.region} if {IS_ANSWERED_HERE}",

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from engine_agent.ingress import (
     access_log,
+    adapters,
     affinity,
     api_paths,
     applications,
@@ -28,6 +29,7 @@ from engine_agent.ingress.backends import body_parser_backend, no_cell_frontend,
 from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.ingress.responses import ErrorResponse
 from engine_agent.ingress.sections import (
+    ADAPTER_CELLS_LUA,
     CELLS_UP_LUA,
     LIST_MODELS_LUA,
     MAX_HEAD_BYTES,
@@ -66,6 +68,7 @@ def map_file(entries: Mapping[str, str]) -> str:
 def _render(desired: DesiredHaproxy, settings: IngressSettings, structure: str) -> str:
     body_bytes = max_buffered_body_bytes(desired, settings)
     extra_lines = [f"lua-load-per-thread {CELLS_UP_LUA}", *links.global_lines(desired.fleet)]
+    extra_lines += [f"lua-load-per-thread {ADAPTER_CELLS_LUA}"] if desired.features.adapters else []
     extra_lines += [f"lua-load {LIST_MODELS_LUA}"] if desired.features.keys else []
     if desired.features.affinity:
         extra_lines += [f"lua-load-per-thread {PICK_CELL_LUA}", f"localpeer {settings.ingress_id}"]
@@ -112,7 +115,7 @@ def _refusals(desired: DesiredHaproxy, settings: IngressSettings) -> list[ErrorR
 
 def _frontend_without_table(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     """The only frontends until the first table: there are no models yet."""
-    lines = [*_entrance_lines(desired, settings), access_log.QUIET_RULE, *frontend_rules.health_rules()]
+    lines = [*_entrance_lines(desired, settings), access_log.QUIET_RULE, *frontend_rules.health_rules(desired.features)]
     return _entrances(desired, settings, [*lines, responses.return_rule(responses.no_table(desired.retry_after_s))])
 
 
@@ -190,10 +193,11 @@ def _default_backend_lines(desired: DesiredHaproxy, settings: IngressSettings) -
     has_control_plane = bool(settings.control_plane)
     lines = [*frontend_rules.model_error_rules(), access_log.QUIET_RULE]
     lines += cors.preflight_rules(has_control_plane=has_control_plane) if desired.features.origins else []
-    lines += frontend_rules.health_rules()
+    lines += frontend_rules.health_rules(desired.features)
     return [
         *lines,
         *_caller_rules(desired, settings),
         *frontend_rules.listing_rules(desired.features, settings.version),
+        *adapters.loading_rules(),
         *api_paths.unserved_rules(has_control_plane=has_control_plane),
     ]

@@ -7,14 +7,15 @@ named. It never reads what runs.
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 
 from msgspec.structs import replace
 
+from engine_agent.ingress.adapters import ADAPTERS_MAP, adapter_entries
 from engine_agent.ingress.affinity import CELLS_MAP, cells_entry
 from engine_agent.ingress.applications import Applications
 from engine_agent.ingress.bad_table import BadTable, check_distinct, check_name, checked_address, checked_port
@@ -29,12 +30,18 @@ from engine_agent.ingress.splits import (
     split_ranges,
 )
 from engine_agent.protocol.identity import BadName, IdentityKind, IdentityName
-from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget, cell_server_name
+from engine_agent.protocol.ingress_messages import (
+    MODEL_NAME,
+    CellEndpoint,
+    Pool,
+    PoolAdapter,
+    RoutingTable,
+    SpillTarget,
+    cell_server_name,
+)
 from engine_agent.protocol.ports import hop_port
 from engine_agent.protocol.states import ServingClass
 
-MODEL = re.compile(r"[A-Za-z0-9._:/@+-]{1,200}")
-"""Model names become keys of a HAProxy map (no spaces) and parts of a URL."""
 CELL_WEIGHT = 100
 """All cells weigh the same: which is free is for `leastconn` to see."""
 MAX_WEIGHT = 256
@@ -115,6 +122,7 @@ class Features:
     """There are other regions: requests may leave, and may have come from one."""
     origins: bool = False
     """Some key may be used by pages of other origins."""
+    adapters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +166,7 @@ def desired_from(table: RoutingTable, fleet: str = "") -> DesiredHaproxy:
     check_distinct("pool", (pool.name for pool in pools))
     left_out: list[str] = []
     pools = tuple(_usable(pool, table.region, fleet, left_out) for pool in pools)
-    check_distinct("model", (model for pool in pools for model in pool.models))
+    check_distinct("model", (model for pool in pools for model in _names(pool)))
     check_distinct("split of model", (split.model for split in table.splits))
     if table.max_body_bytes <= 0 or table.retry_after_s <= 0:
         raise BadTable("max_body_bytes and retry_after_s must be positive")
@@ -207,15 +215,16 @@ def _features(table: RoutingTable) -> Features:
         affinity=any(pool.affinity for pool in table.pools),
         hops=bool(table.hop_secrets),
         origins=any(key.origins for key in table.keys),
+        adapters=any(pool.adapters for pool in table.pools),
     )
 
 
 def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]) -> dict[str, dict[str, str]]:
     """Every map that the configuration uses; `backends` maps each pool to the backend of its cells."""
-    of_pools = {model: backends[pool.name] for pool in pools for model in pool.models}
+    of_pools = {model: backends[pool.name] for pool in pools for model in _names(pool)}
     models = of_pools | split_models(table.splits)
     for model in models:
-        if not MODEL.fullmatch(model):
+        if not MODEL_NAME.fullmatch(model):
             raise BadTable(f"model {model!r}: only letters, digits and ._:/@+- are allowed")
     shares = {backends[pool.name]: _spilled_share(pool, table.region) for pool in pools}
     cells = {backends[pool.name]: cells_entry(pool, _named_cells(pool)) for pool in pools if pool.affinity}
@@ -228,7 +237,13 @@ def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]
         HOPS_MAP: hop_entries(table.hop_secrets),
         **({SHARES_MAP: shares} if table.hop_secrets else {}),
         **({CELLS_MAP: cells} if cells else {}),
+        **({ADAPTERS_MAP: adapters} if (adapters := adapter_entries(pools)) else {}),
     }
+
+
+def _names(pool: Pool) -> tuple[str, ...]:
+    """What applications may call what the pool serves."""
+    return (*pool.models, *(adapter.name for adapter in pool.adapters))
 
 
 def _backends(pool: Pool) -> PoolBackends:
@@ -355,20 +370,22 @@ def _listing(table: RoutingTable, pools: tuple[Pool, ...]) -> dict[str, str]:
     for split in table.splits:
         used = [pool for pool, share in sorted(split.shares.items()) if share > 0]
         served[split.model] = tuple(named[pool] for pool in used if pool in named)
-    entries = {model: _entry(model, served[model]) for model in sorted(served)}
+    listed = [_entry(model, pools) for model, pools in served.items()]
+    listed += [_entry(adapter.name, (pool,), adapter) for pool in pools for adapter in pool.adapters]
+    entries = {entry["id"]: json.dumps(entry, separators=(",", ":")) for entry in sorted(listed, key=itemgetter("id"))}
     return {
         LISTING_ALL: f'{{"object":"list","data":[{",".join(entries.values())}]}}',
         **{f"{LISTING_ONE}{model}": entry for model, entry in entries.items()},
     }
 
 
-def _entry(model: str, pools: tuple[Pool, ...]) -> str:
+def _entry(model: str, pools: tuple[Pool, ...], adapter: PoolAdapter | None = None) -> dict[str, str | int]:
     lengths = [pool.max_model_len for pool in pools]
-    shown = {
+    return {
         "id": model,
         "object": "model",
-        "created": max((pool.created_at for pool in pools), default=0),
+        "created": adapter.created_at if adapter else max((pool.created_at for pool in pools), default=0),
         "owned_by": "switchyard",
+        **({"parent": adapter.parent} if adapter else {}),
         **({"max_model_len": min(lengths)} if lengths and all(lengths) else {}),
     }
-    return json.dumps(shown, separators=(",", ":"))

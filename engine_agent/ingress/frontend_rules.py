@@ -7,6 +7,7 @@ found in a variable; none of them picks a cell.
 
 from engine_agent.ingress import (
     access_log,
+    adapters,
     affinity,
     bad_bodies,
     headers,
@@ -49,13 +50,14 @@ HEAD_TOO_LARGE = " or ".join(
         ("req.fhdr_cnt", MAX_HEADERS),
     )
 )
+HOLDERS_UP = "var(txn.pool),concat(,txn.holders),lua.holders_up,add(0)"
 MANY_UP = "var(txn.pool),nbsrv gt 1"
 """HAProxy's own count has the server that stands in for cells as one when there are none, so above one it counts cells:
 then no script runs."""
 SPILL_RULE = "http-request set-var(txn.spill) var(txn.pool),regsub(^pool,spill)"
 
 
-def health_rules() -> list[str]:
+def health_rules(features: Features) -> list[str]:
     """GET /health, /healthz: this process serves. With ?model=M: and a cell of this region would take a request for
     M."""
     healthy = f"""http-request return status 200 {responses.JSON_CONTENT_TYPE} string '{{"status":"ok"}}'"""
@@ -68,8 +70,20 @@ def health_rules() -> list[str]:
         f"{healthy} if is_health !{{ url_param(model) -m found }}",
         f"http-request set-var(txn.pool) url_param(model),url_dec,map_str({MODELS_MAP}) if is_health",
         *_split_health_rules(),
+        *_adapter_health_rules(features, healthy, unhealthy),
         f"{healthy} if is_health {{ {CELLS_UP} gt 0 }}",
         f"{unhealthy} if is_health",
+    ]
+
+
+def _adapter_health_rules(features: Features, healthy: str, unhealthy: str) -> list[str]:
+    """Of an adapter that not every cell has: whether one that has it would take a request."""
+    if not features.adapters:
+        return []
+    return [
+        *adapters.found_rules("url_param(model),url_dec", "is_health"),
+        f"{healthy} if is_health {adapters.IS_PARTIAL} {{ {HOLDERS_UP} gt 0 }}",
+        f"{unhealthy} if is_health {adapters.IS_PARTIAL}",
     ]
 
 
@@ -185,10 +199,14 @@ def pool_rules(features: Features, *, has_body: bool) -> list[str]:
 
     `has_body`: the key is in the body; else a body parser has found it.
     """
+    mixes_adapter = features.adapters and features.affinity
     wants_key = [
+        *(adapters.found_rules() if features.adapters else ()),
         *([CELLS_RULE, "acl wants_key var(txn.cells) -m found"] if features.affinity else ()),
         *([f"acl wants_key var(txn.pool) -m beg {splits.STICKY}"] if features.sticky_splits else ()),
         *(affinity.key_rules() if has_body and (features.affinity or features.sticky_splits) else ()),
+        # A short request that was sent once more brings the key that was made of both.
+        *(adapters.affinity_rules("!is_short" if features.hops and not has_body else "") if mixes_adapter else ()),
     ]
     if not features.splits:
         return [*wants_key, *([SPILL_RULE, *_usable_rules(features)] if features.hops else ())]
@@ -207,6 +225,13 @@ def pool_rules(features: Features, *, has_body: bool) -> list[str]:
 def _usable_rules(features: Features) -> list[str]:
     """Declares `can_serve`, `can_spill` and `is_lost`: whether this region, or another one, can serve the pool."""
     here = [f"acl can_serve {MANY_UP}", f"acl can_serve {CELLS_UP} gt 0"]
+    if features.adapters:
+        here = [
+            f"acl is_partial {adapters.PARTIAL}",
+            # With cells named behind it, the pool is none that the first two know.
+            *(rule.replace("var(txn.pool)", "var(txn.pool),concat(,txn.holders)") for rule in here),
+            f"acl can_serve {HOLDERS_UP} gt 0",
+        ]
     if not features.hops:
         return [*here, "acl is_lost always_true"]
     return [
@@ -249,12 +274,19 @@ def backend_choice(features: Features, settings: IngressSettings) -> list[str]:
     if not features.hops:
         return [_STAY]
     again = f"use_backend {overflow.AGAIN_BACKEND} if has_pool !is_marked can_spill"
-    return [f"{_LEAVE} !can_serve", f"{again} {overflow.has_room_rule(settings)}", f"{_LEAVE} must_spill", _STAY]
+    shared = f"{_LEAVE} must_spill{_unless_partial(features)}"
+    return [f"{_LEAVE} !can_serve", f"{again} {overflow.has_room_rule(settings)}", shared, _STAY]
+
+
+def _unless_partial(features: Features) -> str:
+    """Other regions may lack an adapter that not every cell has: what has it here is used first."""
+    return " !is_partial" if features.adapters else ""
 
 
 def attempt_choice(features: Features) -> list[str]:
     """The same for one attempt: where it was refused before counts more than the share."""
-    ways = [f"{_LEAVE} {condition}" for condition in ("!can_serve", "must_leave", "must_spill !must_stay")]
+    shared = f"must_spill !must_stay{_unless_partial(features)}"
+    ways = [f"{_LEAVE} {condition}" for condition in ("!can_serve", "must_leave", shared)]
     return [*(ways if features.hops else ()), _STAY]
 
 

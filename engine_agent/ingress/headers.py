@@ -26,6 +26,8 @@ behind it where the key does not open every pool. An application's own value is 
 MODEL: Final = "X-Switchyard-Model"
 """On a request that a body parser sends back, and on its response: the model, URL-encoded as it came out of a body. On
 a request to a cell, too: it refuses a body in which it finds another."""
+ADAPTER: Final = "X-Switchyard-Adapter"
+"""On a request to a cell: the model's name is this adapter's, URL-encoded; a cell that has none such refuses it."""
 BODY: Final = "X-Switchyard-Body"
 """On a request to a body parser: the digest of its body is of use, because marks of other regions are for it. On one
 that a body parser sends back: that digest."""

@@ -21,8 +21,10 @@ REFUSE_LUA = "refuse.lua"
 LUA_FILES = ("read_body.lua", "limits.lua")
 PICK_CELL_LUA, CELLS_UP_LUA = "pick_cell.lua", "cells_up.lua"
 """Every thread has these for itself, because most requests may come to them."""
+ADAPTER_CELLS_LUA = "adapter_cells.lua"
+"""As these, while there are adapters."""
 LIST_MODELS_LUA = "list_models.lua"
-SCRIPTS = (*LUA_FILES, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA, LIST_MODELS_LUA)
+SCRIPTS = (*LUA_FILES, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA, ADAPTER_CELLS_LUA, LIST_MODELS_LUA)
 """The files that lie beside a configuration."""
 NO_CELL_SOCKET = "no-cell.sock"
 """Behind it a frontend answers for pools without a cell."""

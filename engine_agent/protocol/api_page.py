@@ -7,7 +7,15 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from engine_agent.protocol.api_surface import API_PATHS, AnsweredBy, ApiPath, Counting, ErrorForm
+from engine_agent.protocol.api_surface import (
+    API_PATHS,
+    LOADING_PATHS,
+    LOADING_REFUSED,
+    AnsweredBy,
+    ApiPath,
+    Counting,
+    ErrorForm,
+)
 from engine_agent.protocol.request_members import REQUEST_MEMBERS, MemberRule, RequestMember
 
 _PART = re.compile(r"(<!-- begin ([a-z]+) -->\n\n)[^<]*(\n<!-- end [a-z]+ -->)")
@@ -19,7 +27,7 @@ def with_tables(page: str) -> str:
     Raises:
         ValueError: one has no place in it.
     """
-    tables = {"cells": _cells(), "members": _members(), "others": _others()}
+    tables = {"cells": _cells(), "members": _members(), "others": _others(), "refused": _refused()}
     places = [name for _, name, _ in _PART.findall(page)]
     if sorted(places) != sorted(tables):
         raise ValueError(f"the page needs a place for each of {', '.join(tables)}, once, and has {', '.join(places)}")
@@ -47,6 +55,11 @@ def _others() -> str:
     rows = (row for row in API_PATHS if row.answered_by is not AnsweredBy.CELL)
     cells = ((f"`{', '.join(row.methods)} {row.path}`", row.what, row.answered_by.value) for row in rows)
     return _table(("path", "what", "who answers"), cells)
+
+
+def _refused() -> str:
+    paths = ", ".join(f"`{path}`" for path in LOADING_PATHS)
+    return _table(("path", "why it is refused"), [(paths, LOADING_REFUSED)])
 
 
 def _members() -> str:

@@ -122,3 +122,9 @@ API_PATHS: Final[tuple[ApiPath, ...]] = (
 CELL_PATHS: Final[Mapping[str, ApiPath]] = {row.path: row for row in API_PATHS if row.answered_by is AnsweredBy.CELL}
 """What goes to engines. None of them has a variable part."""
 ANTHROPIC_PATHS: Final = tuple(row.path for row in API_PATHS if row.errors is ErrorForm.ANTHROPIC)
+LOADING_PATHS: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+LOADING_REFUSED: Final = (
+    "adapters belong to a model version and are loaded with its cells: one that a request loaded would be on one cell,"
+    " for everybody who uses it, and gone with its next start"
+)
+"""Why these are refused to everybody, by the ingress (docs/adr/0063-adapters.md)."""

@@ -18,8 +18,9 @@ _VLLM_OPTIONS = """
     disable-sliding-window dtype enable-auto-tool-choice enable-chunked-prefill enable-expert-parallel
     enable-force-include-usage enable-prefix-caching enable-prompt-tokens-details enforce-eager
     expert-placement-strategy generation-config gpu-memory-utilization kv-cache-dtype kv-cache-memory-bytes
-    language-model-only limit-mm-per-prompt load-format logprobs-mode long-prefill-token-threshold mamba-block-size
-    mamba-cache-dtype mamba-ssm-cache-dtype max-cudagraph-capture-size max-logprobs max-long-partial-prefills
+    language-model-only limit-mm-per-prompt load-format logprobs-mode long-prefill-token-threshold lora-dtype
+    mamba-block-size mamba-cache-dtype mamba-ssm-cache-dtype max-cpu-loras max-cudagraph-capture-size max-logprobs
+    max-long-partial-prefills max-loras
     max-model-len max-num-batched-tokens max-num-partial-prefills max-num-seqs mm-processor-cache-gb
     no-async-scheduling no-enable-chunked-prefill no-enable-prefix-caching num-gpu-blocks-override
     optimization-level override-generation-config performance-mode prefix-caching-hash-algo reasoning-parser
@@ -27,8 +28,8 @@ _VLLM_OPTIONS = """
     tokenizer-mode tool-call-parser tool-strict-level
 """
 _RENDERED = """
-    additional-config decode-context-parallel-size pipeline-parallel-size prefill-context-parallel-size quantization
-    speculative-config tensor-parallel-size
+    additional-config decode-context-parallel-size enable-lora max-lora-rank pipeline-parallel-size
+    prefill-context-parallel-size quantization speculative-config tensor-parallel-size
 """
 """What a version states in fields of its own, each checked where it is read."""
 _SIM_OPTIONS = """

@@ -9,13 +9,15 @@ the leader refuses the follower, and both end with that sentence as the last lin
 reason of the cell.
 
 A node says what is true of the machine: fields such as `kernel`, and per engine `<engine>.<field>`. What a rank of a
-cell runs has no dots: the machine's fields, those of the cell's engine, and `flags` and `weights` of its assignment.
+cell runs has no dots: the machine's fields, those of the cell's engine, and `flags`, `weights` and `adapters` of its
+assignment.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 FINGERPRINT_VARIABLE = "SWITCHYARD_FINGERPRINT"
 """Environment variable of every engine process: the rank's fingerprint as a JSON object of strings."""
@@ -71,10 +73,18 @@ def engine_fingerprint(machine: Fingerprint, engine: str) -> dict[str, str]:
 
 
 def rank_fingerprint(
-    machine: Fingerprint, engine: str, args: Sequence[str], env: Mapping[str, str], weights: str | None
+    machine: Fingerprint,
+    engine: str,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    weights: str | None,
+    adapters: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """What one rank of a cell runs. `args` and `env` are the engine plan's, `weights` the digest of its artifact."""
+    """What one rank of a cell runs. `args` and `env` are the engine plan's, `weights` the digest of its artifact,
+    `adapters` the digest of each adapter by name."""
     fields = engine_fingerprint(machine, engine) | {"flags": flags_digest(args, env)}
+    if adapters:
+        fields["adapters"] = fingerprint_digest(adapters)
     return fields if weights is None else fields | {"weights": weights}
 
 

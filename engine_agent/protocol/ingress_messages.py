@@ -15,6 +15,11 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 ORIGIN: Final = re.compile(r"https?://(?:[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[0-9]{1,5})?")
 """The origin of a page as a browser writes it: no path, letters small, no port where it is the usual one."""
 
+MODEL_NAME: Final = re.compile(r"[A-Za-z0-9._:/@+-]{1,200}")
+"""Model names become keys of a HAProxy map (no spaces) and parts of a URL."""
+ADAPTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,63}")
+"""Names of models, short enough to be part of what usage is counted by."""
+
 # --- up: agent -> control plane -------------------------------------------------------------------------------------
 
 
@@ -143,13 +148,28 @@ class Affinity(Struct, frozen=True):
     load_bound: float = 1.25
 
 
+class PoolAdapter(Struct, frozen=True, omit_defaults=True):
+    """A LoRA adapter that cells of a pool serve beside their model: requests name it in the model's place.
+
+    `parent` is a name of that model. `cells` are those that have it, by the names of their starts
+    (`cell_server_name`), while not every cell of the deployment does; None: all of them have it, in every region.
+    `created_at` as in `Pool`.
+    """
+
+    name: str
+    parent: str
+    cells: tuple[str, ...] | None = None
+    created_at: Count = 0
+
+
 class Pool(Struct, frozen=True, omit_defaults=True):
     """The cells of one deployment in one region, and where its requests go.
 
     `fractions` maps serving region -> share of the requests that arrive here; the shares sum to 1 (I12), or the map
     is empty while no region can serve. `affinity` None: each request goes to the cell with the fewest.
     `max_model_len`: the most tokens of a request with its answer, `created_at`: since when what it serves exists, in
-    seconds since 1970; 0: not known. Both are what applications read in the list of models.
+    seconds since 1970; 0: not known. Both are what applications read in the list of models. `adapters` are served
+    beside `models`.
     """
 
     name: str
@@ -161,6 +181,7 @@ class Pool(Struct, frozen=True, omit_defaults=True):
     affinity: Affinity | None = None
     max_model_len: Count = 0
     created_at: Count = 0
+    adapters: tuple[PoolAdapter, ...] = ()
 
 
 class Split(Struct, frozen=True):

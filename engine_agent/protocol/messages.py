@@ -35,13 +35,21 @@ class GoldenPrompt(Struct, frozen=True):
     expect: str
 
 
+class PlanAdapter(Struct, frozen=True):
+    """A LoRA adapter: the name that requests call it by, and its weights; None: there are none (`sim`)."""
+
+    name: str
+    artifact: Artifact | None = None
+
+
 class EnginePlan(Struct, frozen=True):
     """How to run the engine of a cell. Rendered from a model version by pure code; the same on every rank.
 
     `args` and `env` are the engine's own; the agent's adapter adds what only the node knows (ports, rank, paths).
     `max_concurrency` is the number of requests that the cell runs at once; the ingress queues the rest. `draft` holds
     the weights of a second, smaller model that guesses tokens for the first; `args` name it as if it lay at its URI.
-    `widened`: which names in `args` and `env` an admin allowed beyond `engine_agent.protocol.engine_options`.
+    `adapters` are served beside the model. `widened`: which names in `args` and `env` an admin allowed beyond
+    `engine_agent.protocol.engine_options`.
     """
 
     engine: str
@@ -54,6 +62,13 @@ class EnginePlan(Struct, frozen=True):
     env: dict[str, str] = field(default_factory=dict)
     golden: tuple[GoldenPrompt, ...] = ()
     widened: tuple[str, ...] = ()
+    adapters: tuple[PlanAdapter, ...] = ()
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """All that a node must have before its engine starts."""
+        of_adapters = (adapter.artifact for adapter in self.adapters)
+        return tuple(each for each in (self.artifact, self.draft, *of_adapters) if each is not None)
 
 
 class Peer(Struct, frozen=True):
@@ -118,7 +133,8 @@ class TenantLoad(Struct, frozen=True):
 
 
 class UsageRow(Struct, frozen=True, omit_defaults=True):
-    """What one key of one tenant used of a cell in one class. Its totals began at 0 at `since`, in seconds since 1970.
+    """What one key of one tenant used of a cell in one class, of the model itself or of one adapter. Its totals began
+    at 0 at `since`, in seconds since 1970.
 
     A reader who knows totals of another `since` adds these to them: the proxy is another, or had forgotten the row.
     `tenant` is empty where no key was needed, `key` (its prefix) where none was shown. A request is in the totals of
@@ -131,6 +147,7 @@ class UsageRow(Struct, frozen=True, omit_defaults=True):
     tenant: str = ""
     key: str = ""
     serving_class: str = "realtime"
+    adapter: str = ""
     in_flight: int = 0
     requests_total: int = 0
     cancelled_total: int = 0

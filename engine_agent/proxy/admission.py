@@ -25,6 +25,7 @@ DEADLINE_HEADER = b"x-switchyard-deadline-ms"
 DEPLOYMENT_HEADER = b"x-switchyard-deployment"
 ARRIVED_HEADER = b"x-switchyard-arrived-ms"
 MODEL_HEADER = b"x-switchyard-model"
+ADAPTER_HEADER = b"x-switchyard-adapter"
 SERVER_HEADER = b"x-switchyard-server"
 _TENANT = re.compile(rb"[A-Za-z0-9._:@-]{1,64}")
 _KEY = re.compile(rb"[0-9a-f]{4,16}")
@@ -54,7 +55,7 @@ class RequestMetadata:
 
     `is_routed`: an ingress chose this deployment for the model's name, which the engine need not know. `routed_by`:
     that name, as the ingress read it in the body; None: it did not say. `server`: the start of a cell that the ingress
-    chose; empty: it did not say.
+    chose; empty: it did not say. `adapter`: the adapter that this name is; empty: it is the model's.
     """
 
     serving_class: ServingClass = ServingClass.REALTIME
@@ -64,6 +65,7 @@ class RequestMetadata:
     routed_by: str | None = None
     server: str = ""
     key: str = ""
+    adapter: str = ""
 
 
 class BadHeader(ValueError):
@@ -83,7 +85,7 @@ def read_metadata(headers: Headers, now: float) -> RequestMetadata:
         BadHeader: a class that does not exist, or a deadline that is no number.
     """
     serving_class, tenant, time_left_s, is_routed = ServingClass.REALTIME, "", None, False
-    waited_s, routed_by, server, key = 0.0, None, "", ""
+    waited_s, routed_by, server, key, adapter = 0.0, None, "", "", ""
     for name, value in headers:
         if name == CLASS_HEADER:
             serving_class = _serving_class(value)
@@ -97,12 +99,14 @@ def read_metadata(headers: Headers, now: float) -> RequestMetadata:
             is_routed = True
         elif name == MODEL_HEADER:
             routed_by = unquote(value.decode("latin-1"))
+        elif name == ADAPTER_HEADER:
+            adapter = unquote(value.decode("latin-1"))
         elif name == SERVER_HEADER:
             server = value.decode("latin-1")
         elif name == ARRIVED_HEADER and _UNIX_MS.fullmatch(value):
             waited_s = max(0.0, now - int(value) / 1000)
     left_s = None if time_left_s is None else time_left_s - waited_s
-    return RequestMetadata(serving_class, tenant, left_s, is_routed, routed_by, server, key)
+    return RequestMetadata(serving_class, tenant, left_s, is_routed, routed_by, server, key, adapter)
 
 
 def _serving_class(value: bytes) -> ServingClass:

@@ -76,6 +76,8 @@ class Cell:
         """Why one more request on these terms is not taken now."""
         if metadata.server and metadata.server != self.server_name:
             return refusals.other_start(metadata.server, self.server_name)
+        if metadata.adapter and metadata.adapter not in self.settings.adapters:
+            return refusals.adapter_not_here(metadata.adapter)
         now, serving_class = monotonic(), metadata.serving_class
         self._seen_at[serving_class] = now
         limit = admission.limit_of(

@@ -151,7 +151,7 @@ class Exchange:
             return refusals.body_encoded()
         metadata = self._record.metadata
         priority = PRIORITIES[metadata.serving_class] if self._cell.settings.priorities else None
-        model = self._cell.settings.model if metadata.is_routed else None
+        model = (metadata.adapter or self._cell.settings.model) if metadata.is_routed else None
         try:
             rewrite = rewrite_body(self._head.path, self._upload.whole(), priority, model, metadata.routed_by)
         except RefusedMember as error:

@@ -112,7 +112,7 @@ class Meter:
     def admitted(self, metadata: RequestMetadata) -> UsageCounts:
         """A request passed admission. Returns the row that it is counted in, which `ended` and `settled` want back."""
         meter = self.of(metadata.serving_class)
-        row = self.usage.of(metadata.tenant, metadata.key, metadata.serving_class)
+        row = self.usage.of(metadata.tenant, metadata.key, metadata.serving_class, adapter=metadata.adapter)
         for each in (meter, row):
             each.in_flight += 1
         meter.requests_total += 1

@@ -47,6 +47,11 @@ def other_start(wanted: str, own: str) -> Refusal:
     return Refusal(503, "other_generation", f"the request is for {wanted[:80]}, this is {own}", retry=True)
 
 
+def adapter_not_here(wanted: str) -> Refusal:
+    message = f"the version of this cell has no adapter {wanted[:80]!r}; a cell of another version may"
+    return Refusal(503, "adapter_not_here", message, retry=True)
+
+
 def engine_unhealthy(reason: str) -> Refusal:
     return Refusal(503, "engine_unhealthy", f"the cell's engine is not healthy: {reason}", retry=True)
 

@@ -77,6 +77,8 @@ class ProxySettings:
     engine_port: int
     model: str
     max_concurrency: int
+    adapters: frozenset[str] = frozenset()
+    """Names that the engine serves beside `model`."""
     priorities: bool = False
     """The engine schedules by priority: tell it that of each request's class."""
     golden: tuple[GoldenPrompt, ...] = ()

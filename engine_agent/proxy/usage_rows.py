@@ -1,5 +1,5 @@
-"""Usage by tenant, key and serving class: what each used of this cell. The number of rows is bounded, whatever arrives;
-a row is forgotten only when another needs the place, and never while it has requests in flight."""
+"""Usage by tenant, key, serving class and adapter: what each used of this cell. The number of rows is bounded, whatever
+arrives; a row is forgotten only when another needs the place, and never while it has requests in flight."""
 
 from dataclasses import dataclass
 from time import time
@@ -18,6 +18,7 @@ class UsageCounts:
     tenant: str
     key: str
     serving_class: ServingClass
+    adapter: str
     since: float
     used_at: float
     in_flight: int = 0
@@ -35,6 +36,7 @@ class UsageCounts:
             tenant=self.tenant,
             key=self.key,
             serving_class=self.serving_class.value,
+            adapter=self.adapter,
             in_flight=self.in_flight,
             requests_total=self.requests,
             cancelled_total=self.cancelled,
@@ -51,12 +53,15 @@ class UsageRows:
 
     def __init__(self, limit: int = MAX_TENANTS_REPORTED) -> None:
         self._limit = limit
-        self._rows: dict[tuple[str, str, ServingClass], UsageCounts] = {}
+        self._rows: dict[tuple[str, str, ServingClass, str], UsageCounts] = {}
 
-    def of(self, tenant: str, key: str, serving_class: ServingClass, now: float | None = None) -> UsageCounts:
-        """The row that a new request of this tenant, key and class is counted in; `now` in seconds since 1970."""
+    def of(
+        self, tenant: str, key: str, serving_class: ServingClass, now: float | None = None, adapter: str = ""
+    ) -> UsageCounts:
+        """The row that a new request of this tenant, key, class and adapter is counted in; `now` in seconds since
+        1970."""
         at = time() if now is None else now
-        name = (tenant, key, serving_class)
+        name = (tenant, key, serving_class, adapter)
         counts = self._rows.pop(name, None)
         if counts is None and tenant != OTHER_TENANTS and not self._has_place(at):
             return self.of(OTHER_TENANTS, "", serving_class, at)
@@ -78,7 +83,7 @@ class UsageRows:
         return sums
 
     def _has_place(self, now: float) -> bool:
-        named = sum(tenant != OTHER_TENANTS for tenant, _, _ in self._rows)
+        named = sum(tenant != OTHER_TENANTS for tenant, *_ in self._rows)
         if named < self._limit:
             return True
         for name, counts in self._rows.items():

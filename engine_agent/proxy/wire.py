@@ -26,6 +26,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _FOR_THE_CELL = {
+    b"x-switchyard-adapter",
     b"x-switchyard-arrived-ms",
     b"x-switchyard-class",
     b"x-switchyard-deadline-ms",

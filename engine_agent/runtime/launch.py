@@ -62,6 +62,7 @@ def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path 
         *("--admin-port", str(base + PROXY_ADMIN)),
         *("--engine", f"http://{LOOPBACK}:{base + ENGINE}"),
         *("--model", assignment.plan.served_model),
+        *(word for adapter in assignment.plan.adapters for word in ("--adapter", adapter.name)),
         *("--max-concurrency", str(assignment.plan.max_concurrency)),
         *("--golden", msgspec.json.encode(assignment.plan.golden).decode()),
         *(("--priorities",) if _schedules_by_priority(assignment.plan) else ()),
@@ -79,7 +80,8 @@ def _schedules_by_priority(plan: EnginePlan) -> bool:
 def with_fingerprint(launch: Launch, plan: EnginePlan, machine: Fingerprint) -> Launch:
     """The launch of an engine, with what its rank runs: see `engine_agent.protocol.fingerprint`."""
     weights = plan.artifact.digest if plan.artifact is not None else None
-    own = rank_fingerprint(machine, plan.engine, plan.args, plan.env, weights)
+    adapters = {each.name: each.artifact.digest if each.artifact else "" for each in plan.adapters}
+    own = rank_fingerprint(machine, plan.engine, plan.args, plan.env, weights, adapters)
     return replace(launch, env={**launch.env, FINGERPRINT_VARIABLE: fingerprint_to_variable(own)})
 
 

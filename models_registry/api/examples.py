@@ -61,6 +61,14 @@ VERSION: dict[str, Any] = {
     "parallelism": {"local.cpu": {"nodes": 2, "tp": 2}},
     "speculation": {"method": "ngram", "tokens": 3},
     "quantization": {},
+    "adapters": [
+        {
+            "name": "smollm2-support",
+            "artifact_uri": "file:///srv/artifacts/smollm2-support",
+            "artifact_digest": "sha256:77ab…",
+            "rank": 8,
+        }
+    ],
     "engine_options": {"enforce_eager": True},
     "engine_env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
     "golden_prompts": [{"prompt": "2 + 2 =", "expect": "4"}],

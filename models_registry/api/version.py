@@ -72,6 +72,13 @@ class GoldenPromptSerializer(serializers.Serializer[Any]):
     expect = serializers.CharField()
 
 
+class AdapterSerializer(serializers.Serializer[Any]):
+    name = serializers.CharField(help_text="What clients send as `model`.")
+    artifact_uri = serializers.CharField(default="")
+    artifact_digest = serializers.CharField(default="")
+    rank = serializers.IntegerField(allow_null=True, default=None, help_text="Null: not stated.")
+
+
 class DegreesSerializer(serializers.Serializer[Any]):
     nodes = serializers.IntegerField()
     tp = serializers.IntegerField(help_text="Tensor-parallel ranks of the whole cell.")
@@ -127,6 +134,7 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
         help_text="`method` (`ngram`, `draft_model`, `medusa`, `eagle`, `eagle3`) and its settings; empty: none."
     )
     quantization = serializers.DictField(help_text="How weights are quantized, in the engine's terms; empty: not.")
+    adapters = AdapterSerializer(many=True, help_text="LoRA adapters, each served under its own name.")
     renderings = serializers.SerializerMethodField(help_text="What a cell of it is on each instance type.")
     validation = serializers.SerializerMethodField(help_text="Null before the first one.")
 
@@ -135,8 +143,8 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
         fields = [
             "id", "model", "version", "state", "tone", "reason", "revision", "engine", "artifact_uri",
             "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s", "attention_heads", "kv_heads",
-            "layers", "parallelism", "speculation", "quantization", "engine_options", "engine_env", "golden_prompts",
-            "golden_waiver", "renderings", "validation", "created_at", "state_since",
+            "layers", "parallelism", "speculation", "quantization", "adapters", "engine_options", "engine_env",
+            "golden_prompts", "golden_waiver", "renderings", "validation", "created_at", "state_since",
         ]  # fmt: skip
 
     def to_representation(self, instance: ModelVersion) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from rest_framework import serializers
 
 from kernel.rest.serializers import StrictSerializer
 from models_registry.api import examples
+from models_registry.planning.adapters import ADAPTERS_MAX, RANKS
 from models_registry.planning.engine_arguments import ENGINES
 from models_registry.planning.version_checks import GOLDEN_PROMPTS_MAX
 
@@ -24,6 +25,22 @@ class DegreeSerializer(serializers.DictField):
 class AskedGoldenPromptSerializer(StrictSerializer):
     prompt = serializers.CharField(max_length=4000, trim_whitespace=False)
     expect = serializers.CharField(max_length=1000, trim_whitespace=False, help_text="What the answer must contain.")
+
+
+class AskedAdapterSerializer(StrictSerializer):
+    name = serializers.CharField(max_length=64, help_text="What clients send as `model`.")
+    artifact_uri = serializers.CharField(
+        max_length=512, default="", allow_blank=True, help_text="`file:///folder` or `s3://bucket/prefix`."
+    )
+    artifact_digest = serializers.CharField(
+        max_length=80,
+        default="",
+        allow_blank=True,
+        help_text="`sha256:` and the digest of its manifest; left empty, validation computes it.",
+    )
+    rank = serializers.IntegerField(
+        min_value=1, max_value=RANKS[-1], default=None, allow_null=True, help_text="Of its matrices; left out: 16."
+    )
 
 
 class ChangeDraftSerializer(StrictSerializer):
@@ -69,6 +86,12 @@ class ChangeDraftSerializer(StrictSerializer):
         required=False, help_text="`method` (`ngram`, `draft_model`, `medusa`, `eagle`, `eagle3`) and its settings."
     )
     quantization = serializers.DictField(required=False, help_text="How weights are quantized, in the engine's terms.")
+    adapters = serializers.ListField(
+        child=AskedAdapterSerializer(),
+        max_length=ADAPTERS_MAX,
+        required=False,
+        help_text="LoRA adapters: `name`, `artifact_uri`, `artifact_digest`, `rank`; each is served under its name.",
+    )
 
 
 @extend_schema_serializer(examples=[OpenApiExample("another context", examples.CHANGE_DRAFT, request_only=True)])

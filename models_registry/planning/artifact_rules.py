@@ -16,6 +16,7 @@ from engine_agent.protocol.manifest import (
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 """https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _UNPRINTABLE = re.compile(r"[\x00-\x20\x7f?#]")
 _RULE = "it must be file:///absolute/path or s3://bucket/prefix"
 

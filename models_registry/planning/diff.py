@@ -88,6 +88,9 @@ def said_by(spec: VersionSpec) -> dict[str, Any]:
     stated = {name: value for name, value in asdict(spec).items() if name not in (*NAMES_ONLY, *SHOWN_APART)}
     stated |= {"attention_heads": spec.heads.attention, "kv_heads": spec.heads.kv, "layers": spec.heads.layers}
     stated["golden_prompts"] = [{"prompt": prompt, "expect": expect} for prompt, expect in spec.golden_prompts]
+    stated["adapters"] = [
+        {name: value for name, value in one.items() if value not in (None, "")} for one in spec.adapters
+    ]
     return dict(_flat("", {name: value for name, value in stated.items() if value not in (None, "", {}, [])}))
 
 

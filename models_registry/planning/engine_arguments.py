@@ -16,6 +16,7 @@ from engine_agent.protocol.engine_options import (
     refused_variable,
 )
 from engine_agent.protocol.messages import Artifact, EnginePlan, GoldenPrompt
+from models_registry.planning.adapters import VersionAdapter, read_adapters, vllm_adapter_options
 from models_registry.planning.degree_rules import check_degrees
 from models_registry.planning.fields import one_of
 from models_registry.planning.instance_types import InstanceShape
@@ -33,6 +34,7 @@ STATED_ELSEWHERE: Mapping[str, str] = {
     "speculative_config": "speculation",
     "quantization": "quantization",
     "additional_config": "engine_options.neuron_config",
+    **dict.fromkeys(("enable_lora", "lora_modules", "max_lora_rank"), "adapters"),
 }
 """Options of vLLM that a version states in fields of its own, and in which."""
 SCHEDULING_POLICIES = ("fcfs", "priority")
@@ -95,6 +97,8 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
     notes = check_degrees(spec, degrees, machine)
     speculation = read_speculation(spec.reference, spec.engine, spec.speculation)
     quantization = read_quantization(spec.reference, spec.engine, spec.quantization)
+    adapters = adapters_of(spec)
+    _check_adapters(spec, adapters, degrees)
     plan = EnginePlan(
         engine=spec.engine,
         served_model=spec.model,
@@ -102,12 +106,32 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
         ready_timeout_s=spec.ready_timeout_s,
         artifact=Artifact(uri=spec.artifact_uri, digest=spec.artifact_digest) if spec.artifact_uri else None,
         draft=speculation.artifact if isinstance(speculation, Draft) else None,
-        args=tuple(_flags(_options(spec, degrees, speculation, quantization), spec.reference)),
+        args=tuple(_flags(_options(spec, degrees, speculation, quantization, adapters), spec.reference)),
         env={name: str(value) for name, value in spec.engine_env.items()},
         golden=tuple(GoldenPrompt(prompt, expect) for prompt, expect in spec.golden_prompts),
         widened=_widened(spec),
+        adapters=tuple(adapter.planned for adapter in adapters),
     )
     return Rendering(degrees, plan, (*notes, MEDUSA_NOTE) if isinstance(speculation, Medusa) else notes)
+
+
+def adapters_of(spec: VersionSpec) -> tuple[VersionAdapter, ...]:
+    """The adapters of a version.
+
+    Raises:
+        InvalidVersion: see `read_adapters`.
+    """
+    loads_weights = spec.engine in WITH_WEIGHTS
+    return read_adapters(spec.reference, spec.engine, spec.adapters, loads_weights=loads_weights)
+
+
+def _check_adapters(spec: VersionSpec, adapters: tuple[VersionAdapter, ...], degrees: Degrees) -> None:
+    """vLLM names an adapter to its workers by a path, which is the leader's: another node may keep it elsewhere."""
+    if adapters and spec.engine == "vllm" and degrees.nodes > 1:
+        raise InvalidVersion(
+            f"{spec.reference}: adapters has {len(adapters)}, and cells there have {degrees.nodes} nodes; "
+            "adapters are served by cells of one node"
+        )
 
 
 def refused_engine_option(spec: VersionSpec) -> tuple[str, RefusedOption] | None:
@@ -148,7 +172,11 @@ def _widened(spec: VersionSpec) -> tuple[str, ...]:
 
 
 def _options(
-    spec: VersionSpec, degrees: Degrees, speculation: Speculation | None, quantization: Quantization | None
+    spec: VersionSpec,
+    degrees: Degrees,
+    speculation: Speculation | None,
+    quantization: Quantization | None,
+    adapters: tuple[VersionAdapter, ...],
 ) -> dict[str, Any]:
     if spec.engine == "sim":
         return {"max_num_seqs": spec.max_concurrency, **spec.engine_options}
@@ -163,7 +191,7 @@ def _options(
     if speculation is not None and not isinstance(speculation, Medusa):
         own["speculative_config"] = _json(_speculative_config(spec, speculation))
     if spec.engine == "vllm":
-        return {**own, **_vllm_options(degrees, quantization), **spec.engine_options}
+        return {**own, **_vllm_options(degrees, quantization), **vllm_adapter_options(adapters), **spec.engine_options}
     nxdi = quantization if isinstance(quantization, NeuronQuantization) else None
     own |= _neuron_options(spec, degrees)
     override = neuron_configuration(spec, degrees, speculation, nxdi)

@@ -11,10 +11,11 @@ import msgspec
 
 from engine_agent.protocol.manifest import BadArtifact
 from engine_agent.protocol.messages import Artifact
-from models_registry.planning.artifact_rules import parse_place
+from models_registry.planning.artifact_rules import DIGEST, parse_place
 from models_registry.planning.engine_arguments import (
     ENGINES,
     WITH_WEIGHTS,
+    adapters_of,
     check_engine_options,
     refused_engine_option,
     render_version,
@@ -28,7 +29,6 @@ from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
 GOLDEN_PROMPTS_MAX = 16
 """Each is sent before a cell takes traffic, one after the other."""
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -60,6 +60,7 @@ def check_draft(spec: VersionSpec) -> None:
         _read("parallelism", stated_degrees, spec.reference, spec.parallelism, kind)
     _read("speculation", read_speculation, spec.reference, spec.engine, spec.speculation)
     _read("quantization", read_quantization, spec.reference, spec.engine, spec.quantization)
+    _read("adapters", adapters_of, spec)
 
 
 def _read(field: str, read: Any, *arguments: Any) -> None:
@@ -75,7 +76,7 @@ def _check_artifact(spec: VersionSpec) -> None:
             parse_place(spec.artifact_uri)
         except BadArtifact as error:
             raise BrokenRule("artifact_uri", "place", str(error)) from None
-    if spec.artifact_digest and not _DIGEST.fullmatch(spec.artifact_digest):
+    if spec.artifact_digest and not DIGEST.fullmatch(spec.artifact_digest):
         raise BrokenRule(
             "artifact_digest",
             "digest",
@@ -110,7 +111,7 @@ def _check_golden(spec: VersionSpec) -> None:
 
 
 def _check_storable(spec: VersionSpec) -> None:
-    for field in ("parallelism", "engine_options", "engine_env", "speculation", "quantization"):
+    for field in ("parallelism", "engine_options", "engine_env", "speculation", "quantization", "adapters"):
         if _has_nul(getattr(spec, field)):
             raise BrokenRule(field, "nul", f"{field} holds a NUL character, which no column takes")
 
@@ -145,14 +146,17 @@ def judge_version(spec: VersionSpec, machines: Mapping[str, InstanceShape]) -> J
 
 
 def artifacts_of(spec: VersionSpec) -> tuple[Artifact, ...]:
-    """The weights that a version names: its own, then those of its draft model. A digest may be empty: not known yet.
+    """The weights that a version names: its own, those of its draft model, then those of its adapters, each once. A
+    digest may be empty: not known yet.
 
     Raises:
-        InvalidVersion: its speculation is nonsense.
+        InvalidVersion: its speculation or an adapter is nonsense.
     """
     speculation = read_speculation(spec.reference, spec.engine, spec.speculation)
     own = (Artifact(spec.artifact_uri, spec.artifact_digest),) if spec.artifact_uri else ()
-    return (*own, speculation.artifact) if isinstance(speculation, Draft) else own
+    drafts = (speculation.artifact,) if isinstance(speculation, Draft) else ()
+    of_adapters = (adapter.artifact for adapter in adapters_of(spec) if adapter.artifact is not None)
+    return tuple(dict.fromkeys((*own, *drafts, *of_adapters)))
 
 
 def _problem(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape]) -> str:

@@ -43,6 +43,7 @@ class VersionSpec:
     heads: HeadCounts = HeadCounts()
     speculation: Mapping[str, Any] = field(default_factory=dict)
     quantization: Mapping[str, Any] = field(default_factory=dict)
+    adapters: tuple[Mapping[str, Any], ...] = ()
     widened: tuple[str, ...] = ()
 
     @property

@@ -221,7 +221,7 @@ def _pass(validation: Validation, artifacts: list[OpenArtifact], now: datetime) 
     """Move the draft to `validated` with its evidence, if it still is the one that was looked at."""
     version = validation.version
     digests = {each.uri: each.manifest.digest for each in artifacts}
-    columns = {"artifact_digest": digests[version.artifact_uri]} if version.artifact_uri in digests else {}
+    columns = _digest_columns(version, digests)
     with transaction.atomic():
         evidence = _evidence(version, artifacts)
         files, size = validation.files_total, validation.bytes_total
@@ -245,6 +245,19 @@ def _pass(validation: Validation, artifacts: list[OpenArtifact], now: datetime) 
             return
         transaction.set_rollback(True)
     _end(validation, ValidationState.FAILED, "the draft was changed meanwhile; validate it again", now)
+
+
+def _digest_columns(version: ModelVersion, digests: Mapping[str, str]) -> dict[str, Any]:
+    """The digests that were found, where the version names what has them."""
+    columns: dict[str, Any] = {}
+    if version.artifact_uri in digests:
+        columns["artifact_digest"] = digests[version.artifact_uri]
+    if version.adapters:
+        columns["adapters"] = [
+            {**one, "artifact_digest": digests[one["artifact_uri"]]} if one.get("artifact_uri") in digests else one
+            for one in version.adapters
+        ]
+    return columns
 
 
 def _evidence(version: ModelVersion, artifacts: list[OpenArtifact]) -> dict[str, Any]:

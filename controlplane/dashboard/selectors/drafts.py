@@ -20,7 +20,7 @@ NUMBERS = (
     "layers",
 )
 TEXTS = ("artifact_uri", "artifact_digest", "golden_waiver")
-NESTED = ("parallelism", "engine_options", "engine_env", "quantization", "speculation", "golden_prompts")
+NESTED = ("parallelism", "engine_options", "engine_env", "quantization", "speculation", "adapters", "golden_prompts")
 OPTIONAL = frozenset({"attention_heads", "kv_heads", "layers"})
 
 

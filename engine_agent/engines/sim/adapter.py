@@ -31,6 +31,7 @@ class SimAdapter:
             *(str(python), "-m", "engine_agent.engines.sim"),
             *member_args(assignment, context),
             *("--served-model", assignment.plan.served_model),
+            *(word for each in assignment.plan.adapters for word in ("--adapter", each.name)),
             *assignment.plan.args,
         )
         launch = Launch(argv=argv, env=member_environment(assignment, context))

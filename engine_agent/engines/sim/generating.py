@@ -23,10 +23,12 @@ class GaveUp(Exception):
 
 
 class Run:
-    """The generations of one request in the engine: one for each answer, in their order."""
+    """The generations of one request in the engine: one for each answer, in their order. `adapter`: whose keys and
+    values are in the cache; what others left there is not found."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, adapter: str = "") -> None:
         self._engine = engine
+        self._adapter = adapter
         self.events = Events()
         self.generations: list[Generation] = []
 
@@ -66,7 +68,7 @@ class Run:
     def _blocks(self, prompt: Prompt, answer: Answer) -> tuple[int, ...]:
         """Of prompt and answer, because the next turn of the conversation begins with both."""
         words = (*prompt.context.split(), *(token.text.strip() for token in answer.tokens))
-        return block_hashes(words, self._engine.parameters.prefix_block_tokens)
+        return block_hashes(words, self._engine.parameters.prefix_block_tokens, self._adapter)
 
     def cancel(self) -> None:
         """Leave the engine; harmless when all is over."""

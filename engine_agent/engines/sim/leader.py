@@ -52,6 +52,7 @@ class Leader:
             settings.served_model,
             settings.max_model_len,
             settings.model.seed,
+            settings.adapters,
         )
         admin = AdminServer(self._faults, HealthPage(self.health, self._watch), settings.role, self._steps.times)
         self._listeners = HttpListeners(

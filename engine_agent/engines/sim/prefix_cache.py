@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 
-def block_hashes(tokens: Sequence[str], block_tokens: int) -> tuple[int, ...]:
-    """A hash for each full block of `block_tokens` tokens; equal hashes mean an equal beginning. 0: no blocks at all.
+def block_hashes(tokens: Sequence[str], block_tokens: int, adapter: str = "") -> tuple[int, ...]:
+    """A hash for each full block of `block_tokens` tokens; equal hashes mean an equal beginning, and one `adapter`, by
+    which keys and values were computed. 0: no blocks at all.
 
     The hashes hold within one process only, as a cache does.
     """
-    return tuple(_chained_hashes(tokens, block_tokens)) if block_tokens > 0 else ()
+    return tuple(_chained_hashes(tokens, block_tokens, adapter)) if block_tokens > 0 else ()
 
 
-def _chained_hashes(tokens: Sequence[str], block_tokens: int) -> Iterator[int]:
-    parent = 0
+def _chained_hashes(tokens: Sequence[str], block_tokens: int, adapter: str) -> Iterator[int]:
+    parent = hash(adapter) if adapter else 0
     for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
         parent = hash((parent, *islice(tokens, start, start + block_tokens)))
         yield parent

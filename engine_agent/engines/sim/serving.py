@@ -7,7 +7,8 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -84,11 +85,19 @@ class ApiServer:
     """The application."""
 
     def __init__(
-        self, engine: Engine, faults: Faults, health: HealthPage, model: str, max_model_len: int, seed: int
+        self,
+        engine: Engine,
+        faults: Faults,
+        health: HealthPage,
+        model: str,
+        max_model_len: int,
+        seed: int,
+        adapters: Sequence[str] = (),
     ) -> None:
         self._engine = engine
         self._faults = faults
         self._model = model
+        self._adapters = frozenset(adapters)
         self._max_model_len = max_model_len
         self._seed = seed
         self._random = random.Random(seed)
@@ -114,7 +123,8 @@ class ApiServer:
             ("GET", "/health"): health,
             ("GET", "/metrics"): self._metrics,
         }
-        self._model_path = f"/v1/models/{model}"
+        cards = (model_card(name, self._created, max_model_len, model) for name in (model, *adapters))
+        self._cards = {f"/v1/models/{card['id']}": card for card in cards}
 
     @staticmethod
     def _same(paths: tuple[str, ...], app: App) -> Routes:
@@ -139,7 +149,7 @@ class ApiServer:
             await fail(503, str(error), None, "engine_gave_up")
 
     def _route(self, scope: Scope) -> App:
-        if (scope["method"], scope["path"]) == ("GET", self._model_path):
+        if scope["method"] == "GET" and scope["path"] in self._cards:
             return self._card
         route = find_route(self._routes, scope)
         if isinstance(route, int):
@@ -148,10 +158,10 @@ class ApiServer:
         return route
 
     async def _models(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await respond(send, 200, models_body(self._model, self._created, self._max_model_len))
+        await respond(send, 200, models_body(self._cards.values()))
 
-    async def _card(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await respond(send, 200, msgspec.json.encode(model_card(self._model, self._created, self._max_model_len)))
+    async def _card(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        await respond(send, 200, msgspec.json.encode(self._cards[scope["path"]]))
 
     async def _version(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await respond(send, 200, msgspec.json.encode({"version": VERSION}))
@@ -162,7 +172,7 @@ class ApiServer:
 
     async def _generate(self, start: Start, _scope: Scope, receive: Receive, send: Send) -> None:
         request, answers, writer = start(await read_body(receive), uuid.uuid4().hex, self._plan)
-        run = Run(self._engine)
+        run = Run(self._engine, request.model if request.model in self._adapters else "")
         run.answer(request, answers)
         write = write_stream if request.stream else write_whole
         async with run.watching(receive):
@@ -204,7 +214,8 @@ class ApiServer:
 
     def _plan(self, request: GenerationRequest) -> tuple[Answer, ...]:
         self._admit(request.model)
-        answers = plan_answers(request, self._seed, self._max_model_len, self._engine.effects.wrong_answer)
+        seed = self._seed + (zlib.crc32(request.model.encode()) if request.model in self._adapters else 0)
+        answers = plan_answers(request, seed, self._max_model_len, self._engine.effects.wrong_answer)
         if request.return_token_ids:
             self._remember(request.prompts, answers)
         return answers
@@ -222,7 +233,7 @@ class ApiServer:
             raise BadRequest("injected fault: error", status=500, code="injected_fault")
 
     def _check_model(self, model: str | None) -> None:
-        if model not in {None, self._model}:
+        if model not in {None, self._model} and model not in self._adapters:
             message = f"The model `{model}` does not exist."
             raise BadRequest(message, param="model", status=404, code="model_not_found")
 

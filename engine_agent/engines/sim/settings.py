@@ -41,8 +41,8 @@ class Endpoint:
 @dataclass(frozen=True)
 class Settings:
     """One engine process. Times in seconds; `leader` is where the followers meet the leader, `fingerprint` what this
-    rank runs, `fault` one that the leader has from its start, as a bad version has it. `certificate` is what a leader
-    meets its followers with."""
+    rank runs, `adapters` the names that are served beside `served_model`, `fault` one that the leader has from its
+    start, as a bad version has it. `certificate` is what a leader meets its followers with."""
 
     node_id: str
     cell: str
@@ -62,6 +62,7 @@ class Settings:
     rendezvous_timeout_s: float
     max_model_len: int
     fault: Fault | None
+    adapters: tuple[str, ...]
     model: ModelParameters
 
     @property
@@ -101,11 +102,12 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str] = os.envi
     except BadCertificate as error:
         parser.error(f"environment variable {CELL_CERTIFICATE_VARIABLE} {error}")
     return Settings(
-        **_taken_from(options, Settings, besides={"role", "secret", "certificate", "fingerprint", "model"}),
+        **_taken_from(options, Settings, besides={"role", "secret", "certificate", "fingerprint", "adapters", "model"}),
         role=role,
         secret=secret,
         certificate=certificate,
         fingerprint=fingerprint,
+        adapters=tuple(options.adapter),
         model=ModelParameters(**_taken_from(options, ModelParameters)),
     )
 
@@ -132,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--port", type=_port, required=True)
     serving.add_argument("--admin-port", type=_port, required=True)
     serving.add_argument("--served-model", required=True)
+    serving.add_argument("--adapter", action="append", default=[], help="name of a LoRA adapter; may be repeated")
     serving.add_argument("--max-model-len", type=_positive_count, default=8192, help="prompt and answer, in tokens")
     serving.add_argument("--grace-s", type=_not_negative, default=5.0, help="for requests in flight after SIGTERM")
     serving.add_argument("--fault", type=_fault, help="JSON as for POST /fault; in the leader from its start")

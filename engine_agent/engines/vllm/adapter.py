@@ -12,7 +12,7 @@ from engine_agent.engines.base import (
     member_health_url,
 )
 from engine_agent.engines.plan_artifacts import after_fetching, local_folder, read_in_place, with_local_draft
-from engine_agent.protocol.messages import Artifact, Assignment
+from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan
 
 
 class VllmAdapter:
@@ -39,6 +39,7 @@ class VllmAdapter:
             *("--model-dir", str(local_folder(artifact, context.cache))),
             *("--digest", artifact.digest),
             *_draft(assignment.plan.draft, context.cache),
+            *_adapters(assignment.plan, context.cache),
             "--",
             *with_local_draft(assignment.plan.args, assignment.plan, context.cache),
         )
@@ -49,6 +50,18 @@ class VllmAdapter:
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `EngineAdapter.health_url`."""
         return member_health_url(assignment, context)
+
+
+def _adapters(plan: EnginePlan, cache: Path) -> tuple[str, ...]:
+    """Raises:
+    EngineUnavailable: an adapter has no weights, or they cannot be had.
+    """
+    words: list[str] = []
+    for adapter in plan.adapters:
+        if adapter.artifact is None:
+            raise EngineUnavailable(f"the plan's adapter {adapter.name} names no artifact to load")
+        words += ["--adapter", adapter.name, str(local_folder(adapter.artifact, cache)), adapter.artifact.digest]
+    return tuple(words)
 
 
 def _draft(draft: Artifact | None, cache: Path) -> tuple[str, ...]:

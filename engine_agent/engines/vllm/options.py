@@ -20,7 +20,8 @@ JOIN_TIMEOUT_S = 120.0
 class ServeOptions:
     """The launcher's own options; `vllm_args` is what followed `--`. `leader_*` is where followers meet the leader.
 
-    `draft` is folder and digest of a second model that `vllm_args` name, to be checked like the first.
+    `draft` is folder and digest of a second model that `vllm_args` name, to be checked like the first; `adapters` are
+    name, folder and digest of each LoRA adapter.
     """
 
     node_id: str
@@ -40,6 +41,7 @@ class ServeOptions:
     join_timeout_s: float = JOIN_TIMEOUT_S
     hang_s: float = HANG_S
     draft: tuple[str, str] | None = None
+    adapters: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def role(self) -> MemberRole:
@@ -82,11 +84,12 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> S
     except ValueError:
         parser.error(f"environment variable {HANG_VARIABLE}: {environment[HANG_VARIABLE]!r} is no number of seconds")
     leader_address, leader_port = read.leader or ("", 0)
-    fields = {name: value for name, value in vars(read).items() if name not in ("role", "leader", "draft")}
+    fields = {name: value for name, value in vars(read).items() if name not in ("role", "leader", "draft", "adapter")}
     return ServeOptions(
         **fields,
         vllm_args=tuple(vllm_args),
         draft=tuple(read.draft) if read.draft else None,
+        adapters=tuple((name, folder, digest) for name, folder, digest in read.adapter),
         leader_address=leader_address,
         leader_port=leader_port,
         hang_s=hang_s,
@@ -110,6 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model-dir", required=True, type=Path)
     parser.add_argument("--digest", required=True, help="sha256:… of the artifact's manifest")
     parser.add_argument("--draft", nargs=2, metavar=("DIR", "DIGEST"), help="a draft model that vLLM's options name")
+    parser.add_argument(
+        "--adapter", nargs=3, action="append", default=[], metavar=("NAME", "DIR", "DIGEST"), help="a LoRA adapter"
+    )
     return parser
 
 

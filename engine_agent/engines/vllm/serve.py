@@ -11,6 +11,7 @@ ended by itself; 0 is what vLLM makes of everything else.
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import socket
@@ -100,8 +101,18 @@ def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
         *("--allowed-media-domains", NO_HOST),
         *own,
         *_executor(options),
+        *_adapter_modules(options),
         *options.vllm_args,
     ]
+
+
+def _adapter_modules(options: ServeOptions) -> tuple[str, ...]:
+    """As JSON, for a path may hold what `name=path` cannot; so the list of models names their parent, too."""
+    modules = (
+        json.dumps({"name": name, "path": folder, "base_model_name": options.served_model})
+        for name, folder, _ in options.adapters
+    )
+    return ("--lora-modules", *modules) if options.adapters else ()
 
 
 def _executor(options: ServeOptions) -> tuple[str, ...]:
@@ -179,7 +190,7 @@ def check_artifact(folder: Path, digest: str) -> None:
 
 
 def check_artifacts(options: ServeOptions) -> None:
-    """Read every weight file of the model, and of its draft if it has one.
+    """Read every weight file of the model, of its draft if it has one, and of its adapters.
 
     Raises:
         CannotServe: a folder is not the artifact that the plan names.
@@ -187,6 +198,8 @@ def check_artifacts(options: ServeOptions) -> None:
     check_artifact(options.model_dir, options.digest)
     if options.draft is not None:
         folder, digest = options.draft
+        check_artifact(Path(folder), digest)
+    for _, folder, digest in options.adapters:
         check_artifact(Path(folder), digest)
 
 

@@ -9,7 +9,7 @@ from engine_agent.ingress.applications import Applications
 from engine_agent.ingress.config import map_file, render, structure_of
 from engine_agent.ingress.desired import EMPTY_DESIRED, desired_from
 from engine_agent.ingress.settings import IngressSettings
-from engine_agent.protocol.ingress_messages import Affinity, RoutingTable, Split
+from engine_agent.protocol.ingress_messages import Affinity, PoolAdapter, RoutingTable, Split
 from engine_agent.protocol.states import PlainHttp
 from tests.engine_agent.authority import FLEET
 from tests.engine_agent.ingress.keyed import keyed
@@ -23,6 +23,7 @@ EVERYTHING = msgspec.structs.replace(
             cells=(msgspec.structs.replace(CELL, node="n-0a1b2c3d"),),
             spill=tuple(msgspec.structs.replace(target, ingress=f"i-{target.region}") for target in POOL.spill),
             affinity=Affinity(),
+            adapters=(PoolAdapter("tuned", parent="chat", cells=("c-1-g3",)),),
         ),
     ),
     splits=(Split("any", {POOL.name: 1}),),
@@ -104,6 +105,7 @@ def test_only_pools_limits_settings_and_what_is_in_use_are_structure() -> None:
         msgspec.structs.replace(TABLE, hop_secrets=("e" * 40,)),
     ]
     others = [
+        with_pool(adapters=(PoolAdapter("tuned", parent="chat"),)),
         msgspec.structs.replace(TABLE, keys=(keyed().entry,)),
         msgspec.structs.replace(TABLE, keys_required=True),
         msgspec.structs.replace(TABLE, splits=(Split("c", {POOL.name: 1}),)),
@@ -128,7 +130,12 @@ def test_keys_and_splits_and_bounds_change_in_place() -> None:
         msgspec.structs.replace(EVERYTHING, keys_required=True),
         msgspec.structs.replace(EVERYTHING, splits=(Split("other", {POOL.name: 3}),)),
         msgspec.structs.replace(
-            EVERYTHING, pools=(msgspec.structs.replace(POOL, cells=(), affinity=Affinity(load_bound=2.0)),)
+            EVERYTHING,
+            pools=(
+                msgspec.structs.replace(
+                    POOL, cells=(), affinity=Affinity(load_bound=2.0), adapters=(PoolAdapter("a", parent="chat"),)
+                ),
+            ),
         ),
     ]
     assert len({structure_of(desired_from(table), SETTINGS) for table in same}) == 1

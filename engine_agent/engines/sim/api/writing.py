@@ -1,6 +1,6 @@
 """What the answers of all families share: usage, events, errors, log probabilities, and what a writer of answers is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -94,19 +94,20 @@ def prompt_logprobs(prompt: Prompt, top: int) -> list[Any]:
     return bodies
 
 
-def models_body(model: str, created: int, max_model_len: int) -> bytes:
+def models_body(cards: Iterable[dict[str, Any]]) -> bytes:
     """GET /v1/models."""
-    return msgspec.json.encode({"object": "list", "data": [model_card(model, created, max_model_len)]})
+    return msgspec.json.encode({"object": "list", "data": list(cards)})
 
 
-def model_card(model: str, created: int, max_model_len: int) -> dict[str, Any]:
-    """GET /v1/models/{model}."""
+def model_card(name: str, created: int, max_model_len: int, base: str) -> dict[str, Any]:
+    """GET /v1/models/{model}, of the model `base` itself or of an adapter of it: vLLM's, where an adapter's `root` is a
+    path and it has no `max_model_len`."""
     return {
-        "id": model,
+        "id": name,
         "object": "model",
         "created": created,
         "owned_by": "switchyard",
-        "root": model,
-        "parent": None,
+        "root": name,
+        "parent": None if name == base else base,
         "max_model_len": max_model_len,
     }

@@ -16,7 +16,7 @@ from engine_agent.engines.usage_ledger import UsageLedger
 from engine_agent.protocol.exchange_usage import EXCHANGE_HEADER
 from engine_agent.protocol.held_questions import StateWatch
 
-MODEL = "m"
+MODEL, ADAPTER = "m", "acme/tuned"
 FAST = ModelParameters(prefill_tokens_per_s=1e9, decode_step_ms=1e-6, decode_step_per_seq_ms=0, max_num_seqs=256)
 
 
@@ -28,7 +28,8 @@ class Application:
         self.engine = Engine(parameters, self.meters)
         self.engine.open()
         watch = StateWatch(lambda: "")
-        self._server = UsageLedger(ApiServer(self.engine, Faults(), HealthPage(lambda: "", watch), MODEL, 8192, seed=7))
+        health = HealthPage(lambda: "", watch)
+        self._server = UsageLedger(ApiServer(self.engine, Faults(), health, MODEL, 8192, seed=7, adapters=(ADAPTER,)))
         self.headers: dict[bytes, bytes] = {}
         """Of the last answer."""
 

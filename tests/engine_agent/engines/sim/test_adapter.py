@@ -3,10 +3,12 @@
 import sys
 
 import pytest
+from msgspec import structs
 
 from engine_agent.engines.base import EngineUnavailable
 from engine_agent.engines.sim.adapter import SimAdapter
-from engine_agent.protocol.messages import EnginePlan
+from engine_agent.engines.sim.settings import parse_settings
+from engine_agent.protocol.messages import EnginePlan, PlanAdapter
 from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN, rendezvous_port
 from tests.engine_agent.engines.contexts import PORT_BASE, context, peer
 from tests.engine_agent.orders import assignment
@@ -29,6 +31,13 @@ def test_a_leader_listens_for_its_followers() -> None:
     assert option(argv, "--port") == str(PORT_BASE + ENGINE)
     assert option(argv, "--admin-port") == str(PORT_BASE + ENGINE_ADMIN)
     assert argv[-2:] == ("--seed", "7")
+
+
+def test_adapters_are_named_before_the_plans_own_arguments() -> None:
+    plan = structs.replace(PLAN, adapters=(PlanAdapter("acme/tuned"), PlanAdapter("acme/other")))
+    argv = SimAdapter().launch(assignment(plan=plan), context()).argv
+    assert argv[-6:] == ("--adapter", "acme/tuned", "--adapter", "acme/other", "--seed", "7")
+    assert parse_settings(argv[3:], {}).adapters == ("acme/tuned", "acme/other")
 
 
 def test_a_follower_goes_to_its_leader() -> None:

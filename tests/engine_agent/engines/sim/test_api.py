@@ -14,7 +14,7 @@ from openai.types.responses import Response
 from openai.types.responses.response_stream_event import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.engine_agent.engines.sim.in_process import MODEL, Application, application
+from tests.engine_agent.engines.sim.in_process import ADAPTER, MODEL, Application, application
 
 pytestmark = pytest.mark.asyncio
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -263,10 +263,33 @@ async def test_a_model_says_how_long_its_context_is_and_the_version_is_known() -
         missing, _ = await served.send("/v1/models/other", b"", "GET")
         _, version = await served.send("/version", b"", "GET")
 
-    assert json.loads(models)["data"] == [json.loads(model)]
+    assert json.loads(models)["data"][0] == json.loads(model)
     assert json.loads(model)["max_model_len"] == 8192
     assert missing == 404
     assert json.loads(version) == {"version": "sim"}
+
+
+async def test_an_adapter_is_listed_under_its_model_and_answers_under_its_own_name() -> None:
+    body = {"messages": [{"role": "user", "content": "why? " * 40}], "seed": 1}
+    async with application() as served:
+        _, models = await served.send("/v1/models", b"", "GET")
+        _, card = await served.send(f"/v1/models/{ADAPTER}", b"", "GET")
+        base, tuned = await served.ask(CHAT, **body), await served.ask(CHAT, model=ADAPTER, **body)
+        again = await served.ask(CHAT, model=ADAPTER, **body)
+        status, missing = await served.send(CHAT, json.dumps({"model": "acme/other", **body}).encode())
+
+    assert [(each["id"], each["root"], each["parent"]) for each in json.loads(models)["data"]] == [
+        (MODEL, MODEL, None),
+        (ADAPTER, ADAPTER, MODEL),
+    ]
+    assert json.loads(card)["parent"] == MODEL
+    assert (base["model"], tuned["model"]) == (MODEL, ADAPTER)
+    texts = [answer["choices"][0]["message"]["content"] for answer in (base, tuned, again)]
+    assert texts[0] != texts[1] == texts[2]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (base, tuned, again)]
+    assert cached[:2] == [0, 0], "what the model left in the cache is of no use to its adapter"
+    assert cached[2] > 0
+    assert (status, json.loads(missing)["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_an_error_of_messages_is_anthropics() -> None:

@@ -11,7 +11,7 @@ from msgspec import structs
 from engine_agent.engines.base import EngineUnavailable
 from engine_agent.engines.vllm.adapter import VllmAdapter
 from engine_agent.engines.vllm.options import parse
-from engine_agent.protocol.messages import Artifact, EnginePlan
+from engine_agent.protocol.messages import Artifact, EnginePlan, PlanAdapter
 from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN, rendezvous_port
 from engine_agent.protocol.states import MemberRole
 from tests.engine_agent.engines.contexts import PORT_BASE, context, peer
@@ -52,6 +52,29 @@ def test_the_launcher_understands_what_the_adapter_says() -> None:
     assert str(options.model_dir) == "/cache/the model-12"
     assert options.digest == "sha256:12"
     assert options.vllm_args == ("--max-model-len", "2048")
+
+
+def test_adapters_are_fetched_and_told_to_the_launcher_with_where_they_lie() -> None:
+    far = Artifact("s3://bucket/tuned", f"sha256:{'7' * 64}")
+    adapters = (PlanAdapter("acme/tuned", far), PlanAdapter("near", Artifact("file:///cache/near", "sha256:34")))
+    given = assignment(plan=structs.replace(plan(Artifact("file:///cache/model", "sha256:12")), adapters=adapters))
+    launch = VllmAdapter().launch(given, NODE)
+    own, _, engine = " ".join(launch.argv).partition(" -- ")
+    assert own.endswith(f"--fetch s3://bucket/tuned sha256:{'7' * 64}")
+    options = parse(engine.split()[3:])
+    assert [(name, digest) for name, _, digest in options.adapters] == [
+        ("acme/tuned", f"sha256:{'7' * 64}"),
+        ("near", "sha256:34"),
+    ]
+    assert options.adapters[0][1].startswith(str(NODE.cache))
+    assert options.adapters[1][1] == "/cache/near"
+    assert [str(path) for path in launch.reads] == ["/cache/model", "/cache/near"]
+
+
+def test_an_adapter_without_weights_is_not_served() -> None:
+    given = assignment(plan=structs.replace(plan(ARTIFACT), adapters=(PlanAdapter("acme/tuned"),)))
+    with pytest.raises(EngineUnavailable, match="adapter acme/tuned names no artifact to load"):
+        VllmAdapter().launch(given, NODE)
 
 
 def test_the_environment_is_the_plans_and_the_nodes() -> None:

@@ -1,5 +1,6 @@
 """The launcher refuses clearly and prepares what a node must."""
 
+import json
 import os
 import shutil
 import socket
@@ -113,6 +114,27 @@ def test_the_plans_options_come_last() -> None:
     argv = vllm_argv(options("--max-model-len", "2048"))
     assert argv[:4] == ["--model", "/model", "--served-model-name", "smollm2"]
     assert argv[-2:] == ["--max-model-len", "2048"]
+
+
+def test_adapters_are_named_with_their_paths_and_their_model() -> None:
+    more = ("--adapter", "acme/tuned", "/cache/a,b=c", "sha256:11", "--adapter", "other", "/cache/o", "sha256:22")
+    argv = vllm_argv(parse(command_line(34003, Path("/model"), "sha256:00", *more, "--", "--max-loras", "2")))
+    at = argv.index("--lora-modules")
+    assert [json.loads(module) for module in argv[at + 1 : at + 3]] == [
+        {"name": "acme/tuned", "path": "/cache/a,b=c", "base_model_name": "smollm2"},
+        {"name": "other", "path": "/cache/o", "base_model_name": "smollm2"},
+    ]
+    assert argv[at + 3 :] == ["--max-loras", "2"]
+    assert "--lora-modules" not in vllm_argv(options())
+
+
+def test_an_adapter_that_is_another_than_its_digest_says_is_not_loaded(
+    artifact: tuple[Path, str], free_port: int
+) -> None:
+    folder, digest = artifact
+    ended = launched([*command_line(free_port, folder, digest), "--adapter", "tuned", str(folder), "sha256:00"])
+    assert ended.returncode == 4
+    assert f"will not load {folder}" in ended.stderr
 
 
 def test_the_api_listens_on_loopback_whatever_the_nodes_address_is() -> None:
