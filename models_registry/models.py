@@ -7,6 +7,7 @@ from types import MappingProxyType
 from django.db import models
 
 from kernel.tones import Tone
+from models_registry.planning.adapters import adapter_names
 from models_registry.planning.lifecycle import VALIDATION_TONE, VERSION_TONE, ValidationState, VersionState, choices
 from models_registry.planning.version_spec import HeadCounts, VersionSpec
 
@@ -76,6 +77,11 @@ class ModelVersion(models.Model):
     def reference(self) -> str:
         """Its name on screens and in the API: `model@version`."""
         return f"{self.model_id}@{self.version}"
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """What its adapters are called."""
+        return adapter_names(self.adapters)
 
     @property
     def tone(self) -> Tone:

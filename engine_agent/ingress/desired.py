@@ -384,7 +384,7 @@ def _entry(model: str, pools: tuple[Pool, ...], adapter: PoolAdapter | None = No
     return {
         "id": model,
         "object": "model",
-        "created": adapter.created_at if adapter else max((pool.created_at for pool in pools), default=0),
+        "created": max((pool.created_at for pool in pools), default=0),
         "owned_by": "switchyard",
         **({"parent": adapter.parent} if adapter else {}),
         **({"max_model_len": min(lengths)} if lengths and all(lengths) else {}),

@@ -153,13 +153,11 @@ class PoolAdapter(Struct, frozen=True, omit_defaults=True):
 
     `parent` is a name of that model. `cells` are those that have it, by the names of their starts
     (`cell_server_name`), while not every cell of the deployment does; None: all of them have it, in every region.
-    `created_at` as in `Pool`.
     """
 
     name: str
     parent: str
     cells: tuple[str, ...] | None = None
-    created_at: Count = 0
 
 
 class Pool(Struct, frozen=True, omit_defaults=True):

@@ -28,6 +28,7 @@ from fleet.planning.provider_limits import provider_limits
 from fleet.planning.states import CellState
 from fleet.selectors.model_version import version_fit
 from fleet.selectors.rollout import ACTIVE
+from fleet.selectors.served_names import check_names_free
 from fleet.services.instance_type import instance_type_named
 from kernel import hints, live
 from kernel.events import event_record
@@ -58,7 +59,8 @@ def deployment_create(
 
     Raises:
         InvalidInput: an unknown version, instance type, region or market, a version that does not fit, a broken policy
-            or range, markets for a region that has none.
+            or range, markets for a region that has none, or a name, of it or of an adapter, that applications ask
+            others for.
         Conflict: the name is taken, or the version was retired meanwhile.
     """
     kind = instance_type_named(instance_type)
@@ -75,6 +77,7 @@ def deployment_create(
     try:
         with transaction.atomic():
             version_hold(version_id=version.pk, allow_unreleased=allow_unreleased)
+            check_names_free(name, version, field="name")
             deployment = Deployment.objects.create(
                 name=name, model_version=version, instance_type=kind, created_at=now, **columns
             )

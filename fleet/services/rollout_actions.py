@@ -17,6 +17,7 @@ from fleet.planning.rollout.waves import progress_of
 from fleet.planning.states import CellState, RolloutState
 from fleet.selectors.model_version import version_fit
 from fleet.selectors.rollout import ACTIVE, rollout_view
+from fleet.selectors.served_names import check_names_free
 from fleet.selectors.snapshot import deployment_view
 from fleet.services.rollout import rollout_event, rollout_locked, rollout_save
 from kernel import hints, live
@@ -43,7 +44,8 @@ def rollout_propose(
     """Check what a rollout to this version (`model@version`) would need. Changes nothing.
 
     Raises:
-        InvalidInput: an unknown deployment or version, one that cannot run there, or a policy that breaks a rule.
+        InvalidInput: an unknown deployment or version, one that cannot run there or has an adapter whose name is
+            taken, or a policy that breaks a rule.
     """
     row = Deployment.objects.select_related("instance_type", "model_version").filter(name=deployment).first()
     if row is None:
@@ -55,6 +57,7 @@ def rollout_propose(
         field="version",
         model=row.model_version.reference,
     )
+    check_names_free(row.name, chosen, field="version")
     try:
         whole = parse_policy(policy, row.policy())
     except InvalidPolicy as wrong:

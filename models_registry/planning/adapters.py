@@ -37,6 +37,11 @@ class VersionAdapter:
         return PlanAdapter(self.name, self.artifact)
 
 
+def adapter_names(stated: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Names of adapters that a version was stored with, which were read before they were stored."""
+    return tuple(str(one["name"]) for one in stated)
+
+
 def read_adapters(
     reference: str, engine: str, stated: Sequence[Mapping[str, Any]], *, loads_weights: bool
 ) -> tuple[VersionAdapter, ...]:

@@ -6,12 +6,20 @@ case: a region that may not serve an origin's requests is no target of it, not e
 """
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint, Pool, SpillTarget, Split
+from engine_agent.protocol.ingress_messages import (
+    Affinity,
+    CellEndpoint,
+    Pool,
+    PoolAdapter,
+    SpillTarget,
+    Split,
+    cell_server_name,
+)
 from traffic.planning.matrix import Matrix, whole_row
 from traffic.planning.traffic_policy import TrafficPolicy
 
@@ -31,18 +39,22 @@ class RoutableCell:
     address: str
     port: int
     max_connections: int
+    adapters: tuple[str, ...] = ()
+    """Of its version."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedDeployment:
     """A deployment as traffic sees it: the model names that reach it, its class, and what applications read of its
-    version: the most tokens of a request with its answer, and since when it exists, in seconds since 1970."""
+    version: the most tokens of a request with its answer, and since when it exists, in seconds since 1970. `adapters`
+    are its version's."""
 
     name: str
     models: tuple[str, ...]
     serving_class: str
     max_model_len: int = 0
     created_at: int = 0
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,7 @@ def plan_pools(
         if cell.state in ROUTED:
             by_pool[cell.deployment, cell.region].append(cell)
     named = resolve_model_names(deployments)
+    named = resolve_adapters(named, by_pool)
     by_region: dict[str, list[IngressAddress]] = defaultdict(list)
     for ingress in sorted(ingresses, key=lambda ingress: ingress.id):
         by_region[ingress.region].append(ingress)
@@ -119,6 +132,43 @@ def resolve_model_names(deployments: Iterable[ServedDeployment]) -> list[ServedD
         for model in deployment.models:
             owners.setdefault(model, deployment.name)
     return [replace(one, models=tuple(model for model in one.models if owners[model] == one.name)) for one in ordered]
+
+
+CellsByPool = Mapping[tuple[str, str], Sequence[RoutableCell]]
+"""Deployment and region -> its routed cells there."""
+
+
+def resolve_adapters(deployments: Iterable[ServedDeployment], by_pool: CellsByPool) -> list[ServedDeployment]:
+    """The same deployments, each with the adapters that lead to it alone: its version's and those of its cells, less
+    names of models. Services refuse names that are taken; where two got one all the same, the first deployment has it.
+    """
+    served = list(deployments)
+    taken = {model for deployment in served for model in deployment.models}
+    of_cells: dict[str, set[str]] = defaultdict(set)
+    for (deployment_name, _), cells in by_pool.items():
+        of_cells[deployment_name].update(name for cell in cells for name in cell.adapters)
+    resolved = []
+    for deployment in served:
+        own = sorted({*deployment.adapters, *of_cells[deployment.name]} - taken)
+        taken.update(own)
+        resolved.append(replace(deployment, adapters=tuple(own)))
+    return resolved
+
+
+def _pool_adapters(deployment: ServedDeployment, region: str, by_pool: CellsByPool) -> Iterator[PoolAdapter]:
+    """An adapter that a cell anywhere lacks names the cells here that have it: other regions may not be able to help.
+    Cells that drain get nothing new in any case."""
+    if not deployment.adapters:
+        return
+    everywhere = [cell for (name, _), cells in by_pool.items() if name == deployment.name for cell in cells]
+    taking = [cell for cell in everywhere if cell.state == "ready"]
+    for adapter in deployment.adapters:
+        if all(adapter in cell.adapters for cell in taking):
+            yield PoolAdapter(adapter, deployment.models[-1])
+            continue
+        here = by_pool.get((deployment.name, region), ())
+        holders = sorted(cell_server_name(cell.id, cell.generation) for cell in here if adapter in cell.adapters)
+        yield PoolAdapter(adapter, deployment.models[-1], tuple(holders))
 
 
 def _pool(
@@ -159,6 +209,7 @@ def _pool(
         affinity=None if steering.policy.load_bound is None else Affinity(steering.policy.load_bound),
         max_model_len=deployment.max_model_len,
         created_at=deployment.created_at,
+        adapters=tuple(_pool_adapters(deployment, region, by_pool)),
     )
 
 
@@ -224,4 +275,14 @@ def _pool_changes(name: str, old: Pool | None, new: Pool | None) -> list[str]:
         parts.append(f"{name} {'keeps prefixes together' if new.affinity else 'goes by fewest requests alone'}")
     if old is not None and (old.max_model_len, old.created_at) != (new.max_model_len, new.created_at):
         parts.append(f"{name} is listed with {new.max_model_len} tokens")
+    return [*parts, *_adapter_changes(old.adapters if old else (), new.adapters)]
+
+
+def _adapter_changes(before: tuple[PoolAdapter, ...], after: tuple[PoolAdapter, ...]) -> list[str]:
+    was, now = ({adapter.name: adapter for adapter in adapters} for adapters in (before, after))
+    parts = [f"adapter {name} is no longer served" for name in was if name not in now]
+    for name, adapter in now.items():
+        if was.get(name) != adapter:
+            holders = "every cell" if adapter.cells is None else ", ".join(adapter.cells) or "no cell here"
+            parts.append(f"adapter {name}: {holders}")
     return parts

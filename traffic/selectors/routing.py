@@ -24,6 +24,7 @@ def served_deployments() -> list[ServedDeployment]:
             serving_class=deployment.serving_class,
             max_model_len=deployment.model_version.spec().max_model_len,
             created_at=int(deployment.model_version.created_at.timestamp()),
+            adapters=deployment.model_version.adapter_names,
         )
         for deployment in Deployment.objects.select_related("model_version")
     ]

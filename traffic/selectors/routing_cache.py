@@ -19,6 +19,7 @@ from fleet.planning.states import IncidentState
 from kernel.row_cache import FullLooks, RowCache, RowCaches
 from kernel.written_tables import WrittenTables
 from models_registry.models import ModelVersion
+from models_registry.planning.adapters import adapter_names
 from traffic.models import RoutingTable
 from traffic.planning.ingress import TableInForce
 from traffic.planning.key import KeyStanding
@@ -53,6 +54,14 @@ class KnownTable:
     problem: UnreadableTable | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """What of a cell's version its ingresses must know."""
+
+    max_concurrency: int
+    adapters: tuple[str, ...]
+
+
 class RoutingCache:
     """For one thread. `published`: what the last pass that had nothing to publish looked at."""
 
@@ -70,7 +79,7 @@ class RoutingCache:
         self._nodes = RowCache("fleet_node", ("id", "address", "port_base"), kept="port_base IS NOT NULL")
         self._routed = RowCaches(self._cells, self._leaders, self._nodes)
         self._written = WrittenTables(_SELDOM_WRITTEN)
-        self._concurrency: dict[int, int] = {}
+        self._versions: dict[int, ServedVersion] = {}
         self._routable: list[RoutableCell] = []
         self._tables: dict[str, KnownTable] = {}
         self.published: object = None
@@ -112,9 +121,9 @@ class RoutingCache:
     def routable_cells(self) -> list[RoutableCell]:
         """The same list as before where nothing has changed. A cell whose leader has no ports yet cannot be routed."""
         changed = self._routed.refresh()
-        concurrency = self._written.get("concurrency", (_VERSIONS,), _concurrencies)
-        if any(changed) or concurrency is not self._concurrency:
-            self._concurrency = concurrency
+        versions = self._written.get("versions", (_VERSIONS,), _versions)
+        if any(changed) or versions is not self._versions:
+            self._versions = versions
             self._routable = [self._cell(*leader) for leader in self._leaders.rows.values() if self._is_there(*leader)]
         return self._routable
 
@@ -144,7 +153,7 @@ class RoutingCache:
         return steerings((deployment.name for deployment in self.deployments()), now, self._written)
 
     def _is_there(self, cell: str, node: str) -> bool:
-        return cell in self._cells.rows and node in self._nodes.rows and self._cells.rows[cell][4] in self._concurrency
+        return cell in self._cells.rows and node in self._nodes.rows and self._cells.rows[cell][4] in self._versions
 
     def _cell(self, cell: str, node: str) -> RoutableCell:
         deployment, region, state, generation, version = self._cells.rows[cell]
@@ -158,12 +167,14 @@ class RoutingCache:
             node=node,
             address=address,
             port=port_base + PROXY,
-            max_connections=self._concurrency[version],
+            max_connections=self._versions[version].max_concurrency,
+            adapters=self._versions[version].adapters,
         )
 
 
-def _concurrencies() -> dict[int, int]:
-    return dict(ModelVersion.objects.values_list("pk", "max_concurrency"))
+def _versions() -> dict[int, ServedVersion]:
+    rows = ModelVersion.objects.values_list("pk", "max_concurrency", "adapters")
+    return {pk: ServedVersion(most, adapter_names(adapters)) for pk, most, adapters in rows}
 
 
 def _known(table: RoutingTable) -> KnownTable:

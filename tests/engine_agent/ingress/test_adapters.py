@@ -29,7 +29,7 @@ TUNED = "acme/tuned"
 def with_adapter(served: Pool, *holders: FakeCell, name: str = TUNED, everywhere: bool = False) -> Pool:
     """The pool with an adapter that these of its cells have, or all."""
     starts = None if everywhere else tuple(cell_server_name(cell.name, cell.generation) for cell in holders)
-    return msgspec.structs.replace(served, adapters=(PoolAdapter(name, "demo", starts, created_at=7),))
+    return msgspec.structs.replace(served, adapters=(PoolAdapter(name, "demo", starts),))
 
 
 def body(model: str = TUNED, **more: Any) -> bytes:
@@ -44,7 +44,7 @@ async def cells_of(ingress: RunningIngress, times: int = 8, **more: Any) -> set[
 
 
 def test_a_name_leads_to_its_pool_and_is_listed_with_its_parent() -> None:
-    maps = desired_from(with_pool(adapters=(PoolAdapter("tuned", "chat", created_at=7),))).maps
+    maps = desired_from(with_pool(adapters=(PoolAdapter("tuned", "chat"),), created_at=7)).maps
     assert maps[MODELS_MAP]["tuned"] == "pool.chat"
     assert maps[ADAPTERS_MAP] == {"tuned": "*"}
     assert json.loads(maps[LISTING_MAP]["=tuned"]) == {
