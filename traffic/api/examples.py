@@ -72,6 +72,7 @@ USAGE: dict[str, Any] = {
             "key": None,
             "deployment": None,
             "class": None,
+            "adapter": None,
             **USED,
         }
     ],

@@ -61,7 +61,8 @@ class UsageGroupSerializer(CountsSerializer):
     )
 
     def get_fields(self) -> dict[str, Any]:
-        return {**super().get_fields(), "class": serializers.CharField(allow_null=True)}
+        adapter = serializers.CharField(allow_null=True, help_text="Empty: the model itself.")
+        return {**super().get_fields(), "class": serializers.CharField(allow_null=True), "adapter": adapter}
 
 
 @extend_schema_serializer(many=False, examples=[OpenApiExample("usage", examples.USAGE, response_only=True)])

@@ -22,8 +22,9 @@ def default_thresholds() -> list[int]:
 
 
 class UsageCounts(models.Model):
-    """What one tenant, key, deployment and class used in some time. Every row counts something else, so any may be
-    added up. No key: requests without one. No deployment: what ingresses counted of a key before they knew it.
+    """What one tenant, key, deployment, class and adapter used in some time. Every row counts something else, so any
+    may be added up. No key: requests without one. No adapter: the model itself. No deployment: what ingresses counted
+    of a key before they knew it.
 
     Ingresses count `arrived`, of those `limited` (over a limit) and `failed` (answers of 5xx). Cells count the others:
     `requests` that they admitted, of those `errors`, `cancelled` (cut short) and `estimated` (no engine told their
@@ -35,6 +36,7 @@ class UsageCounts(models.Model):
     key = models.CharField(max_length=16, blank=True)
     deployment = models.CharField(max_length=96, blank=True)
     serving_class = models.CharField(max_length=16, blank=True)
+    adapter = models.CharField(max_length=64, blank=True)
     arrived = models.PositiveBigIntegerField(default=0)
     limited = models.PositiveBigIntegerField(default=0)
     failed = models.PositiveBigIntegerField(default=0)
@@ -52,7 +54,7 @@ class UsageCounts(models.Model):
         abstract = True
 
 
-ACCOUNT = ("tenant", "key", "deployment", "serving_class")
+ACCOUNT = ("tenant", "key", "deployment", "serving_class", "adapter")
 """What a row is about, beside its time."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from engine_agent.protocol.ingress_messages import ADAPTER_NAME
 from engine_agent.protocol.messages import OTHER_TENANTS, JsonObject
 from engine_agent.protocol.states import ServingClass
 
@@ -32,13 +33,14 @@ CLASSES = frozenset(each.value for each in ServingClass)
 
 
 class Account(NamedTuple):
-    """What a row of usage is about. No tenant and no key: requests without a key. No deployment and no class: what
-    ingresses counted of a key, before they knew either."""
+    """What a row of usage is about. No tenant and no key: requests without a key. No adapter: the model itself. No
+    deployment and no class: what ingresses counted of a key, before they knew either."""
 
     tenant: str
     key: str = ""
     deployment: str = ""
     serving_class: str = ""
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,13 @@ Marks = Mapping[Place, SourceTotals]
 
 @dataclass(frozen=True, slots=True)
 class CellRow:
-    """What the leader of a cell says of one tenant, key and class; `totals.subject` names these three."""
+    """What the leader of a cell says of one tenant, key, class and adapter; `totals.subject` names these four."""
 
     totals: SourceTotals
     tenant: str
     key: str
     serving_class: str
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +153,19 @@ def rows_of_cell(node: str, load: JsonObject | None) -> list[CellRow]:
 
 def _cell_row(node: str, row: JsonObject) -> CellRow | None:
     tenant, key = row.get("tenant", ""), row.get("key", "")
-    serving_class = row.get("serving_class", ServingClass.REALTIME.value)
+    serving_class, adapter = row.get("serving_class", ServingClass.REALTIME.value), row.get("adapter", "")
     named = isinstance(tenant, str) and isinstance(key, str) and serving_class in CLASSES
+    if not (isinstance(adapter, str) and (not adapter or ADAPTER_NAME.fullmatch(adapter))):
+        return None
     if not (named and (not tenant or TENANT_NAME.fullmatch(tenant)) and (not key or KEY_PREFIX.fullmatch(key))):
         return None
     counts = {name: row.get(f"{name}_total", 0) for name in CELL_FIELDS}
     if not are_counts(counts.values(), most=None):
         return None
     totals = {name: min(count, MOST) for name, count in counts.items()}
-    subject = f"{key or '@' + tenant}/{serving_class}"
+    subject = f"{key or '@' + tenant}/{serving_class}" + (f"/{adapter}" if adapter else "")
     since = str(row.get("since"))[:40]
-    return CellRow(SourceTotals(f"cell:{node}", subject, since, totals), tenant, key, serving_class)
+    return CellRow(SourceTotals(f"cell:{node}", subject, since, totals), tenant, key, serving_class, adapter)
 
 
 def are_counts(values: Iterable[Any], most: int | None = MOST) -> bool:

@@ -8,7 +8,7 @@ Tokens are bounded by the requests that are believed: a context of prompt and on
 token for each byte that ingresses exchanged with the deployment, because one request may hold many prompts or answers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from engine_agent.protocol.messages import OTHER_TENANTS
@@ -66,16 +66,22 @@ class KeyScope:
 
 
 def plan_claims(
-    rows: Iterable[CellRow], deployment: str, context_length: int, keys: Mapping[str, KeyScope]
+    rows: Iterable[CellRow],
+    deployment: str,
+    context_length: int,
+    keys: Mapping[str, KeyScope],
+    adapters: Container[str] = (),
 ) -> list[Claim]:
     """The rows of one leader that can be meant, each for whom its key is, whatever tenant the leader names. A row of a
-    tenant without a key, as older agents send them, is about any of the tenant's keys that open the deployment."""
+    tenant without a key, as older agents send them, is about any of the tenant's keys that open the deployment.
+    `adapters`: of the cell's version; a row of another one is the model's own."""
     claims = []
     for row in rows:
+        adapter = row.adapter if row.adapter in adapters else ""
         if row.key:
             drawn: tuple[str, ...] = (row.key,) if row.key in keys and keys[row.key].opens(deployment) else ()
         elif row.tenant in ("", OTHER_TENANTS):
-            account = Account(row.tenant, "", deployment, row.serving_class)
+            account = Account(row.tenant, "", deployment, row.serving_class, adapter)
             claims.append(Claim(row, account, context_length))
             continue
         else:
@@ -83,7 +89,7 @@ def plan_claims(
                 sorted(key for key, of in keys.items() if of.tenant == row.tenant and of.opens(deployment))
             )  # fmt: skip
         if drawn:
-            account = Account(keys[drawn[0]].tenant, row.key, deployment, row.serving_class)
+            account = Account(keys[drawn[0]].tenant, row.key, deployment, row.serving_class, adapter)
             claims.append(Claim(row, account, context_length, drawn))
     return claims
 

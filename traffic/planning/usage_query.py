@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from engine_agent.protocol.states import ServingClass
 
-DIMENSIONS = ("tenant", "key", "deployment", "class")
+DIMENSIONS = ("tenant", "key", "deployment", "class", "adapter")
 """What rows are grouped and filtered by, in this order."""
 UNGROUPED = "none"
 DEFAULT_SPAN = timedelta(days=7)
@@ -51,7 +51,7 @@ class UsageQuery:
 
 
 def parse_usage_query(given: Mapping[str, str], now: datetime) -> UsageQuery:
-    """The query that these parameters state: `tenant`, `key`, `deployment`, `class`, `from`, `to`, `by`, `group`.
+    """The query that these parameters state: those of `DIMENSIONS`, `from`, `to`, `by`, `group`.
 
     Raises:
         BadQuery: one of them cannot be meant.

@@ -15,7 +15,7 @@ from traffic.models import CellHour, UsageDay, UsageHour
 from traffic.models.usage import AMOUNTS, COUNTS
 from traffic.planning.usage_query import By, UsageQuery
 
-COLUMN = {"tenant": "tenant", "key": "key", "deployment": "deployment", "class": "serving_class"}
+COLUMN = {"tenant": "tenant", "key": "key", "deployment": "deployment", "class": "serving_class", "adapter": "adapter"}
 """Dimension -> its column."""
 SUMMED = (*COUNTS, *AMOUNTS)
 _TRUNCATE = {By.HOUR: TruncHour, By.DAY: TruncDay, By.MONTH: TruncMonth}

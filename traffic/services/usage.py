@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import NamedTuple
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -13,6 +14,7 @@ from django.db.models import F, Q
 from fleet.models import NodeReport
 from kernel import live
 from kernel.leases import lease_release, lease_take, this_holder
+from models_registry.planning.adapters import adapter_names
 from traffic.models import ApplicationKey, CellHour, IngressReport, TokenPrice, UsageDay, UsageMark
 from traffic.models.usage import ACCOUNT, AMOUNTS, COUNTS
 from traffic.planning.budget import month_of
@@ -91,9 +93,13 @@ def usage_trim(*, now: datetime) -> None:
 
 
 def _count(now: datetime) -> int:
-    sent, rows = _sent(), _rows_of_leaders()
-    keys = _keys_of(sent, (row for _, _, of_leader in rows for row in of_leader))
-    claims = [claim for deployment, context, of in rows for claim in plan_claims(of, deployment, context, keys)]
+    sent, leaders = _sent(), _leaders()
+    keys = _keys_of(sent, (row for leader in leaders for row in leader.rows))
+    claims = [
+        claim
+        for leader in leaders
+        for claim in plan_claims(leader.rows, leader.deployment, leader.context_length, keys, leader.adapters)
+    ]
     sources = {each.source for each in sent} | {claim.row.totals.source for claim in claims} | {CREDIT}
     with transaction.atomic():
         stored = list(UsageMark.objects.filter(source__in=sources))
@@ -121,17 +127,29 @@ def _sent() -> list[SourceTotals]:
     ]
 
 
-def _rows_of_leaders() -> list[tuple[str, int, list[CellRow]]]:
-    """What leaders count, each about its own cell: deployment, context length, rows. Other nodes have nothing to
-    count, and what a node says of a cell that it is no longer in is nobody's."""
+class _Leader(NamedTuple):
+    """What a leader counts, and whose cell it leads."""
+
+    deployment: str
+    context_length: int
+    adapters: tuple[str, ...]
+    rows: list[CellRow]
+
+
+def _leaders() -> list[_Leader]:
+    """What leaders count, each about its own cell. Other nodes have nothing to count, and what a node says of a cell
+    that it is no longer in is nobody's."""
     cell = "node__member__cell__"
     leaders = NodeReport.objects.filter(
         Q(load__has_key="usage") | Q(load__has_key="tenants"), node__member__rank=0, cell=F("node__member__cell_id")
     )
-    fields = ("node_id", "load", f"{cell}deployment_id", f"{cell}model_version__context_length")
-    read = ((deployment, context, rows_of_cell(node, load)) for node, load, deployment, context
-            in leaders.values_list(*fields))  # fmt: skip
-    return [each for each in read if each[2]]
+    version = f"{cell}model_version__"
+    fields = ("node_id", "load", f"{cell}deployment_id", f"{version}context_length", f"{version}adapters")
+    read = (
+        _Leader(deployment, context, adapter_names(adapters), rows_of_cell(node, load))
+        for node, load, deployment, context, adapters in leaders.values_list(*fields)
+    )
+    return [each for each in read if each.rows]
 
 
 def _keys_of(sent: Iterable[SourceTotals], rows: Iterable[CellRow]) -> dict[str, KeyScope]:

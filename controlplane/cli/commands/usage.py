@@ -18,7 +18,7 @@ budget = typer.Typer(help="What tenants may use of a month; the list: switchyard
 app.add_typer(price, name="price")
 app.add_typer(budget, name="budget")
 
-DIMENSIONS = ("tenant", "key", "deployment", "class")
+DIMENSIONS = ("tenant", "key", "deployment", "class", "adapter")
 Since = Annotated[str, typer.Option(help="7d, 12h or 2w ago, a date, or a moment of RFC 3339.")]
 Until = Annotated[str, typer.Option(help="Like --since; else now.")]
 
@@ -47,13 +47,15 @@ def usage(
     key: Annotated[str, typer.Option(help="Of this key only, by its prefix.")] = "",
     deployment: Annotated[str, typer.Option("-d", "--deployment", autocompletion=names_of("deployments"))] = "",
     serving_class: Annotated[str, typer.Option("--class", help="realtime, near_realtime or batch.")] = "",
+    adapter: Annotated[str, typer.Option(help="Of this LoRA adapter only.")] = "",
 ) -> None:
     """Show who used what, and what it costs, with a last line of totals.
 
     switchyard usage --by tenant --since 7d
     """
     run = session_of(context)
-    given = {"tenant": tenant, "key": key, "deployment": deployment, "class": serving_class, "to": until}
+    dimensions = {"tenant": tenant, "key": key, "deployment": deployment, "class": serving_class, "adapter": adapter}
+    given = dimensions | {"to": until}
     query = {"group": by, "from": since, "by": each.value if each else "total", "limit": "10000"}
     answer = run.connection.get("usage", query | {name: value for name, value in given.items() if value})
     if run.output.is_for_programs:

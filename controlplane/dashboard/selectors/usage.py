@@ -98,7 +98,7 @@ def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> Us
         deployments=tuple(lines),
         more=by_tenant.truncated or by_deployment.truncated,
         query=urlencode(
-            {"group": "tenant,key,deployment,class", "by": _step(span).value, "from": span.name} | dict(where)
+            {"group": "tenant,key,deployment,class,adapter", "by": _step(span).value, "from": span.name} | dict(where)
         ),
         unpriced=tuple(line.name for line in lines if line.name and _tokens(line.sums) and line.price is None),
     )

@@ -156,3 +156,18 @@ def test_a_policy_of_splits_and_prefixes_is_in_the_next_table() -> None:
     assert message.pools[0].affinity == Affinity(1.5)
     assert {split.model: split.shares for split in message.splits}["sim-70b"] == {"sim-70b": 1}
     assert tables_publish(now=NOW) == []
+
+
+def test_a_table_names_the_cells_of_the_version_that_has_an_adapter_until_all_are_of_it() -> None:
+    ingress("us-east-1", 8080, revision=0)
+    rows.deployment(nodes=1)
+    tuned = rows.version("2", nodes=1, adapters=[{"name": "acme/tuned"}])
+    rows.cell("c1", rows.node("n-a"))
+    rows.cell("c2", rows.node("n-b"), model_version=tuned, generation=3)
+    cache = RoutingCache()
+    for wanted in (("c2-g3",), None):
+        tables_publish(now=NOW, cache=cache)
+        (pool,) = table_message(latest_tables()["us-east-1"]).pools
+        (adapter,) = pool.adapters
+        assert (adapter.name, adapter.parent, adapter.cells) == ("acme/tuned", "sim-70b", wanted)
+        Cell.objects.filter(id="c1").update(model_version=tuned)

@@ -51,7 +51,8 @@ def a_key(tenant: str = "rufus", **columns: Any) -> str:
 def use(
     key: str, tenant: str = "rufus", serving_class: str = "realtime", since: float = 1.0, **totals: int
 ) -> UsageRow:
-    return UsageRow(since, tenant, key, serving_class, **{f"{name}_total": count for name, count in totals.items()})
+    counts: dict[str, Any] = {f"{name}_total": count for name, count in totals.items()}
+    return UsageRow(since, tenant, key, serving_class, **counts)
 
 
 def test_use_is_counted_by_key_deployment_class_and_hour_and_no_look_counts_twice() -> None:
@@ -233,3 +234,39 @@ def test_marks_of_what_is_still_reported_are_kept_and_others_forgotten() -> None
     usage_trim(now=later + timedelta(days=2))
     left = set(UsageMark.objects.filter(subject__startswith="key:", source__startswith="ingress:").values_list("since"))
     assert left == {("8@2",)}
+
+
+def test_what_an_adapter_used_is_counted_apart_and_one_that_the_version_lacks_is_the_model_s() -> None:
+    key = a_key()
+    version = rows.version("2", adapters=[{"name": "acme/tuned"}])
+    rows.cell("c", rows.node("n-a"), model_version=version)
+    ingress_says({key: [9, 0, 0]}, sent=9)
+    told = [
+        msgspec.structs.replace(use(key, requests=count, prompt_tokens=10 * count), adapter=adapter)
+        for count, adapter in ((1, ""), (2, "acme/tuned"), (3, "invented"))
+    ]
+    for _ in range(2):
+        cell_says("n-a", *told)
+        usage_count(now=NOW)
+    counted = UsageHour.objects.exclude(deployment="").order_by("adapter")
+    assert list(counted.values_list("key", "adapter", "requests", "prompt_tokens")) == [
+        (key, "", 4, 40),
+        (key, "acme/tuned", 2, 20),
+    ]
+    usage_trim(now=NOW + HOURS_KEPT + timedelta(days=1))
+    assert sorted(UsageDay.objects.exclude(deployment="").values_list("adapter", "requests")) == [
+        ("", 4),
+        ("acme/tuned", 2),
+    ]
+
+
+@pytest.mark.parametrize("adapter", [7, "a b", "x" * 65, None])
+def test_a_row_of_what_is_no_adapter_counts_nothing_and_stops_nobody(adapter: Any) -> None:
+    key = a_key()
+    rows.cell("c", rows.node("n-a"))
+    ingress_says({key: [9, 0, 0]}, sent=9)
+    load = msgspec.to_builtins(Load(usage=(use(key, requests=1), use(key, requests=2))))
+    load["usage"][1]["adapter"] = adapter
+    NodeReport.objects.filter(node="n-a").update(load=load)
+    usage_count(now=NOW)
+    assert [row[4] for row in by_cells()] == [1]

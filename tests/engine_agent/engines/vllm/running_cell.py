@@ -48,7 +48,11 @@ TOKENS = 12
 
 
 def plan_of(
-    artifact: Artifact, nodes: int = 1, speculation: dict[str, Any] | None = None, **options: Any
+    artifact: Artifact,
+    nodes: int = 1,
+    speculation: dict[str, Any] | None = None,
+    adapters: Sequence[dict[str, Any]] = (),
+    **options: Any,
 ) -> EnginePlan:
     """A version over so many nodes, rendered. In 32 bits: greedy text of a 16-bit model differs with the number of
     ranks, which add up in another order, and with how a CPU rounds."""
@@ -70,6 +74,7 @@ def plan_of(
             **options,
         },
         speculation=speculation or {},
+        adapters=tuple(adapters),
     )
     return render_engine_plan(version, LOCAL)
 
