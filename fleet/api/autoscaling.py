@@ -24,8 +24,9 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet, ViewSet
 
 Load = serializers.DictField(child=serializers.FloatField(allow_null=True))
 LOAD_HELP = (
-    "What was seen: `in_flight` and `queued` requests at once, what the `autopilot` sends, `late_burn`, `itl_p95_ms`, "
-    "`per_cell` (requests at once that a cell was tested for) and `start_up_s`; empty: nothing lately."
+    "What was seen: `in_flight` and `queued` requests at once; `offered`, what all that arrive would be if none had to "
+    "wait, by `service_s`, how long one takes then; what the `autopilot` sends; `late_burn`; `itl_p95_ms`; `per_cell`, "
+    "requests at once that a cell was tested for, and `start_up_s`. Empty: nothing lately."
 )
 
 

@@ -132,6 +132,8 @@ SCALING_LOAD: dict[str, Any] = {
     "start_up_s": 94.0,
     "in_flight": 41.2,
     "queued": 0.0,
+    "offered": 41.2,
+    "service_s": 6.4,
     "autopilot": 40.8,
     "forecast": None,
     "late_burn": 0.4,

@@ -28,7 +28,8 @@ class Sample:
     """One look at a deployment in a region, `at` in seconds since 1970.
 
     `arrivals_per_s` are requests of its own applications, `in_service` those that its cells work on, whoever sent them,
-    `capacity` the requests at once that its healthy cells were tested for, `queued` those that wait for a cell.
+    `capacity` the requests at once that its healthy cells were tested for, `queued` those that wait for a cell,
+    `to_cells_per_s` what comes for its cells, whoever sent it and whether there was room for it.
     """
 
     at: float
@@ -36,6 +37,7 @@ class Sample:
     in_service: float
     capacity: float
     queued: float = 0.0
+    to_cells_per_s: float = 0.0
 
 
 def recent_samples(samples: Sequence[Sample], now: float) -> tuple[Sample, ...]:
@@ -84,10 +86,16 @@ def service_time_s(samples: Sequence[Sample]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MeanLoad:
-    """Requests at once: those that cells work on, and those that wait for one."""
+    """Requests at once: those that cells work on, and those that wait for one; and what comes for them, per second."""
 
     in_service: float
     queued: float
+    to_cells_per_s: float
+
+    @property
+    def service_s(self) -> float | None:
+        """How long a request is worked on, by Little's law; None: nothing comes, or what waits would hide it."""
+        return self.in_service / self.to_cells_per_s if self.to_cells_per_s > 0 and self.queued == 0 else None
 
 
 def mean_load(samples: Sequence[Sample], now: float) -> MeanLoad | None:
@@ -95,7 +103,11 @@ def mean_load(samples: Sequence[Sample], now: float) -> MeanLoad | None:
     last = [sample for sample in samples if now - sample.at <= SMOOTHING_S]
     if not last:
         return None
-    return MeanLoad(fmean(sample.in_service for sample in last), fmean(sample.queued for sample in last))
+    return MeanLoad(
+        fmean(sample.in_service for sample in last),
+        fmean(sample.queued for sample in last),
+        fmean(sample.to_cells_per_s for sample in last),
+    )
 
 
 class IngressCounters(Struct, frozen=True):

@@ -43,8 +43,7 @@ def scaled_deployments(now: datetime, deployment: str = "") -> tuple[tuple[Scale
     fleet = ranged_fleet(now, deployment)
     if not fleet.deployments:
         return (), fleet.problems
-    names = [one.deployment.name for one in fleet.deployments]
-    loads, policies = _loads(names, fleet, now), traffic_policies()
+    loads, policies = _loads(fleet, now), traffic_policies()
     scaled = tuple(
         _scaled(one, fleet, loads, policies.get(one.deployment.name, TrafficPolicy()), now) for one in fleet.deployments
     )
@@ -91,25 +90,36 @@ def _place(
     )
 
 
-def _loads(names: list[str], fleet: RangedFleet, now: datetime) -> dict[Place, PlaceLoad]:
+def _loads(fleet: RangedFleet, now: datetime) -> dict[Place, PlaceLoad]:
     """Of places whose ingresses have all reported lately. What users waited for is theirs whoever reports."""
     seen = {region: [one.seen_at for one in there] for region, there in ingress_views().items()}
     fresh = {region for region, ages in seen.items() if all(at is not None and now - at <= FRESH_FOR for at in ages)}
-    sent = _sent_by_autopilot(names, now)
-    loads = {}
+    places = {(row.deployment_id, row.region_id): row for one in fleet.deployments for row in one.places}
+    names = [one.deployment.name for one in fleet.deployments]
+    sent, loads = _sent_by_autopilot(names, now), {}
     for window in TrafficWindow.objects.filter(deployment__in=names, region__in=fresh):
         place = (window.deployment_id, window.region_id)
         mean = mean_load(samples_of(window), now.timestamp())
-        if mean is not None:
+        if mean is not None and place in places:
             served = fleet.served.get(place, ServedObjective())
+            took_s = mean.service_s or _service_s_before(places[place])
             loads[place] = PlaceLoad(
                 mean.in_service,
                 mean.queued,
+                offered=None if took_s is None else mean.to_cells_per_s * took_s,
+                service_s=took_s,
                 autopilot=sent[window.deployment_id].get(window.region_id),
                 late_burn=served.late_burn,
                 itl_p95_ms=served.itl_p95_ms,
             )
     return loads
+
+
+def _service_s_before(row: DeploymentRegion) -> float | None:
+    """What it was when nothing had to wait last: the look before keeps it."""
+    state = scaling_state(row)
+    known: float | None = state.load.get("service_s") if state else None
+    return known
 
 
 def _sent_by_autopilot(names: list[str], now: datetime) -> dict[str, dict[str, float]]:

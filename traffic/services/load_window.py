@@ -103,6 +103,7 @@ def _add_sample(
         in_service=sum(in_service(ingress.telemetry, [cell.id for cell in cells]) for ingress in rated),
         capacity=float(sum(policy.tested_concurrency or cell.concurrency for cell in healthy)),
         queued=sum(queued(ingress.telemetry, window.deployment_id) for ingress in ingresses),
+        to_cells_per_s=round(sum(one.local_per_s for one in _stored_counters(window).values()), 3),
     )
     before = samples_of(window)
     if before and sample.at - before[-1].at < SAMPLE_EVERY_S and sample.capacity == before[-1].capacity:

@@ -19,7 +19,10 @@ BELOW_CAP = 0.95
 OBJECTIVE_STEP = 0.1
 """Of the cells that there are, and at least one, for an objective that burns: nobody knows how many would be enough."""
 OBJECTIVE_SEEN_S = 300.0
-"""Over so long the objective is judged, and so long the youngest cell must have helped before there is another step."""
+"""Over so long the objective is judged."""
+OBJECTIVE_HELPED_S = OBJECTIVE_SEEN_S + 60.0
+"""So long the youngest cell must have served before there is another step: what had waited for it is over after less
+than a minute, and then all that is judged came after that."""
 LEAST_UTILISATION = 0.3
 """Below, first tokens are late for another reason than too few cells, and more of these would not help."""
 ROUNDING = 1e-9
@@ -35,7 +38,7 @@ class Need:
 
 def load_cells(view: ScalingView, load: PlaceLoad) -> int:
     """What the load of this moment alone takes."""
-    return _cells(load.in_flight + load.queued, target_of(view), view)
+    return _cells(load.total, target_of(view), view)
 
 
 def target_of(view: ScalingView) -> float:
@@ -65,11 +68,10 @@ def _needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Nee
 
 def _utilisation(view: ScalingView, load: PlaceLoad) -> Need:
     """Requests that wait would be worked on if there was room: they count like those that are."""
-    target = target_of(view)
-    rule, total = ScalingRule.UTILISATION, load.in_flight + load.queued
-    waiting = ""
-    if load.queued > 0 and load_cells(view, load) > _cells(load.in_flight, target, view):
-        rule, waiting = ScalingRule.QUEUE, f", {load.queued:.1f} of them waiting,"
+    target, total = target_of(view), load.total
+    rule, waiting = ScalingRule.UTILISATION, ""
+    if load_cells(view, load) > _cells(load.in_flight, target, view):
+        rule, waiting = ScalingRule.QUEUE, f", of which {load.in_flight:.1f} are worked on and {load.queued:.1f} wait,"
     text = f"{total:.1f} requests at once{waiting} take {_taking(view, total, target)}"
     return Need(rule, _cells(total, target, view), _cells(total, target * (1 - SLACK), view), text)
 
@@ -106,10 +108,10 @@ def _objective(view: ScalingView, place: ScaledPlace, load: PlaceLoad) -> Iterat
     if not (complaint := _complaint(view, load)):
         return
     current = place.range.clamped(place.current)
-    is_busy = load.in_flight + load.queued >= LEAST_UTILISATION * place.ready * view.per_cell
+    is_busy = load.total >= LEAST_UTILISATION * place.ready * view.per_cell
     if not is_busy:
         return
-    had_its_time = place.ready >= current and (place.ready_for_s or 0.0) >= OBJECTIVE_SEEN_S
+    had_its_time = place.ready >= current and (place.ready_for_s or 0.0) >= OBJECTIVE_HELPED_S
     step = max(1, math.ceil(OBJECTIVE_STEP * current)) if had_its_time else 0
     ask = f"{cells_text(step)} more than {current}" if step else f"the {cells_text(current)} there should be"
     yield Need(ScalingRule.OBJECTIVE, current + step, current + step, f"{complaint}: {ask}")

@@ -27,19 +27,30 @@ class ScalingRule(StrEnum):
 @dataclass(frozen=True, slots=True)
 class PlaceLoad:
     """Requests at once of a deployment in a region: `in_flight` are worked on, `queued` wait for a cell, both as means
-    of the last 15 s. `autopilot`: what the region autopilot sends there; `forecast`: what is expected once a cell that
-    is decided on now is ready. None: nobody says.
+    of the last 15 s. `offered`: what all that arrive would be if none had to wait, by how long requests took while none
+    did; `autopilot`: what the region autopilot sends there; `forecast`: what is expected once a cell that is decided on
+    now is ready. None: nobody says.
 
-    `late_burn`: how many times too fast late first tokens burn their budget over 5 minutes; `itl_p95_ms`: inter-token
-    latency meanwhile. None: no request to judge by.
+    `service_s`: how long a request took while none had to wait. `late_burn`: how many times too fast late first tokens
+    burn their budget over 5 minutes; `itl_p95_ms`: inter-token latency meanwhile. None: no request to judge by.
     """
 
     in_flight: float
     queued: float = 0.0
+    offered: float | None = None
+    service_s: float | None = None
     autopilot: float | None = None
     forecast: float | None = None
     late_burn: float | None = None
     itl_p95_ms: float | None = None
+
+    @property
+    def total(self) -> float:
+        """Requests at once to have room for. A queue is what could not be served so far, and may be many times what
+        would have to be served at once; what arrives may be many times that, too, where who is refused tries again. The
+        lesser of both is not too little."""
+        waiting = self.in_flight + self.queued
+        return waiting if self.offered is None else max(self.in_flight, min(self.offered, waiting))
 
 
 @dataclass(frozen=True, slots=True)

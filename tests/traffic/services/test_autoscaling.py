@@ -127,13 +127,27 @@ def test_a_silent_ingress_holds_what_there_is() -> None:
 def test_requests_that_wait_count_as_load() -> None:
     fleet = Scaled({EAST: 20.0, WEST: 12.0})
     fleet.scale(30)
+    took_s = fleet.state().load["service_s"]
+    assert took_s == pytest.approx(1.0, abs=0.05)
+    assert waiting(fleet, 20.0, per_s=38.0) == (6, "queue")
+    assert fleet.state().load["queued"] == 20.0
+    assert fleet.state().load["service_s"] == took_s, "what waits now says nothing of it"
+
+
+def test_a_long_queue_asks_for_no_more_than_what_arrives_takes() -> None:
+    fleet = Scaled({EAST: 20.0, WEST: 12.0})
+    fleet.scale(30)
+    assert waiting(fleet, 400.0, per_s=30.0) == (5, "queue")
+    assert fleet.state().load["offered"] == pytest.approx(30.0, abs=1.5)
+
+
+def waiting(fleet: Scaled, requests: float, *, per_s: float) -> tuple[int, str]:
+    """How many cells are wanted where so many wait and so many arrive, by which rule."""
     for window in TrafficWindow.objects.filter(region=EAST):
-        window.samples = [[*row[:4], 20.0] for row in window.samples]
+        window.samples = [[*row[:4], requests, per_s] for row in window.samples]
         window.save()
     autoscaling_run(now=fleet.now)
-    assert fleet.cells()[0] == 6
-    assert fleet.state().rule == "queue"
-    assert fleet.state().load["queued"] == 20.0
+    return fleet.cells()[0], fleet.state().rule
 
 
 def test_what_the_autopilot_sends_is_never_too_much() -> None:

@@ -19,6 +19,9 @@ from tests.fleet.planning.autoscaling.scaled import ACTING, NOW, agreed, course,
         (PlaceLoad(70.0), 10, ScalingRule.UTILISATION),
         (PlaceLoad(14.0, queued=56.0), 10, ScalingRule.QUEUE),
         (PlaceLoad(14.0, queued=0.01), 3, ScalingRule.QUEUE),
+        (PlaceLoad(20.0, queued=128.0, offered=41.0), 6, ScalingRule.QUEUE),
+        (PlaceLoad(20.0, queued=8.0, offered=300.0), 4, ScalingRule.QUEUE),
+        (PlaceLoad(20.0, queued=8.0, offered=3.0), 3, ScalingRule.UTILISATION),
         (PlaceLoad(5.0, autopilot=33.0), 5, ScalingRule.AUTOPILOT),
         (PlaceLoad(5.0, forecast=33.0), 5, ScalingRule.FORECAST),
         (PlaceLoad(5.0, forecast=3.0), 2, ScalingRule.AGREEMENT),
@@ -33,7 +36,7 @@ def test_what_asks_for_most_is_wanted_at_once(load: PlaceLoad | None, wanted: in
 
 def test_reasons_name_the_numbers() -> None:
     assert decide(view(place(load=PlaceLoad(14.0, 7.0)))).reason == (
-        "21.0 requests at once, 7.0 of them waiting, take 3 cells at 70% of 10 each"
+        "21.0 requests at once, of which 14.0 are worked on and 7.0 wait, take 3 cells at 70% of 10 each"
     )
     assert decide(view(place(load=PlaceLoad(999.0)))).reason == (
         "999.0 requests at once take 143 cells at 70% of 10 each; its range ends at 20"
@@ -105,7 +108,7 @@ class TestObjective:
             "late first tokens burn their budget 8.0 times too fast, 6 are allowed: 1 cell more than 10"
         )
         assert decide(view(place(current=25, range=CellRange(1, 40), load=PlaceLoad(90.0, late_burn=8.0)))).wanted == 28
-        for young in ({"ready_for_s": 299.0}, {"ready": 9}, {"ready_for_s": None}):
+        for young in ({"ready_for_s": 359.0}, {"ready": 9}, {"ready_for_s": None}):
             assert decide(view(place(current=10, load=self.LATE, **young))).wanted == 10
 
     def test_while_they_do_there_are_never_fewer(self) -> None:

@@ -18,7 +18,14 @@ from tests.fleet.planning.autoscaling.scaled import NOW, course, decide, turns, 
 requests = st.floats(0, 2000)
 maybe = st.none() | requests
 loads = st.builds(
-    PlaceLoad, requests, requests, autopilot=maybe, forecast=maybe, late_burn=maybe, itl_p95_ms=st.none() | requests
+    PlaceLoad,
+    requests,
+    requests,
+    offered=maybe,
+    autopilot=maybe,
+    forecast=maybe,
+    late_burn=maybe,
+    itl_p95_ms=st.none() | requests,
 )
 ranges = st.tuples(st.integers(1, 60), st.integers(0, 60)).map(lambda ends: CellRange(ends[0], ends[0] + ends[1]))
 policies = st.builds(
@@ -78,7 +85,11 @@ def test_the_range_holds_whatever_is_seen(scaled: ScalingView) -> None:
         assert decision.reason
 
 
-@given(views(), st.floats(0, 500), st.sampled_from(["in_flight", "queued", "autopilot", "forecast", "late_burn"]))
+@given(
+    views(),
+    st.floats(0, 500),
+    st.sampled_from(["in_flight", "queued", "offered", "autopilot", "forecast", "late_burn"]),
+)
 def test_more_load_never_means_fewer_cells(scaled: ScalingView, more: float, what: str) -> None:
     there = scaled.places[0]
     if there.load is None:
