@@ -45,6 +45,18 @@ def test_a_draft_may_be_based_on_another_version() -> None:
     assert (made["context_length"], made["max_concurrency"], made["state"]) == (512, 4, "draft")
 
 
+def test_adapters_are_written_shown_whole_and_taken_from_the_version_that_a_draft_is_based_on() -> None:
+    draft("1")
+    whole = {"name": "acme/tuned", "artifact_uri": "", "artifact_digest": "", "rank": None}
+    assert post("", {"model": "toy", "version": "2", **SIM, "adapters": [{"name": "acme/tuned"}]}).json()[
+        "adapters"
+    ] == [whole]
+    based = post("", {"model": "toy", "version": "3", "based_on": "toy@2"}).json()
+    assert (based["adapters"], based["revision"]) == ([whole], 1)
+    assert patch("toy@3", {"adapters": [whole], "revision": 1}).json()["revision"] == 1, "what was read changes nothing"
+    assert bearer().get(f"{URL}/toy@3").json()["adapters"] == [whole]
+
+
 def test_a_draft_may_be_unfinished_and_says_what_is_wrong_where() -> None:
     draft("1")
     made = post("", {"model": "toy", "version": "2", "engine": "vllm", "parallelism": {"local.cpu": {}}}).json()
@@ -58,6 +70,8 @@ def test_a_draft_may_be_unfinished_and_says_what_is_wrong_where() -> None:
         ({"version": "a/b"}, {"version": "invalid"}),
         ({"version": "a@b"}, {"version": "invalid"}),
         ({"engine": "vlm"}, {"engine": "invalid_choice"}),
+        ({"adapters": [{"name": "a b"}]}, {"adapters": "readable"}),
+        ({"adapters": [{"name": "toy"}]}, {"adapters": "readable"}),
         ({"based_on": "toy@9"}, {"based_on": "exists"}),
         ({"contxt_length": 1}, {"contxt_length": "unknown"}),
         ({"context_length": 0}, {"context_length": "min_value"}),

@@ -98,6 +98,30 @@ def test_a_draft_model_is_read_too(folder: Path, tmp_path: Path) -> None:
     assert [each["uri"] for each in advance(folder).evidence["artifacts"]] == [folder.as_uri(), uri]
 
 
+def test_adapters_are_read_too_and_a_digest_that_was_left_out_is_filled_in(folder: Path, tmp_path: Path) -> None:
+    made = {name: artifact(tmp_path / "sources" / name, {"adapter_config.json": name.encode()}) for name in "ab"}
+    adapters = [
+        {"name": name, "artifact_uri": (tmp_path / "sources" / name).as_uri(), "artifact_digest": "", "rank": 8}
+        for name in made
+    ]
+    row = of_folder(folder, adapters=adapters)
+    start(row)
+    found = advance(folder)
+    assert [each["uri"] for each in found.evidence["artifacts"][1:]] == [each["artifact_uri"] for each in adapters]
+    assert state(row) == "validated"
+    assert row.adapters == [{**each, "artifact_digest": made[each["name"]].digest} for each in adapters]
+
+
+def test_an_adapter_that_is_another_than_its_digest_says_is_not_validated(folder: Path, tmp_path: Path) -> None:
+    artifact(tmp_path / "sources" / "a", {"adapter_config.json": b"{}"})
+    uri = (tmp_path / "sources" / "a").as_uri()
+    row = of_folder(folder, adapters=[{"name": "a", "artifact_uri": uri, "artifact_digest": f"sha256:{'0' * 64}"}])
+    start(row)
+    found = advance(folder)
+    assert (found.state, state(row)) == ("failed", "draft")
+    assert f"but the version says sha256:{'0' * 64}" in found.reason
+
+
 def test_what_is_wrong_with_a_draft_is_said_before_anything_is_read(folder: Path) -> None:
     row = of_folder(folder / "not-there", golden_prompts=[])
     start(row)
