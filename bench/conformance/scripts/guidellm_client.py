@@ -10,25 +10,20 @@ from cases import BASE_URL, KEY, MODEL, TOKENIZER, beside_this_python, case, exp
 @case("load")
 def load() -> None:
     with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        target = BASE_URL.removesuffix("/v1")
         said = run(
-            *(
-                beside_this_python("guidellm"),
-                "benchmark",
-                "run",
-                "--target",
-                BASE_URL.removesuffix("/v1"),
-                "--model",
-                MODEL,
-            ),
-            *("--processor", TOKENIZER, "--data", "prompt_tokens=40,output_tokens=16", "--profile", "synchronous"),
-            *("--max-requests", "10", "--output-dir", folder, "--outputs", "json"),
-            *("--backend-kwargs", json.dumps({"api_key": KEY})),
+            *(beside_this_python("guidellm"), "run", "--disable-progress"),
+            *("--backend", f"kind=openai_http,target={target},model={MODEL},api_key={KEY}"),
+            *("--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}"),
+            *("--data", "kind=synthetic_text,prompt_tokens=40,output_tokens=16"),
+            *("--profile", "kind=synchronous", "--constraint", "kind=max_requests,count=10"),
+            *("--output", f"kind=json,path={report}"),
             limit_s=600,
             HF_HUB_OFFLINE="1",
         )
-        reports = list(Path(folder).glob("*.json"))
-        expect(reports, said[-400:])
-        totals = json.loads(reports[0].read_text())["benchmarks"][0]["metrics"]["request_totals"]
+        expect(report.exists(), said[-400:])
+        totals = json.loads(report.read_text())["benchmarks"][0]["metrics"]["request_totals"]
     expect(totals["successful"] == 10 and totals["errored"] == 0, totals)
 
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import secrets
 import socket
 import subprocess
 import tempfile
@@ -14,6 +16,8 @@ import openai
 from cases import BASE_URL, KEY, MESSAGES, MODEL, beside_this_python, case, expect, expect_error, main
 
 STARTS_WITHIN_S = 180
+PROXY_KEY = f"sk-{secrets.token_hex(16)}"
+"""Of LiteLLM itself, which does not start without one."""
 
 
 @contextlib.contextmanager
@@ -27,10 +31,17 @@ def proxy() -> Iterator[openai.OpenAI]:
         config.write_text(json.dumps({"model_list": [{"model_name": "ours", "litellm_params": ours}]}))
         command = [beside_this_python("litellm"), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
         with Path(folder, "log").open("wb") as log:
-            running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder)
+            running = subprocess.Popen(
+                command,
+                env={**os.environ, "LITELLM_MASTER_KEY": PROXY_KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+            )
         try:
             wait_until_up(f"http://127.0.0.1:{port}/health/liveliness", running, Path(folder, "log"))
-            yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0, timeout=120)
+            yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=PROXY_KEY, max_retries=0, timeout=120)
         finally:
             running.kill()
             running.wait()
