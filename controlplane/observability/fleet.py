@@ -17,7 +17,8 @@ from kernel import clock
 from kernel.control_hosts import control_hosts
 from kernel.leases import lease_held_since
 from kernel.loop_passes import control_standing
-from traffic.models import AsyncRequest, IngressReport, RoutingTable, StoredResponse
+from traffic.models import AsyncRequest, IngressReport, RoutingTable
+from traffic.selectors.stored_response import kept_in_all
 
 Row = tuple[Sequence[str], float]
 
@@ -37,8 +38,8 @@ class FleetGauges(Collector):
         yield _gauge("routing_table_lag", "Revisions that the slowest ingress is behind.", ("region",), _table_lag())
         yield _gauge("webhook_deliveries_waiting", "Messages to webhooks that wait.", (), _deliveries())
         yield _gauge("async_requests", "Near-real-time requests by state.", ("state",), _async_requests())
-        yield _gauge("responses", "Kept responses.", (), _responses(Count("pk")))
-        yield _gauge("responses_bytes", "Bytes of kept responses.", (), _responses(Sum("bytes")))
+        yield _gauge("responses", "Kept responses.", (), _responses())
+        yield _gauge("responses_bytes", "Bytes of kept responses.", (), _responses_bytes())
         yield _gauge("agents_listened", "1 while a web process listens to agents.", (), _listened())
         yield _gauge("control_pass_age_seconds", "Since a control loop's last whole pass.", ("loop",), _pass_ages())
         yield _gauge("housekeeping_queue_age_seconds", "How long housekeeping waits in its queue.", (), _queue_age())
@@ -123,8 +124,12 @@ def _async_requests() -> Iterator[Row]:
         yield (row["state"],), row["n"]
 
 
-def _responses(total: Count | Sum) -> Iterator[Row]:
-    yield (), StoredResponse.objects.order_by().aggregate(total=total)["total"] or 0
+def _responses() -> Iterator[Row]:
+    yield (), kept_in_all()[0]
+
+
+def _responses_bytes() -> Iterator[Row]:
+    yield (), kept_in_all()[1]
 
 
 def _listened() -> Iterator[Row]:

@@ -99,6 +99,18 @@ MACHINE_COST: dict[str, Any] = {
     "by_tenant": [{"tenant": "rufus", "deployment": "sim-70b", "cost": "4.118250"}],
 }
 
+KEPT_RESPONSES: dict[str, Any] = {
+    "responses": 412,
+    "bytes": 9_120_456,
+    "most_responses_of_tenant": 20_000,
+    "most_bytes_of_tenant": 1_073_741_824,
+    "days": 30.0,
+    "tenants": [
+        {"tenant": "rufus", "responses": 412, "bytes": 9_120_456, "oldest_at": "2026-11-14T12:00:00Z"},
+    ],
+    "truncated": False,
+}
+
 PRICE: dict[str, Any] = {
     "id": 3,
     "deployment": "sim-70b",

@@ -25,12 +25,16 @@ from traffic.models.usage import COUNTS
 from traffic.planning.usage_query import DIMENSIONS, BadQuery, By, UsageQuery, parse_usage_query
 from traffic.planning.usage_table import csv_pieces, money_text
 from traffic.selectors.application import UnknownApplication, application_of
+from traffic.selectors.stored_response import kept_by_tenant, kept_in_all
 from traffic.selectors.usage import UsageRow, machine_costs, usage_answer, usage_stream
+from traffic.services.stored_response import store_settings
 from traffic.services.usage_export import PARQUET_TYPE, TooManyRows, parquet_table, table_rows
 
 MOST_ROWS, DEFAULT_ROWS = 10_000, 1000
 AS = ("json", "csv", "parquet")
 HOUR_MS = 3_600_000
+DAY_S = 86_400
+LIMIT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": DEFAULT_ROWS}
 
 
 class CountsSerializer(serializers.Serializer[Any]):
@@ -104,6 +108,26 @@ class MachineCostSerializer(serializers.Serializer[Any]):
     by_tenant = TenantCostSerializer(many=True)
 
 
+class KeptOfTenantSerializer(serializers.Serializer[Any]):
+    tenant = serializers.CharField(help_text="Empty: of requests without a key.")
+    responses = serializers.IntegerField()
+    bytes = serializers.IntegerField(source="size", help_text="Of their inputs and answers.")
+    oldest_at = serializers.DateTimeField()
+
+
+@extend_schema_serializer(
+    many=False, examples=[OpenApiExample("kept responses", examples.KEPT_RESPONSES, response_only=True)]
+)
+class KeptResponsesSerializer(serializers.Serializer[Any]):
+    responses = serializers.IntegerField(help_text="Of all tenants, shown or not.")
+    bytes = serializers.IntegerField()
+    most_responses_of_tenant = serializers.IntegerField(help_text="Beyond, its requests to keep more get 429.")
+    most_bytes_of_tenant = serializers.IntegerField()
+    days = serializers.FloatField(help_text="How long one is kept; 0: the store is off.")
+    tenants = KeptOfTenantSerializer(many=True, help_text="Those with the most bytes first.")
+    truncated = serializers.BooleanField(help_text="There are more tenants than `limit`.")
+
+
 def _query_parameter(name: str, what: str, **more: Any) -> OpenApiParameter:
     return OpenApiParameter(name, str, description=what, **more)
 
@@ -116,8 +140,7 @@ PARAMETERS = (
     *SPAN,
     _query_parameter("by", "The time that a row is about.", enum=[by.value for by in By], default=By.TOTAL.value),
     _query_parameter("group", f"Any of {', '.join(DIMENSIONS)}, with commas; `none`: one row.", default="tenant"),
-    OpenApiParameter("limit", {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": DEFAULT_ROWS},
-                     description="Rows at most; not of tables, which are whole."),
+    OpenApiParameter("limit", LIMIT_SCHEMA, description="Rows at most; not of tables, which are whole."),
     _query_parameter("as", "`csv` and `parquet` are tables to download.", enum=AS, default="json"),
 )  # fmt: skip
 
@@ -193,6 +216,33 @@ class UsageViewSet(ViewSet):
                     for row in shares.rows
                     if row.sums["machine_cost"]
                 ],
+            }
+        )
+
+    @extend_schema(
+        operation_id="usage_responses",
+        parameters=[
+            _query_parameter("tenant", "Of this tenant only."),
+            OpenApiParameter("limit", LIMIT_SCHEMA, description="Tenants at most."),
+        ],
+        responses={200: KeptResponsesSerializer},
+    )
+    @action(detail=False, methods=["get"])
+    def responses(self, request: Request) -> Response:
+        """How many responses of `/v1/responses` are kept, and how large they are, by tenant; nothing of their content."""
+        given = _given(request, ("tenant", "limit"))
+        limit, settings = _limit(given.get("limit", str(DEFAULT_ROWS))), store_settings()
+        tenants = kept_by_tenant(most=limit + 1, tenant=given.get("tenant", ""))
+        responses, size = kept_in_all()
+        return Response(
+            {
+                "responses": responses,
+                "bytes": size,
+                "most_responses_of_tenant": settings.max_kept_per_tenant,
+                "most_bytes_of_tenant": settings.max_kept_bytes_per_tenant,
+                "days": settings.kept_s / DAY_S,
+                "tenants": KeptOfTenantSerializer(tenants[:limit], many=True).data,
+                "truncated": len(tenants) > limit,
             }
         )
 

@@ -1,6 +1,7 @@
 """What is known of kept responses. Whoever is not the tenant of one finds none (I15)."""
 
 import json
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -89,10 +90,28 @@ def kept_of_tenant(tenant: str) -> tuple[int, int]:
     return totals["n"], totals["size"] or 0
 
 
-def kept_by_tenant() -> list[dict[str, Any]]:
-    """Tenant, responses, bytes, and when the oldest was created."""
-    rows = StoredResponse.objects.order_by("tenant").values("tenant")
-    return [dict(row) for row in rows.annotate(responses=Count("pk"), size=Sum("bytes"), oldest_at=Min("created_at"))]
+def kept_in_all() -> tuple[int, int]:
+    """How many responses are kept, and how many bytes."""
+    totals = StoredResponse.objects.order_by().aggregate(n=Count("pk"), size=Sum("bytes"))
+    return totals["n"], totals["size"] or 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOfTenant:
+    """What is kept of one tenant (empty: of requests without a key), `size` in bytes, and when the oldest was made."""
+
+    tenant: str
+    responses: int
+    size: int
+    oldest_at: datetime
+
+
+def kept_by_tenant(*, most: int, tenant: str = "") -> list[KeptOfTenant]:
+    """Those with the most bytes first, or that one tenant's, in one query."""
+    rows = StoredResponse.objects.filter(tenant=tenant) if tenant else StoredResponse.objects.all()
+    sums = rows.order_by().values("tenant").annotate(n=Count("pk"), size=Sum("bytes"), oldest_at=Min("created_at"))
+    found = sums.order_by("-size", "tenant")[:most]
+    return [KeptOfTenant(row["tenant"], row["n"], row["size"], row["oldest_at"]) for row in found]
 
 
 def _json(column: Any) -> Any:

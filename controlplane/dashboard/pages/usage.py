@@ -10,7 +10,9 @@ from controlplane.dashboard.pages.choices import choose, choose_deployment, choo
 from controlplane.dashboard.selectors.usage import (
     DEFAULT_SPAN,
     SPANS,
+    KeptResponsesView,
     UsageView,
+    kept_responses_view,
     price_rows,
     span_of,
     usage_tenants,
@@ -56,6 +58,10 @@ def _prices(request: PageRequest) -> dict[str, Any]:
     return {"rows": lines, "deployments": Deployment.objects.order_by("name").values_list("name", flat=True)}
 
 
+def _responses(request: PageRequest) -> KeptResponsesView:
+    return kept_responses_view(tenant=request.text("tenant"))
+
+
 USAGE = Page(
     section="usage",
     title="Usage",
@@ -63,6 +69,7 @@ USAGE = Page(
     fragments=(
         Fragment("usage", "", ("usage",), "dashboard/usage/usage.html", _usage),
         Fragment("usage-budgets", "Budgets of this month", ("usage",), "dashboard/usage/budgets.html", _budgets),
+        Fragment("usage-responses", "Kept responses", ("usage",), "dashboard/usage/responses.html", _responses),
         Fragment("usage-prices", "Prices of tokens", ("usage",), "dashboard/usage/prices.html", _prices),
     ),
     narrow=_filter,

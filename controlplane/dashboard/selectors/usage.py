@@ -13,7 +13,9 @@ from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from traffic.models import ApplicationKey, CellHour, TokenPrice
 from traffic.planning.usage_query import By, UsageQuery
 from traffic.selectors.budget import BudgetView, budget_views
+from traffic.selectors.stored_response import KeptOfTenant, kept_by_tenant
 from traffic.selectors.usage import UsageRow, machine_costs, usage_answer, usage_stream
+from traffic.services.stored_response import store_settings
 
 ROWS_SHOWN = 100
 PRICES_SHOWN = 50
@@ -187,6 +189,23 @@ def _seconds(span: Span) -> float:
 
 def usage_tenants() -> list[str]:
     return list(ApplicationKey.objects.order_by("tenant").values_list("tenant", flat=True).distinct())
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResponsesView:
+    """`rows` by size; `more`: there are more tenants. `most` and `most_size` are the bounds of each."""
+
+    rows: tuple[KeptOfTenant, ...]
+    more: bool
+    most: int
+    most_size: int
+
+
+def kept_responses_view(*, tenant: str) -> KeptResponsesView:
+    rows, settings = kept_by_tenant(most=ROWS_SHOWN + 1, tenant=tenant), store_settings()
+    more = len(rows) > ROWS_SHOWN
+    shown = tuple(rows[:ROWS_SHOWN])
+    return KeptResponsesView(shown, more, settings.max_kept_per_tenant, settings.max_kept_bytes_per_tenant)
 
 
 def price_rows() -> tuple[TokenPrice, ...]:

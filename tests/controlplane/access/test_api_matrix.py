@@ -22,7 +22,7 @@ RESOURCES = [
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
 ]  # fmt: skip
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
-    "GET usage", "GET usage/cost", "GET autoscaling", "GET me",
+    "GET usage", "GET usage/cost", "GET usage/responses", "GET autoscaling", "GET me",
     "GET model-versions/{id}/diff", "GET cells/{id}/logs", "GET keys/policy",
     "GET cells/{id}/load", "GET deployments/{id}/load", "GET regions/{id}/load",
 }  # fmt: skip

@@ -54,6 +54,7 @@ from traffic.models import (
     RefusedMessage,
     RequestQueue,
     RoutingTable,
+    StoredResponse,
     TokenPrice,
     TrafficMatrix,
     TrafficOverride,
@@ -115,6 +116,10 @@ def one_more_region(number: int) -> tuple[Region, InstanceType]:
 
 def one_more_bill(number: int) -> None:
     UsageHour.objects.create(tenant=f"t{number}", key=f"{number}", hour=clock.now())
+    StoredResponse.objects.create(
+        tenant=f"t{number}", model="m", state="completed", input=b"[]", response=b"{}", bytes=4, created_at=NOW,
+        ended_at=NOW,
+    )  # fmt: skip
     price = {"prompt": 1, "cached": 1, "completion": 1, "actor": "a", "created_at": NOW}
     TokenPrice.objects.create(deployment=f"d{number}", valid_from=NOW, **price)
     Budget.objects.create(tenant=f"t{number}", tokens_per_month=1, actor="a", changed_at=NOW)

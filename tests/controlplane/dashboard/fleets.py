@@ -36,6 +36,7 @@ from traffic.models import (
     Ingress,
     IngressReport,
     RoutingTable,
+    StoredResponse,
     TokenPrice,
     TrafficMatrix,
     TrafficOverride,
@@ -225,6 +226,10 @@ def _key(number: int) -> None:
         requests_per_min=60,
     )
     UsageHour.objects.create(tenant=tenant, key=prefix, hour=NOW, arrived=7)
+    StoredResponse.objects.create(
+        tenant=tenant, key=prefix, model="m", state="completed", input=b"[]", response=b"{}", bytes=4, created_at=NOW,
+        ended_at=NOW,
+    )  # fmt: skip
     UsageHour.objects.create(
         tenant=tenant,
         key=prefix,

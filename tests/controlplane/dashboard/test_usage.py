@@ -10,7 +10,7 @@ from django.test import Client
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
-from traffic.models import Budget, CellHour, TokenPrice, UsageHour, UsageMonth
+from traffic.models import Budget, CellHour, StoredResponse, TokenPrice, UsageHour, UsageMonth
 from traffic.planning.budget import month_of
 
 pytestmark = pytest.mark.django_db
@@ -53,6 +53,21 @@ def test_without_usage_it_says_how_to_make_some() -> None:
     text = fragment(signed_in(), "/usage/?span=nonsense", "usage")
     assert "No usage in the last 7 days" in text
     assert "tokens cost nothing" in fragment(signed_in(), "/usage/", "usage-prices")
+
+
+def test_kept_responses_are_shown_by_tenant() -> None:
+    assert "No responses are kept" in fragment(signed_in(), "/usage/", "usage-responses")
+    for tenant, size in (("ada", 2048), ("rufus", 5 * 1024 * 1024)):
+        StoredResponse.objects.create(
+            tenant=tenant, model="m", state="completed", input=b"[]", response=b"{}", bytes=size,
+            created_at=clock.now(), ended_at=clock.now(),
+        )  # fmt: skip
+    text = fragment(signed_in(), "/usage/", "usage-responses")
+    assert text.index(">rufus<") < text.index(">ada<")
+    for expected in ("2.0\xa0KB", "5.0\xa0MB", "at most 20\u202f000 of 1.0\xa0GB"):
+        assert expected in text
+    narrowed = fragment(signed_in(), "/usage/?tenant=ada", "usage-responses")
+    assert ">rufus<" not in narrowed
 
 
 def test_an_admin_sets_a_price_and_a_budget_and_takes_the_budget_back() -> None:

@@ -34,6 +34,7 @@ from traffic.selectors.stored_response import (
     chain_of,
     items_of,
     kept_by_tenant,
+    kept_in_all,
     kept_of_tenant,
     shown_response,
     stored_response_of,
@@ -324,10 +325,13 @@ def test_what_is_kept_is_counted_by_tenant() -> None:
     kept()
     kept(GLOBEX, now=NOW - timedelta(days=1))
     kept(GLOBEX)
-    acme, globex = kept_by_tenant()
-    assert (acme["tenant"], acme["responses"], globex["responses"]) == ("acme", 1, 2)
-    assert globex["oldest_at"] == NOW - timedelta(days=1)
-    assert acme["size"] == kept_of_tenant("acme")[1]
+    globex, acme = kept_by_tenant(most=2)
+    assert (acme.tenant, acme.responses, globex.tenant, globex.responses) == ("acme", 1, "globex", 2)
+    assert globex.oldest_at == NOW - timedelta(days=1)
+    assert (acme.responses, acme.size) == kept_of_tenant("acme")
+    assert kept_in_all() == (3, acme.size + globex.size)
+    assert kept_by_tenant(most=1) == [globex]
+    assert kept_by_tenant(most=2, tenant="acme") == [acme]
 
 
 def test_only_what_is_made_in_the_background_may_be_unfinished() -> None:
