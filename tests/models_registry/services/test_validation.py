@@ -100,7 +100,7 @@ def test_a_draft_model_is_read_too(folder: Path, tmp_path: Path) -> None:
 
 def test_adapters_are_read_too_and_a_digest_that_was_left_out_is_filled_in(folder: Path, tmp_path: Path) -> None:
     made = {name: artifact(tmp_path / "sources" / name, {"adapter_config.json": name.encode()}) for name in "ab"}
-    adapters = [
+    adapters: list[dict[str, Any]] = [
         {"name": name, "artifact_uri": (tmp_path / "sources" / name).as_uri(), "artifact_digest": "", "rank": 8}
         for name in made
     ]
