@@ -71,11 +71,13 @@ def _follow(cloud: CloudRegion, group: str, ingresses: Sequence[TargetIngress], 
         EntryTarget.objects.update_or_create(
             ingress=target.ingress, group=target.group, defaults={"region_id": cloud.region_id, **stated}
         )
-        _tell(cloud, f"{target.ingress} gets clients of the load balancer", Tone.OK, now)
+        _tell(cloud, f"{target.ingress} gets clients of the load balancer at port {target.port}", Tone.OK, now)
     for target in plan.deregister:
         call("elbv2", "DeregisterTargets", cloud.aws_region, TargetGroupArn=target.group, Targets=[_said(target)])
         _rows(target).update(deregistered_at=now)
-        _tell(cloud, f"{target.ingress} gets no more clients of the load balancer", Tone.MOVING, now)
+        _tell(
+            cloud, f"{target.ingress} gets no more clients of the load balancer at port {target.port}", Tone.MOVING, now
+        )
     for row in rows:
         if row.deregistered_at is not None and _is_drained(row, cloud, call):
             row.delete()

@@ -8,6 +8,7 @@ import pytest
 from bench.cloud.server import World
 from fleet.models import CloudRegion, InstanceType, Machine
 from kernel import clock
+from kernel.models import Event
 from tests.bench.cloud.aws_calls import Calls
 from tests.bench.cloud.conftest import make_network, make_target_group, target_states
 from tests.fleet.providers.aws.cloud_fleet import REGION, ZONES, CloudFleet, make_pool
@@ -75,6 +76,8 @@ def test_each_zone_gets_one_machine_and_it_becomes_a_target_with_its_table(entra
     entrance.pass_by()
     assert set(entrance.targets()) == addresses
     assert set(EntryTarget.objects.values_list("port", flat=True)) == {11080}
+    told = set(Event.objects.filter(kind="ingress.target").values_list("message", flat=True))
+    assert told == {f"{each.id} gets clients of the load balancer at port 11080" for each in made.values()}
 
 
 def test_a_machine_that_leaves_is_taken_out_first_and_waits_for_its_streams(entrance: Entrance) -> None:
