@@ -79,9 +79,14 @@ def test_a_beat_without_its_database_asks(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.django_db
 def test_what_is_due_in_one_second_takes_the_lease_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django.db.close_old_connections", lambda: None)  # the test's transaction is on one
-    now_s, taken = [1000.0], []
+    now_s, taken = [1000.0], list[float]()
+
+    def take(**_: object) -> int:
+        taken.append(now_s[0])
+        return 1
+
     monkeypatch.setattr("controlplane.celery.monotonic", lambda: now_s[0])
-    monkeypatch.setattr(leases, "lease_take", lambda **_: taken.append(now_s[0]) or 1)
+    monkeypatch.setattr(leases, "lease_take", take)
     beat = Beat("one", tmp_path, monkeypatch)
     assert beat.ask_for_all() == len(beat.schedule)
     assert taken == [1000.0]
@@ -95,7 +100,7 @@ def test_a_beat_that_runs_asks_for_all_of_its_table_in_turn(tmp_path: Path, monk
     monkeypatch.setattr("controlplane.celery._is_leading_beat", lambda: True)
     beat = Beat("one", tmp_path, monkeypatch)
     for entry in beat.schedule.values():
-        entry.last_run_at -= timedelta(days=1)
+        entry.last_run_at = clock.now() - timedelta(days=1)
     pauses = [beat.tick() for _ in beat.schedule]
     assert pauses == [0] * len(beat.schedule)
     assert sorted(beat.asked) == sorted(beat.schedule)
