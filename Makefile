@@ -131,7 +131,7 @@ images: ## Build the images of control plane, node agent and ingress without a d
 images-base: ## Make a base for `make images BASE=localhost/switchyard/base` where no registry is reached: Debian's packages alone (as root).
 	@deploy/images/base.sh
 
-images-check: environment-dev ## Build base and images by buildah, and start what is in them (2 minutes, as root).
+images-check: environment-dev ## Build base and images by buildah, and start what is in them (minutes, as root).
 	$(VENV) -m pytest tests/deploy/images/images_check.py --numprocesses 0 --override-ini python_files=images_check.py
 
 lab: environment-dev ## Real hosts on this machine: two regions and a control plane, each host with its own network and files.

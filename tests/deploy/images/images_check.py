@@ -28,6 +28,7 @@ from tests.ports import free_ingress_port, free_ports
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 
 IMAGES = CHECKOUT / "deploy/images"
+PROCESSES = ("web", "controller", "worker", "beat", "sender")
 WITHIN_S = 900.0
 STOPS_WITHIN_S = 60.0
 REGION = "us-east-1"
@@ -127,13 +128,19 @@ class Container:
         first.terminate()
         return process.wait(STOPS_WITHIN_S)
 
+    def runs(self) -> bool:
+        """Whether what was started has not ended."""
+        return all(process.poll() is None for process in self._processes)
+
     def forget(self) -> None:
         """What ended."""
         self._processes.clear()
 
     def end(self) -> None:
-        """By the kernel."""
+        """By its first process, with which the kernel ends all of it: --kill-child does not survive --setuid."""
         for process in self._processes:
+            for first in psutil.Process(process.pid).children() if process.poll() is None else ():
+                first.kill()
             process.kill()
             process.wait()
 
@@ -166,10 +173,11 @@ def eventually(find: Callable[[], Any], what: str) -> Any:
 
 
 class ControlPlane:
-    """Web and controller, of one image. `servers`: its variables for the database and the doorbells."""
+    """All its processes, each in a container of one image. `servers`: variables for the database and the doorbells."""
 
-    def __init__(self, web: Container, controller: Container, servers: dict[str, str], logs: Path) -> None:
-        self._web, self._controller, self._logs = web, controller, logs
+    def __init__(self, containers: dict[str, Container], servers: dict[str, str], logs: Path) -> None:
+        self._containers, self._logs = containers, logs
+        self._web = containers["web"]
         self.port = free_ports(2)
         self.agent_port = self.port + 1
         self.environment = {
@@ -196,8 +204,18 @@ class ControlPlane:
             done = self._web.run("manage", *command, PASSWORD=secrets.token_hex(16), **self.environment)
             assert done.returncode == 0, f"{command}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
         self._token = (self._web.root / "var/lib/switchyard-control/operator-token").read_text().strip()
-        self._web.start(self._logs / "web.log", **self.environment)
-        self._controller.start(self._logs / "controller.log", "controller", **self.environment)
+        for process, container in self._containers.items():
+            container.start(self._logs / f"{process}.log", process, **self.environment)
+
+    def worker_answers(self) -> bool:
+        """By the doorbells."""
+        asked = "from controlplane.celery import app; print(app.control.ping(timeout=10))"
+        done = self._web.run("manage", "shell", "--no-imports", "-c", asked, **self.environment)
+        return "'ok': 'pong'" in done.stdout
+
+    def ended(self) -> list[str]:
+        """Processes that are not there any more; what they said is in their logs."""
+        return [process for process, container in self._containers.items() if not container.runs()]
 
     def get(self, path: str) -> Any:
         answer = httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=self._headers, timeout=30)
@@ -227,16 +245,16 @@ class ControlPlane:
 def control(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     folder = tmp_path_factory.mktemp("control")
     servers = EmbeddedServers(folder / "servers")
-    containers = [builder.started_from("control-plane") for _ in range(2)]
+    containers = {process: builder.started_from("control-plane") for process in PROCESSES}
     try:
         with reached(servers.start()) as urls:
             try:
-                made = ControlPlane(containers[0], containers[1], urls, folder)
+                made = ControlPlane(containers, urls, folder)
                 made.start()
                 eventually(lambda: made.get("/healthz"), "web answers")
                 yield made
             finally:
-                for container in containers:
+                for container in containers.values():
                     container.end()
     finally:
         servers.stop()
@@ -269,9 +287,13 @@ def agent(builder: Builder) -> Iterator[Callable[[str], Container]]:
 
 
 def test_the_control_plane_answers_and_runs_as_nobody_else(control: ControlPlane) -> None:
-    health = control.get("/healthz")
-    assert health["status"] == "ok", health
+    eventually(lambda: control.get("/healthz")["status"] == "ok", "its loops are in time")
     assert control.get("/api/v1/regions/")["results"]
+
+
+def test_each_of_its_processes_runs_in_a_container_of_its_own(control: ControlPlane) -> None:
+    eventually(control.worker_answers, "the worker answers")
+    assert not control.ended()
 
 
 def test_what_is_no_process_of_it_is_refused(builder: Builder) -> None:
@@ -318,7 +340,7 @@ def test_an_ingress_joins_and_has_haproxy_serve(
     def models() -> httpx.Response:
         return httpx.get(f"http://127.0.0.1:{first}/v1/models", timeout=10)
 
-    assert eventually(models, "HAProxy answers").status_code in {200, 401}
+    eventually(lambda: models().status_code in {200, 401}, "HAProxy answers by its table")
     assert ingress.stop() == 0
     with pytest.raises(httpx.ConnectError):
         models()
