@@ -220,6 +220,23 @@ class Accelerator(Struct, frozen=True):
         return ", ".join(parts)
 
 
+class EnergyMeter(Struct, frozen=True, omit_defaults=True):
+    """What counters of one part of a machine added up since their reader began, which `since` names.
+
+    `covers`: `accelerators` or `host`. `microjoules` within `covered_ms`; `full_power_ms`: of devices that tell their
+    power as a share of the most, the time at full power that would have taken as much. `refused`: readings that could
+    not be so, in none of these.
+    """
+
+    name: str
+    covers: str
+    since: str
+    microjoules: int = 0
+    full_power_ms: int = 0
+    covered_ms: int = 0
+    refused: int = 0
+
+
 class MachineNotice(Struct, frozen=True, omit_defaults=True):
     """A machine's cloud says that it will take or touch it. `ends_at`: when, in seconds since 1970; None: not said."""
 
@@ -232,7 +249,7 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
 
     `accelerator_trouble`: by maker, why its devices may be old or missing. `refused_order`: why the last order that
     was refused was. `journal_error`: why the agent cannot write its journal. `notices`: what the machine's cloud says
-    of it, one of each kind; None: it is in no cloud, or its metadata cannot be read.
+    of it, one of each kind; None: it is in no cloud, or its metadata cannot be read. `energy`: what is known of power.
     """
 
     host_cpu_percent: float | None = None
@@ -244,6 +261,7 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     refused_order: str = ""
     journal_error: str = ""
     notices: Annotated[tuple[MachineNotice, ...], Meta(max_length=len(MachineNoticeKind))] | None = None
+    energy: Annotated[tuple[EnergyMeter, ...], Meta(max_length=8)] = ()
 
 
 class StepTimes(Struct, frozen=True):

@@ -29,6 +29,7 @@ from engine_agent.runtime.node import LocalNode
 from engine_agent.runtime.order_trace import order_trace
 from engine_agent.runtime.watch import POLL_INTERVAL_S
 from engine_agent.telemetry.accelerators import AcceleratorMonitor, OnFault
+from engine_agent.telemetry.energy import energy_here
 from engine_agent.telemetry.host import accelerators_here, read_usage
 from engine_agent.telemetry.scraping import serve_metrics
 
@@ -78,6 +79,7 @@ class NodeAgent:
             now_s=self._awake.now_s,
         )
         self._accelerators = accelerators(self._connection.send_fault)
+        self._energy = energy_here(self._accelerators)
         self._cloud = NoticeWatch(self._send_report) if is_in_aws() else None
         self._no_contact_since_s: float | None = self._awake.now_s()
         self._last_observed: Observed | None = None
@@ -104,6 +106,7 @@ class NodeAgent:
                 loops.create_task(self._for_ever("stack", self._read_stack_once))
                 loops.create_task(self._for_ever("traces", self._trace.run))
                 loops.create_task(self._for_ever("metrics", self._serve_metrics))
+                loops.create_task(self._for_ever("energy", self._energy.run_once))
                 if self._cloud is not None:
                     loops.create_task(self._for_ever("cloud", self._cloud.run_once))
         finally:
@@ -224,6 +227,7 @@ class NodeAgent:
             refused_order=self._node.refused_order,
             journal_error=self._node.journal_error,
             notices=self._cloud.notices if self._cloud is not None else None,
+            energy=self._energy.meters(),
         )
         health = _health(observed, seen.health)
         report = Report(

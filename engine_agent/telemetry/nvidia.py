@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from engine_agent.planning.energy import Reading
 from engine_agent.protocol.messages import Accelerator
 from engine_agent.protocol.signatures import FaultSignature
 from engine_agent.telemetry.accelerators import OnFault, Restarts, grown, hardware_fault
@@ -61,6 +62,7 @@ class NvidiaReader:
         self._times = times or NvidiaTimes()
         self._devices: dict[int, Accelerator] = {}
         self._lost: set[int] = set()
+        self._energy: tuple[float, Mapping[str, Reading]] | None = None
         self._trouble = ""
         self._last_response_s = monotonic()
         self._stop = threading.Event()
@@ -76,6 +78,12 @@ class NvidiaReader:
         if not self._trouble and silent_s > self._times.silent_after_s:
             return f"the driver has not answered for {silent_s:.0f} s"
         return self._trouble
+
+    @property
+    def energy(self) -> tuple[float, Mapping[str, Reading]] | None:
+        """What devices drew since their driver was loaded, and when that was read (monotonic seconds); None: it was not
+        read, or not of all."""
+        return self._energy
 
     async def prepare(self) -> None:
         """See `AcceleratorReader.prepare`."""
@@ -112,6 +120,9 @@ class NvidiaReader:
         if not self._first_read.is_set():
             self._first_read.set()
             self._check_device_count(len(read))
+
+    def _note_energy(self, at_s: float, readings: Mapping[str, Reading]) -> None:
+        self._energy = (at_s, readings) if readings else None
 
     def _mark_lost(self, index: int, failed: NvmlFailed) -> None:
         if failed.code not in (GPU_IS_LOST, RESET_REQUIRED):
@@ -188,6 +199,7 @@ class _Session:
             while not stop.is_set():
                 if monotonic() >= read_at_s:
                     self._post(self._reader._apply_readings, _read_all(nvml))
+                    self._post(self._reader._note_energy, monotonic(), _energy_of_all(nvml))
                     read_at_s = monotonic() + times.read_every_s
                 xid = nvml.next_xid(times.wait_ms)
                 if xid is not None:
@@ -200,6 +212,13 @@ class _Session:
 
     def _post(self, call: Callable[..., None], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(call, *arguments)
+
+
+def _energy_of_all(nvml: Nvml) -> dict[str, Reading]:
+    """Of all devices, or of none: a part of them is no sum."""
+    read = {f"nvidia{index}": nvml.energy(index) for index in range(nvml.device_count)}
+    known = {name: reading for name, reading in read.items() if reading is not None}
+    return known if len(known) == len(read) else {}
 
 
 def _read_all(nvml: Nvml) -> dict[int, Accelerator | NvmlFailed]:

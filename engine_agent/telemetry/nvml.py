@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from engine_agent.planning.energy import Reading
 from engine_agent.protocol.messages import Accelerator
 
 KIND = "nvidia"
@@ -15,6 +16,8 @@ MODULE = "pynvml"
 GPU_IS_LOST, RESET_REQUIRED = 15, 16
 """NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED"""
 _TIMEOUT = 10
+MOST_WATTS = 2_000.0
+"""Of a device that states no limit: more than any draws."""
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _XID_CRITICAL_ERROR = 8
 _GPU_RECOVERY_ACTION = 230
@@ -81,6 +84,19 @@ class Nvml:
             memory_total_bytes=int(memory.total),
             errors=self._errors(handle),
         )
+
+    def energy(self, index: int) -> Reading | None:
+        """What a device drew since its driver was loaded; None: it does not count, or does not answer now."""
+        handle = self._call_or_none("nvmlDeviceGetHandleByIndex", index)
+        if handle is None:
+            return None
+        try:
+            millijoules = self._call("nvmlDeviceGetTotalEnergyConsumption", handle)
+            limits = self._call_or_none("nvmlDeviceGetPowerManagementLimitConstraints", handle)
+        except NvmlFailed:
+            return None
+        most_watts = limits[1] / 1000 if limits is not None and limits[1] else MOST_WATTS
+        return Reading(microjoules=int(millijoules) * 1000, most_watts=most_watts)
 
     def next_xid(self, within_ms: int) -> Xid | None:
         """The next error event, or None if there is none in that time.

@@ -29,6 +29,7 @@ class Library:
         self.rows = (0, 0, 0, 0)
         self.xids: list[tuple[int, int]] = []
         self.sessions = 0
+        self.millijoules: dict[int, int] = {}
         self.blocked = threading.Event()
         self.blocked.set()
 
@@ -74,6 +75,13 @@ class Library:
     def nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> list[SimpleNamespace]:
         assert fields == [230]
         return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=0))]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        self._may("nvmlDeviceGetTotalEnergyConsumption")
+        return self.millijoules.get(handle, 0)
+
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: int) -> list[int]:
+        return [200_000, 700_000]
 
     def nvmlEventSetCreate(self) -> str:
         return "events"

@@ -1,0 +1,114 @@
+"""Adds up counters of energy. Pure. A counter that wraps goes on, one that restarts begins anew; one that jumps beyond
+what its device can draw, goes back or stands still is refused: that time is in no sum, and who reads it estimates it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from engine_agent.protocol.messages import EnergyMeter
+
+TOLERANCE = 1.25
+"""Of the most that a device may draw, which it passes for moments."""
+STILL_AFTER_MS = 60_000
+"""No device that is on draws nothing for so long."""
+LONGEST_MS = 600_000
+"""Between two readings: of a longer time nobody knows how often a counter wrapped or restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one device says. `microjoules` since some time, or `share`: its power now, as a share of the most.
+
+    `most_watts`: what it may draw at most. `wraps_at`: microjoules after which its counter begins at 0 again; None: it
+    does only when it restarts.
+    """
+
+    microjoules: int | None = None
+    share: float | None = None
+    most_watts: float = 2_000.0
+    wraps_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From one reading of a device to the next. `wrong`: why it is refused; empty: it is believed."""
+
+    microjoules: int = 0
+    full_power_ms: float = 0.0
+    wrong: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MeterState:
+    """A meter and the readings that it went by. `still_ms`: how long each device's counter has not moved."""
+
+    meter: EnergyMeter
+    readings: Mapping[str, Reading]
+    at_ms: int
+    still_ms: Mapping[str, int]
+
+    @classmethod
+    def begin(cls, name: str, covers: str, since: str, readings: Mapping[str, Reading], at_ms: int) -> "MeterState":
+        """Nothing is added up yet."""
+        return cls(EnergyMeter(name=name, covers=covers, since=since), dict(readings), at_ms, {})
+
+
+def advance(state: MeterState, readings: Mapping[str, Reading], at_ms: int) -> MeterState:
+    """The meter after another look at all devices; `at_ms`: of a clock that never goes back. All of them are believed,
+    or the time counts for none: a part of a sum would be taken for the whole."""
+    elapsed_ms = at_ms - state.at_ms
+    if elapsed_ms <= 0:
+        return state
+    meter = state.meter
+    steps = {
+        name: step(state.readings[name], readings[name], elapsed_ms) for name in state.readings.keys() & readings.keys()
+    }
+    still = {
+        name: state.still_ms.get(name, 0) + elapsed_ms
+        for name, each in steps.items()
+        if not each.wrong and each.microjoules == 0 and readings[name].microjoules is not None
+    }
+    wrong = any(each.wrong for each in steps.values()) or any(ms > STILL_AFTER_MS for ms in still.values())
+    if state.readings.keys() != readings.keys() or not readings or wrong:
+        changed = replace_meter(meter, refused=1)
+    else:
+        changed = replace_meter(
+            meter,
+            microjoules=sum(each.microjoules for each in steps.values()),
+            full_power_ms=round(sum(each.full_power_ms for each in steps.values()) / len(steps)),
+            covered_ms=elapsed_ms,
+        )
+    return replace(state, meter=changed, readings=dict(readings), at_ms=at_ms, still_ms=still)
+
+
+def step(before: Reading, now: Reading, elapsed_ms: int) -> Step:
+    """What a device took between two readings."""
+    if elapsed_ms > LONGEST_MS:
+        return Step(wrong="not read for too long")
+    if now.share is not None:
+        believed = 0 <= now.share <= TOLERANCE
+        return Step(full_power_ms=min(1.0, now.share) * elapsed_ms) if believed else Step(wrong="no share of its power")
+    if before.microjoules is None or now.microjoules is None:
+        return Step(wrong="not read")
+    most = round(now.most_watts * TOLERANCE * elapsed_ms * 1000)
+    grew = now.microjoules - before.microjoules
+    if grew < 0:
+        if now.wraps_at is None:
+            return Step(wrong="restarted")
+        if most >= now.wraps_at:
+            return Step(wrong="may have wrapped more than once")
+        grew += now.wraps_at
+    return Step(grew) if 0 <= grew <= most else Step(wrong="more than it can draw")
+
+
+def replace_meter(meter: EnergyMeter, **more: int) -> EnergyMeter:
+    """The meter with so much more."""
+    return EnergyMeter(
+        name=meter.name,
+        covers=meter.covers,
+        since=meter.since,
+        microjoules=meter.microjoules + more.get("microjoules", 0),
+        full_power_ms=meter.full_power_ms + more.get("full_power_ms", 0),
+        covered_ms=meter.covered_ms + more.get("covered_ms", 0),
+        refused=meter.refused + more.get("refused", 0),
+    )
