@@ -353,6 +353,8 @@ SPECTACULAR_SETTINGS = {
         "ShiftKind": "controlplane.api.enums.SHIFT_KINDS",
         "OverrideKind": "controlplane.api.enums.OVERRIDE_KINDS",
         "EvacuationMode": "controlplane.api.enums.EVACUATION_MODES",
+        "RateKind": "controlplane.api.enums.RATE_KINDS",
+        "FigureSource": "controlplane.api.enums.FIGURE_SOURCES",
     },
 }
 

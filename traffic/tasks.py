@@ -14,6 +14,7 @@ from traffic.services.autopilot import autopilot_run
 from traffic.services.autoscaling import autoscaling_run
 from traffic.services.budget import budgets_follow
 from traffic.services.cloud_ingresses import cloud_ingresses_ensure
+from traffic.services.cost_budget import cost_budgets_follow
 from traffic.services.entry_accelerator import EntryDials
 from traffic.services.entry_route53 import entry_run
 from traffic.services.entry_targets import entry_targets_follow
@@ -79,6 +80,7 @@ def ensure_ingresses() -> bool:
 def count_usage() -> None:
     usage_count(now=clock.now())
     budgets_follow(now=clock.now())
+    cost_budgets_follow(now=clock.now())
 
 
 @shared_task(name="traffic.trim_usage")

@@ -27,6 +27,8 @@ from fleet.planning.webhooks.messages import WebhookFormat
 from kernel.tones import Tone
 from models_registry.planning.diff import Change
 from models_registry.planning.lifecycle import ValidationState, VersionState
+from traffic.api.cost import SOURCES
+from traffic.api.rate import KINDS as KINDS_OF_RATES
 from traffic.planning.key import KeyState
 from traffic.planning.overrides import EvacuationMode, OverrideKind
 from traffic.planning.shift import ShiftKind
@@ -66,3 +68,5 @@ RULE_MODES = choices(RuleMode)
 SHIFT_KINDS = choices(ShiftKind)
 OVERRIDE_KINDS = choices(OverrideKind)
 EVACUATION_MODES = choices(EvacuationMode)
+RATE_KINDS = KINDS_OF_RATES
+FIGURE_SOURCES = SOURCES

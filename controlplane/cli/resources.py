@@ -292,6 +292,16 @@ RESOURCES: tuple[Resource, ...] = (
             ("BY", "actor")),
     ),
     Resource(
+        "rates", "rates", "id", ("rate",),
+        _of(number("ID", "id"), ("KIND", "kind"), ("SUBJECT", "subject"), ("REGION", "region"), ("FROM", "valid_from"),
+            ("IN FORCE", "in_force"), number("VALUE", "value"), ("BY", "actor")),
+    ),
+    Resource(
+        "cost-budgets", "cost-budgets", "id", ("cost-budget",),
+        _of(number("ID", "id"), ("DEPLOYMENT", "deployment"), number("USD", "money_per_month"),
+            number("USED $", "used_usd"), number("USED %", "used_percent")),
+    ),
+    Resource(
         "budgets", "budgets", "tenant", ("budget",),
         _of(("TENANT", "tenant"), number("TOKENS", "tokens_per_month"), number("USD", "money_per_month"),
             number("USED %", "used_percent"), ("HARD STOP", "hard_stop"), ("STOPPED", "stopped")),

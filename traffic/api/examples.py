@@ -80,24 +80,80 @@ USAGE: dict[str, Any] = {
     "truncated": False,
 }
 
-MACHINE_COST: dict[str, Any] = {
+COST_FIGURES: dict[str, Any] = {
+    "prompt_tokens": 812_400,
+    "cached_tokens": 402_176,
+    "completion_tokens": 201_331,
+    "machine_hours": "2.000000",
+    "cost_usd": "30.118250",
+    "idle_cost_usd": "12.881750",
+    "energy_j": "9012331.250000",
+    "idle_energy_j": "1203112.000000",
+    "carbon_g": "1091.233001",
+    "idle_carbon_g": "145.678112",
+    "usd_per_mtoken": 29.710303,
+    "joules_per_mtoken": 8890264.518,
+    "gco2e_per_mtoken": 1076.451,
+    "usd_per_mtoken_with_idle": 42.417664,
+    "joules_per_mtoken_with_idle": 10077081.0,
+    "gco2e_per_mtoken_with_idle": 1220.158,
+    "cost_source": "rated",
+    "energy_source": "measured",
+    "carbon_source": "rated",
+}
+COSTS: dict[str, Any] = {
     "start": "2026-11-14T12:00:00Z",
     "end": "2026-11-21T12:00:00Z",
-    "cells": "5.376000",
-    "tenants": "4.118250",
-    "idle": "1.257750",
-    "open_hours": 0.4,
-    "by_deployment": [
+    "by": "total",
+    "group": ["version", "type"],
+    "rows": [
         {
-            "deployment": "sim-70b",
-            "instance_type": "trn1.32xlarge",
-            "machine_hours": 0.25,
-            "cost": "5.376000",
-            "idle": "1.257750",
+            "start": None,
+            "deployment": None,
+            "version": "sim-70b@1",
+            "type": "trn1.32xlarge",
+            "region": None,
+            "tenant": None,
+            "class": None,
+            "adapter": None,
+            **COST_FIGURES,
         }
     ],
-    "by_tenant": [{"tenant": "rufus", "deployment": "sim-70b", "cost": "4.118250"}],
+    "totals": {
+        **COST_FIGURES,
+        "cells_usd": "43.000000",
+        "spares_usd": "21.500000",
+        "spares_energy_j": "602110.000000",
+        "bill_usd": "64.500000",
+        "open_machine_hours": 0.4,
+        "measured_percent": 100.0,
+    },
+    "truncated": False,
 }
+RATE: dict[str, Any] = {
+    "id": 4,
+    "kind": "machine_price",
+    "subject": "p5.48xlarge",
+    "region": "",
+    "value": "31.464000",
+    "valid_from": "2026-12-01T00:00:00Z",
+    "in_force": False,
+    "actor": "ada",
+    "created_at": "2026-11-21T12:00:00Z",
+}
+NEW_RATE: dict[str, Any] = {"kind": "machine_price", "subject": "p5.48xlarge", "value": "31.464"}
+COST_BUDGET: dict[str, Any] = {
+    "id": 2,
+    "deployment": "sim-70b",
+    "money_per_month": "1200.000000",
+    "thresholds": [50, 80, 100],
+    "used_usd": "640.250000",
+    "used_percent": 53.4,
+    "level": 50,
+    "actor": "ada",
+    "changed_at": "2026-11-21T12:00:00Z",
+}
+NEW_COST_BUDGET: dict[str, Any] = {"deployment": "sim-70b", "money_per_month": "1200"}
 
 KEPT_RESPONSES: dict[str, Any] = {
     "responses": 412,

@@ -5,12 +5,15 @@ from django.urls import path, re_path
 from traffic.api.async_request import ENDPOINTS, accept, detail, unknown_path
 from traffic.api.budget import BudgetViewSet
 from traffic.api.callback_host import CallbackHostViewSet
+from traffic.api.cost import CostViewSet
+from traffic.api.cost_budget import CostBudgetViewSet
 from traffic.api.entry import EntryRevisionViewSet, EntryViewSet
 from traffic.api.ingress import IngressViewSet, RoutingTableViewSet
 from traffic.api.key import KeyRingViewSet, KeyViewSet
 from traffic.api.matrix import MatrixViewSet, ShiftViewSet
 from traffic.api.override import EvacuationViewSet, OverrideViewSet
 from traffic.api.price import PriceViewSet
+from traffic.api.rate import RateViewSet
 from traffic.api.request_queue import RequestQueueViewSet
 from traffic.api.traffic_policy import TrafficPolicyViewSet
 from traffic.api.usage import UsageViewSet
@@ -23,6 +26,9 @@ ROUTES = (
     ("callback-hosts", CallbackHostViewSet, "callback-host"),
     ("request-queues", RequestQueueViewSet, "request-queue"),
     ("usage", UsageViewSet, "usage"),
+    ("costs", CostViewSet, "cost"),
+    ("cost-budgets", CostBudgetViewSet, "cost-budget"),
+    ("rates", RateViewSet, "rate"),
     ("prices", PriceViewSet, "price"),
     ("budgets", BudgetViewSet, "budget"),
     ("traffic/matrices", MatrixViewSet, "matrix"),

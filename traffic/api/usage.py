@@ -3,11 +3,10 @@ other programs, and of a tenant to itself under `GET /v1/usage`, with one of its
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Any
 
 from django.db.models import Sum
-from django.http import HttpRequest, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema, extend_schema_serializer
 from rest_framework import serializers
 from rest_framework.decorators import action
@@ -20,21 +19,29 @@ from kernel import clock
 from kernel.rest.view_sets import ViewSet
 from traffic.api import examples
 from traffic.api.openai_form import only, openai_error
+from traffic.api.tables import (
+    AS,
+    DEFAULT_ROWS,
+    LIMIT_SCHEMA,
+    SPAN,
+    download,
+    form_of,
+    given_once,
+    limit_of,
+    parsed_query,
+    query_parameter,
+)
 from traffic.models import UsageHour
 from traffic.models.usage import COUNTS
-from traffic.planning.usage_query import DIMENSIONS, BadQuery, By, UsageQuery, parse_usage_query
+from traffic.planning.usage_query import DIMENSIONS, By, UsageQuery
 from traffic.planning.usage_table import csv_pieces, money_text
 from traffic.selectors.application import UnknownApplication, application_of
 from traffic.selectors.stored_response import kept_by_tenant, kept_in_all
-from traffic.selectors.usage import UsageRow, machine_costs, usage_answer, usage_stream
+from traffic.selectors.usage import UsageRow, usage_answer, usage_stream
 from traffic.services.stored_response import store_settings
 from traffic.services.usage_export import PARQUET_TYPE, TooManyRows, parquet_table, table_rows
 
-MOST_ROWS, DEFAULT_ROWS = 10_000, 1000
-AS = ("json", "csv", "parquet")
-HOUR_MS = 3_600_000
 DAY_S = 86_400
-LIMIT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": DEFAULT_ROWS}
 
 
 class CountsSerializer(serializers.Serializer[Any]):
@@ -80,34 +87,6 @@ class UsageSerializer(serializers.Serializer[Any]):
     truncated = serializers.BooleanField(help_text="There are more groups than `limit`.")
 
 
-class DeploymentCostSerializer(serializers.Serializer[Any]):
-    deployment = serializers.CharField()
-    instance_type = serializers.CharField()
-    machine_hours = serializers.FloatField()
-    cost = serializers.CharField()
-    idle = serializers.CharField()
-
-
-class TenantCostSerializer(serializers.Serializer[Any]):
-    tenant = serializers.CharField(help_text="Empty: requests without a key.")
-    deployment = serializers.CharField()
-    cost = serializers.CharField()
-
-
-@extend_schema_serializer(examples=[OpenApiExample("machine cost", examples.MACHINE_COST, response_only=True)])
-class MachineCostSerializer(serializers.Serializer[Any]):
-    """`tenants` and `idle` sum up to `cells`."""
-
-    start = serializers.DateTimeField()
-    end = serializers.DateTimeField()
-    cells = serializers.CharField(help_text="US dollars for the hours of cells' machines that are over.")
-    tenants = serializers.CharField()
-    idle = serializers.CharField(help_text="Of time in which a cell had no request in flight.")
-    open_hours = serializers.FloatField(help_text="Machine hours of the hour that still runs; in no sum yet.")
-    by_deployment = DeploymentCostSerializer(many=True)
-    by_tenant = TenantCostSerializer(many=True)
-
-
 class KeptOfTenantSerializer(serializers.Serializer[Any]):
     tenant = serializers.CharField(help_text="Empty: of requests without a key.")
     responses = serializers.IntegerField()
@@ -128,20 +107,14 @@ class KeptResponsesSerializer(serializers.Serializer[Any]):
     truncated = serializers.BooleanField(help_text="There are more tenants than `limit`.")
 
 
-def _query_parameter(name: str, what: str, **more: Any) -> OpenApiParameter:
-    return OpenApiParameter(name, str, description=what, **more)
-
-
-MOMENT = "`7d`, `12h`, `2w` ago, a date, or a moment of RFC 3339."
-SPAN = (_query_parameter("from", f"Since when: {MOMENT} Seven days."), _query_parameter("to", f"Until: {MOMENT} Now."))
 PARAMETERS = (
-    *(_query_parameter(name, f"Of this {name} only.") for name in DIMENSIONS if name != "class"),
-    _query_parameter("class", "Of this class only.", enum=[each.value for each in ServingClass]),
+    *(query_parameter(name, f"Of this {name} only.") for name in DIMENSIONS if name != "class"),
+    query_parameter("class", "Of this class only.", enum=[each.value for each in ServingClass]),
     *SPAN,
-    _query_parameter("by", "The time that a row is about.", enum=[by.value for by in By], default=By.TOTAL.value),
-    _query_parameter("group", f"Any of {', '.join(DIMENSIONS)}, with commas; `none`: one row.", default="tenant"),
+    query_parameter("by", "The time that a row is about.", enum=[by.value for by in By], default=By.TOTAL.value),
+    query_parameter("group", f"Any of {', '.join(DIMENSIONS)}, with commas; `none`: one row.", default="tenant"),
     OpenApiParameter("limit", LIMIT_SCHEMA, description="Rows at most; not of tables, which are whole."),
-    _query_parameter("as", "`csv` and `parquet` are tables to download.", enum=AS, default="json"),
+    query_parameter("as", "`csv` and `parquet` are tables to download.", enum=AS, default="json"),
 )  # fmt: skip
 
 
@@ -164,13 +137,15 @@ class UsageViewSet(ViewSet):
     )
     def list(self, request: Request) -> HttpResponseBase:
         """Usage by groups, latest first, with totals. Every row counts something else, so rows may be added up."""
-        given = _given(request, (*DIMENSIONS, "from", "to", "by", "group", "limit", "as"))
-        form, limit = _choice(given.pop("as", "json")), _limit(given.pop("limit", str(DEFAULT_ROWS)))
-        query = _parsed(given, clock.now())
+        given = given_once(request, (*DIMENSIONS, "from", "to", "by", "group", "limit", "as"))
+        form, limit = form_of(given.pop("as", "json")), limit_of(given.pop("limit", str(DEFAULT_ROWS)))
+        query = parsed_query(given, clock.now())
         if form == "csv":
-            return _download(csv_pieces(table_rows(usage_stream(query))), "text/csv; charset=utf-8", query, form)
+            return download(
+                "usage", csv_pieces(table_rows(usage_stream(query))), "text/csv; charset=utf-8", query, form
+            )
         if form == "parquet":
-            return _download(iter([_parquet(query)]), PARQUET_TYPE, query, form)
+            return download("usage", iter([_parquet(query)]), PARQUET_TYPE, query, form)
         answer = usage_answer(query, most=limit)
         return Response(
             {
@@ -184,54 +159,19 @@ class UsageViewSet(ViewSet):
             }
         )
 
-    @extend_schema(operation_id="usage_cost", parameters=[*SPAN], responses={200: MachineCostSerializer})
-    @action(detail=False, methods=["get"])
-    def cost(self, request: Request) -> Response:
-        """What cells cost by the time of their machines, split over tenants by their share of tokens in each hour."""
-        query = _parsed(_given(request, ("from", "to")), clock.now())
-        costs = machine_costs(query.start, query.end)
-        shares = usage_answer(UsageQuery(query.start, query.end, group=("tenant", "deployment")), most=MOST_ROWS)
-        cells = sum((each.cost for each in costs), Decimal(0))
-        idle = sum((each.idle for each in costs), Decimal(0))
-        return Response(
-            {
-                "start": query.start,
-                "end": query.end,
-                "cells": money_text(cells),
-                "tenants": money_text(shares.totals["machine_cost"]),
-                "idle": money_text(idle),
-                "open_hours": round(sum(each.open_ms for each in costs) / HOUR_MS, 3),
-                "by_deployment": [
-                    {
-                        "deployment": each.deployment,
-                        "instance_type": each.instance_type,
-                        "machine_hours": round(each.machine_ms / HOUR_MS, 3),
-                        "cost": money_text(each.cost),
-                        "idle": money_text(each.idle),
-                    }
-                    for each in costs
-                ],
-                "by_tenant": [
-                    {**row.group, "cost": money_text(row.sums["machine_cost"])}
-                    for row in shares.rows
-                    if row.sums["machine_cost"]
-                ],
-            }
-        )
-
     @extend_schema(
         operation_id="usage_responses",
         parameters=[
-            _query_parameter("tenant", "Of this tenant only."),
+            query_parameter("tenant", "Of this tenant only."),
             OpenApiParameter("limit", LIMIT_SCHEMA, description="Tenants at most."),
         ],
         responses={200: KeptResponsesSerializer},
     )
     @action(detail=False, methods=["get"])
     def responses(self, request: Request) -> Response:
-        """How many responses of `/v1/responses` are kept, and how large they are, by tenant; nothing of their content."""
-        given = _given(request, ("tenant", "limit"))
-        limit, settings = _limit(given.get("limit", str(DEFAULT_ROWS))), store_settings()
+        """How many responses of `/v1/responses` are kept, how large they are, by tenant; nothing of their content."""
+        given = given_once(request, ("tenant", "limit"))
+        limit, settings = limit_of(given.get("limit", str(DEFAULT_ROWS))), store_settings()
         tenants = kept_by_tenant(most=limit + 1, tenant=given.get("tenant", ""))
         responses, size = kept_in_all()
         return Response(
@@ -247,50 +187,11 @@ class UsageViewSet(ViewSet):
         )
 
 
-def _given(request: Request, allowed: tuple[str, ...]) -> dict[str, str]:
-    errors: dict[str, list[ErrorDetail]] = {}
-    for name, values in request.query_params.lists():
-        if name not in allowed:
-            errors[name] = [ErrorDetail(f"unknown parameter; allowed: {', '.join(allowed)}", "unknown_parameter")]
-        elif len(values) > 1:
-            errors[name] = [ErrorDetail("may be given once only", "once")]
-        elif not values[0]:
-            errors[name] = [ErrorDetail("is empty; leave it out, or give a value", "blank")]
-    if errors:
-        raise ValidationError(errors)
-    return {name: str(value) for name, value in request.query_params.items()}
-
-
-def _parsed(given: dict[str, str], now: datetime) -> UsageQuery:
-    try:
-        return parse_usage_query(given, now)
-    except BadQuery as error:
-        raise ValidationError({error.field: [ErrorDetail(str(error), "invalid")]}) from error
-
-
-def _choice(text: str) -> str:
-    if text not in AS:
-        raise ValidationError({"as": [ErrorDetail(f"{text[:40]!r} is not one of: {', '.join(AS)}", "invalid_choice")]})
-    return text
-
-
-def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MOST_ROWS):
-        raise ValidationError({"limit": [ErrorDetail(f"must be a whole number from 1 to {MOST_ROWS}", "range")]})
-    return int(text)
-
-
 def _parquet(query: UsageQuery) -> bytes:
     try:
         return parquet_table(table_rows(usage_stream(query)))
     except TooManyRows as error:
         raise ValidationError({"from": [ErrorDetail(str(error), "range")]}) from error
-
-
-def _download(pieces: Any, kind: str, query: UsageQuery, ending: str) -> StreamingHttpResponse:
-    name = f"usage-{query.start:%Y%m%dT%H%M}-{query.end:%Y%m%dT%H%M}.{ending}"
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return StreamingHttpResponse(pieces, content_type=kind, headers=headers)
 
 
 def _group(row: UsageRow) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The tables of traffic, one noun a file."""
 
 from traffic.models.async_request import AsyncRequest, CallbackHost
+from traffic.models.cost import CellHour, CostBudget, CostShare, Rate
 from traffic.models.entry import Entry, EntryRevision, EntryTarget
 from traffic.models.key import ApplicationKey, KeyPolicy
 from traffic.models.request_queue import RefusedMessage, RequestQueue
@@ -17,7 +18,6 @@ from traffic.models.routing import (
 from traffic.models.stored_response import StoredResponse
 from traffic.models.usage import (
     Budget,
-    CellHour,
     TokenPrice,
     UsageDay,
     UsageExport,
@@ -32,12 +32,15 @@ __all__ = [
     "Budget",
     "CallbackHost",
     "CellHour",
+    "CostBudget",
+    "CostShare",
     "Entry",
     "EntryRevision",
     "EntryTarget",
     "Ingress",
     "IngressReport",
     "KeyPolicy",
+    "Rate",
     "RefusedMessage",
     "RequestQueue",
     "RoutingTable",

@@ -124,32 +124,6 @@ class UsageMark(models.Model):
         return f"{self.subject} by {self.source}"
 
 
-class CellHour(models.Model):
-    """How long machines of one kind were in cells of a deployment within an hour: milliseconds of all of them together,
-    and of those that had requests in flight. `price`: US dollars for an hour of one. `cost` and `idle` (the part of it
-    that is nobody's) are known once the hour is `settled`."""
-
-    deployment = models.CharField(max_length=96)
-    instance_type = models.CharField(max_length=64)
-    hour = models.DateTimeField()
-    machine_ms = models.PositiveBigIntegerField(default=0)
-    busy_ms = models.PositiveBigIntegerField(default=0)
-    price = models.DecimalField(max_digits=16, decimal_places=6, default=Decimal(0))
-    cost = models.DecimalField(max_digits=20, decimal_places=6, default=Decimal(0))
-    idle = models.DecimalField(max_digits=20, decimal_places=6, default=Decimal(0))
-    settled = models.BooleanField(default=False)
-
-    class Meta:
-        ordering = ["-hour", "deployment", "instance_type"]
-        indexes = [models.Index(fields=["hour"], name="cell_hour_open", condition=models.Q(settled=False))]
-        constraints = [
-            models.UniqueConstraint(fields=["hour", "deployment", "instance_type"], name="cell_hour_once"),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.deployment} on {self.instance_type} at {self.hour:%Y-%m-%d %H}"
-
-
 class TokenPrice(models.Model):
     """US dollars for a million tokens of a deployment from `valid_from` on. Rows are never changed; one that is not in
     force yet may be withdrawn."""

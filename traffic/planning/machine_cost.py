@@ -1,15 +1,18 @@
-"""What cells cost by the time of their machines, and whose that is. Pure, and conserved: what an hour of a deployment
-cost is exactly what its accounts and idle time get, to the millionth of a dollar.
+"""What cells cost and what energy they take by the time of their machines, and whose that is. Pure, in whole units, and
+conserved: what an hour of a kind of machines cost is exactly what its accounts and idle time get, to the millionth of a
+dollar, the millionth of a joule and the microgram.
 
-A cell with requests in flight, as ingresses see it, is busy; the rest of its time is idle. The busy part of an hour
-falls to accounts by their share of the tokens that were counted in it, all of an hour without tokens to idle time.
+A cell with requests in flight, as ingresses see it, is busy; the rest of its time is idle. What its machines cost and
+drew while it was busy falls to accounts by what their tokens weigh, all of an hour without tokens to idle time.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_EVEN, Decimal
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
+
+from traffic.planning.price import TokenPrice
 
 HOUR = timedelta(hours=1)
 HOUR_MS = 3_600_000
@@ -19,36 +22,59 @@ MOST_GAP = timedelta(days=1)
 A = TypeVar("A")
 
 
+class Kind(NamedTuple):
+    """The machines whose hours are added up together: those of one instance type in the cells of a deployment that
+    serve one version in one region. No deployment and no version: in no cell."""
+
+    deployment: str
+    version: str
+    region: str
+    instance_type: str
+
+
 @dataclass(frozen=True, slots=True)
-class MachineHour:
-    """Milliseconds that machines of one kind were in cells of a deployment within an hour, all machines together.
-    `price`: US dollars for an hour of one."""
+class TokenWeights:
+    """What a token of a prompt, one of those out of a cache and one of a completion take, relative to each other."""
 
-    machine_ms: int
-    busy_ms: int
-    price: Decimal
+    prompt: int
+    cached: int
+    completion: int
 
-    @property
-    def cost(self) -> Decimal:
-        return micros(self.machine_ms * self.price / HOUR_MS)
+    def of(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
+        """What these tokens weigh. Cached ones are a part of the prompt's: more of them than that are none."""
+        cached = min(prompt_tokens, cached_tokens)
+        fresh = prompt_tokens - cached
+        return fresh * self.prompt + cached * self.cached + completion_tokens * self.completion
 
-    @property
-    def idle(self) -> Decimal:
-        """The part of the cost that nobody caused; never more than the whole."""
-        return micros((self.machine_ms - min(self.busy_ms, self.machine_ms)) * self.price / HOUR_MS)
+
+DEFAULT_WEIGHTS = TokenWeights(prompt=10, cached=1, completion=40)
+"""Where no price of tokens says more: the ratios of public price lists, in which an answer costs about four times as
+much as a prompt and cached prompts a tenth (OpenAI, Anthropic, 2026)."""
 
 
 @dataclass(frozen=True, slots=True)
 class HourSplit(Generic[A]):
-    """`of_accounts` and `idle` sum up to `cost` exactly."""
+    """Whole units: `of_accounts` and `idle` sum up to `whole` exactly."""
 
-    cost: Decimal
-    idle: Decimal
-    of_accounts: Mapping[A, Decimal]
+    whole: int
+    idle: int
+    of_accounts: Mapping[A, int]
+
+
+def weights_of(price: TokenPrice | None) -> TokenWeights:
+    """The weights of a deployment's tokens: those of its prices in force, else the default."""
+    if price is None or not (price.prompt or price.completion):
+        return DEFAULT_WEIGHTS
+    return TokenWeights(*(int(amount / MICRO) for amount in (price.prompt, price.cached, price.completion)))
 
 
 def micros(amount: Decimal) -> Decimal:
     return amount.quantize(MICRO, ROUND_HALF_EVEN)
+
+
+def cost_of(spent: int) -> int:
+    """Millionths of a dollar. `spent`: milliseconds of machines, each times what it costs an hour in millionths."""
+    return round(Decimal(spent) / HOUR_MS)
 
 
 def parts_of_hours(since: datetime, now: datetime) -> list[tuple[datetime, int]]:
@@ -62,24 +88,28 @@ def parts_of_hours(since: datetime, now: datetime) -> list[tuple[datetime, int]]
     return parts
 
 
-def split_hour(machines: Iterable[MachineHour], tokens: Mapping[A, int]) -> HourSplit[A]:
-    """What an hour of one deployment cost, by account; `tokens` are those that each used in it."""
-    hours = list(machines)
-    cost = sum((hour.cost for hour in hours), Decimal(0))
-    idle = sum((hour.idle for hour in hours), Decimal(0))
-    used = {account: count for account, count in tokens.items() if count > 0}
+def parts_of_amount(amount: int, parts: Iterable[tuple[datetime, int]]) -> dict[datetime, int]:
+    """An amount that fell evenly into this time, by hour, without a rest."""
+    hours = {hour: ms for hour, ms in parts if ms > 0}
+    return shares(amount, hours) if hours else {}
+
+
+def split_hour(whole: int, busy: int, weights: Mapping[A, int]) -> HourSplit[A]:
+    """Whose an amount is. `busy`: the part of it that fell into time with requests in flight, never more than all of
+    it; `weights`: what the tokens of each account weigh."""
+    used = {account: weight for account, weight in weights.items() if weight > 0}
     if not used:
-        return HourSplit(cost, cost, {})
-    return HourSplit(cost, idle, shares(cost - idle, used))
+        return HourSplit(whole, whole, {})
+    caused = min(busy, whole)
+    return HourSplit(whole, whole - caused, shares(caused, used))
 
 
-def shares(amount: Decimal, weights: Mapping[A, int]) -> dict[A, Decimal]:
-    """An amount in millionths, by weights, without a rest: each gets its share rounded down, and those with the largest
-    remainders one millionth more (Hamilton's method), in the order of `weights` where they are equal."""
-    units, total = int(amount / MICRO), sum(weights.values())
-    parts = {each: divmod(units * weight, total) for each, weight in weights.items()}
-    rest = units - sum(whole for whole, _ in parts.values())
-    first = set(sorted(range(len(parts)), key=lambda place: -list(parts.values())[place][1])[:rest])
-    return {
-        each: (whole + (place in first)) * MICRO for place, (each, (whole, _)) in enumerate(parts.items())
-    }  # fmt: skip
+def shares(amount: int, weights: Mapping[A, int]) -> dict[A, int]:
+    """A whole amount by weights, without a rest: each gets its share rounded down, and those with the largest
+    remainders one more (Hamilton's method), in the order of `weights` where they are equal."""
+    total = sum(weights.values())
+    parts = {each: divmod(amount * weight, total) for each, weight in weights.items()}
+    rest = amount - sum(whole for whole, _ in parts.values())
+    by_remainder = sorted(parts, key=lambda each: -parts[each][1])  # stable: equal ones stay in order
+    more = set(by_remainder[:rest])
+    return {each: whole + (each in more) for each, (whole, _) in parts.items()}

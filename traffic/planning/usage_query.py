@@ -19,7 +19,8 @@ HOURS_KEPT = timedelta(days=90)
 """As long as hours are; what is older is known by the day."""
 _AGO = re.compile(r"([0-9]{1,6})([hdw])")
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
-MOST_LETTERS = 96
+MOST_LETTERS = 160
+"""As long as the longest of the columns, which holds references of versions."""
 
 
 class By(StrEnum):
@@ -50,8 +51,11 @@ class UsageQuery:
     where: tuple[tuple[str, str], ...] = ()
 
 
-def parse_usage_query(given: Mapping[str, str], now: datetime) -> UsageQuery:
-    """The query that these parameters state: those of `DIMENSIONS`, `from`, `to`, `by`, `group`.
+def parse_usage_query(
+    given: Mapping[str, str], now: datetime, dimensions: tuple[str, ...] = DIMENSIONS, group: str = "tenant"
+) -> UsageQuery:
+    """The query that these parameters state: dimensions, `from`, `to`, `by` and `group`, which is `group` if it is left
+    out.
 
     Raises:
         BadQuery: one of them cannot be meant.
@@ -62,8 +66,9 @@ def parse_usage_query(given: Mapping[str, str], now: datetime) -> UsageQuery:
         raise BadQuery("from", f"`from` ({start:%Y-%m-%dT%H:%M:%SZ}) must be before `to` ({end:%Y-%m-%dT%H:%M:%SZ})")
     if end - start > MOST_SPAN:
         raise BadQuery("from", f"at most {MOST_SPAN.days} days can be requested at once")
-    where = tuple((name, _value(name, given[name])) for name in DIMENSIONS if name in given)
-    return UsageQuery(start, end, _by(given.get("by", By.TOTAL)), _group(given.get("group", "tenant")), where)
+    where = tuple((name, _value(name, given[name])) for name in dimensions if name in given)
+    groups = _group(given.get("group", group), dimensions)
+    return UsageQuery(start, end, _by(given.get("by", By.TOTAL)), groups, where)
 
 
 def parse_moment(field: str, text: str, now: datetime) -> datetime:
@@ -95,12 +100,12 @@ def _by(text: str) -> By:
         raise BadQuery("by", f"`by` must be one of {', '.join(By)}, not {text[:40]!r}") from None
 
 
-def _group(text: str) -> tuple[str, ...]:
+def _group(text: str, dimensions: tuple[str, ...]) -> tuple[str, ...]:
     """Dimensions with commas between them; `none`: everything is one row."""
     named = [] if text == UNGROUPED else [name.strip() for name in text.split(",")]
-    if wrong := [name for name in named if name not in DIMENSIONS]:
-        raise BadQuery("group", f"`group` may name {', '.join(DIMENSIONS)}, or be {UNGROUPED}, not {wrong[0][:40]!r}")
-    return tuple(name for name in DIMENSIONS if name in named)
+    if wrong := [name for name in named if name not in dimensions]:
+        raise BadQuery("group", f"`group` may name {', '.join(dimensions)}, or be {UNGROUPED}, not {wrong[0][:40]!r}")
+    return tuple(name for name in dimensions if name in named)
 
 
 def _value(name: str, text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 
 from traffic.planning.price import SHOWN
 from traffic.planning.usage_query import DIMENSIONS
@@ -35,12 +35,17 @@ class TableRow:
     def cells(self) -> list[Any]:
         """In the order of `COLUMNS`."""
         return [
-            self.start.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if self.start else "",
+            time_text(self.start),
             *(self.group.get(name, "") for name in DIMENSIONS),
             *(self.counts[name] for name in COUNT_COLUMNS),
             money_text(self.charged),
             money_text(self.machine_cost),
         ]
+
+
+def time_text(at: datetime | None) -> str:
+    """ "2026-11-26T12:00:00Z"; empty for all of the time."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else ""
 
 
 def money_text(amount: Decimal) -> str:
@@ -53,11 +58,18 @@ def safe_text(text: str) -> str:
     return f"'{text}" if text.startswith(FORMULA_BEGINS) else text
 
 
-def csv_pieces(rows: Iterable[TableRow]) -> Iterator[bytes]:
+class HasCells(Protocol):
+    """A row of a table."""
+
+    def cells(self) -> list[Any]:
+        """One value for each column."""
+
+
+def csv_pieces(rows: Iterable[HasCells], columns: tuple[str, ...] = COLUMNS) -> Iterator[bytes]:
     """The table as CSV (RFC 4180), with its header, in pieces of some kilobytes."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\r\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(columns)
     for row in rows:
         writer.writerow([safe_text(cell) if isinstance(cell, str) else cell for cell in row.cells()])
         if buffer.tell() >= CSV_PIECE_BYTES:

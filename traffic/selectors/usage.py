@@ -1,5 +1,4 @@
-"""Usage added up as somebody requests it, from hours and, where those are no longer kept, from days; and what cells
-cost by the time of their machines."""
+"""Usage added up as somebody requests it, from hours and, where those are no longer kept, from days."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -11,14 +10,14 @@ from typing import Any
 from django.db.models import QuerySet, Sum
 from django.db.models.functions import TruncDay, TruncHour, TruncMonth
 
-from traffic.models import CellHour, UsageDay, UsageHour
+from traffic.models import UsageDay, UsageHour
 from traffic.models.usage import AMOUNTS, COUNTS
 from traffic.planning.usage_query import By, UsageQuery
 
 COLUMN = {"tenant": "tenant", "key": "key", "deployment": "deployment", "class": "serving_class", "adapter": "adapter"}
 """Dimension -> its column."""
 SUMMED = (*COUNTS, *AMOUNTS)
-_TRUNCATE = {By.HOUR: TruncHour, By.DAY: TruncDay, By.MONTH: TruncMonth}
+TRUNCATE = {By.HOUR: TruncHour, By.DAY: TruncDay, By.MONTH: TruncMonth}
 NOTHING = dict.fromkeys(COUNTS, 0) | dict.fromkeys(AMOUNTS, Decimal(0))
 TICK = timedelta(microseconds=1)
 
@@ -97,43 +96,10 @@ def _sums(rows: "QuerySet[Any]", query: UsageQuery, time: str) -> Iterator[dict[
     names = [COLUMN[name] for name in query.group]
     sums = {name: Sum(name) for name in SUMMED}
     if query.by is not By.TOTAL:
-        grouped = rows.annotate(start=_TRUNCATE[query.by](time)).values("start", *names).annotate(**sums)
+        grouped = rows.annotate(start=TRUNCATE[query.by](time)).values("start", *names).annotate(**sums)
         yield from grouped.order_by("-start", *names).iterator(chunk_size=2000)
     elif names:
         for row in rows.values(*names).annotate(**sums).iterator(chunk_size=2000):
             yield {"start": None, **row}
     elif (row := rows.aggregate(**sums))["requests"] is not None:
         yield {"start": None, **row}
-
-
-@dataclass(frozen=True, slots=True)
-class MachineCost:
-    """What the cells of a deployment cost: all of it, and the part in which nothing was in flight. The rest is the
-    accounts'. `open_ms`: machine time of hours that are not split yet."""
-
-    deployment: str
-    instance_type: str
-    machine_ms: int
-    cost: Decimal
-    idle: Decimal
-    open_ms: int
-
-
-def machine_costs(start: datetime, end: datetime) -> list[MachineCost]:
-    """By deployment and instance type, in one query."""
-    hours = CellHour.objects.filter(hour__gte=start, hour__lt=end).order_by()
-    sums = hours.values("deployment", "instance_type", "settled").annotate(
-        ms=Sum("machine_ms"), total=Sum("cost"), unused=Sum("idle")
-    )
-    found: dict[tuple[str, str], MachineCost] = {}
-    for row in sums:
-        place = row["deployment"], row["instance_type"]
-        before = found.get(place) or MachineCost(*place, 0, Decimal(0), Decimal(0), 0)
-        found[place] = MachineCost(
-            *place,
-            machine_ms=before.machine_ms + row["ms"],
-            cost=before.cost + row["total"],
-            idle=before.idle + row["unused"],
-            open_ms=before.open_ms + (0 if row["settled"] else row["ms"]),
-        )
-    return [found[place] for place in sorted(found)]

@@ -1,36 +1,78 @@
-"""Counts how long machines are in the cells of each deployment, and splits what an hour of them cost once it is over.
-It belongs to the counting of usage and runs under its lease."""
+"""Counts how long machines are in the cells of each deployment, what they cost and what energy they take, and splits an
+hour of them once it is over. It belongs to the counting of usage and runs under its lease."""
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 from django.db import connection, transaction
+from django.db.models import Sum
 
-from fleet.models import CellMember
-from traffic.models import CellHour, IngressReport, UsageHour, UsageMark
-from traffic.planning.machine_cost import HOUR, MachineHour, micros, parts_of_hours, split_hour
+from fleet.models import CloudRegion, InstanceType, Machine, Node
+from fleet.planning.states import MachineState, NodeState
+from traffic.models import CellHour, CostShare, IngressReport, TokenPrice, UsageHour, UsageMark
+from traffic.models.cost import ACCOUNT_OF_SHARE, KIND
+from traffic.planning.energy import Energy, MeterMark, MeterTotals, meters_of, plan_energy, use_of
+from traffic.planning.machine_cost import (
+    HOUR,
+    MICRO,
+    Kind,
+    cost_of,
+    parts_of_amount,
+    parts_of_hours,
+    split_hour,
+    weights_of,
+)
+from traffic.planning.rates import Source, emission, machine_price, power_rating
+from traffic.selectors.cost import rates_at
 
 CLOCK = ("clock", "machines", "")
 """The mark that says until when machines were counted, in milliseconds since 1970."""
+METERS = "energy"
+"""The source of the marks that say how far the energy of a node is counted."""
+OF_THIS_HOST = "local"
+"""Provider of nodes that share one host: its meters are of all of them, so none of them is believed."""
 SETTLED_AFTER = timedelta(seconds=30)
 """Of the end of an hour: whoever began to count in it has ended."""
 HOURS_SETTLED_AT_ONCE = 200
-_ADD = """
+_SUMMED = (
+    "machine_ms", "busy_ms", "spent", "busy_spent", "measured_uj", "rated_uj", "estimated_uj", "busy_uj", "unrated_ms",
+    "refused",
+)  # fmt: skip
+_LATER = (
+    "cost", "idle", "energy_uj", "idle_uj", "carbon_ug", "idle_carbon_ug", "energy_source", "carbon_source",
+)  # fmt: skip
+"""Known when the hour is settled."""
+_ADD = f"""
     INSERT INTO traffic_cellhour
-        (deployment, instance_type, hour, machine_ms, busy_ms, price, cost, idle, settled)
-    VALUES (%s, %s, %s, %s, %s, %s, 0, 0, false)
-    ON CONFLICT (hour, deployment, instance_type) DO UPDATE SET
-        machine_ms = traffic_cellhour.machine_ms + EXCLUDED.machine_ms,
-        busy_ms = traffic_cellhour.busy_ms + EXCLUDED.busy_ms,
-        price = EXCLUDED.price
+        (hour, {", ".join((*KIND, *_SUMMED, "cost_source", *_LATER))}, settled)
+    VALUES ({", ".join(["%s"] * (2 + len(KIND) + len(_SUMMED)))}, {", ".join(["0"] * len(_LATER))}, false)
+    ON CONFLICT (hour, {", ".join(KIND)}) DO UPDATE SET
+    {", ".join(f"{name} = traffic_cellhour.{name} + EXCLUDED.{name}" for name in _SUMMED)},
+    cost_source = greatest(traffic_cellhour.cost_source, EXCLUDED.cost_source)
     WHERE NOT traffic_cellhour.settled
-"""
+"""  # noqa: S608 - only names from above
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What machines of one kind did since the last look. `price`: of all of them an hour, in millionths of a
+    dollar."""
+
+    machines: int = 0
+    busy: int = 0
+    price: int = 0
+    busy_price: int = 0
+    source: Source = Source.MEASURED
+    energy: Energy = field(default_factory=Energy)
+    busy_uj: int = 0
 
 
 def machine_hours_count(*, now: datetime) -> None:
-    """Add the time since the last look to the machines that are in cells now, and settle the hours that are over."""
+    """Add the time since the last look to the machines that are there now, and settle the hours that are over."""
     with transaction.atomic():
         since = _since(now)
         if since is not None and since < now:
@@ -56,34 +98,94 @@ def _since(now: datetime) -> datetime | None:
 
 
 def _add(since: datetime, now: datetime) -> None:
-    machines, busy, prices = _machines_in_cells()
-    rows = [
-        (deployment, kind, hour, ms * count, ms * busy[deployment, kind], prices[kind])
-        for hour, ms in parts_of_hours(since, now)
-        for (deployment, kind), count in sorted(machines.items())
-        if ms
-    ]
+    parts = parts_of_hours(since, now)
+    taken = _taken_since(sum(ms for _, ms in parts), now)
+    rows = [row for kind in sorted(taken) for row in _rows_of(kind, taken[kind], parts)]
     with connection.cursor() as cursor:
         cursor.executemany(_ADD, rows)
 
 
-Kind = tuple[str, str]
+def _rows_of(kind: Kind, taken: _Taken, parts: list[tuple[datetime, int]]) -> Iterable[tuple[Any, ...]]:
+    """Energy was read for all of the time: it falls evenly into its hours."""
+    energy = taken.energy
+    amounts = (energy.measured, energy.rated, energy.estimated, taken.busy_uj, energy.unrated_ms, energy.refused)
+    of_hours = [parts_of_amount(amount, parts) for amount in amounts]
+    for hour, ms in parts:
+        if ms:
+            sums = (ms * taken.machines, ms * taken.busy, ms * taken.price, ms * taken.busy_price)
+            yield (hour, *kind, *sums, *(of_hour[hour] for of_hour in of_hours), taken.source.value)
 
 
-def _machines_in_cells() -> tuple[dict[Kind, int], dict[Kind, int], dict[str, Decimal]]:
-    """Deployment and instance type -> machines in its cells, and those whose cell has requests in flight; instance type
-    -> price."""
+def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
+    """What the machines that are there now took in this time, by kind; the marks of their meters are moved on."""
     in_flight = _cells_in_flight()
-    machines: dict[Kind, int] = defaultdict(int)
-    busy: dict[Kind, int] = defaultdict(int)
-    prices: dict[str, Decimal] = {}
-    kind = "node__instance_type__"
-    columns = ("cell_id", "cell__deployment_id", f"{kind}name", f"{kind}price_per_hour")
-    for cell, deployment, name, price in CellMember.objects.values_list(*columns):
-        machines[deployment, name] += 1
-        busy[deployment, name] += cell in in_flight
-        prices[name] = micros(Decimal(str(price)))
-    return dict(machines), busy, prices
+    rates = rates_at(now)
+    shapes = {row.name: row.shape() for row in InstanceType.objects.all()}
+    stated = dict(
+        Machine.objects.exclude(state=MachineState.GONE)
+        .exclude(runs="")
+        .filter(price_per_hour__isnull=False)
+        .values_list("runs", "price_per_hour")
+    )
+    marks = _marks()
+    kept: dict[str, dict[str, MeterMark]] = {}
+    found: dict[Kind, _Taken] = defaultdict(_Taken)
+    report, member = "report__telemetry__", "member__cell__"
+    columns = (
+        "id", "region_id", "region__provider", "instance_type_id", "report__connected", f"{report}energy",
+        f"{report}accelerators", f"{report}host_cpu_percent", "member__cell_id", f"{member}deployment_id",
+        f"{member}model_version__model_id", f"{member}model_version__version",
+    )  # fmt: skip
+    nodes = Node.objects.exclude(state=NodeState.RETIRED).order_by()
+    for row in nodes.values_list(*columns).iterator(chunk_size=2000):
+        node, region, provider, instance_type, connected, meters, devices, cpu, cell, deployment, model, version = row
+        shape = shapes[instance_type]
+        is_busy = cell is not None and cell in in_flight
+        price = machine_price(rates, shape, region, stated.get(node))
+        believed = {} if provider == OF_THIS_HOST else meters_of(meters)
+        use = use_of(devices, cpu, is_busy) if connected else use_of(None, None, is_busy)
+        energy, node_marks = plan_energy(
+            believed, marks.get(node, {}), elapsed_ms, power_rating(rates, shape, region), use
+        )
+        if node_marks:
+            kept[node] = node_marks
+        reference = f"{model}@{version}" if cell is not None else ""
+        taken = found[Kind(deployment or "", reference, region, instance_type)]
+        taken.machines += 1
+        taken.price += price.micro_usd
+        taken.source = max(taken.source, price.source)
+        taken.energy += energy
+        if is_busy:
+            taken.busy += 1
+            taken.busy_price += price.micro_usd
+            taken.busy_uj += energy.total
+    _remember(kept, marks, now)
+    return dict(found)
+
+
+def _marks() -> dict[str, dict[str, MeterMark]]:
+    """Node -> part of it -> how far its meters are counted."""
+    found: dict[str, dict[str, MeterMark]] = defaultdict(dict)
+    for subject, totals in UsageMark.objects.filter(source=METERS).values_list("subject", "totals"):
+        for part, mark in totals.items():
+            found[subject][part] = MeterMark(MeterTotals(**mark["totals"]), mark["gap_ms"])
+    return dict(found)
+
+
+def _remember(kept: dict[str, dict[str, MeterMark]], before: dict[str, dict[str, MeterMark]], now: datetime) -> None:
+    UsageMark.objects.filter(source=METERS, subject__in=before.keys() - kept.keys()).delete()
+    UsageMark.objects.bulk_create(
+        [
+            UsageMark(
+                source=METERS, subject=node, since="", at=now,
+                totals={part: asdict(mark) for part, mark in kept[node].items()},
+            )
+            for node in sorted(kept)
+        ],
+        update_conflicts=True,
+        unique_fields=["source", "subject", "since"],
+        update_fields=["totals", "at"],
+    )  # fmt: skip
 
 
 def _cells_in_flight() -> set[str]:
@@ -100,15 +202,64 @@ def _cells_in_flight() -> set[str]:
 
 @transaction.atomic
 def _settle(hour: datetime, deployment: str) -> None:
-    """Split an hour of a deployment over those who used it."""
+    """Split an hour of a deployment over those who used it, kind by kind."""
     machines = list(CellHour.objects.select_for_update().filter(hour=hour, deployment=deployment, settled=False))
+    shares = list(CostShare.objects.select_for_update().filter(hour=hour, deployment=deployment).order_by("id"))
+    price = TokenPrice.objects.filter(deployment=deployment, valid_from__lte=hour + HOUR).first()
+    weights = weights_of(price.price() if price else None)
+    rates = rates_at(hour + HOUR)
+    clouds = dict(CloudRegion.objects.values_list("region_id", "aws_region"))
+    for row in machines:
+        own = [share for share in shares if share.kind() == row.kind()]
+        weigh = {
+            share.pk: weights.of(share.prompt_tokens, share.cached_tokens, share.completion_tokens) for share in own
+        }
+        emitted = emission(rates, row.region, clouds.get(row.region, ""))
+        _settle_row(row, own, weigh, emitted.ug_per_joule, emitted.source)
+    CellHour.objects.bulk_update(machines, [*_LATER, "settled"])
+    CostShare.objects.bulk_update(
+        shares, ["cost", "energy_uj", "carbon_ug", "cost_source", "energy_source", "carbon_source"]
+    )
+    _add_to_usage(hour, deployment)
+
+
+def _settle_row(
+    row: CellHour, own: list[CostShare], weights: dict[int, int], ug_per_joule: Decimal, grid: Source
+) -> None:
+    energy = row.measured_uj + row.rated_uj + row.estimated_uj
+    busy_ug = round(row.busy_uj * ug_per_joule / 1_000_000)
+    cost = split_hour(cost_of(int(row.spent)), cost_of(int(row.busy_spent)), weights)
+    joules = split_hour(energy, row.busy_uj, weights)
+    carbon = split_hour(round(energy * ug_per_joule / 1_000_000), busy_ug, weights)
+    row.cost, row.idle = cost.whole * MICRO, cost.idle * MICRO
+    row.energy_uj, row.idle_uj = joules.whole, joules.idle
+    row.carbon_ug, row.idle_carbon_ug = carbon.whole, carbon.idle
+    row.energy_source = energy_source(row.rated_uj, row.estimated_uj, row.unrated_ms).value
+    row.carbon_source, row.settled = max(row.energy_source, grid.value), True
+    for share in own:
+        share.cost = cost.of_accounts.get(share.pk, 0) * MICRO
+        share.energy_uj = joules.of_accounts.get(share.pk, 0)
+        share.carbon_ug = carbon.of_accounts.get(share.pk, 0)
+        share.cost_source, share.energy_source = row.cost_source, row.energy_source
+        share.carbon_source = row.carbon_source
+
+
+def energy_source(rated_uj: int, estimated_uj: int, unrated_ms: int) -> Source:
+    """How well an amount of energy is known, by its parts."""
+    if unrated_ms:
+        return Source.UNKNOWN
+    return Source.ESTIMATED if estimated_uj else Source.RATED if rated_uj else Source.MEASURED
+
+
+def _add_to_usage(hour: datetime, deployment: str) -> None:
+    """The cost of accounts on all machines, in their rows of usage."""
+    sums = CostShare.objects.filter(hour=hour, deployment=deployment).order_by()
+    by_account = {
+        tuple(row[name] for name in ACCOUNT_OF_SHARE): row["total"]
+        for row in sums.values(*ACCOUNT_OF_SHARE).annotate(total=Sum("cost"))
+    }
     used = list(UsageHour.objects.select_for_update().filter(hour=hour, deployment=deployment).order_by("id"))
-    told = [MachineHour(row.machine_ms, row.busy_ms, row.price) for row in machines]
-    split = split_hour(told, {row.pk: row.prompt_tokens + row.completion_tokens for row in used})
     for usage in used:
-        usage.machine_cost = split.of_accounts.get(usage.pk, Decimal(0))
+        account = tuple(getattr(usage, name) for name in ACCOUNT_OF_SHARE)
+        usage.machine_cost = by_account.get(account, Decimal(0))
     UsageHour.objects.bulk_update(used, ["machine_cost"])
-    for row, part in zip(machines, told, strict=True):
-        row.cost, row.settled = part.cost, True
-        row.idle = part.idle if split.of_accounts else part.cost
-    CellHour.objects.bulk_update(machines, ["cost", "idle", "settled"])

@@ -15,10 +15,12 @@ from fleet.models import NodeReport
 from kernel import live
 from kernel.leases import lease_release, lease_take, this_holder
 from models_registry.planning.adapters import adapter_names
-from traffic.models import ApplicationKey, CellHour, IngressReport, TokenPrice, UsageDay, UsageMark
+from traffic.models import ApplicationKey, CellHour, CostShare, IngressReport, TokenPrice, UsageDay, UsageMark
+from traffic.models.cost import ACCOUNT_OF_SHARE, KIND
 from traffic.models.usage import ACCOUNT, AMOUNTS, COUNTS
 from traffic.planning.budget import month_of
 from traffic.planning.key import playground_key
+from traffic.planning.machine_cost import Kind
 from traffic.planning.price import TokenPrice as Price
 from traffic.planning.price import charge
 from traffic.planning.usage import (
@@ -58,6 +60,30 @@ _ADD_TO_MONTH = """
     ON CONFLICT (tenant, month) DO UPDATE SET
     tokens = traffic_usagemonth.tokens + EXCLUDED.tokens, charged = traffic_usagemonth.charged + EXCLUDED.charged
 """
+_TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+_PLACE = (*KIND, *ACCOUNT_OF_SHARE)
+_SHARE_SOURCES = ("cost_source", "energy_source", "carbon_source")
+_SHARE_LATER = ("cost", "energy_uj", "carbon_ug", *_SHARE_SOURCES)
+_ADD_TO_SHARES = f"""
+    INSERT INTO traffic_costshare
+        ({", ".join((*_PLACE, "hour", *_TOKENS, *_SHARE_LATER))})
+    VALUES ({", ".join(["%s"] * (len(_PLACE) + 1 + len(_TOKENS)))}, {", ".join(["0"] * len(_SHARE_LATER))})
+    ON CONFLICT (hour, {", ".join(_PLACE)}) DO UPDATE SET
+    {", ".join(f"{name} = traffic_costshare.{name} + EXCLUDED.{name}" for name in _TOKENS)}
+"""  # noqa: S608 - only names from above
+_SHARE_SUMS = (*_TOKENS, "cost", "energy_uj", "carbon_ug")
+_SHARES_TO_DAYS = f"""
+    WITH gone AS (
+        DELETE FROM traffic_costshare WHERE hour < %s AND extract(hour FROM hour AT TIME ZONE 'UTC') > 0 RETURNING *
+    )
+    INSERT INTO traffic_costshare ({", ".join((*_PLACE, "hour", *_SHARE_SUMS, *_SHARE_SOURCES))})
+    SELECT {", ".join(_PLACE)}, date_trunc('day', hour, 'UTC'), {", ".join(f"sum({name})" for name in _SHARE_SUMS)},
+    {", ".join(f"max({name})" for name in _SHARE_SOURCES)}
+    FROM gone GROUP BY {", ".join(_PLACE)}, date_trunc('day', hour, 'UTC')
+    ON CONFLICT (hour, {", ".join(_PLACE)}) DO UPDATE SET
+    {", ".join(f"{name} = traffic_costshare.{name} + EXCLUDED.{name}" for name in _SHARE_SUMS)},
+    {", ".join(f"{name} = greatest(traffic_costshare.{name}, EXCLUDED.{name})" for name in _SHARE_SOURCES)}
+"""  # noqa: S608 - only names from above
 _SUMMED = (*COUNTS, *AMOUNTS)
 _TO_DAYS = f"""
     WITH gone AS (DELETE FROM traffic_usagehour WHERE hour < %s RETURNING *)
@@ -87,18 +113,21 @@ def usage_trim(*, now: datetime) -> None:
     whole_days = (now - HOURS_KEPT).replace(hour=0, minute=0, second=0, microsecond=0)
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(_TO_DAYS, [whole_days])
+        cursor.execute(_SHARES_TO_DAYS, [whole_days])
     UsageDay.objects.filter(day__lt=(now - DAYS_KEPT).date()).delete()
     CellHour.objects.filter(hour__lt=now - DAYS_KEPT).delete()
+    CostShare.objects.filter(hour__lt=now - DAYS_KEPT).delete()
     UsageMark.objects.filter(at__lt=now - MARKS_KEPT).delete()
 
 
 def _count(now: datetime) -> int:
     sent, leaders = _sent(), _leaders()
     keys = _keys_of(sent, (row for leader in leaders for row in leader.rows))
+    kinds = {leader.source: leader.kind for leader in leaders}
     claims = [
         claim
         for leader in leaders
-        for claim in plan_claims(leader.rows, leader.deployment, leader.context_length, keys, leader.adapters)
+        for claim in plan_claims(leader.rows, leader.kind.deployment, leader.context_length, keys, leader.adapters)
     ]
     sources = {each.source for each in sent} | {claim.row.totals.source for claim in claims} | {CREDIT}
     with transaction.atomic():
@@ -112,6 +141,7 @@ def _count(now: datetime) -> int:
         used = _by_account(seen, believed, claims, keys)
         _note_use(seen, now)
         _add(used, now)
+        _add_to_shares(_by_machines(believed, claims, kinds), now)
     if used:
         live.push("usage")
     return len(used)
@@ -128,9 +158,10 @@ def _sent() -> list[SourceTotals]:
 
 
 class _Leader(NamedTuple):
-    """What a leader counts, and whose cell it leads."""
+    """What a leader counts, and the machines of its cell."""
 
-    deployment: str
+    source: str
+    kind: Kind
     context_length: int
     adapters: tuple[str, ...]
     rows: list[CellRow]
@@ -144,12 +175,16 @@ def _leaders() -> list[_Leader]:
         Q(load__has_key="usage") | Q(load__has_key="tenants"), node__member__rank=0, cell=F("node__member__cell_id")
     )
     version = f"{cell}model_version__"
-    fields = ("node_id", "load", f"{cell}deployment_id", f"{version}context_length", f"{version}adapters")
-    read = (
-        _Leader(deployment, context, adapter_names(adapters), rows_of_cell(node, load))
-        for node, load, deployment, context, adapters in leaders.values_list(*fields)
-    )
-    return [each for each in read if each.rows]
+    fields = (
+        "node_id", "load", f"{cell}deployment_id", f"{version}context_length", f"{version}adapters",
+        f"{version}model_id", f"{version}version", f"{cell}region_id", "node__instance_type_id",
+    )  # fmt: skip
+    read = []
+    for node, load, deployment, context, adapters, model, name, region, kind in leaders.values_list(*fields):
+        if rows := rows_of_cell(node, load):
+            place = Kind(deployment, f"{model}@{name}", region, kind)
+            read.append(_Leader(rows[0].totals.source, place, context, adapter_names(adapters), rows))
+    return read
 
 
 def _keys_of(sent: Iterable[SourceTotals], rows: Iterable[CellRow]) -> dict[str, KeyScope]:
@@ -181,6 +216,20 @@ def _by_account(
     accounts = {claim.row.totals.place: claim.account for claim in claims}
     for place, counts in believed.used.items():
         used[accounts[place]] = summed(used[accounts[place]], counts)
+    return dict(used)
+
+
+def _by_machines(
+    believed: UsagePlan, claims: Iterable[Claim], kinds: Mapping[str, Kind]
+) -> dict[tuple[Kind, Account], dict[str, int]]:
+    """What is new of tokens, by the machines that made them."""
+    accounts = {claim.row.totals.place: claim.account for claim in claims}
+    used: dict[tuple[Kind, Account], dict[str, int]] = defaultdict(dict)
+    for place, counts in believed.used.items():
+        tokens = {name: counts[name] for name in _TOKENS if counts.get(name)}
+        if tokens:
+            where = kinds[place[0]], accounts[place]
+            used[where] = summed(used[where], tokens)
     return dict(used)
 
 
@@ -226,6 +275,24 @@ def _add(used: Mapping[Account, Mapping[str, int]], now: datetime) -> None:
         cursor.executemany(
             _ADD_TO_MONTH, [(tenant, month, *use) for tenant, use in sorted(months.items()) if tenant and any(use)]
         )
+
+
+def _add_to_shares(used: Mapping[tuple[Kind, Account], Mapping[str, int]], now: datetime) -> None:
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    rows: list[tuple[str | int | datetime, ...]] = [
+        (
+            *kind,
+            account.tenant,
+            account.key,
+            account.serving_class,
+            account.adapter,
+            hour,
+            *(counts.get(name, 0) for name in _TOKENS),
+        )
+        for (kind, account), counts in sorted(used.items())
+    ]
+    with connection.cursor() as cursor:
+        cursor.executemany(_ADD_TO_SHARES, rows)
 
 
 def _prices(now: datetime) -> dict[str, Price]:

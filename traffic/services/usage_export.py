@@ -18,6 +18,9 @@ from fleet.providers.aws.objects import OtherObject, bucket_region, object_put_o
 from kernel.leases import lease_release, lease_take, this_holder
 from traffic.models import UsageExport, UsageHour
 from traffic.models.usage import COUNTS
+from traffic.planning.cost_figures import AMOUNT_COLUMNS as COST_AMOUNTS
+from traffic.planning.cost_figures import DIMENSIONS as COST_DIMENSIONS
+from traffic.planning.cost_figures import FIGURE_COLUMNS, SOURCES, TOKEN_COLUMNS, CostRow
 from traffic.planning.usage_query import DIMENSIONS, HOURS_KEPT, By, UsageQuery
 from traffic.planning.usage_table import AMOUNT_COLUMNS, COUNT_COLUMNS, TableRow, csv_pieces
 from traffic.selectors.usage import UsageRow, usage_stream
@@ -51,16 +54,14 @@ def parquet_table(rows: Iterable[TableRow]) -> bytes:
     Raises:
         TooManyRows: see there.
     """
-    from arro3.core import Array, DataType, Table
-    from arro3.io import write_parquet
+    from arro3.core import Array, DataType
 
-    held = []
+    held: list[TableRow] = []
     for row in rows:
         held.append(row)
         if len(held) > MOST_PARQUET_ROWS:
             raise TooManyRows(f"more than {MOST_PARQUET_ROWS:,} rows: narrow the time or group by less, or take CSV")
-    micros = [round(row.start.timestamp()) * 1_000_000 if row.start else None for row in held]
-    columns: dict[str, Any] = {"start": Array(micros, type=DataType.int64()).cast(DataType.timestamp("us", tz="UTC"))}
+    columns: dict[str, Any] = {"start": _times(row.start for row in held)}
     for name in DIMENSIONS:
         columns[name] = Array([row.group.get(name, "") for row in held], type=DataType.string())
     for name in COUNT_COLUMNS:
@@ -68,6 +69,51 @@ def parquet_table(rows: Iterable[TableRow]) -> bytes:
     for name, amounts in zip(AMOUNT_COLUMNS, ("charged", "machine_cost"), strict=True):
         texts = Array([f"{getattr(row, amounts):f}" for row in held], type=DataType.string())
         columns[name] = texts.cast(DataType.decimal128(38, 12))
+    return _parquet_of(columns)
+
+
+def cost_parquet(rows: Iterable[CostRow]) -> bytes:
+    """Costs as a Parquet file: times in microseconds of UTC, amounts and figures as decimals, null where they are none.
+
+    Raises:
+        TooManyRows: see there.
+    """
+    from arro3.core import Array, DataType
+
+    held = [row for row, _ in zip(rows, range(MOST_PARQUET_ROWS + 1), strict=False)]
+    if len(held) > MOST_PARQUET_ROWS:
+        raise TooManyRows(f"more than {MOST_PARQUET_ROWS:,} rows: narrow the time or group by less, or take CSV")
+
+    def decimals(texts: list[str | None]) -> Any:
+        return Array(texts, type=DataType.string()).cast(DataType.decimal128(38, 6))
+
+    columns: dict[str, Any] = {"start": _times([row.start for row in held])}
+    for name in COST_DIMENSIONS:
+        columns[name] = Array([row.group.get(name, "") for row in held], type=DataType.string())
+    for name in TOKEN_COLUMNS:
+        columns[name] = Array([getattr(row.sums, name) for row in held], type=DataType.int64())
+    amounts = [row.amounts() for row in held]
+    for name in COST_AMOUNTS:
+        columns[name] = decimals([each[name] for each in amounts])
+    figures = [row.figure_texts() for row in held]
+    for name in FIGURE_COLUMNS:
+        columns[name] = decimals([each[name] for each in figures])
+    for name in SOURCES:
+        columns[name] = Array([row.sources()[name] for row in held], type=DataType.string())
+    return _parquet_of(columns)
+
+
+def _times(starts: Iterable[datetime | None]) -> Any:
+    from arro3.core import Array, DataType
+
+    micros = [round(start.timestamp()) * 1_000_000 if start else None for start in starts]
+    return Array(micros, type=DataType.int64()).cast(DataType.timestamp("us", tz="UTC"))
+
+
+def _parquet_of(columns: dict[str, Any]) -> bytes:
+    from arro3.core import Table
+    from arro3.io import write_parquet
+
     file = io.BytesIO()
     write_parquet(Table.from_pydict(columns), file)
     return file.getvalue()

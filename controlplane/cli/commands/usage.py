@@ -1,5 +1,6 @@
 """Who used what, what it cost, and what tenants may use: usage, cost of cells, prices of tokens, budgets."""
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -15,7 +16,12 @@ from controlplane.cli.session import path_of, resource_named, session_of
 app = typer.Typer()
 price = typer.Typer(help="What tokens of a deployment cost; the list: switchyard get prices.", no_args_is_help=True)
 budget = typer.Typer(help="What tenants may use of a month; the list: switchyard get budgets.", no_args_is_help=True)
+rate = typer.Typer(
+    help="What machines and power cost, draw and emit where lists do not say it; the list: switchyard get rates.",
+    no_args_is_help=True,
+)
 app.add_typer(price, name="price")
+app.add_typer(rate, name="rate")
 app.add_typer(budget, name="budget")
 
 DIMENSIONS = ("tenant", "key", "deployment", "class", "adapter")
@@ -71,29 +77,57 @@ def usage(
         run.output.note("Only the first 10,000 rows are shown; the totals are of all.")
 
 
-@app.command()
-def cost(context: typer.Context, since: Since = "7d", until: Until = "") -> None:
-    """Show what cells cost by the time of their machines, and whose that is: tenants and idle time sum up to it.
+COST_DIMENSIONS = ("deployment", "version", "type", "region", "tenant", "class", "adapter")
+IDLE = (number("IDLE $", "idle_cost_usd"), number("$/M WITH IDLE", "usd_per_mtoken_with_idle"))
 
-    switchyard cost --since 7d
+
+@app.command()
+def cost(
+    context: typer.Context,
+    by: Annotated[
+        str, typer.Option(help="deployment, version, type, region, tenant, class, adapter, with commas; none: one row.")
+    ] = "version,type",
+    since: Since = "7d",
+    until: Until = "",
+    each: Annotated[Each | None, typer.Option(help="A row for each hour, day or month.")] = None,
+    deployment: Annotated[str, typer.Option("-d", "--deployment", autocompletion=names_of("deployments"))] = "",
+    region: Annotated[str, typer.Option(autocompletion=names_of("regions"))] = "",
+    tenant: Annotated[str, typer.Option(help="Of this tenant only.")] = "",
+    serving_class: Annotated[str, typer.Option("--class", help="realtime, near_realtime or batch.")] = "",
+) -> None:
+    """Show what machines cost, took and emitted, for a million tokens too, and whose that is.
+
+    switchyard cost --by tenant,class --since 7d
     """
     run = session_of(context)
-    answer = run.connection.get("usage/cost", {"from": since, **({"to": until} if until else {})})
+    given = {"deployment": deployment, "region": region, "tenant": tenant, "class": serving_class, "to": until}
+    query = {"group": by, "from": since, "by": each.value if each else "total", "limit": "10000"}
+    query |= {name: value for name, value in given.items() if value}
+    answer = run.connection.get("costs", query)
     if run.output.is_for_programs:
         run.output.document(answer)
         return
+    shown = [name for name in COST_DIMENSIONS if name in answer["group"]]
+    totals = answer["totals"]
+    has_idle = totals["idle_cost_usd"] is not None
     columns = (
-        Column("DEPLOYMENT", at("deployment")), Column("TYPE", at("instance_type")),
-        number("MACHINE HOURS", "machine_hours"), number("COST $", "cost"), number("IDLE $", "idle"),
+        *((Column("FROM", at("start")),) if each else ()), *(Column(name.upper(), at(name)) for name in shown),
+        number("PROMPT", "prompt_tokens"), number("COMPLETION", "completion_tokens"), number("COST $", "cost_usd"),
+        number("$/M", "usd_per_mtoken"), *(IDLE if has_idle else ()), number("J/M", "joules_per_mtoken"),
+        number("GCO2E/M", "gco2e_per_mtoken"), Column("KNOWN", _sources),
     )  # fmt: skip
-    run.output.rows(columns, answer["by_deployment"], empty="No machine was in a cell in this time.")
-    if answer["by_tenant"]:
-        run.output.plain("")
-        whose = (Column("TENANT", at("tenant")), Column("DEPLOYMENT", at("deployment")), number("COST $", "cost"))
-        run.output.rows(whose, answer["by_tenant"], empty="")
+    run.output.rows(columns, answer["rows"], empty="No hour of machines is over in this time.")
     run.output.plain("")
-    sums = f"cells ${answer['cells']} = tenants ${answer['tenants']} + idle ${answer['idle']}"
-    run.output.plain(f"{sums}; {answer['open_hours']:g} machine hours are of an hour that still runs")
+    if totals["bill_usd"] is not None:
+        sums = f"cells ${totals['cells_usd']} = tenants ${totals['cost_usd']} + idle ${totals['idle_cost_usd']}"
+        run.output.plain(f"{sums}; with spares ${totals['spares_usd']} the bill is ${totals['bill_usd']}")
+    run.output.plain("M: million prompt and completion tokens. KNOWN: how well dollars, joules and CO2e are.")
+    run.output.plain(f"{totals['open_machine_hours']:g} machine hours are of hours that are not split yet")
+
+
+def _sources(row: Row, _: datetime) -> str:
+    """ "rated, estimated, estimated": of dollars, joules and emissions."""
+    return ", ".join(str(row[name]) for name in ("cost_source", "energy_source", "carbon_source"))
 
 
 @price.command("set")
@@ -115,6 +149,34 @@ def price_set(
     row = run.connection.post("prices", body | {name: value for name, value in more.items() if value})
     amounts = f"prompt {row['prompt']}, cached {row['cached']}, completion {row['completion']}"
     run.show(row, [f"{row['deployment']} from {row['valid_from']}: {amounts} USD per million tokens"])
+
+
+class RateKind(StrEnum):
+    MACHINE_PRICE = "machine_price"
+    MACHINE_WATTS = "machine_watts"
+    GRID_INTENSITY = "grid_intensity"
+    PUE = "pue"
+
+
+@rate.command("set")
+def rate_set(
+    context: typer.Context,
+    kind: RateKind,
+    subject: Annotated[str, typer.Argument(help="An instance type; of grid_intensity and pue a region.")],
+    value: Annotated[str, typer.Argument(help="US dollars an hour, watts, grams of CO2e for a kWh, or a ratio.")],
+    region: Annotated[str, typer.Option(help="Of a machine: there only.", autocompletion=names_of("regions"))] = "",
+    valid_from: Annotated[str, typer.Option("--from", help="A moment of RFC 3339; else now. Never past.")] = "",
+) -> None:
+    """State what a machine costs or draws, or what power emits, from a time on.
+
+    switchyard rate set machine_price p5.48xlarge 31.464
+    """
+    run = session_of(context)
+    body = {"kind": kind.value, "subject": subject, "value": value}
+    more = {"region": region, "valid_from": valid_from}
+    row = run.connection.post("rates", body | {name: text for name, text in more.items() if text})
+    where = f" in {row['region']}" if row["region"] else ""
+    run.show(row, [f"{row['kind']} of {row['subject']}{where} from {row['valid_from']}: {row['value']}"])
 
 
 @budget.command("set")
@@ -155,6 +217,33 @@ def budget_remove(context: typer.Context, tenant: str, yes: Yes = False) -> None
     run.confirm(f"Nothing will stop {tenant} any more.", wanted=tenant, yes=yes)
     row = run.connection.delete(path_of(resource_named("budgets"), tenant))
     run.show(row, [f"the budget of {tenant} is removed"])
+
+
+@budget.command("cost")
+def budget_cost(
+    context: typer.Context,
+    money: Annotated[str, typer.Option(help="US dollars a month, more than 0.")],
+    deployment: Annotated[
+        str, typer.Argument(help="Left out: all machines, spares included.", autocompletion=names_of("deployments"))
+    ] = "",
+    thresholds: Annotated[str, typer.Option(help="Per cent, with commas: 50,80,100.")] = "",
+) -> None:
+    """Give the machines of a deployment, or of the fleet, a budget for each month, or change it. It alerts only.
+
+    switchyard budget cost sim-70b --money 1200
+    """
+    run = session_of(context)
+    body: dict[str, Any] = {"money_per_month": money}
+    if thresholds:
+        body["thresholds"] = _percents(thresholds)
+    rows = run.connection.pages("cost-budgets", {})
+    there = next((row["id"] for row in rows if row["deployment"] == deployment), None)
+    if there is not None:
+        row = run.connection.patch(path_of(resource_named("cost-budgets"), str(there)), body)
+    else:
+        row = run.connection.post("cost-budgets", {"deployment": deployment, **body})
+    whose = row["deployment"] or "the fleet"
+    run.show(row, [f"machines of {whose}: {row['money_per_month']} USD a month, {row['used_percent']} % used"])
 
 
 def _percents(text: str) -> list[int]:

@@ -13,8 +13,9 @@ from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from traffic.models import ApplicationKey, CellHour, TokenPrice
 from traffic.planning.usage_query import By, UsageQuery
 from traffic.selectors.budget import BudgetView, budget_views
+from traffic.selectors.cost import cost_rows
 from traffic.selectors.stored_response import KeptOfTenant, kept_by_tenant
-from traffic.selectors.usage import UsageRow, machine_costs, usage_answer, usage_stream
+from traffic.selectors.usage import UsageRow, usage_answer, usage_stream
 from traffic.services.stored_response import store_settings
 
 ROWS_SHOWN = 100
@@ -125,13 +126,12 @@ def _tokens(sums: dict[str, Any]) -> int:
     return int(sums.get("prompt_tokens", 0) + sums.get("completion_tokens", 0))
 
 
-def _deployment_lines(rows: list[Any], start: datetime, now: datetime, deployment: str) -> list[UsageLine]:
+def _deployment_lines(rows: list[UsageRow], start: datetime, now: datetime, deployment: str) -> list[UsageLine]:
     sums = {row.group["deployment"]: row.sums for row in rows if row.group["deployment"]}
     cells: dict[str, list[Decimal]] = defaultdict(lambda: [Decimal(0), Decimal(0)])
-    for cost in machine_costs(start, now):
-        if not deployment or cost.deployment == deployment:
-            both = cells[cost.deployment]
-            both[0], both[1] = both[0] + cost.cost, both[1] + cost.idle
+    where = (("deployment", deployment),) if deployment else ()
+    for row in cost_rows(UsageQuery(start, now, group=("deployment",), where=where)):
+        cells[row.group["deployment"]] = [row.sums.cells_cost, row.sums.idle_cost]
     prices = TokenPrice.objects.filter(valid_from__lte=now).order_by("deployment", "-valid_from").distinct("deployment")
     in_force = {price.deployment: price for price in prices}
     names = sorted(sums.keys() | cells.keys(), key=lambda name: (-_tokens(sums.get(name, {})), name))
@@ -158,7 +158,7 @@ def _token_chart(
 
 
 def _cell_chart(span: Span, start: datetime, now: datetime, deployment: str) -> Chart:
-    hours = CellHour.objects.filter(hour__gte=start, hour__lt=now, settled=True)
+    hours = CellHour.objects.filter(hour__gte=start, hour__lt=now, settled=True).exclude(deployment="")
     if deployment:
         hours = hours.filter(deployment=deployment)
     used, idle = _flat(span), _flat(span)

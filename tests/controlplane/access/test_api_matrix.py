@@ -17,12 +17,13 @@ RESOURCES = [
     "incidents", "fault-rules", "webhooks", "webhook-deliveries", "models", "model-versions",
     "ingresses", "routing-tables", "keys", "key-rings",
     "engine-allowances", "callback-hosts", "request-queues", "prices", "budgets",
+    "rates", "cost-budgets",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
     "entry", "entry-revisions", "autoscaling/places", "autoscaling/decisions",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
 ]  # fmt: skip
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
-    "GET usage", "GET usage/cost", "GET usage/responses", "GET autoscaling", "GET me",
+    "GET usage", "GET costs", "GET usage/responses", "GET autoscaling", "GET me",
     "GET model-versions/{id}/diff", "GET cells/{id}/logs", "GET keys/policy",
     "GET cells/{id}/load", "GET deployments/{id}/load", "GET regions/{id}/load",
 }  # fmt: skip
@@ -63,6 +64,7 @@ ADMINISTER = {
     "PATCH groups/{id}", "DELETE groups/{id}",
     "POST engine-allowances", "DELETE engine-allowances/{id}", "POST callback-hosts", "DELETE callback-hosts/{id}",
     "POST request-queues", "DELETE request-queues/{id}", "POST prices", "DELETE prices/{id}",
+    "POST rates", "DELETE rates/{id}", "POST cost-budgets", "PATCH cost-budgets/{id}", "DELETE cost-budgets/{id}",
     "POST budgets", "PATCH budgets/{id}", "DELETE budgets/{id}",
     "PATCH entry/{id}", "POST entry/{id}/adopt",
     "POST grants", "DELETE grants/{id}", "POST approvals/{id}/approve", "PATCH approval-rules/{id}",

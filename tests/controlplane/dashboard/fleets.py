@@ -247,7 +247,6 @@ def _key(number: int) -> None:
         hour=NOW,
         machine_ms=3_600_000,
         busy_ms=900_000,
-        price=Decimal(2),
         cost=Decimal(2),
         idle=Decimal("1.5"),
         settled=True,

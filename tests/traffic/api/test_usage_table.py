@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from kernel import clock
 from tests.controlplane.api.client import bearer
-from traffic.models import CellHour, UsageDay, UsageHour
+from traffic.models import UsageDay, UsageHour
 
 pytestmark = pytest.mark.django_db
 USAGE = "/api/v1/usage"
@@ -143,17 +143,6 @@ def test_parquet_has_the_same_rows_with_types() -> None:
     (row,) = read_parquet(io.BytesIO(body)).read_all().to_struct_array().to_pylist()
     assert (row["tenant"], row["requests"], row["charged_usd"]) == ("rufus", 2, Decimal("1.5"))
     assert (row["machine_cost_usd"], row["start"].date()) == (Decimal("0.25"), this_hour().date())
-
-
-def test_what_cells_cost_is_what_tenants_and_idle_time_sum_up_to() -> None:
-    columns = {"instance_type": "t", "hour": this_hour(3), "machine_ms": 7_200_000, "price": Decimal(3)}
-    CellHour.objects.create(deployment="sim", cost=Decimal(6), idle=Decimal("2.5"), settled=True, **columns)
-    CellHour.objects.create(deployment="sim", **{**columns, "hour": this_hour()})
-    used("rufus", back=3, machine_cost=Decimal("3.5"))
-    body = bearer().get(f"{USAGE}/cost").json()
-    assert Decimal(body["tenants"]) + Decimal(body["idle"]) == Decimal(body["cells"]) == Decimal(6)
-    assert (body["open_hours"], body["by_deployment"][0]["machine_hours"]) == (2.0, 4.0)
-    assert body["by_tenant"] == [{"tenant": "rufus", "deployment": "sim", "cost": "3.500000"}]
 
 
 def test_more_usage_asks_the_database_as_often() -> None:

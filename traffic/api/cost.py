@@ -1,0 +1,197 @@
+"""What machines cost, took and emitted, and what that is for a million tokens, over HTTP: by version, type, region,
+deployment, tenant, class and time, as JSON or as a table for other programs."""
+
+from typing import Any
+
+from django.http import HttpResponseBase
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.exceptions import ErrorDetail, ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from engine_agent.protocol.states import ServingClass
+from kernel import clock
+from kernel.rest.view_sets import ViewSet
+from traffic.api import examples
+from traffic.api.tables import (
+    AS,
+    DEFAULT_ROWS,
+    LIMIT_SCHEMA,
+    SPAN,
+    download,
+    form_of,
+    given_once,
+    limit_of,
+    parsed_query,
+    query_parameter,
+)
+from traffic.planning.cost_figures import COLUMNS, DIMENSIONS, TOKEN_COLUMNS, CostRow, micro_text
+from traffic.planning.rates import Source
+from traffic.planning.usage_query import By
+from traffic.planning.usage_table import csv_pieces, money_text
+from traffic.selectors.cost import cost_answer, cost_rows
+from traffic.services.usage_export import PARQUET_TYPE, TooManyRows, cost_parquet
+
+SOURCES = [(source.label, source.label) for source in Source]
+DEFAULT_GROUP = "version,type"
+HOUR_MS = 3_600_000
+_WITHOUT = "null where rows are of tenants, classes or adapters, which idle time has none of."
+
+
+def _amount(what: str, **more: Any) -> serializers.CharField:
+    return serializers.CharField(help_text=what, **more)
+
+
+def _figure(what: str) -> serializers.FloatField:
+    return serializers.FloatField(allow_null=True, help_text=f"{what}; null: not known, or no tokens.")
+
+
+def _source() -> serializers.ChoiceField:
+    return serializers.ChoiceField(choices=SOURCES)
+
+
+class CostFiguresSerializer(serializers.Serializer[Any]):
+    """Amounts are exact, as text; figures are for a million prompt and completion tokens."""
+
+    prompt_tokens = serializers.IntegerField()
+    cached_tokens = serializers.IntegerField(help_text="Part of `prompt_tokens`: found in the engine's cache.")
+    completion_tokens = serializers.IntegerField()
+    machine_hours = _amount(_WITHOUT, allow_null=True)
+    cost_usd = _amount("US dollars: what the tokens caused.")
+    idle_cost_usd = _amount(f"US dollars: of time in which a cell had nothing in flight; {_WITHOUT}", allow_null=True)
+    energy_j = _amount("Joules.")
+    idle_energy_j = _amount(_WITHOUT, allow_null=True)
+    carbon_g = _amount("Grams of CO2 equivalent.")
+    idle_carbon_g = _amount(_WITHOUT, allow_null=True)
+    usd_per_mtoken = _figure("US dollars")
+    joules_per_mtoken = _figure("Joules")
+    gco2e_per_mtoken = _figure("Grams of CO2 equivalent")
+    usd_per_mtoken_with_idle = _figure("The same with idle time")
+    joules_per_mtoken_with_idle = _figure("The same with idle time")
+    gco2e_per_mtoken_with_idle = _figure("The same with idle time")
+    cost_source = _source()
+    energy_source = _source()
+    carbon_source = _source()
+
+
+class CostGroupSerializer(CostFiguresSerializer):
+    """One group. Dimensions by which it is not grouped are null."""
+
+    start = serializers.DateTimeField(allow_null=True, help_text="When its time began; null with `by=total`.")
+    deployment = serializers.CharField(allow_null=True)
+    version = serializers.CharField(allow_null=True)
+    region = serializers.CharField(allow_null=True)
+    tenant = serializers.CharField(allow_null=True, help_text="Empty: requests without a key.")
+    adapter = serializers.CharField(allow_null=True, help_text="Empty: the model itself.")
+
+    def get_fields(self) -> dict[str, Any]:
+        own = {name: serializers.CharField(allow_null=True) for name in ("type", "class")}
+        return {**super().get_fields(), **own}
+
+
+class CostTotalsSerializer(CostFiguresSerializer):
+    """Of everything that the filters take. `cells_usd` = `cost_usd` + `idle_cost_usd`; `bill_usd`: with spares."""
+
+    cells_usd = _amount(_WITHOUT, allow_null=True)
+    spares_usd = _amount("US dollars of machines in no cell; null where a filter leaves them out.", allow_null=True)
+    spares_energy_j = _amount("Joules of the same.", allow_null=True)
+    bill_usd = _amount("US dollars of all machines; null where a filter leaves some out.", allow_null=True)
+    open_machine_hours = serializers.FloatField(help_text="Of hours that are not split yet; in no sum.")
+    measured_percent = serializers.FloatField(
+        allow_null=True, help_text="How much of the cells' energy meters counted; null: none is known."
+    )
+
+
+@extend_schema_serializer(many=False, examples=[OpenApiExample("costs", examples.COSTS, response_only=True)])
+class CostSerializer(serializers.Serializer[Any]):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    by = serializers.ChoiceField(choices=[(by.value, by.value) for by in By])
+    group = serializers.ListField(child=serializers.CharField())
+    rows = CostGroupSerializer(many=True)
+    totals = CostTotalsSerializer()
+    truncated = serializers.BooleanField(help_text="There are more groups than `limit`.")
+
+
+PARAMETERS = (
+    *(query_parameter(name, f"Of this {name} only.") for name in DIMENSIONS if name != "class"),
+    query_parameter("class", "Of this class only.", enum=[each.value for each in ServingClass]),
+    *SPAN,
+    query_parameter("by", "The time that a row is about.", enum=[by.value for by in By], default=By.TOTAL.value),
+    query_parameter("group", f"Any of {', '.join(DIMENSIONS)}, with commas; `none`: one row.", default=DEFAULT_GROUP),
+    OpenApiParameter("limit", LIMIT_SCHEMA, description="Rows at most; not of tables, which are whole."),
+    query_parameter("as", "`csv` and `parquet` are tables to download.", enum=AS, default="json"),
+)  # fmt: skip
+
+
+class CostViewSet(ViewSet):
+    """What machines cost, took and emitted, by hours that are over: those of accounts for 90 days by the hour, then for
+    400 by the day."""
+
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
+        """A table has one form, whatever a client accepts."""
+        return super().perform_content_negotiation(request, force=force or request.query_params.get("as") in AS[1:])
+
+    @extend_schema(
+        operation_id="costs_list",
+        parameters=list(PARAMETERS),
+        responses={
+            ("200", "application/json"): CostSerializer,
+            ("200", "text/csv"): str,
+            ("200", PARQUET_TYPE): bytes,
+        },
+        filters=False,
+    )
+    def list(self, request: Request) -> HttpResponseBase:
+        """Costs by groups, latest first, with totals: tenants + idle = cells, and with spares the bill."""
+        given = given_once(request, (*DIMENSIONS, "from", "to", "by", "group", "limit", "as"))
+        form, limit = form_of(given.pop("as", "json")), limit_of(given.pop("limit", str(DEFAULT_ROWS)))
+        query = parsed_query(given, clock.now(), DIMENSIONS, DEFAULT_GROUP)
+        if form == "csv":
+            pieces = csv_pieces(cost_rows(query), COLUMNS)
+            return download("costs", pieces, "text/csv; charset=utf-8", query, form)
+        if form == "parquet":
+            return download("costs", iter([_parquet(cost_rows(query))]), PARQUET_TYPE, query, form)
+        answer = cost_answer(query, most=limit)
+        totals, spares = answer.totals, answer.spares
+        cells = totals.sums.cells_cost if totals.has_idle else None
+        energy = totals.sums.cells_uj
+        return Response(
+            {
+                "start": query.start,
+                "end": query.end,
+                "by": query.by.value,
+                "group": list(query.group),
+                "rows": [_shown(row) for row in answer.rows],
+                "totals": {
+                    **_figures(totals),
+                    "cells_usd": None if cells is None else money_text(cells),
+                    "spares_usd": None if spares is None else money_text(spares.idle_cost),
+                    "spares_energy_j": None if spares is None else micro_text(spares.idle_uj),
+                    "bill_usd": None if cells is None or spares is None else money_text(cells + spares.idle_cost),
+                    "open_machine_hours": round(answer.open_ms / HOUR_MS, 3),
+                    "measured_percent": round(100 * totals.sums.measured_uj / energy, 1)
+                    if totals.has_idle and energy
+                    else None,
+                },
+                "truncated": answer.truncated,
+            }
+        )
+
+
+def _parquet(rows: Any) -> bytes:
+    try:
+        return cost_parquet(rows)
+    except TooManyRows as error:
+        raise ValidationError({"from": [ErrorDetail(str(error), "range")]}) from error
+
+
+def _shown(row: CostRow) -> dict[str, Any]:
+    return {"start": row.start, **{name: row.group.get(name) for name in DIMENSIONS}, **_figures(row)}
+
+
+def _figures(row: CostRow) -> dict[str, Any]:
+    figures = {name: None if value is None else round(float(value), 6) for name, value in row.all_figures().items()}
+    tokens = {name: getattr(row.sums, name) for name in TOKEN_COLUMNS}
+    return {**tokens, **row.amounts(), **figures, **row.sources()}

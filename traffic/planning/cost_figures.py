@@ -1,0 +1,130 @@
+"""What a million tokens cost, took and emitted, out of sums that are exact. Pure. Each figure says how well it is
+known; one that rests on what nobody knows, or on no tokens, is none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from traffic.planning.rates import Source
+from traffic.planning.usage_table import money_text, time_text
+
+DIMENSIONS = ("deployment", "version", "type", "region", "tenant", "class", "adapter")
+"""What costs are grouped and filtered by, in this order."""
+OF_ACCOUNTS = frozenset({"tenant", "class", "adapter"})
+"""Those that idle time has none of."""
+MILLION = Decimal(1_000_000)
+FIGURES = ("usd_per_mtoken", "joules_per_mtoken", "gco2e_per_mtoken")
+SOURCES = ("cost_source", "energy_source", "carbon_source")
+
+
+@dataclass(frozen=True, slots=True)
+class CostSums:
+    """Sums of some hours that are over. `cost`, `energy_uj`, `carbon_ug`: of accounts, in US dollars, microjoules and
+    micrograms of CO2 equivalent; those that begin with `idle`: of nobody; those that begin with `cells`: of both, as
+    machines were counted. `measured_uj`: of those, by meters. `machine_ms`: of machines."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    machine_ms: int = 0
+    cost: Decimal = Decimal(0)
+    energy_uj: int = 0
+    carbon_ug: int = 0
+    idle_cost: Decimal = Decimal(0)
+    idle_uj: int = 0
+    idle_carbon_ug: int = 0
+    cells_cost: Decimal = Decimal(0)
+    cells_uj: int = 0
+    measured_uj: int = 0
+    cost_source: Source = Source.MEASURED
+    energy_source: Source = Source.MEASURED
+    carbon_source: Source = Source.MEASURED
+
+    def __add__(self, other: "CostSums") -> "CostSums":
+        counts = {name: getattr(self, name) + getattr(other, name) for name in COUNTS}
+        return CostSums(**counts, **{name: max(getattr(self, name), getattr(other, name)) for name in SOURCES})
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def figures(self, *, with_idle: bool) -> dict[str, Decimal | None]:
+        """By `FIGURES`, for a million prompt and completion tokens: US dollars, joules, grams of CO2 equivalent."""
+        amounts = (
+            self.cost + (self.idle_cost if with_idle else 0),
+            Decimal(self.energy_uj + (self.idle_uj if with_idle else 0)) / MILLION,
+            Decimal(self.carbon_ug + (self.idle_carbon_ug if with_idle else 0)) / MILLION,
+        )
+        sources = (self.cost_source, self.energy_source, self.carbon_source)
+        return {
+            name: amount * MILLION / self.tokens if self.tokens and source is not Source.UNKNOWN else None
+            for name, amount, source in zip(FIGURES, amounts, sources, strict=True)
+        }
+
+
+COUNTS = (
+    "prompt_tokens", "cached_tokens", "completion_tokens", "machine_ms", "cost", "energy_uj", "carbon_ug", "idle_cost",
+    "idle_uj", "idle_carbon_ug", "cells_cost", "cells_uj", "measured_uj",
+)  # fmt: skip
+AMOUNT_COLUMNS = (
+    "machine_hours", "cost_usd", "idle_cost_usd", "energy_j", "idle_energy_j", "carbon_g", "idle_carbon_g",
+)  # fmt: skip
+TOKEN_COLUMNS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+FIGURE_COLUMNS = (*FIGURES, *(f"{name}_with_idle" for name in FIGURES))
+COLUMNS = ("start", *DIMENSIONS, *TOKEN_COLUMNS, *AMOUNT_COLUMNS, *FIGURE_COLUMNS, *SOURCES)
+
+
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """One group: the beginning of its time (None: all of it), its dimensions by name, and its sums. `has_idle`: idle
+    time is in it; groups of tenants and classes have none."""
+
+    start: datetime | None
+    group: Mapping[str, str]
+    sums: CostSums
+    has_idle: bool
+
+    def amounts(self) -> dict[str, str | None]:
+        """By `AMOUNT_COLUMNS`: exact, as text."""
+        sums, idle = self.sums, self.has_idle
+        return {
+            "machine_hours": money_text(Decimal(sums.machine_ms) / 3_600_000) if idle else None,
+            "cost_usd": money_text(sums.cost),
+            "idle_cost_usd": money_text(sums.idle_cost) if idle else None,
+            "energy_j": micro_text(sums.energy_uj),
+            "idle_energy_j": micro_text(sums.idle_uj) if idle else None,
+            "carbon_g": micro_text(sums.carbon_ug),
+            "idle_carbon_g": micro_text(sums.idle_carbon_ug) if idle else None,
+        }
+
+    def all_figures(self) -> dict[str, Decimal | None]:
+        """By `FIGURE_COLUMNS`."""
+        with_idle = self.sums.figures(with_idle=True) if self.has_idle else dict.fromkeys(FIGURES)
+        return {**self.sums.figures(with_idle=False), **{f"{name}_with_idle": with_idle[name] for name in FIGURES}}
+
+    def figure_texts(self) -> dict[str, str | None]:
+        """The same, as text with six places."""
+        return {name: None if value is None else money_text(value) for name, value in self.all_figures().items()}
+
+    def sources(self) -> dict[str, str]:
+        """By `SOURCES`."""
+        return {name: Source(getattr(self.sums, name)).label for name in SOURCES}
+
+    def cells(self) -> list[Any]:
+        """In the order of `COLUMNS`, for tables."""
+        return [
+            time_text(self.start),
+            *(self.group.get(name, "") for name in DIMENSIONS),
+            *(getattr(self.sums, name) for name in TOKEN_COLUMNS),
+            *(value if value is not None else "" for value in self.amounts().values()),
+            *(value if value is not None else "" for value in self.figure_texts().values()),
+            *self.sources().values(),
+        ]
+
+
+def micro_text(amount: int) -> str:
+    """Millionths as the whole: 1500000 is "1.500000"."""
+    return money_text(Decimal(amount) / MILLION)

@@ -1,0 +1,153 @@
+"""What a machine costs, draws and emits, and how well that is known. Pure.
+
+An operator's rate in force comes first, then what the provider says of this very machine, then dated lists. What nobody
+states is unknown, and nothing that rests on it is shown as a figure.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from enum import IntEnum, StrEnum
+
+from models_registry.planning.instance_types import INSTANCE_TYPES, InstanceShape
+from models_registry.planning.machine_rates import (
+    CHIP_WATTS,
+    GRID_ANYWHERE,
+    GRIDS,
+    OVERHEAD_ANYWHERE,
+    OVERHEADS,
+)
+
+MICRO_USD = 1_000_000
+
+
+class Source(IntEnum):
+    """How well a number is known; of numbers that are put together, the greatest counts.
+
+    MEASURED: by a meter, or what the bill says: the provider's price of this machine, an operator's own rate. RATED:
+    out of a list, or a share of a rated maximum. ESTIMATED: by a model or an average. UNKNOWN: a part of it is.
+    """
+
+    MEASURED = 0
+    RATED = 1
+    ESTIMATED = 2
+    UNKNOWN = 3
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+class RateKind(StrEnum):
+    """What an operator may state: US dollars an hour and watts of a machine by its type, and by region grams of CO2
+    equivalent for a kilowatt-hour, and the power usage effectiveness."""
+
+    MACHINE_PRICE = "machine_price"
+    MACHINE_WATTS = "machine_watts"
+    GRID_INTENSITY = "grid_intensity"
+    PUE = "pue"
+
+
+OF_MACHINES = frozenset({RateKind.MACHINE_PRICE, RateKind.MACHINE_WATTS})
+"""Rates of instance types, in one region or in all; the others are of regions."""
+MOST = {
+    RateKind.MACHINE_PRICE: Decimal(100_000),
+    RateKind.MACHINE_WATTS: Decimal(1_000_000),
+    RateKind.GRID_INTENSITY: Decimal(10_000),
+    RateKind.PUE: Decimal(10),
+}
+"""More than any machine or place has: a slip of the unit."""
+LEAST = {RateKind.PUE: Decimal(1)}
+"""A data centre takes no less than its machines do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """From `valid_from` until a later one. `region` empty: in all that have no rate of their own."""
+
+    kind: RateKind
+    subject: str
+    region: str
+    value: Decimal
+    valid_from: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePrice:
+    """Millionths of a US dollar an hour."""
+
+    micro_usd: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class PowerRating:
+    """The most watts of a machine's accelerators, and of the rest of it."""
+
+    accelerators: float
+    host: float
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """Micrograms of CO2 equivalent for a joule that a machine takes, what is around it included."""
+
+    ug_per_joule: Decimal
+    source: Source
+
+
+class Rates:
+    """The operator's rates in force at one time."""
+
+    def __init__(self, rates: Iterable[Rate], now: datetime) -> None:
+        in_force: dict[tuple[RateKind, str, str], Decimal] = {}
+        for rate in sorted(rates, key=lambda rate: rate.valid_from):
+            if rate.valid_from <= now:
+                in_force[rate.kind, rate.subject, rate.region] = rate.value
+        self._in_force = in_force
+
+    def find(self, kind: RateKind, subject: str, region: str = "") -> Decimal | None:
+        """The one of the region, or else the one of all regions."""
+        own = self._in_force.get((kind, subject, region))
+        return own if own is not None else self._in_force.get((kind, subject, ""))
+
+
+def machine_price(rates: Rates, shape: InstanceShape, region: str, stated: float | None) -> MachinePrice:
+    """What a machine costs now. `stated`: what its provider says of it, in US dollars an hour."""
+    own = rates.find(RateKind.MACHINE_PRICE, shape.name, region)
+    if own is not None:
+        return MachinePrice(round(own * MICRO_USD), Source.MEASURED)
+    if stated is not None:
+        return MachinePrice(round(stated * MICRO_USD), Source.MEASURED)
+    listed = shape.price_per_hour or _listed(shape).price_per_hour
+    return MachinePrice(round(listed * MICRO_USD), Source.RATED if listed else Source.UNKNOWN)
+
+
+def power_rating(rates: Rates, shape: InstanceShape, region: str) -> PowerRating | None:
+    """None: nobody states what such a machine draws."""
+    own = rates.find(RateKind.MACHINE_WATTS, shape.name, region)
+    total = float(own) if own is not None else shape.watts or _listed(shape).watts
+    if not total:
+        return None
+    if shape.accelerator not in CHIP_WATTS and shape.chips:
+        return PowerRating(total, 0.0)  # nobody says which part is whose: the whole machine is as busy as its chips
+    chips = min(total, shape.chips * CHIP_WATTS.get(shape.accelerator, 0.0))
+    return PowerRating(chips, total - chips)
+
+
+def emission(rates: Rates, region: str, aws_region: str) -> Emission:
+    """Of a region; `aws_region`: as AWS calls it, empty elsewhere. grams/kWh x PUE, as micrograms for a joule."""
+    grid, overhead = rates.find(RateKind.GRID_INTENSITY, region), rates.find(RateKind.PUE, region)
+    sources = [
+        Source.MEASURED if grid is not None else Source.RATED if aws_region in GRIDS else Source.ESTIMATED,
+        Source.MEASURED if overhead is not None else Source.RATED if aws_region in OVERHEADS else Source.ESTIMATED,
+    ]
+    grams = grid if grid is not None else Decimal(str(GRIDS.get(aws_region, GRID_ANYWHERE)))
+    factor = overhead if overhead is not None else Decimal(str(OVERHEADS.get(aws_region, OVERHEAD_ANYWHERE)))
+    return Emission(grams * factor * 1_000_000 / 3_600_000, max(sources))
+
+
+def _listed(shape: InstanceShape) -> InstanceShape:
+    """What the lists of today say, for a row of an earlier release."""
+    return INSTANCE_TYPES.get(shape.name, shape)

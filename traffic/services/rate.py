@@ -1,0 +1,96 @@
+"""States what machines cost and draw, and what power emits, from a time on. The list only grows: what an hour cost is
+never counted anew."""
+
+from datetime import datetime
+from decimal import Decimal
+
+from django.db import IntegrityError, transaction
+
+from fleet.models import InstanceType, Region
+from kernel import live
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
+from traffic.models import Rate
+from traffic.planning.rates import LEAST, MOST, OF_MACHINES, RateKind
+
+
+@transaction.atomic
+def rate_set(
+    *,
+    kind: RateKind,
+    subject: str,
+    value: Decimal,
+    actor: str,
+    now: datetime,
+    region: str = "",
+    valid_from: datetime | None = None,
+) -> Rate:
+    """A rate from `valid_from` (now) on; see `RateKind`. `region`: of a machine, there only.
+
+    Raises:
+        InvalidInput: no instance type or region of that name, a value that cannot be, or a time that has passed.
+        Conflict: there is a rate of the same from that very time on.
+    """
+    _check(kind, subject, region, value)
+    if valid_from is not None and valid_from < now:
+        message = "must not be in the past: what machines cost until now was counted already"
+        raise InvalidInput(field="valid_from", rule="future", message=message)
+    row = Rate(
+        kind=kind.value, subject=subject, region=region, value=value, valid_from=valid_from or now, actor=actor[:64],
+        created_at=now,
+    )  # fmt: skip
+    try:
+        with transaction.atomic():
+            row.save(force_insert=True)
+    except IntegrityError as error:
+        raise Conflict(f"there is a {row} already") from error
+    _event("set", row, actor, now)
+    return row
+
+
+@transaction.atomic
+def rate_withdraw(*, rate_id: int, actor: str, now: datetime) -> None:
+    """Take back a rate that is not in force yet.
+
+    Raises:
+        Conflict: machines may have been counted by it.
+    """
+    row = Rate.objects.select_for_update().get(pk=rate_id)
+    if row.valid_from <= now:
+        raise Conflict(f"the {row} was in force; set another one instead")
+    row.delete()
+    _event("withdrawn", row, actor, now)
+
+
+def _check(kind: RateKind, subject: str, region: str, value: Decimal) -> None:
+    is_of_machines = kind in OF_MACHINES
+    _check_name("subject", subject, InstanceType if is_of_machines else Region)
+    if region:
+        if not is_of_machines:
+            message = f"{kind.value} is of a region already: leave it out"
+            raise InvalidInput(field="region", rule="of_machines", message=message)
+        _check_name("region", region, Region)
+    least, most = LEAST.get(kind, Decimal(0)), MOST[kind]
+    if not least <= value <= most:
+        message = f"{kind.value} is from {least} to {most}, not {value:f}"
+        raise InvalidInput(field="value", rule="range", message=message)
+
+
+def _check_name(field: str, name: str, model: type[InstanceType] | type[Region]) -> None:
+    if not model.objects.filter(name=name).exists():
+        there = ", ".join(model.objects.order_by("name").values_list("name", flat=True)) or "none"
+        what = "instance type" if model is InstanceType else "region"
+        raise InvalidInput(field=field, rule="exists", message=f"there is no {what} {name!r}; there are: {there}")
+
+
+def _event(what: str, row: Rate, actor: str, now: datetime) -> None:
+    event_record(
+        kind=f"rate.{what}",
+        message=f"{row} UTC {what}: {row.value:f}, by {actor}",
+        tone=Tone.WARN,
+        now=now,
+        actor=actor[:64],
+        detail={"kind": row.kind, "subject": row.subject, "region": row.region, "value": str(row.value)},
+    )
+    live.push("usage")
