@@ -17,6 +17,7 @@ from traffic.planning.traffic_policy import TrafficPolicy
 
 NOT_IN_THE_CLI = {
     "autoscaling",
+    "costs",
     "apply",
     "plan",
     "me",
