@@ -17,12 +17,13 @@ from fleet.planning.markets import Market
 from fleet.planning.notice_evidence import Said
 from fleet.planning.presence import ENDED
 from fleet.planning.states import MachineState, NoticeKind, NoticeSource
-from fleet.providers.aws.calls import CallFailed
+from fleet.providers.aws.calls import CallFailed, Refused
 from fleet.providers.aws.listing import seen_store
 from fleet.providers.aws.notices import Announcement, CalledOff, Nothing, StateSeen, UnreadableNotice, block_end, parse
 from fleet.providers.aws.queue import Message, messages_delete, messages_receive
 from fleet.providers.aws.reservations import reservations_read
 from fleet.providers.aws.statuses import ScheduledEvent, Statuses, region_statuses
+from fleet.services.incident import incident_open, incidents_close
 from fleet.services.machine_notice import notice_record
 
 PROVIDER = "aws"
@@ -31,6 +32,8 @@ KEPT = timedelta(days=30)
 SCHEDULED = [NoticeKind.RETIREMENT.value, NoticeKind.MAINTENANCE.value]
 ROUNDS = 20
 """Of ten messages each, in one step."""
+UNREAD = "notices-unread"
+"""Kind of the incident of a region whose queue may not be read."""
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +53,14 @@ def cloud_queue(cloud: CloudRegion, now: datetime) -> None:
             done = [message for message in messages if _take(cloud, message, now)]
             messages_delete(cloud.aws_region, url, done)
             if not messages:
-                return
+                break
     except CallFailed as error:
         log.warning("the queue of region %s was not read: %s", cloud.pk, error)
+        if isinstance(error, Refused) and not error.is_for_now:
+            summary = f"The queue of notices of {cloud.pk} may not be read, so machines' ends are heard late: {error}"
+            incident_open(kind=UNREAD, subject=cloud.pk, summary=summary, evidence={}, now=now, region=cloud.pk)
+        return
+    incidents_close(kind=UNREAD, subject=cloud.pk, resolution="it is read again", now=now)
 
 
 def _take(cloud: CloudRegion, message: Message, now: datetime) -> bool:

@@ -25,6 +25,8 @@ CONNECT_S = 3.0
 READ_S = 20.0
 """Below the 60 s after which a call of a provider hangs."""
 READ_ATTEMPTS = 4
+PAGES_MOST = 2000
+"""Of one list: EC2 gives at least a hundred of what we ask for in a page, and none of our lists has 200,000."""
 POOL = 16
 """Connections of one client: as many as threads that use it."""
 _CHUNK = 64 * 1024
@@ -52,6 +54,11 @@ class Refused(CallFailed):
     def __init__(self, code: str, text: str, http_status: int = 400, not_before: datetime | None = None) -> None:
         super().__init__(code, text, http_status)
         self.not_before = not_before
+
+    @property
+    def is_for_now(self) -> bool:
+        """Whether it is only that too much was asked."""
+        return self.not_before is not None or "Throttl" in self.code or self.code == THROTTLED
 
 
 class Unanswered(CallFailed):
@@ -91,12 +98,13 @@ def pages(operation: str, region: str, **params: Any) -> Iterator[dict[str, Any]
         CallFailed: as `call`; what came before is no whole list.
     """
     token = ""
-    while True:
+    for _ in range(PAGES_MOST):
         page = call("ec2", operation, region, **(params | {"NextToken": token} if token else params))
         yield page
         token = page.get("NextToken") or ""
         if not token:
             return
+    raise Unanswered("", f"{operation} has not come to an end after {PAGES_MOST} pages")
 
 
 def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fleet.planning.launch_units import AttemptView
 from fleet.planning.markets import Market
 from fleet.planning.pools import RESERVATIONS, UnitView
 from fleet.planning.states import NodeState
-from fleet.providers.aws.calls import CallFailed, Refused, call
+from fleet.providers.aws.calls import PAGES_MOST, CallFailed, Refused, call
 from fleet.providers.aws.errors import TEXT_MOST, quota_name
 from fleet.providers.aws.interfaces import instance_networks
 from fleet.providers.aws.launch import LaunchBase, run_instances
@@ -232,7 +232,7 @@ def _quotas(cloud: CloudRegion, pools: list[CapacityPool], send: Send) -> Iterat
 
 def _limits(region: str, send: Send) -> Iterator[tuple[str, float]]:
     token = ""
-    while True:
+    for _ in range(PAGES_MOST):
         more = {"NextToken": token} if token else {}
         page = send("service-quotas", "ListServiceQuotas", region, ServiceCode="ec2", **more)
         for each in page["Quotas"]:

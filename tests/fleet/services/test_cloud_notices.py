@@ -9,7 +9,7 @@ from bench.cloud.capacity import Market as Sold
 from bench.cloud.capacity import Reserved
 from bench.cloud.ec2_events import recommend_rebalance, schedule, warn_of_interruption
 from bench.cloud.faults import Fault
-from fleet.models import CapacityPool, CloudNotice, CloudRegion, Machine
+from fleet.models import CapacityPool, CloudNotice, CloudRegion, Incident, Machine
 from fleet.planning.markets import Market
 from fleet.planning.notice_evidence import Said
 from fleet.planning.states import NoticeKind, NoticeSource
@@ -140,6 +140,21 @@ def test_what_makes_no_sense_goes_to_the_dead_letters_and_holds_up_nobody(
     assert rows() == [("rebalance", "events", True)]
     (dead,) = sqs.receive_message(QueueUrl=base["dead_letter_url"])["Messages"]
     assert dead["Body"] == "what is this"
+
+
+def test_a_queue_that_may_not_be_read_is_an_incident_until_it_is(cloud_fleet: CloudFleet, machine: Machine) -> None:
+    cloud = CloudRegion.objects.get()
+    url = cloud.base["queue_url"]
+    cloud.base["queue_url"] = f"{url}-gone"
+    cloud.save()
+    for _ in range(2):
+        look()
+    (incident,) = Incident.objects.filter(kind="notices-unread", state="open")
+    assert "NonExistentQueue" in incident.summary or "QueueDoesNotExist" in incident.summary
+    cloud.base["queue_url"] = url
+    cloud.save()
+    look()
+    assert not Incident.objects.filter(kind="notices-unread", state="open").exists()
 
 
 def test_polling_finds_what_was_scheduled_and_settles_what_was_withdrawn(

@@ -26,6 +26,20 @@ def test_nothing_is_called_inside_of_a_transaction(cloud_fleet: CloudFleet) -> N
     assert cloud_fleet.world.count("DescribeInstances") == 1
 
 
+def test_a_list_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def page(*_: object, **params: object) -> dict[str, str]:
+        asked.append(params)
+        return {"NextToken": "again"}
+
+    monkeypatch.setattr(calls, "call", page)
+    with pytest.raises(calls.Unanswered, match="DescribeInstances has not come to an end after 2000 pages"):
+        for _ in calls.pages("DescribeInstances", REGION):
+            pass
+    assert len(asked) == calls.PAGES_MOST
+
+
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
