@@ -9,6 +9,13 @@ from controlplane.dashboard.fragments import Page, View, page_view
 from controlplane.dashboard.pages import second_factor, settings
 from controlplane.dashboard.pages.agents import agents_cancel_action, agents_upgrade_action
 from controlplane.dashboard.pages.cells import CELL, CELLS, cell_action
+from controlplane.dashboard.pages.cost import (
+    COSTS,
+    cost_budget_remove_action,
+    cost_budget_set_action,
+    rate_set_action,
+    rate_withdraw_action,
+)
 from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
 from controlplane.dashboard.pages.drafts import draft_edit, draft_new
 from controlplane.dashboard.pages.events import AUDIT, EVENTS
@@ -111,6 +118,11 @@ urlpatterns = [
     path("keys/<str:key>/", _view(KEY), name="key"),
     path("keys/<str:key>/ask/<str:action>/", key_action, name="key-action"),
     path("usage/", _view(USAGE), name="usage"),
+    path("usage/costs/", _view(COSTS), name="costs"),
+    path("usage/costs/rates/set/", rate_set_action, name="rate-set"),
+    path("usage/costs/rates/<int:id>/withdraw/", rate_withdraw_action, name="rate-withdraw"),
+    path("usage/costs/budgets/set/", cost_budget_set_action, name="cost-budget-set"),
+    path("usage/costs/budgets/<int:id>/remove/", cost_budget_remove_action, name="cost-budget-remove"),
     path("usage/prices/set/", price_set_action, name="price-set"),
     path("usage/prices/<int:id>/withdraw/", price_withdraw_action, name="price-withdraw"),
     path("usage/budgets/set/", budget_set_action, name="budget-set"),

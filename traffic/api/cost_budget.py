@@ -1,7 +1,6 @@
 """Budgets of what machines may cost over HTTP: by deployment or of the fleet, and how much of this month's is used.
 Decides nothing; services do."""
 
-from datetime import UTC, datetime, time
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
@@ -22,7 +21,7 @@ from traffic.api import examples
 from traffic.models import CostBudget
 from traffic.planning.budget import MOST_PERCENT, MOST_THRESHOLDS, MonthUse, month_of, used_percent
 from traffic.planning.usage_table import money_text
-from traffic.selectors.cost import cost_of_month
+from traffic.selectors.cost import month_costs
 from traffic.services.cost_budget import cost_budget_change, cost_budget_create, cost_budget_delete
 
 
@@ -32,8 +31,7 @@ class MonthCosts:
     @cached_property
     def by_deployment(self) -> dict[str, Decimal]:
         now = clock.now()
-        spent = cost_of_month(datetime.combine(month_of(now), time.min, UTC), now)
-        return {**spent, "": sum(spent.values(), Decimal(0))}
+        return month_costs(month_of(now), now)
 
 
 @extend_schema_serializer(examples=[OpenApiExample("cost budget", examples.COST_BUDGET, response_only=True)])
@@ -80,7 +78,11 @@ class ChangeCostBudgetSerializer(StrictSerializer):
 @extend_schema_serializer(examples=[OpenApiExample("a cost budget", examples.NEW_COST_BUDGET, request_only=True)])
 class CreateCostBudgetSerializer(StrictSerializer):
     deployment = serializers.CharField(
-        max_length=96, required=False, default="", help_text="Left out: all machines, spares included."
+        max_length=96,
+        required=False,
+        allow_blank=True,
+        default="",
+        help_text="Left out or empty: all machines, spares included.",
     )
     money_per_month = serializers.DecimalField(max_digits=16, decimal_places=6, help_text="US dollars, more than 0.")
     thresholds = _thresholds()

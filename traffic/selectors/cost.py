@@ -3,7 +3,7 @@ hours that are over, from the shares of accounts and from the machines themselve
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
 
@@ -80,14 +80,15 @@ def spare_sums(query: UsageQuery) -> CostSums:
     return next((sums for _, sums in _grouped_machines(spares, replace(query, by=By.TOTAL, group=()))), CostSums())
 
 
-def cost_of_month(month: datetime, end: datetime) -> dict[str, Decimal]:
-    """Deployment -> US dollars that its machines cost since the beginning of a month, the hour that runs included;
-    spares are those of no deployment."""
-    hours = CellHour.objects.filter(hour__gte=month, hour__lt=end).order_by()
-    return {
+def month_costs(month: date, end: datetime) -> dict[str, Decimal]:
+    """Deployment -> US dollars that its machines cost since the beginning of a month (UTC), the hour that runs
+    included; of no deployment: all machines together, spares included."""
+    hours = CellHour.objects.filter(hour__gte=datetime.combine(month, time.min, UTC), hour__lt=end).order_by()
+    spent = {
         row["deployment"]: Decimal(row["total"]) / HOUR_MS / 1_000_000
         for row in hours.values("deployment").annotate(total=Sum("spent"))
     }
+    return {**spent, "": sum(spent.values(), Decimal(0))}
 
 
 def rates_at(now: datetime) -> Rates:

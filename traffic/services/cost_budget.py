@@ -1,7 +1,7 @@
 """Lays down what machines may cost each month, compares it with what they did, and tells: by events, incidents and
 webhooks. It stops nothing: what runs was decided by who deployed it."""
 
-from datetime import UTC, datetime, time
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -15,7 +15,7 @@ from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from traffic.models import CostBudget
 from traffic.planning.budget import BudgetPlan, MonthUse, check_rules, month_of, plan_budget
-from traffic.selectors.cost import cost_of_month
+from traffic.selectors.cost import month_costs
 
 KIND = "cost-budget"
 """Kind of the incident of a budget that has reached a threshold; its subject is the deployment, or "the fleet"."""
@@ -77,8 +77,7 @@ def cost_budgets_follow(*, now: datetime) -> list[str]:
     rows = list(CostBudget.objects.all())
     if not rows:
         return []
-    spent = cost_of_month(datetime.combine(month_of(now), time.min, UTC), now)
-    spent = {**spent, "": sum(spent.values(), Decimal(0))}
+    spent = month_costs(month_of(now), now)
     return [row.subject for row in rows if _follow(row, spent.get(row.deployment, Decimal(0)), now)]
 
 

@@ -81,7 +81,7 @@ def span_of(name: str) -> Span:
 def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> UsageView:
     """In a fixed number of queries."""
     where = tuple((name, value) for name, value in (("tenant", tenant), ("deployment", deployment)) if value)
-    start = _first(span, now)
+    start = first_step(span, now)
     by_tenant = usage_answer(UsageQuery(start, now, group=("tenant",), where=where), most=ROWS_SHOWN)
     by_deployment = usage_answer(UsageQuery(start, now, group=("deployment",), where=where), most=ROWS_SHOWN)
     tenants = sorted(by_tenant.rows, key=lambda row: (-_tokens(row.sums), row.group["tenant"]))
@@ -101,7 +101,7 @@ def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> Us
         deployments=tuple(lines),
         more=by_tenant.truncated or by_deployment.truncated,
         query=urlencode(
-            {"group": "tenant,key,deployment,class,adapter", "by": _step(span).value, "from": span.name} | dict(where)
+            {"group": "tenant,key,deployment,class,adapter", "by": step_of(span).value, "from": span.name} | dict(where)
         ),
         unpriced=tuple(line.name for line in lines if line.name and _tokens(line.sums) and line.price is None),
     )
@@ -111,14 +111,15 @@ def _tenant_line(row: UsageRow, budgets: dict[str, BudgetView]) -> UsageLine:
     return UsageLine(row.group["tenant"], row.sums, budgets.get(row.group["tenant"]))
 
 
-def _first(span: Span, now: datetime) -> datetime:
+def first_step(span: Span, now: datetime) -> datetime:
     """The beginning of the first step that is shown."""
     hour = now.replace(minute=0, second=0, microsecond=0)
     begin = hour if span.step == HOUR else hour.replace(hour=0)
     return begin + span.step - span.length
 
 
-def _step(span: Span) -> By:
+def step_of(span: Span) -> By:
+    """The time of one step of its charts."""
     return By.HOUR if span.step == HOUR else By.DAY
 
 
@@ -144,12 +145,12 @@ def _deployment_lines(rows: list[UsageRow], start: datetime, now: datetime, depl
 def _token_chart(
     tenants: list[str], span: Span, start: datetime, now: datetime, where: tuple[tuple[str, str], ...]
 ) -> Chart:
-    by = _step(span)
+    by = step_of(span)
     lines: dict[str, list[float | None]] = {tenant: _flat(span) for tenant in tenants}
     if tenants:
         for row in usage_stream(UsageQuery(start, now, by, ("tenant",), where)):
             line = lines.get(row.group["tenant"])
-            place = _place(row.start, start, span)
+            place = place_of(row.start, start, span)
             if line is not None and place is not None:
                 line[place] = float(_tokens(row.sums))
     series = tuple(Series(tenant or "no key", lines[tenant]) for tenant in tenants)
@@ -164,7 +165,7 @@ def _cell_chart(span: Span, start: datetime, now: datetime, deployment: str) -> 
     used, idle = _flat(span), _flat(span)
     sums = hours.order_by().values("hour").annotate(whole=Sum("cost"), unused=Sum("idle"))
     for row in sums:
-        place = _place(row["hour"], start, span)
+        place = place_of(row["hour"], start, span)
         if place is not None:
             used[place] = (used[place] or 0) + float(row["whole"] - row["unused"])
             idle[place] = (idle[place] or 0) + float(row["unused"])
@@ -178,7 +179,8 @@ def _flat(span: Span) -> list[float | None]:
     return [0.0] * int(span.length / span.step)
 
 
-def _place(at: datetime | None, start: datetime, span: Span) -> int | None:
+def place_of(at: datetime | None, start: datetime, span: Span) -> int | None:
+    """The step of its charts that this time is in; None: in none."""
     place = int((at - start) / span.step) if at else -1
     return place if 0 <= place < int(span.length / span.step) else None
 

@@ -143,6 +143,17 @@ def money(value: object) -> str:
 
 
 @register.filter
+def quantity(value: object) -> str:
+    """A measured quantity: whole from 100 upwards, and below three digits that say something; a real zero is plain."""
+    number = float(value) if isinstance(value, Decimal) else _number(value)
+    if number is None:
+        return NOTHING
+    size = abs(number)
+    places = 0 if size >= 100 or size == 0 else 1 if size >= 10 else 2 if size >= 1 else 3 if size >= 0.1 else 4
+    return f"{number:,.{places}f}".replace(",", THIN_SPACE)
+
+
+@register.filter
 def rate(value: object) -> str:
     """Per second: whole from 10 upwards, one decimal below."""
     number = _number(value)

@@ -16,6 +16,7 @@ KNOWS_THE_OLD_ONE = {"password-change"}
 VIEWER = {
     "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "region",
     "traffic", "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident",
+    "costs",
     "search", "events", "usage", "settings", "approvals", "settings-webhooks", "settings-rules", "settings-allowances",
     "token-new",
     "token-revoke", "session-end", "approval-reject", "factors", "factor-app", "factor-key", "factor-confirm",
@@ -33,6 +34,7 @@ ADMIN = {
     "group-change", "group-delete", "grant-new", "grant-take", "approval-approve", "approval-rule", "webhook-new",
     "webhook-switch", "webhook-delete", "fault-rule", "callback-host-new", "callback-host-withdraw", "allowance-new",
     "allowance-withdraw", "price-set", "price-withdraw", "budget-set", "budget-remove",
+    "rate-set", "rate-withdraw", "cost-budget-set", "cost-budget-remove",
 }  # fmt: skip
 ASKED = {"playground-say": '{"deployment": "x", "region": "x", "messages": [{"role": "user", "content": "Hello"}]}'}
 """What has to be said before it can be refused: it depends on the deployment."""

@@ -31,10 +31,13 @@ from traffic.models import (
     Budget,
     CallbackHost,
     CellHour,
+    CostBudget,
+    CostShare,
     Entry,
     EntryRevision,
     Ingress,
     IngressReport,
+    Rate,
     RoutingTable,
     StoredResponse,
     TokenPrice,
@@ -240,6 +243,14 @@ def _key(number: int) -> None:
         completion_tokens=9,
         charged=Decimal("1.25"),
         machine_cost=Decimal("0.5"),
+    )
+    kind = {"deployment": "deployment-0", "version": "model-0@1", "region": "region-0", "instance_type": "local.cpu"}
+    CostShare.objects.create(
+        **kind, tenant=tenant, key=prefix, serving_class="realtime", hour=NOW, completion_tokens=9, cost=Decimal("0.5")
+    )
+    CostBudget.objects.create(deployment=f"deployment-{number}", money_per_month=9, actor="a", changed_at=NOW)
+    Rate.objects.create(
+        kind="machine_price", subject=f"kind-{number}", value=2, valid_from=NOW, actor="a", created_at=NOW
     )
     CellHour.objects.create(
         deployment=f"deployment-{number}",

@@ -15,6 +15,7 @@ LISTS: dict[str, str] = {
     "search": "/search/?q=0",
     "traffic": "/traffic/",
     "usage": "/usage/",
+    "costs": "/usage/costs/",
 }
 """Name -> URL, of pages that list things."""
 SETTINGS: dict[str, str] = {
@@ -34,6 +35,7 @@ FILTERED: tuple[str, ...] = (
     "/keys/?q=search&state=active&tenant=tenant-0",
     "/nodes/?role=leader",
     "/rollouts/?state=active",
+    "/usage/costs/?span=90d&group=tenant,class&deployment=deployment-0&region=region-0",
     "/usage/?span=90d&tenant=tenant-0&deployment=deployment-0",
 )
 """Lists with every filter set; those of `fleets.one_more_of_everything` match."""

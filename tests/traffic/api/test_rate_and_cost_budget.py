@@ -25,9 +25,7 @@ def post(path: str, **body: Any) -> Any:
 def spent(usd: int, deployment: str = "sim-70b") -> None:
     hour = clock.now().replace(minute=0, second=0, microsecond=0)
     columns: dict[str, Any] = {"instance_type": rows.KIND, "hour": hour}
-    CellHour.objects.update_or_create(
-        deployment=deployment, **columns, defaults={"spent": usd * 1_000_000 * 3_600_000}
-    )
+    CellHour.objects.update_or_create(deployment=deployment, **columns, defaults={"spent": usd * 1_000_000 * 3_600_000})
 
 
 def test_a_rate_is_stated_from_now_on_and_a_later_one_takes_its_place() -> None:
@@ -71,7 +69,8 @@ def test_a_budget_of_machines_opens_an_incident_at_each_threshold_and_closes_it_
     rows.deployment()
     InstanceType.objects.get_or_create(name=rows.KIND, defaults={"accelerator": "cpu"})
     own = post(BUDGETS, deployment="sim-70b", money_per_month="100").json()
-    fleet = post(BUDGETS, money_per_month="1000").json()
+    fleet = post(BUDGETS, deployment="", money_per_month="1000").json()
+    assert post(BUDGETS, money_per_month="1").status_code == 409
     assert post(BUDGETS, deployment="sim-70b", money_per_month="1").status_code == 409
     spent(85)
     spent(20, deployment="")

@@ -1,0 +1,215 @@
+"""Cost and power as their page shows them: what machines cost, took and emitted, for a million tokens too, whose that
+is, and how well each number is known."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import Decimal
+from urllib.parse import urlencode
+
+from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
+from controlplane.dashboard.selectors.usage import Span, first_step, place_of, step_of
+from kernel.tones import Tone
+from traffic.models import CostBudget, Rate
+from traffic.planning.budget import MonthUse, month_of, used_percent
+from traffic.planning.cost_figures import FIGURES, CostRow, CostSums
+from traffic.planning.rates import Source
+from traffic.planning.usage_query import UsageQuery
+from traffic.selectors.cost import cost_answer, cost_rows, month_costs
+
+ROWS_SHOWN = 100
+RATES_SHOWN = 50
+GROUPS = (
+    ("version,type", "by version and type"), ("region", "by region"), ("deployment", "by deployment"),
+    ("tenant", "by tenant"), ("class", "by class"), ("tenant,class", "by tenant and class"), ("adapter", "by adapter"),
+)  # fmt: skip
+SOURCE_TONE = {
+    Source.MEASURED: Tone.OK, Source.RATED: Tone.MOVING, Source.ESTIMATED: Tone.WARN, Source.UNKNOWN: Tone.BAD,
+}  # fmt: skip
+HEADS = {
+    "deployment": "Deployment", "version": "Version", "type": "Type", "region": "Region", "tenant": "Tenant",
+    "class": "Class", "adapter": "Adapter",
+}  # fmt: skip
+NOBODY = {"tenant": "no key", "adapter": "the model itself"}
+KWH_UJ = Decimal(3_600_000_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with how well it is known; `value` None: nobody knows it."""
+
+    value: Decimal | None
+    source: Source
+
+    @property
+    def label(self) -> str:
+        return self.source.label
+
+    @property
+    def tone(self) -> str:
+        return SOURCE_TONE[self.source].value
+
+
+@dataclass(frozen=True, slots=True)
+class CostLine:
+    """One group: its names, its sums, and for a million tokens dollars, watt-hours and grams."""
+
+    names: tuple[str, ...]
+    sums: CostSums
+    usd: Figure
+    watt_hours: Figure
+    grams: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class CostView:
+    """`bill` and `spares` None: a filter leaves some machines out. `query` names the same rows for the API."""
+
+    span: Span
+    heads: tuple[str, ...]
+    total: CostLine
+    has_idle: bool
+    spares: Decimal | None
+    bill: Decimal | None
+    kwh: Decimal
+    kilograms: Decimal
+    charts: tuple[Chart, ...]
+    lines: tuple[CostLine, ...]
+    more: bool
+    query: str
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.lines and not self.spares
+
+
+def cost_view(*, span: Span, group: str, deployment: str, region: str, now: datetime) -> CostView:
+    """In a fixed number of queries."""
+    chosen = group if group in dict(GROUPS) else GROUPS[0][0]
+    where = tuple((name, value) for name, value in (("deployment", deployment), ("region", region)) if value)
+    start, dimensions = first_step(span, now), tuple(chosen.split(","))
+    query = UsageQuery(start, now, group=dimensions, where=where)
+    answer = cost_answer(query, most=ROWS_SHOWN)
+    total, spares = answer.totals, answer.spares
+    lines = sorted((_line(row) for row in answer.rows), key=lambda line: (-_spent(line.sums), line.names))
+    return CostView(
+        span=span,
+        heads=tuple(HEADS[name] for name in dimensions),
+        total=_line(total),
+        has_idle=not {"tenant", "class", "adapter"} & set(dimensions),
+        spares=spares.idle_cost if spares is not None else None,
+        bill=total.sums.cells_cost + spares.idle_cost if spares is not None else None,
+        kwh=Decimal(total.sums.energy_uj + total.sums.idle_uj) / KWH_UJ,
+        kilograms=Decimal(total.sums.carbon_ug + total.sums.idle_carbon_ug) / 10**9,
+        charts=_charts(query, span, lines),
+        lines=tuple(lines),
+        more=answer.truncated,
+        query=urlencode({"group": chosen, "by": step_of(span).value, "from": span.name} | dict(where)),
+    )
+
+
+def _spent(sums: CostSums) -> Decimal:
+    return sums.cost + sums.idle_cost
+
+
+def _line(row: CostRow) -> CostLine:
+    usd, joules, grams = (row.sums.figures(with_idle=row.has_idle)[name] for name in FIGURES)
+    return CostLine(
+        names=tuple(value or NOBODY.get(name, "none") for name, value in row.group.items()),
+        sums=row.sums,
+        usd=Figure(usd, row.sums.cost_source),
+        watt_hours=Figure(None if joules is None else joules / 3600, row.sums.energy_source),
+        grams=Figure(grams, row.sums.carbon_source),
+    )
+
+
+def _charts(query: UsageQuery, span: Span, lines: list[CostLine]) -> tuple[Chart, ...]:
+    """Money over time by use and idleness, and dollars, watt-hours and grams for a million tokens of the largest."""
+    by = step_of(span)
+    money = cost_rows(replace(query, by=by, group=()))
+    largest = [line.names for line in lines if line.sums.tokens][:MOST_SERIES]
+    groups = cost_rows(replace(query, by=by)) if largest else []
+    unit = "$/h" if span.step.total_seconds() == 3600 else "$/day"
+    used, idle = _flat(span), _flat(span)
+    for row in money:
+        place = place_of(row.start, query.start, span)
+        if place is not None:
+            used[place], idle[place] = float(row.sums.cost), float(row.sums.idle_cost)
+    spent = (Series("used", used, Colour.FIRST), Series("idle", idle, Colour.IDLE)) if money else ()
+    step_s = span.step.total_seconds()
+    return (
+        Chart("cost-money", "Cost of cells", unit, query.start, step_s, spent, decimals=2),
+        *(
+            Chart(
+                f"cost-{name}",
+                title,
+                unit,
+                query.start,
+                step_s,
+                _series(groups, largest, query, span, name),
+                decimals=2,
+            )
+            for name, title, unit in (
+                ("usd", "Dollars for a million tokens", "$/M"),
+                ("watt_hours", "Energy for a million tokens", "Wh/M"),
+                ("grams", "Emissions for a million tokens", "g CO2e/M"),
+            )
+        ),
+    )
+
+
+def _series(
+    rows: list[CostRow], largest: list[tuple[str, ...]], query: UsageQuery, span: Span, name: str
+) -> tuple[Series, ...]:
+    values = {names: _gaps(span) for names in largest}
+    for row in rows:
+        line, place = _line(row), place_of(row.start, query.start, span)
+        figure: Figure = getattr(line, name)
+        if line.names in values and place is not None and figure.value is not None:
+            values[line.names][place] = float(figure.value)
+    known = [names for names in largest if any(value is not None for value in values[names])]
+    return tuple(Series(" · ".join(names), values[names]) for names in known)
+
+
+def _flat(span: Span) -> list[float | None]:
+    return [0.0] * int(span.length / span.step)
+
+
+def _gaps(span: Span) -> list[float | None]:
+    return [None] * int(span.length / span.step)
+
+
+@dataclass(frozen=True, slots=True)
+class CostBudgetView:
+    """A budget as the page shows it."""
+
+    budget: CostBudget
+    used: Decimal
+    percent: Decimal
+
+
+def cost_budget_views(now: datetime) -> tuple[CostBudgetView, ...]:
+    """The fullest first."""
+    spent = month_costs(month_of(now), now)
+    views = []
+    for row in CostBudget.objects.all():
+        used = spent.get(row.deployment, Decimal(0))
+        views.append(CostBudgetView(row, used, used_percent(row.rules(), MonthUse(money=used))))
+    return tuple(sorted(views, key=lambda view: (-view.percent, view.budget.deployment)))
+
+
+def rate_rows(now: datetime) -> tuple[tuple[Rate, str, str], ...]:
+    """Rates, the latest first, each with its kind in words and whether it is `in force`, `later` or `past`."""
+    rows = list(Rate.objects.order_by("-valid_from", "-id")[:RATES_SHOWN])
+    in_force: dict[tuple[str, str, str], int] = {}
+    for row in reversed(rows):
+        if row.valid_from <= now:
+            in_force[row.kind, row.subject, row.region] = row.pk
+    current = set(in_force.values())
+    return tuple(
+        (
+            row,
+            row.kind.replace("_", " "),
+            "in force" if row.pk in current else "later" if row.valid_from > now else "past",
+        )
+        for row in rows
+    )

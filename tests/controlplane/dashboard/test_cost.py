@@ -1,0 +1,110 @@
+"""The page of cost and power: figures for a million tokens with their sources, idle time and spares apart; and what
+admins state there."""
+
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from controlplane.dashboard.templatetags.switchyard import quantity
+from kernel import clock
+from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.fleet import rows
+from traffic.models import CellHour, CostBudget, CostShare, Rate
+from traffic.planning.rates import Source
+
+pytestmark = pytest.mark.django_db
+KIND = {"deployment": "sim-70b", "version": "sim-70b@1", "region": "us-east-1", "instance_type": "p5"}
+SOURCES = {"cost_source": Source.RATED, "energy_source": Source.ESTIMATED, "carbon_source": Source.ESTIMATED}
+
+
+def an_hour(tenant: str = "rufus", **columns: Any) -> None:
+    hour = clock.now().replace(minute=0, second=0, microsecond=0) - timedelta(hours=2)
+    CellHour.objects.create(
+        **{**KIND, "hour": hour, "cost": Decimal(6), "idle": Decimal("2.5"), "energy_uj": 7_200_000_000,
+           "idle_uj": 3_600_000_000, "carbon_ug": 9_000_000, "idle_carbon_ug": 4_000_000, "settled": True, **SOURCES,
+           **columns}
+    )  # fmt: skip
+    CostShare.objects.create(
+        **{**KIND, "hour": hour, "tenant": tenant, "serving_class": "realtime", "completion_tokens": 500_000,
+           "cost": Decimal("3.5"), "energy_uj": 3_600_000_000, "carbon_ug": 5_000_000, **SOURCES, **columns}
+    )  # fmt: skip
+    CellHour.objects.create(
+        instance_type="p5", hour=hour, cost=Decimal(3), idle=Decimal(3), settled=True, cost_source=Source.RATED
+    )
+
+
+def admin() -> Client:
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    return client
+
+
+def test_figures_are_shown_with_idle_time_and_spares_apart_and_say_how_they_are_known() -> None:
+    an_hour()
+    text = fragment(signed_in(), "/usage/costs/", "costs")
+    for expected in (
+        "$6.00",
+        "$2.50",
+        "$3.00",
+        "$9.00",
+        "$12.00",
+        "sim-70b@1",
+        "rated",
+        "estimated",
+        "idle time included",
+    ):
+        assert expected in text
+    assert "4.00" in text  # watt-hours for a million tokens: 2 Wh over half a million
+    assert "as=csv" in text
+
+
+def test_tenants_have_no_idle_time() -> None:
+    an_hour()
+    text = fragment(signed_in(), "/usage/costs/?group=tenant&span=24h", "costs")
+    assert ">rufus<" in text
+    assert "$7.00" in text
+    assert "without idle time" in text
+
+
+def test_what_is_unknown_is_no_figure() -> None:
+    an_hour(energy_source=Source.UNKNOWN, carbon_source=Source.UNKNOWN)
+    text = fragment(signed_in(), "/usage/costs/", "costs")
+    assert "rated, unknown, unknown" in text
+
+
+def test_without_hours_it_says_when_there_will_be_some() -> None:
+    assert "half a minute after a full hour" in fragment(signed_in(), "/usage/costs/?span=odd&group=odd", "costs")
+
+
+def test_an_admin_states_a_rate_and_a_budget_and_takes_them_back() -> None:
+    rows.deployment()
+    client = admin()
+    body = {"kind": "machine_price", "subject": rows.KIND, "region": "", "value": "0.04"}
+    assert client.post("/usage/costs/rates/set/", body).status_code == 302
+    assert Rate.objects.get().value == Decimal("0.04")
+    assert "machine price" in fragment(client, "/usage/costs/", "rates")
+    later = Rate.objects.create(
+        kind="pue", subject="us-east-1", value=2, valid_from=clock.now() + timedelta(days=1), actor="a",
+        created_at=clock.now(),
+    )  # fmt: skip
+    assert client.post(f"/usage/costs/rates/{later.pk}/withdraw/").status_code == 302
+    for deployment, money in (("sim-70b", "10"), ("sim-70b", "20"), ("", "30")):
+        client.post("/usage/costs/budgets/set/", {"deployment": deployment, "money_per_month": money})
+    assert dict(CostBudget.objects.values_list("deployment", "money_per_month")) == {"sim-70b": 20, "": 30}
+    assert "the fleet" in fragment(client, "/usage/costs/", "cost-budgets")
+    for row in CostBudget.objects.all():
+        client.post(f"/usage/costs/budgets/{row.pk}/remove/")
+    assert not CostBudget.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (1234.5, "1\u202f234"), (12.34, "12.3"), (1.234, "1.23"), (Decimal("0.1234"), "0.123"),
+     (0.01234, "0.0123"), (None, "\u2013")],
+)  # fmt: skip
+def test_quantities_have_three_digits_that_say_something(value: Any, shown: str) -> None:
+    assert quantity(value) == shown
