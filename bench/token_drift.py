@@ -36,7 +36,6 @@ from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy
 from tests.ports import free_ingress_port
 
 SLOTS = 8
-AT_ONCE = 16
 LONG = 1500
 """Tokens that a request wants whose client leaves."""
 WAIT_S = 1800.0
@@ -47,8 +46,8 @@ WORDS = ("the", "capital", "of", "France", "is", "Paris", "and", "trains", "run"
 class Form:
     """One kind of request: `path`, and what its body has beside model and prompt."""
 
-    def __init__(self, path: str, weight: int = 1, vllm_only: bool = False, **more: Any) -> None:
-        self.path, self.weight, self.vllm_only, self.more = path, weight, vllm_only, more
+    def __init__(self, path: str, weight: int = 1, **more: Any) -> None:
+        self.path, self.weight, self.more = path, weight, more
 
     def body(self, model: str, chance: random.Random) -> dict[str, Any]:
         text = " ".join(chance.choices(WORDS, k=chance.randint(3, 40)))
@@ -67,6 +66,16 @@ class ResponsesForm(Form):
         return {"model": model, "input": text, "max_output_tokens": limit, "store": False, **self.more}
 
 
+class Continuation(Form):
+    """A chat whose last message is the beginning of the answer."""
+
+    def body(self, model: str, chance: random.Random) -> dict[str, Any]:
+        asked = super().body(model, chance)
+        begun = {"role": "assistant", "content": " ".join(chance.choices(WORDS, k=chance.randint(1, 8)))}
+        more = {"continue_final_message": True, "add_generation_prompt": False}
+        return {**asked, "messages": [*asked["messages"], begun], **more}
+
+
 class SeveralPrompts(Form):
     """Several prompts in one request."""
 
@@ -83,18 +92,20 @@ FORMS = (
     Form(COMPLETIONS, 3, stream=True),
     Form(COMPLETIONS, 2),
     Form(CHAT, 1, stream=True, stream_options={"include_usage": True}),
-    Form(COMPLETIONS, 1, True, n=3),
-    Form(COMPLETIONS, 1, True, n=2, stream=True),
-    Form(COMPLETIONS, 1, True, stop=["the", "of"]),
-    Form(COMPLETIONS, 1, True, prompt_logprobs=5),
-    Form(CHAT, 1, True, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}),
-    Form(CHAT, 1, True, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}),
-    SeveralPrompts(COMPLETIONS, 1, True),
-    SeveralPrompts(COMPLETIONS, 1, True, stream=True),
-    ResponsesForm("/v1/responses", 1, True),
-    ResponsesForm("/v1/responses", 1, True, stream=True),
-    Form("/v1/messages", 1, True),
-    Form("/v1/messages", 1, True, stream=True),
+    Continuation(CHAT),
+    Continuation(CHAT, stream=True),
+    Form(COMPLETIONS, n=3),
+    Form(COMPLETIONS, n=2, stream=True),
+    Form(COMPLETIONS, stop=["the", "of"]),
+    Form(COMPLETIONS, prompt_logprobs=5),
+    Form(CHAT, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}),
+    Form(CHAT, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}),
+    SeveralPrompts(COMPLETIONS),
+    SeveralPrompts(COMPLETIONS, stream=True),
+    ResponsesForm("/v1/responses"),
+    ResponsesForm("/v1/responses", stream=True),
+    Form("/v1/messages"),
+    Form("/v1/messages", stream=True),
 )
 
 
@@ -171,11 +182,19 @@ async def usage_of(proxy: ProxyProcess) -> tuple[list[UsageRow], TokenCheck | No
     return rows, msgspec.convert(load["token_check"], TokenCheck | None)
 
 
-async def until_checked(proxy: ProxyProcess) -> tuple[list[UsageRow], TokenCheck | None]:
-    """Once everything is settled and has been compared."""
+async def until_checked(proxy: ProxyProcess, since: float = 0.0) -> tuple[list[UsageRow], TokenCheck]:
+    """Once everything is settled and has been compared; `since`: by a comparison that began then.
+
+    Raises:
+        SystemExit: it began anew on the way, so it is about a part of the requests.
+    """
     async with asyncio.timeout(WAIT_S):
         while True:
             rows, check = await usage_of(proxy)
+            if check and since and check.since != since:
+                raise SystemExit(
+                    "a probe of the cell did not say what it used, so its comparison began anew: again"
+                )
             prompt = sum(row.prompt_tokens_total for row in rows)
             if check and not any(row.in_flight for row in rows) and check.counted_prompt_total == prompt:
                 return rows, check
@@ -203,7 +222,6 @@ async def run(options: argparse.Namespace) -> int:
     chance = random.Random(options.seed)
     is_vllm = options.engine == "vllm"
     model = VLLM_MODEL if is_vllm else SIM_MODEL
-    forms = [form for form in FORMS if is_vllm or not form.vllm_only]
     key = keyed("0a0b0c0d", tokens_per_min=2**30)
     async with AsyncExitStack() as stack:
         home, gate = (Path(stack.enter_context(TemporaryDirectory())) for _ in range(2))
@@ -215,17 +233,16 @@ async def run(options: argparse.Namespace) -> int:
             proxies.append(await stack.enter_async_context(running_proxy(engine_at(url), *more, max_concurrency=SLOTS)))
         cells = [CellEndpoint(f"c-{n}", 3, "127.0.0.1", proxy.port, SLOTS) for n, proxy in enumerate(proxies)]
         say("engines and cell proxies run")
-        for proxy in proxies:
-            await until_checked(proxy)
+        since = [(await until_checked(proxy))[1].since for proxy in proxies]
         say("their counts are compared from here on")
         url = await stack.enter_async_context(ingress(gate, cells, model, key))
         say("the ingress serves")
-        ends = await _send_all(options, chance, forms, model, url, key, urls)
+        ends = await _send_all(options, chance, model, url, key, urls)
         print(f"seed {options.seed}; how requests ended: {dict(sorted(ends.items()))}")
         drift = 0
         for number, proxy in enumerate(proxies):
             dead = number < options.killed
-            rows, check = await (usage_of(proxy) if dead else until_checked(proxy))
+            rows, check = await (usage_of(proxy) if dead else until_checked(proxy, since[number]))
             drift += describe(f"c-{number}{' (killed)' if dead else ''}", rows, None if dead else check)
         print(f"drift: {drift} tokens")
         return int(drift != 0)
@@ -244,7 +261,6 @@ def _engines(options: argparse.Namespace, home: Path, stack: ExitStack) -> list[
 async def _send_all(
     options: argparse.Namespace,
     chance: random.Random,
-    forms: list[Form],
     model: str,
     url: str,
     key: Keyed,
@@ -253,12 +269,14 @@ async def _send_all(
     leaving = set(chance.sample(range(options.requests), options.cancelled))
     kills = set(chance.sample(range(options.requests // 4, options.requests // 2), options.killed))
     ends: Counter[str] = Counter()
-    slots = asyncio.Semaphore(AT_ONCE)
-    limits = httpx.Limits(max_connections=AT_ONCE)
+    # As many as the cells that live have places for: a real engine on a few cores takes longer than requests wait.
+    at_once = SLOTS * max(1, len(engines) - options.killed)
+    slots = asyncio.Semaphore(at_once)
+    limits = httpx.Limits(max_connections=at_once)
     async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, trust_env=False, limits=limits) as http:
 
         async def one(number: int) -> None:
-            form = chance.choices(forms, [form.weight for form in forms])[0]
+            form = chance.choices(FORMS, [form.weight for form in FORMS])[0]
             body = form.body(model, chance)
             leaves = chance.choice([0, 1, 1, 2, 4]) if number in leaving else None
             if leaves is not None:  # so that there is something to leave
