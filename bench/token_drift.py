@@ -192,9 +192,7 @@ async def until_checked(proxy: ProxyProcess, since: float = 0.0) -> tuple[list[U
         while True:
             rows, check = await usage_of(proxy)
             if check and since and check.since != since:
-                raise SystemExit(
-                    "a probe of the cell did not say what it used, so its comparison began anew: again"
-                )
+                raise SystemExit("a probe of the cell did not say what it used, so its comparison began anew: again")
             prompt = sum(row.prompt_tokens_total for row in rows)
             if check and not any(row.in_flight for row in rows) and check.counted_prompt_total == prompt:
                 return rows, check

@@ -96,7 +96,8 @@ def run(clients: Sequence[Client], engines: Sequence[str], write: Path | None) -
                     print(f"  {result.feature}: {result.reason}", flush=True)
     if write is not None:
         today = time.strftime("%Y-%m-%d", time.gmtime())
-        heading = f"Tried on {today} with the demo's fleet, through an ingress, by `make conformance`."
+        command = "make conformance LARGE=1" if any(client.large for client in clients) else "make conformance"
+        heading = f"Tried on {today} with the demo's fleet, through an ingress, by `{command}`."
         write.write_text(page(results, {client.name: client.packages for client in clients}, heading))
     return 1 if any(result.has_failed for result in results) else 0
 
