@@ -25,10 +25,6 @@ GROUPS = (
 SOURCE_TONE = {
     Source.MEASURED: Tone.OK, Source.RATED: Tone.MOVING, Source.ESTIMATED: Tone.WARN, Source.UNKNOWN: Tone.BAD,
 }  # fmt: skip
-HEADS = {
-    "deployment": "Deployment", "version": "Version", "type": "Type", "region": "Region", "tenant": "Tenant",
-    "class": "Class", "adapter": "Adapter",
-}  # fmt: skip
 NOBODY = {"tenant": "no key", "adapter": "the model itself"}
 KWH_UJ = Decimal(3_600_000_000_000)
 
@@ -93,7 +89,7 @@ def cost_view(*, span: Span, group: str, deployment: str, region: str, now: date
     lines = sorted((_line(row) for row in answer.rows), key=lambda line: (-_spent(line.sums), line.names))
     return CostView(
         span=span,
-        heads=tuple(HEADS[name] for name in dimensions),
+        heads=dimensions,
         total=_line(total),
         has_idle=not {"tenant", "class", "adapter"} & set(dimensions),
         spares=spares.idle_cost if spares is not None else None,
@@ -129,7 +125,7 @@ def _charts(query: UsageQuery, span: Span, lines: list[CostLine]) -> tuple[Chart
     largest = [line.names for line in lines if line.sums.tokens][:MOST_SERIES]
     groups = cost_rows(replace(query, by=by)) if largest else []
     unit = "$/h" if span.step.total_seconds() == 3600 else "$/day"
-    used, idle = _flat(span), _flat(span)
+    used, idle = _gaps(span), _gaps(span)
     for row in money:
         place = place_of(row.start, query.start, span)
         if place is not None:
@@ -168,10 +164,6 @@ def _series(
             values[line.names][place] = float(figure.value)
     known = [names for names in largest if any(value is not None for value in values[names])]
     return tuple(Series(" · ".join(names), values[names]) for names in known)
-
-
-def _flat(span: Span) -> list[float | None]:
-    return [0.0] * int(span.length / span.step)
 
 
 def _gaps(span: Span) -> list[float | None]:

@@ -35,9 +35,11 @@ def hours(deployment: str = "sim-70b") -> list[Any]:
     return list(CellHour.objects.filter(deployment=deployment).order_by("hour").values_list(*columns))
 
 
-def shared(tenant: str, tokens: int, serving_class: str = "realtime", **kind: str) -> None:
+def shared(tenant: str, tokens: int, serving_class: str = "realtime", adapter: str = "", **kind: str) -> None:
     """Tokens as counting them leaves them: in a row of usage and in one of their machines."""
-    account: dict[str, Any] = {"tenant": tenant, "serving_class": serving_class, "hour": NOW, "deployment": "sim-70b"}
+    account: dict[str, Any] = {
+        "tenant": tenant, "serving_class": serving_class, "adapter": adapter, "hour": NOW, "deployment": "sim-70b",
+    }  # fmt: skip
     place = {"version": "sim-70b@1", "region": "us-east-1", "instance_type": rows.KIND, **kind}
     UsageHour.objects.get_or_create(**account)
     CostShare.objects.create(**account, **place, completion_tokens=tokens)
@@ -116,6 +118,18 @@ def test_a_cell_that_changes_its_version_in_an_hour_has_two_rows_that_sum_up_to_
         ("rufus", "sim-70b@2"): Decimal("1.5"),
     }
     assert UsageHour.objects.get(tenant="ada").machine_cost == Decimal("6.5")
+
+
+def test_what_adapters_cost_is_in_their_own_rows_of_usage() -> None:
+    a_cell(price=4)
+    in_flight(1)
+    machine_hours_count(now=NOW)
+    shared("ada", 30)
+    shared("ada", 10, adapter="tone")
+    for minutes in (60, 61):
+        machine_hours_count(now=NOW + minutes * MINUTE)
+    by_adapter = dict(UsageHour.objects.filter(tenant="ada").values_list("adapter", "machine_cost"))
+    assert by_adapter == {"": Decimal(6), "tone": Decimal(2)}
 
 
 def test_a_price_that_changes_within_an_hour_counts_from_then_on_and_says_where_it_is_from() -> None:

@@ -11,7 +11,16 @@ from engine_agent.protocol.messages import Load, TenantLoad, UsageRow
 from fleet.models import NodeReport
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import ApplicationKey, IngressReport, TokenPrice, UsageDay, UsageHour, UsageMark, UsageMonth
+from traffic.models import (
+    ApplicationKey,
+    CostShare,
+    IngressReport,
+    TokenPrice,
+    UsageDay,
+    UsageHour,
+    UsageMark,
+    UsageMonth,
+)
 from traffic.planning.usage_query import HOURS_KEPT
 from traffic.services.ingress import ingress_create
 from traffic.services.key import key_create
@@ -270,3 +279,39 @@ def test_a_row_of_what_is_no_adapter_counts_nothing_and_stops_nobody(adapter: An
     NodeReport.objects.filter(node="n-a").update(load=load)
     usage_count(now=NOW)
     assert [row[4] for row in by_cells()] == [1]
+
+
+def test_shares_of_costs_that_are_old_are_added_to_their_days() -> None:
+    old = NOW - timedelta(days=95)
+    place = {"deployment": "sim-70b", "version": "sim-70b@1", "region": "r", "instance_type": "t", "tenant": "rufus"}
+    for hours, source in ((0, 0), (1, 2), (12, 0)):
+        CostShare.objects.create(
+            **place, hour=old.replace(hour=hours), completion_tokens=5, cost=Decimal("0.5"), energy_uj=3,
+            energy_source=source,
+        )  # fmt: skip
+    CostShare.objects.create(**place, hour=NOW, completion_tokens=7)
+    for _ in range(2):
+        usage_trim(now=NOW)
+    young, day = CostShare.objects.all()
+    assert (young.hour, young.completion_tokens) == (NOW, 7)
+    assert (day.hour, day.completion_tokens, day.cost, day.energy_uj, day.energy_source) == (
+        old.replace(hour=0), 15, Decimal("1.5"), 9, 2,
+    )  # fmt: skip
+
+
+def test_tokens_are_counted_by_the_machines_that_made_them_too_each_once() -> None:
+    key = a_key()
+    rows.cell("c", rows.node("n-a"))
+    rows.cell("d", rows.node("n-b"), model_version=rows.version("2"))
+    ingress_says({key: [10, 0, 0]}, sent=10)
+    cell_says("n-a", use(key, requests=2, prompt_tokens=90, cached_tokens=40, completion_tokens=50))
+    cell_says("n-b", use(key, requests=1, prompt_tokens=10, completion_tokens=3), use(key, serving_class="batch"))
+    for _ in range(2):
+        usage_count(now=NOW)
+    columns = ("version", "region", "instance_type", "tenant", "key", "serving_class", "prompt_tokens", "cached_tokens")
+    assert list(CostShare.objects.order_by("version").values_list(*columns, "completion_tokens")) == [
+        ("sim-70b@1", "us-east-1", rows.KIND, "rufus", key, "realtime", 90, 40, 50),
+        ("sim-70b@2", "us-east-1", rows.KIND, "rufus", key, "realtime", 10, 0, 3),
+    ]
+    (used,) = by_cells()
+    assert used[-3:] == (100, 40, 53)
