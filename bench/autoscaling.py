@@ -195,7 +195,8 @@ def main() -> None:
     recorded = azure_2023() if given.load == "azure_2023" else servegen(given.load, given.days)
     load = with_bursts(recorded) if given.bursts else recorded
     per_cell = load.peak * SERVICE_S / (TARGET * PEAK_CELLS)
-    begin = max(1, math.ceil(load.rate(0.0) * SERVICE_S / (TARGET * per_cell)))
+    first_rate = max(load.rate(second) for second in range(0, int(given.start_up) + 120, 15))
+    begin = max(1, math.ceil(first_rate * SERVICE_S / (TARGET * per_cell)))
     days = load.seconds / DAY_S
     print(f"{load.name}{' with bursts' if given.bursts else ''}: {days:.2f} days, peak {load.peak:.0f}/s, ", end="")
     print(f"{per_cell:.0f} requests at once a cell, {given.start_up:.0f} s to start\n")

@@ -65,6 +65,11 @@ def scaling_switch() -> ScalingSwitch:
     return ScalingSwitch.objects.first() or ScalingSwitch(paused=False, actor="")
 
 
+def has_ranges() -> bool:
+    """Whether there is anything to scale."""
+    return DeploymentRegion.objects.filter(cells_max__isnull=False).exists()
+
+
 def ranged_fleet(now: datetime, deployment: str = "") -> RangedFleet:
     """All deployments with a range, or this one."""
     ranged = DeploymentRegion.objects.filter(cells_max__isnull=False)

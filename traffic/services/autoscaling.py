@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 
 from fleet.planning.autoscaling.planner import plan_scaling
+from fleet.selectors.autoscaling import has_ranges
 from fleet.services.autoscaling import ScalingLook, scaling_apply
 from kernel.leases import lease_release, lease_take, this_holder
 from traffic.selectors.autoscaling import ScaledDeployment, scaled_deployments
@@ -20,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 def autoscaling_run(*, now: datetime) -> list[str]:
-    """One pass over all deployments. Returns those whose cells change; nothing while another controller is at it."""
+    """One pass over all deployments. Returns those whose cells change; nothing while another controller is at it.
+    Without a range anywhere it is one query."""
+    if not has_ranges():
+        return []
     holder = this_holder()
     if lease_take(name=LEASE, holder=holder, ttl_s=PASS_LIMIT_S, now=now) is None:
         return []
