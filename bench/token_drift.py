@@ -38,6 +38,8 @@ from tests.ports import free_ingress_port
 SLOTS = 8
 LONG = 1500
 """Tokens that a request wants whose client leaves."""
+LEAVES_WITHIN_S = (0.05, 2.0)
+"""Of a client that does not wait for a piece: before its request is at a cell, or while that is at work."""
 WAIT_S = 1800.0
 VLLM_MODEL = "smollm2"
 WORDS = ("the", "capital", "of", "France", "is", "Paris", "and", "trains", "run", "on", "rails", "between", "cities")
@@ -156,10 +158,12 @@ async def ingress(home: Path, cells: list[CellEndpoint], model: str, key: Keyed)
             await parser.process.kill()
 
 
-async def send(http: httpx.AsyncClient, form: Form, body: dict[str, Any], key: Keyed, leaves_after: int | None) -> str:
-    """One request, read to its end or left after so many pieces (0: before the answer); how it ended."""
+async def send(
+    http: httpx.AsyncClient, form: Form, body: dict[str, Any], key: Keyed, leaves_after: int | None, within_s: float
+) -> str:
+    """One request, read to its end or left after so many pieces (0: after `within_s`); how it ended."""
     try:
-        async with asyncio.timeout(0.05 if leaves_after == 0 else None):
+        async with asyncio.timeout(within_s if leaves_after == 0 else None):
             async with http.stream("POST", form.path, json=body, headers=key.headers) as answer:
                 pieces = 0
                 async for _ in answer.aiter_raw():
@@ -277,11 +281,14 @@ async def _send_all(
             form = chance.choices(FORMS, [form.weight for form in FORMS])[0]
             body = form.body(model, chance)
             leaves = chance.choice([0, 1, 1, 2, 4]) if number in leaving else None
+            if leaves and not form.more.get("stream"):
+                leaves = 0  # its first piece would be its whole answer
+            within_s = chance.uniform(*LEAVES_WITHIN_S)
             if leaves is not None:  # so that there is something to leave
                 body |= {name: LONG for name in ("max_tokens", "max_output_tokens") if name in body}
                 body |= {"ignore_eos": True} if "completions" in form.path else {}
             async with slots:
-                end = await send(http, form, body, key, leaves)
+                end = await send(http, form, body, key, leaves, within_s)
                 ends[end] += 1
                 if end not in {"200", "left"}:
                     ends[f"{end} {form.path} {sorted(form.more)}"] += 1
