@@ -31,7 +31,7 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from engine_agent.engines.cell.tls import follower_context, leader_certificate
 from engine_agent.engines.vllm.cell.channel import Channel, ChannelClosed, Kind, secure
-from engine_agent.engines.vllm.cell.work import Step
+from engine_agent.engines.vllm.cell.step import Step
 
 KEY = b"k" * 32
 FRAME_BYTES = 4096

@@ -29,7 +29,7 @@ LOOP = "run_busy_loop"
 PARTS = (
     ("waiting for the next request", ("_process_input_queue",)),
     ("the other rank: collectives of the layers", ("all_reduce", "all_gather", "GroupCoordinator.gather")),
-    ("the model and sampling on this rank", ("take_step (engine_agent/engines/vllm/cell/work.py",)),
+    ("the model and sampling on this rank", ("take_step (engine_agent/engines/vllm/cell/step.py",)),
     ("calling the followers", ("LeaderLink.call",)),
     ("writing the call down, following what the followers say", ("LeaderFollowerExecutor",)),
     ("waiting for the workers, all of them other processes", ("MultiprocExecutor", "shm_broadcast")),

@@ -17,6 +17,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.serial_utils import run_method
 
+from engine_agent.engines.vllm.cell import vllm_versions
 from engine_agent.engines.vllm.cell.collectives import host_store, remove_shared_memory, workers_meet_in
 from engine_agent.engines.vllm.cell.leader_link import LeaderLink
 from engine_agent.engines.vllm.cell.member import (
@@ -28,15 +29,8 @@ from engine_agent.engines.vllm.cell.member import (
     secret_from,
 )
 from engine_agent.engines.vllm.cell.shutdown import Shutdown
-from engine_agent.engines.vllm.cell.work import (
-    Call,
-    Setup,
-    Step,
-    cell_token,
-    place_worker,
-    software,
-    take_step,
-)
+from engine_agent.engines.vllm.cell.step import Step, in_one_order, take_step
+from engine_agent.engines.vllm.cell.work import Call, Setup, cell_token, place_worker, software
 from engine_agent.protocol.fingerprint import fingerprint_from
 
 BLAME_AFTER_S = 0.5
@@ -75,10 +69,20 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         self._link, self._token = link, token
         return workers_meet_in(store, token, member.rank, member.size), rank, 0
 
+    def initialize_from_config(self, kv_cache_configs: Any) -> None:
+        """The last thing that vLLM does before it serves, in versions whose executors do not warm up by themselves."""
+        super().initialize_from_config(kv_cache_configs)
+        if not vllm_versions.warms_up_by_method(UniProcExecutor):
+            self._be_ready()
+
     def compile_or_warm_up_model(self) -> None:
-        """The last thing that vLLM does before it serves."""
+        """The last thing that vLLM does before it serves, in the others."""
         super().compile_or_warm_up_model()
-        self.collective_rpc("execute_dummy_batch")  # a first step may compile, and steps are timed from now on
+        self._be_ready()
+
+    def _be_ready(self) -> None:
+        if vllm_versions.has_dummy_batch(self.driver_worker):
+            self.collective_rpc("execute_dummy_batch")  # a first step may compile, and steps are timed from now on
         remove_shared_memory(self._token)
         self._joined().start_watching()
 
@@ -102,6 +106,7 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
 
     def _take_step(self, step: Step, non_block: bool) -> Any:
         link = self._joined()
+        in_one_order(step.scheduler_output)
         number = self._send(pickle.dumps(step, pickle.HIGHEST_PROTOCOL))
         link.step_called(number)
         try:

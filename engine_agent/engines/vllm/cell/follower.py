@@ -19,15 +19,8 @@ from engine_agent.engines.vllm.cell.collectives import join_store, workers_meet_
 from engine_agent.engines.vllm.cell.follower_link import FollowerLink
 from engine_agent.engines.vllm.cell.member import CellEnded, Member, secret_from
 from engine_agent.engines.vllm.cell.shutdown import Shutdown
-from engine_agent.engines.vllm.cell.work import (
-    Call,
-    Setup,
-    Step,
-    build_follower,
-    cell_token,
-    software,
-    take_step,
-)
+from engine_agent.engines.vllm.cell.step import Step, take_step
+from engine_agent.engines.vllm.cell.work import Call, Setup, build_follower, cell_token, software
 from engine_agent.protocol.fingerprint import fingerprint_from
 
 LEAVING_GRACE_S = 5.0

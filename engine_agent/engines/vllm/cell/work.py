@@ -1,4 +1,4 @@
-"""What leader and followers do alike: build the worker that the platform would use, and take one step with it.
+"""What leader and followers do alike: place and build the worker that the platform would use.
 
 Nothing here knows which kind of device it runs on; vLLM's configuration names the worker class.
 """
@@ -11,9 +11,10 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from engine_agent.engines.cell.handshake import derived_key
+from engine_agent.engines.vllm.cell import vllm_versions
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
 
-EXECUTOR_PROTOCOL = "2"
+EXECUTOR_PROTOCOL = "3"
 """Raise it when calls or the setup change: members that differ in it must not form a cell."""
 
 
@@ -33,14 +34,6 @@ class Call:
     method: str | bytes
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of the model: what was scheduled, and the grammar's mask where outputs are structured."""
-
-    scheduler_output: Any
-    grammar_output: Any
 
 
 def software() -> dict[str, str]:
@@ -73,7 +66,7 @@ def place_worker(vllm_config: Any, member: Member) -> int:
 def build_follower(vllm_config: Any, member: Member, init_method: str) -> WorkerWrapperBase:
     """A follower's worker with its weights loaded, as vLLM's own executors build theirs."""
     rank = place_worker(vllm_config, member)
-    worker = WorkerWrapperBase(rpc_rank=0, global_rank=member.rank)
+    worker = vllm_versions.new_worker(WorkerWrapperBase, vllm_config, member.rank)
     worker.init_worker(
         all_kwargs=[
             {
@@ -88,14 +81,8 @@ def build_follower(vllm_config: Any, member: Member, init_method: str) -> Worker
     )
     worker.init_device()
     worker.load_model()
-    current_platform.update_block_size_for_backend(vllm_config)
+    vllm_versions.update_block_size(current_platform, vllm_config)
     return worker
-
-
-def take_step(worker: WorkerWrapperBase, step: Step) -> Any:
-    """Run the model and sample. Some steps end without sampling: nothing was scheduled, or it pools."""
-    output = worker.execute_model(step.scheduler_output)
-    return worker.sample_tokens(step.grammar_output) if output is None else output
 
 
 def cell_token(secret: bytes, member: Member, nonce: str) -> str:
