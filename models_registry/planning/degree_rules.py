@@ -128,8 +128,8 @@ class _Rules:
         if heads.attention is not None and heads.attention % tp:
             padded = -(-heads.attention // tp) * tp
             yield f"tp = {tp} does not divide {heads.attention} attention heads: NxDI pads them to {padded}"
-        if heads.kv is not None and heads.kv % tp:
+        if heads.kv is not None and heads.kv not in {heads.attention, tp}:
             if tp % heads.kv == 0:
                 yield f"{heads.kv} KV heads on tp = {tp}: NxDI keeps {tp // heads.kv} copies of each"
-            else:
+            else:  # fewer ranks than KV heads included: `determine_sharding_strategy` of its modules/attention/gqa.py
                 yield f"tp = {tp} is no multiple of {heads.kv} KV heads: NxDI gives every attention head its own copy"

@@ -20,7 +20,12 @@ from models_registry.planning.adapters import VersionAdapter, read_adapters, vll
 from models_registry.planning.degree_rules import check_degrees
 from models_registry.planning.fields import one_of
 from models_registry.planning.instance_types import InstanceShape
-from models_registry.planning.neuron_configuration import additional_config, neuron_configuration, prefix_caching
+from models_registry.planning.neuron_configuration import (
+    additional_config,
+    neuron_configuration,
+    prefix_caching,
+    sampling_notes,
+)
 from models_registry.planning.parallelism import Degrees, degrees_on, stated_degrees, stated_within
 from models_registry.planning.quantization import NeuronQuantization, Quantization, VllmQuantization, read_quantization
 from models_registry.planning.speculation import Draft, Medusa, Ngram, Speculation, read_speculation
@@ -40,9 +45,9 @@ STATED_ELSEWHERE: Mapping[str, str] = {
 SCHEDULING_POLICIES = ("fcfs", "priority")
 """vLLM's own. With `priority` the cell proxy tells the engine the priority of each request's serving class."""
 NEURON_OWN_OPTIONS = ("neuron_config", "enable_prefix_caching", "block_size")
-MEDUSA_NOTE = (
-    "Medusa: NxDI compiles and decodes it, but the plugin 0.5.0 documents only EAGLE through vLLM; try this version on "
-    "one cell first"
+MEDUSA_UNSERVED = (
+    "vLLM's plugins for Neuron load Medusa and end at the first request, so nothing serves it yet; it must be eagle or "
+    "eagle3"
 )
 
 
@@ -112,7 +117,9 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
         widened=_widened(spec),
         adapters=tuple(adapter.planned for adapter in adapters),
     )
-    return Rendering(degrees, plan, (*notes, MEDUSA_NOTE) if isinstance(speculation, Medusa) else notes)
+    if isinstance(speculation, Medusa):  # last: what else is wrong with it is said first
+        raise InvalidVersion(f"{spec.reference}: speculation.method is 'medusa'; {MEDUSA_UNSERVED}")
+    return Rendering(degrees, plan, (*notes, *(sampling_notes(spec, degrees) if spec.engine == "neuron" else ())))
 
 
 def adapters_of(spec: VersionSpec) -> tuple[VersionAdapter, ...]:

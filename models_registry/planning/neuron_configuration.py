@@ -1,7 +1,7 @@
 """Renders a model version into the configuration of NxDI, `override_neuron_config` of the vLLM Neuron plugin.
 
 Pure, and the same on every rank of a cell: what differs between ranks (`start_rank_id`) is added by the agent. Keys
-and rules are those of the plugin 0.5.0 with the NxDI of Neuron SDK 2.29.
+and rules are those of the plugins 0.4.1 and 0.5.0 with the NxDI of Neuron SDK 2.28 and 2.29.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from models_registry.planning.fields import FieldReader, one_of
 from models_registry.planning.parallelism import Degrees
 from models_registry.planning.quantization import NeuronQuantization
-from models_registry.planning.speculation import Draft, Medusa, Method, Speculation
+from models_registry.planning.speculation import MEDUSA_GUESSES, Draft, Medusa, Method, Speculation
 from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
 _NAMES = """
@@ -63,8 +63,7 @@ SAMPLING_KEYS = (
     *("deterministic", "do_sample", "dynamic", "global_topk", "on_device_sampling_config"),
     *("sampling_dp_degree", "temperature", "top_k", "top_k_kernel_enabled", "top_p"),
 )
-SAMPLING_DEFAULT: Mapping[str, Any] = {"dynamic": True, "deterministic": False}
-"""Every request's own temperature, top-k and top-p, as the plugin has it by default."""
+SAMPLING = "on_device_sampling_config"
 PREFIX_BLOCK_TOKENS = 32
 """The block size that the plugin's guide recommends with prefix caching (32 or 16)."""
 
@@ -109,8 +108,8 @@ def longest_prompt(spec: VersionSpec) -> int:
 def additional_config(spec: VersionSpec, override: JsonObject) -> JsonObject:
     """`--additional-config` around a rendered configuration.
 
-    Where prompts may be shorter than the context alone, the plugin must know: it then answers 400 to a longer one,
-    which would end the engine otherwise.
+    Where prompts may be shorter than the context alone, the plugin 0.4.1 must know: it then answers 400 to a longer
+    one, which would end the engine otherwise. With 0.5.0 it does not, so the cell proxy does (`longest_prompt`).
     """
     longest = longest_prompt(spec)
     limit = {"max_prompt_length": longest} if longest < spec.context_length else {}
@@ -131,7 +130,7 @@ def neuron_configuration(
         **_parallel(degrees),
         **_batching(spec),
         "enable_bucketing": True,
-        "on_device_sampling_config": dict(SAMPLING_DEFAULT),
+        SAMPLING: _sampling(degrees, speculation),
         **_prefix(spec),
         **_quantized(quantization),
         **_speculative(speculation),
@@ -161,6 +160,27 @@ def _batching(spec: VersionSpec) -> JsonObject:
         "max_context_length": longest_prompt(spec),
         "seq_len": spec.context_length,
     }
+
+
+def _sampling(degrees: Degrees, speculation: Speculation | None) -> JsonObject:
+    """Every request's own temperature, top-k and top-p, as the plugin has it by default.
+
+    Each node draws random numbers of its own and feeds its own tokens back, so over several nodes they must not be
+    drawn: their shares of one sequence would be of different texts. Medusa's guesses are read at places that its
+    library's own number of guesses gives.
+    """
+    guesses = {"global_topk": MEDUSA_GUESSES} if isinstance(speculation, Medusa) else {}
+    return {"dynamic": True, "deterministic": degrees.nodes > 1, **guesses}
+
+
+def sampling_notes(spec: VersionSpec, degrees: Degrees) -> tuple[str, ...]:
+    """What a checked version should know of how it samples over several nodes."""
+    if degrees.nodes == 1 or spec.engine_options.get("neuron_config", {}).get(SAMPLING, {}) is None:
+        return ()
+    return (
+        f"{degrees.nodes} nodes must sample alike, so NxDI draws no random numbers: at any temperature a prompt is "
+        f"always answered alike. With engine_options.neuron_config.{SAMPLING} null the hosts sample, from one seed",
+    )
 
 
 def _prefix(spec: VersionSpec) -> JsonObject:
@@ -213,10 +233,11 @@ def _added(spec: VersionSpec) -> JsonObject:
             raise InvalidVersion(f"{where} names {name!r}; {_known(name)}")
     for name in BUCKETS:
         _check_buckets(fields, name, spec.context_length)
-    sampling = FieldReader(f"{where}.on_device_sampling_config", stated.get("on_device_sampling_config", {}))
-    for name in SAMPLING_KEYS:
-        sampling.given(name)
-    sampling.finish()
+    if stated.get(SAMPLING, {}) is not None:  # null: the host samples
+        sampling = FieldReader(f"{where}.{SAMPLING}", stated.get(SAMPLING, {}))
+        for name in SAMPLING_KEYS:
+            sampling.given(name)
+        sampling.finish()
     return dict(stated)
 
 
@@ -241,6 +262,7 @@ def _check_together(
     """The rules of NeuronConfig between keys; each would otherwise be an exception on every node."""
     if isinstance(speculation, Medusa):
         _check_medusa(spec, rendered)
+    _check_sampling(spec, degrees, speculation, rendered[SAMPLING])
     experts = rendered.get("moe_tp_degree", 1) * rendered.get("moe_ep_degree", 1)
     rules = (
         (
@@ -267,6 +289,26 @@ def _check_together(
     for broken, rule in rules:
         if broken:
             raise InvalidVersion(f"{spec.reference}: engine_options.neuron_config.{rule}")
+
+
+def _check_sampling(
+    spec: VersionSpec, degrees: Degrees, speculation: Speculation | None, sampling: Mapping[str, Any] | None
+) -> None:
+    where = f"{spec.reference}: engine_options.neuron_config.{SAMPLING}"
+    if sampling is None:
+        if speculation is not None:
+            raise InvalidVersion(f"{where} is null; speculation samples on the device, so it must be an object")
+        return
+    if degrees.nodes > 1 and sampling.get("deterministic") is not True:
+        raise InvalidVersion(
+            f"{where}.deterministic is {sampling.get('deterministic')}; over {degrees.nodes} nodes it must be true, or "
+            f"{SAMPLING} null: each node would draw tokens of its own"
+        )
+    if isinstance(speculation, Medusa) and sampling.get("global_topk") != MEDUSA_GUESSES:
+        raise InvalidVersion(
+            f"{where}.global_topk is {sampling.get('global_topk')}; with speculation.method medusa it must be "
+            f"{MEDUSA_GUESSES}, the number of guesses that NxD reads of each head"
+        )
 
 
 def _check_medusa(spec: VersionSpec, rendered: Mapping[str, Any]) -> None:

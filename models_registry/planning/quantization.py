@@ -8,7 +8,8 @@ from models_registry.planning.fields import FieldReader
 from models_registry.planning.version_spec import InvalidVersion
 
 NEURON_DTYPES = ("int8", "f8e4m3")
-NEURON_SCHEMES = ("per_tensor_symmetric", "per_channel_symmetric")
+PER_CHANNEL = "per_channel_symmetric"
+NEURON_SCHEMES = ("per_tensor_symmetric", PER_CHANNEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,7 @@ def _neuron(fields: FieldReader) -> NeuronQuantization:
     path = fields.text("checkpoints_path")
     if not path.startswith("/"):
         raise fields.wrong("checkpoints_path", "it must be an absolute path on the nodes")
-    return NeuronQuantization(
-        dtype=fields.choice("dtype", NEURON_DTYPES),
-        scheme=fields.choice("scheme", NEURON_SCHEMES, default="per_channel_symmetric"),
-        checkpoints_path=path,
-        unconverted=fields.texts("unconverted"),
-    )
+    scheme, unconverted = fields.choice("scheme", NEURON_SCHEMES, default=PER_CHANNEL), fields.texts("unconverted")
+    if unconverted and scheme != PER_CHANNEL:
+        raise fields.wrong("unconverted", f"with scheme {scheme} NxDI quantizes all modules; it must be empty there")
+    return NeuronQuantization(fields.choice("dtype", NEURON_DTYPES), scheme, path, unconverted)

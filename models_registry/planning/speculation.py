@@ -29,6 +29,11 @@ METHODS_OF_ENGINE: Mapping[str, tuple[Method, ...]] = {
 }
 
 
+MEDUSA_GUESSES = 10
+"""Guesses of one head that NxD reads, `TOPK` of neuronx_distributed.utils.medusa_utils: guess r of head h stands at
+10 h + r."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ngram:
     """Guesses what followed the last tokens when they occurred before: `tokens` at once, matching from
@@ -101,7 +106,9 @@ def _ngram(fields: FieldReader) -> Ngram:
 
 def _medusa(fields: FieldReader) -> Medusa:
     heads = fields.whole("heads")
-    top_k = fields.whole("top_k", default=10)  # guesses per head in the method's own implementation
+    top_k = fields.whole("top_k", default=MEDUSA_GUESSES)
+    if top_k > MEDUSA_GUESSES:
+        raise fields.wrong("top_k", f"NxD reads {MEDUSA_GUESSES} guesses of each head, so it must be at most that")
     try:
         return Medusa(heads, check_tree(fields.given("tree"), heads=heads, top_k=top_k))
     except BadTree as error:

@@ -10,10 +10,15 @@ from typing import Any
 
 from models_registry.planning.engine_arguments import render_version
 from models_registry.planning.instance_types import INSTANCE_TYPES, InstanceShape
+from models_registry.planning.neuron_configuration import neuron_configuration
+from models_registry.planning.parallelism import degrees_on
+from models_registry.planning.speculation import read_speculation
 from models_registry.planning.version_spec import HeadCounts, VersionSpec
 
 GOLDEN = Path(__file__).parent / "golden"
-EXAMPLES = sorted(path.stem for path in GOLDEN.glob("*.json"))
+NOT_SERVED = "medusa"
+"""NxDI can be configured for it, and no server that we start can serve it."""
+EXAMPLES = sorted(path.stem for path in GOLDEN.glob("*.json") if path.stem != NOT_SERVED)
 JSON_FLAGS = ("--additional-config", "--speculative-config")
 
 
@@ -42,3 +47,10 @@ def rendered(given: Example) -> dict[str, Any]:
             value = args[position + 1] if position + 1 < len(args) else "--"
             found[arg] = True if value.startswith("--") else json.loads(value) if arg in JSON_FLAGS else value
     return found
+
+
+def configured(given: Example) -> dict[str, Any]:
+    """NxDI's configuration alone."""
+    spec = given.spec
+    speculation = read_speculation(spec.reference, spec.engine, spec.speculation)
+    return neuron_configuration(spec, degrees_on(spec.reference, spec.parallelism, given.machine), speculation, None)

@@ -76,6 +76,9 @@ def test_neuron_pads_and_copies_heads_and_says_so() -> None:
     )
     odd = render_version(spec("neuron", TRN1, heads=HeadCounts(64, 6)), TRN1).notes
     assert odd == ("tp = 32 is no multiple of 6 KV heads: NxDI gives every attention head its own copy",)
+    fewer = render_version(spec("neuron", TRN1, {"tp": 2}), TRN1).notes
+    assert fewer == ("tp = 2 is no multiple of 8 KV heads: NxDI gives every attention head its own copy",)
+    assert render_version(spec("neuron", TRN1, {"tp": 8}), TRN1).notes == ()
 
 
 def test_what_nobody_stated_is_not_checked() -> None:

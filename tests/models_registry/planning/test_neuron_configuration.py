@@ -1,6 +1,7 @@
 """What a version adds to NxDI's configuration is checked before a node compiles for an hour and then stops."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from tests.models_registry.planning.specs import LOCAL, P5, TRN1, spec
 
 INT8 = {"dtype": "int8", "checkpoints_path": "/var/quantized"}
 MEDUSA = {"method": "medusa", "heads": 1, "tree": [[0]]}
+EAGLE = {"method": "eagle", "tokens": 5, "draft_uri": "file:///models/draft", "draft_digest": "sha256:cd"}
+HOST_SAMPLES = {"neuron_config": {"on_device_sampling_config": None}}
 
 
 def override(**changes: Any) -> Any:
@@ -27,6 +30,19 @@ def test_int8_weights_are_per_channel_unless_the_version_says_else() -> None:
 
 def test_without_quantization_nothing_is_said_of_it() -> None:
     assert not [key for key in override() if "quant" in key]
+
+
+def test_a_host_may_sample_in_place_of_the_device_for_log_probabilities_and_structured_outputs() -> None:
+    assert override(engine_options=HOST_SAMPLES)["on_device_sampling_config"] is None
+
+
+def test_several_nodes_draw_no_random_numbers_and_say_so() -> None:
+    two = spec("neuron", TRN1, {"nodes": 2})
+    assert override(parallelism={TRN1.name: {"nodes": 2}})["on_device_sampling_config"]["deterministic"] is True
+    assert override()["on_device_sampling_config"]["deterministic"] is False
+    (note,) = render_version(two, TRN1).notes[-1:]
+    assert note.startswith("2 nodes must sample alike, so NxDI draws no random numbers")
+    assert not any("sample" in note for note in render_version(replace(two, engine_options=HOST_SAMPLES), TRN1).notes)
 
 
 def test_a_prompt_beyond_the_largest_bucket_is_refused_by_the_server_and_ends_no_engine() -> None:
@@ -54,6 +70,10 @@ def test_the_plan_is_the_same_on_every_rank() -> None:
         ({"quantization": {**INT8, "dtype": "int4"}}, r"quantization.dtype is 'int4'; it must be one of int8, f8e4m3"),
         ({"quantization": {**INT8, "scheme": "x"}}, r"scheme is 'x'; it must be one of per_tensor_symmetric, per_ch"),
         ({"quantization": {**INT8, "unconverted": "lm_head"}}, r"unconverted is 'lm_head'; it must be a list of texts"),
+        (
+            {"quantization": {**INT8, "scheme": "per_tensor_symmetric", "unconverted": ["lm_head"]}},
+            r"unconverted is \['lm_head'\]; with scheme per_tensor_symmetric NxDI quantizes all modules",
+        ),
         ({"quantization": {"method": "fp8"}}, r"quantization.checkpoints_path is None"),
         ({"neuron": {"tp_degree": 8}}, r"neuron_config.tp_degree is 8; it follows from parallelism; state it there"),
         ({"neuron": {"is_medusa": True}}, r"is_medusa is True; it follows from speculation"),
@@ -63,6 +83,19 @@ def test_the_plan_is_the_same_on_every_rank() -> None:
         ({"neuron": {"token_generation_buckets": [4096]}}, r"it must be a rising list"),
         ({"neuron": {"token_generation_buckets": []}}, r"it must be a rising list"),
         ({"neuron": {"on_device_sampling_config": {"topk": 1}}}, r"names 'topk'; .* \(did you mean top_k"),
+        ({"neuron": {"on_device_sampling_config": []}}, r"on_device_sampling_config is \[\]; it must be an object"),
+        (
+            {"neuron": {"on_device_sampling_config": {"dynamic": True}}, "parallelism": {TRN1.name: {"nodes": 2}}},
+            r"on_device_sampling_config.deterministic is None; over 2 nodes it must be true, or .* null",
+        ),
+        (
+            {"neuron": {"on_device_sampling_config": None}, "speculation": EAGLE},
+            r"on_device_sampling_config is null; speculation samples on the device, so it must be an object",
+        ),
+        (
+            {"neuron": {"on_device_sampling_config": {}}, "speculation": MEDUSA, "max_concurrency": 1},
+            r"global_topk is None; with speculation.method medusa it must be 10",
+        ),
         ({"neuron": {"mlp_cp_degree": 2}}, r"mlp_cp_degree is 2; over 1 it needs sequence_parallel_enabled"),
         ({"neuron": {"strided_context_parallel_kernel_enabled": True}}, r"it needs parallelism cp over 1"),
         ({"neuron": {"chunked_prefill_config": {}}}, r"the plugin does not support chunked prefill, leave it out"),

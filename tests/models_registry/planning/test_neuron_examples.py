@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.models_registry.planning.documented import EXAMPLES, example, rendered
+from tests.models_registry.planning.documented import EXAMPLES, NOT_SERVED, configured, example, rendered
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -23,7 +23,14 @@ def test_nothing_else_is_rendered_than_the_golden_file_has(name: str) -> None:
     assert rendered(given) == given.rendered
 
 
+def test_nxdi_is_configured_for_medusa_as_its_documentation_shows() -> None:
+    given = example(NOT_SERVED)
+    assert configured(given) == given.rendered["--additional-config"]["override_neuron_config"]
+    shown = given.documented["override_neuron_config"]
+    assert {key: configured(given).get(key) for key in shown} == shown
+
+
 def test_the_examples_cover_what_a_version_can_state() -> None:
-    assert set(EXAMPLES) == {
+    assert {*EXAMPLES, NOT_SERVED} == {
         "buckets", "prefix_caching", "eagle", "context_and_data_parallel", "int8", "medusa", "two_nodes",
     }  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.messages import Artifact
-from models_registry.planning.engine_arguments import MEDUSA_NOTE, render_version
+from models_registry.planning.engine_arguments import render_version
 from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.version_spec import InvalidVersion
 from tests.models_registry.planning.specs import LOCAL, P5, TRN1, spec
@@ -40,13 +40,6 @@ def test_eagle_3_is_said_to_nxdi_too() -> None:
     assert [override[key] for key in keys] == [True, True, True, 5]
 
 
-def test_medusa_carries_a_note_about_the_plugin() -> None:
-    medusa = {"method": "medusa", "heads": 2, "tree": [[0], [0, 0]]}
-    found = render_version(spec("neuron", TRN1, speculation=medusa, max_concurrency=1), TRN1)
-    assert found.notes[-1] == MEDUSA_NOTE
-    assert "--speculative-config" not in found.plan.args
-
-
 @pytest.mark.parametrize(
     ("engine", "speculation", "message"),
     [
@@ -63,9 +56,16 @@ def test_medusa_carries_a_note_about_the_plugin() -> None:
         ("neuron", {"method": "medusa", "heads": 2, "tree": [[1, 0]]}, r"speculation.tree: .* lacks its prefix \[1\]"),
         ("neuron", {"method": "medusa", "heads": 1, "tree": [[10]]}, r"takes guess 10, but guesses go from 0 to 9"),
         ("neuron", {"method": "medusa", "heads": 1, "tree": [[0]]}, r"max_concurrency is 16; Medusa runs one sequence"),
+        ("neuron", {"method": "medusa", "heads": 1, "tree": [[0]], "top_k": 11}, r"top_k is 11; NxD reads 10 guesses"),
     ],
 )  # fmt: skip
 def test_speculation_that_cannot_be_is_refused(engine: str, speculation: dict[str, Any], message: str) -> None:
     machine = TRN1 if engine == "neuron" else LOCAL
     with pytest.raises(InvalidVersion, match=message):
         render_version(spec(engine, machine, speculation=speculation), machine)
+
+
+def test_medusa_is_refused_by_name_as_its_first_request_would_end_the_engine() -> None:
+    medusa = {"method": "medusa", "heads": 2, "tree": [[0], [0, 0]]}
+    with pytest.raises(InvalidVersion, match=r"method is 'medusa'; .* end at the first request.* eagle or eagle3"):
+        render_version(spec("neuron", TRN1, speculation=medusa, max_concurrency=1), TRN1)
