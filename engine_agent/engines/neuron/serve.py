@@ -1,21 +1,28 @@
 """Starts vLLM with the Neuron plugin on one node of a cell, in the engine's own Python.
 
-All but two things are as in `engine_agent.engines.vllm.serve`, whose options and exit statuses it has: the stack must
-be a known one, and vLLM's server is run as that stack has it. Until the stack is known it imports nothing of it.
+All but three things are as in `engine_agent.engines.vllm.serve`, whose options and exit statuses it has: the stack must
+be a known one, what it writes to and reads back must be there and whole, and vLLM's server is run as that stack has it.
+Until the stack is known it imports nothing of it.
 """
 
+import json
 import os
 import runpy
+import shutil
 import sys
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from engine_agent.engines.neuron.target import Installed, NeuronTarget, NoTarget, installed_target, installed_version
+from engine_agent.engines.plan_artifacts import json_option
 from engine_agent.engines.vllm import serve
 
 FRAMEWORK_VARIABLE = "VLLM_NEURON_FRAMEWORK"
 COMPILED_VARIABLE = "NEURON_COMPILED_ARTIFACTS"
+_HEADER_LENGTH_BYTES = 8
+"""https://huggingface.co/docs/safetensors: the header's length as a little-endian number, the header, the tensors."""
 
 
 def main(argv: Sequence[str], installed: Installed = installed_version) -> int:
@@ -26,9 +33,12 @@ def main(argv: Sequence[str], installed: Installed = installed_version) -> int:
         sys.stderr.write(f"no Neuron stack in {sys.executable}: {error}\n")
         return serve.EXIT_NO_VLLM
     os.environ.update(target_environment(target, os.environ))
-    compiled = os.environ.get(COMPILED_VARIABLE, "")
-    if compiled.startswith("/"):
-        Path(compiled).parent.mkdir(parents=True, exist_ok=True)  # the folder itself is the compiler's to make
+    try:
+        prepare_compiled(os.environ.get(COMPILED_VARIABLE, ""))
+        prepare_quantized(argv)
+    except OSError as error:
+        sys.stderr.write(f"cannot prepare what NxDI writes: {error}\n")
+        return 1
     return serve.main(argv, serve.Server(target.server_argv, partial(run_server, target)))
 
 
@@ -37,6 +47,56 @@ def target_environment(target: NeuronTarget, given: Mapping[str, str]) -> dict[s
     if target.framework is None or FRAMEWORK_VARIABLE in given:
         return {}
     return {FRAMEWORK_VARIABLE: target.framework}
+
+
+def prepare_compiled(compiled: str) -> None:
+    """Make place for the compiled model, and take one away that a start was killed in the middle of writing.
+
+    The plugin loads whatever lies there, and compiles where nothing does; but a file cut short ends every start. It is
+    looked for in the files themselves: a mark that the start had not ended would also throw away, after an hour of
+    compiling, what a start that failed later had written whole.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    if not compiled.startswith("/"):
+        return
+    folder = Path(compiled)
+    folder.parent.mkdir(parents=True, exist_ok=True)  # the folder itself is the compiler's to make
+    cut_short = [path for path in folder.rglob("*") if path.is_file() and not is_whole(path)]
+    if cut_short:
+        sys.stderr.write(f"{cut_short[0]} was not written to its end: compiling again\n")
+        shutil.rmtree(folder)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file has the end that its kind says: of PyTorch's (`model.pt`) the archive's directory, of safetensors
+    as many bytes as its header counts. Other kinds are taken as they are."""
+    if path.suffix == ".pt":
+        return zipfile.is_zipfile(path)
+    if path.suffix != ".safetensors":
+        return True
+    with path.open("rb") as tensors:
+        header_bytes = int.from_bytes(tensors.read(_HEADER_LENGTH_BYTES), "little")
+        if header_bytes > path.stat().st_size:
+            return False
+        try:
+            header = json.loads(tensors.read(header_bytes))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return False
+    return path.stat().st_size == _HEADER_LENGTH_BYTES + header_bytes + max(ends, default=0)
+
+
+def prepare_quantized(argv: Sequence[str]) -> None:
+    """Make the folder in which NxDI writes the file of quantized weights, which it does not make itself.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    override = json_option(argv, "--additional-config").get("override_neuron_config", {})
+    if path := override.get("quantized_checkpoints_path"):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
 
 
 def run_server(target: NeuronTarget, argv: Sequence[str], last_act: Callable[[], None]) -> None:
