@@ -17,6 +17,7 @@ class FaultSignature(StrEnum):
     NEURON_HBM_REPAIRABLE = "neuron_hbm_repairable"
     NEURON_DMA_ERROR = "neuron_dma_error"
     NEURON_COLLECTIVES_HANG = "neuron_collectives_hang"
+    NEURON_COMPUTE_HANG = "neuron_compute_hang"
     NEURON_NETWORK_PROXY = "neuron_network_proxy"
     NEURON_HARDWARE_ERROR = "neuron_hardware_error"
     NVIDIA_XID_FATAL = "nvidia_xid_fatal"
@@ -35,6 +36,7 @@ HARD_SIGNATURES = frozenset(
         FaultSignature.NEURON_HBM_UNCORRECTABLE,
         FaultSignature.NEURON_DMA_ERROR,
         FaultSignature.NEURON_COLLECTIVES_HANG,
+        FaultSignature.NEURON_COMPUTE_HANG,
         FaultSignature.NVIDIA_XID_FATAL,
         FaultSignature.NVIDIA_GPU_LOST,
         FaultSignature.NVIDIA_ECC_UNCORRECTABLE,

@@ -1,4 +1,5 @@
-"""Reads Neuron devices: `neuron-ls` once, `neuron-monitor` for as long as the agent lives, and the kernel log.
+"""Reads Neuron devices: `neuron-ls` once, `neuron-monitor` for as long as the agent lives, the driver's counters with
+each line of it, and the kernel log.
 
 The monitor is a child that ends with the agent, as nobody reads its output then. It is restarted a bounded number of
 times; nothing that it prints or does ends the agent.
@@ -10,9 +11,11 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
+
+import msgspec
 
 from engine_agent.protocol.messages import Accelerator
 from engine_agent.protocol.signatures import FaultSignature
@@ -32,8 +35,9 @@ log = logging.getLogger(__name__)
 
 TOOLS = Path("/opt/aws/neuron/bin")
 """Where the package aws-neuronx-tools puts them; it is on few services' PATH."""
-LIST_ARGUMENTS = (("-j",), ("--output-format", "json"))
-"""Up to SDK 2.33, and from 2.34 on, which announces that it drops the first."""
+SYSFS = Path("/sys/devices/virtual/neuron_device")
+"""Where the driver counts what `neuron-monitor` does not show:
+https://awsdocs-neuron.readthedocs-hosted.com/en/latest/tools/neuron-sys-tools/neuron-sysfs-user-guide.html"""
 LIST_TIMEOUT_S = 20.0
 PERIOD_S = 5.0
 """The monitor's own default."""
@@ -60,8 +64,12 @@ COUNTER_FAULTS: Mapping[str, FaultSignature] = {
 }
 
 
-class ProgramFailed(OSError):
-    """A program ended with another status than 0; the text says which and why."""
+EXECUTIONS: Mapping[str, str] = {
+    "hardware_errors": "ended with a hardware error",
+    "timed_out": "took longer than the runtime lets them",
+    "completed_with_err": "ended in an error that is no numeric one",
+}
+"""What hardware may have done to executions: hanging and broken memory show as the last two, too."""
 
 
 class NeuronReader:
@@ -76,12 +84,14 @@ class NeuronReader:
         *,
         tools: Path = TOOLS,
         kernel_log: Path = KERNEL_LOG,
+        sysfs: Path = SYSFS,
         restarts: Restarts | None = None,
     ) -> None:
         self._on_fault = on_fault
         self._device_count = device_count
         self._tools = tools
         self._kernel_log = KernelLog(self._kernel_line, kernel_log)
+        self._sysfs = sysfs
         self._restarts = restarts or Restarts()
         self._devices: tuple[Accelerator, ...] = ()
         self._counters: dict[int, Mapping[str, int]] = {}
@@ -113,11 +123,7 @@ class NeuronReader:
             )
 
     async def _list(self) -> tuple[Accelerator, ...]:
-        tool = str(self._tools / "neuron-ls")
-        for arguments in LIST_ARGUMENTS[:-1]:
-            with contextlib.suppress(ProgramFailed, UnreadableOutput):
-                return parse_neuron_ls(await _output_of(tool, *arguments))
-        return parse_neuron_ls(await _output_of(tool, *LIST_ARGUMENTS[-1]))
+        return parse_neuron_ls(await _output_of(str(self._tools / "neuron-ls"), "-j"))
 
     async def run(self) -> None:
         """See `AcceleratorReader.run`."""
@@ -183,10 +189,21 @@ class NeuronReader:
             self._troubles["neuron-monitor"] = str(error)
             return
         self._troubles["neuron-monitor"] = "; ".join(report.errors)
-        self._devices = with_report(self._devices, report)
+        self._devices = tuple(self._with_driver_counters(device) for device in with_report(self._devices, report))
         for device in self._devices:
             self._judge_counters(device)
         self._judge_executions(report)
+
+    def _with_driver_counters(self, device: Accelerator) -> Accelerator:
+        """With what the driver counts of it. Where both count, the larger is the later one."""
+        errors = {name: max(count, device.errors.get(name, 0)) for name, count in self._driver_counters(device.index)}
+        return msgspec.structs.replace(device, errors={**device.errors, **errors})
+
+    def _driver_counters(self, index: int) -> Iterator[tuple[str, int]]:
+        for name in COUNTER_FAULTS:
+            counter = self._sysfs / f"neuron{index}" / "stats" / "hardware" / name
+            with contextlib.suppress(OSError, ValueError):  # an older driver has none
+                yield name, int((counter / "total" if counter.is_dir() else counter).read_text())
 
     def _judge_counters(self, device: Accelerator) -> None:
         """Counters live as long as the driver: what they hold when an agent starts is as bad as what comes after."""
@@ -199,12 +216,12 @@ class NeuronReader:
                 self._on_fault(hardware_fault(signature, summary, evidence))
 
     def _judge_executions(self, report: MonitorReport) -> None:
-        """Hardware errors of executions say no more than that; ECC counters and the kernel log say which."""
-        errors = report.executions.get("hardware_errors", 0)
-        if errors:
-            summary = f"{errors} executions ended with a hardware error"
+        """How executions ended says no more than that; ECC counters and the kernel log say which hardware it was."""
+        said = [f"{report.executions[name]} {text}" for name, text in EXECUTIONS.items() if name in report.executions]
+        if said:
             evidence = {"executions": dict(report.executions)}
-            self._on_fault(hardware_fault(FaultSignature.NEURON_HARDWARE_ERROR, summary, evidence))
+            fault = hardware_fault(FaultSignature.NEURON_HARDWARE_ERROR, f"of executions, {', '.join(said)}", evidence)
+            self._on_fault(fault)
 
     def _kernel_line(self, line: str) -> None:
         fault = kernel_fault(line)
@@ -216,8 +233,7 @@ async def _output_of(*argv: str) -> bytes:
     """Standard output of a program that ended well.
 
     Raises:
-        OSError: it cannot be started.
-        ProgramFailed: it failed.
+        OSError: it cannot be started, or failed.
         TimeoutError: it did not end within `LIST_TIMEOUT_S`.
     """
     process = await asyncio.create_subprocess_exec(
@@ -236,7 +252,7 @@ async def _output_of(*argv: str) -> bytes:
         await _end(process)
     if process.returncode:
         message = errors.decode(errors="replace").strip()[:200]
-        raise ProgramFailed(f"it ended with status {process.returncode}: {message or 'no reason given'}")
+        raise OSError(f"it ended with status {process.returncode}: {message or 'no reason given'}")
     return output
 
 

@@ -20,6 +20,8 @@ ECC_COUNTERS = (
     "sram_ecc_corrected",
     "sram_ecc_uncorrected",
 )
+PHYSICAL_CORES_IN_GROUPS = 8
+"""Of a Trainium2 or Trainium3 device, whose cores alone may be grouped into logical ones (LNC, by default 2)."""
 EXECUTION_TROUBLE = ("completed_with_err", "timed_out", "failed_to_queue")
 
 
@@ -46,7 +48,8 @@ class MonitorReport:
 
 
 def parse_neuron_ls(text: str | bytes) -> tuple[Accelerator, ...]:
-    """Devices by index, from `neuron-ls -j`, a list, or from a release that puts the list into an object.
+    """Devices by index, from `neuron-ls -j`, a list, or from a release that puts the list into an object. Their cores
+    are logical ones where physical ones are grouped, as in what applications and `neuron-monitor` number.
 
     Raises:
         UnreadableOutput: neither.
@@ -63,12 +66,24 @@ def parse_neuron_ls(text: str | bytes) -> tuple[Accelerator, ...]:
             index=_whole(row["neuron_device"]) or 0,
             kind=KIND,
             name=str(row.get("instance_type") or row.get("bdf") or "unnamed"),
-            cores=_whole(row.get("nc_count")),
+            cores=_listed_cores(row),
             memory_total_bytes=_whole(row.get("memory_size")),
         )
         for row in rows
     )
     return tuple(sorted(devices, key=lambda device: device.index))
+
+
+def _listed_cores(row: dict[str, Any]) -> int | None:
+    ids = _list(row.get("neuroncore_ids"))
+    return len(ids) or _logical(_whole(row.get("nc_count")), row) or None
+
+
+def _logical(cores: int | None, described: dict[str, Any]) -> int:
+    """Cores of a device as applications count them. Of grouped ones the tools give either number: 4 in what AWS
+    documents of a trn2n.48xlarge, whose devices have 8."""
+    group = _whole(described.get("logical_neuroncore_config")) or 1
+    return (cores or 0) // (group if group > 1 and cores == PHYSICAL_CORES_IN_GROUPS else 1)
 
 
 def parse_monitor_line(line: str | bytes) -> MonitorReport:
@@ -85,7 +100,7 @@ def parse_monitor_line(line: str | bytes) -> MonitorReport:
     system = _object(report.get("system_data"))
     return MonitorReport(
         device_type=str(hardware.get("neuron_device_type") or ""),
-        cores_per_device=_whole(hardware.get("neuroncore_per_device_count")) or 0,
+        cores_per_device=_logical(_whole(hardware.get("neuroncore_per_device_count")), hardware),
         device_count=_whole(hardware.get("neuron_device_count")) or 0,
         device_memory_bytes=_whole(hardware.get("neuron_device_memory_size")),
         core_utilisation=_core_utilisation(groups),
@@ -104,7 +119,7 @@ def with_report(known: Sequence[Accelerator], report: MonitorReport) -> tuple[Ac
 
 
 def _device(index: int, known: Accelerator | None, report: MonitorReport) -> Accelerator:
-    cores = report.cores_per_device or (known.cores if known is not None else None) or 0
+    cores = (known.cores if known is not None else None) or report.cores_per_device
     own = range(index * cores, (index + 1) * cores)
     total = report.device_memory_bytes or (known.memory_total_bytes if known is not None else None)
     return Accelerator(

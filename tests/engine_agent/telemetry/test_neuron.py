@@ -30,7 +30,12 @@ class Machine:
         self.folder = folder
         self.faults: list[Fault] = []
         self.reader = NeuronReader(
-            self.faults.append, devices, tools=folder, kernel_log=folder / "kmsg", restarts=QUICK
+            self.faults.append,
+            devices,
+            tools=folder,
+            kernel_log=folder / "kmsg",
+            sysfs=folder / "neuron_device",
+            restarts=QUICK,
         )
         self.tool("neuron-ls", f"cat {RECORDED / 'neuron-ls-trn2.json'}")
 
@@ -43,6 +48,12 @@ class Machine:
         """Let the monitor print these, and then live on."""
         (self.folder / "lines").write_text("".join(json.dumps(line) + "\n" for line in lines))
         self.tool("neuron-monitor", f"cat {self.folder / 'lines'}; exec sleep 60")
+
+    def driver_counts(self, index: int, name: str, count: int, *, has_total: bool = False) -> None:
+        """Let the driver count an error of a device, in a file or as it keeps what can also be read as `present`."""
+        counter = self.folder / "neuron_device" / f"neuron{index}" / "stats" / "hardware" / name
+        (counter if has_total else counter.parent).mkdir(parents=True, exist_ok=True)
+        (counter / "total" if has_total else counter).write_text(f"{count}\n")
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[NeuronReader]:
@@ -69,14 +80,6 @@ async def test_devices_are_known_before_the_monitor_says_anything(tmp_path: Path
     await machine.reader.prepare()
     assert [device.index for device in machine.reader.devices] == [0, 15]
     assert (machine.reader.trouble, machine.faults) == ("", [])
-
-
-@pytest.mark.asyncio
-async def test_the_flag_of_newer_releases_is_tried_when_the_old_one_is_refused(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    machine.tool("neuron-ls", f'[ "$1" = -j ] && exit 2; cat {RECORDED / "neuron-ls-trn2.json"}')
-    await machine.reader.prepare()
-    assert len(machine.reader.devices) == 2
 
 
 @pytest.mark.asyncio
@@ -125,6 +128,40 @@ async def test_an_uncorrectable_error_is_a_hard_fault_each_time_its_counter_grow
     assert [fault.signature for fault in machine.faults] == ["neuron_sram_uncorrectable"] * 2
     assert machine.faults[1].summary == "sram_ecc_uncorrected of neuron 0 grew by 3 to 4"
     assert machine.faults[1].evidence["hard"] is True
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("has_total", [True, False])
+async def test_what_only_the_driver_counts_is_a_fault_too(tmp_path: Path, has_total: bool) -> None:
+    machine = Machine(tmp_path)
+    machine.driver_counts(15, "mem_ecc_repairable_uncorrected", 2, has_total=has_total)
+    machine.driver_counts(0, "sram_ecc_uncorrected", 0, has_total=has_total)
+    machine.lines(line())
+    async with machine.read() as reader:
+        await eventually(lambda: bool(machine.faults))
+        assert reader.devices[15].errors == {"mem_ecc_repairable_uncorrected": 2}
+    (fault,) = machine.faults
+    assert (fault.signature, fault.evidence["hard"]) == ("neuron_hbm_repairable", False)
+    assert fault.summary == "mem_ecc_repairable_uncorrected of neuron 15 grew by 2 to 2"
+
+
+@pytest.mark.asyncio
+async def test_executions_that_hang_or_fail_are_a_fault_that_blames_no_part(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    hung = line()
+    hung["neuron_runtime_data"][0]["report"]["execution_stats"]["execution_summary"] |= {
+        "timed_out": 2,
+        "completed_with_err": 1,
+        "completed_with_num_err": 7,
+    }
+    machine.lines(line(), hung)
+    async with machine.read():
+        await eventually(lambda: bool(machine.faults))
+    (fault,) = machine.faults
+    assert (fault.signature, fault.evidence["hard"]) == ("neuron_hardware_error", False)
+    assert fault.summary == (
+        "of executions, 2 took longer than the runtime lets them, 1 ended in an error that is no numeric one"
+    )
 
 
 @pytest.mark.asyncio

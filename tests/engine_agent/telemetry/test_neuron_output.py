@@ -60,6 +60,20 @@ def test_a_line_of_the_monitor_gives_use_memory_and_counters_by_device() -> None
     assert (seen[15].utilisation_percent, seen[15].errors) == (0.0, {})
 
 
+def test_a_core_belongs_to_the_device_that_neuron_ls_gives_its_number_to() -> None:
+    """On a trn2n.48xlarge pairs of 8 physical cores are 4 logical ones, which both tools number from 0 to 63."""
+    line = json.loads(recorded("neuron-monitor-trn2.json"))
+    in_use = line["neuron_runtime_data"][0]["report"]["neuroncore_counters"]["neuroncores_in_use"]
+    in_use["60"] = in_use.pop("0")
+    for physical in (4, 8):  # the number that AWS documents, and that of the hardware
+        line["neuron_hardware_info"]["neuroncore_per_device_count"] = physical
+        for known in ((), parse_neuron_ls(recorded("neuron-ls-trn2.json"))):
+            seen = with_report(known, parse_monitor_line(json.dumps(line)))
+            used = {device.index: device.utilisation_percent for device in seen if device.utilisation_percent}
+            assert used == {0: pytest.approx(42.02 / 4, abs=0.01), 15: pytest.approx(42.01 / 4, abs=0.01)}
+            assert {device.cores for device in seen} == {4}
+
+
 def test_a_line_of_an_older_release_without_device_type_and_breakdown_is_understood_too() -> None:
     line = json.loads(recorded("neuron-monitor-trn2.json"))
     line["neuron_hardware_info"] = {"neuron_device_count": 1, "neuroncore_per_device_count": 2}
