@@ -33,6 +33,9 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     parser.add_argument("--adapter", action="append", default=[], dest="adapters", help="name that it serves besides")
     parser.add_argument("--max-concurrency", type=_positive, required=True)
     parser.add_argument("--priorities", action="store_true", help="the engine schedules by priority")
+    parser.add_argument(
+        "--max-prompt-tokens", type=_positive, metavar="N", help="the engine ends at a longer prompt: refuse it"
+    )
     parser.add_argument("--golden", type=_golden, default=(), help='JSON: [{"prompt": "…", "expect": "…"}, …]')
     parser.add_argument("--max-body-bytes", type=_positive, default=Limits().max_body_bytes)
     parser.add_argument("--identity", type=Path, metavar="FOLDER", help="with tls/: serve ingresses only, over TLS")

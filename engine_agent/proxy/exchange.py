@@ -10,6 +10,7 @@ from engine_agent.proxy.admission import BadHeader, read_metadata
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.error_bodies import ErrorAnswer, form_of
+from engine_agent.proxy.prompt_limit import why_prompt_is_refused
 from engine_agent.proxy.refusal import RETRY_HEADER, Refusal, error_event
 from engine_agent.proxy.request_record import CLIENT_GONE_STATUS, RequestOutcome, RequestRecord
 from engine_agent.proxy.rewrite import PRIORITIES, BadBody, NeedsStore, RefusedMember, UsageEventFilter, rewrite_body
@@ -138,7 +139,26 @@ class Exchange:
         self._sent = True
         if (refusal := self._rewrite()) is not None:
             self._fail(refusal, RequestOutcome.REFUSED)
+        elif (limit := self._cell.settings.max_prompt_tokens) is None:
+            self._to_engine()
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._send_if_short(limit))
+
+    async def _send_if_short(self, limit: int) -> None:
+        cell, body = self._cell, self._upload.whole()
+        try:
+            refusal = await why_prompt_is_refused(cell.pool, limit, cell.settings.model, self._head.path, body)
+        except OSError as error:
+            self._task = None
+            self._fail(refusals.engine_unreachable(f"it does not count tokens: {error}"), RequestOutcome.ENGINE_ERROR)
             return
+        self._task = None
+        if refusal is None:
+            self._to_engine()
+        else:
+            self._fail(refusal, RequestOutcome.REFUSED)
+
+    def _to_engine(self) -> None:
         connection = self._cell.pool.take()
         if connection is None:
             self._connect()

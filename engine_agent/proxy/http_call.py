@@ -1,5 +1,5 @@
-"""One small request of the proxy itself to the engine, with a time limit: what the probes use. Not for clients'
-requests."""
+"""One small request of the proxy itself to the engine, with a time limit: what probes and counts of
+tokens use. Not for clients' requests."""
 
 import asyncio
 from dataclasses import dataclass

@@ -123,6 +123,16 @@ def body_encoded() -> Refusal:
     return Refusal(415, "unsupported_encoding", message)
 
 
+def prompt_too_long(tokens: int, limit: int) -> Refusal:
+    message = f"the prompt has {tokens} tokens, and this model takes prompts of at most {limit}"
+    return Refusal(400, "context_length_exceeded", message)
+
+
+def prompt_not_counted(why: str, limit: int) -> Refusal:
+    message = f"this model takes prompts of at most {limit} tokens, and this one's cannot be counted: {why}"
+    return Refusal(400, "unsupported_parameter", message)
+
+
 def needs_store(member: str) -> Refusal:
     message = (
         f"`{member}` needs a response that is kept, and this request did not reach what keeps them: put `model`, "

@@ -81,6 +81,8 @@ class ProxySettings:
     """Names that the engine serves beside `model`."""
     priorities: bool = False
     """The engine schedules by priority: tell it that of each request's class."""
+    max_prompt_tokens: int | None = None
+    """Of a longer prompt the engine would end; None: it refuses one by itself."""
     golden: tuple[GoldenPrompt, ...] = ()
     traces: TraceSettings | None = None
     access_log: bool = True

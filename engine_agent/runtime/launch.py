@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from engine_agent.engines.base import LOOPBACK, EngineContext, Launch
+from engine_agent.engines.plan_artifacts import json_option
 from engine_agent.protocol.fingerprint import (
     FINGERPRINT_VARIABLE,
     Fingerprint,
@@ -50,7 +51,11 @@ class NodePlace:
 
 def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path | None = None) -> Launch:
     """Command line and environment of the cell proxy beside a leader. `identity`: the home of what was handed over to
-    it; None: ingresses reach it without TLS."""
+    it; None: ingresses reach it without TLS.
+
+    Raises:
+        EngineUnavailable: a JSON argument of the plan is none.
+    """
     base = context.port_base
     argv = (
         *(sys.executable, "-m", "engine_agent.proxy"),
@@ -65,11 +70,21 @@ def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path 
         *(word for adapter in assignment.plan.adapters for word in ("--adapter", adapter.name)),
         *("--max-concurrency", str(assignment.plan.max_concurrency)),
         *("--golden", msgspec.json.encode(assignment.plan.golden).decode()),
+        *_prompt_limit(assignment.plan),
         *(("--priorities",) if _schedules_by_priority(assignment.plan) else ()),
         *(("--identity", str(identity)) if identity else ()),
     )
     reads = (identity,) if identity else ()
     return Launch(argv=argv, env={"PYTHONPATH": str(context.repo_root)}, reads=reads)
+
+
+def _prompt_limit(plan: EnginePlan) -> tuple[str, ...]:
+    """Longest prompt of an engine that may be compiled for less than its context, and then ends at a longer one. That
+    it refuses one by itself is not relied on: of two plugins one does."""
+    if plan.engine != "neuron":
+        return ()
+    longest = json_option(plan.args, "--additional-config").get("max_prompt_length")
+    return () if longest is None else ("--max-prompt-tokens", str(longest))
 
 
 def _schedules_by_priority(plan: EnginePlan) -> bool:

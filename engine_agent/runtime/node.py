@@ -275,7 +275,7 @@ class LocalNode:
                 step.assignment, self.place.context(), self._hand_over.home if self._hand_over else None
             )
             self._save(proxy=self._processes.start(ProcessKind.PROXY, member, launch))
-        except OSError as error:
+        except (OSError, EngineUnavailable) as error:
             self._proxy_failed(member, f"the cell proxy did not start: {error}", ran_stably=False)
 
     def _change_phase(self, phase: Phase) -> None:

@@ -68,6 +68,8 @@ class Engine:
         self.token_probes = 0
         self.ledger: dict[str, bytes] = {}
         """What is answered to questions at a path below /switchyard/ and at /metrics; else 404."""
+        self.counts: Callable[[Message], bytes] = lambda _: json_answer(b"{}", b"404 Not Found")
+        """What is answered to a count of tokens."""
         self.asked_for_usage: list[str] = []
         """Exchanges that the proxy asked about."""
         self.read_bodies = asyncio.Event()
@@ -130,6 +132,10 @@ class Engine:
         if path.startswith(("/switchyard/", "/metrics")):
             self.asked_for_usage += [query.removeprefix("exchange=")] if query else []
             writer.write(self.ledger.get(path, json_answer(b"{}", b"404 Not Found")))
+            await writer.drain()
+            return
+        if path in {"/tokenize", "/v1/messages/count_tokens"}:
+            writer.write(self.counts(message))
             await writer.drain()
             return
         if " /v1/traces " in message.first_line:

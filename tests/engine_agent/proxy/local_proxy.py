@@ -40,11 +40,17 @@ class LocalProxy:
 
 
 @asynccontextmanager
-async def proxy_of(script: Script = answer_one_token) -> AsyncIterator[LocalProxy]:
+async def proxy_of(
+    script: Script = answer_one_token, *, max_prompt_tokens: int | None = None
+) -> AsyncIterator[LocalProxy]:
     async with running_engine(script) as engine:
         address = ("127.0.0.1", 0, 0, "127.0.0.1", engine.port)
-        adapters = frozenset({"acme/tuned"})
-        settings = ProxySettings("n-1", "c-1", 1, *address, "tiny", 4, adapters=adapters, limits=LIMITS)
+        settings = ProxySettings(
+            *("n-1", "c-1", 1, *address, "tiny", 4),
+            adapters=frozenset({"acme/tuned"}),
+            max_prompt_tokens=max_prompt_tokens,
+            limits=LIMITS,
+        )
         null = os.open(os.devnull, os.O_WRONLY)
         cell = Cell(settings, LineLog(null, requests=False))
         cell.judge.answered(monotonic(), 1.0)

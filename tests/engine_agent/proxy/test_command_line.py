@@ -36,6 +36,8 @@ def test_the_words_of_the_agent_become_settings() -> None:
     assert settings.limits.max_body_bytes == 1000
     assert settings.grace_s == 2.5
     assert settings.access_log is False
+    assert settings.max_prompt_tokens is None
+    assert parse_arguments(words(max_prompt_tokens="1024")).max_prompt_tokens == 1024
     assert settings.host == settings.admin_host == "127.0.0.1"
 
 

@@ -1,7 +1,9 @@
 """Every engine is told what its rank runs, whatever its adapter says, and every proxy what its engine can do."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +57,23 @@ def test_a_proxy_is_told_whether_its_engine_schedules_by_priority(
     plan = EnginePlan(engine, "m", 8, 60.0, args=args)
     launch = proxy_launch(assignment(plan=plan), context())
     assert ("--priorities" in launch.argv) is told
+
+
+@pytest.mark.parametrize(
+    ("engine", "config", "told"),
+    [
+        ("neuron", {"max_prompt_length": 1024, "override_neuron_config": {}}, ["--max-prompt-tokens", "1024"]),
+        ("neuron", {"override_neuron_config": {}}, []),
+        ("vllm", {"max_prompt_length": 1024}, []),
+    ],
+)
+def test_a_proxy_is_told_of_the_prompts_that_would_end_its_engine(
+    engine: str, config: dict[str, Any], told: list[str]
+) -> None:
+    plan = EnginePlan(engine, "m", 8, 60.0, args=("--additional-config", json.dumps(config)))
+    argv = proxy_launch(assignment(plan=plan), context()).argv
+    at = argv.index("--max-prompt-tokens") if "--max-prompt-tokens" in argv else len(argv)
+    assert list(argv[at : at + 2]) == told
 
 
 def test_only_a_launch_asks_which_engines_are_installed(tmp_path: Path) -> None:
