@@ -26,6 +26,7 @@ KINDS = (
     ("celery beat", "beat"),
     ("celery", "worker"),
     ("manage.py sender", "sender"),
+    ("manage.py batch", "batch"),
     ("valkey-server", "Valkey"),
     ("postgres", "PostgreSQL"),
     ("body-parser/haproxy.cfg", "HAProxy, body parsers"),

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 AGENT_ONLY_PATHS = ("/agents/", "/join")
-INGRESS_PATHS = ("/v1/async/", "/v1/responses", "/v1/usage")
+INGRESS_PATHS = ("/v1/async/", "/v1/responses", "/v1/usage", "/v1/files", "/v1/batches")
 """Of applications, whose ingress passes them on: over its agent's way to web."""
 
 Message = dict[str, Any]

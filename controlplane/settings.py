@@ -139,6 +139,12 @@ SESSION_LONGEST_S = 7 * 86_400
 """A session is over after a week, however much it is used (OWASP ASVS 5, 7.3.2)."""
 DEVICE_COOKIE_NAME = f"switchyard_device_{SWITCHYARD_PORT}"
 PENDING_COOKIE_NAME = f"switchyard_pending_{SWITCHYARD_PORT}"
+FILES_FOLDER = Path(os.environ.get("SWITCHYARD_FILES") or SWITCHYARD_HOME / "files")
+"""Where files of applications and of batches lie; shared by all hosts of the control plane."""
+FILE_MAX_BYTES = int(os.environ.get("SWITCHYARD_FILE_MIB", "200")) * 1024 * 1024
+"""Of one file that an application uploads; ingresses take as much (`engine_agent.ingress.files`)."""
+BATCH_LINES = int(os.environ.get("SWITCHYARD_BATCH_LINES", "50000"))
+"""Of one batch."""
 RESPONSES_DAYS = int(os.environ.get("SWITCHYARD_RESPONSES_DAYS", "30"))
 """How long responses of OpenAI's Responses API are kept, where applications want that; 0: none is."""
 REQUIRE_SECOND_FACTOR = os.environ.get("SWITCHYARD_REQUIRE_SECOND_FACTOR", "off")

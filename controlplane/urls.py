@@ -6,6 +6,7 @@ from controlplane.admin import record_site
 from controlplane.observability.views import Metrics, healthz
 from fleet.api import join, join_aws
 from fleet.api.node import enrol
+from traffic.api import batch, stored_file
 from traffic.api.usage import own_usage
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -23,6 +24,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("metrics", Metrics.as_view(), name="metrics"),
     path("v1/async/", include("traffic.api.routes")),
     path("v1/responses/", include("traffic.api.response_routes")),
+    path("v1/files", stored_file.files, name="files"),
+    path("v1/files/", include("traffic.api.file_routes")),
+    path("v1/batches", batch.batches, name="batches"),
+    path("v1/batches/", include("traffic.api.batch_routes")),
     path("v1/usage", own_usage, name="own-usage"),
     path("", include("controlplane.dashboard.urls")),
 ]

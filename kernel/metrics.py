@@ -75,6 +75,9 @@ TASKS_SENT = Counter(
 ASYNC_ATTEMPTS = Counter(
     "switchyard_async_attempts", "Near-real-time requests that the sender sent.", ["outcome"], registry=OURS
 )
+BATCH_LINES = Counter(
+    "switchyard_batch_lines", "Attempts at lines of batches, by what came of them.", ["outcome"], registry=OURS
+)
 WEBHOOK_ATTEMPTS = Counter(
     "switchyard_webhook_attempts", "Messages to webhooks, by outcome.", ["outcome"], registry=OURS
 )

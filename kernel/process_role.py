@@ -13,6 +13,7 @@ class ProcessRole(StrEnum):
     WORKER = "worker"
     BEAT = "beat"
     SENDER = "sender"
+    BATCH = "batch"
     COMMAND = "command"
 
     @property
@@ -29,5 +30,5 @@ def process_role(argv: Sequence[str] | None = None) -> ProcessRole:
         return ProcessRole.WEB
     if "celery" in program:
         return next((role for role in (ProcessRole.WORKER, ProcessRole.BEAT) if role in arguments), ProcessRole.COMMAND)
-    commands = (ProcessRole.CONTROLLER, ProcessRole.SENDER)
+    commands = (ProcessRole.CONTROLLER, ProcessRole.SENDER, ProcessRole.BATCH)
     return next((role for role in commands if arguments[1:2] == [role]), ProcessRole.COMMAND)

@@ -12,6 +12,7 @@ from traffic.services.async_lease import async_requests_expire
 from traffic.services.async_request import async_requests_trim
 from traffic.services.autopilot import autopilot_run
 from traffic.services.autoscaling import autoscaling_run
+from traffic.services.batch import batches_trim
 from traffic.services.budget import budgets_follow
 from traffic.services.cloud_ingresses import cloud_ingresses_ensure
 from traffic.services.cost_budget import cost_budgets_follow
@@ -22,6 +23,7 @@ from traffic.services.ingress import ingresses_ensure
 from traffic.services.key import keys_retire, revocations_confirm
 from traffic.services.request_queue import refused_messages_trim
 from traffic.services.routing import drained_cells_mark, tables_publish
+from traffic.services.stored_file import stored_files_trim
 from traffic.services.stored_response import responses_trim
 from traffic.services.usage import usage_count, usage_trim
 from traffic.services.usage_export import usage_export_days
@@ -100,3 +102,5 @@ def trim_async() -> None:
     async_requests_trim(now=clock.now())
     refused_messages_trim(now=clock.now())
     responses_trim(now=clock.now())
+    batches_trim(now=clock.now())
+    stored_files_trim(now=clock.now())

@@ -58,6 +58,12 @@ def sender(environment: Mapping[str, str]) -> Service:
     return Service(name="sender", program=management_command(["sender"], environment), stop_within_s=5.0)
 
 
+def batch(environment: Mapping[str, str]) -> Service:
+    """Works on batches. What it has not finished at its end, it gives back."""
+    program = replace(management_command(["batch"], environment), nice=HOUSEKEEPING_NICE)
+    return Service(name="batch", program=program, stop_within_s=5.0)
+
+
 def management_command(arguments: list[str], environment: Mapping[str, str]) -> Program:
     """One of Django's or our own commands."""
     return Program(arguments=(sys.executable, "manage.py", *arguments), environment=environment, folder=CHECKOUT)

@@ -44,7 +44,7 @@ T = TypeVar("T")
 _LEFTOVERS_END_WITHIN_S = 10.0
 _SHORTEST_WAIT_S = 1.0
 _KEEP_WATCHING_S = 3600.0
-_PROCESSES = ("web", "controller", "worker", "beat", "sender")
+_PROCESSES = ("web", "controller", "worker", "beat", "batch", "sender")
 """Of the control plane, in the order of their start."""
 
 
@@ -127,6 +127,7 @@ class Launcher:
             control_plane.controller(self._environment),
             control_plane.worker(self._environment),
             control_plane.beat(self._home, self._environment),
+            control_plane.batch(self._environment),
             control_plane.sender(self._environment),
         ):
             await self._supervisor.start(service)

@@ -19,11 +19,11 @@ SEGMENT = "[A-Za-z0-9_-]+"
 """What stands for the variable part of a path that the control plane answers: its ids are made of these."""
 
 
-def control_plane_paths() -> dict[str, tuple[str, ...]]:
+def control_plane_paths() -> dict[str, tuple[str, tuple[str, ...]]]:
     """For each path that the control plane answers, a condition that is true of it alone, and its methods."""
     rows = [row for row in API_PATHS if row.answered_by is AnsweredBy.CONTROL_PLANE]
     fixed = [row.path for row in rows if not VARIABLE_PART.search(row.path)]
-    return {_condition(row.path, fixed): row.methods for row in rows}
+    return {row.path: (_condition(row.path, fixed), row.methods) for row in rows}
 
 
 def _condition(path: str, fixed: Sequence[str]) -> str:
@@ -50,7 +50,7 @@ def unserved_rules(*, has_control_plane: bool) -> list[str]:
     """The last of all rules, for what nobody served: the method is wrong, or there is no such path."""
     kept = control_plane_paths() if has_control_plane else {}
     return [
-        *(wrong_method_rule(methods, condition) for condition, methods in kept.items()),
+        *(wrong_method_rule(methods, condition) for condition, methods in kept.values()),
         wrong_method_rule(("POST",), "is_inference"),
         return_rule(UNKNOWN_URL),
     ]

@@ -9,6 +9,7 @@ from engine_agent.ingress import (
     adapters,
     affinity,
     bad_bodies,
+    files,
     headers,
     hops,
     keys,
@@ -50,30 +51,39 @@ def control_plane_choice(settings: IngressSettings) -> list[str]:
     path."""
     if not settings.control_plane:
         return []
+    chosen = control_plane_paths()
     return [
-        f"use_backend {CONTROL_PLANE_BACKEND} if {condition} {{ method {' '.join(with_head(methods))} }}"
-        for condition, methods in control_plane_paths().items()
+        f"use_backend {_control_plane_backend_of(path)} if {condition} {{ method {' '.join(with_head(methods))} }}"
+        for path, (condition, methods) in chosen.items()
     ]
 
 
+def _control_plane_backend_of(path: str) -> str:
+    return files.BACKEND if path in files.PATHS else CONTROL_PLANE_BACKEND
+
+
 def control_plane_refusals(retry_after_s: int) -> tuple[ErrorResponse, ...]:
-    return (_control_plane_unavailable(retry_after_s), responses.too_large(MAX_ASYNC_BODY_BYTES))
+    own = (_control_plane_unavailable(retry_after_s), responses.too_large(MAX_ASYNC_BODY_BYTES))
+    return (*own, *files.refusals())
 
 
 def control_plane_backend(settings: IngressSettings, retry_after_s: int, caller_rules: Iterable[str]) -> list[str]:
     """The section of the control plane; `caller_rules` identify the caller."""
     if not settings.control_plane:
         return []
-    lines = [
-        f"timeout queue {QUEUE_TIMEOUT_S}s",
+    rules = [
         *caller_rules,
-        responses.refuse_rule(_control_plane_unavailable(retry_after_s), "{ nbsrv eq 0 }"),
         encoding_rule(),
-        refuse_longer_than(MAX_ASYNC_BODY_BYTES, "req.hdr_val(content-length)"),
         f"http-request set-header Authorization '{SCHEME} %[var(txn.key_text)]' if {{ var(txn.key) -m found }}",
         f"http-request set-header {headers.REGION} {settings.region}",
         # One for all: each web process answers to the names of every host.
         f"http-request set-header Host {urlsplit(settings.control_plane[0]).netloc}",
+    ]
+    lines = [
+        f"timeout queue {QUEUE_TIMEOUT_S}s",
+        *rules,
+        responses.refuse_rule(_control_plane_unavailable(retry_after_s), "{ nbsrv eq 0 }"),
+        refuse_longer_than(MAX_ASYNC_BODY_BYTES, "req.hdr_val(content-length)"),
         *(_control_plane_server(number, settings) for number in range(len(settings.control_plane))),
     ]
     unavailable = _control_plane_unavailable(retry_after_s)
@@ -81,6 +91,7 @@ def control_plane_backend(settings: IngressSettings, retry_after_s: int, caller_
     return [
         section(f"backend {CONTROL_PLANE_BACKEND}", lines),
         *stored_responses.backend(settings, CONTROL_PLANE_BACKEND, unavailable, servers),
+        files.backend(CONTROL_PLANE_BACKEND, rules, unavailable, servers),
     ]
 
 
@@ -104,7 +115,7 @@ def _control_plane_tls(name: str) -> str:
 
 
 def _control_plane_unavailable(retry_after_s: int) -> ErrorResponse:
-    message = "near-real-time requests, kept responses and usage cannot be served now; try again shortly"
+    message = "what the control plane keeps and answers cannot be served now; try again shortly"
     return ErrorResponse(503, "control_plane_away", message, None, retry_after_s)
 
 

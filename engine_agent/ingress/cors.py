@@ -6,8 +6,6 @@ page only if its own key lists the page's origin. Anybody else gets the same ans
 browser then keeps from the page.
 """
 
-from collections.abc import Iterable
-
 from engine_agent.ingress import headers
 from engine_agent.ingress.api_paths import HEALTH_PATHS, MODELS_PATH, control_plane_paths
 from engine_agent.ingress.key_map import ANY_KEY, KEY_ORIGIN, KEYS_MAP
@@ -34,7 +32,7 @@ def preflight_rules(*, has_control_plane: bool) -> list[str]:
     is_asked = "METH_OPTIONS { req.hdr(Access-Control-Request-Method) -m found }"
     is_listed = f"{{ str({ANY_KEY}),concat({KEY_ORIGIN},txn.asking),map_str({KEYS_MAP}) -m found }}"
     fixed = " ".join((*CELL_PATHS, *HEALTH_PATHS, MODELS_PATH, "/version"))
-    kept: Iterable[str] = control_plane_paths() if has_control_plane else ()
+    kept = [condition for condition, _ in control_plane_paths().values()] if has_control_plane else []
     allowed = {
         "Access-Control-Allow-Origin": "%[var(txn.asking)]",
         "Access-Control-Allow-Methods": METHODS,

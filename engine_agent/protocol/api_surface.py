@@ -116,6 +116,12 @@ API_PATHS: Final[tuple[ApiPath, ...]] = (
     _kept("/v1/async/chat/completions", ("POST",), "chat, answered later"),
     _kept("/v1/async/completions", ("POST",), "completions, answered later"),
     _kept("/v1/async/{id}", ("GET", "DELETE"), "how such a request stands; end it"),
+    _kept("/v1/files", ("GET", "POST"), "list the tenant's files; upload one, as a form"),
+    _kept("/v1/files/{id}", ("GET", "DELETE"), "a file; delete it"),
+    _kept("/v1/files/{id}/content", ("GET",), "its bytes"),
+    _kept("/v1/batches", ("GET", "POST"), "list the tenant's batches; begin one over a file"),
+    _kept("/v1/batches/{id}", ("GET",), "how a batch stands"),
+    _kept("/v1/batches/{id}/cancel", ("POST",), "end one; what is answered already stays"),
     _kept("/v1/usage", ("GET",), "what the key's tenant used"),
 )
 """In the order of the documentation page."""

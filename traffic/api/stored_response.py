@@ -77,7 +77,7 @@ def input_items(request: HttpRequest, response_id: str) -> HttpResponseBase:
 def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
     """Every other path below /v1/responses/."""
     message = "Unknown request URL; there are /v1/responses/ID, …/cancel and …/input_items"
-    return _refused(ApplicationRefused(404, "unknown_url", message))
+    return refused(ApplicationRefused(404, "unknown_url", message))
 
 
 def application_with_key(authorization: str, now: datetime) -> Application:
@@ -104,10 +104,10 @@ def _answered(request: HttpRequest, answer: Callable[[Application, datetime], Js
     try:
         return JsonResponse(answer(application_with_key(request.headers.get("Authorization", ""), now), now))
     except ApplicationRefused as refusal:
-        return _refused(refusal)
+        return refused(refusal)
 
 
-def _refused(refusal: ApplicationRefused) -> HttpResponse:
+def refused(refusal: ApplicationRefused) -> HttpResponse:
     headers, body = refusal_json(refusal)
     return HttpResponse(body, content_type="application/json", status=refusal.status, headers=dict(headers))
 

@@ -2,6 +2,7 @@
 
 from traffic.models.async_request import AsyncRequest, CallbackHost
 from traffic.models.cost import CellHour, CostBudget, CostShare, Rate
+from traffic.models.batch import Batch, BatchRange, StoredFile
 from traffic.models.entry import Entry, EntryRevision, EntryTarget
 from traffic.models.key import ApplicationKey, KeyPolicy
 from traffic.models.request_queue import RefusedMessage, RequestQueue
@@ -29,6 +30,8 @@ from traffic.models.usage import (
 __all__ = [
     "ApplicationKey",
     "AsyncRequest",
+    "Batch",
+    "BatchRange",
     "Budget",
     "CallbackHost",
     "CellHour",
@@ -44,6 +47,7 @@ __all__ = [
     "RefusedMessage",
     "RequestQueue",
     "RoutingTable",
+    "StoredFile",
     "StoredResponse",
     "TokenPrice",
     "TrafficMatrix",

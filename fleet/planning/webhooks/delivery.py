@@ -39,6 +39,10 @@ class WebhookEvent(StrEnum):
     INCIDENT_OPENED = "incident.opened"
     INCIDENT_CLOSED = "incident.closed"
     ROLLOUT_CHANGED = "rollout.changed"
+    BATCH_COMPLETED = "batch.completed"
+    BATCH_FAILED = "batch.failed"
+    BATCH_EXPIRED = "batch.expired"
+    BATCH_CANCELLED = "batch.cancelled"
     TEST = "test"
 
 

@@ -21,6 +21,12 @@ ROLLOUT_TONES = {
     "rolled_back": Tone.BAD,
     "failed": Tone.BAD,
 }
+BATCH_TONES: dict[str, Tone] = {
+    WebhookEvent.BATCH_COMPLETED: Tone.OK,
+    WebhookEvent.BATCH_FAILED: Tone.BAD,
+    WebhookEvent.BATCH_EXPIRED: Tone.WARN,
+    WebhookEvent.BATCH_CANCELLED: Tone.IDLE,
+}
 
 
 class WebhookFormat(StrEnum):
@@ -64,6 +70,10 @@ def _content(event: str, data: Mapping[str, Any]) -> tuple[str, str, Tone, str]:
             title = f"Rollout of {data.get('deployment')} to {data.get('to_version')}: {state.replace('_', ' ')}"
             text = str(data.get("reason") or data.get("verdict") or "")
             return title, text, ROLLOUT_TONES.get(state, Tone.MOVING), f"/rollouts/{data.get('id')}/"
+        case _ if event in BATCH_TONES:
+            title = f"Batch {data.get('id')} of {data.get('tenant') or 'nobody'}: {event.partition('.')[2]}"
+            text = f"{data.get('completed')} of {data.get('lines')} lines answered, {data.get('failed')} failed"
+            return title, text, BATCH_TONES[event], f"/batches/{data.get('id')}/"
     return (
         "Switchyard can reach this channel",
         f"test message requested by {data.get('asked_by', 'an operator')}",

@@ -71,6 +71,8 @@ TRUSTED = {
     "traffic/api/async_request.py": "an answer of our own cells, shown and never acted on",
     "traffic/api/response_create.py": "an answer of our own ingress",
     "traffic/planning/async_request.py": "an answer of our own cells",
+    "traffic/planning/batch_lines.py": "a line that was judged when its batch was validated, in a file of our own",
+    "traffic/planning/batch_outcome.py": "an answer of our own cells, and what we wrote of it",
     "traffic/planning/response_stream.py": "an answer of our own ingress",
     "traffic/selectors/stored_response.py": "stored by ourselves",
     "traffic/services/response_outcome.py": "stored by ourselves, and an answer of our own cells",

@@ -1,0 +1,105 @@
+"""I14 through kills: whatever moment a process of batches is killed at, every line of every batch has one outcome."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from django.conf import settings as django_settings
+from django.db import connection
+from django.db.models import Q
+from django.utils import timezone
+
+from controlplane.embedded.configuration import CHECKOUT
+from tests.fleet.services.receiver import Receiver
+from tests.traffic.async_rows import ANSWER, answering_json, serving_fleet, standin_ingress
+from tests.traffic.batch_rows import begun, has_open_batches, jsonl, line, results
+from traffic.models import Batch, BatchRange
+from traffic.planning.batch import BatchSettings
+
+pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
+LINES, KILLS = 400, 4
+LIMIT_S = 240.0
+
+
+@pytest.fixture
+def ingress(settings: Any, tmp_path: Path) -> Iterator[Receiver]:
+    settings.FILES_FOLDER = tmp_path / "files"
+    with standin_ingress() as standin:
+        serving_fleet(standin.port)
+        yield standin
+
+
+@contextlib.contextmanager
+def batch_process() -> Iterator[subprocess.Popen[bytes]]:
+    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
+    process = subprocess.Popen(
+        [sys.executable, "manage.py", "batch"],
+        cwd=CHECKOUT,
+        env={
+            **os.environ,
+            "DATABASE_URL": url,
+            "SWITCHYARD_FILES": str(django_settings.FILES_FOLDER),
+            "SWITCHYARD_PLAIN_LINKS": "1",
+            "SWITCHYARD_SECRET_KEY": django_settings.SECRET_KEY,
+        },
+    )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def end_leases() -> None:
+    """What fifteen seconds do."""
+    past, held = timezone.now() - timedelta(seconds=1), Q(leased_until__isnull=False)
+    Batch.objects.filter(held).update(leased_until=past)
+    BatchRange.objects.filter(held).update(leased_until=past)
+
+
+def test_a_process_killed_at_any_moment_leaves_each_line_with_one_outcome(ingress: Receiver) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    chance = random.Random(seed)
+    heard, enough = 0, threading.Condition()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        nonlocal heard
+        with enough:
+            heard += 1
+            enough.notify_all()
+        answering_json()(handler)
+
+    ingress.answer = answer
+    batch = begun(jsonl(*(line(number) for number in range(LINES))), now=timezone.now(), settings=BatchSettings())
+    for _ in range(KILLS):
+        with enough:
+            target = heard + chance.randrange(0, LINES // KILLS)
+        with batch_process() as process, enough:
+            while heard < target and process.poll() is None:
+                assert enough.wait(LIMIT_S), f"seed {seed}"
+            assert process.poll() is None, f"seed {seed}"
+        end_leases()
+    with batch_process():
+        done, waiting = threading.Event(), timezone.now() + timedelta(seconds=LIMIT_S)
+        while has_open_batches() and timezone.now() < waiting:
+            done.wait(0.1)
+    batch.refresh_from_db()
+    assert batch.state == "completed", f"seed {seed}"
+    lines = results(batch.output_file_id)
+    assert Counter(each["custom_id"] for each in lines) == Counter(f"id-{number}" for number in range(LINES))
+    assert (batch.completed, batch.failed) == (len(lines), 0), f"seed {seed}"
+    assert batch.output_tokens == LINES * json.loads(ANSWER)["usage"]["completion_tokens"]
+    assert len(ingress.heard) >= LINES, "some were sent twice, and none counts twice"

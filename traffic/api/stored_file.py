@@ -1,0 +1,282 @@
+"""Files as applications see them: `/v1/files…`, in the forms of OpenAI's API. An upload's bytes go from the form's
+parser to the file store in pieces, and a download's from there; no file is ever whole in memory.
+
+`FilesInBounds` stands before Django, which takes a whole body onto its disk before it asks anybody: it identifies the
+caller first, and reads no more than a file may have.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import SuspiciousOperation
+from django.core.files.uploadhandler import FileUploadHandler, StopUpload
+from django.db import DatabaseError, connections
+from django.http import HttpRequest, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.http.multipartparser import MultiPartParserError
+from django.views.decorators.csrf import csrf_exempt
+
+from audit.middleware import audit_exempt
+from kernel import clock
+from traffic.api.openai_form import only
+from traffic.api.openai_list import list_json, list_query, list_rows
+from traffic.api.stored_response import application_with_key, refusal_json, refused
+from traffic.models import StoredFile
+from traffic.planning.application_refusal import ApplicationRefused
+from traffic.planning.stored_file import (
+    FilePurpose,
+    FileSettings,
+    checked_name,
+    checked_purpose,
+    expiry_of,
+    file_json,
+    file_not_found,
+)
+from traffic.selectors.application import Application
+from traffic.selectors.stored_file import file_facts, stored_file_of, stored_files
+from traffic.services.file_store import READ_BYTES, NoSuchFile, StoreAway, file_store
+from traffic.services.stored_file import Upload, file_settings, stored_file_delete, stored_name
+
+FILES_PATH = "/v1/files"
+FORM_BYTES = 64 * 1024
+"""Of a form around its file."""
+THREADS = 2
+APPLICATIONS = "files of applications are theirs to keep and delete; they change nothing that operators run"
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("GET", "POST")
+def files(request: HttpRequest) -> HttpResponseBase:
+    """GET: the tenant's files. POST: keep one more."""
+
+    def answer() -> HttpResponseBase:
+        application = _application(request)
+        if request.method == "POST":
+            return JsonResponse(file_json(file_facts(_upload(request, application))))
+        query = list_query(request, usual=10_000, most=10_000)
+        purpose = request.GET.get("purpose")
+        if purpose not in {None, *FilePurpose}:
+            message = f"`purpose` must be one of {', '.join(FilePurpose)}"
+            raise ApplicationRefused(400, "invalid_value", message, "purpose")
+        rows, has_more = list_rows(stored_files(application.tenant, clock.now(), purpose), query)
+        return JsonResponse(list_json(rows, _shown, has_more=has_more))
+
+    return _answered(answer)
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("GET", "DELETE")
+def detail(request: HttpRequest, file_id: str) -> HttpResponseBase:
+    """GET: what is known of a file. DELETE: forget it."""
+
+    def answer() -> HttpResponseBase:
+        application = _application(request)
+        if request.method == "DELETE":
+            gone = stored_file_delete(application=application, file_id=file_id, now=clock.now())
+            return JsonResponse({"id": gone.id, "object": "file", "deleted": True})
+        return JsonResponse(_shown(_file(application, file_id)))
+
+    return _answered(answer)
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("GET")
+def content(request: HttpRequest, file_id: str) -> HttpResponseBase:
+    """The bytes of a file."""
+
+    def answer() -> HttpResponseBase:
+        file = _file(_application(request), file_id)
+        try:
+            opened = file_store().open(stored_name(file.id))
+        except NoSuchFile:  # deleted just now
+            raise file_not_found(file_id) from None
+        headers = {"Content-Length": str(file.bytes), "Content-Disposition": "attachment"}
+        return StreamingHttpResponse(_pieces(opened), content_type="application/octet-stream", headers=headers)
+
+    return _answered(answer)
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
+    """Every other path below /v1/files."""
+    message = "Unknown request URL; there are /v1/files, /v1/files/ID and /v1/files/ID/content"
+    return refused(ApplicationRefused(404, "unknown_url", message))
+
+
+class StoreHandler(FileUploadHandler):
+    """Takes the form's one file, in pieces, into the store."""
+
+    def __init__(self, settings: FileSettings) -> None:
+        super().__init__()
+        self._settings = settings
+        self.upload: Upload | None = None
+        self.name = ""
+        self.refusal: ApplicationRefused | StoreAway | None = None
+
+    def new_file(self, field_name: str, file_name: str, *arguments: Any, **named: Any) -> None:
+        super().new_file(field_name, file_name, *arguments, **named)
+        try:
+            if field_name != "file" or self.upload is not None:
+                message = f"the form must have one file, in the field `file`, not in {field_name[:40]!r}"
+                raise ApplicationRefused(400, "invalid_form", message, "file")
+            self.name = checked_name(file_name)
+            self.upload = Upload(self._settings)
+        except (ApplicationRefused, StoreAway) as refusal:
+            self._stop(refusal)
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        try:
+            if self.upload is not None:
+                self.upload.write(raw_data)
+        except (ApplicationRefused, StoreAway) as refusal:
+            self._stop(refusal)
+
+    def file_complete(self, file_size: int) -> None:
+        return None
+
+    def upload_interrupted(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        if self.upload is not None:
+            self.upload.abort()
+
+    def _stop(self, refusal: ApplicationRefused | StoreAway) -> None:
+        self.refusal = refusal
+        raise StopUpload(connection_reset=True)
+
+
+def _upload(request: HttpRequest, application: Application) -> StoredFile:
+    if request.content_type != "multipart/form-data":
+        message = "send the file as a form, `multipart/form-data`, with `purpose` and `file`"
+        raise ApplicationRefused(415, "unsupported_media_type", message)
+    settings = file_settings()
+    handler = StoreHandler(settings)
+    request.upload_handlers = [handler]
+    try:
+        try:
+            form = request.POST
+        except (MultiPartParserError, SuspiciousOperation) as error:
+            raise ApplicationRefused(400, "invalid_form", f"the form cannot be read: {error}"[:300]) from error
+        if handler.refusal is not None:
+            raise handler.refusal
+        if handler.upload is None:
+            raise ApplicationRefused(400, "missing_required_parameter", "the form must have a file in `file`", "file")
+        now = clock.now()
+        purpose = checked_purpose(form.get("purpose"))
+        anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+        expires_at = expiry_of(anchor, seconds, now, settings)
+        return handler.upload.finish(
+            application=application, filename=handler.name, purpose=purpose, expires_at=expires_at, now=now
+        )
+    finally:
+        handler.abort()
+
+
+def _application(request: HttpRequest) -> Application:
+    return application_with_key(request.headers.get("Authorization", ""), clock.now())
+
+
+def _file(application: Application, file_id: str) -> StoredFile:
+    file = stored_file_of(application.tenant, file_id, clock.now())
+    if file is None:
+        raise file_not_found(file_id)
+    return file
+
+
+def _shown(file: StoredFile) -> dict[str, Any]:
+    return file_json(file_facts(file))
+
+
+def _answered(answer: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+    try:
+        return answer()
+    except ApplicationRefused as refusal:
+        return refused(refusal)
+    except StoreAway as away:
+        return refused(ApplicationRefused(503, "store_away", str(away)))
+
+
+async def _pieces(opened: Any) -> AsyncIterator[bytes]:
+    try:
+        while piece := await sync_to_async(opened.read, thread_sensitive=False)(READ_BYTES):
+            yield piece
+    finally:
+        opened.close()
+
+
+class FilesInBounds:
+    """Uploads of callers that are known, no longer than a file may be, and so many at once."""
+
+    def __init__(self, inner: Asgi) -> None:
+        self._inner = inner
+        self._uploads = 0
+        self._threads = ThreadPoolExecutor(THREADS, "files")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != FILES_PATH:
+            await self._inner(scope, receive, send)
+            return
+        settings = file_settings()
+        self._uploads += 1
+        try:
+            if self._uploads > settings.uploads_at_once:
+                message = f"{settings.uploads_at_once} files are being uploaded; try again shortly"
+                raise ApplicationRefused(503, "too_many_uploads", message)
+            await self._identify(scope)
+            form = _Bounded(receive, settings.max_bytes + FORM_BYTES)
+            await self._inner(scope, form, send)
+            form.check()
+        except ApplicationRefused as refusal:
+            headers, body = refusal_json(refusal)
+            coded = [(name.encode(), text.encode()) for name, text in headers]
+            coded += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": refusal.status, "headers": coded})
+            await send({"type": "http.response.body", "body": body})
+        finally:
+            self._uploads -= 1
+
+    async def _identify(self, scope: Scope) -> None:
+        named = {name.decode("latin-1").lower(): text.decode("latin-1") for name, text in scope["headers"]}
+
+        def known() -> None:
+            try:
+                application_with_key(named.get("authorization", ""), clock.now())
+            finally:
+                connections.close_all()
+
+        try:
+            await sync_to_async(known, thread_sensitive=False, executor=self._threads)()
+        except DatabaseError:
+            raise ApplicationRefused(503, "store_away", "what keeps files is away for now") from None
+
+
+class _Bounded:
+    """A body that breaks off once it is too long. To Django its client has left, and it answers nothing."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive, self._left, self._most = receive, most, most
+
+    async def __call__(self) -> Message:
+        message: Message = await self._receive() if self._left >= 0 else {"type": "http.disconnect"}
+        self._left -= len(message.get("body", b""))
+        return message if self._left >= 0 else {"type": "http.disconnect"}
+
+    def check(self) -> None:
+        """
+        Raises:
+            ApplicationRefused: it was too long.
+        """
+        if self._left < 0:
+            raise ApplicationRefused(413, "file_too_large", f"the form is longer than {self._most} bytes", "file")

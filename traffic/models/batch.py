@@ -1,0 +1,121 @@
+"""Files of applications, batches over them, and the ranges of lines that are leased. No row has a request or an answer
+in it: those lie in the file store."""
+
+import secrets
+
+from django.db import models
+from django.db.models import Q
+
+from fleet.models import Region
+from fleet.planning.states import choices
+from traffic.planning.batch import OPEN, USUAL_PRIORITY, BatchState
+from traffic.planning.stored_file import FilePurpose
+
+OPEN_STATES = sorted(state.value for state in OPEN)
+
+
+def new_file_id() -> str:
+    """128 random bits: whoever does not know it cannot ask for it."""
+    return f"file-{secrets.token_hex(16)}"
+
+
+def new_batch_id() -> str:
+    return f"batch_{secrets.token_hex(16)}"
+
+
+class StoredFile(models.Model):
+    """A file of one tenant; its bytes are in the file store under `files/<id>`."""
+
+    id = models.CharField(max_length=40, primary_key=True, default=new_file_id)
+    tenant = models.CharField(max_length=64, blank=True)
+    key = models.CharField(max_length=16, blank=True)
+    filename = models.CharField(max_length=255)
+    purpose = models.CharField(max_length=16, choices=choices(FilePurpose))
+    bytes = models.PositiveBigIntegerField()
+    sha256 = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [models.Index(fields=["tenant", "created_at", "id"], include=["bytes"], name="file_of_tenant")]
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.filename}"
+
+
+class Batch(models.Model):
+    """One batch of one tenant.
+
+    `fence` numbers the leases on the batch itself, for validating and finalizing it; `expired` says that its time ran
+    out before its lines did. The counts are exact once it has ended, and until then those of its ranges come on top.
+    """
+
+    id = models.CharField(max_length=40, primary_key=True, default=new_batch_id)
+    tenant = models.CharField(max_length=64, blank=True)
+    key = models.CharField(max_length=16, blank=True)
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="batches")
+    endpoint = models.CharField(max_length=64)
+    model = models.CharField(max_length=200, blank=True)
+    input_file_id = models.CharField(max_length=40)
+    output_file_id = models.CharField(max_length=40, blank=True)
+    error_file_id = models.CharField(max_length=40, blank=True)
+    output_kept_s = models.PositiveIntegerField(null=True)
+    window = models.CharField(max_length=8)
+    priority = models.PositiveSmallIntegerField(default=USUAL_PRIORITY)
+    metadata = models.JSONField(default=dict)
+    errors = models.JSONField(default=list)
+    state = models.CharField(max_length=16, choices=choices(BatchState), default=BatchState.VALIDATING.value)
+    expired = models.BooleanField(default=False)
+    fence = models.PositiveIntegerField(default=0)
+    leased_until = models.DateTimeField(null=True)
+    lines = models.PositiveIntegerField(default=0)
+    completed = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    input_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+    reasoning_tokens = models.PositiveBigIntegerField(default=0)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    in_progress_at = models.DateTimeField(null=True)
+    finalizing_at = models.DateTimeField(null=True)
+    completed_at = models.DateTimeField(null=True)
+    failed_at = models.DateTimeField(null=True)
+    expired_at = models.DateTimeField(null=True)
+    cancelling_at = models.DateTimeField(null=True)
+    cancelled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [
+            models.Index(fields=["tenant", "created_at", "id"], name="batch_of_tenant"),
+            models.Index(fields=["expires_at"], name="batch_open", condition=Q(state__in=OPEN_STATES)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.state}"
+
+
+class BatchRange(models.Model):
+    """Lines of an open batch, as a part of its work file: `start` and `end` are bytes. A lease is one attempt at it and
+    writes a journal of its own, named by `fence`; the counts are those of all journals so far."""
+
+    batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="ranges")
+    number = models.PositiveIntegerField()
+    start = models.PositiveBigIntegerField()
+    end = models.PositiveBigIntegerField()
+    lines = models.PositiveIntegerField()
+    done = models.BooleanField(default=False)
+    fence = models.PositiveIntegerField(default=0)
+    leased_until = models.DateTimeField(null=True)
+    completed = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering = ["batch", "number"]
+        indexes = [models.Index(fields=["batch", "number"], name="range_open", condition=Q(done=False))]
+        constraints = [models.UniqueConstraint(fields=["batch", "number"], name="range_once")]
+
+    def __str__(self) -> str:
+        return f"{self.batch_id} {self.number}"

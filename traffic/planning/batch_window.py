@@ -1,0 +1,70 @@
+"""How many lines of batches may be under way at once to one model in one region, and how fast they are answered. Pure:
+time is given.
+
+A window starts at one line and doubles a round until it meets resistance (slow start), because a cell that is handed
+many prompts at once reads them all before it answers anybody. Then it grows by one a round and shrinks by a quarter
+when somebody says that there is too much (additive increase, multiplicative decrease; RFC 5681).
+"""
+
+from dataclasses import dataclass
+
+from traffic.planning.async_request import MOVED, AttemptResponse
+
+BUSY = frozenset({429, 503})
+SHRINK = 0.75
+MOST_PER_CELL = 48
+"""Above that a cell's own real-time requests slow down and batches gain little, by the measurements of
+docs/bench/batch.md's sources."""
+HOLD_ROUNDS = 1.0
+"""One shrinking answers for all that was under way when it was decided."""
+
+
+@dataclass(slots=True)
+class BatchWindow:
+    """Of one target. `sending` of at most `size`; `cells` is how many cells of it are ready."""
+
+    cells: int = 1
+    size: float = 1.0
+    sending: int = 0
+    has_met_resistance: bool = False
+    _deaf: int = 0
+    _ended_at_s: float | None = None
+    rate: float = 0.0
+    """Lines answered a second, as of late."""
+
+    @property
+    def room(self) -> int:
+        """How many more may be sent now."""
+        return max(0, int(min(self.size, self.most)) - self.sending)
+
+    @property
+    def most(self) -> int:
+        return MOST_PER_CELL * max(1, self.cells)
+
+    def began(self) -> None:
+        self.sending += 1
+
+    def ended(self, received: AttemptResponse, now_s: float) -> None:
+        """One of those that were sent has ended."""
+        self.sending -= 1
+        self._deaf = max(0, self._deaf - 1)
+        if received.status in BUSY:
+            self._shrink()
+        elif received.status is not None and received.status < MOVED:
+            grown = 1.0 if not self.has_met_resistance else 1.0 / self.size
+            self.size = min(float(self.most), self.size + grown)
+            self._count(now_s)
+
+    def _shrink(self) -> None:
+        self.has_met_resistance = True
+        if self._deaf == 0:
+            self.size = max(1.0, self.size * SHRINK)
+            self._deaf = round(self.sending * HOLD_ROUNDS)
+
+    def _count(self, now_s: float) -> None:
+        """An average that forgets within some fifty lines."""
+        if self._ended_at_s is not None:
+            since_s = max(now_s - self._ended_at_s, 1e-3)
+            interval_s = (1.0 / self.rate if self.rate else since_s) * 0.98 + since_s * 0.02
+            self.rate = 1.0 / interval_s
+        self._ended_at_s = now_s

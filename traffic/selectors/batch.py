@@ -1,0 +1,139 @@
+"""What is known of batches. Whoever is not the tenant of one finds none (I15)."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Count, F, Q, QuerySet, Sum
+
+from traffic.models import Batch, BatchRange, RoutingTable
+from traffic.models.batch import OPEN_STATES
+from traffic.planning.batch import BATCH_ID, STAMPS, BatchState, Tally
+from traffic.planning.batch_order import BatchJob, estimated_end
+from traffic.selectors.routing import UnreadableTable, table_message
+
+MEASURED_SINCE = timedelta(days=7)
+MEASURED_LINES = 50
+"""Below that a batch says nothing of how fast its model is."""
+
+
+def batch_of(tenant: str, batch_id: str) -> Batch | None:
+    return Batch.objects.filter(id=batch_id, tenant=tenant).first() if BATCH_ID.fullmatch(batch_id) else None
+
+
+def batches_of(tenant: str) -> "QuerySet[Batch]":
+    return Batch.objects.filter(tenant=tenant)
+
+
+def open_batches(tenant: str) -> int:
+    return Batch.objects.filter(tenant=tenant, state__in=OPEN_STATES).count()
+
+
+def tallies(batches: Iterable[Batch]) -> dict[str, Tally]:
+    """Lines with an outcome so far, by batch: of an open one the sum over its ranges."""
+    found = {batch.id: Tally(batch.completed, batch.failed, batch.input_tokens, batch.cached_tokens,
+                             batch.output_tokens, batch.reasoning_tokens) for batch in batches}  # fmt: skip
+    rows = BatchRange.objects.filter(batch__in=list(found)).order_by().values("batch")
+    for row in rows.annotate(completed=Sum("completed"), failed=Sum("failed")):
+        found[row["batch"]] = Tally(row["completed"], row["failed"])
+    return found
+
+
+def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
+    """OpenAI's object; times in whole seconds since 1970. `switchyard` is what only we have."""
+    shown: dict[str, Any] = {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model or None,
+        "errors": {"object": "list", "data": batch.errors} if batch.errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": "24h",
+        "status": batch.state,
+        "output_file_id": batch.output_file_id or None,
+        "error_file_id": batch.error_file_id or None,
+        "created_at": _seconds(batch.created_at),
+        "expires_at": _seconds(batch.expires_at),
+    }
+    shown |= {column: _seconds(getattr(batch, column)) for column in STAMPS.values()}
+    remaining = batch.lines - tally.completed - tally.failed
+    rate = _rate(batch, tally, now)
+    return shown | {
+        "request_counts": {"total": batch.lines, "completed": tally.completed, "failed": tally.failed},
+        "usage": tally.usage_json(),
+        "metadata": batch.metadata or None,
+        "switchyard": {
+            "completion_window": batch.window,
+            "priority": batch.priority,
+            "lines_per_s": round(rate, 3) if rate else None,
+            "estimated_end_at": _seconds(estimated_end(remaining, rate, now)) if _runs(batch) else None,
+        },
+    }
+
+
+def batch_jobs(now: datetime, rates: dict[str, float]) -> list[tuple[BatchJob, str, str]]:
+    """Batches with lines that nobody has leased: each with its region and model. `rates`: by `region model`."""
+    waiting = Q(ranges__done=False) & (Q(ranges__leased_until=None) | Q(ranges__leased_until__lte=now))
+    rows = Batch.objects.filter(waiting, state=BatchState.IN_PROGRESS.value, expires_at__gt=now).distinct()
+    rows = rows.order_by("id").only("id", "tenant", "lines", "expires_at", "priority", "region", "model")
+    batches = list(rows)
+    done = tallies(batches)
+    return [(_job(batch, done[batch.id], rates), batch.region_id, batch.model) for batch in batches]
+
+
+def _job(batch: Batch, done: Tally, rates: dict[str, float]) -> BatchJob:
+    rate = rates.get(f"{batch.region_id} {batch.model}", 0.0)
+    remaining = batch.lines - done.completed - done.failed
+    return BatchJob(batch.id, batch.tenant, remaining, batch.expires_at, batch.priority, rate)
+
+
+def measured_rate(region: str, model: str, now: datetime) -> float:
+    """Lines a second that batches of a model were answered with of late, the slower half of them; 0: not known."""
+    recent = Batch.objects.filter(
+        region=region, model=model, finalizing_at__gt=now - MEASURED_SINCE, lines__gte=MEASURED_LINES
+    ).filter(state=BatchState.COMPLETED.value)
+    rows = recent.order_by("-finalizing_at").values_list("lines", "in_progress_at", "finalizing_at")[:20]
+    rates = sorted(lines / max((ended - began).total_seconds(), 1.0) for lines, began, ended in rows if began and ended)
+    return rates[(len(rates) - 1) // 2] if rates else 0.0
+
+
+def lines_ahead(region: str, model: str) -> int:
+    """Of all open batches of a model, those without an outcome."""
+    rows = Batch.objects.filter(region=region, model=model, state__in=OPEN_STATES)
+    total = rows.aggregate(n=Sum("lines"))["n"] or 0
+    done = BatchRange.objects.filter(batch__in=rows).aggregate(n=Sum(F("completed") + F("failed")))["n"] or 0
+    return int(total - done)
+
+
+def batches_by_state() -> list[dict[str, Any]]:
+    rows = Batch.objects.filter(state__in=OPEN_STATES).order_by().values("state")
+    return [dict(row) for row in rows.annotate(n=Count("pk"))]
+
+
+def _runs(batch: Batch) -> bool:
+    return batch.state == BatchState.IN_PROGRESS.value
+
+
+def _rate(batch: Batch, tally: Tally, now: datetime) -> float:
+    """Over the whole of its run."""
+    began, ended = batch.in_progress_at, batch.finalizing_at or batch.cancelling_at or now
+    seconds = (ended - began).total_seconds() if began else 0.0
+    return (tally.completed + tally.failed) / seconds if seconds > 0 else 0.0
+
+
+def _seconds(at: datetime | None) -> int | None:
+    return None if at is None else int(at.timestamp())
+
+
+def ready_cells(region: str, model: str) -> int:
+    """Cells that take new requests for a model, by its region's newest table; 0 where that cannot be read."""
+    table = RoutingTable.objects.filter(region_id=region).order_by("-revision").first()
+    if table is None:
+        return 0
+    try:
+        message = table_message(table)
+    except UnreadableTable:
+        return 0
+    split = {name for split in message.splits if split.model == model for name in split.shares}
+    pools = [pool for pool in message.pools if model in pool.models or pool.name in split]
+    return sum(not cell.drain for pool in pools for cell in pool.cells)

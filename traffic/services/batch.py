@@ -1,0 +1,170 @@
+"""Creates, cancels and moves batches. Each move is one statement that names the state which it starts from, so that of
+two that race only the first one counts."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.db import transaction
+from django.db.models import Exists, OuterRef, QuerySet
+
+from fleet.services.webhook_outbox import webhooks_notify
+from traffic.models import Batch, BatchRange
+from traffic.models.batch import OPEN_STATES
+from traffic.planning.application_refusal import QUOTA_USED_UP, ApplicationRefused
+from traffic.planning.batch import (
+    ALLOWED,
+    ENDED,
+    STAMPS,
+    USUAL_WINDOW,
+    BatchAsked,
+    BatchSettings,
+    BatchState,
+    LineError,
+    batch_not_found,
+    cancel_refusal,
+)
+from traffic.planning.stored_file import FilePurpose
+from traffic.selectors.application import Application
+from traffic.selectors.async_request import serving_region
+from traffic.selectors.batch import batch_of, open_batches
+from traffic.selectors.stored_file import stored_file_of
+from traffic.services.file_store import file_store
+
+BATCHES = "batches"
+SWEPT_AFTER = timedelta(days=1)
+FORGOTTEN_AT_ONCE = 500
+
+
+def batch_settings() -> BatchSettings:
+    """The defaults, and what this installation says."""
+    return BatchSettings(max_lines=django_settings.BATCH_LINES)
+
+
+def batch_create(
+    *, application: Application, asked: BatchAsked, region: str, now: datetime, settings: BatchSettings
+) -> Batch:
+    """Begin a batch. What is wrong with its lines is found later, and shown with it.
+
+    Raises:
+        ApplicationRefused: the tenant has no such file, or as much as it may have.
+    """
+    if application.over_quota:
+        why = "You exceeded your current quota: the budget of this month is used up"
+        raise ApplicationRefused(429, QUOTA_USED_UP, why, kind=QUOTA_USED_UP)
+    if open_batches(application.tenant) >= settings.max_open_per_tenant:
+        most = settings.max_open_per_tenant
+        raise ApplicationRefused(429, "too_many_open", f"{most} batches are open already; try again when one has ended")
+    file = stored_file_of(application.tenant, asked.input_file_id, now)
+    if file is None or file.purpose != FilePurpose.BATCH.value:
+        what = "has the purpose batch_output" if file else "does not exist"
+        message = f"the file `{asked.input_file_id}` {what}: upload one with the purpose batch"
+        raise ApplicationRefused(400, "invalid_value", message, "input_file_id")
+    place = serving_region(region)
+    if place is None:
+        raise ApplicationRefused(503, "no_routing_table", "no region serves yet; try again shortly")
+    return Batch.objects.create(
+        tenant=application.tenant,
+        key=application.key,
+        region_id=place,
+        endpoint=asked.endpoint,
+        input_file_id=file.id,
+        output_kept_s=asked.output_kept_s,
+        window=asked.window or USUAL_WINDOW,
+        priority=asked.priority,
+        metadata=asked.metadata,
+        created_at=now,
+        expires_at=asked.expires_at(now),
+    )
+
+
+def batch_cancel(*, application: Application, batch_id: str, now: datetime) -> Batch:
+    """Cancel a batch: nothing more of it is sent, and what was answered can be read. Again is no fault.
+
+    Raises:
+        ApplicationRefused: the tenant has none such, or it has ended.
+    """
+    batch = batch_of(application.tenant, batch_id)
+    if batch is None:
+        raise batch_not_found(batch_id)
+    return batch_end_early(batch=batch, now=now)
+
+
+def batch_end_early(*, batch: Batch, now: datetime) -> Batch:
+    """The same of a batch whoever asks.
+
+    Raises:
+        ApplicationRefused: it has ended.
+    """
+    for state in (BatchState.VALIDATING, BatchState.IN_PROGRESS):
+        batch_move(Batch.objects.filter(id=batch.id), start=state, to=BatchState.CANCELLING, now=now)
+    batch.refresh_from_db()
+    if refusal := cancel_refusal(BatchState(batch.state)):
+        raise refusal
+    return batch
+
+
+def batch_move(rows: "QuerySet[Batch]", *, start: BatchState, to: BatchState, now: datetime, **columns: Any) -> int:
+    """Move those of the rows that are in `start`. Returns how many were. Of an end webhooks are told in the same
+    transaction."""
+    if to not in ALLOWED[start]:
+        raise ValueError(f"a batch does not go from {start} to {to}")
+    columns |= {"state": to.value, STAMPS[to]: now, "leased_until": None}
+    if to not in ENDED:
+        return rows.filter(state=start.value).update(**columns)
+    with transaction.atomic():
+        ids = list(rows.filter(state=start.value).select_for_update().values_list("id", flat=True))
+        moved = Batch.objects.filter(id__in=ids).update(**columns)
+        for batch in Batch.objects.filter(id__in=ids):
+            webhooks_notify(event=f"batch.{to}", body=_told(batch), now=now)
+    return moved
+
+
+def _told(batch: Batch) -> dict[str, Any]:
+    """What receivers of webhooks are told: nothing of its content."""
+    return {
+        "id": batch.id,
+        "tenant": batch.tenant,
+        "model": batch.model,
+        "lines": batch.lines,
+        "completed": batch.completed,
+        "failed": batch.failed,
+    }
+
+
+def batch_lose(*, batch: Batch, now: datetime) -> int:
+    """Fail a batch whose files in the store are gone. Returns how many were."""
+    error = LineError("files_lost", "The files of this batch are gone from the file store.").shown()
+    rows = Batch.objects.filter(id=batch.id)
+    return batch_move(rows, start=BatchState(batch.state), to=BatchState.FAILED, now=now, errors=[error])
+
+
+def batches_advance(*, now: datetime) -> int:
+    """Finalize what has no line left, or no time. Returns how many."""
+    running = Batch.objects.filter(state=BatchState.IN_PROGRESS.value)
+    lacking = BatchRange.objects.filter(batch=OuterRef("pk"), done=False)
+    to = {"start": BatchState.IN_PROGRESS, "to": BatchState.FINALIZING, "now": now}
+    done = batch_move(running.filter(~Exists(lacking)), **to)  # type: ignore[arg-type]
+    return done + batch_move(running.filter(expires_at__lte=now), **to, expired=True)  # type: ignore[arg-type]
+
+
+def batches_open() -> bool:
+    """Whether there is any batch that has not ended: one look into an index."""
+    return Batch.objects.filter(state__in=OPEN_STATES).exists()
+
+
+def batches_trim(*, now: datetime) -> int:
+    """Forget batches that ended long ago, and sweep what ended ones left in the store. Returns how many went."""
+    old = now - timedelta(seconds=BatchSettings().kept_s)
+    ended = Batch.objects.filter(state__in=[state.value for state in ENDED], expires_at__lt=old)
+    ids = list(ended.values_list("id", flat=True)[:FORGOTTEN_AT_ONCE])
+    with transaction.atomic():
+        Batch.objects.filter(id__in=ids).delete()
+    store = file_store()
+    before = (now - SWEPT_AFTER).timestamp()
+    left = {name.rpartition("/")[2]: name for name, written_at in store.names(BATCHES) if written_at < before}
+    working = set(Batch.objects.filter(id__in=list(left), state__in=OPEN_STATES).values_list("id", flat=True))
+    for batch_id, name in left.items():
+        if batch_id not in working:
+            store.delete(name)
+    return len(ids)

@@ -1,0 +1,129 @@
+"""Keeps, deletes and forgets files of applications. The bytes come first and the row last, and go the other way round:
+a process that dies in between leaves bytes that nobody sees, which are swept a day later."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from django.conf import settings as django_settings
+
+from traffic.models import StoredFile
+from traffic.models.batch import new_file_id
+from traffic.planning.application_refusal import ApplicationRefused
+from traffic.planning.stored_file import FilePurpose, FileSettings, file_not_found
+from traffic.selectors.application import Application
+from traffic.selectors.stored_file import stored_file_of, stored_of_tenant
+from traffic.services.file_store import FileStore, FileWriter, file_store
+
+FILES = "files"
+SWEPT_AFTER = timedelta(days=1)
+"""What no row knows was left by a process that died; an upload takes less than this."""
+FORGOTTEN_AT_ONCE = 500
+
+
+def stored_name(file_id: str) -> str:
+    return f"{FILES}/{file_id}"
+
+
+class Upload:
+    """One file on its way in. Nobody finds it before `finish`."""
+
+    def __init__(self, settings: FileSettings) -> None:
+        self.id = new_file_id()
+        self._settings = settings
+        self._writer: FileWriter = file_store().write(stored_name(self.id))
+
+    def write(self, piece: bytes) -> None:
+        """
+        Raises:
+            ApplicationRefused: that is more than a file may have.
+            StoreAway: the store cannot be written.
+        """
+        most = self._settings.max_bytes
+        if self._writer.bytes + len(piece) > most:
+            raise ApplicationRefused(413, "file_too_large", f"a file may have at most {most} bytes", "file")
+        self._writer.write(piece)
+
+    def finish(
+        self, *, application: Application, filename: str, purpose: FilePurpose, expires_at: datetime, now: datetime
+    ) -> StoredFile:
+        """Keep it.
+
+        Raises:
+            ApplicationRefused: it is empty, or the tenant has too much already.
+            StoreAway: the store cannot be written.
+        """
+        if not self._writer.bytes:
+            raise ApplicationRefused(400, "empty_file", "the file is empty", "file")
+        room_check(application.tenant, self._writer.bytes, self._settings)
+        self._writer.commit()
+        return StoredFile.objects.create(
+            id=self.id,
+            tenant=application.tenant,
+            key=application.key,
+            filename=filename,
+            purpose=purpose.value,
+            bytes=self._writer.bytes,
+            sha256=self._writer.sha256,
+            created_at=now,
+            expires_at=expires_at,
+        )
+
+    def abort(self) -> None:
+        """Leave nothing of what was not finished."""
+        self._writer.abort()
+
+
+def room_check(tenant: str, size: int, settings: FileSettings) -> None:
+    """
+    Raises:
+        ApplicationRefused: the tenant's files would be too many or too large with `size` bytes more.
+    """
+    files, stored = stored_of_tenant(tenant)
+    if files >= settings.max_files_per_tenant or stored + size > settings.max_bytes_per_tenant:
+        message = (
+            f"you may have {settings.max_files_per_tenant} files with {settings.max_bytes_per_tenant} bytes and have "
+            f"{files} with {stored}: delete some"
+        )
+        raise ApplicationRefused(400, "storage_limit_exceeded", message)
+
+
+def stored_file_delete(*, application: Application, file_id: str, now: datetime) -> StoredFile:
+    """Forget a file. What a batch has read of it already stays with the batch.
+
+    Raises:
+        ApplicationRefused: the tenant has none such.
+    """
+    file = stored_file_of(application.tenant, file_id, now)
+    if file is None:
+        raise file_not_found(file_id)
+    StoredFile.objects.filter(id=file.id).delete()
+    file_store().delete(stored_name(file.id))
+    return file
+
+
+def stored_files_trim(*, now: datetime) -> int:
+    """Forget what has expired, and sweep what no row knows. Returns how many rows went."""
+    ids = list(StoredFile.objects.filter(expires_at__lte=now).values_list("id", flat=True)[:FORGOTTEN_AT_ONCE])
+    StoredFile.objects.filter(id__in=ids).delete()
+    store = file_store()
+    for file_id in ids:
+        store.delete(stored_name(file_id))
+    for name in _lost(store, now):
+        store.delete(name)
+    return len(ids)
+
+
+def file_settings() -> FileSettings:
+    """The defaults, and what this installation says."""
+    return replace(FileSettings(), max_bytes=django_settings.FILE_MAX_BYTES)
+
+
+def _lost(store: FileStore, now: datetime) -> Iterator[str]:
+    before = (now - SWEPT_AFTER).timestamp()
+    yield from (name for name, written_at in list(store.unfinished()) if written_at < before)
+    old = [name for name, written_at in store.names(FILES) if written_at < before]
+    known = set(
+        StoredFile.objects.filter(id__in=[name.rpartition("/")[2] for name in old]).values_list("id", flat=True)
+    )
+    yield from (name for name in old if name.rpartition("/")[2] not in known)
