@@ -15,6 +15,7 @@ from controlplane.cli.commands import (
     act,
     agents,
     autoscale,
+    batch,
     certificates,
     chat,
     declare,
@@ -113,7 +114,7 @@ def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
 
 for part in (
     *(access.app, show.app, declare.app, rollouts.app),
-    *(act.app, autoscale.app, agents.app, machines.app, certificates.app, entry.app, observe.app, chat.app),
+    *(act.app, autoscale.app, agents.app, machines.app, certificates.app, entry.app, observe.app, chat.app, batch.app),
     *(rollouts.model_app, usage.app, regions.app, images.app, about),
 ):  # the order of the help
     app.add_typer(part)

@@ -286,6 +286,12 @@ RESOURCES: tuple[Resource, ...] = (
             number("WAITING", "waiting"), ("REASON", "reason")),
     ),
     Resource(
+        "batches", "batches", "id", ("batch",),
+        _of(("ID", "id"), ("TENANT", "tenant"), ("MODEL", "model"), STATE, number("LINES", "lines"),
+            number("COMPLETED", "completed"), number("FAILED", "failed"), number("LINES/S", "lines_per_s"),
+            ("ENDS ABOUT", "estimated_end_at"), AGE),
+    ),
+    Resource(
         "prices", "prices", "id", ("price",),
         _of(number("ID", "id"), ("DEPLOYMENT", "deployment"), ("FROM", "valid_from"), ("IN FORCE", "in_force"),
             number("PROMPT", "prompt"), number("CACHED", "cached"), number("COMPLETION", "completion"),

@@ -8,6 +8,7 @@ from accounts.views import Login, login_second, oidc_back, oidc_begin
 from controlplane.dashboard.fragments import Page, View, page_view
 from controlplane.dashboard.pages import second_factor, settings
 from controlplane.dashboard.pages.agents import agents_cancel_action, agents_upgrade_action
+from controlplane.dashboard.pages.batches import BATCH, BATCHES, batch_action
 from controlplane.dashboard.pages.cells import CELL, CELLS, cell_action
 from controlplane.dashboard.pages.cost import (
     COSTS,
@@ -112,6 +113,9 @@ urlpatterns = [
     path("traffic/overrides/<int:override_id>/end/", override_end_action, name="override-end"),
     path("playground/", _view(PLAYGROUND), name="playground"),
     path("playground/say/", playground_chat, name="playground-say"),
+    path("batches/", _view(BATCHES), name="batches-page"),
+    path("batches/<str:key>/", _view(BATCH), name="batch-page"),
+    path("batches/<str:key>/ask/<str:action>/", batch_action, name="batch-action"),
     path("keys/", _view(KEYS), name="keys"),
     path("keys/new/", key_new, name="key-new"),
     path("keys/require/", keys_require_action, name="keys-require"),

@@ -18,6 +18,7 @@ from kernel.control_hosts import control_hosts
 from kernel.leases import lease_held_since
 from kernel.loop_passes import control_standing
 from traffic.models import AsyncRequest, IngressReport, RoutingTable
+from traffic.selectors.batch import batches_by_state
 from traffic.selectors.stored_response import kept_in_all
 
 Row = tuple[Sequence[str], float]
@@ -38,6 +39,7 @@ class FleetGauges(Collector):
         yield _gauge("routing_table_lag", "Revisions that the slowest ingress is behind.", ("region",), _table_lag())
         yield _gauge("webhook_deliveries_waiting", "Messages to webhooks that wait.", (), _deliveries())
         yield _gauge("async_requests", "Near-real-time requests by state.", ("state",), _async_requests())
+        yield _gauge("batches", "Open batches by state.", ("state",), _batches())
         yield _gauge("responses", "Kept responses.", (), _responses())
         yield _gauge("responses_bytes", "Bytes of kept responses.", (), _responses_bytes())
         yield _gauge("agents_listened", "1 while a web process listens to agents.", (), _listened())
@@ -121,6 +123,11 @@ def _deliveries() -> Iterator[Row]:
 
 def _async_requests() -> Iterator[Row]:
     for row in AsyncRequest.objects.order_by().values("state").annotate(n=Count("pk")):
+        yield (row["state"],), row["n"]
+
+
+def _batches() -> Iterator[Row]:
+    for row in batches_by_state():
         yield (row["state"],), row["n"]
 
 

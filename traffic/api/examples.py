@@ -422,6 +422,33 @@ REQUEST_QUEUE: dict[str, Any] = {
 
 NEW_REQUEST_QUEUE: dict[str, Any] = {name: REQUEST_QUEUE[name] for name in ("url", "key")}
 
+BATCH: dict[str, Any] = {
+    "id": "batch_6f1d0f0d2c3b4a5968778695a4b3c2d1",
+    "tenant": "acme",
+    "key": "3f9c1a2b",
+    "region": "us-east-1",
+    "endpoint": "/v1/chat/completions",
+    "model": "sim-70b",
+    "state": "in_progress",
+    "tone": "moving",
+    "priority": 5,
+    "window": "24h",
+    "lines": 20000,
+    "completed": 5120,
+    "failed": 3,
+    "lines_per_s": 4.2,
+    "estimated_end_at": "2026-11-23T13:19:02Z",
+    "errors": [],
+    "input_tokens": 0,
+    "output_tokens": 0,
+    "created_at": "2026-11-23T12:00:00Z",
+    "in_progress_at": "2026-11-23T12:00:02Z",
+    "finalizing_at": None,
+    "expires_at": "2026-11-24T12:00:00Z",
+}
+
+BATCH_CANCEL: dict[str, Any] = {"why": "its model is retired tonight"}
+
 ENTRY: dict[str, Any] = {
     "name": "llm.example.com",
     "shares": {"us-east-1": 3.0},

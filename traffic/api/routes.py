@@ -11,6 +11,7 @@ from traffic.api.entry import EntryRevisionViewSet, EntryViewSet
 from traffic.api.ingress import IngressViewSet, RoutingTableViewSet
 from traffic.api.key import KeyRingViewSet, KeyViewSet
 from traffic.api.matrix import MatrixViewSet, ShiftViewSet
+from traffic.api.operator_batch import BatchViewSet
 from traffic.api.override import EvacuationViewSet, OverrideViewSet
 from traffic.api.price import PriceViewSet
 from traffic.api.rate import RateViewSet
@@ -25,6 +26,7 @@ ROUTES = (
     ("key-rings", KeyRingViewSet, "key-ring"),
     ("callback-hosts", CallbackHostViewSet, "callback-host"),
     ("request-queues", RequestQueueViewSet, "request-queue"),
+    ("batches", BatchViewSet, "batch"),
     ("usage", UsageViewSet, "usage"),
     ("costs", CostViewSet, "cost"),
     ("cost-budgets", CostBudgetViewSet, "cost-budget"),

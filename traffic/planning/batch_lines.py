@@ -19,7 +19,9 @@ MAX_INPUTS = 50_000
 PREFIX_LETTERS = (64, 256, 1024, 4096)
 """Of a prompt, at whose ends it may part from another: the levels of a trie. 256 letters are some 64 tokens, four
 blocks of an engine's cache."""
-PATH_BYTES = 4 * len(PREFIX_LETTERS)
+DIGEST_BYTES = 4
+PATH_BYTES = DIGEST_BYTES * len(PREFIX_LETTERS)
+MAX_OUTPUT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def _texts(body: dict[str, Any]) -> int:
 def _output(body: dict[str, Any]) -> int:
     names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
     stated = next((body[name] for name in names if isinstance(body.get(name), int)), 0)
-    return max(0, min(int(stated), 2**31 - 1))
+    return max(0, min(int(stated), MAX_OUTPUT))
 
 
 def prefix_path(body: dict[str, Any]) -> bytes:
@@ -101,7 +103,7 @@ def prefix_path(body: dict[str, Any]) -> bytes:
     for letters in PREFIX_LETTERS:
         # The model's own instructions come first in the prompt of a response.
         head = f"{body.get('instructions') or ''}\0{text}"[:letters].encode("utf-8", "surrogatepass")
-        path += hashlib.blake2b(head, digest_size=4).digest()
+        path += hashlib.blake2b(head, digest_size=DIGEST_BYTES).digest()
     return path
 
 
@@ -182,13 +184,19 @@ class LineIndex:
         """The lines as they are best sent: those that share a beginning one after the other, depth first, so that an
         engine reads it once; beginnings with the longest outputs first, because the last lines decide when all is
         over."""
-        width = PATH_BYTES
-        paths = [bytes(self._paths[place * width : place * width + width]) for place in range(len(self._lengths))]
         longest: dict[bytes, int] = {}
-        for path, output in zip(paths, self._outputs, strict=True):
-            longest[path[:4]] = max(longest.get(path[:4], 0), output)
-        # Nothing in the file's order says anything; equal paths keep it all the same.
-        return sorted(range(len(paths)), key=lambda place: (-longest[paths[place][:4]], paths[place]))
+        for place, output in enumerate(self._outputs):
+            first = self._path(place)[:DIGEST_BYTES]
+            longest[first] = max(longest.get(first, 0), output)
+
+        def rank(place: int) -> bytes:  # one object a line, where a tuple would be three
+            path = self._path(place)
+            return (MAX_OUTPUT - longest[path[:DIGEST_BYTES]]).to_bytes(4) + path
+
+        return sorted(range(len(self._outputs)), key=rank)
+
+    def _path(self, place: int) -> bytes:
+        return bytes(self._paths[place * PATH_BYTES : (place + 1) * PATH_BYTES])
 
     def place(self, line: int) -> tuple[int, int]:
         """First byte and length of a line in the file."""

@@ -13,8 +13,7 @@ from traffic.planning.async_request import MOVED, AttemptResponse
 BUSY = frozenset({429, 503})
 SHRINK = 0.75
 MOST_PER_CELL = 48
-"""Above that a cell's own real-time requests slow down and batches gain little, by the measurements of
-docs/bench/batch.md's sources."""
+"""Above that a cell's own real-time requests slow down, and batches gain little (docs/bench/batch.md)."""
 HOLD_ROUNDS = 1.0
 """One shrinking answers for all that was under way when it was decided."""
 

@@ -1,10 +1,12 @@
 """What is known of batches. Whoever is not the tenant of one finds none (I15)."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce
 
 from traffic.models import Batch, BatchRange, RoutingTable
 from traffic.models.batch import OPEN_STATES
@@ -103,6 +105,40 @@ def lines_ahead(region: str, model: str) -> int:
     total = rows.aggregate(n=Sum("lines"))["n"] or 0
     done = BatchRange.objects.filter(batch__in=rows).aggregate(n=Sum(F("completed") + F("failed")))["n"] or 0
     return int(total - done)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStanding:
+    """How far a batch is. `share` of its lines from 0 to 1; the rate is over its whole run, None before."""
+
+    completed: int
+    failed: int
+    lines_per_s: float | None
+    estimated_end_at: datetime | None
+    share: float
+
+    @property
+    def percent(self) -> int:
+        return int(self.share * 100)
+
+
+def batches_described() -> "QuerySet[Batch]":
+    """All batches, with what their ranges have so far as `ranges_completed` and `ranges_failed`."""
+    totals = BatchRange.objects.filter(batch=OuterRef("pk")).order_by().values("batch")
+    return Batch.objects.annotate(
+        ranges_completed=Coalesce(Subquery(totals.annotate(n=Sum("completed")).values("n")), 0),
+        ranges_failed=Coalesce(Subquery(totals.annotate(n=Sum("failed")).values("n")), 0),
+    )
+
+
+def batch_standing(batch: Batch, now: datetime) -> BatchStanding:
+    """Of one of `batches_described`."""
+    tally = Tally(batch.completed + batch.ranges_completed, batch.failed + batch.ranges_failed)  # type: ignore[attr-defined]
+    done = tally.completed + tally.failed
+    rate = _rate(batch, tally, now)
+    end_at = estimated_end(batch.lines - done, rate, now) if _runs(batch) else None
+    share = done / batch.lines if batch.lines else 0.0
+    return BatchStanding(tally.completed, tally.failed, round(rate, 3) if rate else None, end_at, share)
 
 
 def batches_by_state() -> list[dict[str, Any]]:

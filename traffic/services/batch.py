@@ -9,6 +9,10 @@ from django.db import transaction
 from django.db.models import Exists, OuterRef, QuerySet
 
 from fleet.services.webhook_outbox import webhooks_notify
+from kernel import live
+from kernel.events import event_record
+from kernel.refusals import Conflict
+from kernel.tones import Tone
 from traffic.models import Batch, BatchRange
 from traffic.models.batch import OPEN_STATES
 from traffic.planning.application_refusal import QUOTA_USED_UP, ApplicationRefused
@@ -63,6 +67,7 @@ def batch_create(
     place = serving_region(region)
     if place is None:
         raise ApplicationRefused(503, "no_routing_table", "no region serves yet; try again shortly")
+    live.push("batches")
     return Batch.objects.create(
         tenant=application.tenant,
         key=application.key,
@@ -104,12 +109,31 @@ def batch_end_early(*, batch: Batch, now: datetime) -> Batch:
     return batch
 
 
+def batch_cancel_for_operator(*, batch_id: str, actor: str, now: datetime, why: str) -> Batch:
+    """The same for an operator, with an event that says why.
+
+    Raises:
+        Conflict: it has ended.
+    """
+    with transaction.atomic():
+        try:
+            batch = batch_end_early(batch=Batch.objects.get(id=batch_id), now=now)
+        except ApplicationRefused as refusal:
+            raise Conflict(str(refusal)) from refusal
+        whose = f"batch {batch.id} of {batch.tenant or 'nobody'}"
+        message = f"{whose} was cancelled by {actor}: {why}"
+        detail = {"batch": batch.id, "tenant": batch.tenant}
+        event_record(kind="batch.cancelled", message=message, tone=Tone.WARN, now=now, actor=actor[:64], detail=detail)
+    return batch
+
+
 def batch_move(rows: "QuerySet[Batch]", *, start: BatchState, to: BatchState, now: datetime, **columns: Any) -> int:
     """Move those of the rows that are in `start`. Returns how many were. Of an end webhooks are told in the same
     transaction."""
     if to not in ALLOWED[start]:
         raise ValueError(f"a batch does not go from {start} to {to}")
     columns |= {"state": to.value, STAMPS[to]: now, "leased_until": None}
+    live.push("batches")
     if to not in ENDED:
         return rows.filter(state=start.value).update(**columns)
     with transaction.atomic():

@@ -68,17 +68,23 @@ def _validated(
     store: FileStore, batch: Batch, now: datetime, settings: BatchSettings
 ) -> tuple[list[LineError], str, list[LineRange]]:
     with store.open(stored_name(batch.input_file_id)) as file:
-        index = LineIndex(endpoint=batch.endpoint, salt=secrets.token_bytes(16), settings=settings)
-        for start, text in bounded_lines(file, settings.max_line_bytes):
-            index.add(text, start)
-        index.finish()
+        index = file_index(file, batch.endpoint, settings)
         if index.errors:
             return index.errors, index.model, []
         try:
             place_check(_application(batch, now), batch.region_id, index.model)
         except ApplicationRefused as refusal:
             return [LineError(refusal.code or "invalid_value", str(refusal), None, "body.model")], index.model, []
-        return [], index.model, _write_work(store, file, index, batch, settings)
+        return [], index.model, work_write(store, file, index, work_name(batch.id), settings)
+
+
+def file_index(file: BinaryIO, endpoint: str, settings: BatchSettings) -> LineIndex:
+    """What is known of a file's lines, and what is wrong with them."""
+    index = LineIndex(endpoint=endpoint, salt=secrets.token_bytes(16), settings=settings)
+    for start, text in bounded_lines(file, settings.max_line_bytes):
+        index.add(text, start)
+    index.finish()
+    return index
 
 
 def bounded_lines(file: BinaryIO, most: int) -> Iterator[tuple[int, bytes]]:
@@ -91,11 +97,11 @@ def bounded_lines(file: BinaryIO, most: int) -> Iterator[tuple[int, bytes]]:
             start += len(text)
 
 
-def _write_work(
-    store: FileStore, file: BinaryIO, index: LineIndex, batch: Batch, settings: BatchSettings
+def work_write(
+    store: FileStore, file: BinaryIO, index: LineIndex, name: str, settings: BatchSettings
 ) -> list[LineRange]:
-    store.delete(work_name(batch.id))  # of a validation that died
-    writer, ranges = store.write(work_name(batch.id)), list[LineRange]()
+    """Write the lines in the order in which they are sent, in the place of what a validation left that died."""
+    writer, ranges = store.write(name), list[LineRange]()
     try:
         start = lines = 0
         for line in index.order():

@@ -18,6 +18,7 @@ RESOURCES = [
     "ingresses", "routing-tables", "keys", "key-rings",
     "engine-allowances", "callback-hosts", "request-queues", "prices", "budgets",
     "rates", "cost-budgets",
+    "engine-allowances", "callback-hosts", "request-queues", "batches", "prices", "budgets",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
     "entry", "entry-revisions", "autoscaling/places", "autoscaling/decisions",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
@@ -48,7 +49,7 @@ OPERATE = {
     "POST capacity-pools", "PATCH capacity-pools/{id}", "POST capacity-pools/{id}/remove",
     "POST capacity-pools/{id}/resume", "POST image-moves", "POST image-moves/{id}/back",
     "POST regions", "PATCH regions/{id}", "DELETE regions/{id}", "POST deployments",
-    "POST autoscaling/pause", "POST autoscaling/resume",
+    "POST autoscaling/pause", "POST autoscaling/resume", "POST batches/{id}/cancel",
 }  # fmt: skip
 OPERATE_ONE = {  # a grant for the deployment does, too
     "POST cells/{id}/drain", "POST cells/{id}/restart", "PATCH deployments/{id}", "DELETE deployments/{id}",

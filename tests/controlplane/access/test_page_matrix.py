@@ -18,7 +18,7 @@ VIEWER = {
     "traffic", "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident",
     "costs",
     "search", "events", "usage", "settings", "approvals", "settings-webhooks", "settings-rules", "settings-allowances",
-    "token-new",
+    "token-new", "batches-page", "batch-page",
     "token-revoke", "session-end", "approval-reject", "factors", "factor-app", "factor-key", "factor-confirm",
     "factor-recovery", "factor-remove",
 }  # fmt: skip
@@ -26,7 +26,7 @@ OPERATOR = {
     "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",
     "machine-add", "machine-remove", "invitation-withdraw",
     "pool-add", "pool-action", "image-move", "image-back", "agents-upgrade", "agents-cancel",
-    "key-new", "key-action", "draft-new", "draft-edit",
+    "key-new", "key-action", "batch-action", "draft-new", "draft-edit",
     "version-action", "webhook-test", "playground-say", "audit",
 }  # fmt: skip
 ADMIN = {

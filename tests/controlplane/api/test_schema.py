@@ -61,6 +61,8 @@ def test_it_shows_every_resource() -> None:
         "webhook-deliveries", "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys",
         "key-rings",
         "usage", "prices", "budgets", "costs", "rates", "cost-budgets",
+        "key-rings", "batches",
+        "usage", "prices", "budgets",
         "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations",
         "entry", "entry-revisions",
         "me", "users", "service-accounts", "groups", "grants", "tokens", "sessions", "approvals", "approval-rules",

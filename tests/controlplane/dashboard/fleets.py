@@ -28,6 +28,8 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import (
     ApplicationKey,
+    Batch,
+    BatchRange,
     Budget,
     CallbackHost,
     CellHour,
@@ -229,6 +231,21 @@ def _key(number: int) -> None:
         requests_per_min=60,
     )
     UsageHour.objects.create(tenant=tenant, key=prefix, hour=NOW, arrived=7)
+    batch = Batch.objects.create(
+        id=f"batch_{number:032x}",
+        tenant=tenant,
+        region=Region.objects.earliest("name"),
+        endpoint="/v1/chat/completions",
+        model="sim-70b",
+        input_file_id=f"file-{number:032x}",
+        window="24h",
+        state="in_progress",
+        lines=400,
+        created_at=NOW,
+        in_progress_at=NOW,
+        expires_at=NOW,
+    )
+    BatchRange.objects.create(batch=batch, number=0, start=0, end=1, lines=400, completed=100, failed=3)
     StoredResponse.objects.create(
         tenant=tenant, key=prefix, model="m", state="completed", input=b"[]", response=b"{}", bytes=4, created_at=NOW,
         ended_at=NOW,

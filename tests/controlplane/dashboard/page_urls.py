@@ -3,6 +3,7 @@
 LISTS: dict[str, str] = {
     "overview": "/",
     "audit": "/audit/",
+    "batches-page": "/batches/",
     "cells": "/cells/",
     "deployments": "/deployments/",
     "events": "/events/",
@@ -29,6 +30,7 @@ SETTINGS: dict[str, str] = {
 }
 FILTERED: tuple[str, ...] = (
     "/audit/?action=node.cordon&outcome=done",
+    "/batches/?q=tenant&state=in_progress",
     "/cells/?q=deployment&region=region-0&deployment=deployment-0&state=ready",
     "/events/?kind=cell.ready&subject=region-0",
     "/incidents/?state=all",
@@ -46,6 +48,7 @@ DETAILS: tuple[str, ...] = (
     "/nodes/n-000000aa/",
     "/deployments/deployment-0/",
     "/keys/0a000000/",
+    "/batches/batch_00000000000000000000000000000000/",
     "/models/model-0/",
     "/models/model-0@1/",
     "/models/model-0@1/diff/?against=model-0@1",

@@ -1,0 +1,110 @@
+"""Over HTTP: batches of all tenants, for operators. Shows nothing of their content, and decides nothing."""
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.mixins import RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.planning.states import choices
+from kernel import clock
+from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin
+from kernel.tones import Tone
+from traffic.api import examples
+from traffic.models import Batch
+from traffic.planning.batch import BATCH_TONE, BatchState
+from traffic.selectors.batch import BatchStanding, batch_standing, batches_described
+from traffic.services.batch import batch_cancel_for_operator
+
+
+class BatchErrorSerializer(serializers.Serializer[dict[str, object]]):
+    code = serializers.CharField()
+    line = serializers.IntegerField(allow_null=True, help_text="Of the input file, from 1; null: the file as a whole.")
+
+
+@extend_schema_serializer(examples=[OpenApiExample("batch", examples.BATCH, response_only=True)])
+class BatchSerializer(serializers.ModelSerializer[Batch]):
+    region = serializers.CharField(source="region_id")
+    tone = serializers.SerializerMethodField()
+    completed = serializers.SerializerMethodField(help_text="Lines that were answered.")
+    failed = serializers.SerializerMethodField(help_text="Lines that ended otherwise.")
+    lines_per_s = serializers.SerializerMethodField(help_text="Over its whole run; null before.")
+    estimated_end_at = serializers.SerializerMethodField(help_text="At that rate; null unless it is in progress.")
+    errors = BatchErrorSerializer(  # type: ignore[assignment]
+        many=True, help_text="What is wrong with its input, or why every line failed."
+    )
+
+    class Meta:
+        model = Batch
+        fields = [
+            "id", "tenant", "key", "region", "endpoint", "model", "state", "tone", "priority", "window", "lines",
+            "completed", "failed", "lines_per_s", "estimated_end_at", "errors", "input_tokens", "output_tokens",
+            "created_at", "in_progress_at", "finalizing_at", "expires_at",
+        ]  # fmt: skip
+
+    @extend_schema_field(serializers.ChoiceField(choices=choices(Tone)))
+    def get_tone(self, row: Batch) -> str:
+        return BATCH_TONE[BatchState(row.state)].value
+
+    def get_completed(self, row: Batch) -> int:
+        return self._standing(row).completed
+
+    def get_failed(self, row: Batch) -> int:
+        return self._standing(row).failed
+
+    def get_lines_per_s(self, row: Batch) -> float | None:
+        return self._standing(row).lines_per_s
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_estimated_end_at(self, row: Batch) -> object:
+        end_at = self._standing(row).estimated_end_at
+        return serializers.DateTimeField().to_representation(end_at) if end_at else None
+
+    @staticmethod
+    def _standing(row: Batch) -> BatchStanding:
+        return batch_standing(row, clock.now())
+
+
+@extend_schema_serializer(examples=[OpenApiExample("why", examples.BATCH_CANCEL, request_only=True)])
+class CancelBatchSerializer(StrictSerializer):
+    why = serializers.CharField(max_length=200, help_text="For the timeline.")
+
+
+class BatchFilter(filters.FilterSet):
+    tenant = filters.CharFilter()
+    model = filters.CharFilter()
+    state = filters.ChoiceFilter(choices=choices(BatchState))
+
+    class Meta:
+        model = Batch
+        fields: list[str] = []
+
+
+class BatchViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Batch]):
+    """Batches of all tenants. Applications have their own view of theirs, `/v1/batches` of an ingress."""
+
+    serializer_class = BatchSerializer
+    filterset_class = BatchFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9a-z_]{1,64}"
+    page_order = "-created_at"
+    ordering_fields = ("id", "created_at", "expires_at", "tenant", "state")
+
+    def get_queryset(self) -> QuerySet[Batch]:
+        return batches_described()
+
+    @extend_schema(operation_id="batches_cancel", request=CancelBatchSerializer, responses={200: BatchSerializer})
+    @action(detail=True, methods=["post"])
+    def cancel(self, request: Request, id: str) -> Response:
+        """Send nothing more of a batch; what was answered can be read by its tenant. 409 if it has ended."""
+        body = CancelBatchSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        row = self.get_object()
+        batch_cancel_for_operator(
+            batch_id=row.id, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"]
+        )
+        return Response(BatchSerializer(self.get_object()).data)
