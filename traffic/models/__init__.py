@@ -1,8 +1,8 @@
 """The tables of traffic, one noun a file."""
 
 from traffic.models.async_request import AsyncRequest, CallbackHost
-from traffic.models.cost import CellHour, CostBudget, CostShare, Rate
 from traffic.models.batch import Batch, BatchRange, StoredFile
+from traffic.models.cost import CellHour, CostBudget, CostShare, Rate
 from traffic.models.entry import Entry, EntryRevision, EntryTarget
 from traffic.models.key import ApplicationKey, KeyPolicy
 from traffic.models.request_queue import RefusedMessage, RequestQueue
