@@ -98,6 +98,9 @@ class CostTotalsSerializer(CostFiguresSerializer):
     spares_energy_j = _amount("Joules of the same.", allow_null=True)
     bill_usd = _amount("US dollars of all machines; null where a filter leaves some out.", allow_null=True)
     open_machine_hours = serializers.FloatField(help_text="Of hours that are not split yet; in no sum.")
+    refused_readings = serializers.IntegerField(
+        allow_null=True, help_text="Of meters, that could not be so; that time is estimated."
+    )
     measured_percent = serializers.FloatField(
         allow_null=True, help_text="How much of the cells' energy meters counted; null: none is known."
     )
@@ -171,6 +174,7 @@ class CostViewSet(ViewSet):
                     "spares_energy_j": None if spares is None else micro_text(spares.idle_uj),
                     "bill_usd": None if cells is None or spares is None else money_text(cells + spares.idle_cost),
                     "open_machine_hours": round(answer.open_ms / HOUR_MS, 3),
+                    "refused_readings": totals.sums.refused if totals.has_idle else None,
                     "measured_percent": round(100 * totals.sums.measured_uj / energy, 1)
                     if totals.has_idle and energy
                     else None,

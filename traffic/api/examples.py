@@ -126,6 +126,7 @@ COSTS: dict[str, Any] = {
         "spares_energy_j": "602110.000000",
         "bill_usd": "64.500000",
         "open_machine_hours": 0.4,
+        "refused_readings": 0,
         "measured_percent": 100.0,
     },
     "truncated": False,

@@ -24,7 +24,8 @@ SOURCES = ("cost_source", "energy_source", "carbon_source")
 class CostSums:
     """Sums of some hours that are over. `cost`, `energy_uj`, `carbon_ug`: of accounts, in US dollars, microjoules and
     micrograms of CO2 equivalent; those that begin with `idle`: of nobody; those that begin with `cells`: of both, as
-    machines were counted. `measured_uj`: of those, by meters. `machine_ms`: of machines."""
+    machines were counted. `measured_uj`: of those, by meters, of which so many readings were `refused`.
+    `machine_ms`: of machines."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -39,6 +40,7 @@ class CostSums:
     cells_cost: Decimal = Decimal(0)
     cells_uj: int = 0
     measured_uj: int = 0
+    refused: int = 0
     cost_source: Source = Source.MEASURED
     energy_source: Source = Source.MEASURED
     carbon_source: Source = Source.MEASURED
@@ -67,7 +69,7 @@ class CostSums:
 
 COUNTS = (
     "prompt_tokens", "cached_tokens", "completion_tokens", "machine_ms", "cost", "energy_uj", "carbon_ug", "idle_cost",
-    "idle_uj", "idle_carbon_ug", "cells_cost", "cells_uj", "measured_uj",
+    "idle_uj", "idle_carbon_ug", "cells_cost", "cells_uj", "measured_uj", "refused",
 )  # fmt: skip
 AMOUNT_COLUMNS = (
     "machine_hours", "cost_usd", "idle_cost_usd", "energy_j", "idle_energy_j", "carbon_g", "idle_carbon_g",

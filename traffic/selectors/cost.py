@@ -25,7 +25,7 @@ _OF_SHARES = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost", "en
 _SOURCES = ("cost_source", "energy_source", "carbon_source")
 _OF_MACHINES = {
     "machine_ms": "machine_ms", "idle_cost": "idle", "idle_uj": "idle_uj", "idle_carbon_ug": "idle_carbon_ug",
-    "cells_cost": "cost", "cells_uj": "energy_uj", "measured_uj": "measured_uj",
+    "cells_cost": "cost", "cells_uj": "energy_uj", "measured_uj": "measured_uj", "refused": "refused",
 }  # fmt: skip
 """Sum -> its column."""
 

@@ -6,23 +6,27 @@ An outcome that was lost is found again by the object's own digest.
 
 import io
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+from django.db.models import Min
 from django.db.models.functions import TruncDate
 
 from fleet.providers.aws.calls import CallFailed
 from fleet.providers.aws.objects import OtherObject, bucket_region, object_put_once
 from kernel.leases import lease_release, lease_take, this_holder
-from traffic.models import UsageExport, UsageHour
+from traffic.models import CellHour, UsageExport, UsageHour
 from traffic.models.usage import COUNTS
 from traffic.planning.cost_figures import AMOUNT_COLUMNS as COST_AMOUNTS
+from traffic.planning.cost_figures import COLUMNS as COST_COLUMNS
 from traffic.planning.cost_figures import DIMENSIONS as COST_DIMENSIONS
-from traffic.planning.cost_figures import FIGURE_COLUMNS, SOURCES, TOKEN_COLUMNS, CostRow
+from traffic.planning.cost_figures import FIGURE_COLUMNS, OF_ACCOUNTS, SOURCES, TOKEN_COLUMNS, CostRow
 from traffic.planning.usage_query import DIMENSIONS, HOURS_KEPT, By, UsageQuery
 from traffic.planning.usage_table import AMOUNT_COLUMNS, COUNT_COLUMNS, TableRow, csv_pieces
+from traffic.selectors.cost import cost_rows
 from traffic.selectors.usage import UsageRow, usage_stream
 
 PARQUET_TYPE = "application/vnd.apache.parquet"
@@ -33,6 +37,8 @@ LEASE_TTL_S = 300.0
 SETTLED_AFTER = timedelta(minutes=10)
 """Of the end of a day: its last hour is counted and split by then."""
 DAYS_A_PASS = 7
+KIND_DIMENSIONS = tuple(name for name in COST_DIMENSIONS if name not in OF_ACCOUNTS)
+"""Costs are written by machines, with their idle time; whose they are is in the usage of the day."""
 
 log = logging.getLogger(__name__)
 
@@ -158,23 +164,39 @@ def _days_due(target: str, now: datetime) -> list[date]:
     over = (now - SETTLED_AFTER).astimezone(UTC).date()
     first = (now - HOURS_KEPT).astimezone(UTC).date() + timedelta(days=1)
     begins = datetime.combine(first, datetime.min.time(), UTC)
-    used = UsageHour.objects.filter(hour__gte=begins, hour__lt=datetime.combine(over, datetime.min.time(), UTC))
+    first_open = CellHour.objects.filter(settled=False).aggregate(at=Min("hour"))["at"]
+    if first_open is not None:  # what is written is never replaced, so it waits until all of it is split
+        over = min(over, first_open.astimezone(UTC).date())
+    within = {"hour__gte": begins, "hour__lt": datetime.combine(over, datetime.min.time(), UTC)}
+    used, ran = (
+        rows.annotate(day=TruncDate("hour", tzinfo=UTC)).order_by().values_list("day", flat=True).distinct()
+        for rows in (UsageHour.objects.filter(**within), CellHour.objects.filter(**within))
+    )
     there = set(UsageExport.objects.filter(target=target[:500], day__gte=first).values_list("name", flat=True))
-    days = used.annotate(day=TruncDate("hour", tzinfo=UTC)).order_by("day").values_list("day", flat=True).distinct()
-    return [day for day in days if not {name for name, _ in _forms(day)} <= there][:DAYS_A_PASS]
+    return [day for day in sorted({*used, *ran}) if not {name for name, _ in _forms(day)} <= there][:DAYS_A_PASS]
 
 
 def _forms(day: date) -> tuple[tuple[str, str], ...]:
     """The objects of a day: name and type."""
-    return (f"usage-{day}.csv", "text/csv; charset=utf-8"), (f"usage-{day}.parquet", PARQUET_TYPE)
+    return tuple(
+        (f"{what}-{day}.{ending}", kind)
+        for what in ("usage", "costs")
+        for ending, kind in (("csv", "text/csv; charset=utf-8"), ("parquet", PARQUET_TYPE))
+    )
 
 
 def _write_day(target: str, bucket: str, prefix: str, day: date, now: datetime) -> Iterator[str]:
     begins = datetime.combine(day, datetime.min.time(), UTC)
     query = UsageQuery(begins, begins + timedelta(days=1), By.HOUR, DIMENSIONS)
-    rows = list(table_rows(usage_stream(query)))
+    used = list(table_rows(usage_stream(query)))
+    costs = cost_rows(replace(query, group=KIND_DIMENSIONS))
+    bodies: dict[str, tuple[Callable[[], bytes], Callable[[], bytes]]] = {
+        "usage": (lambda: b"".join(csv_pieces(used)), lambda: parquet_table(used)),
+        "costs": (lambda: b"".join(csv_pieces(costs, COST_COLUMNS)), lambda: cost_parquet(costs)),
+    }
     for name, kind in _forms(day):
-        body = b"".join(csv_pieces(rows)) if name.endswith(".csv") else parquet_table(rows)
+        as_csv, as_parquet = bodies[name.partition("-")[0]]
+        body = as_csv() if name.endswith(".csv") else as_parquet()
         key = f"{prefix}/{name}" if prefix else name
         digest = object_put_once(bucket_region(), bucket, key, body, kind=kind)
         columns = {"day": day, "sha256": digest, "at": now}

@@ -15,7 +15,7 @@ from django.db import transaction
 from bench.cloud.server import World, serve
 from fleet.providers.aws import calls
 from fleet.providers.aws.calls import Unanswered
-from traffic.models import UsageExport, UsageHour
+from traffic.models import CellHour, CostShare, UsageExport, UsageHour
 from traffic.services.usage_export import usage_export_days
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]
@@ -24,6 +24,7 @@ TARGET = "s3://bills/usage/fleet-1"
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 AFTER = DAY + timedelta(days=1, minutes=11)
 CSV, PARQUET = "usage/fleet-1/usage-2026-11-20.csv", "usage/fleet-1/usage-2026-11-20.parquet"
+COSTS, TYPED_COSTS = "usage/fleet-1/costs-2026-11-20.csv", "usage/fleet-1/costs-2026-11-20.parquet"
 
 
 @pytest.fixture
@@ -58,8 +59,8 @@ def test_a_day_is_written_once_it_is_over_with_every_hour_in_both_forms(s3: Any)
     used(DAY + timedelta(hours=23), requests=5)
     used(DAY + timedelta(hours=24), requests=100)
     assert usage_export_days(target=TARGET, now=DAY + timedelta(days=1, minutes=9)) == []
-    assert len(usage_export_days(target=TARGET, now=AFTER)) == 2
-    assert keys(s3) == [CSV, PARQUET]
+    assert len(usage_export_days(target=TARGET, now=AFTER)) == 4
+    assert keys(s3) == [COSTS, TYPED_COSTS, CSV, PARQUET]
     rows = list(csv.DictReader(io.StringIO(read(s3, CSV).decode(), newline="")))
     assert [(row["start"], row["key"], row["requests"]) for row in rows] == [
         ("2026-11-20T23:00:00Z", "0a0a", "5"), ("2026-11-20T03:00:00Z", "0a0a", "2"),
@@ -85,8 +86,8 @@ def test_an_answer_that_was_lost_is_found_and_nothing_is_written_twice(
     assert usage_export_days(target=TARGET, now=AFTER) == []
     assert (keys(s3), UsageExport.objects.count()) == ([CSV], 0)
     monkeypatch.setattr(calls, "call", sent)
-    assert len(usage_export_days(target=TARGET, now=AFTER)) == 2
-    assert UsageExport.objects.count() == 2
+    assert len(usage_export_days(target=TARGET, now=AFTER)) == 4
+    assert UsageExport.objects.count() == 4
 
 
 def test_what_is_there_with_other_content_is_not_replaced_and_named(s3: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -104,7 +105,24 @@ def test_a_bucket_that_is_not_there_is_named_and_the_days_are_written_later(
     used(DAY, requests=2)
     assert usage_export_days(target="s3://nowhere", now=AFTER) == []
     assert "usage is not exported to s3://nowhere" in caplog.text
-    assert len(usage_export_days(target=TARGET, now=AFTER + timedelta(days=30))) == 2
+    assert len(usage_export_days(target=TARGET, now=AFTER + timedelta(days=30))) == 4
+
+
+def test_costs_of_a_day_are_written_by_machines_with_their_idle_time_once_all_of_it_is_split(s3: Any) -> None:
+    kind = {"deployment": "sim", "version": "sim@1", "region": "east", "instance_type": "p5"}
+    CellHour.objects.create(**kind, hour=DAY, cost=Decimal(6), idle=Decimal("2.5"), settled=True)
+    CostShare.objects.create(**kind, hour=DAY, tenant="rufus", completion_tokens=500_000, cost=Decimal("3.5"))
+    last = CellHour.objects.create(**kind, hour=DAY + timedelta(hours=23))
+    assert usage_export_days(target=TARGET, now=AFTER) == []
+    CellHour.objects.filter(pk=last.pk).update(settled=True)
+    assert len(usage_export_days(target=TARGET, now=AFTER)) == 4
+    rows = list(csv.DictReader(io.StringIO(read(s3, COSTS).decode(), newline="")))
+    assert [(row["start"], row["cost_usd"], row["idle_cost_usd"], row["usd_per_mtoken"]) for row in rows] == [
+        ("2026-11-20T23:00:00Z", "0.000000", "0.000000", ""),
+        ("2026-11-20T00:00:00Z", "3.500000", "2.500000", "7.000000"),
+    ]  # fmt: skip
+    typed = read_parquet(io.BytesIO(read(s3, TYPED_COSTS))).read_all().to_struct_array().to_pylist()
+    assert [row["usd_per_mtoken_with_idle"] for row in typed] == [None, Decimal(12)]
 
 
 @pytest.mark.parametrize("target", ["/tmp", "s3://", "https://bills", "s3://bills/a?b"])

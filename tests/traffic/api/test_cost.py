@@ -29,7 +29,7 @@ def machines(back: int = 3, **columns: Any) -> None:
     columns = {
         **KIND, "machine_ms": 7_200_000, "cost": Decimal(6), "idle": Decimal("2.5"), "energy_uj": 9_000_000,
         "measured_uj": 9_000_000, "idle_uj": 1_000_000, "carbon_ug": 900_000, "idle_carbon_ug": 100_000, **SOURCES,
-        "settled": True, **columns,
+        "settled": True, "refused": 3, **columns,
     }  # fmt: skip
     CellHour.objects.create(hour=this_hour(back), **columns)
 
@@ -62,7 +62,7 @@ def test_tenants_and_idle_are_cells_and_with_spares_the_bill() -> None:
     totals = found()["totals"]
     assert Decimal(totals["cost_usd"]) + Decimal(totals["idle_cost_usd"]) == Decimal(totals["cells_usd"]) == 6
     assert (totals["spares_usd"], totals["bill_usd"]) == ("3.000000", "9.000000")
-    assert (totals["open_machine_hours"], totals["measured_percent"]) == (2.0, 100.0)
+    assert (totals["open_machine_hours"], totals["measured_percent"], totals["refused_readings"]) == (2.0, 100.0, 3)
     joules = Decimal(totals["energy_j"]) + Decimal(totals["idle_energy_j"])
     assert joules == 9
 
