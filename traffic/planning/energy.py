@@ -13,7 +13,7 @@ from traffic.planning.rates import PowerRating
 ACCELERATORS, HOST = "accelerators", "host"
 COMPONENTS = (ACCELERATORS, HOST)
 SLACK_MS = 20_000
-"""Reports come every two seconds and are looked at every five: for this long a meter may be behind, or ahead."""
+"""Reports come every two seconds and are looked at every fifteen: for this long a meter may be behind, or ahead."""
 TOLERANCE = 1.25
 """Of the rating, which machines pass for moments."""
 MOST_WATTS = 150_000.0

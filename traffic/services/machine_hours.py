@@ -35,8 +35,10 @@ METERS = "energy"
 """The source of the marks that say how far the energy of a node is counted."""
 OF_THIS_HOST = "local"
 """Provider of nodes that share one host: its meters are of all of them, so none of them is believed."""
+LOOK_EVERY = timedelta(seconds=15)
+"""A look at 2,000 nodes takes 0.2 s, with meters 0.5 s, and machines change less often than tokens are counted."""
 SETTLED_AFTER = timedelta(seconds=30)
-"""Of the end of an hour: whoever began to count in it has ended."""
+"""Of the end of an hour: the last look that is partly in it was made, and whoever made it has ended."""
 HOURS_SETTLED_AT_ONCE = 200
 _SUMMED = (
     "machine_ms", "busy_ms", "spent", "busy_spent", "measured_uj", "rated_uj", "estimated_uj", "busy_uj", "unrated_ms",
@@ -75,7 +77,7 @@ def machine_hours_count(*, now: datetime) -> None:
     """Add the time since the last look to the machines that are there now, and settle the hours that are over."""
     with transaction.atomic():
         since = _since(now)
-        if since is not None and since < now:
+        if since is not None:
             _add(since, now)
     hours = CellHour.objects.filter(settled=False, hour__lt=now - HOUR - SETTLED_AFTER)
     for hour, deployment in hours.order_by("hour").values_list("hour", "deployment").distinct()[:HOURS_SETTLED_AT_ONCE]:
@@ -83,7 +85,7 @@ def machine_hours_count(*, now: datetime) -> None:
 
 
 def _since(now: datetime) -> datetime | None:
-    """Until when was counted; None at the first time. From now on it is `now`."""
+    """Until when was counted, and from now on it is `now`; None: nothing is due."""
     source, subject, life = CLOCK
     at_ms = round(now.timestamp() * 1000)
     mark, is_first = UsageMark.objects.get_or_create(
@@ -92,8 +94,9 @@ def _since(now: datetime) -> datetime | None:
     if is_first:
         return None
     since = datetime.fromtimestamp(mark.totals["at_ms"] / 1000, now.tzinfo)
-    if since < now:
-        UsageMark.objects.filter(pk=mark.pk).update(totals={"at_ms": at_ms}, at=now)
+    if now - since < LOOK_EVERY:
+        return None
+    UsageMark.objects.filter(pk=mark.pk).update(totals={"at_ms": at_ms}, at=now)
     return since
 
 

@@ -90,6 +90,13 @@ def test_an_hour_that_is_over_is_split_by_tokens_and_tenants_and_idle_time_sum_u
     assert {share.energy_source for share in own} == {Source.ESTIMATED}
 
 
+def test_machines_are_looked_at_every_fifteen_seconds() -> None:
+    a_cell()
+    for seconds in range(0, 45, 5):
+        machine_hours_count(now=NOW + timedelta(seconds=seconds))
+    assert [ms for _, ms, *_ in hours()] == [2 * 30_000]
+
+
 def test_an_hour_that_nobody_used_is_idle() -> None:
     a_cell()
     for minutes in (0, 60, 62):
@@ -161,8 +168,8 @@ def test_meters_are_believed_and_those_of_a_host_that_nodes_share_are_not() -> N
     row = CellHour.objects.get(hour=NOW, deployment="sim-70b")
     assert row.measured_uj == 2 * 2000 * 60_000
     Region.objects.update(provider="local")
-    tell(65_000)
-    machine_hours_count(now=NOW + timedelta(seconds=65))
+    tell(80_000)
+    machine_hours_count(now=NOW + timedelta(seconds=80))
     row.refresh_from_db()
     assert row.measured_uj == 2 * 2000 * 60_000
     assert not UsageMark.objects.filter(source="energy").exists()
