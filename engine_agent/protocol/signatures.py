@@ -24,6 +24,8 @@ class FaultSignature(StrEnum):
     NVIDIA_XID = "nvidia_xid"
     NVIDIA_GPU_LOST = "nvidia_gpu_lost"
     NVIDIA_ECC_UNCORRECTABLE = "nvidia_ecc_uncorrectable"
+    NVIDIA_ECC_CONTAINED = "nvidia_ecc_contained"
+    NVIDIA_RECOVERY_NEEDED = "nvidia_recovery_needed"
     NVIDIA_ROW_REMAP_FAILED = "nvidia_row_remap_failed"
     NVIDIA_ROW_REMAP_PENDING = "nvidia_row_remap_pending"
     ACCELERATOR_MISSING = "accelerator_missing"
@@ -40,6 +42,7 @@ HARD_SIGNATURES = frozenset(
         FaultSignature.NVIDIA_XID_FATAL,
         FaultSignature.NVIDIA_GPU_LOST,
         FaultSignature.NVIDIA_ECC_UNCORRECTABLE,
+        FaultSignature.NVIDIA_RECOVERY_NEEDED,
         FaultSignature.NVIDIA_ROW_REMAP_FAILED,
         FaultSignature.ACCELERATOR_MISSING,
     }

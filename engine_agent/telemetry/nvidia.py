@@ -20,16 +20,30 @@ from engine_agent.telemetry.nvml import GPU_IS_LOST, KIND, RESET_REQUIRED, Nvml,
 log = logging.getLogger(__name__)
 
 FATAL_XIDS: Mapping[int, str] = {
-    43: "the GPU stopped processing",
+    46: "the GPU stopped processing",
     48: "double-bit ECC error",
+    62: "the GPU's power controller halted",
+    64: "a row or page with errors was not retired",
     74: "NVLink error",
     79: "the GPU has fallen off the bus",
-    94: "contained ECC error",
     95: "uncontained ECC error",
+    109: "switching between applications timed out",
+    110: "security fault",
     119: "the GPU's system processor timed out",
     120: "error of the GPU's system processor",
+    136: "NVLink did not train",
+    140: "unrecoverable ECC error",
+    143: "the GPU did not start",
+    155: "NVLink error of its software",
+    158: "the GPU timed out for good",
 }
-"""https://docs.nvidia.com/deploy/xid-errors/"""
+"""Those for which NVIDIA's immediate action is to reset the GPU (RESET_GPU), to restart the machine (RESTART_BM) or a
+workflow that ends in one: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html. Not those that end the
+application and leave the GPU healthy, as 13, 31, 43 and 94: the engine ends by itself, and its agent starts it anew."""
+RECOVERY_OF_DEVICE: Mapping[int, str] = {1: "a reset of the GPU", 2: "a restart of the machine"}
+"""NVML's recovery actions that nothing may go on without. With the others (none, and 3 and 4: drain, at any time) the
+device computes rightly what it computes: an ECC error was contained."""
+_RECOVERY = "recovery_action"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +155,11 @@ class NvidiaReader:
             self._on_fault(hardware_fault(FaultSignature.ACCELERATOR_MISSING, summary, evidence))
 
     def _judge(self, device: Accelerator, before: Mapping[str, int]) -> None:
-        more = grown(before, device.errors)
+        more, action = grown(before, device.errors), device.errors.get(_RECOVERY)
+        contained = action is not None and action not in RECOVERY_OF_DEVICE
+        ecc = FaultSignature.NVIDIA_ECC_CONTAINED if contained else FaultSignature.NVIDIA_ECC_UNCORRECTABLE
         for counter, signature in (
-            ("ecc_uncorrected", FaultSignature.NVIDIA_ECC_UNCORRECTABLE),
+            ("ecc_uncorrected", ecc),
             ("row_remap_failed", FaultSignature.NVIDIA_ROW_REMAP_FAILED),
             ("row_remap_pending", FaultSignature.NVIDIA_ROW_REMAP_PENDING),
         ):
@@ -151,6 +167,10 @@ class NvidiaReader:
                 summary = f"{counter} of nvidia {device.index} grew by {more[counter]} to {device.errors[counter]}"
                 evidence = {"device": device.index, "counter": counter, "counters": device.errors}
                 self._on_fault(hardware_fault(signature, summary, evidence))
+        if action is not None and action in RECOVERY_OF_DEVICE and before.get(_RECOVERY) != action:
+            summary = f"the driver of nvidia {device.index} asks for {RECOVERY_OF_DEVICE[action]}"
+            evidence = {"device": device.index, _RECOVERY: action, "counters": device.errors}
+            self._on_fault(hardware_fault(FaultSignature.NVIDIA_RECOVERY_NEEDED, summary, evidence))
 
     def _report_xid(self, xid: Xid) -> None:
         self._note_response()

@@ -27,6 +27,7 @@ class Library:
         self.lost: set[int] = set()
         self.uncorrected = 0
         self.rows = (0, 0, 0, 0)
+        self.recovery_action = 0
         self.xids: list[tuple[int, int]] = []
         self.sessions = 0
         self.millijoules: dict[int, int] = {}
@@ -73,8 +74,9 @@ class Library:
         return self.rows
 
     def nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> list[SimpleNamespace]:
+        self._may("nvmlDeviceGetFieldValues")
         assert fields == [230]
-        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=0))]
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=self.recovery_action))]
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
         self._may("nvmlDeviceGetTotalEnergyConsumption")

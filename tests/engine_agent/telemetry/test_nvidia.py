@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.messages import Fault
+from engine_agent.protocol.signatures import is_hard
 from engine_agent.telemetry.accelerators import Restarts
 from engine_agent.telemetry.nvidia import NvidiaReader, NvidiaTimes
 from engine_agent.telemetry.nvml import NvmlFailed
@@ -69,7 +70,10 @@ async def test_what_a_device_does_not_support_is_left_out() -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("xid", "signature", "hard"),
-    [(79, "nvidia_xid_fatal", True), (48, "nvidia_xid_fatal", True), (13, "nvidia_xid", False)],
+    [
+        *((xid, "nvidia_xid_fatal", True) for xid in (46, 48, 62, 64, 74, 79, 95, 109, 119, 120, 140)),
+        *((xid, "nvidia_xid", False) for xid in (13, 31, 43, 45, 63, 94)),
+    ],
 )
 async def test_an_error_event_is_a_fault_and_a_fatal_one_is_hard(xid: int, signature: str, hard: bool) -> None:
     library = Library(devices=2)
@@ -85,7 +89,11 @@ async def test_an_error_event_is_a_fault_and_a_fatal_one_is_hard(xid: int, signa
 @pytest.mark.parametrize(
     ("change", "signature"),
     [
-        ({"uncorrected": 3}, "nvidia_ecc_uncorrectable"),
+        ({"uncorrected": 3}, "nvidia_ecc_contained"),
+        ({"recovery_action": 4, "uncorrected": 3}, "nvidia_ecc_contained"),
+        ({"recovery_action": 1, "uncorrected": 3}, "nvidia_ecc_uncorrectable"),
+        ({"recovery_action": 1}, "nvidia_recovery_needed"),
+        ({"recovery_action": 2}, "nvidia_recovery_needed"),
         ({"rows": (0, 1, 1, 0)}, "nvidia_row_remap_pending"),
         ({"rows": (0, 9, 0, 1)}, "nvidia_row_remap_failed"),
     ],
@@ -95,7 +103,23 @@ async def test_counters_that_grow_are_faults(change: dict[str, Any], signature: 
     async with machine.read():
         for name, value in change.items():
             setattr(machine.library, name, value)
-        assert await machine.signature() == signature
+        await eventually(lambda: signature in {fault.signature for fault in machine.faults})
+
+
+@pytest.mark.asyncio
+async def test_an_uncorrected_error_counts_as_one_that_spread_where_the_driver_does_not_say() -> None:
+    library = Library()
+    library.broken["nvmlDeviceGetFieldValues"] = NOT_SUPPORTED
+    machine = Machine(library)
+    async with machine.read():
+        library.uncorrected = 1
+        assert await machine.signature() == "nvidia_ecc_uncorrectable"
+    assert machine.faults[0].evidence["hard"] is True
+
+
+def test_only_what_needs_a_reset_or_a_restart_of_the_machine_is_hard() -> None:
+    assert is_hard("nvidia_recovery_needed")
+    assert not is_hard("nvidia_ecc_contained")
 
 
 @pytest.mark.asyncio
