@@ -24,7 +24,8 @@ def new_batch_id() -> str:
 
 
 class StoredFile(models.Model):
-    """A file of one tenant; its bytes are in the file store under `files/<id>`."""
+    """A file of one tenant; its bytes are in the file store under `files/<id>`. `lines` were counted when it came, and
+    `model` is what its first line names: both for estimates alone."""
 
     id = models.CharField(max_length=40, primary_key=True, default=new_file_id)
     tenant = models.CharField(max_length=64, blank=True)
@@ -32,6 +33,8 @@ class StoredFile(models.Model):
     filename = models.CharField(max_length=255)
     purpose = models.CharField(max_length=16, choices=choices(FilePurpose))
     bytes = models.PositiveBigIntegerField()
+    lines = models.PositiveIntegerField(default=0)
+    model = models.CharField(max_length=200, blank=True)
     sha256 = models.CharField(max_length=64)
     created_at = models.DateTimeField()
     expires_at = models.DateTimeField(db_index=True)

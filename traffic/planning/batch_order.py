@@ -61,6 +61,18 @@ def window_text(seconds: float) -> str:
     return f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
 
 
+def deadline_refusal(*, asked_s: float, lines: int, ahead: int, rate: float, is_usual: bool) -> str | None:
+    """Why a batch will not be done in the time that it asks for, and in which it would be; None: it may well be, nobody
+    knows, or it is the usual time, which clients cannot choose."""
+    needed_s = feasible_s(lines, ahead, rate)
+    if needed_s is None or needed_s <= asked_s or is_usual:
+        return None
+    return (
+        f"{lines} lines behind {ahead} others cannot be done in that time at {rate:.3g} lines a second; a window of "
+        f"{window_text(needed_s)} can be met"
+    )
+
+
 def estimated_end(remaining: int, rate: float, now: datetime) -> datetime | None:
     """When the last line is answered at this rate."""
     return now + timedelta(seconds=remaining / rate) if rate > 0 else None

@@ -100,7 +100,7 @@ def journal_outcomes(lines: Iterable[bytes]) -> Iterator[Outcome]:
         if not line.endswith(b"\n") or len(line) < 10:
             return
         crc, written = line[:8], line[9:-1]
-        if crc != b"%08x" % zlib.crc32(written):
+        if line[8:9] != b" " or crc != b"%08x" % zlib.crc32(written):
             return
         position, kind, *tokens, text = written.split(b" ", 6)
         is_output = kind == OUTPUT

@@ -14,8 +14,6 @@ BUSY = frozenset({429, 503})
 SHRINK = 0.75
 MOST_PER_CELL = 48
 """Above that a cell's own real-time requests slow down, and batches gain little (docs/bench/batch.md)."""
-HOLD_ROUNDS = 1.0
-"""One shrinking answers for all that was under way when it was decided."""
 
 
 @dataclass(slots=True)
@@ -27,6 +25,7 @@ class BatchWindow:
     sending: int = 0
     has_met_resistance: bool = False
     _deaf: int = 0
+    """So many ends, one less than what was under way when it shrank, say nothing new."""
     _ended_at_s: float | None = None
     rate: float = 0.0
     """Lines answered a second, as of late."""
@@ -58,7 +57,7 @@ class BatchWindow:
         self.has_met_resistance = True
         if self._deaf == 0:
             self.size = max(1.0, self.size * SHRINK)
-            self._deaf = round(self.sending * HOLD_ROUNDS)
+            self._deaf = self.sending + 1
 
     def _count(self, now_s: float) -> None:
         """An average that forgets within some fifty lines."""

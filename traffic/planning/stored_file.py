@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from engine_agent.protocol.strict_json import strict_loads
 from traffic.planning.application_refusal import ApplicationRefused
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
@@ -111,6 +112,15 @@ def expiry_seconds(anchor: str | None, seconds: str | int | None, name: str) -> 
         message = f"`{name}[seconds]` must be a whole number from {SHORTEST_EXPIRY_S} to {LONGEST_EXPIRY_S}"
         raise ApplicationRefused(400, "invalid_value", message, f"{name}.seconds")
     return number  # type: ignore[return-value]
+
+
+def first_model(content: bytes) -> str:
+    """The model that a file's first line names; empty where it names none. What is wrong with it is said later."""
+    try:
+        model = strict_loads(content.split(b"\n", 1)[0])["body"]["model"]
+    except (ValueError, KeyError, TypeError, IndexError):
+        return ""
+    return model if isinstance(model, str) and len(model) <= 200 and "\0" not in model else ""
 
 
 def file_not_found(file_id: str) -> ApplicationRefused:

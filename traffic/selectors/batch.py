@@ -61,7 +61,11 @@ def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
     remaining = batch.lines - tally.completed - tally.failed
     rate = _rate(batch, tally, now)
     return shown | {
-        "request_counts": {"total": batch.lines, "completed": tally.completed, "failed": tally.failed},
+        "request_counts": {
+            "total": batch.lines if batch.in_progress_at else 0,
+            "completed": tally.completed,
+            "failed": tally.failed,
+        },
         "usage": tally.usage_json(),
         "metadata": batch.metadata or None,
         "switchyard": {

@@ -13,7 +13,7 @@ from kernel import live
 from kernel.events import event_record
 from kernel.refusals import Conflict
 from kernel.tones import Tone
-from traffic.models import Batch, BatchRange
+from traffic.models import Batch, BatchRange, StoredFile
 from traffic.models.batch import OPEN_STATES
 from traffic.planning.application_refusal import QUOTA_USED_UP, ApplicationRefused
 from traffic.planning.batch import (
@@ -28,10 +28,11 @@ from traffic.planning.batch import (
     batch_not_found,
     cancel_refusal,
 )
+from traffic.planning.batch_order import deadline_refusal
 from traffic.planning.stored_file import FilePurpose
 from traffic.selectors.application import Application
 from traffic.selectors.async_request import serving_region
-from traffic.selectors.batch import batch_of, open_batches
+from traffic.selectors.batch import batch_of, lines_ahead, measured_rate, open_batches
 from traffic.selectors.stored_file import stored_file_of
 from traffic.services.file_store import file_store
 
@@ -67,11 +68,14 @@ def batch_create(
     place = serving_region(region)
     if place is None:
         raise ApplicationRefused(503, "no_routing_table", "no region serves yet; try again shortly")
+    _check_deadline(file, place, asked, now)
     live.push("batches")
     return Batch.objects.create(
         tenant=application.tenant,
         key=application.key,
         region_id=place,
+        model=file.model,
+        lines=file.lines,
         endpoint=asked.endpoint,
         input_file_id=file.id,
         output_kept_s=asked.output_kept_s,
@@ -81,6 +85,18 @@ def batch_create(
         created_at=now,
         expires_at=asked.expires_at(now),
     )
+
+
+def _check_deadline(file: StoredFile, region: str, asked: BatchAsked, now: datetime) -> None:
+    refusal = deadline_refusal(
+        asked_s=asked.window_s,
+        lines=file.lines,
+        ahead=lines_ahead(region, file.model),
+        rate=measured_rate(region, file.model, now),
+        is_usual=asked.window == USUAL_WINDOW,
+    )
+    if refusal:
+        raise ApplicationRefused(400, "deadline_infeasible", refusal, "switchyard.completion_window")
 
 
 def batch_cancel(*, application: Application, batch_id: str, now: datetime) -> Batch:

@@ -10,7 +10,7 @@ from django.conf import settings as django_settings
 from traffic.models import StoredFile
 from traffic.models.batch import new_file_id
 from traffic.planning.application_refusal import ApplicationRefused
-from traffic.planning.stored_file import FilePurpose, FileSettings, file_not_found
+from traffic.planning.stored_file import FilePurpose, FileSettings, file_not_found, first_model
 from traffic.selectors.application import Application
 from traffic.selectors.stored_file import stored_file_of, stored_of_tenant
 from traffic.services.file_store import FileStore, FileWriter, file_store
@@ -19,6 +19,8 @@ FILES = "files"
 SWEPT_AFTER = timedelta(days=1)
 """What no row knows was left by a process that died; an upload takes less than this."""
 FORGOTTEN_AT_ONCE = 500
+FIRST_BYTES = 1024 * 1024
+"""Of a file that are looked at for the model of its first line."""
 
 
 def stored_name(file_id: str) -> str:
@@ -32,6 +34,8 @@ class Upload:
         self.id = new_file_id()
         self._settings = settings
         self._writer: FileWriter = file_store().write(stored_name(self.id))
+        self._first = bytearray()
+        self._lines = 0
 
     def write(self, piece: bytes) -> None:
         """
@@ -43,6 +47,9 @@ class Upload:
         if self._writer.bytes + len(piece) > most:
             raise ApplicationRefused(413, "file_too_large", f"a file may have at most {most} bytes", "file")
         self._writer.write(piece)
+        self._lines += piece.count(b"\n")
+        if len(self._first) < FIRST_BYTES and b"\n" not in self._first:
+            self._first += piece[:FIRST_BYTES]
 
     def finish(
         self, *, application: Application, filename: str, purpose: FilePurpose, expires_at: datetime, now: datetime
@@ -64,6 +71,8 @@ class Upload:
             filename=filename,
             purpose=purpose.value,
             bytes=self._writer.bytes,
+            lines=self._lines,
+            model=first_model(bytes(self._first)),
             sha256=self._writer.sha256,
             created_at=now,
             expires_at=expires_at,

@@ -1,0 +1,115 @@
+"""Creating batches: what a tenant may have, and what is told of its time."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from tests.fleet.rows import NOW
+from tests.traffic.async_rows import serving_fleet
+from tests.traffic.batch_rows import MODEL, begun, jsonl, line, stored
+from traffic.models import Batch, StoredFile
+from traffic.planning.application_refusal import ApplicationRefused
+from traffic.planning.batch import BatchSettings, BatchState
+from traffic.planning.stored_file import FilePurpose
+from traffic.services.batch import batch_move, batches_advance, batches_trim
+from traffic.services.file_store import file_store
+from traffic.services.stored_file import stored_files_trim
+
+pytestmark = pytest.mark.django_db
+SHORT: dict[str, Any] = {"switchyard": {"completion_window": "10m"}}
+
+
+@pytest.fixture(autouse=True)
+def _fleet(settings: Any, tmp_path: Path) -> None:
+    settings.FILES_FOLDER = tmp_path / "files"
+    serving_fleet()
+
+
+def measured(lines: int, seconds: int) -> None:
+    """A batch that took so long."""
+    done = begun(jsonl(line(1)))
+    ended_at = NOW - timedelta(hours=1)
+    Batch.objects.filter(id=done.id).update(
+        state="completed",
+        lines=lines,
+        completed=lines,
+        in_progress_at=ended_at - timedelta(seconds=seconds),
+        finalizing_at=ended_at,
+        completed_at=ended_at,
+    )
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_with_one_that_can_be() -> None:
+    measured(lines=100, seconds=1000)
+    with pytest.raises(ApplicationRefused, match="can be met") as caught:
+        begun(jsonl(*(line(number) for number in range(100))), **SHORT)
+    assert (caught.value.code, caught.value.param) == ("deadline_infeasible", "switchyard.completion_window")
+    assert begun(jsonl(line(1)), **SHORT).model == MODEL
+
+
+def test_lines_that_wait_already_count() -> None:
+    measured(lines=100, seconds=100)
+    begun(jsonl(*(line(number) for number in range(700))))
+    with pytest.raises(ApplicationRefused, match="1 lines behind 700 others"):
+        begun(jsonl(line(1)), **SHORT)
+
+
+def test_nothing_is_refused_where_nothing_was_measured() -> None:
+    assert begun(jsonl(*(line(number) for number in range(100))), **SHORT).window == "10m"
+
+
+def test_a_tenant_has_so_many_open_and_the_next_one_when_one_ends() -> None:
+    few = BatchSettings(max_open_per_tenant=1)
+    first = begun(jsonl(line(1)), "acme", settings=few)
+    with pytest.raises(ApplicationRefused, match="1 batches are open already"):
+        begun(jsonl(line(1)), "acme", settings=few)
+    begun(jsonl(line(1)), "globex", settings=few)
+    batch_move(
+        Batch.objects.filter(id=first.id), start=BatchState.VALIDATING, to=BatchState.FAILED, now=NOW
+    )  # fmt: skip
+    begun(jsonl(line(1)), "acme", settings=few)
+
+
+def test_a_batch_moves_only_from_the_state_that_was_seen() -> None:
+    batch = Batch.objects.filter(id=begun(jsonl(line(1))).id)
+    assert batch_move(batch, start=BatchState.IN_PROGRESS, to=BatchState.FINALIZING, now=NOW) == 0
+    with pytest.raises(ValueError, match="does not go from"):
+        batch_move(batch, start=BatchState.VALIDATING, to=BatchState.COMPLETED, now=NOW)
+
+
+def test_what_has_no_time_left_is_finalized_as_expired() -> None:
+    batch = begun(jsonl(line(1)))
+    Batch.objects.filter(id=batch.id).update(state="in_progress", expires_at=NOW)
+    batch.ranges.create(number=0, start=0, end=1, lines=1)
+    assert batches_advance(now=NOW - timedelta(seconds=1)) == 0
+    assert batches_advance(now=NOW) == 1
+    batch.refresh_from_db()
+    assert (batch.state, batch.expired) == ("finalizing", True)
+
+
+def test_what_has_expired_is_forgotten_with_its_bytes() -> None:
+    gone = stored(jsonl(line(1)), expires_at=NOW)
+    kept = stored(jsonl(line(1)), purpose=FilePurpose.BATCH_OUTPUT)
+    old = begun(jsonl(line(1)))
+    Batch.objects.filter(id=old.id).update(state="completed", expires_at=NOW - timedelta(days=31))
+    assert (stored_files_trim(now=NOW), batches_trim(now=NOW)) == (1, 1)
+    assert not StoredFile.objects.filter(id=gone.id).exists()
+    assert f"files/{gone.id}" not in dict(file_store().names("files"))
+    assert f"files/{kept.id}" in dict(file_store().names("files"))
+
+
+def test_bytes_that_no_row_knows_are_swept_after_a_day() -> None:
+    store = file_store()
+    lost = store.write("files/file-" + "0" * 32)
+    lost.write(b"x")
+    lost.commit()
+    begun_only = store.write("files/other")
+    begun_only.write(b"x")
+    stored_files_trim(now=timezone.now())
+    assert len(dict(store.names("files"))) == 1
+    stored_files_trim(now=timezone.now() + timedelta(days=2))
+    assert (dict(store.names("files")), list(store.unfinished())) == ({}, [])
+    begun_only.abort()
