@@ -95,7 +95,11 @@ def test_an_admin_states_a_rate_and_a_budget_and_takes_them_back() -> None:
     for deployment, money in (("sim-70b", "10"), ("sim-70b", "20"), ("", "30")):
         client.post("/usage/costs/budgets/set/", {"deployment": deployment, "money_per_month": money})
     assert dict(CostBudget.objects.values_list("deployment", "money_per_month")) == {"sim-70b": 20, "": 30}
-    assert "the fleet" in fragment(client, "/usage/costs/", "cost-budgets")
+    hour = clock.now().replace(minute=0, second=0, microsecond=0)
+    CellHour.objects.create(deployment="sim-70b", instance_type="t", hour=hour, spent=25 * 1_000_000 * 3_600_000)
+    text = fragment(client, "/usage/costs/", "cost-budgets")
+    for expected in ("the fleet", "over", "$25.00 of $20.00", "125 %", "83 %"):
+        assert expected in text
     for row in CostBudget.objects.all():
         client.post(f"/usage/costs/budgets/{row.pk}/remove/")
     assert not CostBudget.objects.exists()
