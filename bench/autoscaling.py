@@ -19,6 +19,7 @@ from itertools import groupby
 from bench.traffic.arrivals import TRACES, azure
 from fleet.planning.autoscaling.policy import CellRange, parse_scaling_policy
 from fleet.planning.autoscaling.view import ScaledPlace
+from fleet.planning.provider_limits import ProviderLimits
 from simulator.clock import EPOCH
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.load_replay import Course, LoadReplay, PolicyScaler, Scaler, Serving
@@ -161,8 +162,11 @@ def replay(load: Load, scaler: Scaler, per_cell: float, begin: int, start_up_s: 
     load_s = (1 - BOOT_SHARE) * start_up_s
     spec = DeploymentSpec(PLACE[0], {PLACE[1]: begin}, size=NODES, ready_timeout_s=3 * load_s)
     behaviours = {"v1": VersionBehaviour(load_s=load_s, load_spread=0.1)}
-    world = World(build_fleet(FleetSpec((spec,), spares=0)), behaviours=behaviours, skip_repeats=True)
-    world.provider.boot_s = BOOT_SHARE * start_up_s
+    fleet, boot_s = build_fleet(FleetSpec((spec,), spares=0)), BOOT_SHARE * start_up_s
+    limits = ProviderLimits(join_timeout_s=4 * boot_s, boot_s=boot_s)
+    regions = {name: replace(region, limits=limits) for name, region in fleet.regions.items()}
+    world = World(replace(fleet, regions=regions), behaviours=behaviours, skip_repeats=True)
+    world.provider.boot_s = boot_s
     world.reconciler.pace = PACE
     serving = Serving(per_cell, SERVICE_S, waiting_per_cell=per_cell / 4)
     cells = CellRange(1, 2 * PEAK_CELLS)
