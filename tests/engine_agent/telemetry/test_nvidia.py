@@ -3,18 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine_agent.protocol.messages import Fault
 from engine_agent.protocol.signatures import is_hard
-from engine_agent.telemetry.accelerators import Restarts
+from engine_agent.telemetry.accelerators import AcceleratorMonitor, Restarts
+from engine_agent.telemetry.energy import energy_here
 from engine_agent.telemetry.nvidia import NvidiaReader, NvidiaTimes
 from engine_agent.telemetry.nvml import NvmlFailed
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.telemetry.nvml_library import NOT_SUPPORTED, UNKNOWN, Library
 
+NOWHERE = Path("/nowhere")
 QUICK = NvidiaTimes(read_every_s=0.01, wait_ms=5, restarts=Restarts(at_most=3, first_pause_s=0.01))
 
 
@@ -52,6 +55,27 @@ async def test_a_device_has_name_use_memory_and_error_counters() -> None:
     assert device.errors["ecc_corrected"] == 2
     assert device.errors.keys() >= {"ecc_uncorrected", "row_remap_failed", "recovery_action"}
     assert reader.trouble == ""
+
+
+@pytest.mark.asyncio
+async def test_energy_of_all_devices_becomes_a_meter_and_of_a_part_of_them_none() -> None:
+    library = Library(devices=2)
+    machine = Machine(library, files=2)
+    monitor = energy_here(AcceleratorMonitor([machine.reader]), NOWHERE)
+    async with machine.read() as reader:
+        await eventually(lambda: reader.energy is not None)
+        monitor.read()
+        library.millijoules = {0: 2, 1: 3}
+
+        def is_counted() -> bool:
+            monitor.read()
+            return monitor.meters()[0].microjoules >= 5_000
+
+        await eventually(is_counted)
+        (meter,) = monitor.meters()
+        assert (meter.name, meter.covers, meter.microjoules) == ("nvidia", "accelerators", 5_000)
+        library.lost.add(1)
+        await eventually(lambda: reader.energy is None)
 
 
 @pytest.mark.asyncio
