@@ -6,7 +6,8 @@ many prompts at once reads them all before it answers anybody. Then it grows by 
 when somebody says that there is too much (additive increase, multiplicative decrease; RFC 5681).
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from traffic.planning.async_request import MOVED, AttemptResponse
 
@@ -14,6 +15,23 @@ BUSY = frozenset({429, 503})
 SHRINK = 0.75
 MOST_PER_CELL = 48
 """Above that a cell's own real-time requests slow down, and batches gain little (docs/bench/batch.md)."""
+SLOWER, SLOWER_MS = 1.5, 50.0
+"""Real-time first tokens may come so much later than without batch work, by both, before the window shrinks. The factor
+is AIBrix's; the milliseconds keep noise of fast cells from counting."""
+LEARNS, FORGETS = 0.2, 1.01
+"""A step: how much of what is measured without batch work goes into the baseline, and how the baseline rises while
+there is batch work, so that a busier day is not taken for its doing for ever: by half in seven minutes."""
+STEER_EVERY_S = 10.0
+"""Cells report medians of the last 30 s: what a step does is seen three steps later."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellLatency:
+    """What a cell's real-time requests waited for their first token, as a median in ms; None: there were none."""
+
+    cell: str
+    ttft_ms: float | None
+    batch_in_flight: int
 
 
 @dataclass(slots=True)
@@ -29,6 +47,9 @@ class BatchWindow:
     _ended_at_s: float | None = None
     rate: float = 0.0
     """Lines answered a second, as of late."""
+    is_slowing: bool = False
+    """Whether real-time requests of a cell wait longer than its baseline allows."""
+    _baselines: dict[str, float] = field(default_factory=dict)
 
     @property
     def room(self) -> int:
@@ -50,8 +71,30 @@ class BatchWindow:
             self._shrink()
         elif received.status is not None and received.status < MOVED:
             grown = 1.0 if not self.has_met_resistance else 1.0 / self.size
-            self.size = min(float(self.most), self.size + grown)
+            if not self.is_slowing:
+                self.size = min(float(self.most), self.size + grown)
             self._count(now_s)
+
+    def steer(self, cells: Iterable[CellLatency]) -> None:
+        """A step by what cells say of their real-time requests, each measured by its own baseline: an absolute budget
+        would starve batches in slow cells, and hurt users of fast ones."""
+        slower, there = False, set[str]()
+        for each in cells:
+            there.add(each.cell)
+            if each.ttft_ms is not None:
+                slower |= self._is_slower(each, each.ttft_ms)
+        self.is_slowing = slower
+        self._baselines = {cell: known for cell, known in self._baselines.items() if cell in there}
+        if self.is_slowing:
+            self.has_met_resistance = True
+            self.size = max(1.0, self.size * SHRINK)
+
+    def _is_slower(self, each: CellLatency, ttft_ms: float) -> bool:
+        known = self._baselines.get(each.cell, ttft_ms)
+        is_slower = each.batch_in_flight > 0 and ttft_ms > max(known * SLOWER, known + SLOWER_MS)
+        learned = known + (ttft_ms - known) * LEARNS
+        self._baselines[each.cell] = learned if each.batch_in_flight == 0 else min(known * FORGETS, max(ttft_ms, 1.0))
+        return is_slower
 
     def _shrink(self) -> None:
         self.has_met_resistance = True

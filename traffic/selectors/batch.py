@@ -8,13 +8,18 @@ from typing import Any
 from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
+from engine_agent.protocol.states import ServingClass
+from fleet.models import CellMember
+from fleet.selectors.load import load_stored
 from traffic.models import Batch, BatchRange, RoutingTable
 from traffic.models.batch import OPEN_STATES
 from traffic.planning.batch import BATCH_ID, STAMPS, BatchState, Tally
 from traffic.planning.batch_order import BatchJob, estimated_end
+from traffic.planning.batch_window import CellLatency
 from traffic.selectors.routing import UnreadableTable, table_message
 
 MEASURED_SINCE = timedelta(days=7)
+HEARD_WITHIN = timedelta(seconds=15)
 MEASURED_LINES = 50
 """Below that a batch says nothing of how fast its model is."""
 
@@ -165,15 +170,29 @@ def _seconds(at: datetime | None) -> int | None:
     return None if at is None else int(at.timestamp())
 
 
-def ready_cells(region: str, model: str) -> int:
-    """Cells that take new requests for a model, by its region's newest table; 0 where that cannot be read."""
+def cells_heard(cells: Iterable[str], now: datetime) -> list[CellLatency]:
+    """What leaders reported just now of these cells' real-time requests."""
+    leaders = CellMember.objects.filter(
+        cell_id__in=list(cells), rank=0, node__report__last_seen_at__gt=now - HEARD_WITHIN
+    )
+    rows = leaders.values_list("cell_id", "node__report__cell", "node__report__load")
+    heard = []
+    for cell, reported, stored in rows:
+        classes = load_stored(stored).classes if stored and reported == cell else {}
+        realtime, batch = classes.get(ServingClass.REALTIME), classes.get(ServingClass.BATCH)
+        heard.append(CellLatency(cell, realtime.ttft_p50_ms if realtime else None, batch.in_flight if batch else 0))
+    return heard
+
+
+def ready_cells(region: str, model: str) -> list[str]:
+    """Cells that take new requests for a model, by its region's newest table; none where that cannot be read."""
     table = RoutingTable.objects.filter(region_id=region).order_by("-revision").first()
     if table is None:
-        return 0
+        return []
     try:
         message = table_message(table)
     except UnreadableTable:
-        return 0
+        return []
     split = {name for split in message.splits if split.model == model for name in split.shares}
     pools = [pool for pool in message.pools if model in pool.models or pool.name in split]
-    return sum(not cell.drain for pool in pools for cell in pool.cells)
+    return [cell.cell for pool in pools for cell in pool.cells if not cell.drain]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traffic.planning.async_request import AttemptResponse
-from traffic.planning.batch_window import MOST_PER_CELL, BatchWindow
+from traffic.planning.batch_window import MOST_PER_CELL, BatchWindow, CellLatency
 
 DONE, BUSY = AttemptResponse(200, b"{}"), AttemptResponse(503)
 
@@ -51,3 +51,45 @@ def test_whatever_comes_it_stays_within_its_bounds(cells: int, answers: list[Att
         assert 1 <= window.sending <= MOST_PER_CELL * max(1, cells)
         window.ended(received, float(number))
     assert window.rate >= 0
+
+
+def test_it_shrinks_while_real_time_requests_wait_longer_than_their_cell_has_them_wait_alone() -> None:
+    window = BatchWindow(size=32.0)
+    window.steer([CellLatency("fast", 100.0, 0), CellLatency("slow", 900.0, 0)])
+    window.steer([CellLatency("fast", 140.0, 8), CellLatency("slow", 1200.0, 8)])
+    assert (window.size, window.is_slowing) == (32.0, False)
+    window.steer([CellLatency("fast", 200.0, 8), CellLatency("slow", 1200.0, 8)])
+    assert (window.size, window.is_slowing) == (24.0, True)
+    answered(window, DONE, 3)
+    assert window.size == 24.0, "it does not grow meanwhile"
+    window.steer([CellLatency("fast", 110.0, 8)])
+    answered(window, DONE, 1)
+    assert window.size > 24.0
+
+
+def test_a_busier_day_is_not_its_doing_for_ever() -> None:
+    window = BatchWindow()
+    window.steer([CellLatency("c", 100.0, 0)])
+    steps = 0
+    while window.is_slowing or steps == 0:
+        window.steer([CellLatency("c", 300.0, 1)])
+        steps += 1
+        assert steps < 200
+    assert window.room == 1
+
+
+def test_cells_without_real_time_requests_say_nothing() -> None:
+    window = BatchWindow(size=8.0)
+    window.steer([CellLatency("c", None, 8)])
+    assert (window.size, window.is_slowing) == (8.0, False)
+
+
+LATENCIES = st.builds(CellLatency, st.sampled_from("ab"), st.none() | st.floats(0, 1e6), st.integers(0, 99))
+
+
+@given(st.lists(st.lists(LATENCIES, max_size=3), max_size=30))
+def test_however_it_is_steered_a_line_can_always_be_sent(steps: list[list[CellLatency]]) -> None:
+    window = BatchWindow()
+    for cells in steps:
+        window.steer(cells)
+        assert window.room >= 1
