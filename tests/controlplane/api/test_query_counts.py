@@ -45,6 +45,8 @@ from tests.fleet.rows import NOW
 from tests.rows_of_a_file import rows_of_a_file
 from traffic.models import (
     ApplicationKey,
+    Batch,
+    BatchRange,
     Budget,
     CallbackHost,
     CellHour,
@@ -86,6 +88,7 @@ def one_more_request_queue(number: int) -> None:
         prefix=f"bb{number:06x}", digest="d", name="n", tenant="t", created_by="a", created_at=NOW
     )
     columns = {"aws_region": "us-east-1", "account": "1", "name": f"q-{number}", "actor": "a", "created_at": NOW}
+    CallbackHost.objects.create(tenant="t", host=f"h{number}.example", actor="a", created_at=NOW)
     queue = RequestQueue.objects.create(url=f"https://q/{number}", key=key, **columns)
     RefusedMessage.objects.create(queue=queue, message="m", reason="r", at=NOW)
 
@@ -97,6 +100,12 @@ def one_more_entry(number: int, deployment: Deployment) -> None:
         entry=entry, revision=1, token=f"{number:032x}", weights={"region-0": 255}, records=[], state="in_force",
         reason="the first weights", at=NOW,
     )  # fmt: skip
+
+
+def one_more_batch(region: Region) -> None:
+    times = {"created_at": NOW, "expires_at": NOW}
+    batch = Batch.objects.create(region=region, endpoint="/v1/embeddings", window="24h", lines=9, **times)
+    BatchRange.objects.create(batch=batch, number=0, start=0, end=1, lines=9)
 
 
 def one_more_decision(deployment: Deployment, region: Region) -> None:
@@ -183,8 +192,8 @@ def one_more_of_everything(number: int) -> None:
         created_at=NOW,
         changed_at=NOW,
     )
-    CallbackHost.objects.create(tenant="t", host=f"h{number}.example", actor="a", created_at=NOW)
     one_more_request_queue(number)
+    one_more_batch(region)
     one_more_bill(number)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)
     TrafficMatrix.objects.create(deployment=deployment)
