@@ -140,6 +140,7 @@ class BatchRunner:
         self._chore: tuple[Batch, asyncio.Task[None]] | None = None
         self._renewed_at_s = 0.0
         self._steered_at_s = 0.0
+        self._looked_at_s = 0.0
         self._seen_open_at_s = monotonic()
         self._changed = asyncio.Event()
 
@@ -168,12 +169,17 @@ class BatchRunner:
         await self._write()
         await self._renew()
         await self._finish()
+        if monotonic() - self._looked_at_s >= self._settings.poll_s:  # outcomes are written more often
+            self._looked_at_s = monotonic()
+            await self._look()
+        self._send()
+
+    async def _look(self) -> None:
         claimed, chore = await self._in_thread(self._prepare)
         for work in claimed:
             self._work[work.leased] = work
         if chore is not None:
             self._chore = (chore, asyncio.create_task(self._do(chore)))
-        self._send()
 
     async def stop(self) -> None:
         """Cut what is being sent, write what is known, give back the rest, and let go of the database."""
