@@ -113,7 +113,7 @@ class Chart:
         line = {"color": series.colour or BY_PLACE[number], "width": 1.5, "dash": "dash" if series.dashed else "solid"}
         return {
             "type": "scatter",
-            "mode": "lines",
+            "mode": "lines+markers" if sum(value is not None for value in series.values) == 1 else "lines",
             "name": series.name,
             "x0": _stamp(self.start),
             "dx": self.step_s * 1000,

@@ -112,3 +112,9 @@ def test_an_admin_states_a_rate_and_a_budget_and_takes_them_back() -> None:
 )  # fmt: skip
 def test_quantities_have_three_digits_that_say_something(value: Any, shown: str) -> None:
     assert quantity(value) == shown
+
+
+def test_a_single_hour_is_seen_in_its_charts() -> None:
+    an_hour()
+    text = fragment(signed_in(), "/usage/costs/?span=24h", "costs")
+    assert text.count("lines+markers") == 5
