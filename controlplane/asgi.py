@@ -30,7 +30,7 @@ from fleet.consumers.hub import AgentHub  # noqa: E402
 from fleet.consumers.machine_handler import MachineHandler  # noqa: E402
 from fleet.consumers.node_handler import NodeHandler  # noqa: E402
 from traffic.api.response_create import CreateResponse  # noqa: E402
-from traffic.api.stored_file import FilesInBounds  # noqa: E402
+from traffic.api.stored_file import BodiesInBounds  # noqa: E402
 from traffic.consumers.ingress_handler import IngressHandler  # noqa: E402
 
 hub = AgentHub(
@@ -40,7 +40,7 @@ hub = AgentHub(
 routes = ProtocolTypeRouter(
     {
         "http": CreateResponse(
-            cast(Any, FilesInBounds(cast(Any, WatchMiddleware(cast(Any, http_application), ChangeFeed()))))
+            cast(Any, BodiesInBounds(cast(Any, WatchMiddleware(cast(Any, http_application), ChangeFeed()))))
         ),
         "websocket": URLRouter(
             [

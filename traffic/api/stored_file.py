@@ -1,8 +1,8 @@
 """Files as applications see them: `/v1/files…`, in the forms of OpenAI's API. An upload's bytes go from the form's
 parser to the file store in pieces, and a download's from there; no file is ever whole in memory.
 
-`FilesInBounds` stands before Django, which takes a whole body onto its disk before it asks anybody: it identifies the
-caller first, and reads no more than a file may have.
+`BodiesInBounds` stands before Django, which takes a whole body onto its disk before it asks anybody: of an upload it
+identifies the caller first, and reads no more than a file may have; of any other body, no more than a few MiB.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
@@ -39,6 +39,8 @@ from traffic.services.file_store import READ_BYTES, NoSuchFile, StoreAway, file_
 from traffic.services.stored_file import Upload, file_settings, stored_file_delete, stored_name
 
 FILES_PATH = "/v1/files"
+OTHER_BYTES = 4 * 1024 * 1024
+"""Of any other body. Who reads one takes less; this is for one that states no length and has no end."""
 FORM_BYTES = 64 * 1024
 """Of a form around its file."""
 THREADS = 2
@@ -216,8 +218,8 @@ async def _pieces(opened: Any) -> AsyncIterator[bytes]:
         opened.close()
 
 
-class FilesInBounds:
-    """Uploads of callers that are known, no longer than a file may be, and so many at once."""
+class BodiesInBounds:
+    """Uploads of callers that are known, no longer than a file may be, and so many at once; and no endless bodies."""
 
     def __init__(self, inner: Asgi) -> None:
         self._inner = inner
@@ -225,9 +227,18 @@ class FilesInBounds:
         self._threads = ThreadPoolExecutor(THREADS, "files")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != FILES_PATH:
+        if scope["type"] != "http":
             await self._inner(scope, receive, send)
-            return
+        elif scope["method"] == "POST" and scope["path"] == FILES_PATH:
+            await self._upload(scope, receive, send)
+        else:
+            body = _Bounded(receive, OTHER_BYTES)
+            await self._inner(scope, body, send)
+            if body.is_too_long:
+                message = f"the body is longer than {OTHER_BYTES} bytes"
+                await _refuse(ApplicationRefused(413, "request_too_large", message), send)
+
+    async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         settings = file_settings()
         self._uploads += 1
         try:
@@ -237,13 +248,11 @@ class FilesInBounds:
             await self._identify(scope)
             form = _Bounded(receive, settings.max_bytes + FORM_BYTES)
             await self._inner(scope, form, send)
-            form.check()
+            if form.is_too_long:
+                message = f"the form is longer than {settings.max_bytes + FORM_BYTES} bytes"
+                raise ApplicationRefused(413, "file_too_large", message, "file")
         except ApplicationRefused as refusal:
-            headers, body = refusal_json(refusal)
-            coded = [(name.encode(), text.encode()) for name, text in headers]
-            coded += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": refusal.status, "headers": coded})
-            await send({"type": "http.response.body", "body": body})
+            await _refuse(refusal, send)
         finally:
             self._uploads -= 1
 
@@ -266,17 +275,21 @@ class _Bounded:
     """A body that breaks off once it is too long. To Django its client has left, and it answers nothing."""
 
     def __init__(self, receive: Receive, most: int) -> None:
-        self._receive, self._left, self._most = receive, most, most
+        self._receive, self._left = receive, most
 
     async def __call__(self) -> Message:
         message: Message = await self._receive() if self._left >= 0 else {"type": "http.disconnect"}
         self._left -= len(message.get("body", b""))
         return message if self._left >= 0 else {"type": "http.disconnect"}
 
-    def check(self) -> None:
-        """
-        Raises:
-            ApplicationRefused: it was too long.
-        """
-        if self._left < 0:
-            raise ApplicationRefused(413, "file_too_large", f"the form is longer than {self._most} bytes", "file")
+    @property
+    def is_too_long(self) -> bool:
+        return self._left < 0
+
+
+async def _refuse(refusal: ApplicationRefused, send: Send) -> None:
+    headers, body = refusal_json(refusal)
+    coded = [(name.encode(), text.encode()) for name, text in headers]
+    coded += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": coded})
+    await send({"type": "http.response.body", "body": body})

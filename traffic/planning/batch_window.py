@@ -14,7 +14,7 @@ from traffic.planning.async_request import MOVED, AttemptResponse
 BUSY = frozenset({429, 503})
 SHRINK = 0.75
 MOST_PER_CELL = 48
-"""Above that a cell's own real-time requests slow down, and batches gain little (docs/bench/batch.md)."""
+"""Above that a cell gains little from more: most of its steps are full. An estimate; `size` finds what is right."""
 SLOWER, SLOWER_MS = 1.5, 50.0
 """Real-time first tokens may come so much later than without batch work, by both, before the window shrinks. The factor
 is AIBrix's; the milliseconds keep noise of fast cells from counting."""

@@ -21,7 +21,7 @@ from tests.engine_agent.proxy.proxy_process import until
 from tests.fleet.rows import NOW
 from tests.traffic.async_rows import serving_fleet
 from tests.traffic.batch_rows import ENDPOINT, MODEL, SOON, jsonl, line
-from traffic.api.stored_file import FilesInBounds
+from traffic.api.stored_file import BodiesInBounds
 from traffic.models import StoredFile
 from traffic.selectors.key import keys_for_ingresses
 from traffic.services.batch_runner import BatchRunner
@@ -73,7 +73,7 @@ class Rig:
 
 @asynccontextmanager
 async def rig(home: Path) -> AsyncIterator[Rig]:
-    application = FilesInBounds(cast(Any, get_asgi_application()))
+    application = BodiesInBounds(cast(Any, get_asgi_application()))
     server = uvicorn.Server(uvicorn.Config(application, host="127.0.0.1", port=0, lifespan="off", log_level="warning"))
     serving = asyncio.create_task(server.serve())
 
