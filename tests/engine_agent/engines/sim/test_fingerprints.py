@@ -49,6 +49,6 @@ def test_a_rank_that_runs_something_else_ends_the_cell_at_once_and_is_named(
 def test_who_does_not_know_the_secret_cannot_end_a_cell_with_another_fingerprint(cell: Cell) -> None:
     leader = cell.start(0, fingerprint=STACK)
     until(lambda: leader.health()[0] == 503, leader.said)
-    stranger = cell.start(1, "--rendezvous-timeout-s", "0.7", secret=f"not {SECRET}", fingerprint={"kernel": "0"})
+    stranger = cell.start(1, "--rendezvous-timeout-s", "2", secret=f"not {SECRET}", fingerprint={"kernel": "0"})
     assert stranger.exit_status() == 1
     assert leader.health() == (503, "waiting for followers: 0 of 1 connected")

@@ -52,7 +52,7 @@ def test_a_member_of_another_cell_or_generation_is_not_let_in(cell: Cell, wrong:
     leader = cell.start(0)
     until(lambda: leader.health()[0] == 503, leader.said)
 
-    stranger = cell.start(1, "--rendezvous-timeout-s", "0.7", **wrong)
+    stranger = cell.start(1, "--rendezvous-timeout-s", "2", **wrong)
 
     assert stranger.exit_status() == 1
     assert why in stranger.said()
@@ -64,7 +64,7 @@ def test_who_stands_between_with_a_certificate_of_their_own_is_refused(cell: Cel
     until(lambda: leader.health()[0] == 503, leader.said)
 
     with between(cell.rendezvous_port, with_a_certificate=True) as stranger:
-        follower = cell.start(1, "--leader", f"127.0.0.1:{stranger.port}", "--rendezvous-timeout-s", "0.7")
+        follower = cell.start(1, "--leader", f"127.0.0.1:{stranger.port}", "--rendezvous-timeout-s", "3")
 
         assert follower.exit_status() == 1
     assert "does not prove that it knows the secret" in follower.said()
