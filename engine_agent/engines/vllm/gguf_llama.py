@@ -164,9 +164,7 @@ def _write_weights(weights: dict[str, Any], folder: Path) -> None:
         )
         for name, array in weights.items()
     }
-    path = folder / "model.safetensors"
-    safetensors.serialize_file(specs, path, {"format": "pt"})
-    path.chmod(0o644)  # safetensors makes it private, though it holds nothing secret
+    safetensors.serialize_file(specs, folder / "model.safetensors", {"format": "pt"})
 
 
 def _rotary_halves(rows: Any, heads: int) -> Any:

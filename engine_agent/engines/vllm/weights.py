@@ -55,11 +55,20 @@ def _whole(folder: Path, source: dict[str, str], say: Say) -> Manifest | None:
     try:
         if read_manifest(folder).source != source:
             return None
-        return verify_folder(folder)
+        manifest = verify_folder(folder)
     except BadArtifact as error:
         say(f"{error}; building it again")
         shutil.rmtree(folder)
         return None
+    _make_readable(folder)
+    return manifest
+
+
+def _make_readable(folder: Path) -> None:
+    """Whatever the umask: engines run as accounts of their own, and nothing of it is secret."""
+    for path, mode in ((folder, 0o755), *((path, 0o644) for path in folder.iterdir())):
+        if path.stat().st_mode & mode != mode:
+            path.chmod(mode)
 
 
 def _convert_into(
@@ -74,6 +83,7 @@ def _convert_into(
         convert(gguf_path, unfinished)
         manifest = describe_folder(unfinished, source)
         write_manifest(unfinished, manifest)
+        _make_readable(unfinished)
         folder = artifacts / f"{NAME}-{manifest.digest.removeprefix(DIGEST_PREFIX)[:12]}"
         shutil.rmtree(folder, ignore_errors=True)  # the same bytes from another source or revision
         os.rename(unfinished, folder)

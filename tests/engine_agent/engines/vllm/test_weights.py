@@ -1,5 +1,7 @@
 """The cache holds a whole conversion or makes one; it never gives out a damaged one."""
 
+import os
+import stat
 import sys
 from pathlib import Path
 
@@ -51,6 +53,23 @@ def test_the_second_build_converts_nothing(cache: Path, gguf: Path) -> None:
     first = build(cache, gguf, conversion, print)
     assert build(cache, gguf, conversion, print) == first
     assert conversion.runs == 1
+
+
+def test_engines_of_other_accounts_can_read_it_whatever_the_umask(cache: Path, gguf: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        folder, _ = build(cache, gguf, Conversion(), print)
+    finally:
+        os.umask(before)
+    assert modes(folder) == {0o755, 0o644}
+    for path in (*folder.iterdir(), folder):
+        path.chmod(0o700 if path == folder else 0o600)  # as an earlier release left it
+    build(cache, gguf, Conversion(), print)
+    assert modes(folder) == {0o755, 0o644}
+
+
+def modes(folder: Path) -> set[int]:
+    return {stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
 
 
 def test_a_damaged_conversion_is_named_and_made_again(cache: Path, gguf: Path) -> None:
