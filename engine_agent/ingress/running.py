@@ -116,11 +116,13 @@ class RunningHaproxy:
 
 
 def was_idle(before: RunningHaproxy, after: RunningHaproxy) -> bool:
-    """Whether no backend of this worker had a request between two looks, or has one now."""
+    """Whether no server of this worker had a request between two looks, or has one now. What HAProxy answers itself,
+    such as the checks of other regions, does not count."""
     if before.life != after.life:
         return False
-    one, other = ({each.name: each.requests_total for each in look.backends} for look in (before, after))
-    return one == other and not any(each.in_flight or each.queued for each in after.backends)
+    one, other = ({(each.backend, each.name): each.requests_total for each in look.servers} for look in (before, after))
+    waiting = any(each.queued for each in (*after.backends, *after.servers))
+    return one == other and not waiting and not any(each.in_flight for each in after.servers)
 
 
 _OVERFLOW = re.compile(r"^0x\S+: key=(\S+) .{0,300}\bhttp_req_cnt=(\d+)", re.MULTILINE)

@@ -8,6 +8,7 @@ from engine_agent.ingress.running import (
     CellView,
     RunningBackend,
     RunningHaproxy,
+    RunningServer,
     UnexpectedOutput,
     read_running,
     was_idle,
@@ -99,20 +100,28 @@ def test_an_answer_of_another_format_is_refused(info: str, states: str) -> None:
 NONE: frozenset[ServerKey] = frozenset()
 
 
-def worker(*backends: RunningBackend, pid: int = 1) -> RunningHaproxy:
-    return RunningHaproxy("", pid, (), backends, {})
+def cell(requests_total: int, in_flight: int = 0, queued: int = 0) -> RunningServer:
+    return RunningServer(
+        "pool.a", "c-1", "::1", 1, 1, 8, False, False, True, in_flight, queued, requests_total
+    )  # fmt: skip
+
+
+def worker(*servers: RunningServer, queued: int = 0, requests: int = 0, pid: int = 1) -> RunningHaproxy:
+    return RunningHaproxy("", pid, servers, (RunningBackend("pool.a", queued, queued, requests, 0),), {})
 
 
 @pytest.mark.parametrize(
     ("before", "after", "idle"),
     [
         (worker(), worker(), True),
-        (worker(RunningBackend("a", 0, 0, 5, 0)), worker(RunningBackend("a", 0, 0, 5, 0)), True),
-        (worker(RunningBackend("a", 1, 0, 5, 0)), worker(RunningBackend("a", 0, 0, 5, 0)), True),
-        (worker(RunningBackend("a", 0, 0, 5, 0)), worker(RunningBackend("a", 0, 0, 6, 0)), False),
-        (worker(RunningBackend("a", 1, 0, 5, 0)), worker(RunningBackend("a", 1, 0, 5, 0)), False),
-        (worker(RunningBackend("a", 0, 1, 5, 0)), worker(RunningBackend("a", 0, 1, 5, 0)), False),
-        (worker(), worker(RunningBackend("a", 0, 0, 0, 0)), False),
+        (worker(requests=5), worker(requests=6), True),
+        (worker(cell(5)), worker(cell(5)), True),
+        (worker(cell(5, in_flight=1)), worker(cell(5)), True),
+        (worker(cell(5)), worker(cell(6)), False),
+        (worker(cell(5, in_flight=1)), worker(cell(5, in_flight=1)), False),
+        (worker(cell(5)), worker(cell(5, queued=1)), False),
+        (worker(cell(5)), worker(cell(5), queued=1), False),
+        (worker(), worker(cell(0)), False),
         (worker(pid=1), worker(pid=2), False),
     ],
 )

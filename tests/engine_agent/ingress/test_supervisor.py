@@ -9,7 +9,7 @@ from engine_agent.ingress import supervisor
 from engine_agent.ingress.command_socket import COMMAND_TIMEOUT_S, Unreachable
 from engine_agent.ingress.desired import EMPTY_DESIRED, DesiredHaproxy
 from engine_agent.ingress.haproxy import HaproxyProcess
-from engine_agent.ingress.running import RunningBackend, RunningHaproxy
+from engine_agent.ingress.running import RunningHaproxy, RunningServer
 from engine_agent.ingress.settings import Times
 from engine_agent.ingress.supervisor import STABLE_AFTER_S, HaproxySupervisor, RestartBackoff
 
@@ -93,7 +93,10 @@ class Supervised:
         if not self.answers:
             self.now_s += COMMAND_TIMEOUT_S
             raise Unreachable("it does not respond")
-        return RunningHaproxy("", 1, (), (RunningBackend("pool", self.in_flight, 0, self.requests_total, 0),), {})
+        cell = RunningServer(
+            "pool.a", "c-1", "::1", 1, 1, 8, False, False, True, self.in_flight, 0, self.requests_total
+        )  # fmt: skip
+        return RunningHaproxy("", 1, (cell,), (), {})
 
     async def asked_in(self, seconds: float) -> int:
         asked = self.questions
