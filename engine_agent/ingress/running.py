@@ -121,8 +121,8 @@ def was_idle(before: RunningHaproxy, after: RunningHaproxy) -> bool:
     if before.life != after.life:
         return False
     one, other = ({(each.backend, each.name): each.requests_total for each in look.servers} for look in (before, after))
-    waiting = any(each.queued for each in (*after.backends, *after.servers))
-    return one == other and not waiting and not any(each.in_flight for each in after.servers)
+    waiting = any(each.queued for each in after.backends)
+    return one == other and not waiting and not any(each.in_flight or each.queued for each in after.servers)
 
 
 _OVERFLOW = re.compile(r"^0x\S+: key=(\S+) .{0,300}\bhttp_req_cnt=(\d+)", re.MULTILINE)

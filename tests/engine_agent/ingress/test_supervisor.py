@@ -96,7 +96,8 @@ class Supervised:
         cell = RunningServer(
             "pool.a", "c-1", "::1", 1, 1, 8, False, False, True, self.in_flight, 0, self.requests_total
         )  # fmt: skip
-        return RunningHaproxy("", 1, (cell,), (), {})
+        servers = () if self.desired else (cell,)  # nothing is desired that would have to be removed
+        return RunningHaproxy("", 1, servers, (), {})
 
     async def asked_in(self, seconds: float) -> int:
         asked = self.questions
