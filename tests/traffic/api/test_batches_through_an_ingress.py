@@ -229,11 +229,12 @@ async def test_a_batch_is_cancelled_before_it_is_validated_and_not_twice_ended(t
             gone = await ended(client, first.id)
             assert (gone.status, gone.output_file_id, gone.request_counts.total) == ("cancelled", None, 0)
             assert (await client.batches.cancel(first.id)).status == "cancelled"
-            second = await ended(client, (await begin(client, file.id)).id)
+            other = await upload(client, jsonl(line(1, "and now?")))
+            second = await ended(client, (await begin(client, other.id)).id)
         assert second.status == "completed"
         with pytest.raises(openai.ConflictError, match="Cannot cancel a batch with status 'completed'"):
             await client.batches.cancel(second.id)
-        assert len(fleet.cell.requests) == 1
+        assert {b"and now?" in request.body for request in fleet.cell.requests} == {True}  # none of the first
 
 
 @pytest.mark.parametrize(
