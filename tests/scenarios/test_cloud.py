@@ -142,6 +142,8 @@ def test_a_cloud_launches_a_fleet_and_heals_what_it_takes(cloud: Cloud) -> None:
 def heed_what_the_metadata_alone_says(cloud: Cloud) -> None:
     [(node, instance)] = eventually(cloud.spot_spares, "what took a spare's place is spot").items()
     cloud.lab("cloud", "refuse", "ReceiveMessage", "AccessDenied", "--times", "100000")
+    unread = "incidents/?state=open&kind=notices-unread"
+    eventually(lambda: cloud.rows(unread), "nobody waits at the queue any more, where the warning would still come")
     cloud.lab("cloud", "spot-warning", instance)
 
     def said() -> list[str]:
