@@ -4,27 +4,23 @@ deployment, tenant, class and time, as JSON or as a table for other programs."""
 from typing import Any
 
 from django.http import HttpResponseBase
-from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
 from rest_framework import serializers
 from rest_framework.exceptions import ErrorDetail, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from engine_agent.protocol.states import ServingClass
 from kernel import clock
-from kernel.rest.view_sets import ViewSet
 from traffic.api import examples
 from traffic.api.tables import (
-    AS,
     DEFAULT_ROWS,
-    LIMIT_SCHEMA,
-    SPAN,
+    TablesViewSet,
     download,
     form_of,
     given_once,
     limit_of,
     parsed_query,
-    query_parameter,
+    table_parameters,
 )
 from traffic.planning.cost_figures import COLUMNS, DIMENSIONS, TOKEN_COLUMNS, CostRow, micro_text
 from traffic.planning.rates import Source
@@ -117,28 +113,13 @@ class CostSerializer(serializers.Serializer[Any]):
     truncated = serializers.BooleanField(help_text="There are more groups than `limit`.")
 
 
-PARAMETERS = (
-    *(query_parameter(name, f"Of this {name} only.") for name in DIMENSIONS if name != "class"),
-    query_parameter("class", "Of this class only.", enum=[each.value for each in ServingClass]),
-    *SPAN,
-    query_parameter("by", "The time that a row is about.", enum=[by.value for by in By], default=By.TOTAL.value),
-    query_parameter("group", f"Any of {', '.join(DIMENSIONS)}, with commas; `none`: one row.", default=DEFAULT_GROUP),
-    OpenApiParameter("limit", LIMIT_SCHEMA, description="Rows at most; not of tables, which are whole."),
-    query_parameter("as", "`csv` and `parquet` are tables to download.", enum=AS, default="json"),
-)  # fmt: skip
-
-
-class CostViewSet(ViewSet):
+class CostViewSet(TablesViewSet):
     """What machines cost, took and emitted, by hours that are over: those of accounts for 90 days by the hour, then for
     400 by the day."""
 
-    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
-        """A table has one form, whatever a client accepts."""
-        return super().perform_content_negotiation(request, force=force or request.query_params.get("as") in AS[1:])
-
     @extend_schema(
         operation_id="costs_list",
-        parameters=list(PARAMETERS),
+        parameters=table_parameters(DIMENSIONS, DEFAULT_GROUP),
         responses={
             ("200", "application/json"): CostSerializer,
             ("200", "text/csv"): str,

@@ -9,7 +9,9 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.exceptions import ErrorDetail, ValidationError
 from rest_framework.request import Request
 
-from traffic.planning.usage_query import BadQuery, UsageQuery, parse_usage_query
+from engine_agent.protocol.states import ServingClass
+from kernel.rest.view_sets import ViewSet
+from traffic.planning.usage_query import BadQuery, By, UsageQuery, parse_usage_query
 
 MOST_ROWS, DEFAULT_ROWS = 10_000, 1000
 LIMIT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": DEFAULT_ROWS}
@@ -23,6 +25,27 @@ def query_parameter(name: str, what: str, **more: Any) -> OpenApiParameter:
 
 MOMENT = "`7d`, `12h`, `2w` ago, a date, or a moment of RFC 3339."
 SPAN = (query_parameter("from", f"Since when: {MOMENT} Seven days."), query_parameter("to", f"Until: {MOMENT} Now."))
+
+
+def table_parameters(dimensions: tuple[str, ...], group: str) -> list[OpenApiParameter]:
+    """What a table may be asked for by these dimensions; `group`: by which it is grouped if nothing is said."""
+    return [
+        *(query_parameter(name, f"Of this {name} only.") for name in dimensions if name != "class"),
+        query_parameter("class", "Of this class only.", enum=[each.value for each in ServingClass]),
+        *SPAN,
+        query_parameter("by", "The time that a row is about.", enum=[by.value for by in By], default=By.TOTAL.value),
+        query_parameter("group", f"Any of {', '.join(dimensions)}, with commas; `none`: one row.", default=group),
+        OpenApiParameter("limit", LIMIT_SCHEMA, description="Rows at most; not of tables, which are whole."),
+        query_parameter("as", "`csv` and `parquet` are tables to download.", enum=AS, default="json"),
+    ]
+
+
+class TablesViewSet(ViewSet):
+    """Answers in any form of `AS`."""
+
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
+        """A table has one form, whatever a client accepts."""
+        return super().perform_content_negotiation(request, force=force or request.query_params.get("as") in AS[1:])
 
 
 def given_once(request: Request, allowed: tuple[str, ...]) -> dict[str, str]:

@@ -14,22 +14,20 @@ from rest_framework.exceptions import ErrorDetail, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from engine_agent.protocol.states import ServingClass
 from kernel import clock
-from kernel.rest.view_sets import ViewSet
 from traffic.api import examples
 from traffic.api.openai_form import only, openai_error
 from traffic.api.tables import (
-    AS,
     DEFAULT_ROWS,
     LIMIT_SCHEMA,
-    SPAN,
+    TablesViewSet,
     download,
     form_of,
     given_once,
     limit_of,
     parsed_query,
     query_parameter,
+    table_parameters,
 )
 from traffic.models import UsageHour
 from traffic.models.usage import COUNTS
@@ -107,27 +105,12 @@ class KeptResponsesSerializer(serializers.Serializer[Any]):
     truncated = serializers.BooleanField(help_text="There are more tenants than `limit`.")
 
 
-PARAMETERS = (
-    *(query_parameter(name, f"Of this {name} only.") for name in DIMENSIONS if name != "class"),
-    query_parameter("class", "Of this class only.", enum=[each.value for each in ServingClass]),
-    *SPAN,
-    query_parameter("by", "The time that a row is about.", enum=[by.value for by in By], default=By.TOTAL.value),
-    query_parameter("group", f"Any of {', '.join(DIMENSIONS)}, with commas; `none`: one row.", default="tenant"),
-    OpenApiParameter("limit", LIMIT_SCHEMA, description="Rows at most; not of tables, which are whole."),
-    query_parameter("as", "`csv` and `parquet` are tables to download.", enum=AS, default="json"),
-)  # fmt: skip
-
-
-class UsageViewSet(ViewSet):
+class UsageViewSet(TablesViewSet):
     """What tenants and keys used, and what it cost. Hours are kept for 90 days, then days for 400."""
-
-    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
-        """A table has one form, whatever a client accepts."""
-        return super().perform_content_negotiation(request, force=force or request.query_params.get("as") in AS[1:])
 
     @extend_schema(
         operation_id="usage_list",
-        parameters=list(PARAMETERS),
+        parameters=table_parameters(DIMENSIONS, "tenant"),
         responses={
             ("200", "application/json"): UsageSerializer,
             ("200", "text/csv"): str,
