@@ -10,6 +10,7 @@ from fleet.api.capacity_pool import MARKETS, ORIGINS, POOL_STATES
 from fleet.api.image_move import IMAGE_STATES
 from fleet.api.machine import INVITATION_STATES
 from fleet.api.node import ROLES
+from fleet.api.rate import KINDS as KINDS_OF_RATES
 from fleet.planning.autoscaling.policy import ScalingMode
 from fleet.planning.autoscaling.view import ScalingRule
 from fleet.planning.fault_rules import RuleMode
@@ -28,7 +29,6 @@ from kernel.tones import Tone
 from models_registry.planning.diff import Change
 from models_registry.planning.lifecycle import ValidationState, VersionState
 from traffic.api.cost import SOURCES
-from traffic.api.rate import KINDS as KINDS_OF_RATES
 from traffic.planning.key import KeyState
 from traffic.planning.overrides import EvacuationMode, OverrideKind
 from traffic.planning.shift import ShiftKind

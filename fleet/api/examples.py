@@ -460,3 +460,15 @@ DECLARE_POOL: dict[str, Any] = {
     "zone": "us-east-1a",
     "max_price": 9.5,
 }
+RATE: dict[str, Any] = {
+    "id": 4,
+    "kind": "machine_price",
+    "subject": "p5.48xlarge",
+    "region": "",
+    "value": "31.464000",
+    "valid_from": "2026-12-01T00:00:00Z",
+    "in_force": False,
+    "actor": "ada",
+    "created_at": "2026-11-21T12:00:00Z",
+}
+NEW_RATE: dict[str, Any] = {"kind": "machine_price", "subject": "p5.48xlarge", "value": "31.464"}

@@ -11,6 +11,7 @@ from fleet.api.image_move import ImageMoveViewSet
 from fleet.api.incident import IncidentViewSet
 from fleet.api.machine import InvitationViewSet, MachineViewSet
 from fleet.api.node import NodeViewSet
+from fleet.api.rate import RateViewSet
 from fleet.api.region import InstanceTypeViewSet, RegionViewSet
 from fleet.api.rollout import RolloutViewSet
 from fleet.api.webhook import WebhookDeliveryViewSet, WebhookViewSet
@@ -20,6 +21,7 @@ ROUTES = (
     ("capacity-pools", CapacityPoolViewSet, "capacity-pool"),
     ("image-moves", ImageMoveViewSet, "image-move"),
     ("instance-types", InstanceTypeViewSet, "instance-type"),
+    ("rates", RateViewSet, "rate"),
     ("machines/invitations", InvitationViewSet, "invitation"),
     ("machines", MachineViewSet, "machine"),
     ("agents/releases", AgentReleaseViewSet, "agent-release"),

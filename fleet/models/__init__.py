@@ -22,6 +22,7 @@ from fleet.models.incident import Incident
 from fleet.models.machine import Invitation, Machine
 from fleet.models.node import AgentCredential, JoinToken, Node, NodeLog, NodeReport
 from fleet.models.provider_call import MachineStatus, ProviderCall
+from fleet.models.rate import Rate
 from fleet.models.region import InstanceType, Region
 from fleet.models.rollout import Rollout
 from fleet.models.webhook import Webhook, WebhookDelivery
@@ -61,6 +62,7 @@ __all__ = [
     "NodeLog",
     "NodeReport",
     "ProviderCall",
+    "Rate",
     "Region",
     "Repair",
     "Replacement",

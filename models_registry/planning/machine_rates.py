@@ -1,5 +1,5 @@
 """Public prices, ratings and emissions of machines, as dated data with their sources. Figures only: what an operator
-states, or a provider answers, comes before them (`traffic.planning.rates`).
+states, or a provider answers, comes before them (`fleet.planning.rate`).
 
 Prices: US dollars an hour, on demand, Linux, us-east-1. Watts: the most that may be drawn for long. Emissions: grams of
 CO2 equivalent for a kilowatt-hour of the grid, a year's average by place, without what a tariff is said to offset.

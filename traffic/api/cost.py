@@ -10,6 +10,7 @@ from rest_framework.exceptions import ErrorDetail, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from fleet.planning.rate import Source
 from kernel import clock
 from traffic.api import examples
 from traffic.api.tables import (
@@ -23,7 +24,6 @@ from traffic.api.tables import (
     table_parameters,
 )
 from traffic.planning.cost_figures import COLUMNS, DIMENSIONS, TOKEN_COLUMNS, CostRow, micro_text
-from traffic.planning.rates import Source
 from traffic.planning.usage_query import By
 from traffic.planning.usage_table import csv_pieces, money_text
 from traffic.selectors.cost import cost_answer, cost_rows

@@ -14,7 +14,6 @@ from traffic.api.matrix import MatrixViewSet, ShiftViewSet
 from traffic.api.operator_batch import BatchViewSet
 from traffic.api.override import EvacuationViewSet, OverrideViewSet
 from traffic.api.price import PriceViewSet
-from traffic.api.rate import RateViewSet
 from traffic.api.request_queue import RequestQueueViewSet
 from traffic.api.traffic_policy import TrafficPolicyViewSet
 from traffic.api.usage import UsageViewSet
@@ -30,7 +29,6 @@ ROUTES = (
     ("usage", UsageViewSet, "usage"),
     ("costs", CostViewSet, "cost"),
     ("cost-budgets", CostBudgetViewSet, "cost-budget"),
-    ("rates", RateViewSet, "rate"),
     ("prices", PriceViewSet, "price"),
     ("budgets", BudgetViewSet, "budget"),
     ("traffic/matrices", MatrixViewSet, "matrix"),

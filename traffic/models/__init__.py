@@ -2,7 +2,7 @@
 
 from traffic.models.async_request import AsyncRequest, CallbackHost
 from traffic.models.batch import Batch, BatchRange, StoredFile
-from traffic.models.cost import CellHour, CostBudget, CostShare, Rate
+from traffic.models.cost import CellHour, CostBudget, CostShare
 from traffic.models.entry import Entry, EntryRevision, EntryTarget
 from traffic.models.key import ApplicationKey, KeyPolicy
 from traffic.models.request_queue import RefusedMessage, RequestQueue
@@ -43,7 +43,6 @@ __all__ = [
     "Ingress",
     "IngressReport",
     "KeyPolicy",
-    "Rate",
     "RefusedMessage",
     "RequestQueue",
     "RoutingTable",

@@ -1,15 +1,14 @@
-"""What machines cost, drew and emitted by the hour, whose that is, and what operators state of prices and power."""
+"""What machines cost, drew and emitted by the hour, and whose that is."""
 
 from datetime import date
 from decimal import Decimal
 
 from django.db import models
 
+from fleet.planning.rate import Source
 from traffic.models.usage import default_thresholds
 from traffic.planning.budget import BudgetRules, BudgetStanding
 from traffic.planning.machine_cost import Kind
-from traffic.planning.rates import Rate as RateInForce
-from traffic.planning.rates import RateKind, Source
 
 SOURCES = [(source.value, source.label) for source in Source]
 KIND = ("deployment", "version", "region", "instance_type")
@@ -114,32 +113,6 @@ class CostShare(KindOfMachines):
 
     def __str__(self) -> str:
         return f"{self.tenant} {self.key} on {self.instance_type} at {self.hour:%Y-%m-%d %H}"
-
-
-class Rate(models.Model):
-    """What an operator states of prices, power and the grid, from `valid_from` on: see `RateKind`. Rows are never
-    changed; one that is not in force yet may be withdrawn."""
-
-    kind = models.CharField(max_length=16, choices=[(kind.value, kind.value) for kind in RateKind])
-    subject = models.CharField(max_length=64)
-    region = models.CharField(max_length=64, blank=True)
-    value = models.DecimalField(max_digits=16, decimal_places=6)
-    valid_from = models.DateTimeField()
-    actor = models.CharField(max_length=64)
-    created_at = models.DateTimeField()
-
-    class Meta:
-        ordering = ["-valid_from", "-id"]
-        constraints = [
-            models.UniqueConstraint(fields=["kind", "subject", "region", "valid_from"], name="rate_once"),
-        ]
-
-    def __str__(self) -> str:
-        where = f" in {self.region}" if self.region else ""
-        return f"{self.kind} of {self.subject}{where} from {self.valid_from:%Y-%m-%d %H:%M}"
-
-    def rate(self) -> RateInForce:
-        return RateInForce(RateKind(self.kind), self.subject, self.region, self.value, self.valid_from)
 
 
 class CostBudget(models.Model):

@@ -8,7 +8,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from traffic.planning.rates import Source
+from fleet.planning.rate import Source
 from traffic.planning.usage_table import money_text, time_text
 
 DIMENSIONS = ("deployment", "version", "type", "region", "tenant", "class", "adapter")

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.planning.rate import PowerRating
 from models_registry.planning.machine_rates import IDLE_SHARE
-from traffic.planning.rates import PowerRating
 
 ACCELERATORS, HOST = "accelerators", "host"
 COMPONENTS = (ACCELERATORS, HOST)

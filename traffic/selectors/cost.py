@@ -9,10 +9,10 @@ from typing import Any
 
 from django.db.models import Max, Min, QuerySet, Sum
 
-from traffic.models import CellHour, CostShare, Rate
+from fleet.planning.rate import Source
+from traffic.models import CellHour, CostShare
 from traffic.planning.cost_figures import OF_ACCOUNTS, CostRow, CostSums
 from traffic.planning.machine_cost import HOUR_MS
-from traffic.planning.rates import Rates, Source
 from traffic.planning.usage_query import By, UsageQuery
 from traffic.selectors.usage import TRUNCATE
 
@@ -89,11 +89,6 @@ def month_costs(month: date, end: datetime) -> dict[str, Decimal]:
         for row in hours.values("deployment").annotate(total=Sum("spent"))
     }
     return {**spent, "": sum(spent.values(), Decimal(0))}
-
-
-def rates_at(now: datetime) -> Rates:
-    """The operator's rates in force."""
-    return Rates((row.rate() for row in Rate.objects.filter(valid_from__lte=now)), now)
 
 
 def _filtered(rows: "QuerySet[Any]", query: UsageQuery) -> "QuerySet[Any]":

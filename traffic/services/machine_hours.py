@@ -12,7 +12,9 @@ from django.db import connection, transaction
 from django.db.models import Sum
 
 from fleet.models import CloudRegion, InstanceType, Machine, Node
+from fleet.planning.rate import Source, emission, machine_price, power_rating
 from fleet.planning.states import MachineState, NodeState
+from fleet.selectors.rate import rates_at
 from traffic.models import CellHour, CostShare, IngressReport, TokenPrice, UsageHour, UsageMark
 from traffic.models.cost import ACCOUNT_OF_SHARE, KIND
 from traffic.planning.energy import Energy, MeterMark, MeterTotals, meters_of, plan_energy, use_of
@@ -26,8 +28,6 @@ from traffic.planning.machine_cost import (
     split_hour,
     weights_of,
 )
-from traffic.planning.rates import Source, emission, machine_price, power_rating
-from traffic.selectors.cost import rates_at
 
 CLOCK = ("clock", "machines", "")
 """The mark that says until when machines were counted, in milliseconds since 1970."""

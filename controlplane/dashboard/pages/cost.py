@@ -16,14 +16,14 @@ from controlplane.dashboard.selectors.cost import (
     rate_rows,
 )
 from controlplane.dashboard.selectors.usage import DEFAULT_SPAN, SPANS, span_of
-from fleet.models import Deployment, InstanceType, Region
+from fleet.api.rate import SetRateSerializer
+from fleet.models import Deployment, InstanceType, Rate, Region
+from fleet.planning.rate import RateKind
+from fleet.services.rate import rate_set, rate_withdraw
 from kernel.access import Role
 from traffic.api.cost_budget import CreateCostBudgetSerializer
-from traffic.api.rate import SetRateSerializer
-from traffic.models import CostBudget, Rate
-from traffic.planning.rates import RateKind
+from traffic.models import CostBudget
 from traffic.services.cost_budget import cost_budget_change, cost_budget_create, cost_budget_delete
-from traffic.services.rate import rate_set, rate_withdraw
 
 
 def _costs(request: PageRequest) -> CostView:

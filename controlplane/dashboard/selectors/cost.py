@@ -8,11 +8,12 @@ from urllib.parse import urlencode
 
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from controlplane.dashboard.selectors.usage import Span, first_step, place_of, step_of
+from fleet.models import Rate
+from fleet.planning.rate import Source
 from kernel.tones import Tone
-from traffic.models import CostBudget, Rate
+from traffic.models import CostBudget
 from traffic.planning.budget import MonthUse, month_of, used_percent
 from traffic.planning.cost_figures import FIGURES, CostRow, CostSums
-from traffic.planning.rates import Source
 from traffic.planning.usage_query import UsageQuery
 from traffic.selectors.cost import cost_answer, cost_rows, month_costs
 

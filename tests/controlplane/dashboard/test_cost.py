@@ -10,11 +10,12 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from controlplane.dashboard.templatetags.switchyard import quantity
+from fleet.models import Rate
+from fleet.planning.rate import Source
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
-from traffic.models import CellHour, CostBudget, CostShare, Rate
-from traffic.planning.rates import Source
+from traffic.models import CellHour, CostBudget, CostShare
 
 pytestmark = pytest.mark.django_db
 KIND = {"deployment": "sim-70b", "version": "sim-70b@1", "region": "us-east-1", "instance_type": "p5"}

@@ -10,10 +10,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from fleet.planning.rate import Source
 from kernel import clock
 from tests.controlplane.api.client import bearer
 from traffic.models import CellHour, CostShare
-from traffic.planning.rates import Source
 
 pytestmark = pytest.mark.django_db
 COSTS = "/api/v1/costs"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.planning.rate import PowerRating
 from models_registry.planning.machine_rates import IDLE_SHARE
 from traffic.planning.energy import (
     ACCELERATORS,
@@ -22,7 +23,6 @@ from traffic.planning.energy import (
     plan_part,
     use_of,
 )
-from traffic.planning.rates import PowerRating
 
 WATTS = 700.0
 LOOK_MS = 5_000

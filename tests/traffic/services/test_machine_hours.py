@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fleet.models import Cell, InstanceType, Node, NodeReport, Region
+from fleet.models import Cell, InstanceType, Node, NodeReport, Rate, Region
+from fleet.planning.rate import Source
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import CellHour, CostShare, IngressReport, Rate, UsageHour, UsageMark
-from traffic.planning.rates import Source
+from traffic.models import CellHour, CostShare, IngressReport, UsageHour, UsageMark
 from traffic.services.ingress import ingress_create
 from traffic.services.machine_hours import machine_hours_count
 

@@ -9,14 +9,14 @@ from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from fleet.api import examples
+from fleet.models import Rate
+from fleet.planning.rate import RateKind
+from fleet.services.rate import rate_set, rate_withdraw
 from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import examples
-from traffic.models import Rate
-from traffic.planning.rates import RateKind
-from traffic.services.rate import rate_set, rate_withdraw
 
 KINDS = [(kind.value, kind.value) for kind in RateKind]
 UNITS = (

@@ -6,13 +6,12 @@ from decimal import Decimal
 
 from django.db import IntegrityError, transaction
 
-from fleet.models import InstanceType, Region
+from fleet.models import InstanceType, Rate, Region
+from fleet.planning.rate import LEAST, MOST, OF_MACHINES, RateKind
 from kernel import live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
-from traffic.models import Rate
-from traffic.planning.rates import LEAST, MOST, OF_MACHINES, RateKind
 
 
 @transaction.atomic

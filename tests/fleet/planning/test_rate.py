@@ -5,10 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from models_registry.planning.instance_types import INSTANCE_TYPES, InstanceShape
-from models_registry.planning.machine_rates import CHIP_WATTS, GRIDS, MACHINE_WATTS, ON_DEMAND, OVERHEADS
-from tests.fleet.rows import NOW
-from traffic.planning.rates import (
+from fleet.planning.rate import (
     PowerRating,
     Rate,
     RateKind,
@@ -18,6 +15,9 @@ from traffic.planning.rates import (
     machine_price,
     power_rating,
 )
+from models_registry.planning.instance_types import INSTANCE_TYPES, InstanceShape
+from models_registry.planning.machine_rates import CHIP_WATTS, GRIDS, MACHINE_WATTS, ON_DEMAND, OVERHEADS
+from tests.fleet.rows import NOW
 
 P5 = INSTANCE_TYPES["p5.48xlarge"]
 TRN1 = INSTANCE_TYPES["trn1.32xlarge"]

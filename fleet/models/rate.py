@@ -1,0 +1,32 @@
+"""What operators state of prices of machines, of power and of the grid."""
+
+from django.db import models
+
+from fleet.planning.rate import Rate as RateInForce
+from fleet.planning.rate import RateKind
+
+
+class Rate(models.Model):
+    """What an operator states of prices, power and the grid, from `valid_from` on: see `RateKind`. Rows are never
+    changed; one that is not in force yet may be withdrawn."""
+
+    kind = models.CharField(max_length=16, choices=[(kind.value, kind.value) for kind in RateKind])
+    subject = models.CharField(max_length=64)
+    region = models.CharField(max_length=64, blank=True)
+    value = models.DecimalField(max_digits=16, decimal_places=6)
+    valid_from = models.DateTimeField()
+    actor = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-valid_from", "-id"]
+        constraints = [
+            models.UniqueConstraint(fields=["kind", "subject", "region", "valid_from"], name="fleet_rate_once"),
+        ]
+
+    def __str__(self) -> str:
+        where = f" in {self.region}" if self.region else ""
+        return f"{self.kind} of {self.subject}{where} from {self.valid_from:%Y-%m-%d %H:%M}"
+
+    def rate(self) -> RateInForce:
+        return RateInForce(RateKind(self.kind), self.subject, self.region, self.value, self.valid_from)
