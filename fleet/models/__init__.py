@@ -22,6 +22,7 @@ from fleet.models.incident import Incident
 from fleet.models.machine import Invitation, Machine
 from fleet.models.node import AgentCredential, JoinToken, Node, NodeLog, NodeReport
 from fleet.models.provider_call import MachineStatus, ProviderCall
+from fleet.models.quota import Quota
 from fleet.models.rate import Rate
 from fleet.models.region import InstanceType, Region
 from fleet.models.rollout import Rollout
@@ -62,6 +63,7 @@ __all__ = [
     "NodeLog",
     "NodeReport",
     "ProviderCall",
+    "Quota",
     "Rate",
     "Region",
     "Repair",

@@ -7,6 +7,7 @@ from fleet.models.region import InstanceType, Region
 from fleet.planning.autoscaling.policy import CellRange, ScalingPolicy, parse_scaling_policy
 from fleet.planning.load.slo import Objective, parse_objective
 from fleet.planning.policy import UpdatePolicy, parse_policy
+from fleet.planning.shares.policy import PRIORITY_MOST, GrantRule, Preempts, SharingPolicy
 from fleet.planning.states import choices
 from models_registry.models import ModelVersion
 
@@ -17,6 +18,8 @@ class Deployment(models.Model):
     `update_policy` states what differs from the defaults of `fleet.planning.policy.UpdatePolicy`, `slo` what differs
     from those of its serving class (`fleet.planning.load.slo`), `scaling` what differs from those of
     `fleet.planning.autoscaling.policy.ScalingPolicy`. `markets`: in which its machines may be bought; empty: any.
+    `team`: whose quota its machines count against; empty: nobody's. `priority`, `preemptible` and `preempts` say who
+    gets machines when they are short (`fleet.planning.shares.policy.SharingPolicy`); None: as its serving class has it.
     """
 
     name = models.SlugField(max_length=96, primary_key=True)
@@ -28,11 +31,21 @@ class Deployment(models.Model):
     slo = models.JSONField(default=dict, blank=True)
     scaling = models.JSONField(default=dict, blank=True)
     markets = models.JSONField(default=list, blank=True)
+    team = models.SlugField(max_length=64, blank=True)
+    priority = models.PositiveSmallIntegerField(null=True, blank=True)
+    preemptible = models.BooleanField(null=True, blank=True)
+    preempts = models.CharField(max_length=8, choices=choices(Preempts), default=Preempts.MIN.value)
     next_ordinal = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()
 
     class Meta:
         ordering = ["name"]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(priority__isnull=True) | models.Q(priority__lte=PRIORITY_MOST),
+                name="deployment_priority_most",
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -49,16 +62,29 @@ class Deployment(models.Model):
         """How it is scaled where its cells are a range, the defaults filled in."""
         return parse_scaling_policy(self.scaling)
 
+    def sharing(self) -> SharingPolicy:
+        """Who it goes before when machines are short, what its serving class says filled in."""
+        stated = SharingPolicy(self.priority, self.preemptible, Preempts(self.preempts))
+        return stated.of_class(ServingClass(self.serving_class))
+
 
 class DeploymentRegion(models.Model):
     """How many cells of a deployment a region should have. `cells_min` and `cells_max`: between which the autoscaler
-    may set that number; None: a person alone does."""
+    may set that number; None: a person alone does.
+
+    `cells_granted`: how many of them it may have while machines are short (`fleet.planning.shares`); None: all.
+    `granted_at`: when that was decided, `grant_rule` and `grant_reason` by what and why.
+    """
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="regions")
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="deployments")
     cells = models.PositiveIntegerField()
     cells_min = models.PositiveIntegerField(null=True, blank=True)
     cells_max = models.PositiveIntegerField(null=True, blank=True)
+    cells_granted = models.PositiveIntegerField(null=True, blank=True)
+    granted_at = models.DateTimeField(null=True, blank=True)
+    grant_rule = models.CharField(max_length=16, choices=choices(GrantRule), blank=True)
+    grant_reason = models.TextField(blank=True)
 
     class Meta:
         ordering = ["deployment_id", "region_id"]
@@ -80,3 +106,13 @@ class DeploymentRegion(models.Model):
         if self.cells_min is None or self.cells_max is None:
             return None
         return CellRange(self.cells_min, self.cells_max)
+
+    @property
+    def floor(self) -> int:
+        """Cells that are no surplus: where its range begins, or all that a person set."""
+        return self.cells if self.cells_min is None else min(self.cells_min, self.cells)
+
+    @property
+    def cells_in_force(self) -> int:
+        """How many there should be while machines are short."""
+        return self.cells if self.cells_granted is None else min(self.cells, self.cells_granted)

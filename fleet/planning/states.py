@@ -132,6 +132,7 @@ class DisruptionCause(StrEnum):
     SCALE = "scale"
     REPAIR = "repair"
     OPERATOR = "operator"
+    PREEMPTION = "preemption"
 
 
 CELL_ALLOWED: dict[CellState, frozenset[CellState]] = {
