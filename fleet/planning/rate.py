@@ -1,11 +1,11 @@
-"""What a machine costs, draws and emits, and how well that is known. Pure.
+"""What a machine costs, draws and emits, and how well that is known. Pure. Accounting and planners take it from here.
 
 An operator's rate in force comes first, then what the provider says of this very machine, then dated lists. What nobody
 states is unknown, and nothing that rests on it is shown as a figure.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import IntEnum, StrEnum
@@ -80,6 +80,15 @@ class MachinePrice:
     micro_usd: int
     source: Source
 
+    @property
+    def usd(self) -> float | None:
+        """US dollars an hour; None: unknown."""
+        return None if self.source is Source.UNKNOWN else self.micro_usd / MICRO_USD
+
+    def text(self) -> str:
+        """ "6.45 $/h (rated)"."""
+        return "a price that nobody states" if self.usd is None else f"{self.usd:.2f} $/h ({self.source.label})"
+
 
 @dataclass(frozen=True, slots=True)
 class PowerRating:
@@ -122,6 +131,28 @@ def machine_price(rates: Rates, shape: InstanceShape, region: str, stated: float
         return MachinePrice(round(stated * MICRO_USD), Source.MEASURED)
     listed = shape.price_per_hour or _listed(shape).price_per_hour
     return MachinePrice(round(listed * MICRO_USD), Source.RATED if listed else Source.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class MachinePrices:
+    """What machines cost at any time, the future as far as rates begin there: the operator's rate in force, else what
+    its provider says, else the dated list. `live`: (region, instance type) -> what the provider says of one that would
+    be launched next, in US dollars an hour."""
+
+    rates: tuple[Rate, ...] = ()
+    shapes: Mapping[str, InstanceShape] = field(default_factory=dict)
+    live: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def of(self, region: str, instance_type: str, at: datetime, stated: float | None = None) -> MachinePrice:
+        """`stated`: what the provider says of this very machine or pool; None: nothing, so what it says of the type."""
+        shape = self.shapes.get(instance_type) or INSTANCE_TYPES.get(instance_type) or InstanceShape(instance_type, "")
+        live = stated if stated is not None else self.live.get((region, instance_type))
+        return machine_price(Rates(self.rates, at), shape, region, live)
+
+    def changes(self, since: datetime, until: datetime) -> tuple[datetime, ...]:
+        """When rates of machines begin within this time, in order: prices stay as they are between."""
+        begun = {rate.valid_from for rate in self.rates if rate.kind is RateKind.MACHINE_PRICE}
+        return tuple(sorted(at for at in begun if since < at < until))
 
 
 def power_rating(rates: Rates, shape: InstanceShape, region: str) -> PowerRating | None:

@@ -2,9 +2,10 @@
 how long a cell takes until it serves. In a constant number of queries however many there are."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from statistics import median
 
 from django.db.models import Prefetch
@@ -15,8 +16,10 @@ from fleet.planning.autoscaling.policy import InvalidScaling, ScalingMode, Scali
 from fleet.planning.autoscaling.view import NeedSample
 from fleet.planning.load.history import FINE_S
 from fleet.planning.load.slo import RequestCounts, late_burn, total
+from fleet.planning.rate import MachinePrices
 from fleet.planning.states import CellState
 from fleet.selectors.history import deployment_subject
+from fleet.selectors.rate import machine_prices
 from fleet.selectors.rollout import ACTIVE
 from fleet.selectors.start_up import CREATED, start_times_s, typical_s
 from models_registry.planning.engine_arguments import nodes_per_cell
@@ -36,15 +39,15 @@ class ServedObjective:
 
 @dataclass(frozen=True, slots=True)
 class RangedDeployment:
-    """A deployment that has a range somewhere. `places`: those alone, with their last looks; `elsewhere`: cells where
-    it has none."""
+    """A deployment that has a range somewhere. `places`: those alone, with their last looks; `cell_prices`: US dollars
+    an hour for a cell by their regions, 0: unknown; `elsewhere_price`: for the cells where it has none."""
 
     deployment: Deployment
     policy: ScalingPolicy
     places: tuple[DeploymentRegion, ...]
-    elsewhere: int
     start_up_s: float
-    cell_price: float
+    cell_prices: Mapping[str, float]
+    elsewhere_price: float
     is_rolling: bool
 
 
@@ -83,10 +86,12 @@ def ranged_fleet(now: datetime, deployment: str = "") -> RangedFleet:
         Rollout.objects.filter(deployment__in=names, state__in=ACTIVE).values_list("deployment_id", flat=True)
     )
     rows = Deployment.objects.filter(name__in=names).select_related("model_version", "instance_type")
-    found, problems = [], {}
+    found, problems, prices = [], {}, machine_prices()
     for row in rows.prefetch_related(Prefetch("regions", DeploymentRegion.objects.select_related("scaling_state"))):
         try:
-            found.append(_ranged(row, started.get(row.name), row.name in rolling))
+            found.append(
+                _ranged(row, started.get(row.name), row.name in rolling, partial(_cell_price, row, prices, now))
+            )
         except (InvalidScaling, InvalidVersion) as wrong:
             problems[row.name] = str(wrong)
     return RangedFleet(tuple(found), _ready(names), _served(found, now), scaling_switch().paused, problems)
@@ -116,19 +121,26 @@ def need_history(state: ScalingState | None) -> tuple[NeedSample, ...]:
     return tuple(NeedSample(datetime.fromtimestamp(at, UTC), cells) for at, cells in rows)
 
 
-def _ranged(row: Deployment, started: list[float] | None, is_rolling: bool) -> RangedDeployment:
+def _ranged(
+    row: Deployment, started: list[float] | None, is_rolling: bool, price: Callable[[str], float]
+) -> RangedDeployment:
     policy, version = row.scaling_policy(), row.model_version
-    nodes = nodes_per_cell(version.spec(), row.instance_type_id)
     places = tuple(sorted(row.regions.all(), key=lambda place: place.region_id))
     return RangedDeployment(
         deployment=row,
         policy=policy,
         places=tuple(place for place in places if place.range),
-        elsewhere=sum(place.cells for place in places if not place.range),
         start_up_s=policy.start_up_s or typical_s(started, version.ready_timeout_s),
-        cell_price=nodes * row.instance_type.price_per_hour,
+        cell_prices={place.region_id: price(place.region_id) for place in places if place.range},
+        elsewhere_price=sum(place.cells * price(place.region_id) for place in places if not place.range),
         is_rolling=is_rolling,
     )
+
+
+def _cell_price(row: Deployment, prices: MachinePrices, now: datetime, region: str) -> float:
+    """US dollars an hour for a cell in a region; 0: nobody states it."""
+    machine = prices.of(region, row.instance_type_id, now).usd or 0.0
+    return nodes_per_cell(row.model_version.spec(), row.instance_type_id) * machine
 
 
 def _ready(names: Iterable[str]) -> dict[Place, list[datetime]]:

@@ -3,7 +3,7 @@ autopilot sends. In a constant number of queries."""
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from fleet.models import DeploymentRegion
@@ -62,11 +62,13 @@ def _scaled(
         utilisation_cap=policy.utilisation_cap,
         start_up_s=one.start_up_s,
         places=tuple(
-            _place(row, fleet.ready.get((name, row.region_id), []), loads.get((name, row.region_id)), acting, now)
+            replace(
+                _place(row, fleet.ready.get((name, row.region_id), []), loads.get((name, row.region_id)), acting, now),
+                cell_price=one.cell_prices[row.region_id],
+            )
             for row in one.places
         ),
-        cell_price=one.cell_price,
-        elsewhere=one.elsewhere,
+        elsewhere_price=one.elsewhere_price,
         is_rolling=one.is_rolling,
     )
     return ScaledDeployment(view, {row.region_id: row for row in one.places}, acting)

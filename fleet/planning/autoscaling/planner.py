@@ -6,7 +6,7 @@ range, and never below what the schedule or the region autopilot needs within it
 cell away.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -99,30 +99,30 @@ def _remembered(before: tuple[NeedSample, ...], sample: NeedSample, window_s: fl
 
 def _within_budget(view: ScalingView, decisions: dict[str, PlaceDecision]) -> Iterator[PlaceDecision]:
     """The decisions, where the budget does not allow all that they add, with less: cell by cell to where most is
-    lacking. What is there, and what ranges begin with, is never taken away for it."""
-    budget = view.policy.budget_per_hour
-    total = view.elsewhere + sum(decision.wanted for decision in decisions.values())
-    if budget is None or view.cell_price <= 0 or total * view.cell_price <= budget:
+    lacking, of equals to the cheapest. What is there, and what ranges begin with, is never taken away for it, and what
+    nobody knows the price of counts as nothing."""
+    budget, places = view.policy.budget_per_hour, {place.region: place for place in view.places}
+    total = sum(decision.wanted * places[region].cell_price for region, decision in decisions.items())
+    if budget is None or view.elsewhere_price + total <= budget:
         yield from decisions.values()
         return
-    places = {place.region: place for place in view.places}
     granted = {
         region: min(decision.wanted, max(places[region].current, places[region].range.min))
         for region, decision in decisions.items()
     }
-    left = int(budget / view.cell_price) - view.elsewhere - sum(granted.values())
-    for _ in range(max(0, left)):
-        lacking = [region for region, decision in decisions.items() if granted[region] < decision.wanted]
-        if not lacking:
-            break
-        granted[_emptiest(lacking, granted, decisions)] += 1
+    left = budget - view.elsewhere_price - sum(count * places[region].cell_price for region, count in granted.items())
+    while lacking := [
+        places[region]
+        for region, decision in decisions.items()
+        if granted[region] < decision.wanted and places[region].cell_price <= left
+    ]:
+        next_one = min(lacking, key=lambda one: (granted[one.region] / decisions[one.region].wanted, one.cell_price))
+        granted[next_one.region] += 1
+        left -= next_one.cell_price
     for region, decision in decisions.items():
         if granted[region] == decision.wanted:
             yield decision
         else:
-            text = f"{decision.reason}; ${budget:g} an hour allow no more than {cells_text(granted[region])} there"
+            most = f"{cells_text(granted[region])} there, at ${places[region].cell_price:g} each"
+            text = f"{decision.reason}; ${budget:g} an hour allow no more than {most}"
             yield replace(decision, wanted=granted[region], rule=ScalingRule.BUDGET, reason=text)
-
-
-def _emptiest(regions: Iterable[str], granted: dict[str, int], decisions: dict[str, PlaceDecision]) -> str:
-    return min(regions, key=lambda region: (granted[region] / decisions[region].wanted, region))

@@ -65,7 +65,7 @@ class NeedSample:
 class ScaledPlace:
     """A region in which a deployment has a range. `current`: how many cells it should have, by the last decision or a
     person; in shadow, by the last decision alone. `ready` serve; `ready_for_s`: for how long the youngest of them has;
-    None: none is. `load` None: nobody has reported it lately."""
+    None: none is. `load` None: nobody has reported it lately. `cell_price`: US dollars an hour there; 0: unknown."""
 
     region: str
     range: CellRange
@@ -74,13 +74,14 @@ class ScaledPlace:
     ready_for_s: float | None
     load: PlaceLoad | None
     history: tuple[NeedSample, ...] = ()
+    cell_price: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingView:
     """A deployment whose cells are a range somewhere. `per_cell`: requests at once that a cell was tested for;
     `utilisation_cap`: to which share of that the region autopilot fills; `start_up_s`: from a decision until the cell
-    is ready; `cell_price`: US dollars an hour; `elsewhere`: cells that it has where no range is."""
+    is ready; `elsewhere_price`: US dollars an hour for the cells that it has where no range is."""
 
     deployment: str
     policy: ScalingPolicy
@@ -88,8 +89,7 @@ class ScalingView:
     utilisation_cap: float
     start_up_s: float
     places: tuple[ScaledPlace, ...]
-    cell_price: float = 0.0
-    elsewhere: int = 0
+    elsewhere_price: float = 0.0
     is_rolling: bool = False
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fleet.planning.autoscaling.planner import SAMPLES_MOST, plan_scaling
 from fleet.planning.autoscaling.policy import CellRange, parse_scaling_policy
-from fleet.planning.autoscaling.view import PlaceLoad, ScalingRule
+from fleet.planning.autoscaling.view import PlaceLoad, ScaledPlace, ScalingRule
 from tests.fleet.planning.autoscaling.scaled import ACTING, NOW, agreed, course, decide, place, view
 
 
@@ -162,19 +162,26 @@ class TestBudget:
 
     POLICY = parse_scaling_policy({"budget_per_hour": 100}, ACTING)
 
-    def wanted(self, *places: object, **changes: float) -> dict[str, int]:
-        scaled = view(*places, policy=self.POLICY, **{"cell_price": 10.0, **changes})  # type: ignore[arg-type]
+    def wanted(self, *places: ScaledPlace, price: float = 10.0, elsewhere: float = 0.0) -> dict[str, int]:
+        priced = [replace(one, cell_price=one.cell_price or price) for one in places]
+        scaled = view(*priced, policy=self.POLICY, elsewhere_price=elsewhere)
         return {decision.region: decision.wanted for decision in plan_scaling(scaled, NOW)}
 
     def test_it_goes_to_where_most_is_lacking(self) -> None:
         east, west = place(load=PlaceLoad(84.0)), place("us-west-2", current=4, load=PlaceLoad(28.1))
         assert self.wanted(east, west) == {"us-east-1": 6, "us-west-2": 4}
-        assert self.wanted(east, west, cell_price=0.0) == {"us-east-1": 12, "us-west-2": 5}
-        assert self.wanted(east, elsewhere=3) == {"us-east-1": 7}
+        assert self.wanted(east, west, price=0.0) == {"us-east-1": 12, "us-west-2": 5}
+        assert self.wanted(east, elsewhere=30.0) == {"us-east-1": 7}
+
+    def test_of_equals_the_cheaper_place_gets_the_next_cell_and_each_costs_its_own_price(self) -> None:
+        east = place(load=PlaceLoad(84.0), cell_price=12.0, current=2)
+        west = place("us-west-2", load=PlaceLoad(84.0), cell_price=8.0, current=2)
+        assert self.wanted(east, west) == {"us-east-1": 5, "us-west-2": 5}
+        assert self.wanted(replace(east, cell_price=40.0), west) == {"us-east-1": 2, "us-west-2": 2}
 
     def test_it_takes_nothing_away(self) -> None:
-        dear = decide(view(place(current=9, load=PlaceLoad(100.0)), policy=self.POLICY, cell_price=20.0))
+        dear = decide(view(place(current=9, load=PlaceLoad(100.0), cell_price=20.0), policy=self.POLICY))
         assert (dear.wanted, dear.rule) == (9, ScalingRule.BUDGET)
-        assert dear.reason.endswith("$100 an hour allow no more than 9 cells there")
+        assert dear.reason.endswith("$100 an hour allow no more than 9 cells there, at $20 each")
         fewer = place(current=9, load=PlaceLoad(7.0), history=agreed(2))
-        assert self.wanted(fewer, cell_price=20.0) == {"us-east-1": 2}
+        assert self.wanted(fewer, price=20.0) == {"us-east-1": 2}
