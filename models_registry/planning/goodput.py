@@ -1,0 +1,222 @@
+"""Finds goodput: the highest rate of requests at which enough of them are inside their objective. Pure.
+
+Rates are doubled until one breaks (or halved until one holds), then the bracket is bisected. All of them lie on one
+grid, powers of 2^(1/32), so that repeated searches measure the same rates wherever they begin, and their answers differ
+by whole steps of 2.2 %.
+
+A point is judged by a sequential test: whether the share inside is above or below what is asked, looked at when 25,
+50, 100, … requests are known, with the error spent over the looks (a half, a quarter, …), so that looking often makes
+no verdict more likely.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from models_registry.planning.proportions import at_least_by_chance, at_most_by_chance, share_interval
+
+STEPS_PER_DOUBLING = 32
+"""2^(1/32) = 1.0219: the bracket that is left is narrower than the 3 % that are asked for."""
+FIRST_LOOK = 25
+
+
+class PointVerdict(StrEnum):
+    HELD = "held"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputRules:
+    """What is asked of points and of the search. Times in seconds, rates in requests a second.
+
+    A point lasts `min_s`, until `min_requests` were sent, and `p99_times` times the 99th percentile of a request's
+    duration, whichever is longest, and `most_s` at most, after its warm-up.
+    """
+
+    share: float = 0.99
+    confidence: float = 0.95
+    min_s: float = 60.0
+    min_requests: int = 200
+    p99_times: float = 20.0
+    most_s: float = 600.0
+    warm_up_min_s: float = 5.0
+    most_points: int = 10
+    lowest_rate: float = 2.0**-7
+    highest_rate: float = 2.0**12
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A request whose end is known, or that is already too late: whether it was inside its objective, and how long it
+    took (of one that is too late: so far)."""
+
+    is_inside: bool
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PointJudgement:
+    """`is_early`: the test decided before the point's length. `is_proven`: by the test, not by the share alone. `low`
+    and `high` bound the share inside with the rules' confidence."""
+
+    verdict: PointVerdict
+    inside: int
+    requests: int
+    low: float
+    high: float
+    is_early: bool
+    is_proven: bool
+
+    @property
+    def share(self) -> float:
+        return self.inside / self.requests if self.requests else 0.0
+
+
+def length_s(rate: float, durations_s: Sequence[float], rules: GoodputRules) -> float:
+    """How long a point of this rate lasts, by what its requests took so far."""
+    ordered = sorted(durations_s)
+    p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
+    return min(rules.most_s, max(rules.min_s, rules.min_requests / rate, rules.p99_times * p99_s))
+
+
+def warm_up_s(longest_inside_s: float, rules: GoodputRules) -> float:
+    """How long a point runs before it counts: as long as a request may take that is inside its objective, after which
+    as many end as begin."""
+    return min(rules.most_s, max(rules.warm_up_min_s, longest_inside_s))
+
+
+def judge_early(outcomes: Sequence[Outcome], rules: GoodputRules) -> PointJudgement | None:
+    """The verdict, if these are enough to tell; None: go on. `outcomes` are in the order in which requests were due,
+    without a gap: those that end first are the quick ones."""
+    look = _look(len(outcomes))
+    if look is None:
+        return None
+    inside = sum(outcome.is_inside for outcome in outcomes)
+    error = (1 - rules.confidence) / 2 / 2 ** (look + 1)
+    verdict = _tested(inside, len(outcomes), rules.share, error)
+    return None if verdict is None else _judgement(verdict, inside, len(outcomes), rules, is_early=True)
+
+
+def judge_whole(outcomes: Sequence[Outcome], rules: GoodputRules) -> PointJudgement:
+    """The verdict at the end of a point: by the test if it can tell, else by the share as it is. No request at all is
+    a point that broke."""
+    inside, requests = sum(outcome.is_inside for outcome in outcomes), len(outcomes)
+    if not requests:
+        return PointJudgement(PointVerdict.BROKEN, 0, 0, 0.0, 1.0, is_early=False, is_proven=False)
+    by_share = PointVerdict.HELD if inside >= rules.share * requests else PointVerdict.BROKEN
+    return _judgement(by_share, inside, requests, rules, is_early=False)
+
+
+def _judgement(
+    verdict: PointVerdict, inside: int, requests: int, rules: GoodputRules, *, is_early: bool
+) -> PointJudgement:
+    low, high = share_interval(inside, requests, rules.confidence)
+    is_proven = is_early or low > rules.share or high < rules.share
+    return PointJudgement(verdict, inside, requests, low, high, is_early, is_proven)
+
+
+def _look(requests: int) -> int | None:
+    """Which look this is, None if it is time for none: they are due at 25, 50, 100, … requests."""
+    quotient, rest = divmod(requests, FIRST_LOOK)
+    is_due = rest == 0 and quotient > 0 and quotient & (quotient - 1) == 0
+    return quotient.bit_length() - 1 if is_due else None
+
+
+def _tested(inside: int, requests: int, share: float, error: float) -> PointVerdict | None:
+    if at_most_by_chance(inside, requests, share) < error:
+        return PointVerdict.BROKEN
+    if at_least_by_chance(inside, requests, share) < error:
+        return PointVerdict.HELD
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Measure this rate next."""
+
+    rate: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The search is over. `rate` held, `broke_at` is the lowest that broke, None if none did; 0: nothing held.
+
+    `is_exact`: the two are neighbours on the grid.
+    """
+
+    rate: float
+    broke_at: float | None
+    is_exact: bool
+    reason: str
+
+    @property
+    def estimate(self) -> float:
+        """The geometric middle of the interval, or the rate that held where nothing broke."""
+        return math.sqrt(self.rate * self.broke_at) if self.broke_at else self.rate
+
+
+def first_rate(latency_s: float, concurrency: int, rules: GoodputRules) -> float:
+    """Where to begin, on the grid: one request alone takes `latency_s`, so what is possible lies between one at a time
+    and `concurrency` at once without any slowing down; the geometric middle of both."""
+    return _on_grid(math.sqrt(max(1, concurrency)) / max(latency_s, 1e-3), rules)
+
+
+def plan_goodput(points: Mapping[float, PointVerdict], first: float, rules: GoodputRules) -> Measure | Found:
+    """The next rate to measure, or the end. `points`: verdicts so far by rate; `first`: a rate to begin with."""
+    held = max((rate for rate, verdict in points.items() if verdict is PointVerdict.HELD), default=None)
+    broken = min((rate for rate in _broken(points) if held is None or rate > held), default=None)
+    if held is not None and broken is not None and _steps(held, broken) <= 1:
+        return Found(held, broken, True, f"{held:.4g}/s held and {broken:.4g}/s, 2.2 % more, broke")
+    if len(points) >= rules.most_points:
+        return _given_up(held, broken, f"after {len(points)} points, the most that one run takes")
+    if held is None:
+        return _downward(broken, first, rules)
+    if broken is None:
+        return _upward(held, rules)
+    middle = _rate(round((_position(held) + _position(broken)) / 2))
+    return Measure(middle, f"between {held:.4g}/s, which held, and {broken:.4g}/s, which broke")
+
+
+def _downward(broken: float | None, first: float, rules: GoodputRules) -> Measure | Found:
+    if broken is None:
+        return Measure(_on_grid(first, rules), "the first rate, by what one request alone took")
+    if broken / 2 < rules.lowest_rate:
+        return Found(0.0, broken, False, f"even {broken:.4g}/s broke: no rate holds this objective")
+    return Measure(broken / 2, f"half of {broken:.4g}/s, which broke")
+
+
+def _upward(held: float, rules: GoodputRules) -> Measure | Found:
+    if held * 2 > rules.highest_rate:
+        return Found(held, None, False, f"{held:.4g}/s held, and more than {rules.highest_rate:g}/s is not tried")
+    return Measure(held * 2, f"twice {held:.4g}/s, which held")
+
+
+def _given_up(held: float | None, broken: float | None, when: str) -> Found:
+    if held is None:
+        return Found(0.0, broken, False, f"nothing held {when}")
+    told = f"{held:.4g}/s held" + (f" and {broken:.4g}/s broke" if broken else "")
+    return Found(held, broken, False, f"{told} {when}")
+
+
+def _broken(points: Mapping[float, PointVerdict]) -> Iterable[float]:
+    return (rate for rate, verdict in points.items() if verdict is PointVerdict.BROKEN)
+
+
+def _position(rate: float) -> int:
+    return round(math.log2(rate) * STEPS_PER_DOUBLING)
+
+
+def _rate(position: int) -> float:
+    return math.exp2(position / STEPS_PER_DOUBLING)
+
+
+def _steps(low: float, high: float) -> int:
+    return _position(high) - _position(low)
+
+
+def _on_grid(rate: float, rules: GoodputRules) -> float:
+    """The nearest power of two, so that brackets of any two searches nest."""
+    bounded = min(max(rate, rules.lowest_rate), rules.highest_rate)
+    return math.exp2(round(math.log2(bounded)))
