@@ -32,9 +32,12 @@ _RENDERED = """
     prefill-context-parallel-size quantization speculative-config tensor-parallel-size
 """
 """What a version states in fields of its own, each checked where it is read."""
+_LAUNCHER_OPTIONS = "batch-prompt-tokens"
+"""Of the engine's launcher, which makes of it what vLLM knows; the plugin for Neuron has a scheduler of its own."""
 _SIM_OPTIONS = """
-    decode-step-ms decode-step-per-seq-ms fault grace-s kv-capacity-tokens load-time-s max-model-len max-num-seqs
-    prefill-chunk-tokens prefill-tokens-per-s prefix-block-tokens rendezvous-timeout-s seed step-jitter
+    batch-prompt-tokens decode-step-ms decode-step-per-seq-ms fault grace-s kv-capacity-tokens load-time-s
+    max-model-len max-num-seqs prefill-chunk-tokens prefill-tokens-per-s prefix-block-tokens rendezvous-timeout-s seed
+    step-jitter
 """
 _EVERY_VARIABLE = "OMP_NUM_THREADS OMP_WAIT_POLICY"
 _CELL_VARIABLES = "SWITCHYARD_CELL_COLLECTIVES SWITCHYARD_CELL_HANG_S"
@@ -51,7 +54,7 @@ _NEURON_VARIABLES = """
 """
 
 OPTIONS: Mapping[str, frozenset[str]] = {
-    "vllm": frozenset((_VLLM_OPTIONS + _RENDERED).split()),
+    "vllm": frozenset((_VLLM_OPTIONS + _RENDERED + _LAUNCHER_OPTIONS).split()),
     "neuron": frozenset((_VLLM_OPTIONS + _RENDERED).split()),
     "sim": frozenset(_SIM_OPTIONS.split()),
 }
@@ -76,6 +79,8 @@ KEYS: Mapping[str, frozenset[str]] = {
 }
 """Options that are JSON objects, of which other keys name code or files."""
 SPECULATION_METHODS = frozenset({"draft_model", "eagle", "eagle3", "medusa", "ngram"})
+PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
+"""The arguments of vLLM that turn it on."""
 AGENTS_OWN = frozenset(
     {
         *("--config", "--distributed-executor-backend", "--host", "--model", "--model-tag", "--port"),

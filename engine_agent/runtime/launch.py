@@ -11,6 +11,7 @@ import msgspec
 
 from engine_agent.engines.base import LOOPBACK, EngineContext, Launch
 from engine_agent.engines.plan_artifacts import json_option
+from engine_agent.protocol.engine_options import PRIORITY_SCHEDULING
 from engine_agent.protocol.fingerprint import (
     FINGERPRINT_VARIABLE,
     Fingerprint,
@@ -19,9 +20,6 @@ from engine_agent.protocol.fingerprint import (
 )
 from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import ENGINE, PROXY, PROXY_ADMIN
-
-PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
-"""The arguments of vLLM that turn it on."""
 
 
 @dataclass(frozen=True, slots=True)

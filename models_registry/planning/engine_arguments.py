@@ -44,6 +44,8 @@ STATED_ELSEWHERE: Mapping[str, str] = {
 """Options of vLLM that a version states in fields of its own, and in which."""
 SCHEDULING_POLICIES = ("fcfs", "priority")
 """vLLM's own. With `priority` the cell proxy tells the engine the priority of each request's serving class."""
+LEAST_BATCH_PROMPT_TOKENS = 16
+"""Of a step: a block of vLLM's cache. Fewer would make a step a line's worth of work for every few words."""
 NEURON_OWN_OPTIONS = ("neuron_config", "enable_prefix_caching", "block_size")
 MEDUSA_UNSERVED = (
     "vLLM's plugins for Neuron load Medusa and end at the first request, so nothing serves it yet; it must be eagle or "
@@ -185,6 +187,7 @@ def _options(
     quantization: Quantization | None,
     adapters: tuple[VersionAdapter, ...],
 ) -> dict[str, Any]:
+    _check_batch_prompt_tokens(spec)
     if spec.engine == "sim":
         return {"max_num_seqs": spec.max_concurrency, **spec.engine_options}
     for name, value in spec.engine_options.items():
@@ -204,6 +207,19 @@ def _options(
     override = neuron_configuration(spec, degrees, speculation, nxdi)
     own["additional_config"] = _json(additional_config(spec, override))
     return own | {name: value for name, value in spec.engine_options.items() if name not in NEURON_OWN_OPTIONS}
+
+
+def _check_batch_prompt_tokens(spec: VersionSpec) -> None:
+    """Raises:
+    InvalidVersion: no such number of tokens, or an engine that is not told which requests are batch work.
+    """
+    if (tokens := spec.engine_options.get("batch_prompt_tokens")) is None:
+        return
+    place = f"{spec.reference}: engine_options.batch_prompt_tokens is {tokens!r}"
+    if type(tokens) is not int or (tokens != 0 and tokens < LEAST_BATCH_PROMPT_TOKENS):
+        raise InvalidVersion(f"{place}; it must be a whole number of {LEAST_BATCH_PROMPT_TOKENS} or more, or 0 for off")
+    if spec.engine == "vllm" and spec.engine_options.get("scheduling_policy") != "priority":
+        raise InvalidVersion(f"{place}; it needs engine_options.scheduling_policy to be priority")
 
 
 def _vllm_options(degrees: Degrees, quantization: Quantization | None) -> dict[str, Any]:

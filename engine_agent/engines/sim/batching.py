@@ -3,7 +3,7 @@
 It decides and never acts: it reads no clock, never sleeps and does no I/O; the caller says what time it is, waits
 until a step ends and then finishes it. Memory is reserved for a request's whole length when it is admitted, so nothing
 is ever preempted (vLLM preempts instead; the difference shows only with a full cache). Of a prompt whose beginning lies
-in the prefix cache only the rest is computed.
+in the prefix cache only the rest is computed. Batch prompts are read as `engine_agent.engines.class_order` says.
 """
 
 import heapq
@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, batch_prompt_room, is_batch
 from engine_agent.engines.sim.prefix_cache import PrefixCache
 
 
@@ -24,7 +25,8 @@ class ModelParameters:
 
     A step takes `decode_step_ms`, `decode_step_per_seq_ms` for each sequence in it, and the time to prefill at most
     `prefill_chunk_tokens` tokens; all of it varies by a uniform ± `step_jitter` (a fraction), drawn from `seed`.
-    A prefix is found in blocks of `prefix_block_tokens` (vLLM's default; 0: nothing is found).
+    A prefix is found in blocks of `prefix_block_tokens` (vLLM's default; 0: nothing is found). Of batch prompts a step
+    reads at most `batch_prompt_tokens` (0: they are read like all others, in the order in which they came).
     """
 
     prefill_tokens_per_s: float = 8000.0
@@ -34,6 +36,7 @@ class ModelParameters:
     max_num_seqs: int = 64
     prefill_chunk_tokens: int = 2048
     prefix_block_tokens: int = 16
+    batch_prompt_tokens: int = BATCH_PROMPT_TOKENS
     step_jitter: float = 0.03
     seed: int = 0
 
@@ -210,6 +213,8 @@ class BatchingModel:
         block_tokens = self.parameters.prefix_block_tokens
         while self._order and len(self._running) < self.parameters.max_num_seqs:
             sequence = self._waiting[self._order[0][2]]
+            if is_batch(sequence.priority) and self._batch_room() == 0:
+                break
             # The last token of a prompt is always computed: it makes the first one of the answer.
             most = (sequence.prompt_tokens - 1) // block_tokens if block_tokens else 0
             cached = self._cache.found(sequence.blocks, most)
@@ -239,15 +244,23 @@ class BatchingModel:
             full = (running.prefilled + running.generated) // self.parameters.prefix_block_tokens
             self._hold(running, running.sequence.blocks[len(running.held) : full])
 
+    def _batch_room(self) -> int | None:
+        limit = self.parameters.batch_prompt_tokens or None
+        unread = ((each.sequence.priority, each.prompt_left) for each in self._running.values() if each.prompt_left)
+        return batch_prompt_room(limit, unread)
+
     def _prefill_chunk(self) -> dict[str, int]:
         budget = self.parameters.prefill_chunk_tokens
+        unread = [(name, running) for name, running in self._running.items() if running.prompt_left > 0]
+        if limit := self.parameters.batch_prompt_tokens:
+            urgent = [(name, running) for name, running in unread if not is_batch(running.sequence.priority)]
+            budget, unread = (budget, urgent) if urgent else (min(budget, limit), unread)
         chunk: dict[str, int] = {}
-        for name, running in self._running.items():
+        for name, running in unread:
             if budget == 0:
                 break
-            if running.prompt_left > 0:
-                chunk[name] = min(budget, running.prompt_left)
-                budget -= chunk[name]
+            chunk[name] = min(budget, running.prompt_left)
+            budget -= chunk[name]
         return chunk
 
     def _duration_s(self, sequences: int, prefill_tokens: int) -> float:

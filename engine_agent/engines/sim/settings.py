@@ -153,6 +153,9 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-num-seqs", type=_positive_count, default=default.max_num_seqs)
     group.add_argument("--prefill-chunk-tokens", type=_positive_count, default=default.prefill_chunk_tokens)
     group.add_argument("--prefix-block-tokens", type=_count, default=default.prefix_block_tokens, help="0: no cache")
+    group.add_argument(
+        "--batch-prompt-tokens", type=_count, default=default.batch_prompt_tokens, help="in a step; 0: as all others"
+    )
     group.add_argument("--step-jitter", type=_jitter, default=default.step_jitter, help="± fraction of a step's time")
     group.add_argument("--seed", type=int, default=default.seed)
 

@@ -4,13 +4,18 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
+from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS
 from engine_agent.engines.vllm.cell.member import Member
+from engine_agent.protocol.engine_options import PRIORITY_SCHEDULING
 from engine_agent.protocol.states import MemberRole
 
 HANG_VARIABLE = "SWITCHYARD_CELL_HANG_S"
 """In a plan's environment: how long a member may be silent, or a step take, before its cell counts as hung."""
+BATCH_PROMPT_TOKENS_OPTION = "--batch-prompt-tokens"
+"""Among vLLM's options, which it is none of."""
 HANG_S = 20.0
 """Unless the plan says else. The longest honest step here, 2,048 tokens of prompt on one core, takes 4 s."""
 JOIN_TIMEOUT_S = 120.0
@@ -42,6 +47,8 @@ class ServeOptions:
     hang_s: float = HANG_S
     draft: tuple[str, str] | None = None
     adapters: tuple[tuple[str, str, str], ...] = ()
+    batch_prompt_tokens: int = 0
+    """Of a step; 0: batch prompts are read like all others, as they are where vLLM does not schedule by priority."""
 
     @property
     def role(self) -> MemberRole:
@@ -87,13 +94,34 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> S
     fields = {name: value for name, value in vars(read).items() if name not in ("role", "leader", "draft", "adapter")}
     return ServeOptions(
         **fields,
-        vllm_args=tuple(vllm_args),
+        vllm_args=tuple(without_option(vllm_args, BATCH_PROMPT_TOKENS_OPTION)),
+        batch_prompt_tokens=_batch_prompt_tokens(parser, vllm_args),
         draft=tuple(read.draft) if read.draft else None,
         adapters=tuple((name, folder, digest) for name, folder, digest in read.adapter),
         leader_address=leader_address,
         leader_port=leader_port,
         hang_s=hang_s,
     )
+
+
+def _batch_prompt_tokens(parser: argparse.ArgumentParser, vllm_args: Sequence[str]) -> int:
+    stated = option_value(vllm_args, BATCH_PROMPT_TOKENS_OPTION)
+    if stated is not None and not stated.isdecimal():
+        parser.error(f"argument {BATCH_PROMPT_TOKENS_OPTION}: expected a whole number, 0 or more, got {stated!r}")
+    if PRIORITY_SCHEDULING not in pairwise(vllm_args):
+        return 0
+    return BATCH_PROMPT_TOKENS if stated is None else int(stated)
+
+
+def option_value(arguments: Sequence[str], name: str) -> str | None:
+    """What follows the option; None: it is not there."""
+    return next((value for option, value in pairwise(arguments) if option == name), None)
+
+
+def without_option(arguments: Sequence[str], name: str) -> list[str]:
+    """The arguments without the option and what follows it."""
+    behind = ["", *arguments]
+    return [each for before, each in zip(behind, arguments, strict=False) if name not in (before, each)]
 
 
 def _parser() -> argparse.ArgumentParser:

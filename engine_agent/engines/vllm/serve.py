@@ -30,6 +30,7 @@ from engine_agent.engines.artifact_cache import mark_damaged
 from engine_agent.engines.cell.member_health import LOOPBACK, MemberHealth
 from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, certificate_from, left_reason, secret_from
 from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
+from engine_agent.engines.vllm.class_scheduler import TOKENS_VARIABLE
 from engine_agent.engines.vllm.core_process import one_process_server
 from engine_agent.engines.vllm.options import ServeOptions, parse
 from engine_agent.protocol.manifest import BadArtifact
@@ -48,6 +49,7 @@ NO_HOST = "media.invalid"
 """A name that no host has (RFC 6761)."""
 CELL_EXECUTOR = "engine_agent.engines.vllm.cell.executor.LeaderFollowerExecutor"
 CELL_HEALTH = "engine_agent.engines.vllm.cell.leader_health.LeaderHealth"
+CLASS_SCHEDULER = "engine_agent.engines.vllm.class_scheduler.class_aware_scheduler"
 USAGE_LEDGER = "engine_agent.engines.vllm.usage_ledger.VllmUsageLedger"
 """It knows this version of vLLM from within, so other builds do without."""
 CHOOSES_EXECUTOR = (
@@ -82,6 +84,8 @@ class Server:
 
     argv: tuple[str, ...]
     run: Callable[[Sequence[str], Callable[[], None]], None]
+    scheduler: str = ""
+    """One that knows classes; empty: it has a scheduler of its own."""
 
 
 def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
@@ -122,6 +126,11 @@ def _executor(options: ServeOptions) -> tuple[str, ...]:
     return () if named & set(CHOOSES_EXECUTOR) else ("--distributed-executor-backend", ONE_PROCESS_EXECUTOR)
 
 
+def scheduler_argv(options: ServeOptions, server: Server) -> tuple[str, ...]:
+    """The scheduler that knows classes, where it is wanted and there is one."""
+    return ("--scheduler-cls", server.scheduler) if options.batch_prompt_tokens and server.scheduler else ()
+
+
 def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Mapping[str, str]) -> dict[str, str]:
     """Variables to set, apart from those that the plan has `given` already.
 
@@ -153,6 +162,8 @@ def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Ma
     if interface is not None:
         # Collectives between nodes, and gloo's within one, stay on the interface that the node's address is on.
         wanted |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    if options.batch_prompt_tokens:
+        wanted[TOKENS_VARIABLE] = str(options.batch_prompt_tokens)
     if options.followers > 0:
         wanted[MEMBER_VARIABLE] = options.member(runtime).to_variable()
     return {name: value for name, value in wanted.items() if name not in given or name == "TMPDIR"}
@@ -232,7 +243,9 @@ def run_vllm(argv: Sequence[str], shutdown_hook: Callable[[], None]) -> None:
 
 
 # The option came with vLLM 0.18: https://github.com/vllm-project/vllm/pull/34730.
-OWN_SERVER = Server(("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S), "--middleware", USAGE_LEDGER), run_vllm)
+OWN_SERVER = Server(
+    ("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S), "--middleware", USAGE_LEDGER), run_vllm, CLASS_SCHEDULER
+)
 
 
 def _no_vllm(error: ImportError) -> CannotServe:
@@ -280,7 +293,7 @@ def _serve(options: ServeOptions, server: Server) -> int:
                 print(f"node {options.node_id}: {reason}", file=sys.stderr, flush=True)
 
     try:
-        server.run(vllm_argv(options, server.argv), tidy_up)
+        server.run(vllm_argv(options, (*server.argv, *scheduler_argv(options, server))), tidy_up)
     except Exception:
         if not left_reason(ended_file):
             raise

@@ -85,6 +85,14 @@ def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
             {"engine_options": {"scheduling_policy": "fifo"}},
             r"engine_options\.scheduling_policy is 'fifo'; it must be one of fcfs, priority",
         ),
+        (
+            {"engine_options": {"scheduling_policy": "priority", "batch_prompt_tokens": 8}},
+            r"engine_options\.batch_prompt_tokens is 8; it must be a whole number of 16 or more, or 0 for off",
+        ),
+        (
+            {"engine_options": {"batch_prompt_tokens": 64}},
+            r"engine_options\.batch_prompt_tokens is 64; it needs engine_options\.scheduling_policy to be priority",
+        ),
         ({"engine_options": {"stop": ["a"]}}, r"engine_options\.stop is list; it must be text, a number or true/false"),
     ],
 )

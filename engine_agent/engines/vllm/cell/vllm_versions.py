@@ -1,5 +1,5 @@
 """All that differs between the versions of vLLM that a cell of several nodes runs on: 0.13 and 0.16, which stacks of
-Neuron pin, and this project's own 0.32. No other module of the cell asks what its vLLM has.
+Neuron pin, and this project's own 0.32. No other module of the cell, nor the scheduler, asks what its vLLM has.
 
 It asks for what is there, never for a version's number, and imports nothing of vLLM.
 """
@@ -35,3 +35,39 @@ def warms_up_by_method(executor: type[Any]) -> bool:
 def has_dummy_batch(worker: Any) -> bool:
     """Whether a worker can take a step of nothing, which it need not where its model is compiled before it starts."""
     return callable(getattr(worker, "execute_dummy_batch", None))
+
+
+SCHEDULER_HAS = (
+    *("current_step", "kv_holding_waiting", "max_num_active_reqs", "max_num_scheduled_tokens", "running", "waiting"),
+    "_is_blocked_waiting_status",
+)
+"""What the order of classes uses of vLLM's scheduler; seen in 0.32, and not all of it in 0.24 or before."""
+REQUEST_HAS = (
+    *("is_prefill_chunk", "next_decode_eligible_step", "num_computed_tokens", "num_output_placeholders"),
+    *("num_tokens_with_spec", "priority", "request_id", "status"),
+)
+
+
+def why_no_class_order(config: Any, kv_cache: Any, scheduler: type[Any], request: type[Any]) -> str:
+    """Why the steps of this class of scheduler cannot limit batch prompts; empty if they can.
+
+    Where a prompt is read in one piece, or in pieces of a size that the model sets, a limit below it would stop it for
+    ever. Attributes are set in an `__init__`, so its code names them.
+    """
+    missing = [name for name in SCHEDULER_HAS if name not in _names_of(scheduler)]
+    missing += [f"Request.{name}" for name in REQUEST_HAS if name not in _names_of(request)]
+    if missing:
+        return f"the scheduler of this vLLM has no {', '.join(missing)}"
+    if config.scheduler_config.policy != "priority":
+        return "it does not schedule by priority"
+    if not config.scheduler_config.enable_chunked_prefill:
+        return "chunked prefill is off"
+    if kv_cache.has_mamba_layers and config.cache_config.mamba_cache_mode == "align":
+        return "the model's prompts are read in whole blocks"
+    if config.scheduler_config.disable_chunked_mm_input and config.model_config.supports_multimodal_inputs:
+        return "parts of a prompt may not be cut"
+    return ""
+
+
+def _names_of(kind: type[Any]) -> set[str]:
+    return {*dir(kind), *kind.__init__.__code__.co_names}

@@ -1,8 +1,12 @@
 """The time model by example: what a step holds, how long it takes, who waits."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence, TokenGiven, TooLong
+from engine_agent.protocol.states import ServingClass
+from engine_agent.proxy.rewrite import PRIORITIES
 
 STEADY = ModelParameters(
     prefill_tokens_per_s=1000,
@@ -108,6 +112,65 @@ def test_a_lower_priority_number_goes_first_and_equals_keep_their_order() -> Non
 
     assert step is not None
     assert tuple(step.admitted) == ("first", "second", "batch")
+
+
+BATCH = PRIORITIES[ServingClass.BATCH]
+
+
+def test_an_urgent_prompt_overtakes_a_batch_prompt_that_is_being_read() -> None:
+    model = model_with(Sequence("batch", 250, 1, BATCH), parameters=replace(STEADY, batch_prompt_tokens=40))
+    read: list[dict[str, int]] = []
+    for number in range(8):
+        if number == 1:
+            model.submit(Sequence("urgent", 150, 1))
+        step = model.begin_step(0.0)
+        assert step is not None
+        read.append(dict(step.prefilled))
+        model.finish_step()
+
+    assert read[:3] == [{"batch": 40}, {"urgent": 100}, {"urgent": 50}]
+    assert read[3:] == [{"batch": 40}] * 5
+
+
+def test_without_the_rule_the_urgent_prompt_waits_for_the_rest_of_the_batch_prompt() -> None:
+    model = model_with(Sequence("batch", 250, 1, BATCH), parameters=replace(STEADY, batch_prompt_tokens=0))
+    one_step(model)
+    model.submit(Sequence("urgent", 50, 1))
+
+    read = []
+    for _ in range(2):
+        step = model.begin_step(0.0)
+        assert step is not None
+        read.append(dict(step.prefilled))
+        model.finish_step()
+
+    assert read == [{"batch": 100}, {"batch": 50, "urgent": 50}]
+
+
+def test_batch_prompts_share_what_a_step_has_for_them_and_the_next_begins_where_one_ends() -> None:
+    parameters = replace(STEADY, batch_prompt_tokens=40, max_num_seqs=3)
+    model = model_with(*(Sequence(name, 60, 2, BATCH) for name in "abc"), parameters=parameters)
+
+    first = model.begin_step(0.0)
+    model.finish_step()
+    second = model.begin_step(0.0)
+
+    assert first is not None
+    assert second is not None
+    assert (dict(first.prefilled), tuple(first.admitted)) == ({"a": 40}, ("a",))
+    assert (dict(second.prefilled), tuple(second.admitted)) == ({"a": 20, "b": 20}, ("b",))
+
+
+def test_a_batch_prompt_is_read_on_while_an_urgent_one_has_no_room() -> None:
+    parameters = replace(STEADY, batch_prompt_tokens=40, max_num_seqs=1)
+    model = model_with(Sequence("batch", 100, 1, BATCH), parameters=parameters)
+    one_step(model)
+    model.submit(Sequence("urgent", 10, 1))
+
+    step = model.begin_step(0.0)
+
+    assert step is not None
+    assert dict(step.prefilled) == {"batch": 40}
 
 
 def test_a_cancelled_sequence_frees_its_memory_and_gets_no_token() -> None:

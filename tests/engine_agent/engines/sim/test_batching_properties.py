@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence, Step
 from engine_agent.engines.sim.prefix_cache import block_hashes
+from engine_agent.protocol.states import ServingClass
+from engine_agent.proxy import rewrite
 
 parameters_of_models = st.builds(
     ModelParameters,
@@ -18,10 +20,12 @@ parameters_of_models = st.builds(
     max_num_seqs=st.integers(1, 6),
     prefill_chunk_tokens=st.integers(1, 80),
     prefix_block_tokens=st.integers(0, 20),
+    batch_prompt_tokens=st.integers(0, 60),
     step_jitter=st.floats(0, 0.9),
     seed=st.integers(0, 9),
 )
-lengths = st.tuples(st.integers(1, 150), st.integers(0, 50), st.integers(0, 2))
+PRIORITIES = tuple(rewrite.PRIORITIES.values())
+lengths = st.tuples(st.integers(1, 150), st.integers(0, 50), st.sampled_from(PRIORITIES))
 arrivals = st.lists(st.tuples(st.integers(0, 30), lengths), max_size=25)
 """(before which step, (prompt tokens, output tokens, priority))"""
 cancellations = st.dictionaries(st.integers(0, 24), st.integers(0, 60), max_size=8)
@@ -106,7 +110,7 @@ def test_requests_of_one_priority_are_admitted_in_the_order_they_came(
     run = run_to_the_end(parameters, arriving, leaving={})
 
     came = list(run.submitted)
-    for priority in range(3):
+    for priority in PRIORITIES:
         expected = [name for name in came if run.submitted[name].priority == priority]
         assert [name for name in run.admitted if run.submitted[name].priority == priority] == expected
 
@@ -122,3 +126,21 @@ def test_a_step_takes_time_and_reads_no_more_than_its_chunk(
         assert step.ends_at_s > step.starts_at_s
         assert sum(step.prefilled.values()) <= parameters.prefill_chunk_tokens
         assert step.prefilled or step.yielding
+
+
+@UNHURRIED
+@given(parameters_of_models, arrivals)
+def test_batch_prompts_have_their_share_of_a_step_and_none_beside_an_urgent_prompt(
+    parameters: ModelParameters, arriving: list[tuple[int, tuple[int, int, int]]]
+) -> None:
+    run = run_to_the_end(parameters, arriving, leaving={})
+
+    limit = parameters.batch_prompt_tokens
+    for step in run.steps if limit else ():
+        batch = {
+            name: tokens
+            for name, tokens in step.prefilled.items()
+            if run.submitted[name].priority == rewrite.PRIORITIES[ServingClass.BATCH]
+        }
+        assert sum(batch.values()) <= limit
+        assert not batch or batch.keys() == step.prefilled.keys()

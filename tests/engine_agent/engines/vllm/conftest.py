@@ -24,8 +24,8 @@ def artifact() -> Artifact:
 
 @pytest.fixture(scope="session")
 def engine(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
-    """Of one process, which takes one request at a time, the most urgent first."""
-    plan = plan_of(artifact, max_num_seqs=1, scheduling_policy="priority")
+    """Of one process, which takes one request at a time, the most urgent first, as vLLM's own scheduler has them."""
+    plan = plan_of(artifact, max_num_seqs=1, scheduling_policy="priority", batch_prompt_tokens=0)
     with running_cell(plan, tmp_path_factory.mktemp("one") / "logs", nodes=1) as engine:
         yield engine
 

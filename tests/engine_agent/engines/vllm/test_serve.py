@@ -14,15 +14,20 @@ import pytest
 from engine_agent.engines.artifact import describe_folder, write_manifest
 from engine_agent.engines.artifact_cache import entry_of
 from engine_agent.engines.vllm.cell.member import member_from
+from engine_agent.engines.vllm.class_scheduler import TOKENS_VARIABLE
 from engine_agent.engines.vllm.options import ServeOptions, parse
 from engine_agent.engines.vllm.serve import (
     CELL_EXECUTOR,
+    CLASS_SCHEDULER,
     ONE_PROCESS_EXECUTOR,
+    OWN_SERVER,
     CannotServe,
+    Server,
     check_artifact,
     fresh_runtime_folder,
     hold_address,
     node_environment,
+    scheduler_argv,
     vllm_argv,
 )
 from tests import ports
@@ -126,6 +131,28 @@ def test_adapters_are_named_with_their_paths_and_their_model() -> None:
     ]
     assert argv[at + 3 :] == ["--max-loras", "2"]
     assert "--lora-modules" not in vllm_argv(options())
+
+
+@pytest.mark.parametrize(
+    ("stated", "tokens"),
+    [
+        ((), 0),
+        (("--scheduling-policy", "fcfs"), 0),
+        (("--scheduling-policy", "priority"), 256),
+        (("--batch-prompt-tokens", "32", "--scheduling-policy", "priority"), 32),
+        (("--batch-prompt-tokens", "0", "--scheduling-policy", "priority"), 0),
+    ],
+)
+def test_classes_have_an_order_where_vllm_schedules_by_priority(stated: tuple[str, ...], tokens: int) -> None:
+    read = parse(command_line(34003, Path("/model"), "sha256:00", "--", *stated, "--seed", "1"))
+    assert read.batch_prompt_tokens == tokens
+    assert "--batch-prompt-tokens" not in read.vllm_args
+    assert read.vllm_args[-2:] == ("--seed", "1")
+    wanted = ("--scheduler-cls", CLASS_SCHEDULER) if tokens else ()
+    assert scheduler_argv(read, OWN_SERVER) == wanted
+    assert scheduler_argv(read, Server((), OWN_SERVER.run)) == ()
+    given = node_environment(read, Path("/run"), 2, {}).get(TOKENS_VARIABLE)
+    assert given == (str(tokens) if tokens else None)
 
 
 def test_an_adapter_that_is_another_than_its_digest_says_is_not_loaded(

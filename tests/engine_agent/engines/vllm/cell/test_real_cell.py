@@ -77,7 +77,8 @@ def test_two_processes_give_the_text_of_one_with_speculation_until_a_follower_ha
     artifact: Artifact, texts: dict[str, str], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     """That a follower is killed, `tests/scenarios/test_real_inference.py` does to a whole fleet."""
-    with running_cell(plan_of(artifact, nodes=2, speculation=NGRAM), tmp_path / "logs", hang_s=HANG_S) as cell:
+    plan = plan_of(artifact, nodes=2, speculation=NGRAM, scheduling_policy="priority", batch_prompt_tokens=16)
+    with running_cell(plan, tmp_path / "logs", hang_s=HANG_S) as cell:
         shared = cell.shared_memory()
         with subtests.test("greedy texts are the same, token by token, and some drafts were right"):
             assert cell.texts(PROMPTS, TOKENS) == texts

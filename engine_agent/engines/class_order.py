@@ -1,0 +1,37 @@
+"""What a step of an engine may read of batch prompts, beside what is more urgent. Pure; the simulator's time model and
+vLLM's scheduler follow the same rule.
+
+Running requests take a step's tokens first, so a long batch prompt delays every later request, whatever its priority.
+So the urgent go first, batch prompts are set aside while an urgent prompt is being read, and else have a share of a
+step that keeps it short. What waits for room that only ends of other requests make delays no batch prompt: setting
+that aside would free nothing, and with nothing else to do the engine would stand still.
+"""
+
+from collections.abc import Iterable
+
+BATCH_PRIORITY = 200
+"""That of the class in `engine_agent.proxy.rewrite.PRIORITIES`, and of all that is less urgent."""
+BATCH_PROMPT_TOKENS = 256
+"""Of a step, unless a version's engine options say else; docs/bench/batch.md says what other values do."""
+
+
+def is_batch(priority: int) -> bool:
+    """Whether a request of this priority is batch work."""
+    return priority >= BATCH_PRIORITY
+
+
+def batch_prompt_room(limit: int | None, unread: Iterable[tuple[int, int]]) -> int | None:
+    """How many more tokens of batch prompts may join those that are being read in this step. None: any number.
+
+    Args:
+        limit: tokens of batch prompts in a step; None: the rule is off.
+        unread: of each prompt of which a part was read or that begins now, its priority and how many tokens are left.
+    """
+    if limit is None:
+        return None
+    left = 0
+    for priority, tokens in unread:
+        if not is_batch(priority):
+            return 0
+        left += tokens
+    return max(0, limit - left)
