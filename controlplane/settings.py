@@ -139,8 +139,9 @@ SESSION_LONGEST_S = 7 * 86_400
 """A session is over after a week, however much it is used (OWASP ASVS 5, 7.3.2)."""
 DEVICE_COOKIE_NAME = f"switchyard_device_{SWITCHYARD_PORT}"
 PENDING_COOKIE_NAME = f"switchyard_pending_{SWITCHYARD_PORT}"
-FILES_FOLDER = Path(os.environ.get("SWITCHYARD_FILES") or SWITCHYARD_HOME / "files")
-"""Where files of applications and of batches lie; shared by all hosts of the control plane."""
+FILES = os.environ.get("SWITCHYARD_FILES") or str(SWITCHYARD_HOME / "files")
+"""Where files of applications and of batches lie: a folder that all hosts of the control plane share, or
+`s3://bucket/prefix`."""
 FILE_MAX_BYTES = int(os.environ.get("SWITCHYARD_FILE_MIB", "200")) * 1024 * 1024
 """Of one file that an application uploads; ingresses take as much (`engine_agent.ingress.files`)."""
 BATCH_LINES = int(os.environ.get("SWITCHYARD_BATCH_LINES", "50000"))

@@ -32,6 +32,8 @@ HTTP_STATUS = {
     "Unavailable": 503,
     "ServiceUnavailable": 503,
     "RequestLimitExceeded": 503,
+    "SlowDown": 503,
+    "ConditionalRequestConflict": 409,
     "Throttling": 400,
     "DryRunOperation": 412,
     "UnauthorizedOperation": 403,

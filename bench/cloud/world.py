@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
@@ -27,6 +27,7 @@ from bench.cloud.clock import Clock, Delays
 from bench.cloud.faults import Ending, Fault, When, next_fault
 from bench.cloud.limits import Limits
 from bench.cloud.machines import Machines
+from bench.cloud.s3 import s3_operation
 from bench.cloud.wire import (
     NOT_IN_THIS_CLOUD,
     Answer,
@@ -160,6 +161,8 @@ class World:
         """One request."""
         environ["HTTP_X_MOTO_ACCOUNT_ID"] = self.account
         call = read_call(environ, frozenset(self.handlers), frozenset({"route53"}))
+        if call is not None and call.service == "s3":
+            call = replace(call, operation=s3_operation(environ))
         if call is None or not call.operation:
             return cast("Iterable[bytes]", MOTO(environ, start_response))
         try:

@@ -2,6 +2,7 @@
 
 from traffic.models.async_request import AsyncRequest, CallbackHost
 from traffic.models.batch import Batch, BatchRange, StoredFile
+from traffic.models.batch_access import BucketGrant, TenantWebhook
 from traffic.models.cost import CellHour, CostBudget, CostShare
 from traffic.models.entry import Entry, EntryRevision, EntryTarget
 from traffic.models.key import ApplicationKey, KeyPolicy
@@ -32,6 +33,7 @@ __all__ = [
     "AsyncRequest",
     "Batch",
     "BatchRange",
+    "BucketGrant",
     "Budget",
     "CallbackHost",
     "CellHour",
@@ -48,6 +50,7 @@ __all__ = [
     "RoutingTable",
     "StoredFile",
     "StoredResponse",
+    "TenantWebhook",
     "TokenPrice",
     "TrafficMatrix",
     "TrafficOverride",

@@ -50,8 +50,11 @@ class StoredFile(models.Model):
 class Batch(models.Model):
     """One batch of one tenant.
 
-    `fence` numbers the leases on the batch itself, for validating and finalizing it; `expired` says that its time ran
-    out before its lines did. The counts are exact once it has ended, and until then those of its ranges come on top.
+    `fence` numbers the leases on the batch itself, for validating and finalizing it, and `work_fence` is that whose
+    work file is the batch's; `expired` says that its time ran out before its lines did. Its input is a file of the
+    tenant's or an object, `input_uri`, whose content when it was validated `input_etag` names. The counts are exact
+    once it has ended, and until then those of its ranges come on top. `at_risk_at`: since when its deadline is in
+    danger; `raised_at`: since when its lines are sent as near-real-time for that.
     """
 
     id = models.CharField(max_length=40, primary_key=True, default=new_batch_id)
@@ -60,7 +63,10 @@ class Batch(models.Model):
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="batches")
     endpoint = models.CharField(max_length=64)
     model = models.CharField(max_length=200, blank=True)
-    input_file_id = models.CharField(max_length=40)
+    input_file_id = models.CharField(max_length=40, blank=True)
+    input_uri = models.CharField(max_length=1000, blank=True)
+    input_etag = models.CharField(max_length=128, blank=True)
+    output_uri = models.CharField(max_length=1000, blank=True)
     output_file_id = models.CharField(max_length=40, blank=True)
     error_file_id = models.CharField(max_length=40, blank=True)
     output_kept_s = models.PositiveIntegerField(null=True)
@@ -71,6 +77,7 @@ class Batch(models.Model):
     state = models.CharField(max_length=16, choices=choices(BatchState), default=BatchState.VALIDATING.value)
     expired = models.BooleanField(default=False)
     fence = models.PositiveIntegerField(default=0)
+    work_fence = models.PositiveIntegerField(default=0)
     leased_until = models.DateTimeField(null=True)
     lines = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)
@@ -88,9 +95,17 @@ class Batch(models.Model):
     expired_at = models.DateTimeField(null=True)
     cancelling_at = models.DateTimeField(null=True)
     cancelled_at = models.DateTimeField(null=True)
+    at_risk_at = models.DateTimeField(null=True)
+    raised_at = models.DateTimeField(null=True)
 
     class Meta:
         ordering = ["-created_at", "-id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(input_uri="") & ~Q(input_file_id="") | ~Q(input_uri="") & Q(input_file_id=""),
+                name="batch_has_one_input",
+            )
+        ]
         indexes = [
             models.Index(fields=["tenant", "created_at", "id"], name="batch_of_tenant"),
             models.Index(fields=["expires_at"], name="batch_open", condition=Q(state__in=OPEN_STATES)),

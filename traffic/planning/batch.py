@@ -12,6 +12,7 @@ from typing import Any
 
 from kernel.tones import Tone
 from traffic.planning.application_refusal import ApplicationRefused
+from traffic.planning.object_uri import BadObjectUri, ObjectUri, parse_object_uri
 from traffic.planning.stored_file import FILE_ID, expiry_seconds
 
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
@@ -24,7 +25,7 @@ WINDOW_UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 600, 7 * 86_400
 HIGHEST_PRIORITY = 9
 USUAL_PRIORITY = 5
-OUR_MEMBERS = ("completion_window", "priority")
+OUR_MEMBERS = ("completion_window", "input_uri", "output_uri", "priority")
 
 
 class BatchState(StrEnum):
@@ -112,7 +113,8 @@ class BatchSettings:
 
 @dataclass(frozen=True, slots=True)
 class BatchAsked:
-    """What an application asks for, checked. `window` is the text that is shown again."""
+    """What an application asks for, checked. `window` is the text that is shown again. The input is a file or an
+    object: one of `input_file_id` and `input_uri` is there."""
 
     input_file_id: str
     endpoint: str
@@ -121,6 +123,8 @@ class BatchAsked:
     priority: int = USUAL_PRIORITY
     metadata: dict[str, str] = field(default_factory=dict)
     output_kept_s: int | None = None
+    input_uri: ObjectUri | None = None
+    output_uri: ObjectUri | None = None
 
     def expires_at(self, now: datetime) -> datetime:
         return now + timedelta(seconds=self.window_s)
@@ -142,17 +146,16 @@ def checked_batch(payload: object) -> BatchAsked:
     endpoint = payload.get("endpoint")
     if endpoint not in ENDPOINTS:
         raise ApplicationRefused(400, "invalid_value", f"`endpoint` must be one of {', '.join(ENDPOINTS)}", "endpoint")
-    file_id = payload.get("input_file_id")
-    if not isinstance(file_id, str) or not FILE_ID.fullmatch(file_id):
-        message = "`input_file_id` must be the id of an uploaded file, file-…"
-        raise ApplicationRefused(400, "invalid_value", message, "input_file_id")
     if payload.get("completion_window") != USUAL_WINDOW:
         message = f"`completion_window` must be {USUAL_WINDOW}; other windows go into `switchyard.completion_window`"
         raise ApplicationRefused(400, "invalid_value", message, "completion_window")
     ours = _ours(payload.get("switchyard"))
     window = ours.get("completion_window", USUAL_WINDOW)
+    input_uri = _uri(ours, "input_uri", is_object=True)
     return BatchAsked(
-        input_file_id=file_id,
+        input_file_id=_input_file(payload.get("input_file_id"), input_uri),
+        input_uri=input_uri,
+        output_uri=_uri(ours, "output_uri"),
         endpoint=str(endpoint),
         window=str(window),
         window_s=_window_s(window),
@@ -172,6 +175,31 @@ def _ours(stated: object) -> dict[str, Any]:
         message = f"Unknown parameter: `{name}`; there are {', '.join(OUR_MEMBERS)}"
         raise ApplicationRefused(400, "unknown_parameter", message, name)
     return stated
+
+
+def _input_file(stated: object, uri: ObjectUri | None) -> str:
+    """OpenAI's client must say something: with `input_uri` the empty text."""
+    if uri is not None and stated in {None, ""}:
+        return ""
+    if uri is not None:
+        message = "a batch has one input: `switchyard.input_uri` goes with an `input_file_id` that is empty or left out"
+        raise ApplicationRefused(400, "invalid_value", message, "input_file_id")
+    if not isinstance(stated, str) or not FILE_ID.fullmatch(stated):
+        message = "`input_file_id` must be the id of an uploaded file, file-…"
+        raise ApplicationRefused(400, "invalid_value", message, "input_file_id")
+    return stated
+
+
+def _uri(ours: Mapping[str, Any], name: str, *, is_object: bool = False) -> ObjectUri | None:
+    stated = ours.get(name)
+    if stated is None:
+        return None
+    try:
+        if not isinstance(stated, str):
+            raise BadObjectUri("must be a text, s3://bucket/key")
+        return parse_object_uri(stated, is_object=is_object)
+    except BadObjectUri as bad:
+        raise ApplicationRefused(400, "invalid_value", f"`switchyard.{name}` {bad}", f"switchyard.{name}") from bad
 
 
 def _window_s(stated: object) -> int:

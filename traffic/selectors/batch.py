@@ -54,7 +54,7 @@ def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
         "endpoint": batch.endpoint,
         "model": batch.model or None,
         "errors": {"object": "list", "data": batch.errors} if batch.errors else None,
-        "input_file_id": batch.input_file_id,
+        "input_file_id": batch.input_file_id,  # a text whatever it is, to OpenAI's client
         "completion_window": "24h",
         "status": batch.state,
         "output_file_id": batch.output_file_id or None,
@@ -76,6 +76,11 @@ def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
         "switchyard": {
             "completion_window": batch.window,
             "priority": batch.priority,
+            "input_uri": batch.input_uri or None,
+            "input_etag": batch.input_etag or None,
+            "output_uri": batch.output_uri or None,
+            "deadline_at_risk_at": _seconds(batch.at_risk_at),
+            "serving_class": served_as(batch).value,
             "lines_per_s": round(rate, 3) if rate else None,
             "estimated_end_at": _seconds(estimated_end(remaining, rate, now)) if _runs(batch) else None,
         },
@@ -153,6 +158,11 @@ def batch_standing(batch: Batch, now: datetime) -> BatchStanding:
 def batches_by_state() -> list[dict[str, Any]]:
     rows = Batch.objects.filter(state__in=OPEN_STATES).order_by().values("state")
     return [dict(row) for row in rows.annotate(n=Count("pk"))]
+
+
+def served_as(batch: Batch) -> ServingClass:
+    """As what its lines are sent."""
+    return ServingClass.NEAR_REALTIME if batch.raised_at else ServingClass.BATCH
 
 
 def _runs(batch: Batch) -> bool:

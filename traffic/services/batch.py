@@ -33,6 +33,7 @@ from traffic.planning.stored_file import FilePurpose
 from traffic.selectors.application import Application
 from traffic.selectors.async_request import serving_region
 from traffic.selectors.batch import batch_of, lines_ahead, measured_rate, open_batches
+from traffic.selectors.bucket_grant import BucketUse, bucket_check
 from traffic.selectors.stored_file import stored_file_of
 from traffic.services.file_store import file_store
 
@@ -52,7 +53,7 @@ def batch_create(
     """Begin a batch. What is wrong with its lines is found later, and shown with it.
 
     Raises:
-        ApplicationRefused: the tenant has no such file, or as much as it may have.
+        ApplicationRefused: the tenant has no such file, as much as it may have, or may not use a place in S3.
     """
     if application.over_quota:
         why = "You exceeded your current quota: the budget of this month is used up"
@@ -60,24 +61,23 @@ def batch_create(
     if open_batches(application.tenant) >= settings.max_open_per_tenant:
         most = settings.max_open_per_tenant
         raise ApplicationRefused(429, "too_many_open", f"{most} batches are open already; try again when one has ended")
-    file = stored_file_of(application.tenant, asked.input_file_id, now)
-    if file is None or file.purpose != FilePurpose.BATCH.value:
-        what = "has the purpose batch_output" if file else "does not exist"
-        message = f"the file `{asked.input_file_id}` {what}: upload one with the purpose batch"
-        raise ApplicationRefused(400, "invalid_value", message, "input_file_id")
+    file = _input_file(application, asked, now)
     place = serving_region(region)
     if place is None:
         raise ApplicationRefused(503, "no_routing_table", "no region serves yet; try again shortly")
-    _check_deadline(file, place, asked, now)
+    if file is not None:
+        _check_deadline(file, place, asked, now)
     live.push("batches")
     return Batch.objects.create(
         tenant=application.tenant,
         key=application.key,
         region_id=place,
-        model=file.model,
-        lines=file.lines,
+        model=file.model if file else "",
+        lines=file.lines if file else 0,
         endpoint=asked.endpoint,
-        input_file_id=file.id,
+        input_file_id=file.id if file else "",
+        input_uri=str(asked.input_uri or ""),
+        output_uri=str(asked.output_uri or ""),
         output_kept_s=asked.output_kept_s,
         window=asked.window or USUAL_WINDOW,
         priority=asked.priority,
@@ -85,6 +85,21 @@ def batch_create(
         created_at=now,
         expires_at=asked.expires_at(now),
     )
+
+
+def _input_file(application: Application, asked: BatchAsked, now: datetime) -> StoredFile | None:
+    """The file that it is over; None: an object, which is looked at when it is validated."""
+    if asked.output_uri is not None:
+        bucket_check(application.tenant, asked.output_uri, BucketUse.WRITE, "output_uri")
+    if asked.input_uri is not None:
+        bucket_check(application.tenant, asked.input_uri, BucketUse.READ, "input_uri")
+        return None
+    file = stored_file_of(application.tenant, asked.input_file_id, now)
+    if file is None or file.purpose != FilePurpose.BATCH.value:
+        what = "has the purpose batch_output" if file else "does not exist"
+        message = f"the file `{asked.input_file_id}` {what}: upload one with the purpose batch"
+        raise ApplicationRefused(400, "invalid_value", message, "input_file_id")
+    return file
 
 
 def _check_deadline(file: StoredFile, region: str, asked: BatchAsked, now: datetime) -> None:
@@ -206,5 +221,5 @@ def batches_trim(*, now: datetime) -> int:
     working = set(Batch.objects.filter(id__in=list(left), state__in=OPEN_STATES).values_list("id", flat=True))
     for batch_id, name in left.items():
         if batch_id not in working:
-            store.delete(name)
+            store.delete_folder(name)
     return len(ids)

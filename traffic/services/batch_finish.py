@@ -14,13 +14,15 @@ from traffic.planning.batch_lines import sent_body
 from traffic.planning.batch_outcome import CANCELLED, EXPIRED, LOST, error_key, unsent_outcome
 from traffic.planning.stored_file import FilePurpose
 from traffic.services.batch import BATCHES, batch_move
-from traffic.services.batch_lease import range_outcomes
-from traffic.services.batch_validation import work_name
-from traffic.services.file_store import FileStore, FileWriter, file_store
+from traffic.services.batch_lease import range_outcomes, work_name
+from traffic.services.batch_object import UnusableObject, results_copy
+from traffic.services.file_store import FileStore, FileWriter, StoreAway, file_store
 from traffic.services.stored_file import file_settings, stored_name
 
 SUMMARIES = 3
 """Of errors, the most frequent first, where every line failed."""
+COPIES_TRIED = timedelta(hours=1)
+"""How long a batch waits for the place of its results; then they are here alone."""
 UNSENT = {BatchState.CANCELLED: CANCELLED, BatchState.EXPIRED: EXPIRED, BatchState.COMPLETED: LOST}
 MOST_KINDS = 1000
 """Of errors that are told apart."""
@@ -45,15 +47,16 @@ def batch_finish(*, batch: Batch, now: datetime) -> bool:
         for part in ranges.iterator(chunk_size=500):
             results.gather(part, UNSENT[state])
         files = results.commit()
+        trouble = _copy_out(store, batch, files, now)
         with transaction.atomic():
-            is_ours = _note(batch, state, results, files, now)
+            is_ours = _note(batch, state, results, files, trouble, now)
             if not is_ours:
                 transaction.set_rollback(True)
     except BaseException:
         results.abort()
         raise
     if is_ours:
-        store.delete(f"{BATCHES}/{batch.id}")
+        store.delete_folder(f"{BATCHES}/{batch.id}")
     else:
         for file in files:
             store.delete(stored_name(file.id))
@@ -66,7 +69,35 @@ def _end_of(batch: Batch) -> BatchState:
     return BatchState.EXPIRED if batch.expired else BatchState.COMPLETED
 
 
-def _note(batch: Batch, state: BatchState, results: "_Results", files: list[StoredFile], now: datetime) -> bool:
+def _copy_out(store: FileStore, batch: Batch, files: list[StoredFile], now: datetime) -> list[LineError]:
+    """Write the results where the tenant wants them, too. What cannot be written there is said, and is read from here.
+
+    Raises:
+        StoreAway: S3 does not answer now; it is tried again for so long.
+    """
+    if not batch.output_uri:
+        return []
+    try:
+        for file in files:
+            results_copy(batch, store, stored_name(file.id), file.filename)
+    except UnusableObject as unusable:
+        return [unusable.error("output_uri")]
+    except StoreAway as away:
+        since = batch.finalizing_at or batch.cancelling_at or now
+        if now - since < COPIES_TRIED:
+            raise
+        return [LineError("object_not_accessible", str(away), None, "switchyard.output_uri")]
+    return []
+
+
+def _note(
+    batch: Batch,
+    state: BatchState,
+    results: "_Results",
+    files: list[StoredFile],
+    trouble: list[LineError],
+    now: datetime,
+) -> bool:
     kept_s = batch.output_kept_s or file_settings().kept_s
     for file in files:
         file.created_at, file.expires_at = now, now + timedelta(seconds=kept_s)
@@ -80,7 +111,7 @@ def _note(batch: Batch, state: BatchState, results: "_Results", files: list[Stor
         now=now,
         output_file_id=by_kind.get("output.jsonl", ""),
         error_file_id=by_kind.get("error.jsonl", ""),
-        errors=[error.shown() for error in results.summary()],
+        errors=[error.shown() for error in (*trouble, *results.summary())],
         completed=tally.completed,
         failed=tally.failed,
         input_tokens=tally.input_tokens,
@@ -111,7 +142,7 @@ class _Results:
             self._add(outcome.text, outcome.tally, is_output=outcome.is_output)
         if len(seen) == part.lines:
             return
-        lines = self.store.read(work_name(self.batch.id), part.start, part.end).split(b"\n")[:-1]
+        lines = self.store.read(work_name(self.batch.id, self.batch.work_fence), part.start, part.end).split(b"\n")[:-1]
         for position, line in enumerate(lines):
             if position not in seen:
                 custom_id, _ = sent_body(line)

@@ -16,7 +16,7 @@ from traffic.models import Batch, BatchRange
 from traffic.planning.batch import MERGING, BatchSettings, BatchState
 from traffic.planning.batch_outcome import Outcome, journal_outcomes
 from traffic.services.batch import BATCHES
-from traffic.services.file_store import FileStore, NoSuchFile
+from traffic.services.file_store import FileStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class LeasedRange:
     batch: str
     tenant: str
     key: str
+    work: str
     region: str
     endpoint: str
     model: str
@@ -90,6 +91,7 @@ def range_claim(*, batch_id: str, now: datetime, settings: BatchSettings) -> Lea
         batch=batch.id,
         tenant=batch.tenant,
         key=batch.key,
+        work=work_name(batch.id, batch.work_fence),
         region=batch.region_id,
         endpoint=batch.endpoint,
         model=batch.model,
@@ -129,6 +131,11 @@ def range_release(*, leased: LeasedRange, completed: int, failed: int) -> bool:
     return ours.update(leased_until=None, completed=completed, failed=failed) > 0
 
 
+def work_name(batch_id: str, fence: int) -> str:
+    """Each validation writes one of its own, and the batch says which is its."""
+    return f"{BATCHES}/{batch_id}/work-{fence:04d}"
+
+
 def journal_name(batch_id: str, number: int, fence: int) -> str:
     return f"{BATCHES}/{batch_id}/{number:06d}.{fence:04d}"
 
@@ -137,12 +144,7 @@ def range_outcomes(store: FileStore, batch_id: str, number: int, fences: int) ->
     """The outcomes of a range's lines, each once, of all its journals so far."""
     seen: set[int] = set()
     for fence in range(1, fences + 1):
-        try:
-            journal = store.open(journal_name(batch_id, number, fence))
-        except NoSuchFile:
-            continue  # that lease wrote nothing
-        with journal:
-            for outcome in journal_outcomes(journal):
-                if outcome.position not in seen:
-                    seen.add(outcome.position)
-                    yield outcome
+        for outcome in journal_outcomes(store.journal(journal_name(batch_id, number, fence))):
+            if outcome.position not in seen:
+                seen.add(outcome.position)
+                yield outcome

@@ -45,7 +45,7 @@ from traffic.services.batch_lease import (
     range_release,
     ranges_renew,
 )
-from traffic.services.batch_validation import batch_validate, work_name
+from traffic.services.batch_validation import batch_validate
 from traffic.services.file_store import FileStore, NoSuchFile, StoreAway, file_store
 from traffic.services.ingress_client import ingress_post
 
@@ -73,6 +73,8 @@ class RangeWork:
         self._unwritten: list[Outcome] = []
         self._written = dict(known)
         self._journal = store.append(journal_name(leased.batch, leased.number, leased.fence))
+        self._every_s, self._written_at_s = store.sync_every_s, monotonic()
+        self._writing: asyncio.Task[None] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -100,12 +102,33 @@ class RangeWork:
         self._unwritten.append(outcome)
         self._lines[outcome.position] = b""
 
-    async def write(self) -> None:
-        """Bring outcomes to the disk.
+    def begin_write(self, now_s: float) -> None:
+        """Bring outcomes to the store, one append at a time, while others are awaited.
 
         Raises:
-            StoreAway: what of them is there is unknown; this range must be let go.
+            StoreAway: the last append failed; what of it is there is unknown, and this range must be let go.
         """
+        if self._writing is not None and self._writing.done():
+            ended, self._writing = self._writing, None
+            ended.result()
+        has_all = len(self._written) + len(self._unwritten) == len(self._lines)
+        is_due = has_all or now_s - self._written_at_s >= self._every_s
+        if self._writing is None and self._unwritten and is_due:
+            self._written_at_s = now_s
+            self._writing = asyncio.create_task(self._write())
+
+    async def write(self) -> None:
+        """The rest, and wait for it.
+
+        Raises:
+            StoreAway: as above.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await writing
+        await self._write()
+
+    async def _write(self) -> None:
         outcomes, self._unwritten = self._unwritten, []
         if outcomes:
             await asyncio.to_thread(self._journal.append, b"".join(map(journal_line, outcomes)))
@@ -247,7 +270,7 @@ class BatchRunner:
 
     def _opened(self, leased: LeasedRange) -> RangeWork | None:
         try:
-            text = self._store.read(work_name(leased.batch), leased.start, leased.end)
+            text = self._store.read(leased.work, leased.start, leased.end)
             earlier = range_outcomes(self._store, leased.batch, leased.number, leased.fence - 1)
             known = {outcome.position: outcome.is_output for outcome in earlier}
             return RangeWork(leased, text.split(b"\n")[:-1], known, self._store)
@@ -299,22 +322,25 @@ class BatchRunner:
             work.close()
             await self._in_thread(partial(range_finish, leased=work.leased, completed=completed, failed=failed))
 
-    async def _let_go(self, work: RangeWork) -> None:
-        """Cut what is under way, and give back what is not finished."""
+    async def _let_go(self, work: RangeWork, *, is_lost: bool = False) -> None:
+        """Cut what is under way, and give back what is not finished. `is_lost`: its journal is not used again."""
         self._work.pop(work.leased, None)
         await work.cut()
-        with suppress(StoreAway):  # whoever goes on reads what is there, and sends the rest again
-            await work.write()
+        if not is_lost:
+            with suppress(StoreAway):  # whoever goes on reads what is there, and sends the rest again
+                await work.write()
         completed, failed = work.counts
         work.close()
         await self._in_thread(partial(range_release, leased=work.leased, completed=completed, failed=failed))
 
     async def _write(self) -> None:
+        """Begin appends. One that hangs holds up no lease: a range whose append failed is let go, and sent again."""
+        now_s = monotonic()
         for work in list(self._work.values()):
             try:
-                await work.write()
+                work.begin_write(now_s)
             except StoreAway:
-                await self._let_go(work)
+                await self._let_go(work, is_lost=True)
                 raise
 
     async def _keep_sending(self) -> None:

@@ -15,9 +15,11 @@ from traffic.planning.batch import BatchSettings, BatchState, LineError
 from traffic.planning.batch_lines import LineIndex
 from traffic.selectors.application import Application, UnknownApplication, application_with
 from traffic.services.async_request import place_check
-from traffic.services.batch import BATCHES, batch_move
+from traffic.services.batch import batch_move
+from traffic.services.batch_lease import work_name
+from traffic.services.batch_object import PinnedInput, UnusableObject, input_fetch
 from traffic.services.file_store import FileStore, NoSuchFile, file_store
-from traffic.services.stored_file import stored_name
+from traffic.services.stored_file import file_settings, stored_name
 
 RANGE_ROWS = 1000
 
@@ -31,10 +33,6 @@ class LineRange:
     lines: int
 
 
-def work_name(batch_id: str) -> str:
-    return f"{BATCHES}/{batch_id}/work"
-
-
 def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> bool:
     """Have a batch begin, or fail with what is wrong. Returns whether it was ours to judge: it may have been cancelled,
     or its lease may have ended.
@@ -43,10 +41,16 @@ def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> b
         StoreAway: the store cannot be used; another process tries again once the lease has ended.
     """
     store = file_store()
+    etag = ""
     try:
-        errors, model, ranges = _validated(store, batch, now, settings)
+        pinned = _input(store, batch)
+        with pinned.file as file:
+            errors, model, ranges = _validated(store, file, batch, now, settings)
+        etag = pinned.etag
     except NoSuchFile:
         errors, model, ranges = [LineError("file_not_found", "The input file was deleted.")], "", []
+    except UnusableObject as unusable:
+        errors, model, ranges = [unusable.error("input_uri")], "", []
     ours = Batch.objects.filter(id=batch.id, fence=batch.fence)
     if errors:
         shown = [error.shown() for error in errors]
@@ -56,7 +60,8 @@ def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> b
     with transaction.atomic():
         lines = sum(part.lines for part in ranges)
         begins = {"start": BatchState.VALIDATING, "to": BatchState.IN_PROGRESS, "now": now}
-        if not batch_move(ours, **begins, model=model, lines=lines):  # type: ignore[arg-type]
+        known = {"model": model, "lines": lines, "input_etag": etag, "work_fence": batch.fence}
+        if not batch_move(ours, **begins, **known):  # type: ignore[arg-type]
             return False
         rows = (BatchRange(batch=batch, number=number, start=part.start, end=part.end, lines=part.lines)
                 for number, part in enumerate(ranges))  # fmt: skip
@@ -64,18 +69,23 @@ def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> b
     return True
 
 
+def _input(store: FileStore, batch: Batch) -> PinnedInput:
+    if batch.input_uri:
+        return input_fetch(batch, file_settings().max_bytes)
+    return PinnedInput(store.local(stored_name(batch.input_file_id)), "")
+
+
 def _validated(
-    store: FileStore, batch: Batch, now: datetime, settings: BatchSettings
+    store: FileStore, file: BinaryIO, batch: Batch, now: datetime, settings: BatchSettings
 ) -> tuple[list[LineError], str, list[LineRange]]:
-    with store.open(stored_name(batch.input_file_id)) as file:
-        index = file_index(file, batch.endpoint, settings)
-        if index.errors:
-            return index.errors, index.model, []
-        try:
-            place_check(_application(batch, now), batch.region_id, index.model)
-        except ApplicationRefused as refusal:
-            return [LineError(refusal.code or "invalid_value", str(refusal), None, "body.model")], index.model, []
-        return [], index.model, work_write(store, file, index, work_name(batch.id), settings)
+    index = file_index(file, batch.endpoint, settings)
+    if index.errors:
+        return index.errors, index.model, []
+    try:
+        place_check(_application(batch, now), batch.region_id, index.model)
+    except ApplicationRefused as refusal:
+        return [LineError(refusal.code or "invalid_value", str(refusal), None, "body.model")], index.model, []
+    return [], index.model, work_write(store, file, index, work_name(batch.id, batch.fence), settings)
 
 
 def file_index(file: BinaryIO, endpoint: str, settings: BatchSettings) -> LineIndex:
@@ -100,7 +110,7 @@ def bounded_lines(file: BinaryIO, most: int) -> Iterator[tuple[int, bytes]]:
 def work_write(
     store: FileStore, file: BinaryIO, index: LineIndex, name: str, settings: BatchSettings
 ) -> list[LineRange]:
-    """Write the lines in the order in which they are sent, in the place of what a validation left that died."""
+    """Write the lines in the order in which they are sent."""
     writer, ranges = store.write(name), list[LineRange]()
     try:
         start = lines = 0

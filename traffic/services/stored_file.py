@@ -118,6 +118,7 @@ def stored_files_trim(*, now: datetime) -> int:
     store = file_store()
     for file_id in ids:
         store.delete(stored_name(file_id))
+    store.sweep_unfinished((now - SWEPT_AFTER).timestamp())
     for name in _lost(store, now):
         store.delete(name)
     return len(ids)
@@ -130,7 +131,6 @@ def file_settings() -> FileSettings:
 
 def _lost(store: FileStore, now: datetime) -> Iterator[str]:
     before = (now - SWEPT_AFTER).timestamp()
-    yield from (name for name, written_at in list(store.unfinished()) if written_at < before)
     old = [name for name, written_at in store.names(FILES) if written_at < before]
     known = set(
         StoredFile.objects.filter(id__in=[name.rpartition("/")[2] for name in old]).values_list("id", flat=True)

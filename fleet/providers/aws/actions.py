@@ -30,6 +30,8 @@ class Call:
 
 
 _QUEUES = "the region's queue of notices, and the install's queues of requests"
+_WRITTEN = "control/ and files/ of the install's bucket, the place of usage, and places that tenants' batches write to"
+_READ = f"{_WRITTEN}; buckets of queues, and places that tenants' batches read from"
 _OURS = "resources tagged switchyard:install = this install"
 
 
@@ -94,11 +96,17 @@ _CALLS = (
     *_plain("cloudwatch", "cloudwatch", "PutMetricData", bound="the namespace Switchyard"),
     *_plain("pricing", "pricing", "GetProducts"),
     *_plain("service-quotas", "servicequotas", "ListServiceQuotas"),
-    Call(
-        "s3", "GetObject", ("s3:GetObject",), "control/ of the install's bucket, buckets of queues, the place of usage"
+    Call("s3", "GetObject", ("s3:GetObject",), _READ),
+    Call("s3", "PutObject", ("s3:PutObject",), _WRITTEN),
+    *(
+        Call("s3", name, ("s3:PutObject",), _WRITTEN)
+        for name in ("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
     ),
-    Call("s3", "PutObject", ("s3:PutObject",), "control/ of the install's bucket, and the place of usage"),
-    Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/ and control/ of the install's bucket"),
+    Call("s3", "AbortMultipartUpload", ("s3:AbortMultipartUpload",), _WRITTEN),
+    Call("s3", "DeleteObject", ("s3:DeleteObject",), "files/ of the install's bucket"),
+    Call("s3", "DeleteObjects", ("s3:DeleteObject",), "files/ of the install's bucket"),
+    Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/, control/ and files/ of the install's bucket"),
+    Call("s3", "ListMultipartUploads", ("s3:ListBucketMultipartUploads",), "the install's bucket"),
     Call("s3", "GetObject", ("s3:GetObject", "kms:Decrypt"), "artifacts/ of the install's bucket", Role.NODE),
     Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/ of the install's bucket", Role.NODE),
     # A node proves who it is by this call, which AWS lets everybody make.

@@ -29,6 +29,8 @@ PAGES_MOST = 2000
 """Of one list: EC2 gives at least a hundred of what we ask for in a page, and none of our lists has 200,000."""
 POOL = 16
 """Connections of one client: as many as threads that use it."""
+REPEATED = frozenset({"UploadPart", "DeleteObject", "DeleteObjects", "AbortMultipartUpload"})
+"""Calls that change something, and change nothing more when they are made again."""
 _CHUNK = 64 * 1024
 _FIRST, _LAST = b"<networkInterfaceSet>", b"</networkInterfaceSet>"
 
@@ -71,7 +73,7 @@ class TooLong(Exception):
 
 def call(service: str, operation: str, region: str, *, machines: int = 0, **params: Any) -> dict[str, Any]:
     """Make one call as the control plane, within the budget. Blocks for `READ_ATTEMPTS` times `READ_S` at the worst,
-    and for one of them where something is changed. `machines`: how many it launches or ends.
+    and for one of them where something is changed by each. `machines`: how many it launches or ends.
 
     Raises:
         Refused: it was not done.
@@ -116,8 +118,8 @@ def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -
     if (Role.CONTROL, service, operation) not in CALLS:
         raise ValueError(f"{service} {operation} is not in the table of calls")
     refuse_inside_transaction(f"{service} {operation}")
-    reads = operation.startswith(("Describe", "Get", "List"))
-    aws = client(service, region, once=not reads)
+    may_repeat = operation.startswith(("Describe", "Get", "List")) or operation in REPEATED
+    aws = client(service, region, once=not may_repeat)
     from botocore import xform_name
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError
     from botocore.parsers import ResponseParserError
@@ -156,6 +158,22 @@ def body_read(body: Any, *, most: int, limit_s: float) -> bytes:
     finally:
         body.close()
     return bytes(read)
+
+
+def body_piece(body: Any, most: int) -> bytes:
+    """The next bytes of what an answer streams; none, where it ended or broke off.
+
+    Raises:
+        Unanswered: it came whole and damaged.
+    """
+    from botocore.exceptions import BotoCoreError, FlexibleChecksumError, HTTPClientError
+
+    try:
+        return bytes(body.read(most))
+    except FlexibleChecksumError as error:
+        raise Unanswered("", f"what was read is damaged: {error}"[:TEXT_MOST]) from error
+    except (OSError, BotoCoreError, HTTPClientError):
+        return b""
 
 
 def _failure(response: Mapping[str, Any]) -> CallFailed:

@@ -44,7 +44,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 @pytest.fixture
 def key(settings: Any, tmp_path: Path, web: int) -> str:
     """Of a fleet whose ingress is web itself: it passes these paths on as they are."""
-    settings.FILES_FOLDER = tmp_path / "store"
+    settings.FILES = str(tmp_path / "store")
     serving_fleet(web)
     Region.objects.update(ingress_url=f"http://127.0.0.1:{web}")
     return key_create(name="app", tenant="acme", actor="root", now=NOW).text

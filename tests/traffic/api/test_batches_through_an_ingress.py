@@ -35,7 +35,7 @@ T = TypeVar("T")
 @pytest.fixture(autouse=True)
 def _web_of_a_test(settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings.PLAIN_LINKS = True
-    settings.FILES_FOLDER = tmp_path / "files"
+    settings.FILES = str(tmp_path / "files")
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
 
 
@@ -165,7 +165,7 @@ async def test_a_file_that_is_none_leaves_nothing(
         )
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         assert await in_database(StoredFile.objects.count) == 0
-        assert (list(file_store().names("files")), list(file_store().unfinished())) == ([], [])
+        assert (list(file_store().names("files")), list(file_store().names("unfinished"))) == ([], [])
 
 
 async def test_an_upload_that_is_no_form_or_of_nobody_is_refused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ SHORT: dict[str, Any] = {"switchyard": {"completion_window": "10m"}}
 
 @pytest.fixture(autouse=True)
 def _fleet(settings: Any, tmp_path: Path) -> None:
-    settings.FILES_FOLDER = tmp_path / "files"
+    settings.FILES = str(tmp_path / "files")
     serving_fleet()
 
 
@@ -114,7 +114,7 @@ def test_bytes_that_no_row_knows_are_swept_after_a_day() -> None:
     stored_files_trim(now=timezone.now())
     assert len(dict(store.names("files"))) == 1
     stored_files_trim(now=timezone.now() + timedelta(days=2))
-    assert (dict(store.names("files")), list(store.unfinished())) == ({}, [])
+    assert (dict(store.names("files")), list(store.names("unfinished"))) == ({}, [])
     begun_only.abort()
 
 

@@ -36,7 +36,7 @@ LIMIT_S = 240.0
 
 @pytest.fixture
 def ingress(settings: Any, tmp_path: Path) -> Iterator[Receiver]:
-    settings.FILES_FOLDER = tmp_path / "files"
+    settings.FILES = str(tmp_path / "files")
     with standin_ingress() as standin:
         serving_fleet(standin.port)
         yield standin
@@ -51,7 +51,7 @@ def batch_process() -> Iterator[subprocess.Popen[bytes]]:
         env={
             **os.environ,
             "DATABASE_URL": url,
-            "SWITCHYARD_FILES": str(django_settings.FILES_FOLDER),
+            "SWITCHYARD_FILES": django_settings.FILES,
             "SWITCHYARD_PLAIN_LINKS": "1",
             "SWITCHYARD_SECRET_KEY": django_settings.SECRET_KEY,
         },

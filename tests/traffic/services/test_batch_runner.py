@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
 @pytest.fixture(autouse=True)
 def _own_store(settings: Any, tmp_path: Path) -> None:
     settings.PLAIN_LINKS = True
-    settings.FILES_FOLDER = tmp_path / "files"
+    settings.FILES = str(tmp_path / "files")
 
 
 @pytest.fixture
