@@ -4,8 +4,10 @@ Load is requests at once: those that cells work on and those that wait for one, 
 nobody reported whole has no value (`None` in rows, NaN in arrays): a hole is not a zero.
 """
 
+import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 
 HISTORY_SLOT_S = 300
 """Of what is measured."""
@@ -13,6 +15,25 @@ SLOT_S = 900
 """Of what is forecast."""
 SLOTS = 96
 """A day ahead."""
+LEADS = (0, 1, 3, 7, 15, 31, 63, 95)
+"""Slots ahead that are scored, from the next 15 minutes to a day: a horizon for each."""
+
+
+class Method(StrEnum):
+    """How a slot is forecast. `average`: of the last week; the last one is the mean of the two before it."""
+
+    AVERAGE = "average"
+    LAST = "last"
+    SEASONAL = "seasonal_day"
+    SHAPE = "day_shape"
+    BLEND = "blend"
+    BOOSTED = "lightgbm"
+    ENSEMBLE = "lightgbm+blend"
+
+
+def horizon_of(slot: int) -> int:
+    """Which of `LEADS` stands for a slot ahead: the nearest one, by ratios of time."""
+    return min(len(LEADS) - 1, round(math.log2(slot + 1)))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,0 +1,89 @@
+"""Forecasts a series: by every method, of which the ledger's choice is what counts. Pure; numpy.
+
+Whatever the history lacks, what is issued is finite: a method that has nothing to go by gives way to the blend, that to
+the last value, and that to the average. A series of which nothing is known for a week has no forecast.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleet.planning.forecast.boosted import corrected
+from fleet.planning.forecast.ledger import UNKNOWN_FACTORS, Calibration, Record
+from fleet.planning.forecast.methods import OFFSET, average, blend, day_shape, last_value, seasonal_day
+from fleet.planning.forecast.past import Floats, Past
+from fleet.planning.forecast.series import LEADS, SLOT_S, SLOTS, Forecast, Method, horizon_of
+
+_IN_PLACE = (Method.BLEND.value, Method.LAST.value, Method.AVERAGE.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A forecast; `p99` as its p90, and what the ledger will judge."""
+
+    forecast: Forecast
+    p99: tuple[float, ...]
+    record: Record
+
+
+def forecast_series(past: Past, calibration: Calibration, model: str | None) -> Made | None:
+    """The next day. `model`: of `boosted.fit`; None: nothing is learned yet."""
+    by_method = _by_method(past, model)
+    if not np.isfinite(by_method[Method.AVERAGE.value]).all():
+        return None
+    chosen = tuple(_method_of(by_method, calibration, slot) for slot in range(SLOTS))
+    p50 = [float(by_method[method][slot]) for slot, method in enumerate(chosen)]
+    factors = [_factors(calibration, method, horizon_of(slot)) for slot, method in enumerate(chosen)]
+    p90, p99 = (
+        tuple(_raised(load, of[rank]) for load, of in zip(p50, factors, strict=True))
+        for rank in range(len(UNKNOWN_FACTORS))
+    )
+    forecast = Forecast(past.key, past.made_at, SLOT_S, tuple(round(load, 3) for load in p50), p90, chosen)
+    return Made(forecast, p99, _record(past, by_method, calibration))
+
+
+def _by_method(past: Past, model: str | None) -> dict[str, Floats]:
+    """Of each method that has a say, the next `SLOTS` blocks, none below zero."""
+    blocks = past.blocks()
+    origin = np.array([len(blocks)])
+    plain = {
+        Method.AVERAGE: average, Method.LAST: last_value, Method.SEASONAL: seasonal_day, Method.SHAPE: day_shape,
+        Method.BLEND: blend,
+    }  # fmt: skip
+    by_method = {method.value: method_of(blocks, origin)[0] for method, method_of in plain.items()}
+    if model is not None:
+        learned = corrected(past, model)
+        by_method[Method.BOOSTED.value] = learned
+        by_method[Method.ENSEMBLE.value] = (learned + by_method[Method.BLEND.value]) / 2
+    return {method: np.maximum(loads, 0.0) for method, loads in by_method.items()}
+
+
+def _method_of(by_method: Mapping[str, Floats], calibration: Calibration, slot: int) -> str:
+    horizon = horizon_of(slot)
+    first = calibration.chosen[horizon : horizon + 1]
+    return next(
+        method for method in (*first, *_IN_PLACE) if method in by_method and np.isfinite(by_method[method][slot])
+    )
+
+
+def _factors(calibration: Calibration, method: str, horizon: int) -> tuple[float, ...]:
+    scores = calibration.scores.get(method, ())
+    return scores[horizon].factors if horizon < len(scores) else UNKNOWN_FACTORS
+
+
+def _raised(load: float, factor: float) -> float:
+    return round((load + OFFSET) * factor - OFFSET, 3)
+
+
+def _record(past: Past, by_method: Mapping[str, Floats], calibration: Calibration) -> Record:
+    p50 = {
+        method: tuple(round(float(loads[lead]), 3) for lead in LEADS)
+        for method, loads in by_method.items()
+        if np.isfinite(loads[list(LEADS)]).all()
+    }
+    p90 = {
+        method: tuple(_raised(load, _factors(calibration, method, horizon)[0]) for horizon, load in enumerate(loads))
+        for method, loads in p50.items()
+    }
+    return Record(past.made_at, p50, p90)
