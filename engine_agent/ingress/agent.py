@@ -21,6 +21,7 @@ from engine_agent.ingress.config import render, structure_of
 from engine_agent.ingress.desired import EMPTY_DESIRED, MODELS_MAP, DesiredHaproxy, ServerKey, desired_from
 from engine_agent.ingress.ejection import Ejections, drain_ejected
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
+from engine_agent.ingress.held_bell import HeldBell
 from engine_agent.ingress.key_map import KEYS_MAP
 from engine_agent.ingress.links import LinkFiles
 from engine_agent.ingress.log_pipe import LogPipe, open_pipe
@@ -31,6 +32,7 @@ from engine_agent.ingress.report import (
     cell_traffic,
     cell_views,
     change_counts,
+    holding,
     read_key_counts,
     telemetry,
 )
@@ -100,7 +102,9 @@ class IngressAgent:
         self._desired: DesiredHaproxy | None = None
         self._revision_in_force = 0
         self._refusal = ""
+        self._bell = HeldBell(settings, self._hear_bell)
         self._reported: IngressObserved | None = None
+        self._reported_holding: frozenset[str] = frozenset()
         self._report_due_s = 0.0
 
     def accept_any_revision(self) -> None:
@@ -124,6 +128,7 @@ class IngressAgent:
         self._resume()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.access_log.carry())
+            group.create_task(self._bell.listen())
             for parser in self.body_parsers:
                 group.create_task(self._supervise_parser(parser))
             group.create_task(self._supervise_serving(send))
@@ -190,6 +195,11 @@ class IngressAgent:
                 desired = _for_parser(whole) if whole else None
             await parser.reconcile(desired, _for_parser(EMPTY_DESIRED))
             await asyncio.sleep(POLL_S)
+
+    def _hear_bell(self) -> None:
+        """Somebody waits for a first cell: the control plane is to know at once."""
+        self.serving.ask_soon()
+        self._wake.set()
 
     def _may_accept(self) -> bool:
         """A table waits for the certificates without which no cell could be reached."""
@@ -285,9 +295,11 @@ class IngressAgent:
             reason="; ".join(filter(None, problems)),
             cells=cell_views(self.serving.running, desired, self._ejected),
         )
-        if observed == self._reported and now_s < self._report_due_s:
+        holds = holding(self.serving.running)
+        is_news = observed != self._reported or not holds <= self._reported_holding
+        if not is_news and now_s < self._report_due_s:
             return None
-        self._reported = observed
+        self._reported, self._reported_holding = observed, holds
         self._report_due_s = now_s + report_interval_s(self._draw())
         for haproxy in self._haproxies:
             haproxy.process.trim_log()

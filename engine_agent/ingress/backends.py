@@ -11,6 +11,7 @@ from engine_agent.ingress import (
     bad_bodies,
     files,
     headers,
+    hold,
     hops,
     keys,
     links,
@@ -179,6 +180,7 @@ def pool_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressS
             f"http-request set-header {headers.DEPLOYMENT} {pool.name}",
             # Readers of JSON differ; the cell refuses a body that names another model to its reader than to ours.
             f"http-request set-header {headers.MODEL} %[var(txn.model),url_enc]",
+            *(hold.arrival_rules(pool.local, pool.hold_s) if pool.hold_s else ()),
             *(affinity.PICK_RULES if pool.has_affinity else ()),
             *adapters.cell_rules(desired.retry_after_s, has_adapters=desired.features.adapters),
             *([affinity.USE_PICKED_RULE] if pool.has_affinity or desired.features.adapters else ()),
@@ -206,19 +208,22 @@ def _no_cell_lines(desired: DesiredHaproxy) -> list[str]:
     ]
 
 
-def no_cell_frontend(features: Features, settings: IngressSettings) -> str:
-    """Sends what no cell here could take to another region, or answers "no cell is ready". A 503 goes back with a
-    status that is not retried; the backend makes it 503 again."""
+def no_cell_frontend(features: Features, settings: IngressSettings, retry_after_s: int) -> str:
+    """Sends what no cell here could take to another region, holds it, or answers "no cell is ready". A 503 goes back
+    with a status that is not retried; the backend makes it 503 again."""
     lines = [
         settings.own_socket(NO_CELL_SOCKET),
         "no log",
         *responses.form_rules(),
+        *(hold.answer_rules(retry_after_s) if features.holds else ()),
         f"http-after-response set-header {headers.UNSERVED} 1 if {{ status 503 }}",
         "http-after-response set-status 500 if { status 503 }",
+        *(hold.released_rules() if features.holds else ()),
     ]
+    if features.hops or features.holds:
+        lines.append(f"http-request set-var(txn.deployment) req.hdr({headers.DEPLOYMENT})")
     if features.hops:
         lines += [
-            f"http-request set-var(txn.deployment) req.hdr({headers.DEPLOYMENT})",
             f"http-request set-var(txn.pool) str({LOCAL_PREFIX}),concat(,txn.deployment)",
             f"http-request set-var(txn.spill) str({SPILL_PREFIX}),concat(,txn.deployment)",
             f"http-request set-var(txn.request_id) req.hdr({headers.REQUEST_ID})",
@@ -228,6 +233,7 @@ def no_cell_frontend(features: Features, settings: IngressSettings) -> str:
             f"acl is_marked req.hdr({headers.HOP}) -m found",
             "use_backend %[var(txn.spill)] if may_leave !is_marked",
         ]
+    lines += hold.choice_rules() if features.holds else []
     lines.append("default_backend no-cell")
     rule = f"http-request return status 503 {responses.return_arguments(responses.NO_READY_CELL_OF_DEPLOYMENT)}"
     return "\n".join([section("frontend no-cell", lines), section("backend no-cell", [rule])])

@@ -18,6 +18,7 @@ from engine_agent.ingress import (
     bad_bodies,
     cors,
     frontend_rules,
+    hold,
     hops,
     keys,
     links,
@@ -26,7 +27,7 @@ from engine_agent.ingress import (
     stored_responses,
 )
 from engine_agent.ingress.backends import body_parser_backend, no_cell_frontend, pool_backend, spill_backend
-from engine_agent.ingress.desired import DesiredHaproxy
+from engine_agent.ingress.desired import DesiredHaproxy, Features
 from engine_agent.ingress.responses import ErrorResponse
 from engine_agent.ingress.sections import (
     ADAPTER_CELLS_LUA,
@@ -70,6 +71,7 @@ def _render(desired: DesiredHaproxy, settings: IngressSettings, structure: str) 
     extra_lines = [f"lua-load-per-thread {CELLS_UP_LUA}", *links.global_lines(desired.fleet)]
     extra_lines += [f"lua-load-per-thread {ADAPTER_CELLS_LUA}"] if desired.features.adapters else []
     extra_lines += [f"lua-load {LIST_MODELS_LUA}"] if desired.features.keys else []
+    extra_lines += hold.global_lines() if desired.features.holds else []
     if desired.features.affinity:
         extra_lines += [f"lua-load-per-thread {PICK_CELL_LUA}", f"localpeer {settings.ingress_id}"]
     sections = [
@@ -79,7 +81,7 @@ def _render(desired: DesiredHaproxy, settings: IngressSettings, structure: str) 
             structure,
             _refusals(desired, settings),
             body_bytes=body_bytes,
-            max_connections=settings.max_connections + (settings.max_short_overflow if desired.features.hops else 0),
+            max_connections=_max_connections(desired.features, settings),
             threads=settings.threads,
             extra_lines=extra_lines,
         ),
@@ -90,7 +92,15 @@ def _render(desired: DesiredHaproxy, settings: IngressSettings, structure: str) 
     for pool in desired.pools:
         sections.append(pool_backend(pool, desired, settings))
         sections.append(spill_backend(pool, desired, settings))
+        if pool.hold_s:
+            sections.append(hold.hold_backend(pool.name, pool.hold_s, settings, has_tenants=desired.features.keys))
     return "\n".join(sections)
+
+
+def _max_connections(features: Features, settings: IngressSettings) -> int:
+    """With those that requests take on their way within the ingress."""
+    again = settings.max_short_overflow if features.hops else 0
+    return settings.max_connections + again + (settings.max_held if features.holds else 0)
 
 
 def _peers_section(settings: IngressSettings) -> list[str]:
@@ -173,7 +183,8 @@ def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         section(f"backend {DEFAULT_BACKEND}", _default_backend_lines(desired, settings)),
         *(body_parser_backend(tier, desired, settings) for tier in settings.body_parsers),
         *((overflow.again_backend(desired, settings), *overflow.stores()) if features.hops else ()),
-        no_cell_frontend(features, settings),
+        no_cell_frontend(features, settings, desired.retry_after_s),
+        *(hold.door_frontend(settings) if features.holds else ()),
         keys.key_store(),
         bad_bodies.source_store(),
         *backends.control_plane_backend(settings, desired.retry_after_s, _caller_rules(desired, settings)),

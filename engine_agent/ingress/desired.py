@@ -19,6 +19,7 @@ from engine_agent.ingress.adapters import ADAPTERS_MAP, adapter_entries
 from engine_agent.ingress.affinity import CELLS_MAP, cells_entry
 from engine_agent.ingress.applications import Applications
 from engine_agent.ingress.bad_table import BadTable, check_distinct, check_name, checked_address, checked_port
+from engine_agent.ingress.hold_maps import LONGEST_HOLD_S, hold_entries
 from engine_agent.ingress.hops import HOPS_MAP, hop_entries
 from engine_agent.ingress.key_map import KEYS_MAP, key_entries
 from engine_agent.ingress.splits import (
@@ -51,6 +52,8 @@ SHARE_SCALE = 1000
 
 LOCAL_PREFIX, SPILL_PREFIX = "pool.", "spill."
 """How the names of backends begin whose servers come and go with the table."""
+HOLD_PREFIX = "hold."
+"""How the names of backends begin that hold a pool's requests."""
 
 REGION_END = ":"
 """In the name of another region's server: then comes which of its ingresses."""
@@ -97,6 +100,8 @@ class PoolBackends:
     probe_model: str
 
     has_affinity: bool = False
+    hold_s: int = 0
+    """For so long its requests wait for its first cell; 0: they do not."""
 
     @property
     def local(self) -> str:
@@ -105,6 +110,10 @@ class PoolBackends:
     @property
     def spill(self) -> str:
         return f"{SPILL_PREFIX}{self.name}"
+
+    @property
+    def hold(self) -> str:
+        return f"{HOLD_PREFIX}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,8 @@ class Features:
     origins: bool = False
     """Some key may be used by pages of other origins."""
     adapters: bool = False
+    holds: bool = False
+    """Requests of some pool wait for its first cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +227,7 @@ def _features(table: RoutingTable) -> Features:
         hops=bool(table.hop_secrets),
         origins=any(key.origins for key in table.keys),
         adapters=any(pool.adapters for pool in table.pools),
+        holds=any(pool.hold for pool in table.pools),
     )
 
 
@@ -238,6 +250,7 @@ def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]
         **({SHARES_MAP: shares} if table.hop_secrets else {}),
         **({CELLS_MAP: cells} if cells else {}),
         **({ADAPTERS_MAP: adapters} if (adapters := adapter_entries(pools)) else {}),
+        **hold_entries(pools),
     }
 
 
@@ -256,7 +269,12 @@ def _backends(pool: Pool) -> PoolBackends:
         raise BadTable(
             f"serving class {pool.serving_class!r} of pool {pool.name} is none of {', '.join(ServingClass)}"
         ) from None
-    return PoolBackends(pool.name, serving_class, min(pool.models), has_affinity=pool.affinity is not None)
+    hold_s = pool.hold.for_s if pool.hold else 0
+    if hold_s > LONGEST_HOLD_S:
+        raise BadTable(f"pool {pool.name} holds requests for {hold_s} s; the most is {LONGEST_HOLD_S}")
+    return PoolBackends(
+        pool.name, serving_class, min(pool.models), has_affinity=pool.affinity is not None, hold_s=hold_s
+    )
 
 
 def _cells(pool: Pool, fleet: str) -> Iterable[Server]:

@@ -11,6 +11,7 @@ from engine_agent.ingress import (
     affinity,
     bad_bodies,
     headers,
+    hold,
     hops,
     keys,
     overflow,
@@ -260,7 +261,8 @@ def availability_rules(desired: DesiredHaproxy) -> list[str]:
         f"http-request set-var(txn.share) var(txn.pool),map_str_int({splits.SHARES_MAP},0)",
         f"acl must_spill rand({SHARE_SCALE}),sub(txn.share) lt 0",
         f"{refused} if is_marked !can_serve",
-        f"{refused} if !can_serve !can_spill",
+        *([hold.may_hold_rule()] if desired.features.holds else ()),
+        f"{refused} if !can_serve !can_spill{' !may_hold' if desired.features.holds else ''}",
     ]
 
 

@@ -4,6 +4,12 @@ from typing import Final
 
 HOP: Final = "X-Switchyard-Hop"
 """On a request that another region's ingress sent here: it must be served here or not at all."""
+HELD: Final = "X-Switchyard-Held-Since-Ms"
+"""On a request that no cell can take and that may be held: when it came, in milliseconds since 1970. An application's
+own value is removed."""
+WORKER: Final = "X-Switchyard-Worker"
+"""On a request of a pool whose requests may be held: the pid of the worker that has it, or whose queue it is in. During
+a reload there are several."""
 CLASS: Final = "X-Switchyard-Class"
 """A request may be less urgent than its pool, never more."""
 CELL: Final = "X-Switchyard-Cell"

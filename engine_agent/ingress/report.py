@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from engine_agent.ingress.desired import DesiredHaproxy, ServerKey, region_of
-from engine_agent.ingress.running import CellView, RunningHaproxy
+from engine_agent.ingress.running import CellView, RunningBackend, RunningHaproxy
 from engine_agent.ingress.supervisor import HaproxySupervisor
 from engine_agent.protocol.ingress_messages import (
     CellTraffic,
@@ -96,8 +96,26 @@ def telemetry(running: RunningHaproxy | None, desired: DesiredHaproxy, keys: Key
                 spilled_to=_spilled_to(pool.spill, running),
                 bytes_in_total=local.bytes_in_total,
                 bytes_out_total=local.bytes_out_total,
+                **_held(backends.get(pool.hold)),
             )
     return IngressTelemetry(running.worker_pid, pools, keys, running.life)
+
+
+def _held(hold: RunningBackend | None) -> dict[str, int]:
+    """Whom it lets go gets 503 as well, to be sent again; that is less than all who did while one is on the way."""
+    if hold is None:
+        return {}
+    return {
+        "held": hold.in_flight,
+        "held_total": hold.requests_total,
+        "released_total": hold.let_go_total,
+        "turned_away_total": max(0, hold.errors_total - hold.let_go_total),
+    }
+
+
+def holding(running: RunningHaproxy | None) -> frozenset[str]:
+    """Backends in which requests wait for a first cell."""
+    return frozenset(backend.name for backend in running.backends if backend.holds) if running else frozenset()
 
 
 def cell_traffic(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine_agent.ingress.desired import LOCAL_PREFIX, SPILL_PREFIX
+from engine_agent.ingress.desired import HOLD_PREFIX, LOCAL_PREFIX, SPILL_PREFIX
 
 IN_MAINTENANCE = 0x01 | 0x02 | 0x20
 """`srv_admin_state` bits: maintenance by command, inherited, or for want of an address (HAProxy management guide)."""
@@ -20,6 +20,8 @@ STOPPED, STOPPING = "0", "3"
 STATE_FORMAT = "1"
 NO_CELL_SERVER = "no-cell"
 """The server that stands in for the cells of a pool while there is none. The table does not know it."""
+DOOR_SERVER = "door"
+"""The one server of a backend that holds requests (`hold`)."""
 
 
 RESTED_S = 5
@@ -82,7 +84,8 @@ class RunningServer:
 
 @dataclass(frozen=True, slots=True)
 class RunningBackend:
-    """One backend's totals."""
+    """One backend's totals; errors are responses of 5xx. `let_go_total`: of a backend that holds requests, those that
+    its door let go."""
 
     name: str
     in_flight: int
@@ -91,6 +94,12 @@ class RunningBackend:
     errors_total: int
     bytes_in_total: int = 0
     bytes_out_total: int = 0
+    let_go_total: int = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether requests wait there for a first cell."""
+        return self.in_flight > 0 and self.name.startswith(HOLD_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +130,7 @@ def was_idle(before: RunningHaproxy, after: RunningHaproxy) -> bool:
     if before.life != after.life:
         return False
     one, other = ({(each.backend, each.name): each.requests_total for each in look.servers} for look in (before, after))
-    waiting = any(each.queued for each in after.backends)
+    waiting = any(each.queued or each.holds for each in after.backends)
     return one == other and not waiting and not any(each.in_flight or each.queued for each in after.servers)
 
 
@@ -145,7 +154,11 @@ def read_running(info: str, stats: str, states: str, maps: Mapping[str, str], ov
             started_at_s=int(facts.get("Start_time_sec", 0)),
             log_lines_lost_total=int(facts.get("DroppedLogs", 0)),
             servers=tuple(_read_server(state, by_server) for state in _read_states(states) if _is_of_table(state)),
-            backends=tuple(_read_backend(row) for row in rows if row["svname"] == "BACKEND"),
+            backends=tuple(
+                _read_backend(row, by_server.get((row["pxname"], DOOR_SERVER)))
+                for row in rows
+                if row["svname"] == "BACKEND"
+            ),
             maps={name: _read_map(text) for name, text in maps.items()},
             overflow={match[1]: int(match[2]) for match in _OVERFLOW.finditer(overflow)},
         )
@@ -200,7 +213,7 @@ def _reason(row: Mapping[str, str]) -> str:
     return " ".join(filter(None, (row.get("check_status", "").removeprefix("* "), row.get("last_chk", ""))))
 
 
-def _read_backend(row: dict[str, str]) -> RunningBackend:
+def _read_backend(row: dict[str, str], door: Mapping[str, str] | None) -> RunningBackend:
     return RunningBackend(
         name=row["pxname"],
         in_flight=_number(row, "scur"),
@@ -209,6 +222,7 @@ def _read_backend(row: dict[str, str]) -> RunningBackend:
         errors_total=_number(row, "hrsp_5xx"),
         bytes_in_total=_number(row, "bin"),
         bytes_out_total=_number(row, "bout"),
+        let_go_total=_number(door or {}, "hrsp_4xx"),
     )
 
 

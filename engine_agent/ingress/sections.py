@@ -24,7 +24,8 @@ PICK_CELL_LUA, CELLS_UP_LUA = "pick_cell.lua", "cells_up.lua"
 ADAPTER_CELLS_LUA = "adapter_cells.lua"
 """As these, while there are adapters."""
 LIST_MODELS_LUA = "list_models.lua"
-SCRIPTS = (*LUA_FILES, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA, ADAPTER_CELLS_LUA, LIST_MODELS_LUA)
+HOLD_LUA = "hold.lua"
+SCRIPTS = (*LUA_FILES, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA, ADAPTER_CELLS_LUA, LIST_MODELS_LUA, HOLD_LUA)
 """The files that lie beside a configuration."""
 NO_CELL_SOCKET = "no-cell.sock"
 """Behind it a frontend answers for pools without a cell."""

@@ -26,6 +26,18 @@ QUEUES = {
 
 
 @dataclass(frozen=True, slots=True)
+class HoldLimits:
+    """How many requests wait for first cells at an ingress, of all pools together. Each takes two connections."""
+
+    connections_per_request: int = 8
+    """One in so many connections of the ingress may be a held request."""
+    connections_per_long_request: int = 128
+    """Of those with bodies that the serving HAProxy does not hold: each has a buffer of a body parser."""
+    tenant_share: float = 0.25
+    """Of both, what one tenant may have."""
+
+
+@dataclass(frozen=True, slots=True)
 class Times:
     """Every time of the request path, in HAProxy's own units where the name says so."""
 
@@ -92,7 +104,7 @@ CONNECTIONS_PER_SHORT_OVERFLOW = 4
 
 def most_connections(open_files: int) -> int:
     """How many connections so many open files are for: each takes two, one on either side."""
-    return open_files * CONNECTIONS_PER_SHORT_OVERFLOW // (2 * (CONNECTIONS_PER_SHORT_OVERFLOW + 1))
+    return int(open_files / (2 * (1 + 1 / CONNECTIONS_PER_SHORT_OVERFLOW + 1 / HoldLimits().connections_per_request)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +141,7 @@ class IngressSettings:
     beyond so many requests only those that found no connection are tried elsewhere."""
     times: Times = field(default_factory=Times)
     queues: Mapping[ServingClass, QueueLimits] = field(default_factory=lambda: QUEUES)
+    hold: HoldLimits = field(default_factory=HoldLimits)
 
     def max_requests_at(self, tier: BodyParserTier) -> int:
         """Requests that may be at this body parser at once."""
@@ -138,6 +151,16 @@ class IngressSettings:
     def max_short_overflow(self) -> int:
         """Short requests at once that may be tried in another region when all of this one refuse them."""
         return max(1, self.max_connections // CONNECTIONS_PER_SHORT_OVERFLOW)
+
+    @property
+    def max_held(self) -> int:
+        """Requests at once that wait for first cells, without those with long bodies."""
+        return max(1, self.max_connections // self.hold.connections_per_request)
+
+    @property
+    def max_held_long(self) -> int:
+        """The same with long bodies."""
+        return max(1, self.max_connections // self.hold.connections_per_long_request)
 
     def own_socket(self, path: str) -> str:
         """How a frontend listens on a socket that only this ingress's workers may use."""

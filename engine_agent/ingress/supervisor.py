@@ -124,6 +124,10 @@ class HaproxySupervisor:
         self.reloads_total += 1
         self._asked_at_s = -math.inf
 
+    def ask_soon(self) -> None:
+        """Have the next pass ask it, however little it had to do."""
+        self._asked_at_s = -math.inf
+
     def _is_due(self, desired: DesiredHaproxy | None) -> bool:
         is_known = self.running is not None and self._in_force is desired and not self.problem
         return not is_known or _now_s() - self._asked_at_s >= self._pause_s

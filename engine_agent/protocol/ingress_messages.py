@@ -66,7 +66,10 @@ class IngressChanges(Struct, frozen=True):
 class PoolTraffic(Struct, frozen=True):
     """What an ingress sent of one pool's requests, to its cells and, spilled, to other regions' ingresses; `…_total`
     as those of cells. `spilled_to` counts by region. What the cells could not take, and other regions were offered, is
-    none of `requests_total`. Bytes are those that its cells got and answered, heads included."""
+    none of `requests_total`. Bytes are those that its cells got and answered, heads included.
+
+    `held` wait for the first cell, among `in_flight`; of the `held_total` that did, `released_total` were let go to one
+    and `turned_away_total` were refused: too many, or too late. The clients of the rest left."""
 
     in_flight: Count = 0
     queued: Count = 0
@@ -77,6 +80,10 @@ class PoolTraffic(Struct, frozen=True):
     spilled_to: dict[str, Count] = field(default_factory=dict)
     bytes_in_total: Count = 0
     bytes_out_total: Count = 0
+    held: Count = 0
+    held_total: Count = 0
+    released_total: Count = 0
+    turned_away_total: Count = 0
 
 
 class KeyCounts(Struct, frozen=True):
@@ -160,6 +167,16 @@ class PoolAdapter(Struct, frozen=True, omit_defaults=True):
     cells: tuple[str, ...] | None = None
 
 
+class Hold(Struct, frozen=True, omit_defaults=True):
+    """Requests for a pool that nobody serves wait for its first cell, `for_s` seconds at most: one is started because
+    they do. `cold_start_s`: how long that usually takes; `ready_at`: when the first of those that start is expected, in
+    seconds since 1970, 0 while none does."""
+
+    for_s: Count
+    cold_start_s: Count
+    ready_at: Count = 0
+
+
 class Pool(Struct, frozen=True, omit_defaults=True):
     """The cells of one deployment in one region, and where its requests go.
 
@@ -167,7 +184,7 @@ class Pool(Struct, frozen=True, omit_defaults=True):
     is empty while no region can serve. `affinity` None: each request goes to the cell with the fewest.
     `max_model_len`: the most tokens of a request with its answer, `created_at`: since when what it serves exists, in
     seconds since 1970; 0: not known. Both are what applications read in the list of models. `adapters` are served
-    beside `models`.
+    beside `models`. `hold` None: without a cell requests are refused.
     """
 
     name: str
@@ -180,6 +197,7 @@ class Pool(Struct, frozen=True, omit_defaults=True):
     max_model_len: Count = 0
     created_at: Count = 0
     adapters: tuple[PoolAdapter, ...] = ()
+    hold: Hold | None = None
 
 
 class Split(Struct, frozen=True):
