@@ -9,8 +9,10 @@ from fleet.models import DeploymentRegion, Region
 from fleet.planning.autoscaling.planner import agreement_s, plan_scaling
 from fleet.planning.autoscaling.policy import CellRange, ScalingMode
 from fleet.planning.autoscaling.view import NeedSample, PlaceLoad, ScalingView
+from fleet.planning.rate import Source
 from fleet.planning.snapshot import FleetView
 from fleet.selectors.autoscaling import scaling_mode, scaling_switch
+from fleet.selectors.rate import machine_prices
 from fleet.selectors.snapshot import fleet_view, version_view
 from fleet.selectors.start_up import start_times_s, typical_s
 from fleet.services.deployment import Cells
@@ -72,7 +74,7 @@ def plan_scale(*, deployment: str, cells: Mapping[str, Cells], now: datetime, ha
         for region, stated in cells.items()
     }
     forecast = _predict(view, Scale(deployment, wanted), now, has_time)
-    return _noting(forecast, _scaling_notes(deployment=deployment))
+    return _noting(forecast, [*_scaling_notes(deployment=deployment), *_price_notes(view, deployment, wanted, now)])
 
 
 def plan_load(*, deployment: str, factor: float, now: datetime, has_time: HasTime) -> Forecast:
@@ -94,10 +96,10 @@ def plan_load(*, deployment: str, factor: float, now: datetime, has_time: HasTim
             field="load.deployment", rule="load", message=f"nobody has reported the load of {deployment}"
         )
     decisions = plan_scaling(_with_load(scaled[0].view, factor, now), now)
-    forecast = _predict(view, Scale(deployment, {one.region: one.wanted for one in decisions}), now, has_time)
-    return _noting(
-        forecast, [f"{deployment} in {one.region} would have {one.wanted}: {one.reason}" for one in decisions]
-    )
+    wanted = {one.region: one.wanted for one in decisions}
+    forecast = _predict(view, Scale(deployment, wanted), now, has_time)
+    notes = [f"{deployment} in {one.region} would have {one.wanted}: {one.reason}" for one in decisions]
+    return _noting(forecast, [*notes, *_price_notes(view, deployment, wanted, now)])
 
 
 def _with_load(view: ScalingView, factor: float, now: datetime) -> ScalingView:
@@ -123,6 +125,20 @@ def _scaling_notes(**of: str) -> Iterable[str]:
         if scaling_mode(place.deployment) is ScalingMode.ACT:
             where = f"{place.deployment_id} in {place.region_id}"
             yield f"{where} is scaled by load within {place.range}; that is not part of this"
+
+
+def _price_notes(view: FleetView, deployment: str, wanted: Mapping[str, int], now: datetime) -> Iterable[str]:
+    """What its machines cost an hour, as cells are wanted now and as they would be, by the prices in force."""
+    spec, prices = view.deployments[deployment], machine_prices()
+    before, after = spec.cells_wanted, {**spec.cells_wanted, **wanted}
+    found = {region: prices.of(region, spec.instance_type, now) for region in after}
+    if unpriced := sorted(region for region, price in found.items() if price.usd is None):
+        yield f"nobody states what {spec.instance_type} costs in {', '.join(unpriced)}: set a rate to see more"
+        return
+    hourly = {region: spec.nodes_per_cell * (price.usd or 0.0) for region, price in found.items()}
+    was, would = (sum(hourly[region] * cells for region, cells in there.items()) for there in (before, after))
+    source = max((price.source for price in found.values()), default=Source.MEASURED)
+    yield f"its machines cost ${was:,.2f} an hour now and ${would:,.2f} then, by prices that are {source.label}"
 
 
 def _noting(forecast: Forecast, notes: Iterable[str]) -> Forecast:

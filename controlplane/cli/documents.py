@@ -160,6 +160,7 @@ def _region(row: Row) -> Spec:
         "ingress_url": row["ingress_url"],
         "spares": spares,
         "plain_http": row["plain_http"],
+        "cheapest_first": row["cheapest_first"],
     }
 
 

@@ -299,8 +299,8 @@ RESOURCES: tuple[Resource, ...] = (
     ),
     Resource(
         "rates", "rates", "id", ("rate",),
-        _of(number("ID", "id"), ("KIND", "kind"), ("SUBJECT", "subject"), ("REGION", "region"), ("FROM", "valid_from"),
-            ("IN FORCE", "in_force"), number("VALUE", "value"), ("BY", "actor")),
+        _of(number("ID", "id"), ("KIND", "kind"), ("SUBJECT", "subject"), ("REGION", "region"), ("MARKET", "market"),
+            ("FROM", "valid_from"), ("IN FORCE", "in_force"), number("VALUE", "value"), ("BY", "actor")),
     ),
     Resource(
         "cost-budgets", "cost-budgets", "id", ("cost-budget",),

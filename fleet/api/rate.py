@@ -11,7 +11,9 @@ from rest_framework.response import Response
 
 from fleet.api import examples
 from fleet.models import Rate
+from fleet.planning.markets import Market
 from fleet.planning.rate import RateKind
+from fleet.planning.states import choices
 from fleet.services.rate import rate_set, rate_withdraw
 from kernel import clock
 from kernel.access import Role
@@ -31,7 +33,7 @@ class RateSerializer(serializers.ModelSerializer[Rate]):
 
     class Meta:
         model = Rate
-        fields = ["id", "kind", "subject", "region", "value", "valid_from", "in_force", "actor", "created_at"]
+        fields = ["id", "kind", "subject", "region", "market", "value", "valid_from", "in_force", "actor", "created_at"]
 
 
 @extend_schema_serializer(examples=[OpenApiExample("a rate", examples.NEW_RATE, request_only=True)])
@@ -41,6 +43,9 @@ class SetRateSerializer(StrictSerializer):
         max_length=64, help_text="An instance type; of `grid_intensity` and `pue` a region."
     )
     region = serializers.CharField(max_length=64, required=False, help_text="Of a machine, there only; all.")
+    market = serializers.ChoiceField(
+        choices=choices(Market), required=False, allow_blank=True, help_text="Of a price: of machines bought so; all."
+    )
     value = serializers.DecimalField(max_digits=16, decimal_places=6, min_value=0)
     valid_from = serializers.DateTimeField(required=False, help_text="Now, if it is left out; never before.")
 
@@ -70,7 +75,7 @@ class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
     def get_queryset(self) -> QuerySet[Rate]:
         now = clock.now()
         later = Rate.objects.filter(
-            kind=OuterRef("kind"), subject=OuterRef("subject"), region=OuterRef("region"),
+            kind=OuterRef("kind"), subject=OuterRef("subject"), region=OuterRef("region"), market=OuterRef("market"),
             valid_from__gt=OuterRef("valid_from"), valid_from__lte=now,
         )  # fmt: skip
         begun = Rate.objects.filter(pk=OuterRef("pk"), valid_from__lte=now)

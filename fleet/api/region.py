@@ -61,6 +61,7 @@ class RegionSerializer(serializers.ModelSerializer[Region]):
             "spares",
             "repair_only",
             "plain_http",
+            "cheapest_first",
             "cloud",
             "nodes",
             "cells",
@@ -102,6 +103,10 @@ class _RegionColumns(StrictSerializer):
         choices=choices(PlainHttp),
         required=False,
         help_text="Whom its ingresses serve without TLS; anything but `serve` takes a certificate.",
+    )
+    cheapest_first = serializers.BooleanField(
+        required=False,
+        help_text="Of pools of capacity that would do alike, try the cheapest first, whatever their order.",
     )
 
 

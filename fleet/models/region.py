@@ -44,7 +44,8 @@ class Region(models.Model):
     """A failure and latency domain. `spares` maps instance type -> how many idle nodes to keep warm; see `WarmSpares`.
 
     `ingress_url` is where applications send requests, `plain_http` whom its ingresses serve without TLS. `position`
-    orders regions and picks the local ports.
+    orders regions and picks the local ports. `cheapest_first`: of pools of capacity that would do alike, the cheapest
+    is tried first, whatever their order.
     """
 
     name = models.SlugField(max_length=64, primary_key=True)
@@ -53,6 +54,7 @@ class Region(models.Model):
     ingress_url = models.URLField(blank=True)
     spares = models.JSONField(default=dict, blank=True)
     plain_http = models.CharField(max_length=16, choices=choices(PlainHttp), default=PlainHttp.SERVE.value)
+    cheapest_first = models.BooleanField(default=False)
 
     class Meta:
         ordering = ["position", "name"]

@@ -21,6 +21,12 @@ NAMED_MOST = 3
 RESERVATIONS = frozenset({Market.RESERVED, Market.BLOCK, Market.INTERRUPTIBLE})
 """These name the reservation that their machines are in."""
 
+UNPRICED = 1e6
+"""US dollars an hour: more than any machine costs."""
+
+PAID_ANYWAY = frozenset({Market.RESERVED, Market.BLOCK})
+"""AWS bills these for the capacity, used or not: a reservation by the hour, a Capacity Block in advance."""
+
 DECLARABLE = (Market.SPOT, Market.OPEN)
 """Pools of these are declared by a person. All others are found by the reading of a region's stack."""
 
@@ -93,7 +99,9 @@ class PoolView:
     zone id, then the network nodes of its reservation. `placement_group`: of a reservation only the one that it was
     made in, for another one would keep part of it out of reach (eksctl #7949). `free`: machines left in its reservation
     when it was last looked at; None: not known. `failures`: in a row. `ends_at`: of a Capacity Block. `max_price`: US
-    dollars an hour, of spot; None: the price on demand. `price_per_hour`: what a machine costs now; None: not known."""
+    dollars an hour, of spot; None: the price on demand. `price_per_hour`: what its provider asks for a machine;
+    None: not known. `extra_price`: of a region that tries the cheapest first, what one machine more costs an hour,
+    `UNPRICED` where nobody knows; None: pools are tried by their positions alone."""
 
     id: int
     region: str
@@ -108,6 +116,7 @@ class PoolView:
     placement_group: str = ""
     max_price: float | None = None
     price_per_hour: float | None = None
+    extra_price: float | None = None
     ends_at: datetime | None = None
     free: int | None = None
     enabled: bool = True
@@ -189,7 +198,8 @@ class Fit:
 def plan_pool(
     unit: UnitView, pools: Sequence[PoolView], now: datetime, settings: PoolSettings = SETTINGS
 ) -> TryPool | WaitFor | Hopeless:
-    """The pool to try next: the nearest to `unit.near`, and of those the first by position."""
+    """The pool to try next: the nearest to `unit.near`, of those the cheapest where prices count, of those the first by
+    position."""
     found = fits(unit, pools, now, settings)
     usable = next((fit.pool for fit in found if not fit.reason), None)
     if usable is not None:
@@ -215,7 +225,7 @@ def fits(
 ) -> tuple[Fit, ...]:
     """The pools of the unit's region and instance type, in the order in which they are tried."""
     own = [pool for pool in pools if (pool.region, pool.instance_type) == (unit.region, unit.instance_type)]
-    own.sort(key=lambda pool: (-shared_prefix(pool.path, unit.near), pool.position, pool.id))
+    own.sort(key=lambda pool: (-shared_prefix(pool.path, unit.near), pool.extra_price or 0.0, pool.position, pool.id))
     return tuple(_fit(unit, pool, now, settings) for pool in own)
 
 
@@ -301,7 +311,27 @@ def _why(unit: UnitView, pool: PoolView, found: Sequence[Fit]) -> str:
         if fit.pool is pool:
             break
         passed.append(f"{fit.pool.name}: {fit.reason}")
-    return f"{pool.name}{where}" + (f"; not {_listed(passed)}" if passed else "")
+    return f"{pool.name}{where}{_cheap(pool, found)}" + (f"; not {_listed(passed)}" if passed else "")
+
+
+def _cheap(pool: PoolView, found: Sequence[Fit]) -> str:
+    """Why it comes before those that have a better place in the order and would do as well."""
+    dearer = [fit.pool for fit in found if not fit.reason and fit.pool.position < pool.position]
+    dearer = [one for one in dearer if (one.extra_price or 0.0) > (pool.extra_price or 0.0)]
+    if not dearer:
+        return ""
+    return f", cheapest at {_dollars(pool)}: {dearer[0].name} costs {_dollars(dearer[0])}"
+
+
+def _dollars(pool: PoolView) -> str:
+    if pool.market in PAID_ANYWAY:
+        return "no more, for it is paid for"
+    return "what nobody knows" if pool.extra_price == UNPRICED else f"{pool.extra_price or 0.0:.2f} $/h"
+
+
+def extra_price(market: Market, effective: float | None) -> float:
+    """What one machine more of a pool costs an hour: nothing where its capacity is paid for whether it runs or not."""
+    return 0.0 if market in PAID_ANYWAY else UNPRICED if effective is None else effective
 
 
 def _listed(sentences: Sequence[str]) -> str:

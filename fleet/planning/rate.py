@@ -64,13 +64,15 @@ LEAST = {RateKind.PUE: Decimal(1)}
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """From `valid_from` until a later one. `region` empty: in all that have no rate of their own."""
+    """From `valid_from` until a later one. `region` empty: in all that have no rate of their own; `market`: of machines
+    that are bought in it alone, empty: of all that it has no rate of its own for."""
 
     kind: RateKind
     subject: str
     region: str
     value: Decimal
     valid_from: datetime
+    market: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +112,25 @@ class Rates:
     """The operator's rates in force at one time."""
 
     def __init__(self, rates: Iterable[Rate], now: datetime) -> None:
-        in_force: dict[tuple[RateKind, str, str], Decimal] = {}
+        in_force: dict[tuple[RateKind, str, str, str], Decimal] = {}
         for rate in sorted(rates, key=lambda rate: rate.valid_from):
             if rate.valid_from <= now:
-                in_force[rate.kind, rate.subject, rate.region] = rate.value
+                in_force[rate.kind, rate.subject, rate.market, rate.region] = rate.value
         self._in_force = in_force
 
-    def find(self, kind: RateKind, subject: str, region: str = "") -> Decimal | None:
-        """The one of the region, or else the one of all regions."""
-        own = self._in_force.get((kind, subject, region))
-        return own if own is not None else self._in_force.get((kind, subject, ""))
+    def find(self, kind: RateKind, subject: str, region: str = "", market: str = "") -> Decimal | None:
+        """The one of the market, or else of all markets; of these the one of the region, or else of all regions."""
+        places = ((market, region), (market, ""), ("", region), ("", ""))
+        found = (self._in_force.get((kind, subject, *place)) for place in places)
+        return next((value for value in found if value is not None), None)
 
 
-def machine_price(rates: Rates, shape: InstanceShape, region: str, stated: float | None) -> MachinePrice:
-    """What a machine costs now. `stated`: what its provider says of it, in US dollars an hour."""
-    own = rates.find(RateKind.MACHINE_PRICE, shape.name, region)
+def machine_price(
+    rates: Rates, shape: InstanceShape, region: str, stated: float | None, market: str = ""
+) -> MachinePrice:
+    """What a machine costs now. `stated`: what its provider says of it, in US dollars an hour; `market`: how it is
+    bought, empty: unknown."""
+    own = rates.find(RateKind.MACHINE_PRICE, shape.name, region, market)
     if own is not None:
         return MachinePrice(round(own * MICRO_USD), Source.MEASURED)
     if stated is not None:
@@ -133,21 +139,29 @@ def machine_price(rates: Rates, shape: InstanceShape, region: str, stated: float
     return MachinePrice(round(listed * MICRO_USD), Source.RATED if listed else Source.UNKNOWN)
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """How a machine is bought, and what its provider asks for one: US dollars an hour, None: not known."""
+
+    market: str = ""
+    usd: float | None = None
+
+
 @dataclass(frozen=True)
 class MachinePrices:
     """What machines cost at any time, the future as far as rates begin there: the operator's rate in force, else what
-    its provider says, else the dated list. `live`: (region, instance type) -> what the provider says of one that would
-    be launched next, in US dollars an hour."""
+    the provider asks, else the dated list. `offers`: (region, instance type) -> that of the pool which is tried first.
+    """
 
     rates: tuple[Rate, ...] = ()
     shapes: Mapping[str, InstanceShape] = field(default_factory=dict)
-    live: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    offers: Mapping[tuple[str, str], Offer] = field(default_factory=dict)
 
-    def of(self, region: str, instance_type: str, at: datetime, stated: float | None = None) -> MachinePrice:
-        """`stated`: what the provider says of this very machine or pool; None: nothing, so what it says of the type."""
+    def of(self, region: str, instance_type: str, at: datetime, offer: Offer | None = None) -> MachinePrice:
+        """`offer`: that of this very machine or pool; None: of what would be launched next."""
         shape = self.shapes.get(instance_type) or INSTANCE_TYPES.get(instance_type) or InstanceShape(instance_type, "")
-        live = stated if stated is not None else self.live.get((region, instance_type))
-        return machine_price(Rates(self.rates, at), shape, region, live)
+        asked = offer or self.offers.get((region, instance_type), Offer())
+        return machine_price(Rates(self.rates, at), shape, region, asked.usd, asked.market)
 
     def changes(self, since: datetime, until: datetime) -> tuple[datetime, ...]:
         """When rates of machines begin within this time, in order: prices stay as they are between."""

@@ -158,7 +158,8 @@ class NodeView:
     machine's software is; empty: not reported yet. `software`: its fields, those of engines as `<engine>.<field>`.
     `ordered`: what its provider was told to do and has not done yet; `unit`: of a launch, which others it is one with;
     empty: none. `cordoned_for_notice`: until what its provider announced is called off. `markets`: in which of them it
-    is or will be bought; one once it is there."""
+    is or will be bought; one once it is there. `price_per_hour`: what its provider asks for it in US dollars; None:
+    unknown."""
 
     id: str
     region: str
@@ -175,6 +176,7 @@ class NodeView:
     ordered: ProviderAction | None = None
     unit: str = ""
     markets: Markets = ANY
+    price_per_hour: float | None = None
     fingerprint: str = ""
     software: Fingerprint = field(default_factory=dict)
 

@@ -19,7 +19,7 @@ from fleet.planning.load.counters import CellCounters
 from fleet.planning.markets import Markets, parse_markets
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, MemberView, NodeView, ProviderStatus, ReportView, StepWindow
-from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction
+from fleet.planning.states import CellState, DisruptionCause, MachineState, NodeState, ProviderAction
 from fleet.selectors.faults import step_windows
 from fleet.selectors.rollout import counters_reported
 from kernel.row_cache import FullLooks, Row, RowCache, RowCaches
@@ -48,6 +48,7 @@ _NODES = (
 # A member is never left out: planners look up every node that a cell names. Nor is a machine that may still run.
 _NODE_KEPT = """state <> 'retired' OR terminated_at IS NULL
     OR EXISTS (SELECT 1 FROM fleet_cellmember WHERE node_id = fleet_node.id)"""
+_BOUGHT_KEPT = f"price_per_hour IS NOT NULL AND runs <> '' AND state <> '{MachineState.GONE}'"
 _REPORTS = (
     *("node_id", "connected", _epoch("last_seen_at"), _epoch("connection_changed_at"), "state", "cell", "generation"),
     *("reason", _epoch("unhealthy_since"), "health ->> 'reason'", "load ->> 'in_flight'", "xmin::text"),
@@ -76,17 +77,26 @@ class FleetCache:
         self._nodes = RowCache("fleet_node", _NODES, kept=_NODE_KEPT)
         self._reports = RowCache("fleet_nodereport", _REPORTS)
         self._machines = RowCache("fleet_machinestatus", ("node_id", "status", "described_at"))
+        self._bought = RowCache("fleet_machine", ("id", "runs", "price_per_hour"), kept=_BOUGHT_KEPT)
         self._orders = RowCache("fleet_providercall", ("node_id", "action", "unit"))
         self._cells = RowCache("fleet_cell", _CELLS, kept=f"state <> '{CellState.STOPPED}'")
         self._members = RowCache("fleet_cellmember", ("id", "cell_id", "node_id", "rank"))
         self._steps = RowCache("fleet_steprecord", ("node_id", "cell", "generation", "windows::text"))
         # Each node that a cell names is known once the cell is. Reports are new in each pass.
         self._tables = RowCaches(
-            self._cells, self._members, self._nodes, self._machines, self._orders, self._steps, self._reports
+            self._cells,
+            self._members,
+            self._nodes,
+            self._machines,
+            self._bought,
+            self._orders,
+            self._steps,
+            self._reports,
         )
         self._members_of: dict[str, dict[int, MemberView]] = defaultdict(dict)
         self._disruptions: dict[str, str] = {}
         self._versions: dict[int, ModelVersion] = {}
+        self._price_of: dict[str, float] = {}
         self._node_views: dict[str, NodeView] = {}
         self._cell_views: dict[str, CellView] = {}
         self._windows: dict[str, tuple[StepWindow, ...]] = {}
@@ -97,9 +107,10 @@ class FleetCache:
         if self._looks.begin():
             self._forget()
         self.written.look()
-        cells, members, nodes, machines, orders, steps, reports = self._tables.refresh()
+        cells, members, nodes, machines, bought, orders, steps, reports = self._tables.refresh()
         self._take_cells(cells.keys() | self._take_members(members))
-        self._take_nodes(nodes.keys() | machines.keys() | orders.keys() | reports.keys(), settings, now)
+        priced = self._take_prices(bought)
+        self._take_nodes(nodes.keys() | machines.keys() | priced | orders.keys() | reports.keys(), settings, now)
         for node in steps:
             self._windows.pop(node, None)
             if (row := self._steps.rows.get(node)) is not None:
@@ -196,6 +207,13 @@ class FleetCache:
             disruption=DisruptionCause(disruption) if disruption else None,
         )
 
+    def _take_prices(self, machines: Mapping[str, Row | None]) -> set[str]:
+        """Returns the nodes whose machines have another price."""
+        if not machines:
+            return set()
+        known, self._price_of = self._price_of, dict(self._bought.rows.values())
+        return {node for node, _ in known.items() ^ self._price_of.items()}
+
     def _take_nodes(self, changed: set[str], settings: FleetSettings, now: datetime) -> None:
         if not all(member[1] in self._nodes.rows for member in self._members.rows.values()):
             self._nodes.forget()  # one that was left out has joined a cell
@@ -235,6 +253,7 @@ class FleetCache:
             ordered=None if order is None else ProviderAction(order[0]),
             unit="" if order is None else order[1],
             markets=_markets(markets),
+            price_per_hour=self._price_of.get(node),
             fingerprint=digest,
             software=software,
         )

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from fleet.models import CapacityPool, InstanceType, Rate
-from fleet.planning.rate import MachinePrices, RateKind, Rates
+from fleet.planning.rate import MachinePrices, Offer, RateKind, Rates
 
 
 def rates_at(now: datetime) -> Rates:
@@ -12,11 +12,13 @@ def rates_at(now: datetime) -> Rates:
 
 
 def machine_prices() -> MachinePrices:
-    """What machines cost now and later, in three queries. Of a type in a region the provider's price is that of the
-    first pool whose price is known."""
-    pools = CapacityPool.objects.filter(enabled=True, price_per_hour__isnull=False).order_by("-position")
+    """What machines cost now and later, in three queries. The pool that counts for a type is the first whose price is
+    known."""
+    pools = sorted(
+        CapacityPool.objects.filter(enabled=True), key=lambda pool: (pool.price_per_hour is not None, -pool.position)
+    )
     return MachinePrices(
         tuple(row.rate() for row in Rate.objects.filter(kind=RateKind.MACHINE_PRICE.value)),
         {row.name: row.shape() for row in InstanceType.objects.all()},
-        {(pool.region_id, pool.instance_type_id): float(pool.price_per_hour or 0) for pool in pools},
+        {(pool.region_id, pool.instance_type_id): Offer(pool.market, pool.price_per_hour) for pool in pools},
     )

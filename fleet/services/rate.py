@@ -7,6 +7,7 @@ from decimal import Decimal
 from django.db import IntegrityError, transaction
 
 from fleet.models import InstanceType, Rate, Region
+from fleet.planning.markets import Market
 from fleet.planning.rate import LEAST, MOST, OF_MACHINES, RateKind
 from kernel import live
 from kernel.events import event_record
@@ -23,21 +24,24 @@ def rate_set(
     actor: str,
     now: datetime,
     region: str = "",
+    market: str = "",
     valid_from: datetime | None = None,
 ) -> Rate:
-    """A rate from `valid_from` (now) on; see `RateKind`. `region`: of a machine, there only.
+    """A rate from `valid_from` (now) on; see `RateKind`. `region`: of a machine, there only. `market`: of a machine's
+    price, of those that are bought so only.
 
     Raises:
         InvalidInput: no instance type or region of that name, a value that cannot be, or a time that has passed.
         Conflict: there is a rate of the same from that very time on.
     """
     _check(kind, subject, region, value)
+    _check_market(kind, market)
     if valid_from is not None and valid_from < now:
         message = "must not be in the past: what machines cost until now was counted already"
         raise InvalidInput(field="valid_from", rule="future", message=message)
     row = Rate(
-        kind=kind.value, subject=subject, region=region, value=value, valid_from=valid_from or now, actor=actor[:64],
-        created_at=now,
+        kind=kind.value, subject=subject, region=region, market=market, value=value, valid_from=valid_from or now,
+        actor=actor[:64], created_at=now,
     )  # fmt: skip
     try:
         with transaction.atomic():
@@ -76,6 +80,15 @@ def _check(kind: RateKind, subject: str, region: str, value: Decimal) -> None:
         raise InvalidInput(field="value", rule="range", message=message)
 
 
+def _check_market(kind: RateKind, market: str) -> None:
+    if market and kind is not RateKind.MACHINE_PRICE:
+        message = f"{kind.value} is the same however a machine is bought: leave it out"
+        raise InvalidInput(field="market", rule="of_prices", message=message)
+    if market and market not in set(Market):
+        message = f"there is no market {market!r}; there are: {', '.join(Market)}"
+        raise InvalidInput(field="market", rule="exists", message=message)
+
+
 def _check_name(field: str, name: str, model: type[InstanceType] | type[Region]) -> None:
     if not model.objects.filter(name=name).exists():
         there = ", ".join(model.objects.order_by("name").values_list("name", flat=True)) or "none"
@@ -90,6 +103,12 @@ def _event(what: str, row: Rate, actor: str, now: datetime) -> None:
         tone=Tone.WARN,
         now=now,
         actor=actor[:64],
-        detail={"kind": row.kind, "subject": row.subject, "region": row.region, "value": str(row.value)},
+        detail={
+            "kind": row.kind,
+            "subject": row.subject,
+            "region": row.region,
+            "market": row.market,
+            "value": str(row.value),
+        },
     )
     live.push("usage")

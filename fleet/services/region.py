@@ -16,7 +16,7 @@ from fleet.providers import provider_named
 from fleet.providers.base import ProviderError
 from fleet.selectors.application_certificate import certificates_of
 from fleet.services.application_certificate import application_certificates_lock
-from fleet.services.cloud_region import cloud_columns, cloud_region_add
+from fleet.services.cloud_region import AWS, cloud_columns, cloud_region_add
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
@@ -24,7 +24,7 @@ from kernel.tones import Tone
 
 NAME_LENGTH_MAX = 40
 """Its ingresses are called i-NAME or i-NAME-N, and their names stand in certificates (ID_LENGTH_MAX)."""
-CHANGEABLE = ("position", "ingress_url", "spares", "plain_http")
+CHANGEABLE = ("position", "ingress_url", "spares", "plain_http", "cheapest_first")
 
 
 def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:
@@ -40,6 +40,7 @@ def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
         message = f"a region's name has 1 to {NAME_LENGTH_MAX} lower-case letters, digits, - and _, such as eu-west-1"
         raise InvalidInput(field="name", rule="name", message=message)
     _check(columns)
+    _check_pools(columns.get("provider", ""), columns)
     plain = dict(columns)
     cloud = cloud_columns(name, plain)
     try:
@@ -64,6 +65,7 @@ def region_change(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
     with transaction.atomic():
         _require_certificate(name, columns)
         region = Region.objects.select_for_update().get(name=name)
+        _check_pools(region.provider, columns)
         changed = {column: value for column, value in columns.items() if getattr(region, column) != value}
         if fixed := sorted(set(changed) - set(CHANGEABLE)):
             message = f"{fixed[0]} of a region does not change; what does: {', '.join(CHANGEABLE)}"
@@ -110,6 +112,12 @@ def _check(columns: Mapping[str, Any]) -> None:
     if unknown := sorted(set(spares) - there):
         message = f"there is no instance type {unknown[0]!r}; there are: {', '.join(sorted(there)) or 'none'}"
         raise InvalidInput(field=f"spares.{unknown[0]}", rule="exists", message=message)
+
+
+def _check_pools(provider: str, columns: Mapping[str, Any]) -> None:
+    if columns.get("cheapest_first") and provider != AWS:
+        message = f"only a region of provider {AWS} has pools of capacity to choose from"
+        raise InvalidInput(field="cheapest_first", rule="provider", message=message)
 
 
 def _require_certificate(region: str, columns: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django.db.models import Sum
 
 from fleet.models import CloudRegion, InstanceType, Machine, Node
-from fleet.planning.rate import Source, emission, machine_price, power_rating
+from fleet.planning.rate import Offer, Source, emission, machine_price, power_rating
 from fleet.planning.states import MachineState, NodeState
 from fleet.selectors.rate import rates_at
 from traffic.models import CellHour, CostShare, IngressReport, TokenPrice, UsageHour, UsageMark
@@ -124,12 +124,12 @@ def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
     in_flight = _cells_in_flight()
     rates = rates_at(now)
     shapes = {row.name: row.shape() for row in InstanceType.objects.all()}
-    stated = dict(
-        Machine.objects.exclude(state=MachineState.GONE)
+    bought = {
+        node: Offer(market, usd)
+        for node, market, usd in Machine.objects.exclude(state=MachineState.GONE)
         .exclude(runs="")
-        .filter(price_per_hour__isnull=False)
-        .values_list("runs", "price_per_hour")
-    )
+        .values_list("runs", "market", "price_per_hour")
+    }
     marks = _marks()
     kept: dict[str, dict[str, MeterMark]] = {}
     found: dict[Kind, _Taken] = defaultdict(_Taken)
@@ -144,7 +144,8 @@ def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
         node, region, provider, instance_type, connected, meters, devices, cpu, cell, deployment, model, version = row
         shape = shapes[instance_type]
         is_busy = cell is not None and cell in in_flight
-        price = machine_price(rates, shape, region, stated.get(node))
+        offer = bought.get(node, Offer())
+        price = machine_price(rates, shape, region, offer.usd, offer.market)
         believed = {} if provider == OF_THIS_HOST else meters_of(meters)
         use = use_of(devices, cpu, is_busy) if connected else use_of(None, None, is_busy)
         energy, node_marks = plan_energy(

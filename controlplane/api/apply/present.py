@@ -38,6 +38,7 @@ def _regions(names: set[str]) -> dict[str, Stated]:
             "ingress_url": row.ingress_url,
             "spares": row.spares,
             "plain_http": row.plain_http,
+            "cheapest_first": row.cheapest_first,
         }
         for row in Region.objects.filter(name__in=names)
     }

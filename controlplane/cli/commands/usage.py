@@ -165,6 +165,7 @@ def rate_set(
     subject: Annotated[str, typer.Argument(help="An instance type; of grid_intensity and pue a region.")],
     value: Annotated[str, typer.Argument(help="US dollars an hour, watts, grams of CO2e for a kWh, or a ratio.")],
     region: Annotated[str, typer.Option(help="Of a machine: there only.", autocompletion=names_of("regions"))] = "",
+    market: Annotated[str, typer.Option(help="Of a price: of machines bought so only, such as spot.")] = "",
     valid_from: Annotated[str, typer.Option("--from", help="A moment of RFC 3339; else now. Never past.")] = "",
 ) -> None:
     """State what a machine costs or draws, or what power emits, from a time on.
@@ -173,9 +174,10 @@ def rate_set(
     """
     run = session_of(context)
     body = {"kind": kind.value, "subject": subject, "value": value}
-    more = {"region": region, "valid_from": valid_from}
+    more = {"region": region, "market": market, "valid_from": valid_from}
     row = run.connection.post("rates", body | {name: text for name, text in more.items() if text})
     where = f" in {row['region']}" if row["region"] else ""
+    where += f", {row['market']}," if row["market"] else ""
     run.show(row, [f"{row['kind']} of {row['subject']}{where} from {row['valid_from']}: {row['value']}"])
 
 

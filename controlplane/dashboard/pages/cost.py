@@ -18,6 +18,7 @@ from controlplane.dashboard.selectors.cost import (
 from controlplane.dashboard.selectors.usage import DEFAULT_SPAN, SPANS, span_of
 from fleet.api.rate import SetRateSerializer
 from fleet.models import Deployment, InstanceType, Rate, Region
+from fleet.planning.markets import Market
 from fleet.planning.rate import RateKind
 from fleet.services.rate import rate_set, rate_withdraw
 from kernel.access import Role
@@ -52,6 +53,7 @@ def _rates(request: PageRequest) -> dict[str, Any]:
         "kinds": [(kind.value, kind.value.replace("_", " ")) for kind in RateKind],
         "types": InstanceType.objects.values_list("name", flat=True),
         "regions": Region.objects.values_list("name", flat=True),
+        "markets": list(Market),
     }
 
 
@@ -77,7 +79,7 @@ COSTS_PAGE = page_target("costs", "costs")
 
 @action(COSTS_PAGE, Role.ADMIN)
 def rate_set_action(form: Submission, _: None) -> None:
-    fields = form.valid(SetRateSerializer, "kind", "subject", "region", "value")
+    fields = form.valid(SetRateSerializer, "kind", "subject", "region", "market", "value")
     rate_set(**{**fields, "kind": RateKind(fields["kind"])}, actor=form.actor, now=form.now)
 
 

@@ -7,6 +7,7 @@ from controlplane.dashboard.selectors.cells import CellRow, MemberRow
 from fleet.models import CapacityPool, Deployment, Machine
 from fleet.planning.markets import Market, parse_markets
 from fleet.planning.pools import UnitView, fits
+from fleet.selectors.capacity_pool import pool_views
 from fleet.selectors.machine import machines_described, notices_of
 
 
@@ -77,5 +78,5 @@ def _pools(row: CellRow, machines: tuple[CellMachine, ...], now: datetime) -> tu
             is_used=(fit.pool.market, fit.pool.zone, fit.pool.reservation) in used,
             why_not=fit.reason,
         )
-        for fit in fits(unit, [pool.view() for pool in pools.values()], now)
+        for fit in fits(unit, pool_views(pools.values(), now), now)
     )

@@ -193,10 +193,10 @@ def cost_budget_views(now: datetime) -> tuple[CostBudgetView, ...]:
 def rate_rows(now: datetime) -> tuple[tuple[Rate, str, str], ...]:
     """Rates, the latest first, each with its kind in words and whether it is `in force`, `later` or `past`."""
     rows = list(Rate.objects.order_by("-valid_from", "-id")[:RATES_SHOWN])
-    in_force: dict[tuple[str, str, str], int] = {}
+    in_force: dict[tuple[str, str, str, str], int] = {}
     for row in reversed(rows):
         if row.valid_from <= now:
-            in_force[row.kind, row.subject, row.region] = row.pk
+            in_force[row.kind, row.subject, row.region, row.market] = row.pk
     current = set(in_force.values())
     return tuple(
         (

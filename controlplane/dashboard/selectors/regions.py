@@ -9,7 +9,7 @@ from fleet.planning.images import IMAGE_TONE, ImageState
 from fleet.planning.markets import Market
 from fleet.planning.pools import DECLARABLE, UnitView, fits, pool_state
 from fleet.planning.states import POOL_TONE, CellState, CloudRegionState, NodeState, PoolState
-from fleet.selectors.capacity_pool import pools_in_order
+from fleet.selectors.capacity_pool import pool_views, pools_in_order
 from fleet.selectors.cell import cell_counts_by_region
 from fleet.selectors.node import node_counts_by_region
 from kernel.tones import Tone
@@ -133,7 +133,7 @@ def _images(kind: str, images: set[str], move: ImageMove | None) -> ImagesOfType
 
 
 def _of_type(region: str, kind: str, pools: Sequence[CapacityPool], now: datetime) -> PoolsOfType:
-    views = [pool.view() for pool in pools]
+    views = pool_views(pools, now)
     reasons = {fit.pool.id: fit.reason for fit in fits(UnitView("", region, kind, 1, frozenset(Market)), views, now)}
     rows = tuple(
         PoolRow(

@@ -136,7 +136,7 @@ class Placement:
         domain = (order.deployment, failure_domain(nodes[0].topology))
         reason = reasons.placed(order.deployment, nodes, depth, parts[0][0].free, self._load[domain])
         self._load[domain] += 1
-        return Placed(nodes, reason)
+        return Placed(nodes, reason + reasons.cheaper(nodes[: parts[0][1]], parts[0][0].nodes))
 
     def _hand_out(self, order: PlacementRequest, parts: Iterable[tuple[SpareGroup, int]]) -> tuple[NodeView, ...]:
         """The nodes of places that are counted as taken already."""

@@ -37,6 +37,15 @@ def placed(deployment: str, nodes: Sequence[NodeView], depth: int, left: int, ot
     return f"{sentence}: {spread}, leaving {left} {_plural(left, 'spare')} beside it"
 
 
+def cheaper(taken: Sequence[NodeView], left: Sequence[NodeView]) -> str:
+    """What prices decided between spares of one group; "": nothing."""
+    prices = [node.price_per_hour for node in taken if node.price_per_hour is not None]
+    dearer = [node.price_per_hour for node in left if node.price_per_hour is not None]
+    if not prices or not dearer or max(prices) >= min(dearer):
+        return ""
+    return f"; at {max(prices):.2f} $/h, cheaper than what stays at {min(dearer):.2f} $/h"
+
+
 def joined(staying: Sequence[NodeView], joining: Sequence[NodeView], depth: int) -> str:
     """Why these nodes join those that stay."""
     names = ", ".join(node.id for node in joining)

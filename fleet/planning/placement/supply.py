@@ -198,11 +198,21 @@ def _take_back(share: MarketShare, count: int, settings: FleetSettings, now: dat
 
 
 def _give_back(spares: Iterable[NodeView], count: int, settings: FleetSettings, now: datetime) -> list[Decision]:
+    """The dearest first: what is left is what is taken next."""
     old = [node for node in spares if _spare_for_s(node, now) > settings.surplus_after_s]
+    old.sort(key=lambda node: -(node.price_per_hour or 0.0))
+    kept = min((node.price_per_hour or 0.0 for node in old[count:]), default=None)
     return [
-        RetireNode(node.id, node.state, f"surplus spare for {age_text(_spare_for_s(node, now))}")
+        RetireNode(node.id, node.state, f"surplus spare for {age_text(_spare_for_s(node, now))}{_dearer(node, kept)}")
         for node in old[:count]
     ]
+
+
+def _dearer(node: NodeView, kept: float | None) -> str:
+    """Why this one, where another one could have gone."""
+    if kept is None or not node.price_per_hour or node.price_per_hour <= kept:
+        return ""
+    return f", at {node.price_per_hour:.2f} $/h dearer than those that stay"
 
 
 def _is_coming(node: NodeView, settings: FleetSettings, now: datetime) -> bool:

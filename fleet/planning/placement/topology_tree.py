@@ -69,7 +69,8 @@ class TopologyTree:
     """The free spares of one pool. `leaves` are its lowest groups, in order.
 
     `places` gives each spare with its path, and all paths have `height` entries. `depth` is that of the network: one
-    less, as the first entry is what the spare runs. So two spares are at most `depth` apart if they run the same.
+    less, as the first entry is what the spare runs. So two spares are at most `depth` apart if they run the same. Of
+    those of one lowest group the cheapest are taken first.
     """
 
     def __init__(self, places: Iterable[tuple[Path, NodeView]], height: int) -> None:
@@ -78,7 +79,7 @@ class TopologyTree:
         self.root = SpareGroup((), height, None)
         self.groups: dict[Path, SpareGroup] = {(): self.root}
         self.leaves: list[SpareGroup] = []
-        for path, spare in sorted(places, key=lambda place: (place[0], place[1].id)):
+        for path, spare in sorted(places, key=lambda place: (place[0], place[1].price_per_hour or 0.0, place[1].id)):
             self._leaf(path).nodes.append(spare)
         for leaf in self.leaves:
             leaf.take(-len(leaf.nodes))

@@ -13,17 +13,20 @@ from typing import Any
 import msgspec
 from django.conf import settings
 
-from fleet.models import CapacityPool, CloudRegion, ImageMove, InstanceType, LaunchAttempt, LaunchUnit, Machine
+from fleet.models import CapacityPool, CloudRegion, ImageMove, LaunchAttempt, LaunchUnit, Machine
 from fleet.planning.caps import WINDOW, Launch, LaunchCap, cap_refusal
 from fleet.planning.images import ImageState, takes_new
 from fleet.planning.launch_units import AttemptView, EndAttempt, KeepAttempt, WriteAttempt
 from fleet.planning.markets import Market, parse_markets
 from fleet.planning.pools import LaunchOutcome, PausePool, PoolView, Scope, UnitView, pauses
+from fleet.planning.rate import Offer
 from fleet.planning.states import MachineRole, MachineState
 from fleet.providers.aws.launch import LaunchBase, Request, run_instances
 from fleet.providers.aws.user_data import Boot, user_data
 from fleet.providers.base import Later
+from fleet.selectors.capacity_pool import pool_views
 from fleet.selectors.images import image_machines, units_under_way
+from fleet.selectors.rate import machine_prices
 from fleet.selectors.trust import server_pin
 from kernel import live
 
@@ -57,7 +60,7 @@ def pools_of(region: str) -> list[PoolView]:
     return [pool.view() for pool in CapacityPool.objects.filter(region_id=region)]
 
 
-def pools_to_try(region: str) -> list[PoolView]:
+def pools_to_try(region: str, now: datetime) -> list[PoolView]:
     """The same, each with the image that the next launch from it is to have. In the transaction that writes the launch:
     of several units that are planned at once, one tries a new image."""
     moves = list(ImageMove.objects.select_for_update().filter(region_id=region, ended_at=None).order_by("pk"))
@@ -66,10 +69,10 @@ def pools_to_try(region: str) -> list[PoolView]:
         for move in moves
         if takes_new(ImageState(move.state), image_machines(move), units_under_way(move))
     }
-    rows = CapacityPool.objects.filter(region_id=region)
+    rows = list(CapacityPool.objects.filter(region_id=region))
     return [
-        replace(row.view(), image=row.next_image) if row.next_image and row.instance_type_id in new else row.view()
-        for row in rows
+        replace(view, image=row.next_image) if row.next_image and row.instance_type_id in new else view
+        for row, view in zip(rows, pool_views(rows, now), strict=True)
     ]
 
 
@@ -83,7 +86,7 @@ def attempt_write(
         ValueError: EC2 has no such launch.
     """
     CloudRegion.objects.select_for_update().get(pk=cloud.pk)  # what is counted below changes by nobody else
-    price = _price(unit.instance_type, step.pool)
+    price = _price(step.pool, now)
     cap = LaunchCap(cloud.machines_cap, cloud.price_cap)
     refusal = cap_refusal(len(subjects), price, _launches(cloud, now), cap, now)
     if refusal is not None:
@@ -114,9 +117,10 @@ def _launches(cloud: CloudRegion, now: datetime) -> list[Launch]:
     return [Launch(row.begun_at, len(row.subjects), row.price_per_hour) for row in counted]
 
 
-def _price(instance_type: InstanceType, pool: PoolView) -> float | None:
-    """The most that a machine may cost, for the cap: what was read, else what is stated of its type."""
-    stated = pool.price_per_hour or instance_type.price_per_hour or None
+def _price(pool: PoolView, now: datetime) -> float | None:
+    """The most that a machine may cost, for the cap: the price in force, of spot its bound; None: nobody knows."""
+    offer = Offer(pool.market, pool.price_per_hour)
+    stated = machine_prices().of(pool.region, pool.instance_type, now, offer).usd
     return (pool.max_price or stated) if pool.market is Market.SPOT else stated
 
 

@@ -111,7 +111,7 @@ def _plan(
     views = [attempt_view(row) for row in rows.values()]
     view = unit_view(unit, max(1, len(subjects)), wanted=bool(subjects))
     cloud = cloud_region(unit.region_id)
-    match next_step(view, views, pools_to_try(unit.region_id), install, now):
+    match next_step(view, views, pools_to_try(unit.region_id, now), install, now):
         case UnitLaunched(attempt):
             return Launched(rows[attempt.number])
         case CancelUnit(reason):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fleet.models import Cell, Deployment, DeploymentRegion, Rollout
+from fleet.models import Cell, Deployment, DeploymentRegion, Rate, Rollout
 from kernel.models import Event
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
@@ -51,6 +51,16 @@ def test_a_scaling_is_predicted_and_nothing_is_done(cell_in_service: Cell) -> No
     ]
     assert 12.0 < found["took_s"] < 30.0
     assert Cell.objects.count() == 1
+    assert "nobody states what local.cpu costs in us-east-1: set a rate to see more" in found["warnings"]
+
+
+def test_a_scaling_says_what_machines_would_cost_by_the_prices_in_force(cell_in_service: Cell) -> None:
+    now = rows.NOW
+    Rate.objects.create(
+        kind="machine_price", subject=rows.KIND, value="2.5", valid_from=now, actor="ada", created_at=now
+    )
+    found = plan({"scale": {"deployment": "sim-70b", "regions": [{"region": "us-east-1", "cells": 2}]}}).json()
+    assert "its machines cost $5.00 an hour now and $10.00 then, by prices that are measured" in found["warnings"]
 
 
 def test_a_rollout_is_predicted_by_the_rules_for_starting_it(cell_in_service: Cell) -> None:

@@ -24,6 +24,7 @@ def test_a_region_says_everything_about_itself() -> None:
         "spares": {"local.cpu": 2},
         "repair_only": {"local.cpu": 1},
         "plain_http": "serve",
+        "cheapest_first": False,
         "cloud": None,
         "nodes": {"joining": 0, "ready": 1, "suspect": 0, "faulty": 0, "lost": 1},
         "cells": {"pending": 0, "starting": 1, "ready": 0, "draining": 0, "failed": 0, "lost": 0},
@@ -68,6 +69,15 @@ def test_a_region_is_created_changed_and_deleted() -> None:
     assert client.delete(path).status_code == 428
     assert client.delete(path, headers={"if-match": changed["ETag"]}).status_code == 200
     assert not Region.objects.filter(name="eu-west-1").exists()
+
+
+def test_only_a_region_of_a_cloud_has_pools_to_choose_the_cheapest_of() -> None:
+    rows.region()
+    refused = bearer().patch("/api/v1/regions/us-east-1", {"cheapest_first": True}, format="json")
+    assert rules(refused) == {"cheapest_first": "provider"}
+    Region.objects.update(provider="aws")
+    changed = bearer().patch("/api/v1/regions/us-east-1", {"cheapest_first": True}, format="json")
+    assert changed.json()["cheapest_first"] is True
 
 
 def test_a_region_with_anything_in_it_is_not_deleted() -> None:

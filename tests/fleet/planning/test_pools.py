@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fleet.planning.markets import Market
 from fleet.planning.pools import (
     SETTINGS,
+    UNPRICED,
     Hopeless,
     LaunchOutcome,
     PausePool,
@@ -60,6 +61,19 @@ def tried(unit: UnitView, *pools: PoolView, now: datetime = NOW) -> int:
 def test_pools_are_tried_in_the_order_of_their_positions() -> None:
     step = plan_pool(UNIT, (pool(2), pool(1), pool(3)), NOW)
     assert step == TryPool(pool(1), "on_demand in us-east-1b")
+
+
+def test_of_pools_that_would_do_alike_the_cheapest_is_tried_where_its_region_wants_that() -> None:
+    dear, cheap = pool(1, extra_price=6.0), pool(2, market=Market.SPOT, extra_price=2.5)
+    unknown, paid = pool(0, extra_price=UNPRICED), pool(3, market=Market.RESERVED, extra_price=0.0)
+    assert plan_pool(UNIT, (unknown, dear, cheap), NOW) == TryPool(
+        cheap, "spot in us-east-1c, cheapest at 2.50 $/h: on_demand in us-east-1b costs 6.00 $/h"
+    )
+    assert tried(UNIT, dear, cheap, paid) == 3
+    assert tried(UNIT, unknown, dear) == 1
+    assert tried(UNIT, pool(1, extra_price=2.5), cheap) == 1, "of equals the first by position"
+    assert tried(replace(UNIT, near=("use1-az1",)), dear, cheap) == 1, "nearness comes first"
+    assert tried(replace(UNIT, markets=frozenset({Market.ON_DEMAND})), dear, cheap) == 1
 
 
 def test_a_pool_that_rests_is_passed_over_and_named() -> None:

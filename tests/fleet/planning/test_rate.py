@@ -1,5 +1,6 @@
 """What an operator states comes before what a provider says, and that before lists; what nobody states is unknown."""
 
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
@@ -53,6 +54,15 @@ def test_the_latest_rate_that_has_begun_is_in_force() -> None:
     )
     assert rates.find(RateKind.PUE, "eu") == Decimal("1.3")
     assert rates.find(RateKind.PUE, "us") is None
+
+
+def test_a_rate_of_a_market_is_of_machines_that_are_bought_so() -> None:
+    spot = replace(rate(RateKind.MACHINE_PRICE, P5.name, "20"), market="spot")
+    rates = Rates([spot, rate(RateKind.MACHINE_PRICE, P5.name, "30", "eu")], NOW)
+    assert [machine_price(rates, P5, "eu", 44.0, market).micro_usd for market in ("", "on_demand", "spot")] == [
+        30_000_000, 30_000_000, 20_000_000,
+    ]  # fmt: skip
+    assert machine_price(rates, P5, "us", 44.0, "on_demand").micro_usd == 44_000_000
 
 
 def test_power_is_split_over_accelerators_and_the_rest_where_somebody_says_which_is_whose() -> None:

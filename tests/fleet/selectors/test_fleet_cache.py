@@ -11,6 +11,7 @@ from fleet.models import (
     Cell,
     CellMember,
     Disruption,
+    Machine,
     MachineStatus,
     Node,
     NodeReport,
@@ -124,6 +125,14 @@ def _end_machine(chance: random.Random, now: datetime) -> None:
     Node.objects.filter(id=_node(chance)).update(state=NodeState.RETIRED, terminated_at=now)
 
 
+def _price(chance: random.Random, now: datetime) -> None:
+    """A machine of a node is priced, loses its price, moves to another node, or goes."""
+    machine, node = f"m-{chance.randrange(2)}", _node(chance)
+    Machine.objects.filter(runs=node).exclude(id=machine).update(runs="")
+    state, price = chance.choice(["taken", "gone"]), chance.choice([None, 2.0, 6.5])
+    Machine.objects.filter(id=machine).update(runs=node, state=state, price_per_hour=price)
+
+
 def _measure_steps(chance: random.Random, now: datetime) -> None:
     window = {"index": chance.randrange(9), "steps": {"3": 100}, "compute_ms": {"3": 9.5}}
     defaults: dict[str, Any] = {"cell": "c0", "generation": 1, "index": 9, "windows": [window]}
@@ -140,13 +149,15 @@ def _cell(chance: random.Random) -> str:
 
 CHANGES: list[Callable[[random.Random, datetime], None]] = [
     *(_move_node, _report, _count, _forget_report, _describe, _order, _move_cell, _stop_or_bring_back, _swap_member),
-    *(_disrupt, _end_machine, _measure_steps),
+    *(_disrupt, _end_machine, _measure_steps, _price),
 ]
 
 
 @pytest.fixture
 def fleet() -> None:
     made = [rows.node(f"n-{number}") for number in range(NODES)]
+    for number in range(2):
+        rows.machine(f"m-{number}")
     for number in range(CELLS):
         rows.cell(f"c{number}", *made[2 * number : 2 * number + 2])
     lease_take(name=LISTENING_LEASE, holder="web", ttl_s=3600, now=NOW - timedelta(minutes=10))
@@ -170,6 +181,8 @@ def test_passes_over_what_has_changed_decide_as_passes_over_everything(seed: int
         made = [CHANGES[first % len(CHANGES)], *chance.choices(CHANGES, k=chance.randrange(3))]
         for change in made:
             change(chance, now)
+        emptied = Cell.objects.filter(members=None).exclude(state=CellState.STOPPED)
+        emptied.update(state=CellState.PENDING)  # none serves without a member
         assert_same(cache, now, f"seed {seed}, after {[change.__name__ for change in made]}")
         assert_same(cache, now + timedelta(minutes=1), f"seed {seed}, with nothing changed but the time")
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from fleet.models import CapacityPool, InstanceType, Rate
-from fleet.planning.rate import Source
+from fleet.planning.rate import Offer, Source
 from fleet.selectors.rate import machine_prices
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -28,7 +28,7 @@ def test_an_operators_rate_comes_before_the_providers_and_that_before_the_list()
     region = rows.region().name
 
     def price(ahead: timedelta = timedelta(), stated: float | None = None) -> tuple[float | None, Source]:
-        found = machine_prices().of(region, rows.KIND, NOW + ahead, stated)
+        found = machine_prices().of(region, rows.KIND, NOW + ahead, None if stated is None else Offer("spot", stated))
         return found.usd, found.source
 
     assert price() == (3.0, Source.RATED)
@@ -41,7 +41,9 @@ def test_an_operators_rate_comes_before_the_providers_and_that_before_the_list()
     later = {"kind": "machine_price", "subject": rows.KIND, "actor": "a", "created_at": NOW}
     Rate.objects.create(**later, value=Decimal("1.5"), valid_from=NOW + HOUR)
     Rate.objects.create(**later, value=Decimal("1.4"), valid_from=NOW + 2 * HOUR, region=region)
-    assert [price(ahead * HOUR, stated=0.7)[0] for ahead in range(3)] == [0.7, 1.5, 1.4]
+    Rate.objects.create(**later, value=Decimal("0.6"), valid_from=NOW + 3 * HOUR, market="spot")
+    assert [price(ahead * HOUR, stated=0.7)[0] for ahead in range(4)] == [0.7, 1.5, 1.4, 0.6]
+    assert price(3 * HOUR)[0] == 1.4, "the first pool is on demand"
     assert machine_prices().changes(NOW, NOW + 2 * HOUR) == (NOW + HOUR,)
     nowhere = machine_prices().of("nowhere", "no.such", NOW)
     assert (nowhere.usd, nowhere.text()) == (None, "a price that nobody states")

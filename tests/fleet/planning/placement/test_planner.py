@@ -74,6 +74,18 @@ def test_nodes_of_unknown_place_are_used_last_and_can_still_be_placed() -> None:
     assert chosen(fleet(at("a"), at("b")), order(2)) == [["a", "b"]]
 
 
+def test_of_spares_that_are_equally_near_the_cheapest_are_taken_and_the_reason_says_so() -> None:
+    spares = [at(name, "s", "r1", price_per_hour=price) for name, price in (("a", 6.0), ("b", 2.5), ("c", 2.0))]
+    view = fleet(*spares)
+    placed = Placement(view).place([order(2)])["c1"]
+    assert isinstance(placed, Placed)
+    assert [one.id for one in placed.nodes] == ["c", "b"]
+    assert placed.reason.endswith("; at 2.50 $/h, cheaper than what stays at 6.00 $/h")
+    assert chosen(fleet(*spares[:2], at("d", "s", "r2"), at("e", "s", "r2")), order(2)) == [["b", "a"]], (
+        "nearness first"
+    )
+
+
 def test_only_nodes_with_the_same_software_form_a_cell() -> None:
     old = [at(name, "s", "r1", software={"driver": "1"}, fingerprint="1") for name in "ac"]
     new = [at("b", "s", "r1", software={"driver": "2"}, fingerprint="2")]

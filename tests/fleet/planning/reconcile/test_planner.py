@@ -257,6 +257,14 @@ def test_surplus_spares_are_given_back_after_a_while(spare_for_s: float, given_b
     assert len(only(fleet(*spares, wanted=0, warm=1), RetireNode)) == given_back
 
 
+def test_of_surplus_spares_the_dearest_goes() -> None:
+    spares = [node(name, spare_since=ago(301), price_per_hour=price) for name, price in (("s1", 2.0), ("s2", 6.0))]
+    (given_back,) = only(fleet(*spares, node("s3", spare_since=ago(301)), wanted=0, warm=2), RetireNode)
+    assert given_back == RetireNode(
+        "s2", NodeState.READY, "surplus spare for 5 min, at 6.00 $/h dearer than those that stay"
+    )
+
+
 def test_one_pass_never_asks_for_more_machines_than_its_limit() -> None:
     cells = [cell(f"c{i}", state=CellState.PENDING, generation=0) for i in range(20)]
     assert only(fleet(*cells, wanted=20), LaunchNodes)[0].count == SETTINGS.launches_per_pass  # type: ignore[attr-defined]
