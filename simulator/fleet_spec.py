@@ -7,6 +7,8 @@ from itertools import count
 
 from engine_agent.protocol.states import EngineState
 from fleet.planning.policy import UpdatePolicy
+from fleet.planning.shares.policy import UNSTATED, SharingPolicy
+from fleet.planning.shares.view import ClaimView, QuotaView
 from fleet.planning.snapshot import (
     CellView,
     DeploymentView,
@@ -25,7 +27,7 @@ KIND = "simulated.8xl"
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
-    """`cells` per region, of `size` nodes each, all in service at `version`."""
+    """`cells` per region, of `size` nodes each, all in service at `version`. `floor` are no surplus; None: none is."""
 
     name: str
     cells: Mapping[str, int]
@@ -35,16 +37,22 @@ class DeploymentSpec:
     drain_deadline_s: float = 60.0
     ready_timeout_s: float = 120.0
     others: Mapping[str, VersionView] = field(default_factory=dict)
+    floor: int | None = None
+    sharing: SharingPolicy = UNSTATED
+    team: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSpec:
-    """`spares` idle machines per region, of which as many are kept warm; 16 machines to a rack, 8 racks to a zone."""
+    """`spares` idle machines per region, of which as many are kept warm; 16 machines to a rack, 8 racks to a zone.
+    `pool`: so many free machines more each region has, of its own, and none can be bought; None: they are bought."""
 
     deployments: tuple[DeploymentSpec, ...]
     spares: int = 2
     per_rack: int = 16
     racks_per_zone: int = 8
+    pool: int | None = None
+    quotas: tuple[QuotaView, ...] = ()
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -73,12 +81,17 @@ def build_fleet(shape: FleetSpec, now: datetime = EPOCH) -> FleetView:
         for _ in range(shape.spares):
             node(ReportView(True, now, before))
     return FleetView(
-        regions={region: RegionView(region, {KIND: shape.spares}) for region in shape.regions},
+        regions={region: _region(shape, region) for region in shape.regions},
         nodes=nodes,
         cells=cells,
         deployments={spec.name: _deployment(spec) for spec in shape.deployments},
         listening_since=before,
+        quotas=shape.quotas,
     )
+
+
+def _region(shape: FleetSpec, name: str) -> RegionView:
+    return RegionView(name, {KIND: shape.spares}, free=None if shape.pool is None else {KIND: shape.pool})
 
 
 def _topology(shape: FleetSpec, region: str, number: int) -> tuple[str, ...]:
@@ -127,4 +140,7 @@ def _deployment(spec: DeploymentSpec) -> DeploymentView:
         version=spec.version,
         others=spec.others,
         policy=spec.policy,
+        claims={} if spec.floor is None else {name: ClaimView(cells, spec.floor) for name, cells in spec.cells.items()},
+        sharing=spec.sharing,
+        team=spec.team,
     )

@@ -128,7 +128,7 @@ class LoadReplay:
         queue = self._world.queue
         self._serve(self._rate(queue.now_s))
         self._count()
-        before = self._world.store.deployments[self._place[0]].cells_wanted.get(self._place[1], 0)
+        before = self._world.store.deployments[self._place[0]].claim(self._place[1]).asked
         wanted = self._scaler.wanted(self._seen(before), queue.now)
         if wanted != before:
             self._note(wanted - before)

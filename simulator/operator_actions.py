@@ -11,7 +11,7 @@ from simulator.world import World
 def scale(world: World, deployment: str, region: str, cells: int) -> None:
     """Want another number of cells."""
     spec = world.store.deployments[deployment]
-    world.store.deployments[deployment] = replace(spec, cells_wanted={**spec.cells_wanted, region: cells})
+    world.store.deployments[deployment] = spec.scaled(region, cells)
     world.context.note("scale", deployment, f"{cells} cells wanted in {region}")
     world.reconciler.ring()
 

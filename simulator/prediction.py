@@ -32,7 +32,7 @@ LARGE_FLEET_PACE = Pace(every_s=20.0, quiet_s=30.0, doorbell_s=4.0)
 LARGE_FLEET_NODES = 300
 """Beyond so many machines passes are rarer, and moments up to 20 s late, to keep a forecast short."""
 MAX_STEPS = 500
-STEP_KINDS = ("rollout.", "cell.", "node.")
+STEP_KINDS = ("rollout.", "cell.", "node.", "grant.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class Rows:
         self.rollouts = dict(fleet.rollouts)
         self.faults = fleet.faults
         self.notices = fleet.notices
+        self.quotas = fleet.quotas
         self.listening_since = fleet.listening_since
         self.member_of = {member.node: cell.id for cell in self.cells.values() for member in cell.members}
         self.versions: Counter[str] = Counter(dict.fromkeys(self.nodes, 1))
@@ -59,6 +60,7 @@ class Rows:
             rollouts=dict(self.rollouts),
             faults=self.faults,
             notices=self.notices,
+            quotas=self.quotas,
         )
 
     def desired(self, node: str) -> Desired:
@@ -86,6 +88,15 @@ class Rows:
         self.before_write()
         self._set_cell("unrouted", cell, replace(cell, unrouted_at=now), now)
         return True
+
+    # --- machines of a region's own pool ---------------------------------------------------------------------------
+
+    def take_free(self, region: str, instance_type: str, count: int) -> None:
+        """So many of its free machines become nodes; negative: nodes become free machines again."""
+        view = self.regions[region]
+        if view.free is not None:
+            free = view.free.get(instance_type, 0) - count
+            self.regions[region] = replace(view, free={**view.free, instance_type: free})
 
     # --- one transaction ---------------------------------------------------------------------------------------------
 

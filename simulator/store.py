@@ -15,6 +15,7 @@ from fleet.planning.decisions import (
     Decision,
     DrainCell,
     ExplainCell,
+    GrantCells,
     LaunchNodes,
     MoveCell,
     MoveNode,
@@ -116,7 +117,9 @@ class Store(Rows):
             self._move_node(decision, NodeState.RETIRED, now)
         self.before_write()
         self.provider.terminate(decision.node)
-        self.nodes.pop(decision.node, None)
+        retired = self.nodes.pop(decision.node, None)
+        if retired is not None:
+            self.take_free(retired.region, retired.instance_type, -1)
         self._commit(Write(decision, now))
 
     @apply.register
@@ -141,11 +144,23 @@ class Store(Rows):
                 markets=decision.markets,
             )
             self.versions[node] = 1
+            self.take_free(decision.region, decision.instance_type, 1)
             if self._pools is not None:
                 self._pools[decision.region, decision.instance_type] += 1
             self._commit(Write(decision, now))
             self.before_write()
             self.provider.launch(node, decision.region, topology)
+
+    @apply.register
+    def _(self, decision: GrantCells, now: datetime) -> None:
+        spec = self.deployments[decision.deployment]
+        claim = spec.claim(decision.region)
+        if (claim.asked, claim.granted) != (decision.asked, decision.seen):
+            raise StaleWrite(f"{decision.deployment} in {decision.region}")
+        self.before_write()
+        changed = replace(claim, granted=decision.granted, granted_at=now, rule=decision.rule, reason=decision.reason)
+        self.deployments[spec.name] = spec.claiming(decision.region, changed)
+        self._commit(Write(decision, now))
 
     @apply.register
     def _(self, decision: CreateCell, now: datetime) -> None:

@@ -7,7 +7,7 @@ from random import Random
 
 from engine_agent.planning.node import Membership, RunningProcess
 from engine_agent.protocol.states import Phase
-from fleet.planning.decisions import MoveNode
+from fleet.planning.decisions import GrantCells, MoveNode
 from fleet.planning.rollout.evidence import CELLS_COMPARED
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FleetView
@@ -220,6 +220,8 @@ class World:
         before, after = write.before, write.after
         if isinstance(write.cause, MoveNode):
             self.context.note(f"node.{write.cause.to}", write.cause.node, write.cause.reason)
+        if isinstance(write.cause, GrantCells):
+            self.context.note(f"grant.{write.cause.rule}", write.cause.deployment, _grant_text(write.cause))
         rollout = write.rollout_after
         if rollout is not None:
             self.context.note(f"rollout.{rollout.state}", rollout.deployment, rollout.reason)
@@ -267,3 +269,8 @@ class World:
         series.at_s.append(self.queue.now_s)
         series.ready.append(self.ready[place])
         series.wanted.append(wanted)
+
+
+def _grant_text(grant: GrantCells) -> str:
+    granted = "all" if grant.granted is None else grant.granted
+    return f"{granted} of {grant.asked} cells in {grant.region}: {grant.reason}"

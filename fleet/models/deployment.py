@@ -108,11 +108,6 @@ class DeploymentRegion(models.Model):
         return CellRange(self.cells_min, self.cells_max)
 
     @property
-    def floor(self) -> int:
-        """Cells that are no surplus: where its range begins, or all that a person set."""
-        return self.cells if self.cells_min is None else min(self.cells_min, self.cells)
-
-    @property
     def cells_in_force(self) -> int:
         """How many there should be while machines are short."""
         return self.cells if self.cells_granted is None else min(self.cells, self.cells_granted)

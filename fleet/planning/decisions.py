@@ -8,6 +8,7 @@ from typing import Any
 from fleet.planning.fault_rules import IncidentKind, Rule
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.markets import ANY, Markets
+from fleet.planning.shares.policy import GrantRule
 from fleet.planning.snapshot import FailedStart, Verdict
 from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
 
@@ -142,6 +143,21 @@ class LaunchNodes:
 
 
 @dataclass(frozen=True, slots=True)
+class GrantCells:
+    """How many of the cells that a place was set to have it may have from now on; None: all. `asked` and `seen`: what
+    was set and granted when this was decided. `taker`: the deployment that gets what this one gives up."""
+
+    deployment: str
+    region: str
+    asked: int
+    seen: int | None
+    granted: int | None
+    rule: GrantRule
+    reason: str
+    taker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CreateCell:
     """Record that a deployment has one more cell; it gets nodes by `StartCell`. `version`: the one that it is meant
     for; empty: the deployment's own."""
@@ -231,6 +247,7 @@ Decision = (
     | RestartAgent
     | RetireNode
     | LaunchNodes
+    | GrantCells
     | CreateCell
     | StartCell
     | DrainCell

@@ -52,7 +52,11 @@ class LedgerCounts:
 
 
 def refusal(counts: LedgerCounts, cause: DisruptionCause, max_unavailable: int, limits: LedgerLimits) -> str | None:
-    """Why this cell may not be taken down now; None: it may (I1, I10)."""
+    """Why this cell may not be taken down now; None: it may (I1, I10).
+
+    What makes room for others goes at the pace of its policy, and counts against the budgets even where no cell is
+    missing by it: many deployments may have to make room at once.
+    """
     left = counts.available - counts.is_available
     left_here = counts.available_here - counts.is_available
     if counts.wanted > 0 and left < 1:
@@ -60,11 +64,15 @@ def refusal(counts: LedgerCounts, cause: DisruptionCause, max_unavailable: int, 
     short, short_here = counts.wanted - left, counts.wanted_here - left_here
     if min(counts.open + 1, short) > max_unavailable:
         return f"{counts.open} cells of the deployment are down on purpose, at most {max_unavailable} may be"
-    if short_here > (0 if cause is DisruptionCause.SCALE else max_unavailable):
+    makes_room = cause is DisruptionCause.PREEMPTION
+    if makes_room and counts.open >= max(1, max_unavailable):
+        return f"{counts.open} cells of the deployment are down on purpose, and make room one by one"
+    if short_here > (0 if makes_room or cause is DisruptionCause.SCALE else max_unavailable):
         return f"{counts.available_here} of {counts.wanted_here} cells in the region are available"
-    if short_here > 0 and counts.region_open >= limits.region(counts.region_wanted):
+    is_budgeted = short_here > 0 or makes_room
+    if is_budgeted and counts.region_open >= limits.region(counts.region_wanted):
         return f"{counts.region_open} cells of the region are down on purpose, which is its budget"
-    if short_here > 0 and counts.fleet_open >= limits.fleet(counts.fleet_wanted):
+    if is_budgeted and counts.fleet_open >= limits.fleet(counts.fleet_wanted):
         return f"{counts.fleet_open} cells of the fleet are down on purpose, which is its budget"
     return None
 

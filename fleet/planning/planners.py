@@ -15,12 +15,13 @@ from fleet.planning.reconcile.cell_health import plan_health
 from fleet.planning.reconcile.planner import plan_reconcile
 from fleet.planning.rollout.planner import plan_rollout
 from fleet.planning.settings import FleetSettings
+from fleet.planning.shares.planner import plan_shares
 from fleet.planning.snapshot import FleetView
 
 Planner = Callable[[FleetView, FleetSettings, datetime], tuple[Decision, ...]]
 
 PLANNERS: tuple[Planner, ...] = (
-    plan_liveness, plan_notices, plan_faults, plan_health, plan_rollout, plan_reconcile,
+    plan_liveness, plan_notices, plan_faults, plan_health, plan_rollout, plan_shares, plan_reconcile,
 )  # fmt: skip
 MAX_ROUNDS = 6
 """Rounds of one pass; what is left is for the next."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from fleet.planning.ledger import LedgerLimits
+from fleet.planning.shares.view import ShareSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +120,4 @@ class FleetSettings:
     fresh_for_s: float = 10.0
     """How old a report may be to count as evidence for a gate (I6): five reports."""
     ledger: LedgerLimits = field(default_factory=LedgerLimits)
+    shares: ShareSettings = field(default_factory=ShareSettings)

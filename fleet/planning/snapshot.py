@@ -1,7 +1,7 @@
 """The fleet as planners see it: frozen plain data, loaded by selectors or made by a simulator. Decides nothing."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
@@ -14,6 +14,8 @@ from fleet.planning.load.counters import CellCounters
 from fleet.planning.markets import ANY, Markets
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.provider_limits import ProviderLimits
+from fleet.planning.shares.policy import UNSTATED, SharingPolicy
+from fleet.planning.shares.view import ClaimView, QuotaView
 from fleet.planning.states import (
     CellState,
     DisruptionCause,
@@ -238,10 +240,11 @@ class VersionView:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentView:
-    """`cells_wanted` maps region -> number of cells. `version` is the one that it should serve and that new cells take;
-    size, times, engine and tightness of the `others` that some cell runs, or a rollout leads to, may differ from its
-    own. `markets`: in which its machines may be bought. `problem`: what is stored of it and makes no sense; then it is
-    explained and left as it is."""
+    """`cells_wanted` maps region -> number of cells that there should be: what was set, or what `claims` says is
+    granted of it while machines are short. `version` is the one that it should serve and that new cells take; size,
+    times, engine and tightness of the `others` that some cell runs, or a rollout leads to, may differ from its own.
+    `markets`: in which its machines may be bought. `team`: whose quota it counts against. `problem`: what is stored of
+    it and makes no sense; then it is explained and left as it is."""
 
     name: str
     instance_type: str
@@ -255,7 +258,26 @@ class DeploymentView:
     others: Mapping[str, VersionView] = field(default_factory=dict)
     policy: UpdatePolicy = field(default_factory=UpdatePolicy)
     markets: Markets = ANY
+    team: str = ""
+    sharing: SharingPolicy = UNSTATED
+    claims: Mapping[str, ClaimView] = field(default_factory=dict)
     problem: str = ""
+
+    def claim(self, region: str) -> ClaimView:
+        """What it was set to have there."""
+        return self.claims.get(region) or ClaimView(self.cells_wanted.get(region, 0))
+
+    def claiming(self, region: str, claim: ClaimView) -> "DeploymentView":
+        """With another claim there."""
+        return replace(
+            self,
+            claims={**self.claims, region: claim},
+            cells_wanted={**self.cells_wanted, region: claim.in_force},
+        )
+
+    def scaled(self, region: str, cells: int) -> "DeploymentView":
+        """Set to so many cells there."""
+        return self.claiming(region, replace(self.claim(region), asked=cells))
 
     def of(self, version: str) -> VersionView:
         """A version's size and times, of the deployment's own unless stated otherwise."""
@@ -333,7 +355,7 @@ def policy_in_force(deployment: DeploymentView, active: RolloutView | None) -> U
 class FleetView:
     """Everything a pass looks at. `listening_since`: since when agents can reach us without a gap; None: not now.
     `rollouts`: the active one of each deployment that has one. `notices`: of machines that are there, in any order,
-    and as often as they were heard."""
+    and as often as they were heard. `quotas`: of teams."""
 
     regions: Mapping[str, RegionView]
     nodes: Mapping[str, NodeView]
@@ -343,6 +365,7 @@ class FleetView:
     rollouts: Mapping[str, RolloutView] = field(default_factory=dict)
     faults: FaultsView = field(default_factory=FaultsView)
     notices: tuple[NoticeView, ...] = ()
+    quotas: tuple[QuotaView, ...] = ()
 
     def policy_of(self, deployment: str) -> UpdatePolicy:
         """What may be done to a deployment now: its rollout's copy while one is active, else its own."""

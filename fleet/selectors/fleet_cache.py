@@ -30,7 +30,7 @@ V = TypeVar("V")
 _VERSIONS = ("models_registry_model", "models_registry_modelversion")
 _SELDOM_WRITTEN = (
     *_VERSIONS,
-    *("fleet_region", "fleet_deployment", "fleet_deploymentregion", "fleet_rollout", "fleet_disruption"),
+    *("fleet_region", "fleet_deployment", "fleet_deploymentregion", "fleet_rollout", "fleet_disruption", "fleet_quota"),
     *("fleet_signal", "fleet_incident", "fleet_replacement", "fleet_repair", "fleet_faultrule", "fleet_node"),
     "fleet_cloudnotice",
 )

@@ -5,12 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from fleet.models import CloudNotice, Deployment, DeploymentRegion, Region, Rollout
+from fleet.models import CloudNotice, Deployment, DeploymentRegion, Quota, Region, Rollout
 from fleet.planning.machines import POOLED
 from fleet.planning.markets import InvalidMarkets, parse_markets
 from fleet.planning.policy import InvalidPolicy
 from fleet.planning.provider_limits import provider_limits
 from fleet.planning.settings import FleetSettings
+from fleet.planning.shares.policy import GrantRule
+from fleet.planning.shares.view import ClaimView, QuotaView
 from fleet.planning.snapshot import (
     DeploymentView,
     FleetView,
@@ -55,6 +57,14 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
         rollouts=rollouts,
         faults=faults_view(now=now, windows=known.windows, written=written),
         notices=written.get("notices", ["fleet_cloudnotice"], lambda: tuple(_notices())),
+        quotas=written.get("quotas", ["fleet_quota"], quota_views),
+    )
+
+
+def quota_views() -> tuple[QuotaView, ...]:
+    """Every team's quota of every type."""
+    return tuple(
+        QuotaView(row.team, row.instance_type_id, row.machines, row.borrow_most) for row in Quota.objects.all()
     )
 
 
@@ -96,8 +106,8 @@ def _rollouts(active: list[Rollout]) -> tuple[dict[str, RolloutView], dict[str, 
 def deployment_view(name: str) -> DeploymentView:
     """One deployment as planners take it, with no other version than its own."""
     row = Deployment.objects.select_related("model_version").get(name=name)
-    wanted = dict(DeploymentRegion.objects.filter(deployment=row).values_list("region_id", "cells"))
-    return _deployment(row, wanted, {})
+    claims = {place.region_id: _claim(place) for place in DeploymentRegion.objects.filter(deployment=row)}
+    return _deployment(row, claims, {})
 
 
 def _deployments(
@@ -107,15 +117,15 @@ def _deployments(
     unreadable: dict[str, str],
 ) -> Iterator[DeploymentView]:
     """`versions`: by deployment, those that its cells run."""
-    wanted: dict[str, dict[str, int]] = defaultdict(dict)
+    claims: dict[str, dict[str, ClaimView]] = defaultdict(dict)
     for place in written.get("places", ["fleet_deploymentregion"], lambda: list(DeploymentRegion.objects.all())):
-        wanted[place.deployment_id][place.region_id] = place.cells
+        claims[place.deployment_id][place.region_id] = _claim(place)
     goals: dict[str, dict[str, ModelVersion]] = defaultdict(dict)
     for rollout in rollouts:
         ends = (rollout.from_version, rollout.to_version)
         goals[rollout.deployment_id] = {version.reference: version for version in ends}
     for row in written.get("deployments", _OF_DEPLOYMENTS, _deployment_rows):
-        view = _deployment(row, wanted[row.name], versions.get(row.name, {}) | goals[row.name])
+        view = _deployment(row, claims[row.name], versions.get(row.name, {}) | goals[row.name])
         yield replace(view, problem=unreadable[row.name]) if row.name in unreadable else view
 
 
@@ -123,29 +133,40 @@ def _deployment_rows() -> list[Deployment]:
     return list(Deployment.objects.select_related("model_version"))
 
 
-def _deployment(row: Deployment, wanted: dict[str, int], versions: dict[str, ModelVersion]) -> DeploymentView:
+def _claim(place: DeploymentRegion) -> ClaimView:
+    rule = GrantRule(place.grant_rule) if place.grant_rule else None
+    return ClaimView(place.cells, place.cells_min, place.cells_granted, place.granted_at, rule, place.grant_reason)
+
+
+def _deployment(row: Deployment, claims: dict[str, ClaimView], versions: dict[str, ModelVersion]) -> DeploymentView:
     """Something in it that makes no sense is its problem alone, and must not stop the planning of others."""
     try:
-        return _valid_deployment(row, wanted, versions)
+        return _valid_deployment(row, claims, versions)
     except (InvalidVersion, InvalidPolicy, InvalidMarkets) as wrong:
         return DeploymentView(
             name=row.name,
             instance_type=row.instance_type_id,
             nodes_per_cell=1,
-            cells_wanted=wanted,
+            cells_wanted=_in_force(claims),
             drain_deadline_s=row.drain_deadline_s,
             version=row.model_version.reference,
             problem=str(wrong),
         )
 
 
-def _valid_deployment(row: Deployment, wanted: dict[str, int], versions: dict[str, ModelVersion]) -> DeploymentView:
+def _in_force(claims: Mapping[str, ClaimView]) -> dict[str, int]:
+    return {region: claim.in_force for region, claim in claims.items()}
+
+
+def _valid_deployment(
+    row: Deployment, claims: dict[str, ClaimView], versions: dict[str, ModelVersion]
+) -> DeploymentView:
     own = version_view(row.model_version, row.instance_type_id)
     return DeploymentView(
         name=row.name,
         instance_type=row.instance_type_id,
         nodes_per_cell=own.nodes_per_cell,
-        cells_wanted=wanted,
+        cells_wanted=_in_force(claims),
         ready_timeout_s=own.ready_timeout_s,
         drain_deadline_s=row.drain_deadline_s,
         engine=own.engine,
@@ -154,6 +175,9 @@ def _valid_deployment(row: Deployment, wanted: dict[str, int], versions: dict[st
         others={name: version_view(other, row.instance_type_id) for name, other in versions.items()},
         policy=row.policy(),
         markets=parse_markets(row.markets),
+        team=row.team,
+        sharing=row.sharing(),
+        claims=claims,
     )
 
 

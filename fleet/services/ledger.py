@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db import connection
 from django.db.models import Count, QuerySet, Sum
+from django.db.models.functions import Coalesce, Least
 
 from fleet.models import Cell, Deployment, DeploymentRegion, Disruption, Rollout
 from fleet.planning.ledger import LedgerCounts, LedgerLimits, refusal
@@ -92,8 +93,9 @@ def _standing(cell: Cell, min_healthy_s: float, now: datetime) -> LedgerCounts:
     available = _by_region(
         Cell.objects.filter(deployment_id=cell.deployment_id, state=CellState.READY.value, state_since__lte=proven)
     )
-    wanted = dict(DeploymentRegion.objects.filter(deployment_id=cell.deployment_id).values_list("region_id", "cells"))
-    there = DeploymentRegion.objects.order_by().values_list("region_id").annotate(cells=Sum("cells"))
+    places = DeploymentRegion.objects.annotate(in_force=Least("cells", Coalesce("cells_granted", "cells")))
+    wanted = dict(places.filter(deployment_id=cell.deployment_id).values_list("region_id", "in_force"))
+    there = places.order_by().values_list("region_id").annotate(in_region=Sum("in_force"))
     wanted_of_all = {region: int(cells) for region, cells in there}
     entries = Disruption.objects.filter(closed_at__isnull=True)
     budgeted = _by_region(entries.exclude(cause=DisruptionCause.SCALE.value))

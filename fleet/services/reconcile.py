@@ -22,6 +22,7 @@ from fleet.planning.decisions import (
     Decision,
     DrainCell,
     ExplainCell,
+    GrantCells,
     LaunchNodes,
     MoveCell,
     MoveNode,
@@ -45,6 +46,7 @@ from fleet.services import incident as incidents
 from fleet.services import node as nodes
 from fleet.services import replacement as replacements
 from fleet.services import rollout as rollouts
+from fleet.services import share as shares
 from kernel import clock, hints
 from kernel.leases import lease_release, lease_take, this_holder
 from kernel.transitions import StaleDecision
@@ -195,6 +197,7 @@ APPLY: Mapping[type[Decision], Callable[..., None]] = {
     RestartAgent: nodes.agent_restart,
     RetireNode: nodes.node_retire,
     LaunchNodes: nodes.nodes_launch,
+    GrantCells: shares.cells_grant,
     CreateCell: cells.cell_create,
     StartCell: cells.cell_start,
     DrainCell: cells.cell_drain_charged,

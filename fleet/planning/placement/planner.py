@@ -1,9 +1,10 @@
 """Decides which spare nodes form a cell, or join one, for all cells of a pass together, and says why in one sentence.
 
-Repairs come first and take the spares nearest to the nodes that stay. New cells then share what is not kept for
-repair: in the order of the requests where it is too little, else all at once, packed so that the total
-network distance is small. Of repairs, and of new cells, those that may use fewer markets come first: others have more
-to choose from. A cell that cannot be placed holds what it can use, so that it gets whole before later ones.
+Requests come in turn (`fleet.planning.shares.turns`). Of one turn repairs come first and take the spares nearest to the
+nodes that stay. New cells then share what is not kept for repair: in the order of the requests where it is too little,
+else all at once, packed so that the total network distance is small. Of repairs, and of new cells, those that may use
+fewer markets come first: others have more to choose from. A cell that cannot be placed holds what it can use, so that
+it gets whole before later ones.
 """
 
 from collections import Counter, defaultdict
@@ -24,7 +25,7 @@ from fleet.planning.states import CellState
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
     """A cell needs `count` nodes beside those that stay, bought in these `markets`. All must share `within` network
-    nodes; 0: any number."""
+    nodes; 0: any number. `turn`: the lower comes first."""
 
     cell: str
     deployment: str
@@ -36,6 +37,7 @@ class PlacementRequest:
     engine: str = ""
     is_repair: bool = False
     markets: Markets = ANY
+    turn: tuple[int, int] = (0, 0)
 
     @property
     def pool(self) -> PoolKey:
@@ -78,7 +80,13 @@ class Placement:
         self._load = _cells_by_domain(fleet)
 
     def place(self, orders: Sequence[PlacementRequest]) -> dict[str, PlacementResult]:
-        """An result for each order, by cell."""
+        """A result for each order, by cell."""
+        results: dict[str, PlacementResult] = {}
+        for turn in sorted({order.turn for order in orders}):
+            results |= self._place_of_turn([order for order in orders if order.turn == turn])
+        return results
+
+    def _place_of_turn(self, orders: Sequence[PlacementRequest]) -> dict[str, PlacementResult]:
         repairs = sorted((one for one in orders if one.is_repair), key=lambda one: strictest_first(one.markets))
         results: dict[str, PlacementResult] = {order.cell: self._repair(order) for order in repairs}
         growth: dict[tuple[PoolKey, Markets], list[PlacementRequest]] = defaultdict(list)

@@ -5,7 +5,7 @@ it decides nothing more.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from fleet.planning.decisions import Decision, ExplainCell, StartCell, StopCell
@@ -20,6 +20,7 @@ from fleet.planning.reconcile.drains import drain_ended
 from fleet.planning.reconcile.scaling import plan_scale
 from fleet.planning.rollout.versions import BROKEN, VersionPlan, plan_updates
 from fleet.planning.settings import FleetSettings
+from fleet.planning.shares.turns import cells_in_turn
 from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, NodeState
 
@@ -145,6 +146,9 @@ def _order(work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, .
 def _place(work: _Pass) -> None:
     """Start the cells that get their nodes, and say of the others what they wait for. Then see to the supply."""
     placement = Placement(work.fleet)
+    turns = cells_in_turn(work.fleet, {order.cell for order in work.orders})
+    work.orders.sort(key=lambda order: turns[order.cell])
+    work.orders = [replace(order, turn=turns[order.cell][:2]) for order in work.orders]
     answers = placement.place(work.orders)
     for order in work.orders:
         cell, answer = work.fleet.cells[order.cell], answers[order.cell]

@@ -99,14 +99,19 @@ def _end(
     wanted, there = _wanted(fleet, place), len(versions.live[place]) - going
     progress = versions.progress(place[0])
     surging = progress.rollout.id if progress and progress.is_surging else None
-    reason = _reason(wanted, there, going)
-    for cell in surplus:
+    scale_reason = _reason(wanted, there, going)
+    claim = fleet.deployments[place[0]].claim(place[1])
+    superfluous = len(surplus) - (claim.asked - wanted)
+    for number, cell in enumerate(surplus):
+        makes_room = number >= superfluous
+        cause = DisruptionCause.PREEMPTION if makes_room else DisruptionCause.SCALE
+        reason = claim.reason if makes_room else scale_reason
         if cell.state is CellState.READY:
-            refused = ledger.refusal(cell, DisruptionCause.SCALE) is not None
+            refused = ledger.refusal(cell, cause) is not None
             forced = refused and cell.id in notices.going and _cannot_wait(fleet, cell, notices)
             if not refused or forced:
-                ledger.charge(cell, DisruptionCause.SCALE)
-                yield DrainCell(cell.id, cell.generation, DisruptionCause.SCALE, reason, surging, forced)
+                ledger.charge(cell, cause)
+                yield DrainCell(cell.id, cell.generation, cause, reason, surging, forced)
         elif cell.state is CellState.STARTING:
             yield MoveCell(cell.id, cell.state, cell.generation, CellState.DRAINING, reason)
         elif cell.state is not CellState.DRAINING:

@@ -48,3 +48,7 @@ class SharingPolicy:
         priority = PRIORITIES[serving_class] if self.priority is None else self.priority
         is_batch = serving_class is ServingClass.BATCH
         return replace(self, priority=priority, preemptible=is_batch if self.preemptible is None else self.preemptible)
+
+
+UNSTATED = SharingPolicy(PRIORITIES[ServingClass.REALTIME], preemptible=False)
+"""Of a deployment of which nothing is said."""

@@ -138,7 +138,8 @@ class World:
 
     def scale(self, wanted: Mapping[str, int]) -> None:
         """Another number of cells is wanted from now on."""
-        self.store.deployments[NAME] = replace(self.store.deployments[NAME], cells_wanted=wanted)
+        for region, cells in wanted.items():
+            self.store.deployments[NAME] = self.store.deployments[NAME].scaled(region, cells)
 
     def roll_out(self) -> None:
         """An operator starts a rollout from `OLD` to `NEW`."""
