@@ -6,9 +6,8 @@ from datetime import datetime, timedelta
 from itertools import count
 
 from engine_agent.protocol.states import EngineState
+from fleet.planning.claims import UNSTATED, ClaimView, QuotaView, SharingPolicy
 from fleet.planning.policy import UpdatePolicy
-from fleet.planning.shares.policy import UNSTATED, SharingPolicy
-from fleet.planning.shares.view import ClaimView, QuotaView
 from fleet.planning.snapshot import (
     CellView,
     DeploymentView,

@@ -5,9 +5,9 @@ from django.db import models
 from engine_agent.protocol.states import ServingClass
 from fleet.models.region import InstanceType, Region
 from fleet.planning.autoscaling.policy import CellRange, ScalingPolicy, parse_scaling_policy
+from fleet.planning.claims import PRIORITY_MOST, GrantRule, Preempts, SharingPolicy
 from fleet.planning.load.slo import Objective, parse_objective
 from fleet.planning.policy import UpdatePolicy, parse_policy
-from fleet.planning.shares.policy import PRIORITY_MOST, GrantRule, Preempts, SharingPolicy
 from fleet.planning.states import choices
 from models_registry.models import ModelVersion
 
@@ -19,7 +19,7 @@ class Deployment(models.Model):
     from those of its serving class (`fleet.planning.load.slo`), `scaling` what differs from those of
     `fleet.planning.autoscaling.policy.ScalingPolicy`. `markets`: in which its machines may be bought; empty: any.
     `team`: whose quota its machines count against; empty: nobody's. `priority`, `preemptible` and `preempts` say who
-    gets machines when they are short (`fleet.planning.shares.policy.SharingPolicy`); None: as its serving class has it.
+    gets machines when they are short (`fleet.planning.claims.SharingPolicy`); None: as its serving class has it.
     """
 
     name = models.SlugField(max_length=96, primary_key=True)

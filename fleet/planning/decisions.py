@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from fleet.planning.claims import GrantRule
 from fleet.planning.fault_rules import IncidentKind, Rule
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.markets import ANY, Markets
-from fleet.planning.shares.policy import GrantRule
 from fleet.planning.snapshot import FailedStart, Verdict
 from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
 

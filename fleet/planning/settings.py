@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from fleet.planning.claims import ShareSettings
 from fleet.planning.ledger import LedgerLimits
-from fleet.planning.shares.view import ShareSettings
 
 
 @dataclass(frozen=True, slots=True)

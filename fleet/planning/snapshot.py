@@ -8,14 +8,13 @@ from functools import cached_property
 
 from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.states import EngineState
+from fleet.planning.claims import UNSTATED, ClaimView, QuotaView, SharingPolicy
 from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.fingerprints import stack_digest
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.markets import ANY, Markets
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.provider_limits import ProviderLimits
-from fleet.planning.shares.policy import UNSTATED, SharingPolicy
-from fleet.planning.shares.view import ClaimView, QuotaView
 from fleet.planning.states import (
     CellState,
     DisruptionCause,

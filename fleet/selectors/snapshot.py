@@ -6,13 +6,12 @@ from dataclasses import replace
 from datetime import datetime
 
 from fleet.models import CloudNotice, Deployment, DeploymentRegion, Quota, Region, Rollout
+from fleet.planning.claims import ClaimView, GrantRule, QuotaView
 from fleet.planning.machines import POOLED
 from fleet.planning.markets import InvalidMarkets, parse_markets
 from fleet.planning.policy import InvalidPolicy
 from fleet.planning.provider_limits import provider_limits
 from fleet.planning.settings import FleetSettings
-from fleet.planning.shares.policy import GrantRule
-from fleet.planning.shares.view import ClaimView, QuotaView
 from fleet.planning.snapshot import (
     DeploymentView,
     FleetView,

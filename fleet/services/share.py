@@ -6,8 +6,8 @@ from django.db import transaction
 
 from fleet.models import DeploymentRegion
 from fleet.planning.autoscaling.needs import cells_text
+from fleet.planning.claims import GrantRule
 from fleet.planning.decisions import GrantCells
-from fleet.planning.shares.policy import GrantRule
 from kernel import live
 from kernel.events import event_record
 from kernel.tones import Tone

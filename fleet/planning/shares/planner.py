@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
+from fleet.planning.claims import GrantRule
 from fleet.planning.decisions import Decision, GrantCells
 from fleet.planning.settings import FleetSettings
-from fleet.planning.shares.policy import GrantRule
 from fleet.planning.shares.preemption import PoolState, Preemption, pool_states
 from fleet.planning.shares.quotas import QuotaLimit, plan_quotas
 from fleet.planning.shares.turns import WITHOUT_MACHINES, Place, Share, shares_of

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from fleet.planning.claims import GrantRule, Preempts
 from fleet.planning.decisions import GrantCells
 from fleet.planning.markets import may_use
 from fleet.planning.placement.spares import is_idle
 from fleet.planning.settings import FleetSettings
-from fleet.planning.shares.policy import GrantRule, Preempts
 from fleet.planning.shares.quotas import QuotaPlan
 from fleet.planning.shares.turns import Lack, Place, Share, Turn, by_pool
 from fleet.planning.snapshot import FleetView

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from fleet.planning.claims import QuotaView
 from fleet.planning.shares.turns import Place, Share
-from fleet.planning.shares.view import QuotaView
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from fleet.planning.claims import PRIORITY_MOST, ClaimView, SharingPolicy
 from fleet.planning.markets import Markets
-from fleet.planning.shares.policy import PRIORITY_MOST, SharingPolicy
-from fleet.planning.shares.view import ClaimView
 from fleet.planning.snapshot import CellView, DeploymentView, FleetView
 from fleet.planning.states import CellState, NodeState
 

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from engine_agent.protocol.states import EngineState
+from fleet.planning.claims import ClaimView, GrantRule, Preempts, QuotaView, SharingPolicy
 from fleet.planning.decisions import GrantCells
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.settings import FleetSettings
 from fleet.planning.shares.planner import plan_shares
-from fleet.planning.shares.policy import GrantRule, Preempts, SharingPolicy
-from fleet.planning.shares.view import ClaimView, QuotaView
 from fleet.planning.snapshot import CellView, DeploymentView, FleetView, NodeView, RegionView
 from fleet.planning.states import CellState
 from tests.fleet.planning.fleets import KIND, LISTENING, NOW, ago, cell, node
@@ -51,8 +50,8 @@ def pool(*wants: Wants, spare: int = 0, free: int | None = 0, quotas: Iterable[Q
             cells.append(cell(name, *members, deployment=one.name, state_since=ago(300)))
         in_force = min(one.asked, one.asked if one.granted is None else one.granted)
         for number in range(one.ready, in_force):
-            waiting = {"state": CellState.PENDING, "state_since": ago(one.waiting_s)}
-            cells.append(cell(f"{one.name}-{number}", deployment=one.name, **waiting))
+            since = ago(one.waiting_s)
+            cells.append(cell(f"{one.name}-{number}", deployment=one.name, state=CellState.PENDING, state_since=since))
     return FleetView(
         regions={"east": RegionView("east", free=None if free is None else {KIND: free})},
         nodes={one.id: one for one in nodes},

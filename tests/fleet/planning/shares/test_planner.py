@@ -2,10 +2,9 @@
 
 import pytest
 
+from fleet.planning.claims import GrantRule, Preempts, QuotaView
 from fleet.planning.decisions import GrantCells
 from fleet.planning.shares.planner import plan_shares
-from fleet.planning.shares.policy import GrantRule, Preempts
-from fleet.planning.shares.view import QuotaView
 from tests.fleet.planning.fleets import KIND, NOW
 from tests.fleet.planning.shares.fleets import SETTINGS, Wants, granted, pool
 
