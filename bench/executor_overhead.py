@@ -30,7 +30,7 @@ SETTLE_TOKENS = 4
 PROMPT = "Once upon a time"
 TP = ("--tensor-parallel-size", "2")
 OWN = "vLLM's mp"
-SHM, NETWORK = "cell, shared memory", "cell, gloo over TCP"
+SHM, NETWORK = "cell, shared memory", "cell, over TCP"
 
 
 def step_ms(of: Engine, batch: int, tokens: int) -> float:

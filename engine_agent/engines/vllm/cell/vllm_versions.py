@@ -1,7 +1,7 @@
 """All that differs between the versions of vLLM that a cell of several nodes runs on: 0.13 and 0.16, which stacks of
 Neuron pin, and this project's own 0.32. No other module of the cell, nor the scheduler, asks what its vLLM has.
 
-It asks for what is there, never for a version's number, and imports nothing of vLLM.
+It asks for what is there, never for a version's number, and imports vLLM only where it is called.
 """
 
 import inspect
@@ -71,3 +71,18 @@ def why_no_class_order(config: Any, kv_cache: Any, scheduler: type[Any], request
 
 def _names_of(kind: type[Any]) -> set[str]:
     return {*dir(kind), *kind.__init__.__code__.co_names}
+
+
+def network_communicator() -> Any:
+    """The communicator of the tensor-parallel group of CPU workers that calls `torch.distributed` (gloo); else None.
+
+    `dist_module` is what it calls, in all versions that have CPU workers of several ranks; where ranks share memory it
+    is a class of vLLM's.
+    """
+    from torch import distributed
+    from vllm.distributed.parallel_state import get_tp_group, model_parallel_is_initialized
+
+    if not model_parallel_is_initialized():
+        return None
+    communicator = get_tp_group().device_communicator
+    return communicator if getattr(communicator, "dist_module", None) is distributed else None
