@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from engine_agent.protocol.states import EngineState
-from fleet.planning.decisions import ChangeRollout, DrainCell, MoveCell, StopCell
+from fleet.planning.claims import GrantRule
+from fleet.planning.decisions import ChangeRollout, DrainCell, GrantCells, MoveCell, StopCell
 from fleet.planning.snapshot import CellView, Finding
 from fleet.planning.states import ROLLOUT_ALLOWED, CellState, RolloutState
 from simulator.transactions import Write
@@ -60,6 +61,17 @@ def _ends_in_s(world: World, cell: CellView, now: datetime) -> float:
     members = {member.node for member in cell.members}
     ends = (notice.ends_at for notice in world.store.notices if notice.node in members)
     return min(((end - now).total_seconds() for end in ends if end is not None), default=math.inf)
+
+
+def floors_kept(world: World, write: Write) -> Iterator[str]:
+    """What a higher priority gets is never taken below a floor, unless that is preemptible."""
+    grant = write.cause
+    if not isinstance(grant, GrantCells) or grant.rule is not GrantRule.PRIORITY or grant.granted is None:
+        return
+    spec = world.store.deployments[grant.deployment]
+    least = spec.claim(grant.region).least
+    if grant.granted < least and not spec.sharing.preemptible:
+        yield f"{spec.name} may have {grant.granted} cells in {grant.region}, and its floor is {least}"
 
 
 def cells_not_mixed(world: World) -> Iterator[str]:
@@ -175,6 +187,7 @@ def charges_end(world: World) -> Iterator[str]:
 INVARIANTS: tuple[Invariant, ...] = (
     Invariant("I1", "available >= wanted - max_unavailable, never lower because of us", on_write=availability_kept),
     Invariant("I1", "only what ends in any case is taken down without leave", on_write=forced_by_an_end),
+    Invariant("I1", "no cell is taken below a floor that is not preemptible", on_write=floors_kept),
     Invariant("I2", "a cell never serves mixed versions", on_world=cells_not_mixed),
     Invariant("I3", "no cell stops while it is sent requests or works on some", on_write=drained_before_stopped),
     Invariant("I4", "a node is in one cell, at one rank", on_world=one_place_per_node),
