@@ -1,0 +1,216 @@
+"""A `CapacityView` as arrays: one row for each place, kind of cell and pool, one column for each slot.
+
+All that depends on the view alone is said here, so that the solver's program, the greedy plan and the repair count the
+same.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fleet.planning.capacity.view import (
+    USUAL_PRIORITY,
+    CapacitySettings,
+    CapacityView,
+    CellKind,
+    Demand,
+    MachinePool,
+    PlannedDeployment,
+    PlannedPlace,
+)
+
+Array = Any
+"""A numpy array."""
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Work of a place that must be done by the end of slot `last`: all that is due until then, in requests at once
+    times slots."""
+
+    place: int
+    last: int
+    work: float
+    within_s: float
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """`p`: places, `k`: kinds of cells in places, `q`: pools, `g`: regions with a type, `t`: slots.
+
+    `cover[p, t]` and `expected[p, t]`: requests at once to have room for, and those that are expected. `place_of[k]`,
+    `group_of[k]`, `pool_group[q]`: rows. `useful[k]` requests at once of real-time work that a cell takes, `filled[k]`
+    those with batches. `now[k]` cells; `nodes[k]`; `lag[k]` slots until a cell that is ordered now serves, of which its
+    machines are taken for the share `busy[k]`. `room[q, t]` machines; `price[q]` dollars a machine and slot;
+    `hour[g]` dollars of a machine of a group an hour, in the mean of its pools; `shift[k]` dollars of a start.
+    """
+
+    view: CapacityView
+    settings: CapacitySettings
+    places: tuple[tuple[PlannedDeployment, PlannedPlace], ...]
+    kinds: tuple[CellKind, ...]
+    groups: tuple[tuple[str, str], ...]
+    pools: tuple[MachinePool, ...]
+    cover: Array
+    expected: Array
+    least: Array
+    most: Array
+    place_of: Array
+    group_of: Array
+    pool_group: Array
+    useful: Array
+    filled: Array
+    now: Array
+    nodes: Array
+    lag: Array
+    busy: Array
+    room: Array
+    price: Array
+    hour: Array
+    shift: Array
+    dues: tuple[Due, ...]
+    lacking: Array
+    lacking_batch: float
+
+    @property
+    def slot_h(self) -> float:
+        return self.view.slot_s / HOUR_S
+
+    def kinds_of(self, place: int) -> Array:
+        """Rows of the kinds of a place."""
+        return np.flatnonzero(self.place_of == place)
+
+
+def arrays_of(view: CapacityView, settings: CapacitySettings) -> Arrays:
+    """The view as arrays.
+
+    Raises:
+        ValueError: a forecast is shorter than the plan, or a number makes no sense.
+    """
+    places = tuple((one, place) for one in view.deployments for place in one.places)
+    rows = [(at, one, place, kind) for at, (one, place) in enumerate(places) for kind in one.kinds]
+    groups = tuple(sorted({(place.region, kind.instance_type) for _, _, place, kind in rows}))
+    pools = tuple(pool for pool in view.pools if (pool.region, pool.instance_type) in groups)
+    _check(view, rows)
+    hour = np.array([_mean_price(pools, group) for group in groups])
+    group_of = np.array([groups.index((place.region, kind.instance_type)) for _, _, place, kind in rows], dtype=int)
+    nodes = np.array([kind.nodes for *_, kind in rows], dtype=float)
+    starts_s = np.array([one.start_up_s for _, one, _, _ in rows])
+    lag = np.ceil(starts_s / view.slot_s).astype(int)
+    useful = np.array([one.target * kind.per_cell for _, one, _, kind in rows])
+    cover, expected = (np.array(found).reshape(len(places), view.slots) for found in _demands(view, places, settings))
+    dear = max((pool.price for pool in pools), default=0.0) or 1.0
+    worth = float(np.max(dear * nodes / useful)) if rows else 1.0
+    return Arrays(
+        view,
+        settings,
+        places,
+        tuple(kind for *_, kind in rows),
+        groups,
+        pools,
+        cover,
+        expected,
+        least=np.array([place.least for _, place in places], dtype=float),
+        most=np.array([place.most for _, place in places], dtype=float),
+        place_of=np.array([at for at, *_ in rows], dtype=int),
+        group_of=group_of,
+        pool_group=np.array([groups.index((one.region, one.instance_type)) for one in pools], dtype=int),
+        useful=useful,
+        filled=np.array([max(settings.batch_fill, one.target) * kind.per_cell for _, one, _, kind in rows]),
+        now=np.array([place.cells.get(kind.instance_type, 0) for _, _, place, kind in rows], dtype=float),
+        nodes=nodes,
+        lag=lag,
+        busy=starts_s / np.maximum(lag * view.slot_s, 1.0),
+        room=np.array([_room(pool, view) for pool in pools]).reshape(len(pools), view.slots),
+        price=np.array([pool.price for pool in pools]) * view.slot_s / HOUR_S,
+        hour=hour,
+        shift=_shifts(rows, hour[group_of] if rows else hour, nodes, starts_s),
+        dues=tuple(_dues(view, places)),
+        lacking=np.array([_lacking(one, worth, view, settings) for one, _ in places]),
+        lacking_batch=settings.batch_price * worth * view.slot_s / HOUR_S,
+    )
+
+
+def _check(view: CapacityView, rows: list[tuple[int, PlannedDeployment, PlannedPlace, CellKind]]) -> None:
+    for _, one, place, kind in rows:
+        where = f"{one.name} in {place.region}"
+        if kind.per_cell <= 0 or kind.nodes < 1 or not 0 < one.target <= 1:
+            raise ValueError(f"{where}: cells take {kind.per_cell:g} requests on {kind.nodes} nodes at {one.target:g}")
+        if not 0 <= place.least <= place.most:
+            raise ValueError(f"{where}: {place.least} to {place.most} cells are no range")
+        demand = place.demand
+        if demand and min(len(demand.p50), len(demand.p90)) < view.slots:
+            raise ValueError(f"{where}: its forecast has {len(demand.p50)} slots; the plan has {view.slots}")
+
+
+def _demands(
+    view: CapacityView, places: tuple[tuple[PlannedDeployment, PlannedPlace], ...], settings: CapacitySettings
+) -> tuple[list[Array], list[Array]]:
+    """What to have room for, and what is expected. A place without a forecast is to keep its cells, within its range;
+    what they are filled with nobody knows, so that nothing of them is offered to batches."""
+    cover, expected = [], []
+    for one, place in places:
+        demand, kinds = place.demand, {kind.instance_type: kind for kind in one.kinds}
+        least = place.least * one.target * min(kind.per_cell for kind in one.kinds)
+        if demand is None:
+            there = sum(count * kinds[name].per_cell for name, count in place.cells.items() if name in kinds)
+            cover.append(np.full(view.slots, max(least, one.target * there)))
+            expected.append(np.full(view.slots, settings.batch_fill * there))
+        else:
+            cover.append(np.maximum(least, covered(demand, one.start_up_s, view)))
+            expected.append(np.array(demand.p50[: view.slots]))
+    return cover, expected
+
+
+def covered(demand: Demand, start_up_s: float, view: CapacityView) -> Array:
+    """Requests at once to have room for, slot by slot: at p90 over a start-up and a slot more. What comes later is
+    planned again before it must be ordered, when it will be as near: it is covered with the margin of what is near now,
+    and never beyond its own p90."""
+    p50, p90 = np.array(demand.p50[: view.slots]), np.array(demand.p90[: view.slots])
+    near = min(view.slots, math.ceil((start_up_s + view.slot_s) / view.slot_s) + 1)
+    margin = float(np.max(p90[:near] / np.maximum(p50[:near], 1e-9))) if p50[:near].max() > 0 else np.inf
+    later = np.minimum(p90, np.maximum(p50, p50 * margin)) if np.isfinite(margin) else p90
+    return np.concatenate([p90[:near], later[near:]])
+
+
+def _room(pool: MachinePool, view: CapacityView) -> Array:
+    begins = np.arange(view.slots) * view.slot_s
+    usable = (begins >= pool.from_s) & (begins + view.slot_s <= pool.until_s)
+    return np.where(usable, float(pool.count), 0.0)
+
+
+def _mean_price(pools: tuple[MachinePool, ...], group: tuple[str, str]) -> float:
+    own = [pool for pool in pools if (pool.region, pool.instance_type) == group]
+    return sum(pool.price * pool.count for pool in own) / max(1, sum(pool.count for pool in own))
+
+
+def _shifts(
+    rows: list[tuple[int, PlannedDeployment, PlannedPlace, CellKind]], hour: Array, nodes: Array, starts_s: Array
+) -> Array:
+    """What a start costs beside the machines that it takes meanwhile, which are counted as taken: cold caches, and so
+    much that of equal plans the quiet one is found."""
+    cold = np.array([kind.lost_cache for *_, kind in rows])
+    return cold + 1e-3 * np.maximum(hour * nodes * starts_s / HOUR_S, 1e-3)
+
+
+def _dues(view: CapacityView, places: tuple[tuple[PlannedDeployment, PlannedPlace], ...]) -> list[Due]:
+    found = []
+    for at, (_, place) in enumerate(places):
+        if place.demand is None:
+            continue
+        total, by_last = 0.0, {}
+        for work in sorted(place.batch, key=lambda one: one.within_s):
+            last = min(max(int(work.within_s // view.slot_s) - 1, 0), view.slots - 1)
+            share = min(1.0, view.slots * view.slot_s / work.within_s) if work.within_s > 0 else 1.0
+            total += share * work.work / view.slot_s  # what is due after the plan is done evenly
+            by_last[last] = (total, work.within_s)
+        found += [Due(at, last, work, within_s) for last, (work, within_s) in by_last.items()]
+    return found
+
+
+def _lacking(one: PlannedDeployment, worth: float, view: CapacityView, settings: CapacitySettings) -> float:
+    steps = max(-8, min(8, one.priority - USUAL_PRIORITY))
+    return settings.realtime_price * worth * view.slot_s / HOUR_S * 2.0**steps

@@ -1,0 +1,157 @@
+"""What whole cells come to: budgets of batches, machines of pools, dollars, and what is not covered and why. Of one
+region; the planner puts regions together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleet.planning.capacity.arrays import Array, Arrays, Due
+from fleet.planning.capacity.rounding import (
+    ROUNDING,
+    free_for_batch,
+    lacking,
+    machines_of,
+    pool_use,
+    start_dollars,
+    started,
+)
+from fleet.planning.capacity.view import BatchBudget, Lack, PlannedCells, PlannedMachines
+
+
+@dataclass(frozen=True)
+class RegionPlan:
+    """Whole cells [k, t] of a region, and which way they were found."""
+
+    arrays: Arrays
+    cells: Array
+    solver: str
+    why: str
+
+
+def planned_cells(plan: RegionPlan) -> Iterator[PlannedCells]:
+    for kind, of, row in zip(plan.arrays.kinds, plan.arrays.place_of, plan.cells, strict=True):
+        one, place = plan.arrays.places[of]
+        yield PlannedCells(one.name, place.region, kind.instance_type, tuple(int(count) for count in row))
+
+
+def budgets(plan: RegionPlan) -> Iterator[BatchBudget]:
+    """Places of which nobody forecasts the load have none."""
+    free = free_for_batch(plan.arrays, plan.cells)
+    for at, (one, place) in enumerate(plan.arrays.places):
+        if place.demand is not None:
+            due = _used(plan.arrays, at, free[at])[0]
+            yield BatchBudget(one.name, place.region, _rounded(free[at]), _rounded(due))
+
+
+def machines(plan: RegionPlan) -> Iterator[PlannedMachines]:
+    """The cheapest pools first. Cells that start take their machines from the slot before."""
+    used = pool_use(plan.arrays, _machines_used(plan.arrays, plan.cells))
+    for pool, row in zip(plan.arrays.pools, used, strict=True):
+        yield PlannedMachines(pool.region, pool.instance_type, pool.name, tuple(int(count) for count in row))
+
+
+def dollars(plan: RegionPlan) -> Array:
+    """What each slot costs: machines of cells that serve, and starts."""
+    arrays = plan.arrays
+    rent: Array = arrays.price @ pool_use(arrays, machines_of(arrays, plan.cells))
+    return rent + start_dollars(arrays) @ started(arrays, plan.cells)
+
+
+def starts(plan: RegionPlan) -> int:
+    return int(started(plan.arrays, plan.cells).sum())
+
+
+def lacks(plan: RegionPlan) -> Iterator[Lack]:
+    """What is not covered, each place once; work of batches that is not done, each due once."""
+    arrays, free = plan.arrays, free_for_batch(plan.arrays, plan.cells)
+    missing = lacking(arrays, plan.cells)
+    for at, (one, place) in enumerate(arrays.places):
+        row = missing[at]
+        if (slots := np.flatnonzero(row > 1e-3)).size:
+            worst = int(slots[np.argmax(row[slots])])
+            reason = _why(plan, at, worst)
+            yield Lack(
+                one.name,
+                place.region,
+                "realtime",
+                float(slots[0] * arrays.view.slot_s),
+                round(float(row[worst]), 2),
+                reason,
+                int(slots.size) * arrays.view.slot_s,
+            )
+        undone = _used(arrays, at, free[at])[1]
+        for due, work in undone:
+            share = f"{work / due.work:.0%}" if due.work else "none"
+            reason = f"{share} of what is due then finds no room; {_why(plan, at, due.last)}"
+            mean = round(work / (due.last + 1), 2)
+            yield Lack(one.name, place.region, "batch", due.within_s, mean, reason, (due.last + 1) * arrays.view.slot_s)
+
+
+def unserved(plan: RegionPlan) -> Array:
+    """Requests at once [p, t] that are lacking though cells could have been started by then."""
+    missing = lacking(plan.arrays, plan.cells)
+    soon = np.zeros(len(plan.arrays.places))
+    np.maximum.at(soon, plan.arrays.place_of, plan.arrays.lag)
+    missing[np.arange(plan.arrays.view.slots)[None, :] < soon[:, None]] = 0.0
+    return missing
+
+
+def spare_cells(plan: RegionPlan, place: int, kind: int) -> Array:
+    """Cells [t] that range and machines of a region would still allow."""
+    arrays = plan.arrays
+    left = np.floor(_room_left(plan, arrays.group_of[kind]) / arrays.nodes[kind] + ROUNDING)
+    there = plan.cells[arrays.kinds_of(place)].sum(axis=0)
+    free: Array = np.maximum(np.minimum(left, arrays.most[place] - there), 0.0)
+    return free
+
+
+def _why(plan: RegionPlan, place: int, slot: int) -> str:
+    arrays = plan.arrays
+    of = arrays.kinds_of(place)
+    _, stated = arrays.places[place]
+    if plan.cells[of, slot].sum() >= arrays.most[place]:
+        return f"its range ends at {stated.most}"
+    groups = set(arrays.group_of[of])
+    if slot < arrays.lag[of].min() and any(_room_left(plan, group)[slot] >= arrays.nodes[of].min() for group in groups):
+        return f"a cell that is ordered now serves in {arrays.places[place][0].start_up_s:.0f} s"
+    types = ", ".join(arrays.kinds[kind].instance_type for kind in of)
+    count = int(sum(arrays.room[pool, slot] for pool, group in enumerate(arrays.pool_group) if group in groups))
+    return f"{stated.region} has {count} machines of {types} then, and all are in use"
+
+
+def _room_left(plan: RegionPlan, group: int) -> Array:
+    """Machines [t] of a group that no cell uses."""
+    arrays, of_group = plan.arrays, plan.arrays.group_of == group
+    left: Array = arrays.room[arrays.pool_group == group].sum(axis=0) - arrays.nodes[of_group] @ plan.cells[of_group]
+    return left
+
+
+def _used(arrays: Arrays, place: int, free: Array) -> tuple[Array, list[tuple[Due, float]]]:
+    """What batches that are due take of what is free [t], as early as they can, and what is not done of each."""
+    left, taken, before, undone = free.copy(), np.zeros(free.shape), 0.0, []
+    for due in (due for due in arrays.dues if due.place == place):
+        wanted = due.work - before
+        before = due.work
+        sums = np.cumsum(left[: due.last + 1])
+        took = np.diff(np.minimum(sums, wanted), prepend=0.0)
+        taken[: due.last + 1] += took
+        left[: due.last + 1] -= took
+        if wanted - took.sum() > 1e-3 * max(wanted, 1.0):
+            undone.append((due, float(wanted - took.sum())))
+    return taken, undone
+
+
+def _machines_used(arrays: Arrays, cells: Array) -> Array:
+    """Machines [g, t] of cells that serve and of those that start."""
+    busy = cells.copy()
+    begun = started(arrays, cells)
+    for ahead in range(1, int(arrays.lag.max(initial=0)) + 1):
+        of = np.flatnonzero(arrays.lag >= ahead)
+        busy[of, :-ahead] += begun[of, ahead:]
+    return machines_of(arrays, busy)
+
+
+def _rounded(row: Array) -> tuple[float, ...]:
+    return tuple(round(float(value), 2) for value in row)

@@ -1,0 +1,193 @@
+"""What the capacity planner looks at. Pure data.
+
+Slots are `slot_s` long, the first one begins at `at`. Amounts of work are requests at once, as tested capacity is; work
+of batches is requests at once times seconds. Money is US dollars.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from fleet.planning.forecast.series import SLOT_S, SLOTS
+
+USUAL_PRIORITY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CellKind:
+    """A deployment's cell on an instance type. `per_cell`: requests at once that it was tested for; `nodes`: machines
+    that it takes; `lost_cache`: what a start costs beside its machines, for caches that are cold."""
+
+    instance_type: str
+    per_cell: float
+    nodes: int = 1
+    lost_cache: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is expected of real-time work, slot by slot, as quantiles of the mean of the slot."""
+
+    p50: tuple[float, ...]
+    p90: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWork:
+    """Work that should be done `within_s` of `at`; several that are due at different times add up."""
+
+    work: float
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPlace:
+    """A deployment in a region. `cells`: there now or starting, by instance type. `demand` None: nobody forecasts it,
+    so it keeps what it has. `least` and `most`: cells of all types together; equal where a person sets the number."""
+
+    region: str
+    least: int
+    most: int
+    cells: Mapping[str, int]
+    demand: Demand | None = None
+    batch: tuple[BatchWork, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDeployment:
+    """`target`: to which share of tested capacity real-time work fills cells; `start_up_s`: from a decision until a
+    cell is ready. The higher its `priority`, the later it lacks machines that are short."""
+
+    name: str
+    start_up_s: float
+    kinds: tuple[CellKind, ...]
+    places: tuple[PlannedPlace, ...]
+    target: float = 0.7
+    priority: int = USUAL_PRIORITY
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePool:
+    """Machines of one type in a region that are had at one price, per machine and hour: what is saved where one is not
+    used. 0 for those that are paid for anyhow. `count`: how many there may be; `now`: how many there are. `from_s` and
+    `until_s`: of a block, in which time of the plan it can be used."""
+
+    region: str
+    instance_type: str
+    name: str
+    count: int
+    price: float
+    now: int = 0
+    from_s: float = 0.0
+    until_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityView:
+    at: datetime
+    deployments: tuple[PlannedDeployment, ...]
+    pools: tuple[MachinePool, ...]
+    slot_s: int = SLOT_S
+    slots: int = SLOTS
+
+
+@dataclass(frozen=True, slots=True)
+class CapacitySettings:
+    """`batch_fill`: to which share of tested capacity cells are filled with batch work beside what is expected at p50.
+    `solve_s`: until the solver of the day must have answered; `whole_s`: that of whole numbers in the first
+    `whole_slots`, which is asked up to `whole_most` variables. The prices of what is lacking, in multiples of the
+    dearest capacity: a step of priority doubles that of real-time work."""
+
+    batch_fill: float = 0.9
+    solve_s: float = 10.0
+    whole_s: float = 1.0
+    whole_slots: int = 2
+    whole_most: int = 8000
+    realtime_price: float = 50.0
+    batch_price: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """What a plan does not cover. Of `realtime` work from `at_s` on, in `lasts_s` all together, `requests` at once at
+    most; of `batch` work that is due at `at_s`, `requests` at once as the mean of the seconds until then."""
+
+    deployment: str
+    region: str
+    what: str
+    at_s: float
+    requests: float
+    reason: str
+    lasts_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCells:
+    """Cells of a deployment in a region on one type, slot by slot."""
+
+    deployment: str
+    region: str
+    instance_type: str
+    cells: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBudget:
+    """What real-time work is not expected to use: requests at once that batches may have, slot by slot; and of which
+    the plan counts on being used for what is due."""
+
+    deployment: str
+    region: str
+    requests: tuple[float, ...]
+    due: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMachines:
+    """Machines of a pool that are used or kept, slot by slot."""
+
+    region: str
+    instance_type: str
+    pool: str
+    machines: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A change from one slot to the next. `kind`: `start` and `stop` cells, `move` nodes of `source` to a deployment,
+    region or type, `launch` and `give_back` machines of a pool. `dollars`: what it costs (an hour of the machines and
+    the price of a shift), less than 0 for what it saves an hour."""
+
+    at_s: float
+    kind: str
+    deployment: str
+    region: str
+    instance_type: str
+    count: int
+    dollars: float
+    reason: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPlan:
+    """`solver`: which way it was found: `whole`, `lp` or `greedy`; `why`: why not by a better one. `dollars`: what
+    machines and shifts cost slot by slot; `shifts`: starts of cells that they include."""
+
+    at: datetime
+    slot_s: int
+    solver: str
+    why: str
+    cells: tuple[PlannedCells, ...]
+    budgets: tuple[BatchBudget, ...]
+    machines: tuple[PlannedMachines, ...]
+    orders: tuple[Order, ...]
+    lacks: tuple[Lack, ...]
+    dollars: tuple[float, ...]
+    shifts: int
+    settings: CapacitySettings = field(default_factory=CapacitySettings)
+
+    @property
+    def total(self) -> float:
+        """Dollars of the whole plan."""
+        return sum(self.dollars)

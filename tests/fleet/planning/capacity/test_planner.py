@@ -1,0 +1,200 @@
+"""What a day's plan comes to, with the solver and without."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.planning.capacity.planner import plan_capacity
+from fleet.planning.capacity.program import Program
+from fleet.planning.capacity.solver import Solution, solve
+from fleet.planning.capacity.view import BatchWork, CapacityPlan, CapacitySettings, CapacityView, CellKind
+from tests.fleet.planning.capacity.views import (
+    EAST,
+    WEST,
+    budget,
+    cells,
+    deployment,
+    flat,
+    machines,
+    place,
+    pool,
+    steps,
+    view,
+    wave,
+)
+
+HOUR = 4
+"""Slots."""
+
+
+def no_solver(program: Program, **limits: Any) -> Solution:
+    return Solution(None, "there is none")
+
+
+@pytest.fixture(params=[solve, no_solver], ids=["solver", "greedy"])
+def plan(request: pytest.FixtureRequest) -> Callable[..., CapacityPlan]:
+    def planned(seen: CapacityView, settings: CapacitySettings = CapacitySettings()) -> CapacityPlan:  # noqa: B008
+        return plan_capacity(seen, settings, solver=request.param)
+
+    return planned
+
+
+Plan = Callable[[CapacityView], CapacityPlan]
+
+
+def test_cells_follow_what_is_expected(plan: Plan) -> None:
+    found = plan(view(deployment("chat", place(demand=wave(5.0, 50.0)))))
+    assert (cells(found)[0], max(cells(found))) == (1, 10)
+    assert cells(found)[-1] == 2  # 5.05 requests
+    assert not found.lacks
+
+
+def test_a_quantile_is_covered_and_what_is_expected_is_left_to_batches_around_it(plan: Plan) -> None:
+    demand = wave(20.0, 20.0, beyond=1.5)
+    found = plan(view(deployment("chat", place(demand=demand, cells={"trn1": 6}))))
+    assert set(cells(found)) == {6}  # 30 requests at 5 each
+    assert set(budget(found)) == {6 * 9.0 - 20.0}  # 90 % of 10 each, without the 20 that are expected
+
+
+def test_no_cell_serves_before_it_can_have_started(plan: Plan) -> None:
+    found = plan(view(deployment("chat", place(demand=flat(50.0)), start_up_s=1800.0)))
+    assert cells(found)[:3] == (2, 2, 10)
+    (lack,) = found.lacks
+    assert (lack.what, lack.at_s, lack.requests, lack.lasts_s) == ("realtime", 0.0, 40.0, 1800)
+    assert lack.reason == "a cell that is ordered now serves in 1800 s"
+    (start,) = (order for order in found.orders if order.kind == "start")
+    assert (start.at_s, start.count) == (0.0, 8)
+    assert start.dollars == pytest.approx(8 * (10.0 + 5.0))  # an hour, and half an hour until they serve
+
+
+def test_batches_take_the_night_and_no_cell_more(plan: Plan) -> None:
+    night = wave(5.0, 100.0, peak_h=0.0)
+    alone = view(deployment("chat", place(demand=night, cells={"trn1": 20})))
+    work = BatchWork(100 * 3600.0, 20 * 3600.0)
+    found = plan(view(deployment("chat", place(demand=night, cells={"trn1": 20}, batch=(work,)))))
+    assert found.total == pytest.approx(plan(alone).total)
+    (row,) = found.budgets
+    assert sum(row.due) * 900 == pytest.approx(100 * 3600.0, rel=0.01)
+    assert not found.lacks
+
+
+def test_batches_that_are_due_get_cells_where_nothing_is_free(plan: Plan) -> None:
+    work = BatchWork(100 * 3600.0, 4 * 3600.0)
+    found = plan(view(deployment("chat", place(demand=flat(5.0), batch=(work,)))))
+    assert sum(budget(found)[: 4 * HOUR]) * 900 >= 100 * 3600.0
+    assert not found.lacks
+    assert max(cells(found)[4 * HOUR :]) == 1
+
+
+def test_cells_for_batches_come_in_the_cheap_hours() -> None:
+    work = BatchWork(90 * 3600.0, 10 * 3600.0)
+    block = pool("block", 20, 1.0, from_s=4 * 3600.0, until_s=8 * 3600.0)
+    found = plan_capacity(view(deployment("chat", place(demand=flat(5.0), batch=(work,))), pools=(pool(), block)))
+    row = cells(found)
+    assert min(row[4 * HOUR + 1 : 8 * HOUR - 1]) > 1
+    assert max(row[: 4 * HOUR - 1]) <= 2
+    assert max(machines(found, "block")[: 4 * HOUR - 1]) == 0
+    assert max(machines(found, "block")[8 * HOUR :]) == 0
+
+
+def test_work_that_finds_no_room_is_told_with_its_time(plan: Plan) -> None:
+    work = BatchWork(1000 * 3600.0, 3600.0)
+    found = plan(view(deployment("chat", place(demand=flat(5.0), batch=(work,))), pools=(pool(count=4),)))
+    (lack,) = found.lacks
+    assert (lack.what, lack.at_s) == ("batch", 3600.0)
+    assert lack.reason.endswith(
+        "of what is due then finds no room; us-east-1 has 4 machines of trn1 then, and all are in use"
+    )
+
+
+def test_the_cheapest_machines_are_used_first(plan: Plan) -> None:
+    pools = (pool("on_demand", 100, 10.0), pool("spot", 3, 4.0), pool("owned", 2, 0.0, now=2))
+    found = plan(view(deployment("chat", place(demand=flat(50.0), cells={"trn1": 10})), pools=pools))
+    assert [machines(found, name)[5] for name in ("owned", "spot", "on_demand")] == [2, 3, 5]
+    assert found.dollars[5] == pytest.approx((3 * 4.0 + 5 * 10.0) / 4)
+
+
+def test_who_is_more_important_has_the_machines_that_are_short(plan: Plan) -> None:
+    important = deployment("chat", place(demand=flat(25.0), cells={"trn1": 5}), priority=7)
+    other = deployment("spare-time", place(demand=flat(25.0), cells={"trn1": 5}))
+    found = plan(view(other, important, pools=(pool(count=6),)))
+    assert set(cells(found)) == {5}
+    assert set(cells(found, "spare-time")) == {1}
+    (lack,) = found.lacks
+    assert lack.deployment == "spare-time"
+    assert lack.reason == "us-east-1 has 6 machines of trn1 then, and all are in use"
+
+
+def test_nodes_move_where_one_deployments_night_is_anothers_day(plan: Plan) -> None:
+    asia = deployment("asia", place(demand=steps(40.0, 20.0, at=4), cells={"trn1": 8}))
+    europe = deployment("europe", place(demand=steps(20.0, 40.0, at=4), cells={"trn1": 4}))
+    found = plan(view(asia, europe, pools=(pool(count=20, now=12),)))
+    (move,) = (order for order in found.orders if order.kind == "move")
+    assert (move.deployment, move.count, move.source) == ("europe", 4, "asia in us-east-1 on trn1")
+    assert move.at_s == 3600.0 - 600.0
+    assert move.dollars == pytest.approx(4 * 10.0 / 6, abs=1e-4)  # ten minutes until they serve
+    assert move.reason == (
+        "40.0 requests at once are expected; 40.0 are to be covered, by 8 cells; "
+        "asia in us-east-1: 20.0 requests at once are expected; 20.0 are to be covered, by 4 cells"
+    )
+
+
+def test_what_a_region_has_no_machines_for_is_planned_in_another(plan: Plan) -> None:
+    chat = deployment("chat", place(EAST, flat(50.0)), place(WEST, flat(5.0)))
+    pools = (pool(count=4), pool(region=WEST, count=20))
+    found = plan(view(chat, pools=pools))
+    assert cells(found)[4] == 4
+    assert cells(found, region=WEST)[4] == 7  # 5 of its own and 30 that do not fit
+    assert {(lack.region, lack.lasts_s) for lack in found.lacks} == {(EAST, 900)}  # until they have started
+
+
+def test_a_load_that_nobody_forecasts_keeps_what_it_has(plan: Plan) -> None:
+    found = plan(view(deployment("chat", place(demand=None, cells={"trn1": 3}, batch=(BatchWork(1e6, 3600.0),)))))
+    assert set(cells(found)) == {3}
+    assert not found.budgets
+
+
+def test_ranges_hold(plan: Plan) -> None:
+    found = plan(view(deployment("chat", place(demand=flat(50.0), least=3, most=6))))
+    assert max(cells(found)) == 6
+    assert found.lacks[0].reason in ("its range ends at 6", "a cell that is ordered now serves in 600 s")
+    assert set(cells(plan(view(deployment("chat", place(demand=flat(0.0), least=3, most=6)))))[1:]) == {3}
+
+
+def test_the_dearer_of_two_types_comes_last(plan: Plan) -> None:
+    kinds = (CellKind("trn1", 10.0), CellKind("p5", 40.0))
+    pools = (pool(count=4), pool(instance_type="p5", price=100.0))
+    found = plan(view(deployment("chat", place(demand=flat(30.0), cells={"trn1": 2}), kinds=kinds), pools=pools))
+    assert cells(found)[4] == 4
+    assert cells(found, instance_type="p5")[4] == 1
+
+
+def test_a_short_dip_is_held_where_a_start_is_dearer() -> None:
+    base = flat(10.0)
+    dip = replace(base, **dict.fromkeys(("p50", "p90"), (*base.p50[:20], 5.0, *base.p50[21:])))
+    cold = (CellKind("trn1", 10.0, lost_cache=5.0),)
+    assert cells(plan_capacity(view(deployment("chat", place(demand=dip)))))[20] == 1
+    assert cells(plan_capacity(view(deployment("chat", place(demand=dip), kinds=cold))))[20] == 2
+
+
+def test_it_says_which_way_it_was_found() -> None:
+    assert plan_capacity(view()).solver == "whole"
+    large = plan_capacity(view(), CapacitySettings(whole_most=10))
+    assert (large.solver, large.why) == ("lp", "480 variables are too many for whole numbers")
+    late = plan_capacity(view(), CapacitySettings(solve_s=0.0))
+    assert late.solver == "greedy"
+    assert "Time limit" in late.why
+
+
+def test_no_deployment_has_an_empty_plan() -> None:
+    found = plan_capacity(replace(view(), deployments=()))
+    assert (found.cells, found.total, found.solver) == ((), 0.0, "whole")
+
+
+def test_a_view_that_makes_no_sense_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="chat in us-east-1: its forecast has 3 slots; the plan has 96"):
+        plan_capacity(view(deployment("chat", place(demand=flat(1.0, slots=3)))))
+    with pytest.raises(ValueError, match="chat in us-east-1: 5 to 2 cells are no range"):
+        plan_capacity(view(deployment("chat", place(demand=flat(1.0), least=5, most=2))))
