@@ -292,6 +292,12 @@ RESOURCES: tuple[Resource, ...] = (
             ("ENDS ABOUT", "estimated_end_at"), AGE),
     ),
     Resource(
+        "benchmarks", "benchmarks", "id", ("benchmark",),
+        _of(number("ID", "id"), ("VERSION", "version"), ("TYPE", "instance_type"), STATE, ("WORKLOAD", "workload"),
+            ("SLO", "slo"), number("GOODPUT/S", "goodput"), number("BROKE AT", "broke_at"),
+            number("AT ONCE", "concurrency"), AGE),
+    ),
+    Resource(
         "prices", "prices", "id", ("price",),
         _of(number("ID", "id"), ("DEPLOYMENT", "deployment"), ("FROM", "valid_from"), ("IN FORCE", "in_force"),
             number("PROMPT", "prompt"), number("CACHED", "cached"), number("COMPLETION", "completion"),

@@ -122,3 +122,74 @@ ALLOWANCE: dict[str, Any] = {
 }
 
 NEW_ALLOWANCE: dict[str, Any] = {name: ALLOWANCE[name] for name in ("engine", "name", "why")}
+
+NEW_BENCHMARK: dict[str, Any] = {
+    "version": "smollm2@1",
+    "deployment": "smollm2",
+    "region": "us-east-1",
+    "workload": "1000+150",
+    "slo": "ttft=1000,itl=60",
+}
+
+BENCHMARK: dict[str, Any] = {
+    "id": 7,
+    "version": "smollm2@1",
+    "deployment": "smollm2",
+    "region": "us-east-1",
+    "state": "done",
+    "tone": "ok",
+    "reason": "3.084/s held and 3.152/s, 2.2 % more, broke",
+    "key": "7a40c1f3b2d95e60",
+    "conditions": "0c4de1b7a9f83512",
+    "version_digest": "f1d2b7c9e0a34655",
+    "instance_type": "local.cpu",
+    "fingerprint": "7be1c0de9a12",
+    "workload": "1000+150",
+    "slo": "ttft=1000,itl=60",
+    "seed": 0,
+    "cells": 1,
+    "chips": 1,
+    "watts": 65.0,
+    "price_per_hour": 0.1,
+    "statistics": {
+        "requests": 2000, "prompt_tokens_mean": 1000.0, "output_tokens_mean": 150.0, "repeated_share": 0.0,
+    },
+    "progress": {},
+    "goodput": 3.084,
+    "broke_at": 3.152,
+    "concurrency": 18.4,
+    "points": [
+        {
+            "number": 7,
+            "rate": 3.084,
+            "verdict": "held",
+            "reason": "between 3.017/s, which held, and 3.152/s, which broke; 200 of 200 inside",
+            "figures": {"requests": 200, "ttft_p99_ms": 412.5, "itl_p99_ms": 39.1, "tokens_per_s": 462.6},
+            "measured_at": "2026-11-26T12:10:00Z",
+        }
+    ],
+    "actor": "operator",
+    "created_at": "2026-11-26T12:00:00Z",
+    "started_at": "2026-11-26T12:00:01Z",
+    "ended_at": "2026-11-26T12:10:00Z",
+}  # fmt: skip
+
+HISTOGRAMS: dict[str, Any] = {
+    "points": [
+        {"rate": 3.084, "histograms": {"ttft": {"88": 140, "89": 60}, "gap": {"64": 29800}, "e2e": {"125": 200}}}
+    ]
+}
+
+BEST: dict[str, Any] = {
+    "best": {
+        "version": "smollm2@1",
+        "instance_type": "local.cpu",
+        "benchmark": 7,
+        "goodput_per_chip": 3.084,
+        "tokens_per_s_per_chip": 462.6,
+        "tokens_per_s_per_user": 27.2,
+        "dollars_per_mtoken": 0.06,
+        "joules_per_token": 0.14,
+        "reason": "3.084 requests a second and chip, 2.101 of smollm2@2 on local.cpu behind it",
+    }
+}

@@ -1,4 +1,5 @@
-"""Sends accepted near-real-time requests, and takes those that come by queues, until it is told to stop."""
+"""Sends accepted near-real-time requests, takes those that come by queues, and measures benchmarks, until it is told to
+stop."""
 
 import asyncio
 import signal
@@ -8,13 +9,15 @@ from django.core.management.base import BaseCommand
 
 from controlplane.observability.exposition import serve_metrics
 from controlplane.secret_key import require_secret_key
+from models_registry.services.benchmark_runner import BenchmarkRunner
 from traffic.services.async_sender import AsyncSender
 from traffic.services.queue_edge import QueueEdge
 
 
 class Command(BaseCommand):
     help = (
-        "Send near-real-time requests through the ingresses of their regions, and take those of queues, until SIGTERM."
+        "Send near-real-time requests through the ingresses of their regions, take those of queues, and measure "
+        "benchmarks, until SIGTERM."
     )
     requires_system_checks = []
 
@@ -28,4 +31,4 @@ async def _send() -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    await asyncio.gather(AsyncSender().run(stopping), QueueEdge().run(stopping))
+    await asyncio.gather(AsyncSender().run(stopping), QueueEdge().run(stopping), BenchmarkRunner().run(stopping))

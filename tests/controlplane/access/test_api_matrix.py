@@ -17,13 +17,14 @@ RESOURCES = [
     "incidents", "fault-rules", "webhooks", "webhook-deliveries", "models", "model-versions",
     "ingresses", "routing-tables", "keys", "key-rings",
     "engine-allowances", "callback-hosts", "request-queues", "prices", "budgets",
-    "rates", "cost-budgets", "batches",
+    "rates", "cost-budgets", "batches", "benchmarks",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
     "entry", "entry-revisions", "autoscaling/places", "autoscaling/decisions",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
 ]  # fmt: skip
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
     "GET usage", "GET costs", "GET usage/responses", "GET autoscaling", "GET me",
+    "GET benchmarks/best", "GET benchmarks/{id}/histograms",
     "GET model-versions/{id}/diff", "GET cells/{id}/logs", "GET keys/policy",
     "GET cells/{id}/load", "GET deployments/{id}/load", "GET regions/{id}/load",
 }  # fmt: skip
@@ -52,7 +53,7 @@ OPERATE = {
 }  # fmt: skip
 OPERATE_ONE = {  # a grant for the deployment does, too
     "POST cells/{id}/drain", "POST cells/{id}/restart", "PATCH deployments/{id}", "DELETE deployments/{id}",
-    "POST rollouts",
+    "POST rollouts", "POST benchmarks", "POST benchmarks/{id}/cancel",
     "POST rollouts/{id}/abort", "POST rollouts/{id}/pause", "POST rollouts/{id}/resume", "POST rollouts/{id}/roll-back",
     "POST rollouts/{id}/skip-bake", "PATCH traffic/policies/{id}", "POST traffic/overrides",
     "POST traffic/overrides/{id}/end", "POST traffic/evacuations",

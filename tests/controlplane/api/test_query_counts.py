@@ -39,7 +39,7 @@ from fleet.planning.policy import UpdatePolicy, policy_as_json
 from fleet.services.machine import invitation_create
 from kernel import clock
 from kernel.models import Event
-from models_registry.models import EngineAllowance, Model, ModelVersion
+from models_registry.models import Benchmark, BenchmarkPoint, EngineAllowance, Model, ModelVersion
 from tests.controlplane.api.client import DescribedClient, bearer, lists
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -100,6 +100,15 @@ def one_more_entry(number: int, deployment: Deployment) -> None:
         entry=entry, revision=1, token=f"{number:032x}", weights={"region-0": 255}, records=[], state="in_force",
         reason="the first weights", at=NOW,
     )  # fmt: skip
+
+
+def one_more_benchmark(version: ModelVersion) -> None:
+    benchmark = Benchmark.objects.create(
+        version=version, deployment="d", region="r", workload="10+10", slo="ttft=9,itl=9", actor="a", created_at=NOW
+    )
+    BenchmarkPoint.objects.create(
+        benchmark=benchmark, number=1, rate=1, verdict="held", reason="r", figures={}, histograms={}, measured_at=NOW
+    )
 
 
 def one_more_batch(region: Region) -> None:
@@ -194,6 +203,7 @@ def one_more_of_everything(number: int) -> None:
     )
     one_more_request_queue(number)
     one_more_batch(region)
+    one_more_benchmark(versions[0])
     one_more_bill(number)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)
     TrafficMatrix.objects.create(deployment=deployment)

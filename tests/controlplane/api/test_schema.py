@@ -59,7 +59,7 @@ def test_it_shows_every_resource() -> None:
         "incidents", "engine-allowances", "callback-hosts", "request-queues", "rollouts", "plan", "fault-rules",
         "webhooks",
         "webhook-deliveries", "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys",
-        "key-rings", "batches",
+        "key-rings", "batches", "benchmarks",
         "usage", "prices", "budgets", "costs", "rates", "cost-budgets",
         "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations",
         "entry", "entry-revisions",

@@ -1,0 +1,225 @@
+"""Benchmarks over HTTP: ask for one, follow it, cancel it, compare. Decides nothing; services do."""
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import (
+    OpenApiExample,
+    OpenApiParameter,
+    extend_schema,
+    extend_schema_serializer,
+)
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from kernel import clock
+from kernel.refusals import InvalidInput
+from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
+from models_registry.api import examples
+from models_registry.models import Benchmark, BenchmarkPoint, ModelVersion
+from models_registry.planning.benchmark import BenchmarkState
+from models_registry.planning.best_configuration import Aim, best_configuration
+from models_registry.planning.goodput import PointVerdict
+from models_registry.planning.lifecycle import choices
+from models_registry.planning.workload import InvalidWorkload, parse_slo, parse_workload
+from models_registry.selectors.benchmark import benchmarks_described, benchmarks_of_use, measured_of
+from models_registry.selectors.model import version_by_reference
+from models_registry.services.benchmark import BenchmarkRequest, benchmark_cancel, benchmark_start
+
+WORKLOAD_HELP = "`1000+150`, `3000+200,prefix=512,groups=8`, `mooncake,longest=4096`, `azure`."
+SLO_HELP = "Milliseconds to the first token, and between tokens on average: `ttft=500,itl=50`."
+
+
+class BenchmarkPointSerializer(serializers.ModelSerializer[BenchmarkPoint]):
+    verdict = serializers.ChoiceField(choices=choices(PointVerdict))
+    figures = serializers.DictField(help_text="Latencies in milliseconds by quantile, tokens, joules, dollars.")
+
+    class Meta:
+        model = BenchmarkPoint
+        fields = ["number", "rate", "verdict", "reason", "figures", "measured_at"]
+
+
+@extend_schema_serializer(examples=[OpenApiExample("benchmark", examples.BENCHMARK, response_only=True)])
+class BenchmarkSerializer(serializers.ModelSerializer[Benchmark]):
+    version = serializers.CharField(source="version.reference", help_text="`model@version`")
+    state = serializers.ChoiceField(choices=choices(BenchmarkState))
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    key = serializers.CharField(help_text="Equal for those that measured the same; empty until it has begun.")
+    conditions = serializers.CharField(help_text="Equal for those that differ in the version alone.")
+    workload = serializers.CharField(help_text=WORKLOAD_HELP)
+    slo = serializers.CharField(help_text=SLO_HELP)
+    statistics = serializers.DictField(help_text="Mean lengths of the workload, and what of its prompts is repeated.")
+    progress = serializers.DictField(help_text="Of the point that is being measured.")
+    goodput = serializers.FloatField(allow_null=True, help_text="The highest rate that held, in requests a second.")
+    broke_at = serializers.FloatField(allow_null=True, help_text="The lowest rate above it that broke.")
+    concurrency = serializers.FloatField(allow_null=True, help_text="Requests at once of a cell at `goodput`.")
+    watts = serializers.FloatField(help_text="As its machines are rated, together.")
+    price_per_hour = serializers.FloatField(help_text="Of its machines together, in US dollars.")
+    points = BenchmarkPointSerializer(many=True, help_text="By rate.")
+
+    class Meta:
+        model = Benchmark
+        fields = [
+            "id", "version", "deployment", "region", "state", "tone", "reason", "key", "conditions", "version_digest",
+            "instance_type", "fingerprint", "workload", "slo", "seed", "cells", "chips", "watts", "price_per_hour",
+            "statistics", "progress", "goodput", "broke_at", "concurrency", "points", "actor", "created_at",
+            "started_at", "ended_at",
+        ]  # fmt: skip
+
+
+@extend_schema_serializer(examples=[OpenApiExample("of a chat", examples.NEW_BENCHMARK, request_only=True)])
+class StartBenchmarkSerializer(StrictSerializer):
+    version = serializers.CharField(max_length=200, help_text="`model@version`, which the deployment must serve.")
+    deployment = serializers.CharField(max_length=96)
+    region = serializers.CharField(max_length=64, required=False, allow_blank=True, default="")
+    workload = serializers.CharField(max_length=200, help_text=WORKLOAD_HELP)
+    slo = serializers.CharField(max_length=80, help_text=SLO_HELP)
+    seed = serializers.IntegerField(min_value=0, max_value=2**31 - 1, required=False, default=0)
+    rules = serializers.DictField(
+        required=False, default=dict, help_text="What differs from the usual length of points: `min_s`, `min_requests`…"
+    )
+    first_rate = serializers.FloatField(
+        min_value=0.001, max_value=4096, required=False, allow_null=True, default=None, help_text="Where to begin."
+    )
+    beside_traffic = serializers.BooleanField(
+        required=False, default=False, help_text="Measure though the cells serve others, who will feel it."
+    )
+
+
+class HistogramSerializer(serializers.Serializer[Any]):
+    rate = serializers.FloatField()
+    histograms = serializers.DictField(
+        help_text="`ttft`, `gap`, `e2e`: bucket -> requests. Bucket n ends at 0.1 ms times 2^(n/8)."
+    )
+
+
+@extend_schema_serializer(examples=[OpenApiExample("of two rates", examples.HISTOGRAMS, response_only=True)])
+class HistogramsSerializer(serializers.Serializer[Any]):
+    points = HistogramSerializer(many=True, help_text="By rate.")
+
+
+class BestSerializer(serializers.Serializer[Any]):
+    version = serializers.CharField(help_text="`model@version`")
+    instance_type = serializers.CharField()
+    benchmark = serializers.IntegerField()
+    goodput_per_chip = serializers.FloatField()
+    tokens_per_s_per_chip = serializers.FloatField()
+    tokens_per_s_per_user = serializers.FloatField(allow_null=True)
+    dollars_per_mtoken = serializers.FloatField(allow_null=True)
+    joules_per_token = serializers.FloatField(allow_null=True)
+    reason = serializers.CharField()
+
+
+@extend_schema_serializer(examples=[OpenApiExample("of a use", examples.BEST, response_only=True)])
+class BestAnswerSerializer(serializers.Serializer[Any]):
+    best = BestSerializer(allow_null=True, help_text="Null where nothing was measured so.")
+
+
+class BenchmarkFilter(filters.FilterSet):
+    version = filters.CharFilter(method="of_version", help_text="`model@version`")
+    deployment = filters.CharFilter()
+    state = filters.ChoiceFilter(choices=choices(BenchmarkState))
+    key = filters.CharFilter()
+    conditions = filters.CharFilter()
+
+    class Meta:
+        model = Benchmark
+        fields: list[str] = []
+
+    def of_version(self, rows: QuerySet[Benchmark], name: str, value: str) -> QuerySet[Benchmark]:
+        model, _, version = value.partition("@")
+        return rows.filter(version__model_id=model, version__version=version)
+
+
+class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
+    """What versions can carry: the highest rate at which enough requests are inside an objective."""
+
+    serializer_class = BenchmarkSerializer
+    filterset_class = BenchmarkFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "id"
+    ordering_fields = ("id", "created_at", "goodput")
+    watch_kind = "benchmark"
+    measured = frozenset({"progress"})
+
+    def get_queryset(self) -> QuerySet[Benchmark]:
+        return benchmarks_described()
+
+    def deployment_of(self, benchmark: Benchmark) -> str:
+        return benchmark.deployment
+
+    def requested_deployment(self, request: Request) -> str:
+        return str(request.data.get("deployment", "")) if isinstance(request.data, dict) else ""
+
+    @extend_schema(
+        operation_id="benchmarks_create", request=StartBenchmarkSerializer, responses={200: BenchmarkSerializer}
+    )
+    def create(self, request: Request) -> Response:
+        """Have the goodput of a deployment's cells measured. They get load until they break its objective, so nobody
+        else should need them. The work goes on after this answer. 409 if too many wait."""
+        body = StartBenchmarkSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        fields = dict(body.validated_data)
+        reference = fields.pop("version")
+        version = version_by_reference(ModelVersion.objects.all(), reference)
+        if version is None:
+            message = f"there is no model version {reference!r}; it reads model@version"
+            raise InvalidInput(field="version", rule="exists", message=message)
+        row = benchmark_start(BenchmarkRequest(version, **fields), actor=actor_of(request), now=clock.now())
+        return self._answer(row.pk)
+
+    @extend_schema(operation_id="benchmarks_cancel", request=None, responses={200: BenchmarkSerializer})
+    @action(detail=True, methods=["post"])
+    def cancel(self, request: Request, id: str) -> Response:
+        """End one that waits or runs; what it measured stays. 409 if it has ended."""
+        row = benchmark_cancel(benchmark_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
+        return self._answer(row.pk)
+
+    @extend_schema(operation_id="benchmarks_histograms", responses={200: HistogramsSerializer})
+    @action(detail=True, methods=["get"], pagination_class=None, filterset_class=None)
+    def histograms(self, request: Request, id: str) -> Response:
+        """How long requests took, counted in buckets, for each rate."""
+        points = BenchmarkPoint.objects.filter(benchmark=self.get_object()).order_by("rate")
+        return Response(HistogramsSerializer({"points": points}).data)
+
+    @extend_schema(
+        operation_id="benchmarks_best",
+        parameters=[
+            OpenApiParameter("workload", str, required=True, description=WORKLOAD_HELP),
+            OpenApiParameter("slo", str, required=True, description=SLO_HELP),
+            OpenApiParameter("instance_type", str, description="Of this one alone."),
+            OpenApiParameter("aim", str, enum=[aim.value for aim in Aim], description="goodput, unless you say."),
+        ],
+        responses={200: BestAnswerSerializer},
+    )
+    @action(detail=False, methods=["get"], pagination_class=None, filterset_class=None)
+    def best(self, request: Request) -> Response:
+        """Which version on which instance type is best for a use, and why; nothing where none was measured."""
+        asked = request.query_params
+        try:
+            workload = parse_workload(asked.get("workload", "")).text
+            slo = parse_slo(asked.get("slo", "")).text
+        except InvalidWorkload as wrong:
+            field = "slo" if str(wrong).startswith("slo") else "workload"
+            raise InvalidInput(field=field, rule="readable", message=str(wrong)) from None
+        if (aim := asked.get("aim", Aim.GOODPUT.value)) not in set(Aim):
+            raise InvalidInput(field="aim", rule="choice", message=f"aim is {aim[:40]!r}; it must be {', '.join(Aim)}")
+        rows = benchmarks_of_use(workload, slo, asked.get("instance_type", ""))
+        best = best_configuration(filter(None, map(measured_of, rows)), Aim(aim))
+        return Response(BestAnswerSerializer({"best": _best(best) if best else None}).data)
+
+    def _answer(self, benchmark_id: int) -> Response:
+        return Response(self.get_serializer(self.get_queryset().get(pk=benchmark_id)).data)
+
+
+def _best(best: Any) -> dict[str, Any]:
+    chosen = best.chosen
+    names = ("version", "instance_type", "benchmark", "goodput_per_chip", "tokens_per_s_per_chip",
+             "tokens_per_s_per_user", "dollars_per_mtoken", "joules_per_token")  # fmt: skip
+    return {**{name: getattr(chosen, name) for name in names}, "reason": best.reason}

@@ -1,0 +1,6 @@
+"""What the model registry stores."""
+
+from models_registry.models.benchmark import Benchmark, BenchmarkPoint
+from models_registry.models.version import EngineAllowance, Model, ModelVersion, Validation, VersionState
+
+__all__ = ["Benchmark", "BenchmarkPoint", "EngineAllowance", "Model", "ModelVersion", "Validation", "VersionState"]

@@ -1,0 +1,60 @@
+"""Benchmarks as readers see them, and what they say together."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db.models import Prefetch, QuerySet
+
+from models_registry.models import Benchmark, BenchmarkPoint
+from models_registry.planning.benchmark import BenchmarkState
+from models_registry.planning.best_configuration import Measured
+
+COMPARED = 200
+"""Benchmarks of one use that are looked at, the newest."""
+
+
+def benchmarks_described() -> QuerySet[Benchmark]:
+    """Benchmarks with their versions and points, without histograms: two queries."""
+    points = BenchmarkPoint.objects.order_by("rate").defer("histograms")
+    return Benchmark.objects.select_related("version").prefetch_related(Prefetch("points", queryset=points))
+
+
+def benchmarks_of_use(workload: str, slo: str, instance_type: str = "") -> list[Benchmark]:
+    """Done ones of this workload and objective, newest first; sentences as they are stored."""
+    rows = benchmarks_described().filter(state=BenchmarkState.DONE.value, workload=workload, slo=slo)
+    return list((rows.filter(instance_type=instance_type) if instance_type else rows)[:COMPARED])
+
+
+def measured_of(row: Benchmark) -> Measured | None:
+    """What a benchmark of `benchmarks_described` found; None if no rate held."""
+    figures = figures_at_goodput(row)
+    if not row.goodput or figures is None:
+        return None
+    chips = max(1, row.chips)
+    return Measured(
+        benchmark=row.pk,
+        version=row.version.reference,
+        instance_type=row.instance_type,
+        goodput_per_chip=row.goodput / chips,
+        tokens_per_s_per_chip=figures["tokens_per_s"] / chips,
+        tokens_per_s_per_user=figures["tokens_per_s_per_user"],
+        dollars_per_mtoken=figures["dollars_per_mtoken"],
+        joules_per_token=figures["joules_per_token"],
+    )
+
+
+def figures_at_goodput(row: Benchmark) -> Mapping[str, Any] | None:
+    """The numbers at the highest rate that held."""
+    return next((point.figures for point in row.points.all() if point.rate == row.goodput), None)
+
+
+def goodput_by_conditions(versions: Mapping[int, str], instance_type: str) -> dict[str, dict[int, float]]:
+    """Conditions -> version -> goodput of a cell, by the newest benchmark. `versions`: id -> digest that counts."""
+    rows = Benchmark.objects.filter(
+        version_id__in=versions, state=BenchmarkState.DONE.value, instance_type=instance_type
+    ).order_by("id")
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row.version_digest == versions[row.version_id]:
+            found.setdefault(row.conditions, {})[row.version_id] = (row.goodput or 0.0) / max(1, row.cells)
+    return found

@@ -1,0 +1,94 @@
+"""What a benchmark of a deployment measures, and the ingress where its requests go in. Registered with the model
+registry, which lies below."""
+
+from django.conf import settings
+
+from engine_agent.protocol.identity import IdentityKind, IdentityName
+from engine_agent.protocol.ports import hop_port
+from fleet.models import Cell, CellMember, Deployment
+from fleet.planning.fingerprints import stack_digest
+from fleet.planning.states import CellState
+from models_registry.planning.point_figures import Machines
+from models_registry.selectors.benchmark_target import BenchmarkTarget, Entrance, NoTarget
+from traffic.planning.key import playground_key_text
+from traffic.selectors.async_request import ingress_addresses_by_region
+from traffic.selectors.key import key_standing
+from traffic.services.ingress_client import NoIdentity, own_identity
+
+
+def benchmark_describe(deployment: str, region: str) -> BenchmarkTarget:
+    """The ready cells of a deployment in a region, which must be alike.
+
+    Raises:
+        NoTarget: there are none, the region is not said and there are several, or cells differ.
+    """
+    row = Deployment.objects.select_related("instance_type").filter(pk=deployment).first()
+    if row is None:
+        raise NoTarget(f"there is no deployment {deployment!r}")
+    region = region or _only_region(row)
+    cells = list(
+        Cell.objects.filter(deployment=row, region=region, state=CellState.READY.value)
+        .select_related("model_version")
+        .order_by("id")
+    )
+    if not cells:
+        raise NoTarget(f"{deployment} has no ready cell in {region}")
+    versions = sorted({cell.model_version.reference for cell in cells})
+    if len(versions) > 1:
+        raise NoTarget(f"{deployment} serves {' and '.join(versions)} in {region}; measure when its rollout has ended")
+    engine = cells[0].model_version.engine
+    members = list(CellMember.objects.filter(cell__in=cells).select_related("node__report", "node__instance_type"))
+    stacks = {stack_digest(member.node.fingerprint, engine) for member in members}
+    kinds = {member.node.instance_type for member in members}
+    if len(stacks) > 1 or len(kinds) > 1:
+        what = "run different software (fingerprints differ)" if len(stacks) > 1 else "are of several instance types"
+        raise NoTarget(f"the machines of {deployment} in {region} {what}, so a number would be of neither")
+    kind = kinds.pop()
+    return BenchmarkTarget(
+        deployment=deployment,
+        region=region,
+        version_id=cells[0].model_version_id,
+        instance_type=kind.name,
+        fingerprint=stacks.pop()[:16],
+        cells=tuple(f"{cell.pk}#{cell.generation}" for cell in cells),
+        machines=Machines(
+            len(cells), kind.chips * len(members), kind.watts * len(members), kind.price_per_hour * len(members)
+        ),
+        in_flight=sum(_in_flight(member) for member in members if member.rank == 0),
+    )
+
+
+def benchmark_enter(deployment: str, region: str) -> Entrance:
+    """The region's first ingress, by TLS with the control plane's certificate as other regions come in.
+
+    Raises:
+        NoTarget: the region has no ingress, or this host no certificate.
+    """
+    ingresses = ingress_addresses_by_region().get(region)
+    if not ingresses:
+        raise NoTarget(f"region {region} has no ingress")
+    ingress = ingresses[0]
+    headers = {"X-Switchyard-Class": "realtime"}
+    if key_standing().required:
+        headers["Authorization"] = f"Bearer {playground_key_text(settings.SECRET_KEY)}"
+    if settings.PLAIN_LINKS:
+        return Entrance(ingress.address, ingress.port, deployment, headers)
+    try:
+        fleet, context = own_identity().read()
+    except NoIdentity as error:
+        raise NoTarget(f"this host has no certificate of the control plane: {error}") from None
+    name = IdentityName(fleet, IdentityKind.INGRESS, ingress.id).dns
+    return Entrance(ingress.address, hop_port(ingress.port), deployment, headers, context, name)
+
+
+def _only_region(row: Deployment) -> str:
+    regions = sorted(place.region_id for place in row.regions.all() if place.cells)
+    if len(regions) != 1:
+        listed = ", ".join(regions) or "no region"
+        raise NoTarget(f"{row.name} has cells in {listed}; say which region to measure")
+    return regions[0]
+
+
+def _in_flight(member: CellMember) -> int:
+    report = getattr(member.node, "report", None)
+    return int((report.load or {}).get("in_flight", 0)) if report else 0
