@@ -102,19 +102,17 @@ def one_more_entry(number: int, deployment: Deployment) -> None:
     )  # fmt: skip
 
 
-def one_more_benchmark(version: ModelVersion) -> None:
+def one_more_batch(region: Region, version: ModelVersion) -> None:
+    """And a benchmark."""
+    times = {"created_at": NOW, "expires_at": NOW}
+    batch = Batch.objects.create(region=region, endpoint="/v1/embeddings", window="24h", lines=9, **times)
+    BatchRange.objects.create(batch=batch, number=0, start=0, end=1, lines=9)
     benchmark = Benchmark.objects.create(
         version=version, deployment="d", region="r", workload="10+10", slo="ttft=9,itl=9", actor="a", created_at=NOW
     )
     BenchmarkPoint.objects.create(
         benchmark=benchmark, number=1, rate=1, verdict="held", reason="r", figures={}, histograms={}, measured_at=NOW
     )
-
-
-def one_more_batch(region: Region) -> None:
-    times = {"created_at": NOW, "expires_at": NOW}
-    batch = Batch.objects.create(region=region, endpoint="/v1/embeddings", window="24h", lines=9, **times)
-    BatchRange.objects.create(batch=batch, number=0, start=0, end=1, lines=9)
 
 
 def one_more_decision(deployment: Deployment, region: Region) -> None:
@@ -202,8 +200,7 @@ def one_more_of_everything(number: int) -> None:
         changed_at=NOW,
     )
     one_more_request_queue(number)
-    one_more_batch(region)
-    one_more_benchmark(versions[0])
+    one_more_batch(region, versions[0])
     one_more_bill(number)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)
     TrafficMatrix.objects.create(deployment=deployment)
