@@ -15,7 +15,7 @@ from typing import Protocol
 from fleet.planning.autoscaling.needs import OBJECTIVE_SEEN_S
 from fleet.planning.autoscaling.planner import plan_scaling
 from fleet.planning.autoscaling.policy import CellRange, ScalingPolicy
-from fleet.planning.autoscaling.view import NeedSample, PlaceLoad, ScaledPlace, ScalingView
+from fleet.planning.autoscaling.view import NeedSample, PlaceLoad, PlannedNeed, ScaledPlace, ScalingView
 from fleet.planning.load.slo import Objective, RequestCounts, late_burn
 from fleet.planning.states import CellState, NodeState
 from simulator.operator_actions import scale
@@ -69,25 +69,28 @@ class Scaler(Protocol):
 
 @dataclass
 class PolicyScaler:
-    """The live planner. `forecast`: the load, in requests at once, that is to be expected a start-up after a moment."""
+    """The live planner. `forecast`: the load, in requests at once, that is to be expected a start-up after a moment;
+    `planned`: what a plan has then."""
 
     policy: ScalingPolicy
     per_cell: float
     start_up_s: float
     forecast: Callable[[datetime], float] | None = None
+    planned: Callable[[datetime], PlannedNeed | None] | None = None
     _history: tuple[NeedSample, ...] = ()
 
     def wanted(self, place: ScaledPlace, now: datetime) -> int:
         load = place.load
         if load is not None and self.forecast is not None:
             load = replace(load, forecast=self.forecast(now))
+        planned = self.planned(now) if self.planned is not None else None
         view = ScalingView(
             deployment="replayed",
             policy=self.policy,
             per_cell=self.per_cell,
             utilisation_cap=UTILISATION_CAP,
             start_up_s=self.start_up_s,
-            places=(replace(place, load=load, history=self._history),),
+            places=(replace(place, load=load, history=self._history, planned=planned),),
         )
         (decision,) = plan_scaling(view, now)
         self._history = decision.history
@@ -123,6 +126,11 @@ class LoadReplay:
         self._minute = (0.0, 0.0)
         self._last_step = 0
         world.queue.at(0.0, self._look)
+
+    @property
+    def working(self) -> float:
+        """Requests at once that cells worked on in the last look's time."""
+        return self._loads[-1][0] if self._loads else 0.0
 
     def _look(self) -> None:
         queue = self._world.queue

@@ -59,6 +59,9 @@ def _needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Nee
         yield from _autopilot(view, place.load)
         yield from _forecast(view, place.load)
         yield from _objective(view, place, place.load)
+    if place.planned is not None:
+        text = f"the plan of the day has {cells_text(place.planned.cells)} there: {place.planned.reason}"
+        yield Need(ScalingRule.PLAN, place.planned.cells, place.planned.cells, text)
     if window := window_in_force(view.policy.schedule, place.region, now):
         text = f"a window of the schedule ({window.cron} {window.time_zone}) wants {cells_text(window.cells)}"
         yield Need(ScalingRule.SCHEDULE, window.cells, window.cells, text)

@@ -8,13 +8,14 @@ from fleet.planning.autoscaling.policy import CellRange, ScalingPolicy
 
 
 class ScalingRule(StrEnum):
-    """What a decision follows from. The first seven ask for cells; the others bound or hold what was asked for."""
+    """What a decision follows from. The first eight ask for cells; the others bound or hold what was asked for."""
 
     UTILISATION = "utilisation"
     QUEUE = "queue"
     OBJECTIVE = "objective"
     AUTOPILOT = "autopilot"
     FORECAST = "forecast"
+    PLAN = "plan"
     SCHEDULE = "schedule"
     MIN = "min"
     MAX = "max"
@@ -62,10 +63,20 @@ class NeedSample:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedNeed:
+    """What the plan of the day has there soon: the most cells of the slots until one that is ordered now has served
+    for a slot, and of which slot and what for."""
+
+    cells: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScaledPlace:
     """A region in which a deployment has a range. `current`: how many cells it should have, by the last decision or a
     person; in shadow, by the last decision alone. `ready` serve; `ready_for_s`: for how long the youngest of them has;
-    None: none is. `load` None: nobody has reported it lately. `cell_price`: US dollars an hour there; 0: unknown."""
+    None: none is. `load` None: nobody has reported it lately. `cell_price`: US dollars an hour there; 0: unknown.
+    `planned` None: there is no plan, or it is too old."""
 
     region: str
     range: CellRange
@@ -75,6 +86,7 @@ class ScaledPlace:
     load: PlaceLoad | None
     history: tuple[NeedSample, ...] = ()
     cell_price: float = 0.0
+    planned: PlannedNeed | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from fleet.planning.capacity.rounding import (
     start_dollars,
     started,
 )
-from fleet.planning.capacity.view import BatchBudget, Lack, PlannedCells, PlannedMachines
+from fleet.planning.capacity.view import BatchBudget, Lack, PlannedCells, PlannedLoad, PlannedMachines
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,12 @@ def planned_cells(plan: RegionPlan) -> Iterator[PlannedCells]:
     for kind, of, row in zip(plan.arrays.kinds, plan.arrays.place_of, plan.cells, strict=True):
         one, place = plan.arrays.places[of]
         yield PlannedCells(one.name, place.region, kind.instance_type, tuple(int(count) for count in row))
+
+
+def loads(plan: RegionPlan) -> Iterator[PlannedLoad]:
+    for at, (one, place) in enumerate(plan.arrays.places):
+        expected, cover = (_rounded(rows[at]) for rows in (plan.arrays.expected, plan.arrays.cover))
+        yield PlannedLoad(one.name, place.region, expected, cover)
 
 
 def budgets(plan: RegionPlan) -> Iterator[BatchBudget]:

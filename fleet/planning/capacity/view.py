@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from engine_agent.protocol.states import ServingClass
+from fleet.planning.claims import PRIORITIES
 from fleet.planning.forecast.series import SLOT_S, SLOTS
 
-USUAL_PRIORITY = 4
+USUAL_PRIORITY = PRIORITIES[ServingClass.REALTIME]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,16 @@ class PlannedCells:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedLoad:
+    """Requests at once of real-time work that are expected, and those that are to be covered, slot by slot."""
+
+    deployment: str
+    region: str
+    expected: tuple[float, ...]
+    cover: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BatchBudget:
     """What real-time work is not expected to use: requests at once that batches may have, slot by slot; and of which
     the plan counts on being used for what is due."""
@@ -179,6 +191,7 @@ class CapacityPlan:
     solver: str
     why: str
     cells: tuple[PlannedCells, ...]
+    loads: tuple[PlannedLoad, ...]
     budgets: tuple[BatchBudget, ...]
     machines: tuple[PlannedMachines, ...]
     orders: tuple[Order, ...]

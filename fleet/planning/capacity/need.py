@@ -1,0 +1,77 @@
+"""What of a plan counts for one place: its cells of all types together, slot by slot, and the need that the autoscaler
+takes from the next ones. Pure; no numpy, for web and the control loops.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from fleet.planning.autoscaling.view import PlannedNeed
+from fleet.planning.capacity.view import CapacityPlan
+
+FRESH_S = 2700.0
+"""A plan is made every quarter of an hour; after two that were missed it counts no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacePlan:
+    """A deployment in a region, slot by slot from `at` on: cells; requests at once that are expected, those that are to
+    be covered, those that batches may have (none where nobody forecasts the load), and what of these is due."""
+
+    at: datetime
+    slot_s: int
+    cells: tuple[int, ...]
+    expected: tuple[float, ...]
+    cover: tuple[float, ...]
+    budget: tuple[float, ...] = ()
+    due: tuple[float, ...] = ()
+
+    def is_fresh(self, now: datetime) -> bool:
+        return 0.0 <= (now - self.at).total_seconds() < FRESH_S
+
+
+def place_plan(plan: CapacityPlan, deployment: str, region: str) -> PlacePlan | None:
+    """None: it has no such place."""
+    key = (deployment, region)
+    rows = [row.cells for row in plan.cells if (row.deployment, row.region) == key]
+    load = next((row for row in plan.loads if (row.deployment, row.region) == key), None)
+    if not rows or load is None:
+        return None
+    budget = next((row for row in plan.budgets if (row.deployment, row.region) == key), None)
+    cells = tuple(sum(slot) for slot in zip(*rows, strict=True))
+    free = (budget.requests, budget.due) if budget else ((), ())
+    return PlacePlan(plan.at, plan.slot_s, cells, load.expected, load.cover, *free)
+
+
+def need_within(place: PlacePlan, now: datetime, start_up_s: float) -> PlannedNeed | None:
+    """The most cells until one that is ordered now has served for a slot; None: the plan is too old, or is of a time to
+    come."""
+    if not place.is_fresh(now):
+        return None
+    age_s = (now - place.at).total_seconds()
+    first, last = (int(seconds // place.slot_s) for seconds in (age_s, age_s + start_up_s + place.slot_s))
+    row = place.cells[first : last + 1]
+    if not row:
+        return None
+    slot = first + row.index(max(row))
+    begins_at = place.at + timedelta(seconds=slot * place.slot_s)
+    due = place.due[slot] if place.due else 0.0
+    batches = f", and batches that are due take {due:.1f}" if due else ""
+    reason = (
+        f"from {begins_at:%H:%M} UTC on {place.expected[slot]:.1f} requests at once are expected and "
+        f"{place.cover[slot]:.1f} to be covered{batches}"
+    )
+    return PlannedNeed(max(row), reason)
+
+
+def batch_seconds(place: PlacePlan, now: datetime, within_s: float) -> float:
+    """Requests at once times seconds that batches may have from `now` on within a time. Beyond the end of the plan the
+    mean of its day."""
+    if not place.budget:
+        return 0.0
+    age_s = max(0.0, (now - place.at).total_seconds())
+    total, ends_s = 0.0, age_s + within_s
+    for slot, requests in enumerate(place.budget):
+        begin, end = slot * place.slot_s, (slot + 1) * place.slot_s
+        total += requests * max(0.0, min(end, ends_s) - max(begin, age_s))
+    beyond_s = ends_s - max(age_s, len(place.budget) * place.slot_s)
+    return total + max(0.0, beyond_s) * sum(place.budget) / len(place.budget)
