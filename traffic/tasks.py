@@ -25,6 +25,7 @@ from traffic.services.request_queue import refused_messages_trim
 from traffic.services.routing import drained_cells_mark, tables_publish
 from traffic.services.stored_file import stored_files_trim
 from traffic.services.stored_response import responses_trim
+from traffic.services.token_fit import token_fit_all
 from traffic.services.usage import usage_count, usage_trim
 from traffic.services.usage_export import usage_export_days
 
@@ -89,6 +90,11 @@ def count_usage() -> None:
 def trim_usage() -> None:
     usage_trim(now=clock.now())
     keys_retire(now=clock.now())
+
+
+@shared_task(name="traffic.fit_tokens")
+def fit_tokens() -> None:
+    token_fit_all(now=clock.now())
 
 
 @shared_task(name="traffic.export_usage")

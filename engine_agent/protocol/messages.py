@@ -169,6 +169,19 @@ class TokenCheck(Struct, frozen=True):
     counted_completion_total: int = 0
 
 
+class CellWork(Struct, frozen=True):
+    """What the engine of a cell computed while requests were in flight, in totals from `since` (seconds since 1970) on:
+    `busy_ms` as its proxy saw it, and by the engine's own metrics its steps and the tokens in them. `cached_tokens` are
+    part of `prompt_tokens`."""
+
+    since: float
+    busy_ms: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
 MAX_TENANTS_REPORTED = 128
 """Rows of usage in a cell's load without those of `OTHER_TENANTS`: at 300 bytes each well below a frame's limit."""
 OTHER_TENANTS = "~others"
@@ -181,7 +194,7 @@ class Load(Struct, frozen=True):
     `…_total` and `…_counts` count since the proxy started; `…_counts` maps a bucket of
     `engine_agent.protocol.buckets` to the number of samples in it, without the empty ones. `classes` and `usage`
     have only those that sent something. `tenants` comes from agents of the release before, which have no `usage`.
-    `token_check` None: the engine has no counters of tokens, or was never idle yet.
+    `token_check` None: the engine has no counters of tokens, or was never idle yet. `work` None: it counts no steps.
     """
 
     in_flight: int = 0
@@ -199,6 +212,7 @@ class Load(Struct, frozen=True):
     tenants: dict[str, TenantLoad] = field(default_factory=dict)
     usage: tuple[UsageRow, ...] = ()
     token_check: TokenCheck | None = None
+    work: CellWork | None = None
 
 
 class Accelerator(Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from engine_agent.protocol.held_questions import StateWatch, state_name
 from engine_agent.protocol.ingress_messages import cell_server_name
-from engine_agent.protocol.messages import TokenCheck
+from engine_agent.protocol.messages import CellWork, TokenCheck
 from engine_agent.protocol.states import Phase, ServingClass
 from engine_agent.proxy import admission
 from engine_agent.proxy import refusal as refusals
@@ -50,6 +50,8 @@ class Cell:
         self.settlements: set[asyncio.Task[None]] = set()
         """Of requests that have ended, and whose tokens are being asked for."""
         self.token_check: TokenCheck | None = None
+        self.work: CellWork | None = None
+        self._busy_s, self._busy_since = 0.0, 0.0
         self._exchange_prefix = b"%016x-" % getrandbits(64)
         self._exchanges = count(1)
         self._seen_at = dict.fromkeys(ServingClass, float("-inf"))
@@ -110,7 +112,11 @@ class Cell:
         now = monotonic()
         in_flight = len(self.in_flight)
         load = self.meter.load(
-            now, in_flight=in_flight, max_concurrency=self.settings.max_concurrency, token_check=self.token_check
+            now,
+            in_flight=in_flight,
+            max_concurrency=self.settings.max_concurrency,
+            token_check=self.token_check,
+            work=self.work,
         )
         health, state = self.judge.health(now), self._state_name()
         return ProxyStatus(health=health, load=load, phase=self.phase, in_flight=in_flight, state=state)
@@ -134,15 +140,23 @@ class Cell:
 
     def enter(self, request: InFlight) -> None:
         """A request was admitted."""
+        if not self.in_flight:
+            self._busy_since = monotonic()
         self.in_flight.add(request)
         self.idle.clear()
         self.watch.changed()
 
     def leave(self, request: InFlight) -> None:
         """It has ended."""
+        if request in self.in_flight and len(self.in_flight) == 1:
+            self._busy_s += monotonic() - self._busy_since
         self.in_flight.discard(request)
         if not self.in_flight:
             self.idle.set()
+
+    def busy_s(self) -> float:
+        """Seconds for which anything was in flight."""
+        return self._busy_s + (monotonic() - self._busy_since if self.in_flight else 0.0)
 
     def next_exchange(self) -> bytes:
         """A name for one request to the engine, which nobody else can guess."""

@@ -4,7 +4,7 @@ tokens. It measures requests of clients; of probes it knows only what they used.
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from engine_agent.protocol.messages import ClassLoad, Load, TokenCheck
+from engine_agent.protocol.messages import CellWork, ClassLoad, Load, TokenCheck
 from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy.admission import RequestMetadata
 from engine_agent.proxy.histogram import SlidingHistogram
@@ -189,7 +189,15 @@ class Meter:
     def tokens_total(self) -> int:
         return sum(meter.completion_tokens_total for meter in self.classes.values())
 
-    def load(self, now: float, *, in_flight: int, max_concurrency: int, token_check: TokenCheck | None = None) -> Load:
+    def load(
+        self,
+        now: float,
+        *,
+        in_flight: int,
+        max_concurrency: int,
+        token_check: TokenCheck | None = None,
+        work: CellWork | None = None,
+    ) -> Load:
         """The protocol's view: `queued` is what exceeds the number of requests that the cell runs at once."""
         covered_s = min(WINDOW_S, max(1.0, now - self._started_at))
         return Load(
@@ -207,6 +215,7 @@ class Meter:
             classes={name.value: meter.load(now) for name, meter in self.classes.items()},
             usage=self.usage.rows(),
             token_check=token_check,
+            work=work,
         )
 
 

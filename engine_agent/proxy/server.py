@@ -14,6 +14,7 @@ from engine_agent.protocol.watchdog import LateWakeUp
 from engine_agent.proxy import endpoints, refusal
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection, Responder
+from engine_agent.proxy.engine_work import WorkReader
 from engine_agent.proxy.ingresses_only import HANDSHAKE_S, IngressesOnly
 from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.probes import Prober
@@ -66,6 +67,7 @@ class ProxyServer:
         loops = (
             *(asyncio.create_task(self._prober.run()), asyncio.create_task(self._sweep())),
             asyncio.create_task(TokenChecker(self.cell).run()),
+            asyncio.create_task(WorkReader(self.cell).run()),
             *((asyncio.create_task(spans.run()),) if spans else ()),
             *((asyncio.create_task(self._ingresses.cut_revoked(self._clients)),) if self._ingresses else ()),
         )

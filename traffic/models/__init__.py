@@ -18,6 +18,7 @@ from traffic.models.routing import (
     TrafficWindow,
 )
 from traffic.models.stored_response import StoredResponse
+from traffic.models.token_fit import TokenFit, TokenWork
 from traffic.models.usage import (
     Budget,
     TokenPrice,
@@ -51,7 +52,9 @@ __all__ = [
     "StoredFile",
     "StoredResponse",
     "TenantWebhook",
+    "TokenFit",
     "TokenPrice",
+    "TokenWork",
     "TrafficMatrix",
     "TrafficOverride",
     "TrafficRule",

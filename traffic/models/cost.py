@@ -74,6 +74,7 @@ class CellHour(KindOfMachines):
     cost_source = _source()
     energy_source = _source()
     carbon_source = _source()
+    weights_source = _source()
     settled = models.BooleanField(default=False)
 
     class Meta:

@@ -15,7 +15,7 @@ from fleet.models import CloudRegion, InstanceType, Machine, Node
 from fleet.planning.rate import Offer, Source, emission, machine_price, power_rating
 from fleet.planning.states import MachineState, NodeState
 from fleet.selectors.rate import rates_at
-from traffic.models import CellHour, CostShare, IngressReport, TokenPrice, UsageHour, UsageMark
+from traffic.models import CellHour, CostShare, IngressReport, UsageHour, UsageMark
 from traffic.models.cost import ACCOUNT_OF_SHARE, KIND
 from traffic.planning.energy import Energy, MeterMark, MeterTotals, meters_of, plan_energy, use_of
 from traffic.planning.machine_cost import (
@@ -26,8 +26,8 @@ from traffic.planning.machine_cost import (
     parts_of_amount,
     parts_of_hours,
     split_hour,
-    weights_of,
 )
+from traffic.selectors.token_fit import fits_at, price_of, weighing
 
 CLOCK = ("clock", "machines", "")
 """The mark that says until when machines were counted, in milliseconds since 1970."""
@@ -46,6 +46,7 @@ _SUMMED = (
 )  # fmt: skip
 _LATER = (
     "cost", "idle", "energy_uj", "idle_uj", "carbon_ug", "idle_carbon_ug", "energy_source", "carbon_source",
+    "weights_source",
 )  # fmt: skip
 """Known when the hour is settled."""
 _ADD = f"""
@@ -209,12 +210,13 @@ def _settle(hour: datetime, deployment: str) -> None:
     """Split an hour of a deployment over those who used it, kind by kind."""
     machines = list(CellHour.objects.select_for_update().filter(hour=hour, deployment=deployment, settled=False))
     shares = list(CostShare.objects.select_for_update().filter(hour=hour, deployment=deployment).order_by("id"))
-    price = TokenPrice.objects.filter(deployment=deployment, valid_from__lte=hour + HOUR).first()
-    weights = weights_of(price.price() if price else None)
+    price, fits = price_of(deployment, hour + HOUR), fits_at(hour + HOUR)
     rates = rates_at(hour + HOUR)
     clouds = dict(CloudRegion.objects.values_list("region_id", "aws_region"))
     for row in machines:
         own = [share for share in shares if share.kind() == row.kind()]
+        weighed = weighing(fits, row.version, row.instance_type, price)
+        weights, row.weights_source = weighed.weights, weighed.source.value
         weigh = {
             share.pk: weights.of(share.prompt_tokens, share.cached_tokens, share.completion_tokens) for share in own
         }

@@ -38,6 +38,7 @@ from traffic.planning.usage import (
 from traffic.planning.usage_bounds import CREDIT, Claim, KeyScope, bound_claims, credit_marks, credit_of, plan_claims
 from traffic.planning.usage_query import HOURS_KEPT
 from traffic.services.machine_hours import machine_hours_count
+from traffic.services.token_fit import token_work_count
 
 LEASE = "traffic:usage"
 COUNT_LIMIT_S = 60.0
@@ -102,6 +103,7 @@ def usage_count(*, now: datetime) -> int:
         return 0
     try:
         added = _count(now)
+        token_work_count(now=now)
         machine_hours_count(now=now)
         return added
     finally:

@@ -223,6 +223,7 @@ class Engine:
             now_s = self._clock()
             if not step.prefilled:
                 self._on_decode(len(step.yielding), (step.ends_at_s - step.starts_at_s) * 1000 / slow_factor)
+            self.meters.iteration_tokens.observe(sum(step.prefilled.values()) + len(step.yielding))
             for token in self._model.finish_step():
                 self._deliver(token, now_s)
             if now_s - step.ends_at_s < CATCH_UP_S:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 TTFT_BUCKETS_S = (
@@ -12,11 +12,13 @@ TTFT_BUCKETS_S = (
 ITL_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 REQUEST_BUCKETS_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
 
+ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
 
 class Histogram:
     """Counts of observations by upper bound; the bounds are inclusive, as Prometheus has them."""
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
+    def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
@@ -45,6 +47,7 @@ class Meters:
     prefix_queries: int = 0
     prefix_hits: int = 0
     finished: Counter[str] = field(default_factory=Counter)
+    iteration_tokens: Histogram = field(default_factory=lambda: Histogram(ITERATION_BUCKETS))
     time_to_first_token_s: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS_S))
     inter_token_latency_s: Histogram = field(default_factory=lambda: Histogram(ITL_BUCKETS_S))
     queue_time_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS_S))
@@ -82,6 +85,7 @@ def render(meters: Meters, gauges: Gauges, model_name: str) -> str:
     for reason in ("stop", "length", "abort"):
         lines.append(f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {meters.finished[reason]}')
     for name, help_text, histogram in (
+        ("iteration_tokens_total", "Histogram of number of tokens per engine_step.", meters.iteration_tokens),
         ("time_to_first_token_seconds", "Time to first token in seconds.", meters.time_to_first_token_s),
         ("inter_token_latency_seconds", "Inter-token latency in seconds.", meters.inter_token_latency_s),
         ("request_queue_time_seconds", "Time spent in the WAITING phase.", meters.queue_time_s),
