@@ -12,7 +12,8 @@ from fleet.planning.states import choices
 class ScalingState(models.Model):
     """The last look at a deployment in a region where its cells are a range. `history`: rows of seconds since 1970 and
     cells, `fleet.planning.autoscaling.view.NeedSample`; `load`: what was seen, by name; `needed` None: nobody knows.
-    `acting`: whether the number of cells follows; else it is what would be wanted."""
+    `acting`: whether the number of cells follows; else it is what would be wanted. `idle_since`: since when nobody has
+    asked; None: somebody did."""
 
     place = models.OneToOneField(
         DeploymentRegion, on_delete=models.CASCADE, related_name="scaling_state", primary_key=True
@@ -24,6 +25,7 @@ class ScalingState(models.Model):
     acting = models.BooleanField()
     load = models.JSONField(default=dict)
     history = models.JSONField(default=list)
+    idle_since = models.DateTimeField(null=True)
     looked_at = models.DateTimeField()
 
     class Meta:

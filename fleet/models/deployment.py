@@ -92,7 +92,7 @@ class DeploymentRegion(models.Model):
             models.UniqueConstraint(fields=["deployment", "region"], name="deployment_once_per_region"),
             models.CheckConstraint(
                 condition=models.Q(cells_min__isnull=True, cells_max__isnull=True)
-                | models.Q(cells_min__gte=1, cells_max__gte=models.F("cells_min")),
+                | models.Q(cells_min__gte=0, cells_max__gte=models.F("cells_min"), cells_max__gt=0),
                 name="deployment_cells_range",
             ),
         ]

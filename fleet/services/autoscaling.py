@@ -1,8 +1,7 @@
 """Applies what the autoscaler decides: the number of cells, its decision with the reason, and what became of the one
 before. And the switch that stops it.
 
-It sets the number that a person sets; what follows is the reconciler's, under the disruption ledger. It empties no
-region: a range begins at one cell.
+It sets the number that a person sets; what follows is the reconciler's, under the disruption ledger.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -144,7 +143,7 @@ def _with_regret(
 
 
 def _save_states(looks: Iterable[ScalingLook], now: datetime) -> None:
-    fields = ("wanted", "needed", "rule", "reason", "acting", "load", "history", "looked_at")
+    fields = ("wanted", "needed", "rule", "reason", "acting", "load", "history", "idle_since", "looked_at")
     ScalingState.objects.bulk_create(
         [_state(look, now) for look in looks], update_conflicts=True, unique_fields=["place"], update_fields=fields
     )
@@ -160,6 +159,7 @@ def _state(look: ScalingLook, now: datetime) -> ScalingState:
         reason=decision.reason,
         acting=look.acting,
         load=dict(look.load),
+        idle_since=decision.idle_since,
         history=[[round(sample.at.timestamp(), 3), sample.cells] for sample in decision.history],
         looked_at=now,
     )

@@ -17,7 +17,7 @@ from kernel.refusals import Conflict
 from traffic.models import Ingress
 from traffic.selectors.ingress import PROTOCOL, unable_to_refuse
 from traffic.selectors.routing import UnreadableTable, latest_revisions, latest_tables, table_for_ingresses
-from traffic.services.ingress_report import IngressRow, ingress_reports_store
+from traffic.services.ingress_report import IngressRow, ingress_reports_store, pools_waiting
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def _tls_messages(sessions: Sequence[AgentSession]) -> dict[str, tuple[int, Down
 
 def _urgent_part(row: IngressRow) -> tuple[object, ...]:
     """A change of this is written at once."""
-    return row.connection, row.revision, row.cells
+    return row.connection, row.revision, row.cells, pools_waiting(row.telemetry)
 
 
 def _disconnected(row: IngressRow) -> IngressRow:

@@ -10,6 +10,7 @@ from traffic.models.request_queue import RefusedMessage, RequestQueue
 from traffic.models.routing import (
     Ingress,
     IngressReport,
+    PoolHold,
     RoutingTable,
     TrafficMatrix,
     TrafficOverride,
@@ -46,6 +47,7 @@ __all__ = [
     "Ingress",
     "IngressReport",
     "KeyPolicy",
+    "PoolHold",
     "RefusedMessage",
     "RequestQueue",
     "RoutingTable",

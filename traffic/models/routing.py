@@ -49,6 +49,21 @@ class IngressReport(models.Model):
         return f"{self.ingress_id} at revision {self.revision}"
 
 
+class PoolHold(models.Model):
+    """A deployment that may have no cells because a request starts its first one: as ingresses are told. `regions` are
+    those in which one may start; `ready_at`: when the first of those that start is expected, in seconds since 1970, 0
+    while none does. It counts while the deployment has a range."""
+
+    deployment = models.OneToOneField(Deployment, on_delete=models.CASCADE, primary_key=True, related_name="pool_hold")
+    for_s = models.PositiveIntegerField()
+    cold_start_s = models.PositiveIntegerField()
+    ready_at = models.PositiveBigIntegerField(default=0)
+    regions = models.JSONField(default=list)
+
+    def __str__(self) -> str:
+        return f"{self.deployment_id} for {self.for_s} s"
+
+
 class RoutingTable(models.Model):
     """One revision of what a region's ingresses must do. Rows are never changed; the highest revision is in force."""
 

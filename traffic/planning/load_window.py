@@ -162,8 +162,18 @@ def arrivals_per_s(counted: Mapping[str, Iterable[IngressCounters]]) -> dict[str
 
 
 def queued(telemetry: JsonObject, pool: str) -> float:
-    """How many requests of a pool wait for one of its cells at an ingress."""
-    return float(telemetry.get("pools", {}).get(pool, {}).get("queued", 0))
+    """How many requests of a pool wait for one of its cells at an ingress, the first one included."""
+    return float(telemetry.get("pools", {}).get(pool, {}).get("queued", 0)) + held(telemetry, pool)
+
+
+def held(telemetry: JsonObject, pool: str) -> float:
+    """How many of a pool's requests wait at an ingress for its first cell."""
+    return float(telemetry.get("pools", {}).get(pool, {}).get("held", 0))
+
+
+def served_elsewhere(telemetry: JsonObject, pool: str) -> float:
+    """How many of a pool's requests other regions work on for an ingress."""
+    return float(telemetry.get("pools", {}).get(pool, {}).get("spilled_in_flight", 0))
 
 
 def in_service(telemetry: JsonObject, cells: Iterable[str]) -> float:

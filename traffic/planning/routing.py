@@ -14,6 +14,7 @@ import msgspec
 from engine_agent.protocol.ingress_messages import (
     Affinity,
     CellEndpoint,
+    Hold,
     Pool,
     PoolAdapter,
     SpillTarget,
@@ -58,6 +59,14 @@ class ServedDeployment:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldDeployment:
+    """A deployment that may have no cells: a request starts its first one, in one of `regions`."""
+
+    hold: Hold
+    regions: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class IngressAddress:
     id: str
     region: str
@@ -86,11 +95,12 @@ def plan_pools(
     cells: Iterable[RoutableCell],
     ingresses: Iterable[IngressAddress],
     steerings: Mapping[str, Steering] | None = None,
+    holds: Mapping[str, HeldDeployment] | None = None,
 ) -> tuple[Pool, ...]:
     """The pools of one region's table, in a stable order, so that equal states give equal tables.
 
-    `steerings` maps a deployment to how its requests are shared. Every deployment has a pool in every region: an
-    ingress without cells of its own spills.
+    `steerings` maps a deployment to how its requests are shared, `holds` to how they wait for a first cell. Every
+    deployment has a pool in every region: an ingress without cells of its own spills.
     """
     by_pool: dict[tuple[str, str], list[RoutableCell]] = defaultdict(list)
     for cell in cells:
@@ -102,9 +112,19 @@ def plan_pools(
     for ingress in sorted(ingresses, key=lambda ingress: ingress.id):
         by_region[ingress.region].append(ingress)
     return tuple(
-        _pool(deployment, region, by_pool, by_region, (steerings or {}).get(deployment.name, UNSTEERED))
+        msgspec.structs.replace(
+            _pool(deployment, region, by_pool, by_region, steering),
+            hold=_hold(region, (holds or {}).get(deployment.name), steering),
+        )
         for deployment in named
+        for steering in [(steerings or {}).get(deployment.name, UNSTEERED)]
     )
+
+
+def _hold(region: str, held: HeldDeployment | None, steering: Steering) -> Hold | None:
+    """Requests wait where a region that may serve them would start a cell."""
+    may = held is not None and any(steering.may_receive(region, other) for other in held.regions)
+    return held.hold if held is not None and may else None
 
 
 def keep_steering(planned: Iterable[Pool], before: Iterable[Pool], unreadable: Container[str]) -> tuple[Pool, ...]:
@@ -273,9 +293,17 @@ def _pool_changes(name: str, old: Pool | None, new: Pool | None) -> list[str]:
         parts.append(f"{name} -> {shares}")
     if (old.affinity if old else None) != new.affinity:
         parts.append(f"{name} {'keeps prefixes together' if new.affinity else 'goes by fewest requests alone'}")
+    if (old.hold if old else None) != new.hold:
+        parts.append(f"{name} {_hold_text(new.hold)}")
     if old is not None and (old.max_model_len, old.created_at) != (new.max_model_len, new.created_at):
         parts.append(f"{name} is listed with {new.max_model_len} tokens")
     return [*parts, *_adapter_changes(old.adapters if old else (), new.adapters)]
+
+
+def _hold_text(hold: Hold | None) -> str:
+    if hold is None:
+        return "holds no requests"
+    return f"holds requests for {hold.for_s} s, " + ("a cell starts" if hold.ready_at else "no cell starts")
 
 
 def _adapter_changes(before: tuple[PoolAdapter, ...], after: tuple[PoolAdapter, ...]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from fleet.models import DeploymentRegion
+from fleet.planning.autoscaling.policy import ScalingPolicy
 from fleet.planning.autoscaling.view import PlaceLoad, ScaledPlace, ScalingView
 from fleet.selectors.autoscaling import (
     Place,
@@ -19,13 +20,17 @@ from fleet.selectors.autoscaling import (
     scaling_state,
 )
 from traffic.models import TrafficMatrix, TrafficWindow
+from traffic.planning.backlog import QueuedWork, requests_at_once
 from traffic.planning.load_window import mean_load
 from traffic.planning.shift import AutopilotSettings
 from traffic.planning.traffic_policy import TrafficPolicy
 from traffic.selectors.steering import ingress_views, samples_of, traffic_policies
+from traffic.selectors.waiting_load import waiting_load
 
 FRESH_FOR = timedelta(seconds=AutopilotSettings().stale_after_s)
 """As long as the region autopilot counts a report."""
+TARGET = ScalingPolicy().target_utilisation
+"""Below, cells have room for requests of another region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +48,13 @@ def scaled_deployments(now: datetime, deployment: str = "") -> tuple[tuple[Scale
     fleet = ranged_fleet(now, deployment)
     if not fleet.deployments:
         return (), fleet.problems
-    loads, policies = _loads(fleet, now), traffic_policies()
+    policies = traffic_policies()
+    loads, roomy = _loads(fleet, policies, now)
     scaled = tuple(
         _scaled(one, fleet, loads, policies.get(one.deployment.name, TrafficPolicy()), now) for one in fleet.deployments
+    )
+    scaled = tuple(
+        replace(one, view=replace(one.view, is_full_elsewhere=one.view.deployment not in roomy)) for one in scaled
     )
     return scaled, fleet.problems
 
@@ -89,19 +98,30 @@ def _place(
         ready_for_s=(now - max(ready)).total_seconds() if ready else None,
         load=load,
         history=need_history(state),
+        idle_since=state.idle_since if state else None,
     )
 
 
-def _loads(fleet: RangedFleet, now: datetime) -> dict[Place, PlaceLoad]:
-    """Of places whose ingresses have all reported lately. What users waited for is theirs whoever reports."""
-    seen = {region: [one.seen_at for one in there] for region, there in ingress_views().items()}
-    fresh = {region for region, ages in seen.items() if all(at is not None and now - at <= FRESH_FOR for at in ages)}
+def _loads(
+    fleet: RangedFleet, policies: Mapping[str, TrafficPolicy], now: datetime
+) -> tuple[dict[Place, PlaceLoad], set[str]]:
+    """Of places whose ingresses have all reported lately; and the deployments that have room where no range is. What
+    users waited for is theirs whoever reports."""
+    fresh = {
+        region: there
+        for region, there in ingress_views().items()
+        if all(one.seen_at is not None and now - one.seen_at <= FRESH_FOR for one in there)
+    }
+    waiting = waiting_load(fleet, fresh, policies, now)
     places = {(row.deployment_id, row.region_id): row for one in fleet.deployments for row in one.places}
     names = [one.deployment.name for one in fleet.deployments]
-    sent, loads = _sent_by_autopilot(names, now), {}
+    sent, loads, roomy = _sent_by_autopilot(names, now), dict[Place, PlaceLoad](), set[str]()
     for window in TrafficWindow.objects.filter(deployment__in=names, region__in=fresh):
         place = (window.deployment_id, window.region_id)
-        mean = mean_load(samples_of(window), now.timestamp())
+        samples = samples_of(window)
+        mean = mean_load(samples, now.timestamp())
+        if mean is not None and place not in places and mean.in_service + mean.queued < TARGET * samples[-1].capacity:
+            roomy.add(window.deployment_id)
         if mean is not None and place in places:
             served = fleet.served.get(place, ServedObjective())
             took_s = mean.service_s or _service_s_before(places[place])
@@ -113,8 +133,13 @@ def _loads(fleet: RangedFleet, now: datetime) -> dict[Place, PlaceLoad]:
                 autopilot=sent[window.deployment_id].get(window.region_id),
                 late_burn=served.late_burn,
                 itl_p95_ms=served.itl_p95_ms,
+                held=waiting.held.get(place, 0.0),
+                arrivals_per_s=mean.to_cells_per_s,
+                elsewhere=waiting.elsewhere.get(place, 0.0),
+                backlog=requests_at_once(waiting.queued.get(place, QueuedWork()), took_s),
+                backlog_requests=waiting.queued.get(place, QueuedWork()).requests,
             )
-    return loads
+    return loads, roomy
 
 
 def _service_s_before(row: DeploymentRegion) -> float | None:

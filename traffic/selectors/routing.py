@@ -7,12 +7,13 @@ from django.conf import settings
 from django.db.models import Exists, Max, OuterRef, QuerySet
 from django.utils.crypto import salted_hmac
 
+from engine_agent.protocol.ingress_messages import Hold
 from engine_agent.protocol.ingress_messages import RoutingTable as TableMessage
 from fleet.models import Deployment
-from traffic.models import Ingress, IngressReport, RoutingTable
+from traffic.models import Ingress, IngressReport, PoolHold, RoutingTable
 from traffic.planning.ingress import FollowingIngress
 from traffic.planning.key import shared_keys
-from traffic.planning.routing import IngressAddress, ServedDeployment
+from traffic.planning.routing import HeldDeployment, IngressAddress, ServedDeployment
 from traffic.selectors.key import KEY_RING, keys_for_ingresses, tenants_stopped
 
 
@@ -28,6 +29,15 @@ def served_deployments() -> list[ServedDeployment]:
         )
         for deployment in Deployment.objects.select_related("model_version")
     ]
+
+
+def held_deployments() -> dict[str, HeldDeployment]:
+    """Those that may have no cells, by name."""
+    rows = PoolHold.objects.filter(deployment__regions__cells_max__isnull=False).distinct()
+    return {
+        row.deployment_id: HeldDeployment(Hold(row.for_s, row.cold_start_s, row.ready_at), frozenset(row.regions))
+        for row in rows
+    }
 
 
 def ingress_addresses() -> list[IngressAddress]:

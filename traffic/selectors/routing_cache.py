@@ -23,10 +23,11 @@ from models_registry.planning.adapters import adapter_names
 from traffic.models import RoutingTable
 from traffic.planning.ingress import TableInForce
 from traffic.planning.key import KeyStanding
-from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment, Steering
+from traffic.planning.routing import HeldDeployment, IngressAddress, RoutableCell, ServedDeployment, Steering
 from traffic.selectors.key import KEY_RING, key_standing
 from traffic.selectors.routing import (
     UnreadableTable,
+    held_deployments,
     ingress_addresses,
     latest_revisions,
     routed_cells,
@@ -41,7 +42,8 @@ _INGRESSES = ("traffic_ingress",)
 _REGIONS = ("fleet_region",)
 _KEYS = ("traffic_keypolicy",)
 _INCIDENTS = ("fleet_incident",)
-_SELDOM_WRITTEN = (*_DEPLOYMENTS, *_INGRESSES, *_REGIONS, *_KEYS, *_INCIDENTS, *STEERING_TABLES)
+_HOLDS = ("traffic_poolhold", "fleet_deploymentregion")
+_SELDOM_WRITTEN = (*_DEPLOYMENTS, *_INGRESSES, *_REGIONS, *_KEYS, *_INCIDENTS, *_HOLDS, *STEERING_TABLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,9 @@ class RoutingCache:
         """Of the open incidents of this kind."""
         rows = Incident.objects.filter(kind=kind, state=IncidentState.OPEN).values_list("subject", flat=True)
         return self._written.get(f"incidents {kind}", _INCIDENTS, lambda: list(rows))
+
+    def holds(self) -> dict[str, HeldDeployment]:
+        return self._written.get("holds", _HOLDS, held_deployments)
 
     def steerings(self, now: datetime) -> tuple[dict[str, Steering], dict[str, str]]:
         """As `traffic.selectors.steering.steerings`, of all deployments."""

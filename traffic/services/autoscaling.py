@@ -12,6 +12,7 @@ from fleet.selectors.autoscaling import has_ranges
 from fleet.services.autoscaling import ScalingLook, scaling_apply
 from kernel.leases import lease_release, lease_take, this_holder
 from traffic.selectors.autoscaling import ScaledDeployment, scaled_deployments
+from traffic.services.pool_hold import pool_holds_follow
 
 LEASE = "autoscaler"
 PASS_LIMIT_S = 20.0
@@ -33,7 +34,9 @@ def autoscaling_run(*, now: datetime) -> list[str]:
         for name, problem in problems.items():
             log.warning("%s is not scaled: %s", name, problem)
         looks = [look for one in scaled for look in _looks(one, now)]
-        return scaling_apply(looks=looks, now=now) if looks else []
+        changed = scaling_apply(looks=looks, now=now) if looks else []
+        pool_holds_follow(scaled=scaled, now=now)
+        return changed
     finally:
         lease_release(name=LEASE, holder=holder, now=now)
 

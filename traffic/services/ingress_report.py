@@ -8,6 +8,7 @@ import msgspec
 from django.db import transaction
 
 from engine_agent.protocol.releases import VERSION_MOST
+from fleet.services.autoscaling import AUTOSCALE_TASK
 from fleet.services.fault_evidence import cell_sightings_store
 from kernel import hints, live
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
@@ -61,10 +62,18 @@ def _store(row: IngressRow) -> None:
         changed = before != {"connected": True, "revision": row.revision, "cells": row.cells}
     else:
         return
+    if pools_waiting(row.telemetry):
+        hints.ring("traffic.autopilot")
+        hints.ring(AUTOSCALE_TASK)
     if changed:
         live.push("traffic")
         hints.ring("traffic.publish")
         hints.ring("traffic.autopilot")
+
+
+def pools_waiting(telemetry: Any) -> frozenset[str]:
+    """Pools whose requests wait for a first cell."""
+    return frozenset(name for name, pool in telemetry.get("pools", {}).items() if pool.get("held", 0) > 0)
 
 
 def _down(row: IngressRow) -> dict[str, int]:

@@ -48,8 +48,8 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[
     deployments, cells, ingresses = known.deployments(), known.routable_cells(), known.ingresses()
     shared, unreadable = known.steerings(now)
     _note_steerings(unreadable, known.open_subjects(BAD_STEERING), now)
-    standing, regions = known.key_standing(), known.regions()
-    seen = (current, deployments, cells, ingresses, shared, unreadable, standing, regions)
+    standing, regions, holds = known.key_standing(), known.regions(), known.holds()
+    seen = (current, deployments, cells, ingresses, shared, unreadable, standing, regions, holds)
     published = []
     if seen != known.published:
         ingresses_of = Counter(ingress.region for ingress in ingresses)
@@ -57,7 +57,7 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[
         for region in regions:
             table = current.get(region)
             before = _in_force(table)
-            pools = plan_pools(region, deployments, cells, ingresses, shared)
+            pools = plan_pools(region, deployments, cells, ingresses, shared, holds)
             pools = keep_steering(pools, (before or _NOTHING).pools, unreadable)
             kept = _kept_splits(splits, before or _NOTHING, unreadable)
             wanted = _Wanted(pools, kept, key_ring(standing, ingresses_of[region]))

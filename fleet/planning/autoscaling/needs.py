@@ -11,6 +11,7 @@ from datetime import datetime
 
 from fleet.planning.autoscaling.view import PlaceLoad, ScaledPlace, ScalingRule, ScalingView
 from fleet.planning.autoscaling.windows import window_in_force
+from fleet.planning.autoscaling.zero import elsewhere_ask, waiting_asks
 
 SLACK = 0.1
 """Of the target that must be free before there are fewer cells: a Kubernetes HPA ignores a tenth as well."""
@@ -25,6 +26,8 @@ OBJECTIVE_HELPED_S = OBJECTIVE_SEEN_S + 60.0
 than a minute, and then all that is judged came after that."""
 LEAST_UTILISATION = 0.3
 """Below, first tokens are late for another reason than too few cells, and more of these would not help."""
+FORECAST_LEAST = 0.05
+"""Requests at once; less is no forecast that anybody comes, and would keep a cell where the range begins at 0."""
 ROUNDING = 1e-9
 
 
@@ -48,13 +51,14 @@ def target_of(view: ScalingView) -> float:
 
 def greatest_need(view: ScalingView, place: ScaledPlace, now: datetime) -> Need:
     """Of all that asks for cells what asks for most; of equals, what comes first. `enough` is the most of any."""
-    needs = tuple(_needs(view, place, now))
+    needs = tuple(need for need in _needs(view, place, now) if need.cells > 0 or need.rule is ScalingRule.MIN)
     most = max(needs, key=lambda need: need.cells)
     return Need(most.rule, most.cells, max(need.enough for need in needs), most.reason)
 
 
 def _needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Need]:
     if place.load is not None:
+        yield from _asked(view, place, place.load)
         yield _utilisation(view, place.load)
         yield from _autopilot(view, place.load)
         yield from _forecast(view, place.load)
@@ -62,11 +66,22 @@ def _needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Nee
     if place.planned is not None:
         text = f"the plan of the day has {cells_text(place.planned.cells)} there: {place.planned.reason}"
         yield Need(ScalingRule.PLAN, place.planned.cells, place.planned.cells, text)
-    if window := window_in_force(view.policy.schedule, place.region, now):
+    if (window := window_in_force(view.policy.schedule, place.region, now)) and window.cells > 0:
         text = f"a window of the schedule ({window.cron} {window.time_zone}) wants {cells_text(window.cells)}"
         yield Need(ScalingRule.SCHEDULE, window.cells, window.cells, text)
     least = place.range.min
     yield Need(ScalingRule.MIN, least, least, f"its range begins at {least}")
+
+
+def _asked(view: ScalingView, place: ScaledPlace, load: PlaceLoad) -> Iterator[Need]:
+    """By what is not worked on here: one cell at least."""
+    asks = [*waiting_asks(place, load)]
+    if ask := elsewhere_ask(view, place, load):
+        asks.append(ask)
+    target = target_of(view)
+    for rule, requests, text in asks:
+        enough = max(1, _cells(requests, target * (1 - SLACK), view))
+        yield Need(rule, max(1, _cells(requests, target, view)), enough, f"{text}: {_taking(view, requests, target)}")
 
 
 def _utilisation(view: ScalingView, load: PlaceLoad) -> Need:
@@ -93,7 +108,7 @@ def _autopilot(view: ScalingView, load: PlaceLoad) -> Iterator[Need]:
 
 
 def _forecast(view: ScalingView, load: PlaceLoad) -> Iterator[Need]:
-    if load.forecast is None:
+    if load.forecast is None or load.forecast < FORECAST_LEAST:
         return
     target = target_of(view)
     text = f"{load.forecast:.1f} requests at once are expected in {view.start_up_s:.0f} s, which take"

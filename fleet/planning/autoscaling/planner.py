@@ -11,21 +11,39 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from fleet.planning.autoscaling.needs import Need, cells_text, greatest_need, load_cells
+from fleet.planning.autoscaling.policy import CellRange
 from fleet.planning.autoscaling.view import NeedSample, PlaceDecision, ScaledPlace, ScalingRule, ScalingView
+from fleet.planning.autoscaling.windows import window_in_force
+from fleet.planning.autoscaling.zero import GAP_S, idle_since, may_be_empty
 from kernel.ages import age_text
 
 START_UPS = 2.0
 """So many start-up times fewer cells must have been enough: who goes down and up again has lost one."""
 SAMPLES_MOST = 60
 """Kept of an agreement time; each is the most of its part."""
-GAP_S = 60.0
-"""A longer time without a look is one of which nothing is known."""
 
 
 def plan_scaling(view: ScalingView, now: datetime) -> tuple[PlaceDecision, ...]:
     """One decision for each place, whether it changes something or not."""
-    decisions = {place.region: _plan_place(view, place, now) for place in view.places}
+    places = tuple(replace(place, range=_range_now(view, place, now)) for place in view.places)
+    view = replace(view, places=places, crowded_out=_crowded_out(view, places, now))
+    decisions = {place.region: _plan_place(view, place, now) for place in places}
     return tuple(_within_budget(view, decisions))
+
+
+def _range_now(view: ScalingView, place: ScaledPlace, now: datetime) -> CellRange:
+    """It begins at 0 while a window says so, and no other one wants more."""
+    window = window_in_force(view.policy.schedule, place.region, now)
+    return CellRange(0, place.range.max) if window is not None and window.cells == 0 else place.range
+
+
+def _crowded_out(view: ScalingView, places: tuple[ScaledPlace, ...], now: datetime) -> frozenset[str]:
+    """Regions for whose requests no other one can have room."""
+    full = {place.region for place in places if greatest_need(view, place, now).cells > place.range.max}
+    others_of = {one.region: [two.region for two in places if two is not one and two.ready] for one in places}
+    return frozenset(
+        region for region, others in others_of.items() if view.is_full_elsewhere and full.issuperset(others)
+    )
 
 
 def agreement_s(view: ScalingView) -> float:
@@ -41,8 +59,16 @@ def _plan_place(view: ScalingView, place: ScaledPlace, now: datetime) -> PlaceDe
     if place.load is not None:
         history = _remembered(history, NeedSample(now, need.enough), window_s)
     needed = None if place.load is None else place.range.clamped(load_cells(view, place.load))
+    since = idle_since(view, place, now)
+    if current > 0 and need.cells == 0 and not may_be_empty(view, since, now):
+        need = replace(need, rule=ScalingRule.IDLE, cells=1, reason=_kept_warm(view, since))
     wanted, rule, reason = _decide(view, place, need, current, history, now)
-    return PlaceDecision(place.region, wanted, needed, rule, reason, history)
+    return PlaceDecision(place.region, wanted, needed, rule, reason, history, since)
+
+
+def _kept_warm(view: ScalingView, since: datetime | None) -> str:
+    asked = "somebody has asked within" if since else "nobody knows that there was no request for"
+    return f"{asked} {age_text(view.policy.idle_s)}: its last cell stays"
 
 
 def _decide(

@@ -16,6 +16,8 @@ from kernel.constraints import InvalidField, struct_changed
 CELLS_MOST = 1000
 """Of a region: guards against a slip of the finger that would buy machines; the largest fleets that we plan for have
 fewer."""
+HOLD_MOST_S = 600
+"""Clients of OpenAI and Anthropic give up after that, and each that waits holds two connections of an ingress."""
 TARGET_MOST = 0.8
 """No region is filled further by the region autopilot (`traffic.planning.traffic_policy.MOST_UTILISED`)."""
 
@@ -25,6 +27,14 @@ class ScalingMode(StrEnum):
 
     SHADOW = "shadow"
     ACT = "act"
+
+
+class WakeOn(StrEnum):
+    """What starts the first cell of a region without any. Waiting: a request that no other region may serve or has room
+    for. Arrivals: any request of its applications; other regions serve them meanwhile."""
+
+    WAITING = "waiting"
+    ARRIVALS = "arrivals"
 
 
 class InvalidScaling(InvalidField):
@@ -53,24 +63,30 @@ class ScalingPolicy(msgspec.Struct, frozen=True):
     `down_after_s`: so long fewer cells must have been enough before there are fewer; twice the start-up time at least.
     `start_up_s`: from the decision until a cell is ready; None: as measured. `budget_per_hour`: US dollars that the
     machines of all its cells may cost; what is there already is not taken away for it. `schedule`: windows in which
-    there are at least so many.
+    there are at least so many; 0: in which the range begins at 0.
+
+    `idle_s`: so long nobody must have asked before the last cell goes, where the range begins at 0. `wake`: what brings
+    the first one back. `hold_s`: so long requests wait for it; None: twice the start-up time (`planning.hold`).
     """
 
     mode: ScalingMode = ScalingMode.SHADOW
     target_utilisation: Annotated[float, Meta(ge=0.1, le=TARGET_MOST)] = 0.7
     slo_burn: Annotated[float, Meta(ge=1, le=1000)] | None = 6.0
     itl_p95_ms: Annotated[float, Meta(ge=1, le=60_000)] | None = None
-    down_after_s: Annotated[float, Meta(ge=60, le=86_400)] = 600.0
+    down_after_s: Annotated[float, Meta(ge=10, le=86_400)] = 600.0
     start_up_s: Annotated[float, Meta(ge=1, le=7200)] | None = None
     budget_per_hour: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
     schedule: Annotated[
         tuple[ScheduleWindow, ...],
         Meta(
             max_length=WINDOWS_MOST,
-            description=f"a list of at most {WINDOWS_MOST} windows with cron, for_s, cells (from 1) and, where they are"
+            description=f"a list of at most {WINDOWS_MOST} windows with cron, for_s, cells (from 0) and, where they are"
             " not to be UTC's and every region's, time_zone and region",
         ),
     ] = ()
+    idle_s: Annotated[float, Meta(ge=10, le=7 * 86_400)] = 900.0
+    wake: WakeOn = WakeOn.WAITING
+    hold_s: Annotated[float, Meta(ge=5, le=HOLD_MOST_S)] | None = None
 
 
 def parse_scaling_policy(stated: Mapping[str, Any], base: ScalingPolicy | None = None) -> ScalingPolicy:
@@ -100,18 +116,12 @@ def parse_range(stated: Any, path: str) -> CellRange:
     Raises:
         InvalidScaling: something else, or numbers that are no range.
     """
-    rule = f"an object with min and max, whole numbers of which 1 <= min <= max <= {CELLS_MOST}"
+    rule = f"an object with min and max, whole numbers of which 0 <= min <= max <= {CELLS_MOST} and 1 <= max"
     try:
         cells = msgspec.convert(stated, CellRange)
     except msgspec.ValidationError:
         raise InvalidScaling(path, f"{path} is {stated!r}; it must be {rule}") from None
-    if cells.min == 0:
-        raise InvalidScaling(
-            path,
-            f"{path} begins at 0, and must begin at 1: nothing holds a request for a deployment without cells while "
-            "its first one starts. Scale it to 0 yourself, or keep one cell",
-        )
-    if not 1 <= cells.min <= cells.max <= CELLS_MOST:
+    if not (0 <= cells.min <= cells.max <= CELLS_MOST and cells.max >= 1):
         raise InvalidScaling(path, f"{path} is {cells}; it must be {rule}")
     return cells
 

@@ -8,7 +8,7 @@ from fleet.planning.autoscaling.policy import CellRange, ScalingPolicy
 
 
 class ScalingRule(StrEnum):
-    """What a decision follows from. The first eight ask for cells; the others bound or hold what was asked for."""
+    """What a decision follows from. Those from `max` on bound or hold what the others ask for."""
 
     UTILISATION = "utilisation"
     QUEUE = "queue"
@@ -16,10 +16,14 @@ class ScalingRule(StrEnum):
     AUTOPILOT = "autopilot"
     FORECAST = "forecast"
     PLAN = "plan"
+    WAITING = "waiting"
+    BACKLOG = "backlog"
+    ARRIVALS = "arrivals"
     SCHEDULE = "schedule"
     MIN = "min"
     MAX = "max"
     BUDGET = "budget"
+    IDLE = "idle"
     AGREEMENT = "agreement"
     ROLLOUT = "rollout"
     UNKNOWN_LOAD = "unknown_load"
@@ -34,6 +38,10 @@ class PlaceLoad:
 
     `service_s`: how long a request took while none had to wait. `late_burn`: how many times too fast late first tokens
     burn their budget over 5 minutes; `itl_p95_ms`: inter-token latency meanwhile. None: no request to judge by.
+
+    `held` requests wait for a first cell at this moment, and are among those that wait; `arrivals_per_s` come for the
+    cells here; `elsewhere` are those of this region's applications that other regions serve, at once. `backlog`:
+    requests at once by which what batches and near-real-time requests queue, `backlog_requests`, is done in time.
     """
 
     in_flight: float
@@ -44,13 +52,18 @@ class PlaceLoad:
     forecast: float | None = None
     late_burn: float | None = None
     itl_p95_ms: float | None = None
+    held: float = 0.0
+    arrivals_per_s: float = 0.0
+    elsewhere: float = 0.0
+    backlog: float = 0.0
+    backlog_requests: float = 0.0
 
     @property
     def total(self) -> float:
         """Requests at once to have room for. A queue is what could not be served so far, and may be many times what
         would have to be served at once; what arrives may be many times that, too, where who is refused tries again. The
         lesser of both is not too little."""
-        waiting = self.in_flight + self.queued
+        waiting = self.in_flight + max(self.queued, self.held)
         return waiting if self.offered is None else max(self.in_flight, min(self.offered, waiting))
 
 
@@ -76,7 +89,8 @@ class ScaledPlace:
     """A region in which a deployment has a range. `current`: how many cells it should have, by the last decision or a
     person; in shadow, by the last decision alone. `ready` serve; `ready_for_s`: for how long the youngest of them has;
     None: none is. `load` None: nobody has reported it lately. `cell_price`: US dollars an hour there; 0: unknown.
-    `planned` None: there is no plan, or it is too old."""
+    `planned` None: there is no plan, or it is too old. `idle_since`: since when nobody
+    has asked, by the look before; None: somebody did."""
 
     region: str
     range: CellRange
@@ -87,6 +101,7 @@ class ScaledPlace:
     history: tuple[NeedSample, ...] = ()
     cell_price: float = 0.0
     planned: PlannedNeed | None = None
+    idle_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +118,16 @@ class ScalingView:
     places: tuple[ScaledPlace, ...]
     elsewhere_price: float = 0.0
     is_rolling: bool = False
+    is_full_elsewhere: bool = True
+    """Cells where no range is have no room for more, or there are none."""
+    crowded_out: frozenset[str] = frozenset()
+    """Regions whose requests no other one has room for: for the planner to fill in."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceDecision:
     """How many cells a place should have now, by which rule, and why in a sentence. `needed`: what its load alone takes
-    at this moment, within the range; None: unknown. `history` is to be kept for the next look."""
+    at this moment, within the range; None: unknown. `history` and `idle_since` are to be kept for the next look."""
 
     region: str
     wanted: int
@@ -116,3 +135,4 @@ class PlaceDecision:
     rule: ScalingRule
     reason: str
     history: tuple[NeedSample, ...]
+    idle_since: datetime | None = None

@@ -20,12 +20,13 @@ A_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class ScheduleWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """At least `cells` cells for `for_s` seconds from each moment that `cron` names: minute, hour, day of the month,
-    month, day of the week, as in `time_zone`. `region`: in this one alone; empty: in each that has a range."""
+    """At least `cells` cells (0: the range begins at 0 meanwhile) for `for_s` seconds from each moment that `cron`
+    names: minute, hour, day of the month, month, day of the week, as in `time_zone`. `region`: in this one alone; empty: in
+    each that has a range."""
 
     cron: Annotated[str, Meta(min_length=9, max_length=100)]
     for_s: Annotated[float, Meta(ge=60, le=7 * 86_400)]
-    cells: Annotated[int, Meta(ge=1, le=1000)]
+    cells: Annotated[int, Meta(ge=0, le=1000)]
     time_zone: Annotated[str, Meta(min_length=1, max_length=64)] = "UTC"
     region: Annotated[str, Meta(max_length=64)] = ""
 

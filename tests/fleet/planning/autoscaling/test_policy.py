@@ -79,6 +79,7 @@ def test_what_is_no_range_is_refused(stated: Any) -> None:
         parse_range(stated, "cells")
 
 
-def test_a_range_does_not_begin_at_nothing_and_says_why() -> None:
-    with pytest.raises(InvalidScaling, match="nothing holds a request for a deployment without cells"):
-        parse_range({"min": 0, "max": 3}, "cells")
+def test_a_range_may_begin_at_nothing_and_does_not_end_there() -> None:
+    assert parse_range({"min": 0, "max": 3}, "cells") == CellRange(0, 3)
+    with pytest.raises(InvalidScaling, match="and 1 <= max"):
+        parse_range({"min": 0, "max": 0}, "cells")
