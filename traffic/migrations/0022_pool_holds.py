@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0038_ranges_from_zero'),
+        ('fleet', '0037_shares_and_quotas'),
         ('traffic', '0021_batch_objects'),
     ]
 

@@ -21,8 +21,8 @@ A_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 class ScheduleWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """At least `cells` cells (0: the range begins at 0 meanwhile) for `for_s` seconds from each moment that `cron`
-    names: minute, hour, day of the month, month, day of the week, as in `time_zone`. `region`: in this one alone; empty: in
-    each that has a range."""
+    names: minute, hour, day of the month, month, day of the week, as in `time_zone`. `region`: in this one alone;
+    empty: in each that has a range."""
 
     cron: Annotated[str, Meta(min_length=9, max_length=100)]
     for_s: Annotated[float, Meta(ge=60, le=7 * 86_400)]

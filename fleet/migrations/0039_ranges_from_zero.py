@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0037_shares_and_quotas'),
+        ('fleet', '0038_prices_of_markets'),
     ]
 
     operations = [
