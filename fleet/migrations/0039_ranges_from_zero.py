@@ -22,12 +22,12 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='scalingdecision',
             name='rule',
-            field=models.CharField(choices=[('utilisation', 'Utilisation'), ('queue', 'Queue'), ('objective', 'Objective'), ('autopilot', 'Autopilot'), ('forecast', 'Forecast'), ('waiting', 'Waiting'), ('backlog', 'Backlog'), ('arrivals', 'Arrivals'), ('schedule', 'Schedule'), ('min', 'Min'), ('max', 'Max'), ('budget', 'Budget'), ('idle', 'Idle'), ('agreement', 'Agreement'), ('rollout', 'Rollout'), ('unknown_load', 'Unknown load')], max_length=16),
+            field=models.CharField(choices=[('utilisation', 'Utilisation'), ('queue', 'Queue'), ('objective', 'Objective'), ('autopilot', 'Autopilot'), ('forecast', 'Forecast'), ('plan', 'Plan'), ('waiting', 'Waiting'), ('backlog', 'Backlog'), ('arrivals', 'Arrivals'), ('schedule', 'Schedule'), ('min', 'Min'), ('max', 'Max'), ('budget', 'Budget'), ('idle', 'Idle'), ('agreement', 'Agreement'), ('rollout', 'Rollout'), ('unknown_load', 'Unknown load')], max_length=16),
         ),
         migrations.AlterField(
             model_name='scalingstate',
             name='rule',
-            field=models.CharField(choices=[('utilisation', 'Utilisation'), ('queue', 'Queue'), ('objective', 'Objective'), ('autopilot', 'Autopilot'), ('forecast', 'Forecast'), ('waiting', 'Waiting'), ('backlog', 'Backlog'), ('arrivals', 'Arrivals'), ('schedule', 'Schedule'), ('min', 'Min'), ('max', 'Max'), ('budget', 'Budget'), ('idle', 'Idle'), ('agreement', 'Agreement'), ('rollout', 'Rollout'), ('unknown_load', 'Unknown load')], max_length=16),
+            field=models.CharField(choices=[('utilisation', 'Utilisation'), ('queue', 'Queue'), ('objective', 'Objective'), ('autopilot', 'Autopilot'), ('forecast', 'Forecast'), ('plan', 'Plan'), ('waiting', 'Waiting'), ('backlog', 'Backlog'), ('arrivals', 'Arrivals'), ('schedule', 'Schedule'), ('min', 'Min'), ('max', 'Max'), ('budget', 'Budget'), ('idle', 'Idle'), ('agreement', 'Agreement'), ('rollout', 'Rollout'), ('unknown_load', 'Unknown load')], max_length=16),
         ),
         migrations.AddConstraint(
             model_name='deploymentregion',

@@ -8,7 +8,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('fleet', '0037_shares_and_quotas'),
-        ('traffic', '0021_batch_objects'),
+        ('traffic', '0022_token_fit'),
     ]
 
     operations = [
