@@ -331,6 +331,7 @@ SPECTACULAR_SETTINGS = {
         "DocumentKind": "controlplane.api.enums.DOCUMENT_KINDS",
         "DocumentAction": "controlplane.api.enums.DOCUMENT_ACTIONS",
         "ScalingMode": "controlplane.api.enums.SCALING_MODES",
+        "Preempts": "controlplane.api.enums.PREEMPTS",
         "ScalingRule": "controlplane.api.enums.SCALING_RULES",
         "CellState": "controlplane.api.enums.CELL_STATES",
         "NodeState": "controlplane.api.enums.NODE_STATES",

@@ -13,6 +13,7 @@ from fleet.api.node import ROLES
 from fleet.api.rate import KINDS as KINDS_OF_RATES
 from fleet.planning.autoscaling.policy import ScalingMode
 from fleet.planning.autoscaling.view import ScalingRule
+from fleet.planning.claims import Preempts
 from fleet.planning.fault_rules import RuleMode
 from fleet.planning.snapshot import Finding
 from fleet.planning.states import (
@@ -38,6 +39,7 @@ TOKEN_SCOPES = ACCESS_SCOPES
 APPROVALS = APPROVAL_STATES
 DOCUMENT_KINDS = choices(Kind)
 DOCUMENT_ACTIONS = choices(Action)
+PREEMPTS = choices(Preempts)
 SCALING_MODES = choices(ScalingMode)
 SCALING_RULES = choices(ScalingRule)
 CELL_STATES = choices(CellState)

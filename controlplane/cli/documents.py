@@ -175,7 +175,7 @@ def _version(row: Row) -> Spec:
 def _deployment(row: Row) -> Spec:
     plain = (
         "model_version", "instance_type", "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling",
-        "markets",
+        "markets", "team", "priority", "preemptible", "preempts",
     )  # fmt: skip
     regions = [{"region": place["region"], "cells": place["range"] or place["cells"]} for place in row["regions"]]
     return {**{field: row[field] for field in plain}, "regions": regions}

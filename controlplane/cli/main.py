@@ -24,6 +24,7 @@ from controlplane.cli.commands import (
     images,
     machines,
     observe,
+    quota,
     regions,
     rollouts,
     show,
@@ -116,7 +117,7 @@ def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
 for part in (
     *(access.app, show.app, declare.app, rollouts.app),
     *(act.app, autoscale.app, agents.app, machines.app, certificates.app, entry.app, observe.app, chat.app, batch.app),
-    *(rollouts.model_app, bench.app, usage.app, regions.app, images.app, about),
+    *(quota.app, rollouts.model_app, bench.app, usage.app, regions.app, images.app, about),
 ):  # the order of the help
     app.add_typer(part)
 

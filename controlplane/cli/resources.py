@@ -180,6 +180,12 @@ RESOURCES: tuple[Resource, ...] = (
             Column("READY", _places), AGE),
     ),
     Resource(
+        "quotas", "quotas", "name", ("quota",),
+        _of(("TEAM", "team"), ("TYPE", "instance_type"), number("MACHINES", "machines"), number("USED", "used"),
+            number("BORROWED", "borrowed"), number("IDLE", "idle"), number("WANTED", "wanted"),
+            ("DEPLOYMENTS", "deployments")),
+    ),
+    Resource(
         "scaling-places", "autoscaling/places", "id", ("scaling-place", "scaling"),
         _of(("DEPLOYMENT", "deployment"), ("REGION", "region"), ("MODE", "mode"),
             Column("RANGE", lambda row, now: f"{row['min']}-{row['max']}"), number("CELLS", "cells"),

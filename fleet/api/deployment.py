@@ -18,6 +18,7 @@ from fleet.api.deployment_requests import ChangeDeploymentSerializer, CreateDepl
 from fleet.api.history import WithLoad
 from fleet.models import Deployment, DeploymentRegion
 from fleet.planning.autoscaling.policy import cells_as_json
+from fleet.planning.claims import Preempts
 from fleet.planning.states import choices
 from fleet.selectors.cell import ready_cells_by_place
 from fleet.selectors.history import deployment_subject
@@ -29,8 +30,12 @@ from fleet.services.deployment import (
     deployment_scale_or_request,
 )
 from kernel import clock
+from kernel.access import Role, require
 from kernel.rest.serializers import actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
+
+SHARED_WITH_OTHERS = frozenset({"team", "priority", "preemptible", "preempts"})
+"""Who may operate this deployment alone may not say whose machines it gets."""
 
 
 class CellRangeSerializer(serializers.Serializer[Any]):
@@ -45,6 +50,10 @@ class PlaceSerializer(serializers.Serializer[Any]):
         allow_null=True, help_text="Within which the autoscaler may set that number; null: a person alone does."
     )
     ready = serializers.IntegerField(help_text="How many serve now.")
+    granted = serializers.IntegerField(
+        allow_null=True, help_text="How many of them it may have while machines are short; null: all."
+    )
+    grant_reason = serializers.CharField(help_text="Why no more; empty: it may have all.")
 
 
 @extend_schema_serializer(examples=[OpenApiExample("deployment", examples.DEPLOYMENT, response_only=True)])
@@ -60,13 +69,22 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
     markets = serializers.ListField(
         child=serializers.CharField(), help_text="In which its machines may be bought; empty: any."
     )
+    priority = serializers.IntegerField(
+        allow_null=True, help_text="Who gets machines first when they are short; null: as its serving class has it."
+    )
+    preemptible = serializers.BooleanField(
+        allow_null=True, help_text="Whether others may take its cells below the start of its range; null: as its class."
+    )
+    preempts = serializers.ChoiceField(
+        choices=choices(Preempts), help_text="For which of its cells it takes machines of lower priorities."
+    )
     regions = serializers.SerializerMethodField(help_text="In the order of names.")
 
     class Meta:
         model = Deployment
         fields = [
             "name", "model_version", "serving_class", "instance_type", "drain_deadline_s", "update_policy", "slo",
-            "scaling", "markets", "regions", "created_at",
+            "scaling", "markets", "team", "priority", "preemptible", "preempts", "regions", "created_at",
         ]  # fmt: skip
 
     @extend_schema_field(PlaceSerializer(many=True))
@@ -78,6 +96,8 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
                 "cells": place.cells,
                 "range": cells_as_json(place.range) if place.range else None,
                 "ready": ready.get((deployment.name, place.region_id), 0),
+                "granted": place.cells_granted,
+                "grant_reason": place.grant_reason if place.cells_granted is not None else "",
             }
             for place in deployment.regions.all()
         ]
@@ -88,6 +108,7 @@ class DeploymentFilter(filters.FilterSet):
     region = filters.CharFilter(field_name="regions__region_id", help_text="Should serve in this region.")
     model = filters.CharFilter(field_name="model_version__model_id")
     instance_type = filters.CharFilter(field_name="instance_type_id")
+    team = filters.CharFilter()
 
     class Meta:
         model = Deployment
@@ -142,12 +163,15 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
     def partial_update(self, request: Request, name: str) -> Response:
         """Change what is given, and set the number of cells in the named regions, or its range. New cells are placed
         on spares, or on nodes that are launched; superfluous ones drain first. 202 with a request if that empties a
-        region and evacuating one takes two; what else was given is done."""
+        region and evacuating one takes two; what else was given is done. Team, priority and what may be taken
+        concern other deployments: a grant for this one alone does not do for these."""
         deployment = self.get_object()
         payload = ChangeDeploymentSerializer(data=request.data)
         payload.is_valid(raise_exception=True)
         columns, actor, now = dict(payload.validated_data), actor_of(request), clock.now()
         places, done = columns.pop("regions", []), None
+        if SHARED_WITH_OTHERS & set(columns):
+            require(request, Role.OPERATOR)
         with transaction.atomic():
             if columns:
                 deployment_change(name=deployment.name, actor=actor, now=now, **columns)

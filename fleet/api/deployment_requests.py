@@ -9,12 +9,14 @@ from rest_framework import serializers
 from engine_agent.protocol.states import ServingClass
 from fleet.api import examples
 from fleet.planning.autoscaling.policy import CELLS_MOST, InvalidScaling, parse_range
+from fleet.planning.claims import PRIORITY_MOST, Preempts
 from fleet.planning.markets import Market
 from fleet.planning.states import choices
 from kernel.rest.serializers import StrictSerializer
 
 DRAIN_DEADLINE_MAX_S = 24 * 3600.0
 NAME = r"^[A-Za-z0-9][-A-Za-z0-9_]*\Z"
+TEAM = NAME
 
 
 CELLS_SCHEMA = {
@@ -100,6 +102,35 @@ class _Columns(StrictSerializer):
         required=False,
         help_text=f"In which its machines may be bought, of: {', '.join(Market)}; empty: any.",
     )
+
+    team = serializers.RegexField(
+        TEAM,
+        max_length=64,
+        required=False,
+        allow_blank=True,
+        help_text="Whose quota its machines count against; empty: nobody's.",
+    )
+    priority = serializers.IntegerField(
+        min_value=0,
+        max_value=PRIORITY_MOST,
+        required=False,
+        allow_null=True,
+        help_text="Who gets machines first when they are short: the higher. Null: as its serving class has it.",
+    )
+    preemptible = serializers.BooleanField(
+        required=False,
+        allow_null=True,
+        help_text="Whether others may take its cells below the start of its range, too. Null: batch lets them.",
+    )
+    preempts = serializers.ChoiceField(
+        choices=choices(Preempts),
+        required=False,
+        help_text="For which of its cells it takes machines of lower priorities: `min`, those that its range begins "
+        "with or that a person set; `need`, all; `nothing`.",
+    )
+
+    def validate_preempts(self, value: str) -> str:
+        return Preempts(value).value
 
     def validate_serving_class(self, value: str) -> str:
         return ServingClass(value).value

@@ -99,9 +99,22 @@ DEPLOYMENT: dict[str, Any] = {
     "slo": {"ttft_ms": 1500.0},
     "scaling": {"mode": "act"},
     "markets": [],
+    "team": "search",
+    "priority": None,
+    "preemptible": None,
+    "preempts": "min",
     "regions": [
-        {"region": "us-east-1", "cells": 2, "range": {"min": 2, "max": 8}, "ready": 2},
-        {"region": "us-west-2", "cells": 2, "range": None, "ready": 1},
+        {
+            "region": "us-east-1",
+            "cells": 4,
+            "range": {"min": 2, "max": 8},
+            "ready": 3,
+            "granted": 3,
+            "grant_reason": (
+                "team search has 4 of 4 local.sim and borrows 2; nothing more can be borrowed: ads has 4 of 6"
+            ),
+        },
+        {"region": "us-west-2", "cells": 2, "range": None, "ready": 1, "granted": None, "grant_reason": ""},
     ],
     "created_at": "2026-11-21T11:57:00Z",
 }
@@ -126,6 +139,23 @@ SCALE_BY_LOAD: dict[str, Any] = {
         "schedule": [{"cron": "30 7 * * MON-FRI", "time_zone": "America/Los_Angeles", "for_s": 36000, "cells": 4}],
     },
 }
+
+QUOTA: dict[str, Any] = {
+    "name": "search:local.sim",
+    "team": "search",
+    "instance_type": "local.sim",
+    "machines": 4,
+    "borrow_most": None,
+    "wanted": 8,
+    "used": 6,
+    "borrowed": 2,
+    "idle": 0,
+    "deployments": ["sim-70b"],
+    "changed_by": "operator",
+    "changed_at": "2026-11-21T12:00:00Z",
+}
+
+NEW_QUOTA: dict[str, Any] = {"team": "search", "instance_type": "local.sim", "machines": 4}
 
 SCALING_LOAD: dict[str, Any] = {
     "per_cell": 16.0,

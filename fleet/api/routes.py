@@ -11,6 +11,7 @@ from fleet.api.image_move import ImageMoveViewSet
 from fleet.api.incident import IncidentViewSet
 from fleet.api.machine import InvitationViewSet, MachineViewSet
 from fleet.api.node import NodeViewSet
+from fleet.api.quota import QuotaViewSet
 from fleet.api.rate import RateViewSet
 from fleet.api.region import InstanceTypeViewSet, RegionViewSet
 from fleet.api.rollout import RolloutViewSet
@@ -22,6 +23,7 @@ ROUTES = (
     ("image-moves", ImageMoveViewSet, "image-move"),
     ("instance-types", InstanceTypeViewSet, "instance-type"),
     ("rates", RateViewSet, "rate"),
+    ("quotas", QuotaViewSet, "quota"),
     ("machines/invitations", InvitationViewSet, "invitation"),
     ("machines", MachineViewSet, "machine"),
     ("agents/releases", AgentReleaseViewSet, "agent-release"),

@@ -40,7 +40,10 @@ Cells = int | CellRange
 """How many cells a region should have: so many, or as many of a range as the autoscaler finds right."""
 EVACUATE_RULE = "evacuate-region"
 """The rule for whatever empties a region: its evacuation, fixed shares, and scaling it down."""
-CHANGEABLE = ("serving_class", "drain_deadline_s", "update_policy", "slo", "scaling", "markets")
+CHANGEABLE = (
+    "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling", "markets", "team", "priority",
+    "preemptible", "preempts",
+)  # fmt: skip
 
 
 def deployment_create(

@@ -70,6 +70,10 @@ def _deployments(names: set[str]) -> dict[str, Stated]:
             "slo": row.slo,
             "scaling": row.scaling,
             "markets": row.markets,
+            "team": row.team,
+            "priority": row.priority,
+            "preemptible": row.preemptible,
+            "preempts": row.preempts,
             "regions": {place.region_id: cells_as_json(place.range or place.cells) for place in row.regions.all()},
             "_target": targets.get(row.name, row.model_version.reference),
         }

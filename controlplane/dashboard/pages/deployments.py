@@ -27,6 +27,7 @@ from controlplane.dashboard.selectors.deployments import (
 )
 from controlplane.dashboard.selectors.events import EventList, deployment_events
 from controlplane.dashboard.selectors.load_charts import LoadCharts, Slo, load_charts, slo_of
+from controlplane.dashboard.selectors.shares import QuotaTable, Shares, quota_table, shares_of
 from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import plan_scale
 from fleet.models import Deployment, DeploymentRegion, Region
@@ -72,6 +73,14 @@ def _autoscaling(request: PageRequest) -> Autoscaling:
     return autoscaling_of(request.once(_model))
 
 
+def _shares(request: PageRequest) -> Shares:
+    return shares_of(request.once(_model))
+
+
+def _quotas(request: PageRequest) -> QuotaTable:
+    return quota_table()
+
+
 def _load(request: PageRequest) -> LoadCharts:
     objective_ms = request.once(_model).objective().ttft_ms
     subject = deployment_subject(request.key)
@@ -87,6 +96,7 @@ DEPLOYMENTS = Page(
     title="Deployments",
     fragments=(
         Fragment("deployments-table", "", ("deployments", "cells", "load"), "dashboard/deployments/table.html", _list),
+        Fragment("quotas", "Quotas of teams", ("quotas", "cells"), "dashboard/deployments/quotas.html", _quotas),
     ),
     narrow=_filter,
 )
@@ -109,6 +119,13 @@ DEPLOYMENT = Page(
             ("autoscaling", "deployments:{key}", "load"),
             "dashboard/deployments/autoscaling.html",
             _autoscaling,
+        ),
+        Fragment(
+            "deployment-shares",
+            "Share of machines",
+            ("deployments:{key}", "quotas"),
+            "dashboard/deployments/shares.html",
+            _shares,
         ),
         Fragment("deployment-load", "Load", ("history",), "dashboard/load/charts.html", _load),
         Fragment("deployment-actions", "Actions", (), "dashboard/deployments/actions.html", _deployment),

@@ -17,7 +17,7 @@ RESOURCES = [
     "incidents", "fault-rules", "webhooks", "webhook-deliveries", "models", "model-versions",
     "ingresses", "routing-tables", "keys", "key-rings",
     "engine-allowances", "callback-hosts", "request-queues", "prices", "budgets",
-    "rates", "cost-budgets", "batches", "benchmarks",
+    "rates", "quotas", "cost-budgets", "batches", "benchmarks",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
     "entry", "entry-revisions", "autoscaling/places", "autoscaling/decisions",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
@@ -50,6 +50,7 @@ OPERATE = {
     "POST capacity-pools/{id}/resume", "POST image-moves", "POST image-moves/{id}/back",
     "POST regions", "PATCH regions/{id}", "DELETE regions/{id}", "POST deployments",
     "POST autoscaling/pause", "POST autoscaling/resume", "POST batches/{id}/cancel",
+    "POST quotas", "DELETE quotas/{id}",
 }  # fmt: skip
 OPERATE_ONE = {  # a grant for the deployment does, too
     "POST cells/{id}/drain", "POST cells/{id}/restart", "PATCH deployments/{id}", "DELETE deployments/{id}",

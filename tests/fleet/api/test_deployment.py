@@ -12,6 +12,7 @@ from tests.fleet import rows
 pytestmark = pytest.mark.django_db
 
 URL = "/api/v1/deployments/sim-70b"
+ALL = {"granted": None, "grant_reason": ""}
 
 
 def scale(*places: Any, username: str = "operator") -> Any:
@@ -37,9 +38,13 @@ def test_a_deployment_says_everything_about_itself() -> None:
         "slo": {},
         "scaling": {},
         "markets": [],
+        "team": "",
+        "priority": None,
+        "preemptible": None,
+        "preempts": "min",
         "regions": [
-            {"region": "us-east-1", "cells": 2, "range": None, "ready": 1},
-            {"region": "us-west-2", "cells": 1, "range": None, "ready": 0},
+            {"region": "us-east-1", "cells": 2, "range": None, "ready": 1, **ALL},
+            {"region": "us-west-2", "cells": 1, "range": None, "ready": 0, **ALL},
         ],
         "created_at": "2026-11-21T12:00:00Z",
     }
@@ -84,7 +89,7 @@ def test_scaling_into_a_new_region_adds_it() -> None:
 def test_scaling_to_nothing_keeps_the_region() -> None:
     rows.deployment(cells=2)
     assert scale({"region": "us-east-1", "cells": 0}).json()["regions"] == [
-        {"region": "us-east-1", "cells": 0, "range": None, "ready": 0}
+        {"region": "us-east-1", "cells": 0, "range": None, "ready": 0, **ALL}
     ]
 
 
@@ -135,7 +140,7 @@ def test_a_deployment_is_created_with_its_cells_and_policy() -> None:
     assert response.status_code == 200
     made = response.json()
     assert (made["name"], made["serving_class"], made["update_policy"]) == ("chat", "batch", {"bake_s": 5.0})
-    assert made["regions"] == [{"region": "us-east-1", "cells": 2, "range": None, "ready": 0}]
+    assert made["regions"] == [{"region": "us-east-1", "cells": 2, "range": None, "ready": 0, **ALL}]
     assert Event.objects.get(kind="deployment.created").actor == "ada"
 
 

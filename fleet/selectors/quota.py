@@ -1,0 +1,94 @@
+"""Quotas with what their teams have: machines in cells now, machines that all their cells would take, what they borrow
+and what they leave. In a constant number of queries."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from django.db.models import Count
+
+from fleet.models import CellMember, Deployment, Quota
+from models_registry.planning.engine_arguments import nodes_per_cell
+from models_registry.planning.version_spec import InvalidVersion
+
+Owner = tuple[str, str]
+"""Team, instance type."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaUse:
+    """Machines: `used` are in cells of the team's deployments, `wanted` is what all their cells would take. `withheld`:
+    cells of them that it may not have now."""
+
+    quota: Quota
+    used: int
+    wanted: int
+    withheld: int
+    deployments: tuple[str, ...]
+
+    @property
+    def borrowed(self) -> int:
+        return max(0, self.used - self.quota.machines)
+
+    @property
+    def idle(self) -> int:
+        """Machines that it is entitled to and does not use, which others may borrow."""
+        return max(0, self.quota.machines - self.used)
+
+
+def quota_uses(instance_type: str = "") -> list[QuotaUse]:
+    """Every quota, or those of one type."""
+    quotas = Quota.objects.filter(instance_type=instance_type) if instance_type else Quota.objects.all()
+    rows = list(quotas.order_by("instance_type_id", "team"))
+    uses = quota_uses_of({(row.team, row.instance_type_id) for row in rows}) if rows else {}
+    return [uses_of(row, uses) for row in rows]
+
+
+def uses_of(row: Quota, uses: Mapping[Owner, "OwnerUse"]) -> QuotaUse:
+    """A quota with what its owner uses."""
+    use = uses.get((row.team, row.instance_type_id), OwnerUse())
+    return QuotaUse(row, use.used, use.wanted, use.withheld, use.deployments)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerUse:
+    """What the deployments of a team on a type use; see `QuotaUse`."""
+
+    used: int = 0
+    wanted: int = 0
+    withheld: int = 0
+    deployments: tuple[str, ...] = ()
+
+
+def quota_uses_of(owners: set[Owner]) -> dict[Owner, OwnerUse]:
+    """By team and type, in three queries."""
+    rows = Deployment.objects.filter(
+        team__in={team for team, _ in owners}, instance_type__in={kind for _, kind in owners}
+    )
+    used: Counter[str] = Counter()
+    members = CellMember.objects.order_by().filter(cell__deployment__in=rows).values_list("cell__deployment")
+    used.update(dict(members.annotate(count=Count("id"))))
+    wanted: Counter[Owner] = Counter()
+    withheld: Counter[Owner] = Counter()
+    names: dict[Owner, list[str]] = defaultdict(list)
+    in_use: Counter[Owner] = Counter()
+    for row in rows.select_related("model_version").prefetch_related("regions").order_by("name"):
+        owner = (row.team, row.instance_type_id)
+        names[owner].append(row.name)
+        in_use[owner] += used[row.name]
+        size = _size(row)
+        for place in row.regions.all():
+            wanted[owner] += place.cells * size
+            withheld[owner] += place.cells - place.cells_in_force
+    return {
+        owner: OwnerUse(in_use[owner], wanted[owner], withheld[owner], tuple(of_owner))
+        for owner, of_owner in names.items()
+    }
+
+
+def _size(row: Deployment) -> int:
+    """Machines of a cell; 1 if its version cannot be read, which its deployment says elsewhere."""
+    try:
+        return nodes_per_cell(row.model_version.spec(), row.instance_type_id)
+    except InvalidVersion:
+        return 1

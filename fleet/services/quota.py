@@ -1,0 +1,72 @@
+"""States how many machines of a type a team is entitled to. What follows is the reconciler's."""
+
+import re
+from datetime import datetime
+
+from django.db import transaction
+
+from fleet.models import Quota
+from fleet.models.quota import quota_name
+from fleet.services.instance_type import instance_type_named
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.refusals import InvalidInput
+from kernel.tones import Tone
+
+MACHINES_MOST = 100_000
+"""Guards against a slip of the finger; the largest fleets that we plan for have a tenth of it."""
+TEAM = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_]{0,63}")
+
+
+@transaction.atomic
+def quota_set(
+    *, team: str, instance_type: str, machines: int, actor: str, now: datetime, borrow_most: int | None = None
+) -> Quota:
+    """Entitle a team to so many machines of a type; `borrow_most`: how many of others it may borrow, None any number.
+    What is so already is left as it is.
+
+    Raises:
+        InvalidInput: no such instance type, no name of a team, or a number that cannot be.
+    """
+    if not TEAM.fullmatch(team):
+        message = f"{team[:64]!r} is no name of a team; it must be letters, digits, - and _, 64 of them at most"
+        raise InvalidInput(field="team", rule="name", message=message)
+    for field, number in (("machines", machines), ("borrow_most", borrow_most)):
+        if number is not None and not 0 <= number <= MACHINES_MOST:
+            message = f"{field} is {number}; it must be from 0 to {MACHINES_MOST}"
+            raise InvalidInput(field=field, rule="range", message=message)
+    kind = instance_type_named(instance_type)
+    name = quota_name(team, kind.name)
+    before = Quota.objects.select_for_update().filter(name=name).first()
+    if before is not None and (before.machines, before.borrow_most) == (machines, borrow_most):
+        return before
+    row, _ = Quota.objects.update_or_create(
+        name=name,
+        defaults={
+            "team": team,
+            "instance_type": kind,
+            "machines": machines,
+            "borrow_most": borrow_most,
+            "changed_by": actor[:64],
+            "changed_at": now,
+        },
+    )
+    was = f"{before.machines} before" if before else "none before"
+    borrowing = "" if borrow_most is None else f", may borrow {borrow_most} at most"
+    _tell("set", f"team {team} is entitled to {machines} {kind.name}, {was}{borrowing}, by {actor}", actor, now)
+    return row
+
+
+@transaction.atomic
+def quota_remove(*, name: str, actor: str, now: datetime) -> None:
+    """The team is bound by no quota of that type any more, and entitled to none of its machines."""
+    row = Quota.objects.select_for_update().get(name=name)
+    row.delete()
+    message = f"team {row.team} has no quota of {row.instance_type_id} any more, {row.machines} before, by {actor}"
+    _tell("removed", message, actor, now)
+
+
+def _tell(what: str, message: str, actor: str, now: datetime) -> None:
+    event_record(kind=f"quota.{what}", message=message, tone=Tone.MOVING, now=now, actor=actor)
+    live.push("quotas")
+    hints.ring("fleet.reconcile")
