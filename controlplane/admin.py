@@ -19,7 +19,7 @@ from kernel.access import access_of
 
 APPS = ("kernel", "accounts", "audit", "models_registry", "fleet", "traffic", "auth")
 EXCLUDED = frozenset({"auth.Permission"})
-ALWAYS_HIDDEN = frozenset({"password", "secret", "own_secret", "callback_secret", "session_key"})
+ALWAYS_HIDDEN = frozenset({"password", "secret", "own_secret", "callback_secret", "former_secret", "session_key"})
 HIDDEN = {
     "accounts.ApiToken": {"digest"},
     "accounts.Approval": {"secrets"},

@@ -11,6 +11,7 @@ from fleet.api.image_move import IMAGE_STATES
 from fleet.api.machine import INVITATION_STATES
 from fleet.api.node import ROLES
 from fleet.api.rate import KINDS as KINDS_OF_RATES
+from fleet.api.webhook import EVENTS
 from fleet.planning.autoscaling.policy import ScalingMode
 from fleet.planning.autoscaling.view import ScalingRule
 from fleet.planning.claims import Preempts
@@ -30,6 +31,7 @@ from kernel.tones import Tone
 from models_registry.planning.diff import Change
 from models_registry.planning.lifecycle import ValidationState, VersionState
 from traffic.api.cost import SOURCES
+from traffic.planning.batch_event import BatchEvent
 from traffic.planning.key import KeyState
 from traffic.planning.overrides import EvacuationMode, OverrideKind
 from traffic.planning.shift import ShiftKind
@@ -64,6 +66,8 @@ AUDIT_OUTCOMES = choices(Outcome)
 AUDIT_PROOFS = choices(Proof)
 WEBHOOK_FORMATS = choices(WebhookFormat)
 KEY_STATES = choices(KeyState)
+BATCH_EVENTS = choices(BatchEvent)
+WEBHOOK_EVENTS = EVENTS
 VALIDATION_STATES = choices(ValidationState)
 CHANGES = choices(Change)
 RULE_MODES = choices(RuleMode)

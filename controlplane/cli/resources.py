@@ -287,6 +287,15 @@ RESOURCES: tuple[Resource, ...] = (
         _of(number("ID", "id"), ("TENANT", "tenant"), ("HOST", "host"), ("ACTOR", "actor"), AGE),
     ),
     Resource(
+        "bucket-grants", "bucket-grants", "id", ("bucket-grant",),
+        _of(number("ID", "id"), ("TENANT", "tenant"), ("PLACE", "uri"), ("READ", "may_read"), ("WRITE", "may_write"),
+            ("ACTOR", "actor"), AGE),
+    ),
+    Resource(
+        "tenant-webhooks", "tenant-webhooks", "id", ("tenant-webhook",),
+        _of(number("ID", "id"), ("TENANT", "tenant"), ("URL", "url"), ("ACTOR", "actor"), AGE),
+    ),
+    Resource(
         "request-queues", "request-queues", "id", ("request-queue",),
         _of(number("ID", "id"), ("NAME", "name"), ("TENANT", "tenant"), ("KEY", "key"), STATE,
             number("WAITING", "waiting"), ("REASON", "reason")),

@@ -24,11 +24,16 @@ from controlplane.dashboard.pages.incidents import INCIDENT, INCIDENTS
 from controlplane.dashboard.pages.keys import (
     KEY,
     KEYS,
+    bucket_grant_new,
+    bucket_grant_withdraw_action,
     callback_host_new,
     callback_host_withdraw_action,
     key_action,
     key_new,
     keys_require_action,
+    tenant_webhook_new,
+    tenant_webhook_remove_action,
+    tenant_webhook_rotate_action,
 )
 from controlplane.dashboard.pages.machines import (
     invitation_withdraw_action,
@@ -172,6 +177,11 @@ urlpatterns = [
     path("settings/approval-rules/<str:name>/", settings.approval_rule_action, name="approval-rule"),
     path("keys/callback-hosts/new/", callback_host_new, name="callback-host-new"),
     path("keys/callback-hosts/<int:id>/withdraw/", callback_host_withdraw_action, name="callback-host-withdraw"),
+    path("keys/buckets/new/", bucket_grant_new, name="bucket-grant-new"),
+    path("keys/buckets/<int:id>/withdraw/", bucket_grant_withdraw_action, name="bucket-grant-withdraw"),
+    path("keys/webhooks/new/", tenant_webhook_new, name="tenant-webhook-new"),
+    path("keys/webhooks/<int:id>/rotate/", tenant_webhook_rotate_action, name="tenant-webhook-rotate"),
+    path("keys/webhooks/<int:id>/remove/", tenant_webhook_remove_action, name="tenant-webhook-remove"),
     path("settings/allowances/", _view(settings.ALLOWANCES), name="settings-allowances"),
     path("settings/allowances/new/", settings.allowance_new, name="allowance-new"),
     path("settings/allowances/<int:id>/withdraw/", settings.allowance_withdraw_action, name="allowance-withdraw"),

@@ -41,12 +41,17 @@ class Webhook(models.Model):
 class WebhookDelivery(models.Model):
     """One event for one webhook, or for one address that was named only for it, with the secret to sign with.
 
+    `is_standard`: it is as Standard Webhooks have it, and may have several secrets, with blanks between. `origin` names
+    what its address was taken from, where that may be withdrawn.
+
     `due_at`: when it is tried next; while a worker tries it, until when its claim lasts.
     """
 
     webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries", null=True)
     own_url = models.CharField(max_length=500, blank=True)
     own_secret = models.CharField(max_length=128, blank=True)
+    is_standard = models.BooleanField(default=False)
+    origin = models.CharField(max_length=64, blank=True)
     event = models.CharField(max_length=64)
     body = models.JSONField()
     state = models.CharField(max_length=16, choices=choices(DeliveryState), default=DeliveryState.PENDING.value)

@@ -20,6 +20,7 @@ from django.db.models import F, Q, QuerySet
 from fleet.models import WebhookDelivery
 from fleet.planning.webhooks.delivery import DeliveryState, WebhookSettings, parse_networks, retry_after_s, signature
 from fleet.planning.webhooks.messages import WebhookFormat, json_message, slack_message
+from fleet.planning.webhooks.standard import standard_headers, standard_message
 from fleet.services.webhook_http import AttemptResult, post
 from kernel import clock, live
 from kernel.metrics import WEBHOOK_ATTEMPTS
@@ -119,21 +120,31 @@ async def _send_all(
 
 async def _send(delivery: WebhookDelivery, timestamp: int, settings: WebhookSettings) -> AttemptResult:
     body = json.dumps(message(delivery), separators=(",", ":")).encode()
-    headers = {
-        "Content-Type": "application/json",
-        "User-Agent": "switchyard-webhook",
+    headers = {"Content-Type": "application/json", "User-Agent": "switchyard-webhook"}
+    return await post(delivery.url, body, headers | _signed(delivery, timestamp, body), settings)
+
+
+def _signed(delivery: WebhookDelivery, timestamp: int, body: bytes) -> dict[str, str]:
+    if delivery.is_standard:
+        return standard_headers(_standard_id(delivery), timestamp, body, delivery.secret.split())
+    return {
         "X-Switchyard-Event": delivery.event,
         "X-Switchyard-Delivery": str(delivery.pk),
         "X-Switchyard-Timestamp": str(timestamp),
         "X-Switchyard-Signature": signature(delivery.secret, timestamp, body),
     }
-    return await post(delivery.url, body, headers, settings)
+
+
+def _standard_id(delivery: WebhookDelivery) -> str:
+    return f"evt_{delivery.pk}"
 
 
 def message(delivery: WebhookDelivery) -> dict[str, Any]:
     """What is sent: the same at every attempt."""
     if delivery.webhook and delivery.webhook.format == WebhookFormat.SLACK:
         return slack_message(event=delivery.event, data=delivery.body, console_url=django_settings.SWITCHYARD_URL)
+    if delivery.is_standard:
+        return standard_message(_standard_id(delivery), int(delivery.created_at.timestamp()), delivery.body)
     at = delivery.created_at.isoformat()
     return json_message(delivery=delivery.pk, event=delivery.event, at=at, data=delivery.body)
 

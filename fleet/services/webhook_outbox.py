@@ -4,8 +4,10 @@ none is lost of what did. It sends nothing."""
 from datetime import datetime
 from typing import Any
 
+from django.db.models import QuerySet
+
 from fleet.models import Webhook, WebhookDelivery
-from fleet.planning.webhooks.delivery import is_subscribed
+from fleet.planning.webhooks.delivery import DeliveryState, is_subscribed
 from kernel import hints
 
 WEBHOOKS_LOOP, CALLBACKS_TASK = "fleet.send_webhooks", "fleet.send_callbacks"
@@ -24,9 +26,31 @@ def delivery_create(*, webhook: Webhook, event: str, body: dict[str, Any], now: 
     return WebhookDelivery.objects.create(webhook=webhook, event=event, body=body, created_at=now, due_at=now)
 
 
-def delivery_create_to(*, url: str, secret: str, event: str, body: dict[str, Any], now: datetime) -> WebhookDelivery:
+def delivery_create_to(
+    *,
+    url: str,
+    secret: str,
+    event: str,
+    body: dict[str, Any],
+    now: datetime,
+    is_standard: bool = False,
+    origin: str = "",
+) -> WebhookDelivery:
     """Put one message for one address into the outbox: claimed, signed, sent and tried again as those of webhooks."""
     hints.ring(CALLBACKS_TASK)
     return WebhookDelivery.objects.create(
-        own_url=url, own_secret=secret, event=event, body=body, created_at=now, due_at=now
+        own_url=url,
+        own_secret=secret,
+        event=event,
+        body=body,
+        created_at=now,
+        due_at=now,
+        is_standard=is_standard,
+        origin=origin,
     )
+
+
+def deliveries_give_up(rows: "QuerySet[WebhookDelivery]", *, now: datetime, why: str) -> int:
+    """End those of the rows that wait, without another attempt. Returns how many."""
+    ended = {"state": DeliveryState.FAILED.value, "ended_at": now, "reason": why}
+    return rows.filter(state=DeliveryState.PENDING.value).update(**ended)

@@ -53,7 +53,13 @@ def begun(content: bytes, tenant: str = "", *, key: str = "", now: datetime = NO
           **asked: Any) -> Batch:  # fmt: skip
     """A batch over this content, in the state validating."""
     file = stored(content, tenant, now=now)
-    payload = {"input_file_id": file.id, "endpoint": ENDPOINT, "completion_window": "24h", **asked}
+    return begun_with(tenant, key=key, now=now, settings=settings, input_file_id=file.id, **asked)
+
+
+def begun_with(tenant: str = "", *, key: str = "", now: datetime = NOW, settings: BatchSettings = SOON,
+               **asked: Any) -> Batch:  # fmt: skip
+    """A batch over what is asked for."""
+    payload = {"endpoint": ENDPOINT, "completion_window": "24h", **asked}
     return batch_create(
         application=Application(tenant=tenant, key=key),
         asked=checked_batch(payload),

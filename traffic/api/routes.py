@@ -3,6 +3,7 @@
 from django.urls import path, re_path
 
 from traffic.api.async_request import ENDPOINTS, accept, detail, unknown_path
+from traffic.api.bucket_grant import BucketGrantViewSet
 from traffic.api.budget import BudgetViewSet
 from traffic.api.callback_host import CallbackHostViewSet
 from traffic.api.cost import CostViewSet
@@ -15,6 +16,7 @@ from traffic.api.operator_batch import BatchViewSet
 from traffic.api.override import EvacuationViewSet, OverrideViewSet
 from traffic.api.price import PriceViewSet
 from traffic.api.request_queue import RequestQueueViewSet
+from traffic.api.tenant_webhook import TenantWebhookViewSet
 from traffic.api.traffic_policy import TrafficPolicyViewSet
 from traffic.api.usage import UsageViewSet
 
@@ -24,6 +26,8 @@ ROUTES = (
     ("keys", KeyViewSet, "key"),
     ("key-rings", KeyRingViewSet, "key-ring"),
     ("callback-hosts", CallbackHostViewSet, "callback-host"),
+    ("bucket-grants", BucketGrantViewSet, "bucket-grant"),
+    ("tenant-webhooks", TenantWebhookViewSet, "tenant-webhook"),
     ("request-queues", RequestQueueViewSet, "request-queue"),
     ("batches", BatchViewSet, "batch"),
     ("usage", UsageViewSet, "usage"),

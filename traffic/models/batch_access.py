@@ -7,7 +7,7 @@ from django.db import models
 from django.db.models import Q
 
 from fleet.planning.webhooks.delivery import shown_url
-from traffic.planning.batch_event import SECRET_PREFIX
+from fleet.planning.webhooks.standard import SECRET_PREFIX
 from traffic.planning.object_uri import ObjectUri
 
 SECRET_BYTES = 32
@@ -65,6 +65,11 @@ class TenantWebhook(models.Model):
 
     def __str__(self) -> str:
         return f"{self.shown_url} for {self.tenant or 'batches without a key'}"
+
+    @property
+    def origin(self) -> str:
+        """What its messages in the outbox are found by."""
+        return f"tenant-webhook {self.pk}"
 
     @property
     def shown_url(self) -> str:

@@ -4,9 +4,6 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-SECRET_PREFIX = "whsec_"  # noqa: S105 - the part that is no secret
-"""Of Standard Webhooks."""
-
 
 class BatchEvent(StrEnum):
     """OpenAI's four, and one of ours."""

@@ -1,6 +1,6 @@
 """What is known of batches. Whoever is not the tenant of one finds none (I15)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,10 +11,11 @@ from django.db.models.functions import Coalesce
 from engine_agent.protocol.states import ServingClass
 from fleet.models import CellMember
 from fleet.selectors.load import load_stored
-from traffic.models import Batch, BatchRange, RoutingTable
+from traffic.models import ApplicationKey, Batch, BatchRange, RoutingTable
 from traffic.models.batch import OPEN_STATES
 from traffic.planning.batch import BATCH_ID, STAMPS, BatchState, Tally
 from traffic.planning.batch_order import BatchJob, estimated_end
+from traffic.planning.batch_pacing import PacedBatch
 from traffic.planning.batch_window import CellLatency
 from traffic.selectors.routing import UnreadableTable, table_message
 
@@ -80,6 +81,7 @@ def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
             "input_etag": batch.input_etag or None,
             "output_uri": batch.output_uri or None,
             "deadline_at_risk_at": _seconds(batch.at_risk_at),
+            "warnings": _warnings(batch),
             "serving_class": served_as(batch).value,
             "lines_per_s": round(rate, 3) if rate else None,
             "estimated_end_at": _seconds(estimated_end(remaining, rate, now)) if _runs(batch) else None,
@@ -158,6 +160,37 @@ def batch_standing(batch: Batch, now: datetime) -> BatchStanding:
 def batches_by_state() -> list[dict[str, Any]]:
     rows = Batch.objects.filter(state__in=OPEN_STATES).order_by().values("state")
     return [dict(row) for row in rows.annotate(n=Count("pk"))]
+
+
+def batches_paced(now: datetime, rates: Mapping[str, float]) -> list[PacedBatch]:
+    """Batches in progress whose class was not raised yet."""
+    batches = list(Batch.objects.filter(state=BatchState.IN_PROGRESS.value, raised_at=None, expires_at__gt=now))
+    done = tallies(batches)
+    modest = set(
+        ApplicationKey.objects.filter(
+            prefix__in={batch.key for batch in batches}, serving_class=ServingClass.BATCH.value
+        ).values_list("prefix", flat=True)
+    )
+    return [_paced(batch, done[batch.id], rates, now, may_raise=batch.key not in modest) for batch in batches]
+
+
+def _paced(batch: Batch, done: Tally, rates: Mapping[str, float], now: datetime, *, may_raise: bool) -> PacedBatch:
+    return PacedBatch(
+        id=batch.id,
+        began_at=batch.in_progress_at or batch.created_at,
+        expires_at=batch.expires_at,
+        remaining=batch.lines - done.completed - done.failed,
+        rate=_rate(batch, done, now) or rates.get(f"{batch.region_id} {batch.model}", 0.0),
+        may_raise=may_raise,
+        is_at_risk=batch.at_risk_at is not None,
+    )
+
+
+def _warnings(batch: Batch) -> list[dict[str, Any]]:
+    if batch.at_risk_at is None:
+        return []
+    message = "At its rate the batch misses its deadline. Lines that have not run by then are reported as expired."
+    return [{"code": "deadline_at_risk", "message": message}]
 
 
 def served_as(batch: Batch) -> ServingClass:

@@ -28,6 +28,7 @@ from traffic.planning.batch import (
     batch_not_found,
     cancel_refusal,
 )
+from traffic.planning.batch_event import BatchEvent
 from traffic.planning.batch_order import deadline_refusal
 from traffic.planning.stored_file import FilePurpose
 from traffic.selectors.application import Application
@@ -36,6 +37,7 @@ from traffic.selectors.batch import batch_of, lines_ahead, measured_rate, open_b
 from traffic.selectors.bucket_grant import BucketUse, bucket_check
 from traffic.selectors.stored_file import stored_file_of
 from traffic.services.file_store import file_store
+from traffic.services.tenant_webhook import tenant_webhooks_notify
 
 BATCHES = "batches"
 SWEPT_AFTER = timedelta(days=1)
@@ -172,6 +174,7 @@ def batch_move(rows: "QuerySet[Batch]", *, start: BatchState, to: BatchState, no
         moved = Batch.objects.filter(id__in=ids).update(**columns)
         for batch in Batch.objects.filter(id__in=ids):
             webhooks_notify(event=f"batch.{to}", body=_told(batch), now=now)
+            tenant_webhooks_notify(tenant=batch.tenant, event=BatchEvent(f"batch.{to}"), batch_id=batch.id, now=now)
     return moved
 
 

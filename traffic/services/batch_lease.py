@@ -15,6 +15,7 @@ from django.db.models import Exists, OuterRef, Q
 from traffic.models import Batch, BatchRange
 from traffic.planning.batch import MERGING, BatchSettings, BatchState
 from traffic.planning.batch_outcome import Outcome, journal_outcomes
+from traffic.selectors.batch import served_as
 from traffic.services.batch import BATCHES
 from traffic.services.file_store import FileStore
 
@@ -31,6 +32,7 @@ class LeasedRange:
     region: str
     endpoint: str
     model: str
+    serving_class: str
     number: int
     fence: int
     start: int
@@ -95,6 +97,7 @@ def range_claim(*, batch_id: str, now: datetime, settings: BatchSettings) -> Lea
         region=batch.region_id,
         endpoint=batch.endpoint,
         model=batch.model,
+        serving_class=served_as(batch).value,
         number=part.number,
         fence=part.fence,
         start=part.start,

@@ -45,6 +45,7 @@ from traffic.services.batch_lease import (
     range_release,
     ranges_renew,
 )
+from traffic.services.batch_pacing import batches_pace
 from traffic.services.batch_validation import batch_validate
 from traffic.services.file_store import FileStore, NoSuchFile, StoreAway, file_store
 from traffic.services.ingress_client import ingress_post
@@ -53,6 +54,7 @@ ATTEMPT_S = 3600.0
 """Of one line, queueing included; then it is tried again."""
 ANSWER_ROOM_S = 2.0
 DATABASE_PAUSE_S = 2.0
+PACE_EVERY_S = 10.0
 AHEAD = 2
 """Ranges that are held for each model, so that the next one is there when the first one ends."""
 T = TypeVar("T")
@@ -163,6 +165,7 @@ class BatchRunner:
         self._chore: tuple[Batch, asyncio.Task[None]] | None = None
         self._renewed_at_s = 0.0
         self._steered_at_s = 0.0
+        self._paced_at_s = 0.0
         self._looked_at_s = 0.0
         self._seen_open_at_s = monotonic()
         self._changed = asyncio.Event()
@@ -226,6 +229,7 @@ class BatchRunner:
         self._seen_open_at_s = monotonic()
         now = self._now()
         batches_advance(now=now)
+        self._pace(now)
         self._steer(now)
         chore = batch_chore_claim(now=now, settings=self._settings) if self._chore is None else None
         self._addresses = ingress_addresses_by_region()
@@ -255,6 +259,12 @@ class BatchRunner:
             region, _, model = target.partition(" ")
             self._window(target).cells = len(ready_cells(region, model))
         return claimed
+
+    def _pace(self, now: datetime) -> None:
+        """Note what falls behind its deadline."""
+        if monotonic() - self._paced_at_s >= PACE_EVERY_S:
+            self._paced_at_s = monotonic()
+            batches_pace(now=now, rates={target: window.rate for target, window in self._windows.items()})
 
     def _steer(self, now: datetime) -> None:
         """Let windows follow what real-time requests of their cells feel."""
@@ -396,7 +406,7 @@ class BatchRunner:
             return AttemptResponse(None, sent=False, reason=f"region {leased.region} has no ingress")
         left_s = min(ATTEMPT_S, max(1.0, (leased.expires_at - self._now()).total_seconds()))
         headers = {
-            "X-Switchyard-Class": "batch",
+            "X-Switchyard-Class": leased.serving_class,
             "X-Switchyard-Deadline-Ms": str(int(left_s * 1000)),
             "X-Request-Id": id,
         }

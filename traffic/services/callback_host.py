@@ -9,11 +9,12 @@ from django.db import transaction
 
 from fleet.models import WebhookDelivery
 from fleet.planning.webhooks.delivery import DeliveryState, RefusedUrl, host_of, parse_url
+from fleet.services.webhook_outbox import deliveries_give_up
 from kernel import live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
-from traffic.models import AsyncRequest, CallbackHost
+from traffic.models import AsyncRequest, CallbackHost, TenantWebhook
 
 WITHDRAWN = "refused: the host was taken off the tenant's list"
 
@@ -43,8 +44,11 @@ def callback_host_withdraw(*, host_id: int, actor: str, now: datetime) -> None:
     mine = AsyncRequest.objects.filter(tenant=row.tenant).exclude(callback_secret="").values("callback_secret")
     waiting = WebhookDelivery.objects.filter(state=DeliveryState.PENDING.value, webhook=None, own_secret__in=mine)
     gone = [delivery.pk for delivery in waiting if host_of(parse_url(delivery.own_url)) == row.host]
-    ended = {"state": DeliveryState.FAILED.value, "ended_at": now, "reason": WITHDRAWN}
-    WebhookDelivery.objects.filter(pk__in=gone, state=DeliveryState.PENDING.value).update(**ended)
+    hooks = TenantWebhook.objects.filter(tenant=row.tenant)
+    origins = [hook.origin for hook in hooks if host_of(parse_url(hook.url)) == row.host]
+    of_webhooks = WebhookDelivery.objects.filter(origin__in=origins)
+    for rows in (WebhookDelivery.objects.filter(pk__in=gone), of_webhooks):
+        deliveries_give_up(rows, now=now, why=WITHDRAWN)
     _event("withdrawn", f"callbacks may no longer go to {row}, by {actor}", Tone.OK, row, actor, now)
 
 

@@ -30,29 +30,41 @@ from controlplane.dashboard.selectors.keys import (
     KeyList,
     PolicyView,
     callback_rows,
+    grant_rows,
     key_chart,
     key_find,
     key_list,
     key_tenants,
     policy_view,
     tenant_chart,
+    tenant_webhook_rows,
     usage_rows,
 )
 from engine_agent.protocol.states import ServingClass
 from fleet.models import Deployment
 from fleet.planning.states import choices
 from kernel.access import Role
+from traffic.api.bucket_grant import CreateBucketGrantSerializer
 from traffic.api.callback_host import AllowCallbackHostSerializer
 from traffic.api.key import ChangeKeySerializer, CreateKeySerializer
-from traffic.models import ApplicationKey, CallbackHost
+from traffic.api.tenant_webhook import CreateTenantWebhookSerializer
+from traffic.models import ApplicationKey, BucketGrant, CallbackHost, TenantWebhook
 from traffic.planning.key import LIMITS, KeyState
+from traffic.services.bucket_grant import bucket_grant_create, bucket_grant_withdraw
 from traffic.services.callback_host import callback_host_allow, callback_host_withdraw
 from traffic.services.key import key_change, key_create, key_revoke, key_rotate, keys_require
+from traffic.services.tenant_webhook import (
+    NewSecret,
+    tenant_webhook_create,
+    tenant_webhook_remove,
+    tenant_webhook_rotate,
+)
 
 FORM_FIELDS = ("name", "tenant", "serving_class", *LIMITS, "expires_at")
 LIMIT_EFFECT = "Ingresses apply it within seconds. 0 means no limit. Each region counts separately."
 ORIGINS_EFFECT = "Pages of these origins may use the key from a browser, where their users can read it."
 ROTATE_EFFECT = "A new key with the same limits is shown once. This one expires within 24 hours."
+HOW_TO_VERIFY = "Its receiver checks messages by client.webhooks.unwrap(body, headers, secret=…) of OpenAI's client."
 HOW_TO_USE = "Send it as Authorization: Bearer …, or as the api_key of an OpenAI client."
 
 
@@ -128,6 +140,14 @@ KEYS = Page(
         Fragment(
             "keys-callbacks", "Callback hosts", ("keys",), "dashboard/keys/callbacks.html", lambda _: callback_rows()
         ),
+        Fragment(
+            "keys-webhooks",
+            "Webhooks of tenants",
+            ("keys",),
+            "dashboard/keys/webhooks.html",
+            lambda _: tenant_webhook_rows(),
+        ),
+        Fragment("keys-buckets", "Places in S3", ("keys",), "dashboard/keys/buckets.html", lambda _: grant_rows()),
         Fragment("keys-policy", "Key policy", ("keys", "traffic"), "dashboard/keys/policy.html", _policy),
     ),
     narrow=_filter,
@@ -246,6 +266,47 @@ def callback_host_new(form: Submission, _: None) -> None:
 @action(CALLBACK_HOSTS, Role.ADMIN)
 def callback_host_withdraw_action(form: Submission, id: int) -> None:
     callback_host_withdraw(host_id=get_object_or_404(CallbackHost, pk=id).pk, actor=form.actor, now=form.now)
+
+
+BUCKET_GRANTS = page_target("keys", "places in S3")
+TENANT_WEBHOOKS = page_target("keys", "webhooks of tenants")
+
+
+@action(BUCKET_GRANTS, Role.ADMIN)
+def bucket_grant_new(form: Submission, _: None) -> None:
+    may = {f"may_{use}": use in form.texts("uses") for use in ("read", "write")}
+    fields = form.valid(CreateBucketGrantSerializer, "tenant", "uri", "region", **may)
+    bucket_grant_create(actor=form.actor, now=form.now, **fields)
+
+
+@action(BUCKET_GRANTS, Role.ADMIN)
+def bucket_grant_withdraw_action(form: Submission, id: int) -> None:
+    bucket_grant_withdraw(grant_id=get_object_or_404(BucketGrant, pk=id).pk, actor=form.actor, now=form.now)
+
+
+@action(TENANT_WEBHOOKS)
+def tenant_webhook_new(form: Submission, _: None) -> HttpResponse:
+    fields = form.valid(CreateTenantWebhookSerializer, "tenant", "url")
+    return _webhook_shown(form.request, tenant_webhook_create(actor=form.actor, now=form.now, **fields))
+
+
+@action(TENANT_WEBHOOKS)
+def tenant_webhook_rotate_action(form: Submission, id: int) -> HttpResponse:
+    row = get_object_or_404(TenantWebhook, pk=id)
+    new = tenant_webhook_rotate(webhook_id=row.pk, actor=form.actor, now=form.now)
+    return _webhook_shown(form.request, new)
+
+
+@action(TENANT_WEBHOOKS)
+def tenant_webhook_remove_action(form: Submission, id: int) -> None:
+    tenant_webhook_remove(webhook_id=get_object_or_404(TenantWebhook, pk=id).pk, actor=form.actor, now=form.now)
+
+
+def _webhook_shown(request: HttpRequest, new: NewSecret) -> HttpResponse:
+    url = reverse("keys")
+    return secret_shown(
+        request, what="Signing secret", name=str(new.webhook), text=new.text, use=HOW_TO_VERIFY, url=url
+    )
 
 
 def _set_required(form: Submission, thing: None) -> None:

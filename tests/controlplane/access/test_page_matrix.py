@@ -26,13 +26,15 @@ OPERATOR = {
     "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",
     "machine-add", "machine-remove", "invitation-withdraw",
     "pool-add", "pool-action", "image-move", "image-back", "agents-upgrade", "agents-cancel",
-    "key-new", "key-action", "batch-action", "draft-new", "draft-edit",
+    "key-new", "key-action", "tenant-webhook-new", "tenant-webhook-rotate", "tenant-webhook-remove",
+    "batch-action", "draft-new", "draft-edit",
     "version-action", "webhook-test", "playground-say", "audit",
 }  # fmt: skip
 ADMIN = {
     "keys-require", "settings-users", "settings-groups", "user-new", "user-change", "program-new", "group-new",
     "group-change", "group-delete", "grant-new", "grant-take", "approval-approve", "approval-rule", "webhook-new",
-    "webhook-switch", "webhook-delete", "fault-rule", "callback-host-new", "callback-host-withdraw", "allowance-new",
+    "webhook-switch", "webhook-delete", "fault-rule", "callback-host-new", "callback-host-withdraw",
+    "bucket-grant-new", "bucket-grant-withdraw", "allowance-new",
     "allowance-withdraw", "price-set", "price-withdraw", "budget-set", "budget-remove",
     "rate-set", "rate-withdraw", "cost-budget-set", "cost-budget-remove",
 }  # fmt: skip
