@@ -504,3 +504,44 @@ RATE: dict[str, Any] = {
     "created_at": "2026-11-21T12:00:00Z",
 }
 NEW_RATE: dict[str, Any] = {"kind": "machine_price", "subject": "p5.48xlarge", "value": "31.464"}
+
+CAPACITY_PLAN = {
+    "at": "2026-11-26T12:00:00Z",
+    "made_at": "2026-11-26T12:00:21Z",
+    "slot_s": 900,
+    "solver": "whole",
+    "why": "",
+    "took_s": 0.31,
+    "shifts": 1,
+    "total": 64.5,
+    "dollars": [21.5, 43.0],
+    "places": [
+        {
+            "deployment": "sim-70b",
+            "region": "us-west-2",
+            "cells": [2, 3],
+            "by_type": {"trn1.32xlarge": [2, 3]},
+            "expected": [40.2, 41.0],
+            "cover": [52.8, 53.1],
+            "budget": [46.2, 88.6],
+            "due": [46.2, 80.0],
+        }
+    ],
+    "machines": [
+        {"region": "us-west-2", "instance_type": "trn1.32xlarge", "pool": "on_demand in usw2-az1", "machines": [2, 3]}
+    ],
+    "orders": [
+        {
+            "at_s": 660.0,
+            "kind": "start",
+            "deployment": "sim-70b",
+            "region": "us-west-2",
+            "instance_type": "trn1.32xlarge",
+            "count": 1,
+            "dollars": 22.93,
+            "reason": "41.0 requests at once are expected, and batches that are due take the rest of 3 cells",
+            "source": "",
+        }
+    ],
+    "lacks": [],
+}

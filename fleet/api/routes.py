@@ -3,6 +3,7 @@
 from fleet.api.agents import AgentReleaseViewSet, AgentRolloutViewSet
 from fleet.api.application_certificate import CertificateViewSet
 from fleet.api.autoscaling import AutoscalingViewSet, ScalingDecisionViewSet, ScalingPlaceViewSet
+from fleet.api.capacity_plan import CapacityPlanViewSet
 from fleet.api.capacity_pool import CapacityPoolViewSet
 from fleet.api.cell import CellViewSet
 from fleet.api.deployment import DeploymentViewSet
@@ -19,6 +20,7 @@ from fleet.api.webhook import WebhookDeliveryViewSet, WebhookViewSet
 
 ROUTES = (
     ("regions", RegionViewSet, "region"),
+    ("capacity-plan", CapacityPlanViewSet, "capacity-plan"),
     ("capacity-pools", CapacityPoolViewSet, "capacity-pool"),
     ("image-moves", ImageMoveViewSet, "image-move"),
     ("instance-types", InstanceTypeViewSet, "instance-type"),

@@ -4,6 +4,7 @@ from fleet.models.agents import AgentMove, AgentRelease, AgentRollout
 from fleet.models.application_certificate import ApplicationCertificate
 from fleet.models.authority import FleetAuthority, IssuedCertificate
 from fleet.models.autoscaling import ScalingDecision, ScalingState, ScalingSwitch
+from fleet.models.capacity_plan import DayPlan, DayPlanPlace
 from fleet.models.cell import Cell, CellMember, Disruption
 from fleet.models.cloud import (
     CallBucket,
@@ -41,6 +42,8 @@ __all__ = [
     "CellSighting",
     "CloudNotice",
     "CloudRegion",
+    "DayPlan",
+    "DayPlanPlace",
     "Deployment",
     "DeploymentRegion",
     "Disruption",

@@ -1,0 +1,109 @@
+"""The plan of the day over HTTP: the newest, with what it has for each deployment in each region."""
+
+from typing import Any
+
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.api import examples
+from fleet.models import DayPlan, DayPlanPlace
+from fleet.selectors.capacity_plan import newest_plan
+from kernel.rest.view_sets import ViewSet
+
+SLOTS_HELP = "A value for each slot."
+
+
+def _slots(**more: Any) -> serializers.ListField:
+    return serializers.ListField(child=serializers.FloatField(), help_text=more.pop("help_text", SLOTS_HELP), **more)
+
+
+class DayPlanPlaceSerializer(serializers.ModelSerializer[DayPlanPlace]):
+    deployment = serializers.CharField(source="deployment_id")
+    region = serializers.CharField(source="region_id")
+    cells = serializers.ListField(child=serializers.IntegerField(), help_text=SLOTS_HELP)
+    by_type = serializers.DictField(
+        child=serializers.ListField(child=serializers.IntegerField()), help_text="Its cells by instance type."
+    )
+    expected = _slots(help_text="Requests at once of real-time work that are expected (p50).")
+    cover = _slots(help_text="Requests at once that cells are to have room for at their target.")
+    budget = _slots(help_text="Requests at once that batches may have; empty where nobody forecasts the load.")
+    due = _slots(help_text="Of these, what batches that are due are counted on to take.")
+
+    class Meta:
+        model = DayPlanPlace
+        fields = ["deployment", "region", "cells", "by_type", "expected", "cover", "budget", "due"]
+
+
+class PlannedMachinesSerializer(serializers.Serializer[Any]):
+    region = serializers.CharField()
+    instance_type = serializers.CharField()
+    pool = serializers.CharField()
+    machines = serializers.ListField(child=serializers.IntegerField(), help_text=SLOTS_HELP)
+
+
+class OrderSerializer(serializers.Serializer[Any]):
+    """A change of the next two hours."""
+
+    at_s = serializers.FloatField(help_text="Seconds after the begin of the plan.")
+    kind = serializers.ChoiceField(choices=["start", "stop", "move", "launch", "give_back"])
+    deployment = serializers.CharField(help_text="Empty: of machines.")
+    region = serializers.CharField()
+    instance_type = serializers.CharField()
+    count = serializers.IntegerField(help_text="Cells, or machines.")
+    dollars = serializers.FloatField(help_text="Of an hour, and of the shift; less than 0: saved in an hour.")
+    reason = serializers.CharField()
+    source = serializers.CharField(help_text="Whose nodes move, or which pool's machines.")
+
+
+class LackSerializer(serializers.Serializer[Any]):
+    deployment = serializers.CharField()
+    region = serializers.CharField()
+    what = serializers.ChoiceField(choices=["realtime", "batch"])
+    at_s = serializers.FloatField(help_text="Seconds after the begin of the plan; of batches, when they are due.")
+    requests = serializers.FloatField(help_text="At once: the most; of batches the mean until they are due.")
+    reason = serializers.CharField()
+    lasts_s = serializers.IntegerField()
+
+
+@extend_schema_serializer(
+    many=False, examples=[OpenApiExample("one cell more for a batch", examples.CAPACITY_PLAN, response_only=True)]
+)
+class DayPlanSerializer(serializers.ModelSerializer[DayPlan]):
+    at = serializers.DateTimeField(allow_null=True, help_text="When the first slot begins; null: there is no plan yet.")
+    made_at = serializers.DateTimeField(allow_null=True)
+    slot_s = serializers.IntegerField()
+    solver = serializers.CharField(help_text="whole, lp or greedy: which way it was found.")
+    why = serializers.CharField(help_text="By no better one.")
+    took_s = serializers.FloatField()
+    shifts = serializers.IntegerField(help_text="Starts of cells.")
+    total = serializers.FloatField(help_text="US dollars.")
+    dollars = _slots(help_text="US dollars, slot by slot.")
+    places = DayPlanPlaceSerializer(many=True)
+    machines = PlannedMachinesSerializer(many=True)
+    orders = OrderSerializer(many=True)
+    lacks = LackSerializer(many=True)
+
+    class Meta:
+        model = DayPlan
+        fields = [
+            "at", "made_at", "slot_s", "solver", "why", "took_s", "shifts", "total", "dollars", "places", "machines",
+            "orders", "lacks",
+        ]  # fmt: skip
+
+
+EMPTY: dict[str, Any] = {
+    "at": None, "made_at": None, "slot_s": 0, "solver": "", "why": "", "took_s": 0.0, "shifts": 0, "total": 0.0,
+    "dollars": [], "places": [], "machines": [], "orders": [], "lacks": [],
+}  # fmt: skip
+
+
+class CapacityPlanViewSet(ViewSet):
+    """What the planner has for the next day: cells, machines, budgets of batches, orders, dollars."""
+
+    @extend_schema(operation_id="capacity_plan_show", responses={200: DayPlanSerializer})
+    def list(self, request: Request) -> Response:
+        """The newest plan."""
+        plan = newest_plan()
+        return Response(EMPTY if plan is None else DayPlanSerializer(plan).data)
