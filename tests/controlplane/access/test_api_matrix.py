@@ -23,7 +23,7 @@ RESOURCES = [
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
 ]  # fmt: skip
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
-    "GET usage", "GET costs", "GET usage/responses", "GET autoscaling", "GET me",
+    "GET usage", "GET costs", "GET usage/responses", "GET autoscaling", "GET capacity-plan", "GET me",
     "GET benchmarks/best", "GET benchmarks/{id}/histograms",
     "GET model-versions/{id}/diff", "GET cells/{id}/logs", "GET keys/policy",
     "GET cells/{id}/load", "GET deployments/{id}/load", "GET regions/{id}/load",

@@ -7,7 +7,7 @@ import pytest
 
 from fleet.planning.autoscaling.planner import SAMPLES_MOST, plan_scaling
 from fleet.planning.autoscaling.policy import CellRange, parse_scaling_policy
-from fleet.planning.autoscaling.view import PlaceLoad, ScaledPlace, ScalingRule
+from fleet.planning.autoscaling.view import PlaceLoad, PlannedNeed, ScaledPlace, ScalingRule
 from tests.fleet.planning.autoscaling.scaled import ACTING, NOW, agreed, course, decide, place, view
 
 
@@ -185,3 +185,14 @@ class TestBudget:
         assert dear.reason.endswith("$100 an hour allow no more than 9 cells there, at $20 each")
         fewer = place(current=9, load=PlaceLoad(7.0), history=agreed(2))
         assert self.wanted(fewer, price=20.0) == {"us-east-1": 2}
+
+
+def test_the_plan_of_the_day_is_a_need_like_any_other() -> None:
+    soon = place(planned=PlannedNeed(5, "from 13:00 UTC on 30 requests at once are expected"))
+    found = decide(view(soon))
+    assert (found.wanted, found.rule) == (5, ScalingRule.PLAN)
+    assert found.reason == "the plan of the day has 5 cells there: from 13:00 UTC on 30 requests at once are expected"
+    kept = decide(view(place(current=5, planned=PlannedNeed(2, "less"), history=agreed(2)), policy=ACTING))
+    assert kept.wanted == 2, "fewer by agreement, as of any need"
+    busy = decide(view(place(load=PlaceLoad(60.0), planned=PlannedNeed(1, "nothing is expected"))))
+    assert (busy.wanted, busy.rule) == (9, ScalingRule.UTILISATION), "a plan takes away nothing that is needed now"

@@ -1,0 +1,52 @@
+"""What the autoscaler and batches take from a plan."""
+
+from datetime import timedelta
+
+import pytest
+
+from fleet.planning.capacity.need import PlacePlan, batch_seconds, need_within, place_plan
+from fleet.planning.capacity.planner import plan_capacity
+from tests.fleet.planning.capacity.views import AT, EAST, view
+
+PLAN = PlacePlan(
+    AT, 900, (2, 3, 5, 4), (8.0, 9.0, 10.0, 11.0), (12.0, 13.0, 14.0, 15.0), (1.0, 2.0, 3.0, 4.0), (0.0, 0.0, 2.5, 0.0)
+)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "start_up_s", "cells"),
+    [(0, 0.0, 3), (0, 600.0, 3), (0, 900.0, 5), (14, 100.0, 5), (30, 60.0, 5), (44, 60.0, 5)],
+)
+def test_the_most_until_a_cell_that_is_ordered_now_has_served_for_a_slot(
+    minutes: int, start_up_s: float, cells: int
+) -> None:
+    need = need_within(PLAN, AT + timedelta(minutes=minutes), start_up_s)
+    assert need is not None
+    assert need.cells == cells
+
+
+def test_it_says_from_when_on_and_what_for() -> None:
+    need = need_within(PLAN, AT, 900.0)
+    assert need is not None
+    assert need.reason == (
+        "from 12:30 UTC on 10.0 requests at once are expected and 14.0 to be covered, and batches that are due take 2.5"
+    )
+
+
+def test_an_old_plan_asks_for_nothing() -> None:
+    assert need_within(PLAN, AT + timedelta(minutes=45), 60.0) is None
+    assert need_within(PLAN, AT - timedelta(seconds=1), 60.0) is None
+
+
+def test_a_place_is_read_out_of_a_plan() -> None:
+    found = place_plan(plan_capacity(view()), "chat", EAST)
+    assert found is not None
+    assert (found.cells[5], found.cover[5], found.budget[5]) == (2, 10.0, 8.0)
+    assert place_plan(plan_capacity(view()), "another", EAST) is None
+
+
+def test_what_batches_may_have_adds_up_over_time_and_goes_on_as_the_day_was() -> None:
+    assert batch_seconds(PLAN, AT, 900.0) == 900.0
+    assert batch_seconds(PLAN, AT + timedelta(minutes=10), 900.0) == 300 * 1.0 + 600 * 2.0
+    assert batch_seconds(PLAN, AT, 7200.0) == 900 * 10.0 + 3600 * 2.5
+    assert batch_seconds(PlacePlan(AT, 900, (1,), (1.0,), (1.0,)), AT, 900.0) == 0.0
