@@ -54,7 +54,7 @@ class OrderSerializer(serializers.Serializer[Any]):
     count = serializers.IntegerField(help_text="Cells, or machines.")
     dollars = serializers.FloatField(help_text="Of an hour, and of the shift; less than 0: saved in an hour.")
     reason = serializers.CharField()
-    source = serializers.CharField(help_text="Whose nodes move, or which pool's machines.")
+    taken_from = serializers.CharField(help_text="Whose nodes move, or which pool's machines.")
 
 
 class LackSerializer(serializers.Serializer[Any]):

@@ -540,7 +540,7 @@ CAPACITY_PLAN = {
             "count": 1,
             "dollars": 22.93,
             "reason": "41.0 requests at once are expected, and batches that are due take the rest of 3 cells",
-            "source": "",
+            "taken_from": "",
         }
     ],
     "lacks": [],

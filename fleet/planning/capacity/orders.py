@@ -101,7 +101,7 @@ def _move(gains: _Change, gives: _Change, at_s: float) -> Iterator[Order]:
         return
     gains.count -= count
     gives.count += -(-count * gains.nodes // gives.nodes)
-    source = f"{gives.deployment} in {gives.region} on {gives.instance_type}"
+    taken_from = f"{gives.deployment} in {gives.region} on {gives.instance_type}"
     begins_s = max(0.0, at_s - gains.start_up_s)
     reason = f"{gains.reason}; {gives.deployment} in {gives.region}: {gives.reason}"
     price = count * (gains.shift + gains.hour - gives.hour * gains.nodes / gives.nodes)
@@ -114,7 +114,7 @@ def _move(gains: _Change, gives: _Change, at_s: float) -> Iterator[Order]:
         count,
         round(price, 4),
         reason,
-        source,
+        taken_from,
     )
 
 

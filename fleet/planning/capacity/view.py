@@ -166,9 +166,9 @@ class PlannedMachines:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A change from one slot to the next. `kind`: `start` and `stop` cells, `move` nodes of `source` to a deployment,
-    region or type, `launch` and `give_back` machines of a pool. `dollars`: what it costs (an hour of the machines and
-    the price of a shift), less than 0 for what it saves an hour."""
+    """A change from one slot to the next. `kind`: `start` and `stop` cells, `move` nodes that are `taken_from` another
+    deployment, region or type, `launch` and `give_back` machines of a pool. `dollars`: what it costs (an hour of the
+    machines and the price of a shift), less than 0 for what it saves an hour."""
 
     at_s: float
     kind: str
@@ -178,7 +178,7 @@ class Order:
     count: int
     dollars: float
     reason: str
-    source: str = ""
+    taken_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)

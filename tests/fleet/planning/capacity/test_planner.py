@@ -132,7 +132,7 @@ def test_nodes_move_where_one_deployments_night_is_anothers_day(plan: Plan) -> N
     europe = deployment("europe", place(demand=steps(20.0, 40.0, at=4), cells={"trn1": 4}))
     found = plan(view(asia, europe, pools=(pool(count=20, now=12),)))
     (move,) = (order for order in found.orders if order.kind == "move")
-    assert (move.deployment, move.count, move.source) == ("europe", 4, "asia in us-east-1 on trn1")
+    assert (move.deployment, move.count, move.taken_from) == ("europe", 4, "asia in us-east-1 on trn1")
     assert move.at_s == 3600.0 - 600.0
     assert move.dollars == pytest.approx(4 * 10.0 / 6, abs=1e-4)  # ten minutes until they serve
     assert move.reason == (
