@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0039_ranges_from_zero'),
+        ('fleet', '0040_standard_deliveries'),
     ]
 
     operations = [
