@@ -27,6 +27,7 @@ KINDS = (
     ("celery", "worker"),
     ("manage.py sender", "sender"),
     ("manage.py batch", "batch"),
+    ("manage.py planner", "planner"),
     ("valkey-server", "Valkey"),
     ("postgres", "PostgreSQL"),
     ("body-parser/haproxy.cfg", "HAProxy, body parsers"),

@@ -89,7 +89,7 @@ WEBHOOK_NETWORKS = _list("SWITCHYARD_WEBHOOK_NETWORKS", "")
 LOG_FORMAT = str(log_format(os.environ))
 """`SWITCHYARD_LOG_FORMAT`: `line`, or `json` with the numbers by which lines of one request are found everywhere."""
 METRICS_LISTEN = os.environ.get("SWITCHYARD_METRICS_LISTEN", "")
-"""HOST:PORT on which worker, beat or sender answer Prometheus, where none of them shares a host with web."""
+"""HOST:PORT on which worker, beat, planner or sender answer Prometheus, where none of them shares a host with web."""
 AUDIT_FILE = SWITCHYARD_HOME / "audit" / "records.jsonl"
 AUDIT_EXPORT = os.environ.get("SWITCHYARD_AUDIT_EXPORT", "") or AUDIT_FILE.as_uri()
 """Where audit records go continuously: `s3://bucket/prefix`, `file:///var/log/audit.jsonl`, `syslog://host:514`. The
@@ -113,6 +113,11 @@ CONTROL_LOOPS = {
     "traffic.ensure_ingresses": ("traffic.tasks.ensure_ingresses", 1.0),
 }
 """Name -> its pass, and seconds between two looks (kernel.control_loops). The process `controller` runs them."""
+PLANNER_LOOPS = {
+    "traffic.demand": ("traffic.tasks.demand", 5.0),
+    "traffic.plan": ("traffic.tasks.plan", 5.0),
+}
+"""The same of the process `planner`: what no control loop may wait for."""
 
 REGION_LATENCY_MS = _figures("SWITCHYARD_REGION_LATENCY_MS", "")
 """Measured round trips between regions, such as `us-east-1:us-west-2=62,us-east-1:eu-west-1=71`; the rest is estimated

@@ -9,7 +9,7 @@ its function to know.
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic, thread_time
 from typing import Any
@@ -55,16 +55,21 @@ class Ring:
 
 def control_loops() -> tuple[ControlLoop, ...]:
     """Those of `settings.CONTROL_LOOPS`."""
-    return tuple(ControlLoop(name, import_string(run), every_s) for name, (run, every_s) in _stated().items())
+    return _loops(settings.CONTROL_LOOPS)
+
+
+def planner_loops() -> tuple[ControlLoop, ...]:
+    """Those of `settings.PLANNER_LOOPS`."""
+    return _loops(settings.PLANNER_LOOPS)
 
 
 def is_control_loop(name: str) -> bool:
-    return name in _stated()
+    """Whether it is one of any process."""
+    return name in settings.CONTROL_LOOPS or name in settings.PLANNER_LOOPS
 
 
-def _stated() -> dict[str, tuple[str, float]]:
-    stated: dict[str, tuple[str, float]] = settings.CONTROL_LOOPS
-    return stated
+def _loops(stated: Mapping[str, tuple[str, float]]) -> tuple[ControlLoop, ...]:
+    return tuple(ControlLoop(name, import_string(run), every_s) for name, (run, every_s) in stated.items())
 
 
 def loop_ring(name: str) -> None:
@@ -211,10 +216,14 @@ class Controller:
             self.require_progress()
 
     def hear(self, text: str) -> None:
-        """Ring the doorbell that a notification names; another one is ignored."""
+        """Ring the doorbell that a notification names, if its loop is of this process; others are ignored."""
         try:
             stated: dict[str, Any] = json.loads(text)
-            runner = self.runners[stated["loop"]]
+            runner = self.runners.get(stated["loop"])
+            if runner is None and is_control_loop(stated["loop"]):
+                return
+            if runner is None:
+                raise KeyError(stated["loop"])
             runner.ring(Ring(str(stated.get("request_id", "")), str(stated.get("traceparent", ""))))
         except (ValueError, KeyError, TypeError, AttributeError):
             log.warning("ignored a notification that names no control loop: %.100s", text)

@@ -14,6 +14,7 @@ class ProcessRole(StrEnum):
     BEAT = "beat"
     SENDER = "sender"
     BATCH = "batch"
+    PLANNER = "planner"
     COMMAND = "command"
 
     @property
@@ -30,5 +31,5 @@ def process_role(argv: Sequence[str] | None = None) -> ProcessRole:
         return ProcessRole.WEB
     if "celery" in program:
         return next((role for role in (ProcessRole.WORKER, ProcessRole.BEAT) if role in arguments), ProcessRole.COMMAND)
-    commands = (ProcessRole.CONTROLLER, ProcessRole.SENDER, ProcessRole.BATCH)
+    commands = (ProcessRole.CONTROLLER, ProcessRole.SENDER, ProcessRole.BATCH, ProcessRole.PLANNER)
     return next((role for role in commands if arguments[1:2] == [role]), ProcessRole.COMMAND)

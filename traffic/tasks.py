@@ -16,11 +16,14 @@ from traffic.services.batch import batches_trim
 from traffic.services.budget import budgets_follow
 from traffic.services.cloud_ingresses import cloud_ingresses_ensure
 from traffic.services.cost_budget import cost_budgets_follow
+from traffic.services.demand import DemandMeter, demand_trim
 from traffic.services.entry_accelerator import EntryDials
 from traffic.services.entry_route53 import entry_run
 from traffic.services.entry_targets import entry_targets_follow
+from traffic.services.forecast import forecasts_trim
 from traffic.services.ingress import ingresses_ensure
 from traffic.services.key import keys_retire, revocations_confirm
+from traffic.services.planner import Planner
 from traffic.services.request_queue import refused_messages_trim
 from traffic.services.routing import drained_cells_mark, tables_publish
 from traffic.services.stored_file import stored_files_trim
@@ -32,6 +35,8 @@ from traffic.services.usage_export import usage_export_days
 log = logging.getLogger(__name__)
 _dials = EntryDials()
 _routing = RoutingCache()
+_meter = DemandMeter()
+_planner = Planner()
 
 
 def publish() -> bool:
@@ -79,6 +84,23 @@ def ensure_ingresses() -> bool:
     return True
 
 
+def demand() -> bool:
+    """A pass of the planner's loop; while another planner measures, nothing is done."""
+    _meter.look(now=clock.now())
+    return True
+
+
+def plan() -> bool:
+    """A pass of the planner's loop. It waits for nothing that takes long."""
+    _planner.look(now=clock.now())
+    return True
+
+
+def planner_stop() -> None:
+    """The process ends: so does what it has under way."""
+    _planner.stop()
+
+
 @shared_task(name="traffic.count_usage")
 def count_usage() -> None:
     usage_count(now=clock.now())
@@ -90,6 +112,8 @@ def count_usage() -> None:
 def trim_usage() -> None:
     usage_trim(now=clock.now())
     keys_retire(now=clock.now())
+    demand_trim(now=clock.now())
+    forecasts_trim(now=clock.now())
 
 
 @shared_task(name="traffic.fit_tokens")

@@ -64,6 +64,12 @@ def batch(environment: Mapping[str, str]) -> Service:
     return Service(name="batch", program=program, stop_within_s=5.0)
 
 
+def planner(environment: Mapping[str, str]) -> Service:
+    """Measures demand and forecasts it. Its child, which computes, is nicer than it is."""
+    program = replace(management_command(["planner"], environment), nice=HOUSEKEEPING_NICE)
+    return Service(name="planner", program=program, stop_within_s=5.0)
+
+
 def management_command(arguments: list[str], environment: Mapping[str, str]) -> Program:
     """One of Django's or our own commands."""
     return Program(arguments=(sys.executable, "manage.py", *arguments), environment=environment, folder=CHECKOUT)

@@ -44,7 +44,7 @@ T = TypeVar("T")
 _LEFTOVERS_END_WITHIN_S = 10.0
 _SHORTEST_WAIT_S = 1.0
 _KEEP_WATCHING_S = 3600.0
-_PROCESSES = ("web", "controller", "worker", "beat", "batch", "sender")
+_PROCESSES = ("web", "controller", "worker", "beat", "batch", "planner", "sender")
 """Of the control plane, in the order of their start."""
 
 
@@ -128,6 +128,7 @@ class Launcher:
             control_plane.worker(self._environment),
             control_plane.beat(self._home, self._environment),
             control_plane.batch(self._environment),
+            control_plane.planner(self._environment),
             control_plane.sender(self._environment),
         ):
             await self._supervisor.start(service)

@@ -18,8 +18,9 @@ case $process in
       --pidfile= --loglevel warning "$@"
     ;;
   sender) exec "$python" manage.py sender "$@" ;;
+  planner) exec "$python" manage.py planner "$@" ;;
   batch) exec "$python" manage.py batch "$@" ;;
   manage) exec "$python" manage.py "$@" ;;
 esac
-echo "switchyard: '$process' is no process of the control plane: give web, controller, worker, beat, batch or sender, or manage and a command of manage.py" >&2
+echo "switchyard: '$process' is no process of the control plane: give web, controller, worker, beat, batch, planner or sender, or manage and a command of manage.py" >&2
 exit 64

@@ -13,7 +13,7 @@ from controlplane.embedded.state_directory import StateDirectory
 
 UNITS = CHECKOUT / "deploy/systemd"
 INSTALLED = "/opt/switchyard-control"
-PROCESSES = ("web", "controller", "worker", "beat", "batch", "sender")
+PROCESSES = ("web", "controller", "worker", "beat", "batch", "planner", "sender")
 EXPOSED_MOST = 20
 """Of 100, by systemd's own judgement: a service without any of it has 96, sshd of Debian 96, systemd-resolved 21."""
 
@@ -68,6 +68,7 @@ def test_each_runs_what_make_up_runs(process: str) -> None:
         "worker": control_plane.worker({}),
         "beat": control_plane.beat(home, {}),
         "batch": control_plane.batch({}),
+        "planner": control_plane.planner({}),
         "sender": control_plane.sender({}),
     }[process].program
     service = unit(process)["Service"]

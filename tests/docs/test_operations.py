@@ -76,7 +76,7 @@ def test_every_explained_variable_is_read() -> None:
 
 
 def test_there_are_the_processes_that_everybody_knows() -> None:
-    assert {"web", "controller", "worker", "beat", "batch", "sender"} <= set(SERVICES)
+    assert {"web", "controller", "worker", "beat", "batch", "planner", "sender"} <= set(SERVICES)
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -4,6 +4,7 @@ from traffic.models.async_request import AsyncRequest, CallbackHost
 from traffic.models.batch import Batch, BatchRange, StoredFile
 from traffic.models.batch_access import BucketGrant, TenantWebhook
 from traffic.models.cost import CellHour, CostBudget, CostShare
+from traffic.models.demand import DemandDay, DemandForecast, ForecastRecord
 from traffic.models.entry import Entry, EntryRevision, EntryTarget
 from traffic.models.key import ApplicationKey, KeyPolicy
 from traffic.models.request_queue import RefusedMessage, RequestQueue
@@ -41,9 +42,12 @@ __all__ = [
     "CellHour",
     "CostBudget",
     "CostShare",
+    "DemandDay",
+    "DemandForecast",
     "Entry",
     "EntryRevision",
     "EntryTarget",
+    "ForecastRecord",
     "Ingress",
     "IngressReport",
     "KeyPolicy",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from fleet.models import DeploymentRegion
+from fleet.planning.autoscaling.needs import DECISION_S
 from fleet.planning.autoscaling.policy import ScalingPolicy
 from fleet.planning.autoscaling.view import PlaceLoad, ScaledPlace, ScalingView
 from fleet.selectors.autoscaling import (
@@ -24,6 +25,7 @@ from traffic.planning.backlog import QueuedWork, requests_at_once
 from traffic.planning.load_window import mean_load
 from traffic.planning.shift import AutopilotSettings
 from traffic.planning.traffic_policy import TrafficPolicy
+from traffic.selectors.demand import expected_loads
 from traffic.selectors.steering import ingress_views, samples_of, traffic_policies
 from traffic.selectors.waiting_load import waiting_load
 
@@ -116,6 +118,7 @@ def _loads(
     places = {(row.deployment_id, row.region_id): row for one in fleet.deployments for row in one.places}
     names = [one.deployment.name for one in fleet.deployments]
     sent, loads, roomy = _sent_by_autopilot(names, now), dict[Place, PlaceLoad](), set[str]()
+    expected = expected_loads(now, {one.deployment.name: one.start_up_s + DECISION_S for one in fleet.deployments})
     for window in TrafficWindow.objects.filter(deployment__in=names, region__in=fresh):
         place = (window.deployment_id, window.region_id)
         samples = samples_of(window)
@@ -131,6 +134,7 @@ def _loads(
                 offered=None if took_s is None else mean.to_cells_per_s * took_s,
                 service_s=took_s,
                 autopilot=sent[window.deployment_id].get(window.region_id),
+                forecast=expected.get(place),
                 late_burn=served.late_burn,
                 itl_p95_ms=served.itl_p95_ms,
                 held=waiting.held.get(place, 0.0),

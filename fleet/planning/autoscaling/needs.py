@@ -28,6 +28,8 @@ LEAST_UTILISATION = 0.3
 """Below, first tokens are late for another reason than too few cells, and more of these would not help."""
 FORECAST_LEAST = 0.05
 """Requests at once; less is no forecast that anybody comes, and would keep a cell where the range begins at 0."""
+DECISION_S = 900.0
+"""Beyond a start-up that a forecast counts: what is decided now is to be enough until what is decided next is there."""
 ROUNDING = 1e-9
 
 
@@ -111,7 +113,8 @@ def _forecast(view: ScalingView, load: PlaceLoad) -> Iterator[Need]:
     if load.forecast is None or load.forecast < FORECAST_LEAST:
         return
     target = target_of(view)
-    text = f"{load.forecast:.1f} requests at once are expected in {view.start_up_s:.0f} s, which take"
+    within = f"{view.start_up_s + DECISION_S:.0f} s"
+    text = f"up to {load.forecast:.1f} requests at once are expected within {within} (p90), which take"
     yield Need(
         ScalingRule.FORECAST,
         _cells(load.forecast, target, view),

@@ -33,8 +33,8 @@ class ScalingRule(StrEnum):
 class PlaceLoad:
     """Requests at once of a deployment in a region: `in_flight` are worked on, `queued` wait for a cell, both as means
     of the last 15 s. `offered`: what all that arrive would be if none had to wait, by how long requests took while none
-    did; `autopilot`: what the region autopilot sends there; `forecast`: what is expected once a cell that is decided on
-    now is ready. None: nobody says.
+    did; `autopilot`: what the region autopilot sends there; `forecast`: what is expected, at p90, until a cell that is
+    decided on next is ready. None: nobody says.
 
     `service_s`: how long a request took while none had to wait. `late_burn`: how many times too fast late first tokens
     burn their budget over 5 minutes; `itl_p95_ms`: inter-token latency meanwhile. None: no request to judge by.

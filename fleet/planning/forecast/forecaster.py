@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.planning.forecast.boosted import corrected
-from fleet.planning.forecast.ledger import UNKNOWN_FACTORS, Calibration, Record
 from fleet.planning.forecast.methods import OFFSET, average, blend, day_shape, last_value, seasonal_day
 from fleet.planning.forecast.past import Floats, Past
+from fleet.planning.forecast.records import UNKNOWN_FACTORS, Calibration, Record
 from fleet.planning.forecast.series import LEADS, SLOT_S, SLOTS, Forecast, Method, horizon_of
 
 _IN_PLACE = (Method.BLEND.value, Method.LAST.value, Method.AVERAGE.value)

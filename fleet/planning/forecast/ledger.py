@@ -5,59 +5,30 @@ It goes by forecasts as they were made (`Record`), never by fitting the past aga
 by records that have both.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 
 from fleet.planning.forecast.methods import DAY, OFFSET
 from fleet.planning.forecast.past import Flags, Floats, Past
+from fleet.planning.forecast.records import QUANTILES, SCORES_LEAST, UNKNOWN_FACTORS, Calibration, Record, Score
 from fleet.planning.forecast.series import LEADS, SLOT_S, Method
 
 JUDGED_FOR = timedelta(days=7)
 """Records that began before are too old to choose a method by."""
 RATIOS_FOR = timedelta(days=3)
 """Quantiles follow what was seen lately."""
-SCORES_LEAST = 24
-"""Records of a horizon before anything is concluded from them: half a day of one each half hour."""
 SCORES_A_SLOT = 1.5
 """And so many for each slot ahead: forecasts that overlap err together. One each half hour, that is three horizons."""
 MARGIN = 0.03
-"""By so much another method must have been nearer before it takes over."""
-QUANTILES = (0.9, 0.99)
-UNKNOWN_FACTORS = (1.5, 2.0)
-"""Of both quantiles before there are errors to go by."""
+"""By so much another method must have been nearer before it takes over, at horizons of up to an hour; beyond, with the
+root of their length, for the longer they are, the fewer errors are of their own."""
+MARGIN_SLOTS = 4
 BLEND_FROM_BLOCKS = DAY
 """Known blocks from which the blend comes before the last value: before there is no yesterday."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A forecast as it was made: by method, p50 and p90 at each of `LEADS`."""
-
-    made_at: datetime
-    p50: Mapping[str, Sequence[float]]
-    p90: Mapping[str, Sequence[float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Of a method at a horizon. `wape`: the sum of absolute errors over that of actual loads, None where there was no
-    load; `held`: the share of slots that stayed within p90; `factors`: quantiles over the forecast, see `QUANTILES`."""
-
-    count: int
-    wape: float | None
-    held: float | None
-    factors: tuple[float, ...] = UNKNOWN_FACTORS
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """By horizon: the method in force, and the score of each."""
-
-    chosen: tuple[str, ...] = ()
-    scores: Mapping[str, tuple[Score, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +58,18 @@ def calibrate(past: Past, records: Iterable[Record], before: Calibration) -> Cal
         for method, each in errors.items():
             scores[method].append(_score(each))
         least = max(SCORES_LEAST, int(SCORES_A_SLOT * (LEADS[horizon] + 1)))
-        chosen.append(_choose(errors, _incumbent(before, horizon, has_day), least))
+        margin = MARGIN * max(1.0, math.sqrt((LEADS[horizon] + 1) / MARGIN_SLOTS))
+        incumbent = _incumbent(before, horizon, errors) if has_day else Method.LAST.value
+        chosen.append(_choose(errors, incumbent, least, margin))
     return Calibration(tuple(chosen), {method: _borrowed(rows) for method, rows in scores.items()})
 
 
-def _incumbent(before: Calibration, horizon: int, has_day: bool) -> str:
-    if not has_day:
-        return Method.LAST.value
-    return before.chosen[horizon] if horizon < len(before.chosen) else Method.BLEND.value
+def _incumbent(before: Calibration, horizon: int, errors: Mapping[str, _Errors]) -> str:
+    """The choice before; at first the blend, and its mean with LightGBM once that is there."""
+    had = before.scores.get(Method.ENSEMBLE.value, ())
+    is_new = not any(score.count for score in had[horizon : horizon + 1]) and errors[Method.ENSEMBLE.value].known.any()
+    chosen = before.chosen[horizon] if horizon < len(before.chosen) else Method.BLEND.value
+    return Method.ENSEMBLE.value if is_new and chosen == Method.BLEND.value else chosen
 
 
 def _errors(past: Past, records: Sequence[Record], horizon: int) -> dict[str, _Errors]:
@@ -151,10 +126,10 @@ def _borrowed(scores: Sequence[Score]) -> tuple[Score, ...]:
     return tuple(whole)
 
 
-def _choose(errors: Mapping[str, _Errors], incumbent: str, scores_least: int) -> str:
+def _choose(errors: Mapping[str, _Errors], incumbent: str, scores_least: int, margin: float) -> str:
     """The method that was nearest beside the one in force, if it was by more than the margin."""
     in_force = errors[incumbent]
-    best, least = incumbent, 1.0 - MARGIN
+    best, least = incumbent, 1.0 - margin
     for method, other in errors.items():
         both = in_force.known & other.known
         if method == incumbent or both.sum() < scores_least:

@@ -28,7 +28,7 @@ from tests.ports import free_ingress_port, free_ports
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 
 IMAGES = CHECKOUT / "deploy/images"
-PROCESSES = ("web", "controller", "worker", "beat", "batch", "sender")
+PROCESSES = ("web", "controller", "worker", "beat", "batch", "planner", "sender")
 WITHIN_S = 900.0
 STOPS_WITHIN_S = 60.0
 REGION = "us-east-1"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fleet.planning.forecast.boosted import LEAST_BLOCKS, fit
 from fleet.planning.forecast.forecaster import forecast_series
-from fleet.planning.forecast.ledger import Calibration, Score
+from fleet.planning.forecast.records import Calibration, Score
 from fleet.planning.forecast.series import LEADS, SLOTS, Method, horizon_of
 from tests.fleet.planning.forecast.pasts import DAY_SLOTS, KEY, MADE, days, past
 

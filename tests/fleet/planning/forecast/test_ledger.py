@@ -4,14 +4,8 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from fleet.planning.forecast.ledger import (
-    MARGIN,
-    SCORES_LEAST,
-    UNKNOWN_FACTORS,
-    Calibration,
-    Record,
-    calibrate,
-)
+from fleet.planning.forecast.ledger import MARGIN, calibrate
+from fleet.planning.forecast.records import SCORES_LEAST, UNKNOWN_FACTORS, Calibration, Record
 from fleet.planning.forecast.series import LEADS, Method
 from tests.fleet.planning.forecast.pasts import MADE, past
 
