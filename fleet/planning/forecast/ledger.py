@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from fleet.planning.forecast.methods import DAY, OFFSET
+from fleet.planning.forecast.methods import OFFSET
 from fleet.planning.forecast.past import Flags, Floats, Past
 from fleet.planning.forecast.records import QUANTILES, SCORES_LEAST, UNKNOWN_FACTORS, Calibration, Record, Score
 from fleet.planning.forecast.series import LEADS, SLOT_S, Method
@@ -27,8 +27,6 @@ MARGIN = 0.03
 """By so much another method must have been nearer before it takes over, at horizons of up to an hour; beyond, with the
 root of their length, for the longer they are, the fewer errors are of their own."""
 MARGIN_SLOTS = 4
-BLEND_FROM_BLOCKS = DAY
-"""Known blocks from which the blend comes before the last value: before there is no yesterday."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,6 @@ def calibrate(past: Past, records: Iterable[Record], before: Calibration) -> Cal
     judged = sorted(
         (one for one in records if past.made_at - JUDGED_FOR <= one.made_at < past.made_at), key=lambda one: one.made_at
     )
-    has_day = int(np.count_nonzero(~np.isnan(past.blocks()))) >= BLEND_FROM_BLOCKS
     chosen: list[str] = []
     scores: dict[str, list[Score]] = {method.value: [] for method in Method}
     for horizon in range(len(LEADS)):
@@ -59,8 +56,7 @@ def calibrate(past: Past, records: Iterable[Record], before: Calibration) -> Cal
             scores[method].append(_score(each))
         least = max(SCORES_LEAST, int(SCORES_A_SLOT * (LEADS[horizon] + 1)))
         margin = MARGIN * max(1.0, math.sqrt((LEADS[horizon] + 1) / MARGIN_SLOTS))
-        incumbent = _incumbent(before, horizon, errors) if has_day else Method.LAST.value
-        chosen.append(_choose(errors, incumbent, least, margin))
+        chosen.append(_choose(errors, _incumbent(before, horizon, errors), least, margin))
     return Calibration(tuple(chosen), {method: _borrowed(rows) for method, rows in scores.items()})
 
 

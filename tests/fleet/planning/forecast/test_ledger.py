@@ -9,7 +9,7 @@ from fleet.planning.forecast.records import SCORES_LEAST, UNKNOWN_FACTORS, Calib
 from fleet.planning.forecast.series import LEADS, Method
 from tests.fleet.planning.forecast.pasts import MADE, past
 
-SHAPE, BLEND, LAST = Method.SHAPE.value, Method.BLEND.value, Method.LAST.value
+SHAPE, BLEND = Method.SHAPE.value, Method.BLEND.value
 STEADY = past(np.full(6 * 288, 100.0))
 HALF_HOUR = timedelta(minutes=30)
 
@@ -61,10 +61,15 @@ def test_methods_are_compared_where_both_had_a_say() -> None:
     assert calibrate(STEADY, [*early, *both], Calibration()).chosen[0] == BLEND
 
 
-def test_before_there_is_a_yesterday_the_last_value_counts() -> None:
-    young = past(np.full(200, 100.0))
+def test_the_blend_counts_until_its_mean_with_lightgbm_is_there() -> None:
+    ensemble = Method.ENSEMBLE.value
+    at_first = calibrate(STEADY, records(40, blend=100.0), Calibration())
+    later = calibrate(STEADY, records(40, blend=100.0, **{ensemble: 100.0}), at_first)
+    both = calibrate(STEADY, records(40, blend=100.0, **{ensemble: 150.0}), later)
 
-    assert calibrate(young, [], Calibration()).chosen == (LAST,) * len(LEADS)
+    assert at_first.chosen == (BLEND,) * len(LEADS)
+    assert later.chosen == (ensemble,) * len(LEADS)
+    assert both.chosen[0] == BLEND
 
 
 def test_the_p90_follows_the_ratios_that_were_seen() -> None:
@@ -99,7 +104,7 @@ def test_what_was_not_seen_is_not_judged() -> None:
     ledger = calibrate(holed, records(40, blend=1.0), Calibration((SHAPE,) * len(LEADS)))
 
     assert ledger.scores[BLEND][0].count == 0
-    assert ledger.chosen[0] == LAST
+    assert ledger.chosen[0] == SHAPE
 
 
 def test_records_of_more_than_a_week_ago_count_no_longer() -> None:
