@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.planning.forecast.boosted import corrected
-from fleet.planning.forecast.methods import OFFSET, average, blend, day_shape, last_value, seasonal_day
+from fleet.planning.forecast.methods import average, blend, day_shape, last_value, seasonal_day
 from fleet.planning.forecast.past import Floats, Past
 from fleet.planning.forecast.records import UNKNOWN_FACTORS, Calibration, Record
 from fleet.planning.forecast.series import LEADS, SLOT_S, SLOTS, Forecast, Method, horizon_of
@@ -73,7 +73,7 @@ def _factors(calibration: Calibration, method: str, horizon: int) -> tuple[float
 
 
 def _raised(load: float, factor: float) -> float:
-    return round((load + OFFSET) * factor - OFFSET, 3)
+    return round(load * factor, 3)
 
 
 def _record(past: Past, by_method: Mapping[str, Floats], calibration: Calibration) -> Record:

@@ -31,13 +31,13 @@ def test_quantiles_are_raised_by_the_factors_of_the_method_in_force() -> None:
     scores = {Method.LAST.value: tuple(Score(50, 0.1, 0.9, (1.0 + lead, 2.0 + lead)) for lead in range(len(LEADS)))}
     ledger = Calibration((Method.LAST.value,) * len(LEADS), scores)
 
-    made = forecast_series(past(np.full(2 * DAY_SLOTS, 9.5)), ledger, None)
+    made = forecast_series(past(np.full(2 * DAY_SLOTS, 10.0)), ledger, None)
 
     assert made is not None
     for slot in range(SLOTS):
         horizon = horizon_of(slot)
-        assert made.forecast.p90[slot] == pytest.approx(10 * (1 + horizon) - 0.5)
-        assert made.p99[slot] == pytest.approx(10 * (2 + horizon) - 0.5)
+        assert made.forecast.p90[slot] == pytest.approx(10 * (1 + horizon))
+        assert made.p99[slot] == pytest.approx(10 * (2 + horizon))
 
 
 def test_a_method_that_has_nothing_to_go_by_gives_way() -> None:
