@@ -68,7 +68,7 @@ def plan_scale(*, deployment: str, cells: Mapping[str, Cells], now: datetime, ha
     if deployment not in view.deployments:
         raise InvalidInput(field="scale.deployment", rule="exists", message=f"there is no deployment {deployment!r}")
     _known_regions(view, cells, "scale.regions")
-    before = view.deployments[deployment].cells_wanted
+    before = _asked(view, deployment)
     wanted = {
         region: stated.clamped(before.get(region, 0)) if isinstance(stated, CellRange) else stated
         for region, stated in cells.items()
@@ -162,7 +162,13 @@ def plan_onwards(*, view: FleetView, deployment: str, now: datetime, has_time: H
     Raises:
         KeyError: the snapshot has no such deployment.
     """
-    return _predict(view, Scale(deployment, dict(view.deployments[deployment].cells_wanted)), now, has_time)
+    return _predict(view, Scale(deployment, _asked(view, deployment)), now, has_time)
+
+
+def _asked(view: FleetView, deployment: str) -> dict[str, int]:
+    """What was set of each region, whether machines are there for it or not."""
+    spec = view.deployments[deployment]
+    return {region: spec.claim(region).asked for region in spec.cells_wanted}
 
 
 def _known_regions(view: FleetView, regions: Mapping[str, Any], field: str) -> None:

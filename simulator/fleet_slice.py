@@ -15,12 +15,15 @@ from fleet.planning.states import CellState, NodeState
 
 
 def without_other_deployments(fleet: FleetView, deployment: str) -> FleetView:
-    """The fleet without the deployments that are at rest, and their machines; `deployment` stays in any case."""
+    """The fleet without the deployments that are at rest, and their machines; `deployment` stays in any case, and so do
+    those with which it shares machines that may get short."""
     cells = _cells_by_deployment(fleet)
     resting = {
         name
         for name, spec in fleet.deployments.items()
-        if name != deployment and _is_at_rest(fleet, spec, cells.get(name, ()))
+        if name != deployment
+        and not _share_machines(fleet, fleet.deployments.get(deployment), spec)
+        and _is_at_rest(fleet, spec, cells.get(name, ()))
     }
     gone = {member.node for name in resting for cell in cells.get(name, ()) for member in cell.members}
     return replace(
@@ -31,12 +34,27 @@ def without_other_deployments(fleet: FleetView, deployment: str) -> FleetView:
     )
 
 
+def _share_machines(fleet: FleetView, one: DeploymentView | None, other: DeploymentView) -> bool:
+    """Whether cells of one may have to make room for the other's: in a region whose machines are a pool of its own, or
+    under quotas of the same type."""
+    if one is None or one.instance_type != other.instance_type:
+        return False
+    teams = {quota.team for quota in fleet.quotas if quota.instance_type == one.instance_type}
+    if {one.team, other.team} <= teams:
+        return True
+    both = set(one.cells_wanted) & set(other.cells_wanted)
+    return any(fleet.regions[region].free is not None for region in both if region in fleet.regions)
+
+
 def without_other_regions(fleet: FleetView, region: str) -> FleetView:
     """The fleet of one region. While anything moves between versions, regions wait for each other: then it is whole."""
     if fleet.rollouts:
         return fleet
     here = (spec for spec in fleet.deployments.values() if region in spec.cells_wanted)
-    only = {spec.name: replace(spec, cells_wanted={region: spec.cells_wanted[region]}) for spec in here}
+    only = {
+        spec.name: replace(spec, cells_wanted={region: spec.cells_wanted[region]}, claims={region: spec.claim(region)})
+        for spec in here
+    }
     return replace(
         fleet,
         regions={name: view for name, view in fleet.regions.items() if name == region},

@@ -210,5 +210,9 @@ def _warnings(
             yield f"{where} would have no cell in service for a while"
         if place.ready_then < place.wanted:
             yield f"{where} would end with {place.ready_then} of {place.wanted} cells in service"
+    for name, spec in sorted(world.store.deployments.items()):
+        for region, claim in sorted(spec.claims.items()):
+            if claim.in_force < claim.asked:
+                yield f"{name} in {region} may have {claim.in_force} of {claim.asked} cells: {claim.reason}"
     if world.provider.launched:
         yield f"{world.provider.launched} machines would be launched"

@@ -12,6 +12,7 @@ from audit.selectors import audit_chain
 from fleet.models import Cell, DeploymentRegion, Incident, Node, NodeReport, Rollout, WebhookDelivery
 from fleet.planning.states import CellState, IncidentState, NodeState
 from fleet.planning.webhooks.delivery import DeliveryState
+from fleet.selectors.quota import quota_uses
 from fleet.selectors.snapshot import LISTENING_LEASE
 from kernel import clock
 from kernel.control_hosts import control_hosts
@@ -30,6 +31,12 @@ class FleetGauges(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         yield _gauge("cells", "Cells by state.", ("region", "deployment", "state"), _cells())
         yield _gauge("cells_wanted", "Cells that deployments ask for.", ("region", "deployment"), _wanted())
+        yield _gauge(
+            "cells_withheld", "Cells that deployments may not have now.", ("region", "deployment", "rule"), _withheld()
+        )
+        yield _gauge(
+            "quota_machines", "Machines of teams: entitled, used.", ("team", "instance_type", "what"), _quotas()
+        )
         yield _gauge("nodes", "Nodes by state.", ("region", "state"), _nodes())
         yield _gauge("nodes_cordoned", "Cordoned nodes.", ("region",), _cordoned())
         yield _gauge("nodes_connected", "Nodes whose agent is connected.", ("region",), _connected())
@@ -71,6 +78,19 @@ def _wanted() -> Iterator[Row]:
     rows = DeploymentRegion.objects.order_by().values("region_id", "deployment_id").annotate(n=Sum("cells"))
     for row in rows:
         yield (row["region_id"], str(row["deployment_id"])), row["n"]
+
+
+def _withheld() -> Iterator[Row]:
+    for place in DeploymentRegion.objects.filter(cells_granted__lt=F("cells")):
+        labels = (place.region_id, place.deployment_id, place.grant_rule)
+        yield labels, place.cells - place.cells_in_force
+
+
+def _quotas() -> Iterator[Row]:
+    for use in quota_uses():
+        owner = (use.quota.team, use.quota.instance_type_id)
+        yield (*owner, "entitled"), use.quota.machines
+        yield (*owner, "used"), use.used
 
 
 def _nodes() -> Iterator[Row]:

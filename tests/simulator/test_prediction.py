@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+from fleet.planning.claims import QuotaView, SharingPolicy
 from fleet.planning.ledger import LedgerLimits
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.snapshot import FleetView, RolloutView, VersionView
 from fleet.planning.states import RolloutState
 from simulator.clock import EPOCH
 from simulator.fleet_slice import limits_as_floors, without_other_deployments, without_other_regions
-from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
+from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet
 from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
 
 POLICY = UpdatePolicy(canary_bake_s=20.0, bake_s=20.0, min_healthy_s=10.0)
@@ -110,3 +111,30 @@ def test_the_other_regions_are_left_out_unless_a_rollout_binds_them() -> None:
 
     assert {node.region for node in without_other_regions(view, "west").nodes.values()} == {"west"}
     assert without_other_regions(replace(view, rollouts={"llama": moved}), "west").nodes == view.nodes
+
+
+def short_pool(*, team: str = "") -> FleetView:
+    """Five machines that are all there is: two cells of an urgent deployment, and three of batch."""
+    chat = DeploymentSpec(
+        "chat", {"east": 2}, size=1, policy=POLICY, floor=9, sharing=SharingPolicy(6, False), team=team
+    )
+    night = DeploymentSpec("night", {"east": 3}, size=1, policy=POLICY, sharing=SharingPolicy(2, True), team=team)
+    return build_fleet(FleetSpec((chat, night), spares=0, pool=0))
+
+
+def test_what_would_make_room_is_foreseen() -> None:
+    found = predict(short_pool(), Scale("chat", {"east": 4}), EPOCH, load_s={"v1": 20.0})
+
+    ends = {place.deployment: (place.ready_now, place.ready_then) for place in found.places}
+    assert ends == {"chat": (2, 4), "night": (3, 1)}
+    assert [step.subject for step in found.steps if step.kind == "grant.priority"] == ["night", "night"]
+    (warning,) = [text for text in found.warnings if text.startswith("night in east may have 1 of 3 cells")]
+    assert warning.endswith("make room")
+
+
+def test_what_no_quota_allows_is_foreseen() -> None:
+    view = replace(short_pool(team="search"), quotas=(QuotaView("search", KIND, 5),))
+    found = predict(view, Scale("night", {"east": 5}), EPOCH, load_s={"v1": 20.0})
+
+    assert {place.deployment: place.ready_then for place in found.places} == {"chat": 2, "night": 3}
+    assert any("night in east may have 3 of 5 cells: team search has 5 of 5" in text for text in found.warnings)

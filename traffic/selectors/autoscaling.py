@@ -101,6 +101,8 @@ def _place(
         load=load,
         history=need_history(state),
         idle_since=state.idle_since if state else None,
+        granted=row.cells_granted,
+        grant_reason=row.grant_reason,
     )
 
 

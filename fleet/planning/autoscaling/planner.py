@@ -3,7 +3,8 @@
 Up at once to what is needed, however much that is; down only to what would have been enough at every look of the whole
 agreement time. A load that is not known, a rollout or a gap in what was seen hold what there is. Never outside the
 range, and never below what the schedule or the region autopilot needs within it. A budget stops growth; it takes no
-cell away.
+cell away. How many of these cells it may have while machines are short is not decided here (`fleet.planning.shares`),
+and what is wanted does not bow to it: it is what comes back once there are machines.
 """
 
 from collections.abc import Iterator
@@ -63,6 +64,8 @@ def _plan_place(view: ScalingView, place: ScaledPlace, now: datetime) -> PlaceDe
     if current > 0 and need.cells == 0 and not may_be_empty(view, since, now):
         need = replace(need, rule=ScalingRule.IDLE, cells=1, reason=_kept_warm(view, since))
     wanted, rule, reason = _decide(view, place, need, current, history, now)
+    if place.granted is not None and place.granted < wanted:
+        reason += f"; it may have {place.granted} of them: {place.grant_reason}"
     return PlaceDecision(place.region, wanted, needed, rule, reason, history, since)
 
 

@@ -89,8 +89,8 @@ class ScaledPlace:
     """A region in which a deployment has a range. `current`: how many cells it should have, by the last decision or a
     person; in shadow, by the last decision alone. `ready` serve; `ready_for_s`: for how long the youngest of them has;
     None: none is. `load` None: nobody has reported it lately. `cell_price`: US dollars an hour there; 0: unknown.
-    `planned` None: there is no plan, or it is too old. `idle_since`: since when nobody
-    has asked, by the look before; None: somebody did."""
+    `planned` None: there is no plan, or it is too old. `idle_since`: since when nobody has asked, by the look before;
+    None: somebody did. `granted`: how many cells it may have while machines are short, and why; None: all."""
 
     region: str
     range: CellRange
@@ -102,6 +102,8 @@ class ScaledPlace:
     cell_price: float = 0.0
     planned: PlannedNeed | None = None
     idle_since: datetime | None = None
+    granted: int | None = None
+    grant_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,3 +196,10 @@ def test_the_plan_of_the_day_is_a_need_like_any_other() -> None:
     assert kept.wanted == 2, "fewer by agreement, as of any need"
     busy = decide(view(place(load=PlaceLoad(60.0), planned=PlannedNeed(1, "nothing is expected"))))
     assert (busy.wanted, busy.rule) == (9, ScalingRule.UTILISATION), "a plan takes away nothing that is needed now"
+
+
+def test_what_it_may_not_have_now_it_still_wants_and_says_why() -> None:
+    short = place(load=PlaceLoad(28.0), granted=3, grant_reason="team search has 3 of 3 local.cpu")
+    decision = decide(view(short))
+    assert decision.wanted == 4
+    assert decision.reason.endswith("; it may have 3 of them: team search has 3 of 3 local.cpu")
