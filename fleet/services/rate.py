@@ -4,14 +4,15 @@ never counted anew."""
 from datetime import datetime
 from decimal import Decimal
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from fleet.models import InstanceType, Rate, Region
 from fleet.planning.markets import Market
 from fleet.planning.rate import LEAST, MOST, OF_MACHINES, RateKind
 from kernel import live
+from kernel.dated_rows import dated_row_add, dated_row_withdraw
 from kernel.events import event_record
-from kernel.refusals import Conflict, InvalidInput
+from kernel.refusals import InvalidInput
 from kernel.tones import Tone
 
 
@@ -36,18 +37,13 @@ def rate_set(
     """
     _check(kind, subject, region, value)
     _check_market(kind, market)
-    if valid_from is not None and valid_from < now:
-        message = "must not be in the past: what machines cost until now was counted already"
-        raise InvalidInput(field="valid_from", rule="future", message=message)
     row = Rate(
         kind=kind.value, subject=subject, region=region, market=market, value=value, valid_from=valid_from or now,
         actor=actor[:64], created_at=now,
     )  # fmt: skip
-    try:
-        with transaction.atomic():
-            row.save(force_insert=True)
-    except IntegrityError as error:
-        raise Conflict(f"there is a {row} already") from error
+    dated_row_add(
+        row, now=now, counted="what machines cost until now was counted", conflict=f"there is a {row} already"
+    )
     _event("set", row, actor, now)
     return row
 
@@ -59,11 +55,7 @@ def rate_withdraw(*, rate_id: int, actor: str, now: datetime) -> None:
     Raises:
         Conflict: machines may have been counted by it.
     """
-    row = Rate.objects.select_for_update().get(pk=rate_id)
-    if row.valid_from <= now:
-        raise Conflict(f"the {row} was in force; set another one instead")
-    row.delete()
-    _event("withdrawn", row, actor, now)
+    _event("withdrawn", dated_row_withdraw(Rate, rate_id, now=now), actor, now)
 
 
 def _check(kind: RateKind, subject: str, region: str, value: Decimal) -> None:

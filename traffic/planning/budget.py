@@ -62,7 +62,7 @@ def check_rules(rules: BudgetRules) -> None:
     if rules.tokens is None and rules.money is None:
         raise ValueError("a budget limits tokens, money or both: state `tokens_per_month` or `money_per_month`")
     if any(limit is not None and limit <= 0 for limit in (rules.tokens, rules.money)):
-        raise ValueError("a budget is more than 0; to serve a tenant nothing, revoke its keys")
+        raise ValueError("a budget is more than 0")
     check_thresholds(rules.thresholds)
 
 

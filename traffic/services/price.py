@@ -3,12 +3,13 @@
 from datetime import datetime
 from decimal import Decimal
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from fleet.models import Deployment
 from kernel import live
+from kernel.dated_rows import dated_row_add, dated_row_withdraw
 from kernel.events import event_record
-from kernel.refusals import Conflict, InvalidInput
+from kernel.refusals import InvalidInput
 from kernel.tones import Tone
 from traffic.models import TokenPrice
 
@@ -34,9 +35,6 @@ def price_set(
         there = ", ".join(Deployment.objects.order_by("name").values_list("name", flat=True)) or "none"
         message = f"there is no deployment {deployment!r}; there are: {there}"
         raise InvalidInput(field="deployment", rule="exists", message=message)
-    if valid_from is not None and valid_from < now:
-        message = "must not be in the past: what was counted until now was charged already"
-        raise InvalidInput(field="valid_from", rule="future", message=message)
     row = TokenPrice(
         deployment=deployment,
         valid_from=valid_from or now,
@@ -46,11 +44,8 @@ def price_set(
         actor=actor[:64],
         created_at=now,
     )
-    try:
-        with transaction.atomic():
-            row.save(force_insert=True)
-    except IntegrityError as error:
-        raise Conflict(f"{deployment} has a price from {row.valid_from:%Y-%m-%d %H:%M:%S} UTC on already") from error
+    there_is = f"{deployment} has a price from {row.valid_from:%Y-%m-%d %H:%M:%S} UTC on already"
+    dated_row_add(row, now=now, counted="what was counted until now was charged", conflict=there_is)
     _event("set", row, actor, now)
     return row
 
@@ -62,11 +57,7 @@ def price_withdraw(*, price_id: int, actor: str, now: datetime) -> None:
     Raises:
         Conflict: tokens may have been charged by it.
     """
-    row = TokenPrice.objects.select_for_update().get(pk=price_id)
-    if row.valid_from <= now:
-        raise Conflict(f"the {row} was in force; set another one instead")
-    row.delete()
-    _event("withdrawn", row, actor, now)
+    _event("withdrawn", dated_row_withdraw(TokenPrice, price_id, now=now), actor, now)
 
 
 def _event(what: str, row: TokenPrice, actor: str, now: datetime) -> None:

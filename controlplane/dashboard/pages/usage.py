@@ -49,13 +49,10 @@ def _budgets(request: PageRequest) -> tuple[BudgetView, ...]:
 
 
 def _prices(request: PageRequest) -> dict[str, Any]:
-    in_force: dict[str, int] = {}
-    rows = price_rows()
-    for row in reversed(rows):
-        if row.valid_from <= request.now:
-            in_force[row.deployment] = row.pk
-    lines = [(row, row.pk in in_force.values(), row.valid_from > request.now) for row in rows]
-    return {"rows": lines, "deployments": Deployment.objects.order_by("name").values_list("name", flat=True)}
+    return {
+        "rows": price_rows(request.now),
+        "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
+    }
 
 
 def _responses(request: PageRequest) -> KeptResponsesView:

@@ -10,6 +10,7 @@ from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from controlplane.dashboard.selectors.usage import Span, first_step, place_of, step_of
 from fleet.models import Rate
 from fleet.planning.rate import Source
+from kernel.dated_rows import dated_states
 from kernel.tones import Tone
 from traffic.models import CostBudget
 from traffic.planning.budget import MonthUse, month_of, used_percent
@@ -193,16 +194,5 @@ def cost_budget_views(now: datetime) -> tuple[CostBudgetView, ...]:
 def rate_rows(now: datetime) -> tuple[tuple[Rate, str, str], ...]:
     """Rates, the latest first, each with its kind in words and whether it is `in force`, `later` or `past`."""
     rows = list(Rate.objects.order_by("-valid_from", "-id")[:RATES_SHOWN])
-    in_force: dict[tuple[str, str, str, str], int] = {}
-    for row in reversed(rows):
-        if row.valid_from <= now:
-            in_force[row.kind, row.subject, row.region, row.market] = row.pk
-    current = set(in_force.values())
-    return tuple(
-        (
-            row,
-            row.kind.replace("_", " "),
-            "in force" if row.pk in current else "later" if row.valid_from > now else "past",
-        )
-        for row in rows
-    )
+    states = dated_states(rows, lambda row: (row.kind, row.subject, row.region, row.market), now)
+    return tuple((row, row.kind.replace("_", " "), states[row.pk]) for row in rows)

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from django.db.models import Sum
 
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
+from kernel.dated_rows import dated_states
 from traffic.models import ApplicationKey, CellHour, TokenPrice
 from traffic.planning.usage_query import By, UsageQuery
 from traffic.selectors.budget import BudgetView, budget_views
@@ -210,6 +211,8 @@ def kept_responses_view(*, tenant: str) -> KeptResponsesView:
     return KeptResponsesView(shown, more, settings.max_kept_per_tenant, settings.max_kept_bytes_per_tenant)
 
 
-def price_rows() -> tuple[TokenPrice, ...]:
-    """The list of prices, the latest first."""
-    return tuple(TokenPrice.objects.order_by("-valid_from", "-id")[:PRICES_SHOWN])
+def price_rows(now: datetime) -> tuple[tuple[TokenPrice, str], ...]:
+    """The list of prices, the latest first, each with whether it is `in force`, `later` or `past`."""
+    rows = list(TokenPrice.objects.order_by("-valid_from", "-id")[:PRICES_SHOWN])
+    states = dated_states(rows, lambda row: row.deployment, now)
+    return tuple((row, states[row.pk]) for row in rows)

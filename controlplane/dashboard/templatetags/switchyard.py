@@ -2,7 +2,7 @@
 
 import json
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import ROUND_DOWN, ROUND_UP, Decimal
 from functools import cache, lru_cache
 from typing import Any
 
@@ -140,6 +140,14 @@ def money(value: object) -> str:
     places = 2 if value == 0 or abs(value) >= 1 else 4
     whole, _, part = f"{value:,.{places}f}".partition(".")
     return f"${whole.replace(',', THIN_SPACE)}.{part}"
+
+
+@register.filter
+def used_share(percent: Decimal) -> str:
+    """Per cent of a budget: whole, but never 100 before it is used up, nor when it is passed."""
+    if percent <= 99 or percent >= 101 or percent == 100:
+        return f"{percent:.0f} %"
+    return f"{percent.quantize(Decimal('0.1'), ROUND_DOWN if percent < 100 else ROUND_UP)} %"
 
 
 @register.filter

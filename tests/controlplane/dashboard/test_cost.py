@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from controlplane.dashboard.templatetags.switchyard import quantity
+from controlplane.dashboard.templatetags.switchyard import quantity, used_share
 from fleet.models import Rate
 from fleet.planning.rate import Source
 from kernel import clock
@@ -113,6 +113,15 @@ def test_an_admin_states_a_rate_and_a_budget_and_takes_them_back() -> None:
 )  # fmt: skip
 def test_quantities_have_three_digits_that_say_something(value: Any, shown: str) -> None:
     assert quantity(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("percent", "shown"),
+    [("0", "0 %"), ("83.4", "83 %"), ("99.4", "99.4 %"), ("99.97", "99.9 %"), ("100", "100 %"), ("100.01", "100.1 %"),
+     ("125.6", "126 %")],
+)  # fmt: skip
+def test_a_budget_is_used_up_when_it_is_and_not_before(percent: str, shown: str) -> None:
+    assert used_share(Decimal(percent)) == shown
 
 
 def test_a_single_hour_is_seen_in_its_charts() -> None:

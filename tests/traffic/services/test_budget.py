@@ -17,10 +17,11 @@ from traffic.models import Budget, RoutingTable, UsageMonth
 from traffic.planning.budget import MonthUse
 from traffic.selectors.application import application_of
 from traffic.selectors.routing import table_for_ingresses
-from traffic.services.budget import budget_change, budget_create, budget_delete, budget_follow, budgets_follow
+from traffic.services.budget import OF_TENANTS, budget_change, budget_create, budget_delete, budgets_follow
 from traffic.services.ingress import ingress_create
 from traffic.services.key import key_create
 from traffic.services.routing import tables_publish
+from traffic.services.threshold import budget_follow
 
 pytestmark = pytest.mark.django_db
 
@@ -128,7 +129,7 @@ def test_what_somebody_changed_meanwhile_is_looked_at_again() -> None:
     used(1000)
     stale = Budget.objects.get()
     budget_change(tenant="rufus", actor="ann", now=NOW + timedelta(seconds=1), tokens_per_month=9000)
-    assert not budget_follow(stale, MonthUse(1000), NOW)
+    assert not budget_follow(OF_TENANTS, stale, MonthUse(1000), now=NOW)
     assert not Budget.objects.get(pk=row.pk).stopped
 
 
