@@ -41,7 +41,7 @@ def main() -> None:
     django.setup()
     from traffic.planning.batch import BatchSettings
     from traffic.services.batch_validation import file_index, work_write
-    from traffic.services.file_store import FileStore
+    from traffic.services.file_folder import FolderStore
 
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder) / "in.jsonl"
@@ -52,7 +52,7 @@ def main() -> None:
         with path.open("rb") as file:
             index = file_index(file, "/v1/chat/completions", settings)
             indexed_s = process_time() - began_cpu
-            ranges = work_write(FileStore(Path(folder) / "store"), file, index, "work", settings)
+            ranges = work_write(FolderStore(Path(folder) / "store"), file, index, "work", settings)
         if index.errors:
             raise SystemExit(f"the file is wrong: {index.errors[0]}")
         print(f"{len(index)} lines, {path.stat().st_size / 2**20:.0f} MiB, {len(ranges)} ranges")

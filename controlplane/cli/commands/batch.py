@@ -34,24 +34,30 @@ Name = Annotated[str, typer.Argument(help="batch_…")]
 @batch.command()
 def submit(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="Lines of JSON, as OpenAI's Batch API has them.", exists=True)],
+    file: Annotated[str, typer.Argument(help="Lines of JSON, as OpenAI's Batch API has them; or s3://bucket/key.")],
     endpoint: Annotated[str, typer.Option(help="What every line's `url` is.")] = "/v1/chat/completions",
     window: Annotated[str, typer.Option(help="Until when: 30m, 4h, 2d.")] = "24h",
     priority: Annotated[int, typer.Option(min=0, max=9)] = 5,
+    output: Annotated[
+        str, typer.Option("--output-uri", help="Where results go, too: s3://bucket/prefix.")
+    ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
     region: Region = "",
     key: Key = "",
 ) -> None:
-    """Upload a file and begin a batch over it.
+    """Upload a file and begin a batch over it, or over an object in S3.
 
     switchyard batch submit requests.jsonl --window 4h --wait
     """
     run = session_of(context)
-    with _applications(run, region, key) as client, file.open("rb") as content:
-        form = {"files": {"file": (file.name, content)}, "data": {"purpose": "batch"}}
-        stored = _answer(run, client, "POST", "/v1/files", **form)
-        ours = {"completion_window": window, "priority": priority}
-        body = {"input_file_id": stored["id"], "endpoint": endpoint, "completion_window": "24h", "switchyard": ours}
+    ours: dict[str, Any] = {"completion_window": window, "priority": priority}
+    ours |= {"output_uri": output} if output else {}
+    body: dict[str, Any] = {"endpoint": endpoint, "completion_window": "24h", "switchyard": ours}
+    with _applications(run, region, key) as client:
+        if file.startswith("s3://"):
+            ours["input_uri"] = file
+        else:
+            body["input_file_id"] = _uploaded(run, client, Path(file))
         begun = _answer(run, client, "POST", "/v1/batches", json=body)
         if wait:
             begun = _watch(run, client, begun["id"])
@@ -112,6 +118,15 @@ def results(
             kind = "failed" if errors else "was answered"
             raise Failure(f"{name} is {found['status']}, and no line of it {kind}", ExitCode.CONFLICT)
         _fetch(run, client, f"/v1/files/{file}/content", to)
+
+
+def _uploaded(run: Session, client: "httpx.Client", file: Path) -> str:
+    try:
+        with file.open("rb") as content:
+            form = {"files": {"file": (file.name, content)}, "data": {"purpose": "batch"}}
+            return str(_answer(run, client, "POST", "/v1/files", **form)["id"])
+    except OSError as error:
+        raise Failure(f"{file} cannot be read: {error.strerror or error}", ExitCode.USAGE) from error
 
 
 def _watch(run: Session, client: "httpx.Client", name: str) -> dict[str, Any]:
