@@ -117,6 +117,10 @@ def test_with_nobody_there_are_none() -> None:
     assert decided(empty()) == (0, ScalingRule.MIN)
 
 
+def test_who_has_left_starts_none() -> None:
+    assert decided(empty(load=PlaceLoad(0.0, queued=4.0, arrivals_per_s=0.3, autopilot=2.0))) == (0, ScalingRule.MIN)
+
+
 def test_work_that_is_queued_starts_one_and_more_as_its_time_runs_out() -> None:
     assert decided(empty(load=PlaceLoad(0.0, backlog=0.1, backlog_requests=4))) == (1, ScalingRule.BACKLOG)
     assert decided(empty(load=PlaceLoad(0.0, backlog=20.0, backlog_requests=4000))) == (3, ScalingRule.BACKLOG)
