@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine_agent.engines.base import EngineAdapter, EngineUnavailable
+from engine_agent.engines.generic.adapter import GenericAdapter
+from engine_agent.engines.generic.programs import installed_programs
 from engine_agent.engines.neuron.adapter import NeuronAdapter
 from engine_agent.engines.neuron.adapter import installed_python as installed_neuron
 from engine_agent.engines.sim.adapter import SimAdapter
@@ -13,7 +15,7 @@ from engine_agent.protocol.engine_options import refused_in_plan
 from engine_agent.protocol.messages import EnginePlan
 
 ADAPTERS: Mapping[str, EngineAdapter] = {
-    adapter.name: adapter for adapter in (NeuronAdapter(), SimAdapter(), VllmAdapter())
+    adapter.name: adapter for adapter in (GenericAdapter(), NeuronAdapter(), SimAdapter(), VllmAdapter())
 }
 
 
@@ -41,6 +43,7 @@ def check_plan(plan: EnginePlan) -> None:
 
 
 def engine_pythons(cache: Path) -> dict[str, Path]:
-    """The interpreters of the engine environments that are installed in a cache, by engine."""
+    """The interpreters of the engine environments that are installed in a cache, by engine, and the programs of engine
+    generic by `generic/NAME`."""
     pythons = {VllmAdapter.name: installed_vllm(cache), NeuronAdapter.name: installed_neuron(cache)}
-    return {engine: python for engine, python in pythons.items() if python is not None}
+    return {**installed_programs(cache), **{engine: path for engine, path in pythons.items() if path is not None}}

@@ -39,6 +39,8 @@ _SIM_OPTIONS = """
     max-model-len max-num-seqs prefill-chunk-tokens prefill-tokens-per-s prefix-block-tokens rendezvous-timeout-s seed
     step-jitter
 """
+_GENERIC_OPTIONS = "command context-length n-batch n-threads n-threads-batch n-ubatch seed"
+"""Of `llama-cpp`. What other programs take, an admin allows by name, and the programs themselves by `--command`."""
 _EVERY_VARIABLE = "OMP_NUM_THREADS OMP_WAIT_POLICY"
 _CELL_VARIABLES = "SWITCHYARD_CELL_COLLECTIVES SWITCHYARD_CELL_HANG_S"
 _VLLM_VARIABLES = """
@@ -54,16 +56,19 @@ _NEURON_VARIABLES = """
 """
 
 OPTIONS: Mapping[str, frozenset[str]] = {
+    "generic": frozenset(_GENERIC_OPTIONS.split()),
     "vllm": frozenset((_VLLM_OPTIONS + _RENDERED + _LAUNCHER_OPTIONS).split()),
     "neuron": frozenset((_VLLM_OPTIONS + _RENDERED).split()),
     "sim": frozenset(_SIM_OPTIONS.split()),
 }
 VARIABLES: Mapping[str, frozenset[str]] = {
+    "generic": frozenset(_EVERY_VARIABLE.split()),
     "vllm": frozenset((_EVERY_VARIABLE + " " + _CELL_VARIABLES + _VLLM_VARIABLES).split()),
     "neuron": frozenset((_EVERY_VARIABLE + " " + _CELL_VARIABLES + _VLLM_VARIABLES + _NEURON_VARIABLES).split()),
     "sim": frozenset(_EVERY_VARIABLE.split()),
 }
 VALUES: Mapping[str, frozenset[str]] = {
+    "command": frozenset({"llama-cpp"}),
     "generation-config": frozenset({"auto", "vllm"}),
     "load-format": frozenset({"auto", "dummy", "safetensors"}),
     "tokenizer-mode": frozenset({"auto", "hf", "mistral", "slow"}),

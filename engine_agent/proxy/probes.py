@@ -111,7 +111,8 @@ class Prober:
 
     async def _check_health(self, known: str) -> bool:
         judge, began = self._cell.judge, time.monotonic()
-        target = b"/health" + held_query(known).encode()
+        path = self._cell.settings.health_path
+        target = path.encode() + held_query(known).encode()
         self._known_state = ""
         try:
             response = await call(self._pool, b"GET", target, None, limit_s(known, self._times.health_timeout_s))
@@ -126,7 +127,7 @@ class Prober:
                 self._known_state = said.state
                 judge.answered(now, None if said.held_ms else round((now - began) * 1000, 3))
             else:
-                judge.failed(now, f"engine /health answers {response.status}{_reason_of(response)}")
+                judge.failed(now, f"engine {path} answers {response.status}{_reason_of(response)}")
         self._log_change()
         return judge.ok
 

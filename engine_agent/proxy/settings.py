@@ -77,6 +77,8 @@ class ProxySettings:
     engine_port: int
     model: str
     max_concurrency: int
+    health_path: str = "/health"
+    """What the engine answers with 200 while it is well."""
     adapters: frozenset[str] = frozenset()
     """Names that the engine serves beside `model`."""
     priorities: bool = False

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from engine_agent.engines.base import LOOPBACK, EngineContext, Launch
+from engine_agent.engines.generic.programs import HEALTH_PATH
 from engine_agent.engines.plan_artifacts import json_option
 from engine_agent.protocol.engine_options import PRIORITY_SCHEDULING
 from engine_agent.protocol.fingerprint import (
@@ -68,6 +69,7 @@ def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path 
         *(word for adapter in assignment.plan.adapters for word in ("--adapter", adapter.name)),
         *("--max-concurrency", str(assignment.plan.max_concurrency)),
         *("--golden", msgspec.json.encode(assignment.plan.golden).decode()),
+        *(("--health-path", HEALTH_PATH) if assignment.plan.engine == "generic" else ()),
         *_prompt_limit(assignment.plan),
         *(("--priorities",) if _schedules_by_priority(assignment.plan) else ()),
         *(("--identity", str(identity)) if identity else ()),

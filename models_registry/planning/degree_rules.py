@@ -9,6 +9,7 @@ from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.parallelism import Degrees
 from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
+DEGREES = ("nodes", "tp", "cp", "dp", "pp")
 NEURON_RANKS_PER_NODE: Mapping[str, tuple[int, ...]] = {
     "trainium": (1, 2, 8, 16, 32),
     "trainium2": (1, 2, 4, 8, 16, 32, 64),
@@ -30,6 +31,9 @@ def check_degrees(spec: VersionSpec, degrees: Degrees, machine: InstanceShape) -
     if spec.engine == "sim":
         return ()
     rules = _Rules(spec, degrees, machine)
+    if spec.engine == "generic":
+        rules.check_generic()
+        return ()
     rules.check_cores()
     if spec.engine == "neuron":
         rules.check_neuron()
@@ -60,6 +64,12 @@ class _Rules:
                 f"tp x pp = {degrees.world_size} ranks on {degrees.nodes} x {cores} cores of {self.machine.name} do "
                 f"not fit: at most {degrees.nodes * cores}, or nodes = {-(-degrees.world_size // cores)}",
             )
+
+    def check_generic(self) -> None:
+        """A program of others is one process on one node; what it does with the node's devices is its own."""
+        for name, value in self.spec.parallelism.get(self.machine.name, {}).items():
+            if name in DEGREES and value != 1:
+                raise self.broken(name, "engine generic runs one process on one node, so it must be 1")
 
     def check_vllm(self) -> None:
         degrees, heads = self.degrees, self.spec.heads

@@ -31,8 +31,8 @@ from models_registry.planning.quantization import NeuronQuantization, Quantizati
 from models_registry.planning.speculation import Draft, Medusa, Ngram, Speculation, read_speculation
 from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
-ENGINES = ("neuron", "sim", "vllm")
-WITH_WEIGHTS = ("neuron", "vllm")
+ENGINES = ("generic", "neuron", "sim", "vllm")
+WITH_WEIGHTS = ("generic", "neuron", "vllm")
 STATED_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes"), "parallelism"),
     **dict.fromkeys(("decode_context_parallel_size", "prefill_context_parallel_size"), "parallelism"),
@@ -190,6 +190,8 @@ def _options(
     _check_batch_prompt_tokens(spec)
     if spec.engine == "sim":
         return {"max_num_seqs": spec.max_concurrency, **spec.engine_options}
+    if spec.engine == "generic":
+        return _generic_options(spec)
     for name, value in spec.engine_options.items():
         if field := _stated_elsewhere(name):
             raise InvalidVersion(f"{spec.reference}: engine_options.{name} is {value!r}; state it in {field}")
@@ -207,6 +209,18 @@ def _options(
     override = neuron_configuration(spec, degrees, speculation, nxdi)
     own["additional_config"] = _json(additional_config(spec, override))
     return own | {name: value for name, value in spec.engine_options.items() if name not in NEURON_OWN_OPTIONS}
+
+
+def _generic_options(spec: VersionSpec) -> dict[str, Any]:
+    """Raises:
+    InvalidVersion: no program is named.
+    """
+    if not spec.engine_options.get("command"):
+        raise InvalidVersion(
+            f"{spec.reference}: engine_options.command is missing; engine generic needs the name of a program that "
+            "nodes have, as llama-cpp"
+        )
+    return {"context_length": spec.context_length, **spec.engine_options}
 
 
 def _check_batch_prompt_tokens(spec: VersionSpec) -> None:

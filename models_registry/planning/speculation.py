@@ -23,6 +23,7 @@ class Method(StrEnum):
 
 
 METHODS_OF_ENGINE: Mapping[str, tuple[Method, ...]] = {
+    "generic": (),
     "sim": (),
     "vllm": (Method.NGRAM, Method.DRAFT_MODEL),
     "neuron": (Method.MEDUSA, Method.EAGLE, Method.EAGLE3),

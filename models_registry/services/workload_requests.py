@@ -12,6 +12,8 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 
+import msgspec
+
 from models_registry.planning.workload import TRACES, Arrival, InvalidWorkload, Prompts, Workload
 
 FOLDER = Path(__file__).resolve().parents[2] / "bench" / "traces"
@@ -131,7 +133,7 @@ def _trace(workload: Workload) -> Sequence[tuple[Request, float]]:
 
 def _mooncake(path: Path) -> list[Request]:
     with lzma.open(path, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
+        rows = [msgspec.json.decode(line) for line in lines]
     return [
         Request(
             row["timestamp"] / 1000,

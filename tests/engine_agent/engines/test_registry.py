@@ -8,13 +8,13 @@ from engine_agent.engines.base import EngineUnavailable
 from engine_agent.engines.registry import engine_adapter, engine_pythons
 
 
-@pytest.mark.parametrize("engine", ["neuron", "sim", "vllm"])
+@pytest.mark.parametrize("engine", ["generic", "neuron", "sim", "vllm"])
 def test_an_adapter_answers_to_its_name(engine: str) -> None:
     assert engine_adapter(engine).name == engine
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(EngineUnavailable, match="unknown engine 'abacus'; this agent knows neuron, sim, vllm"):
+    with pytest.raises(EngineUnavailable, match="unknown engine 'abacus'; this agent knows generic, neuron, sim, vllm"):
         engine_adapter("abacus")
 
 

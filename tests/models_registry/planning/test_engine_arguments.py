@@ -79,7 +79,7 @@ def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"engine": "tgi"}, r"llama@3: engine is 'tgi'; it must be one of neuron, sim, vllm"),
+        ({"engine": "tgi"}, r"llama@3: engine is 'tgi'; it must be one of generic, neuron, sim, vllm"),
         ({"artifact_uri": ""}, r"llama@3: engine vllm needs artifact_uri"),
         (
             {"engine_options": {"scheduling_policy": "fifo"}},

@@ -1,0 +1,88 @@
+"""A program of others as the agent sees it: the launcher's command line, and where it says that it is up. It starts
+nothing.
+
+What such a program cannot do is refused by name: cells of several nodes, adapters, draft models.
+"""
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+
+from engine_agent.engines.base import (
+    LOOPBACK,
+    EngineContext,
+    EngineUnavailable,
+    Launch,
+    follower_count,
+    member_environment,
+)
+from engine_agent.engines.generic.programs import FOLDER, HEALTH_PATH, PREFIX, PROGRAM
+from engine_agent.engines.plan_artifacts import after_fetching, local_folder, read_in_place
+from engine_agent.protocol.messages import Assignment, EnginePlan
+from engine_agent.protocol.ports import ENGINE
+
+COMMAND = "--command"
+
+
+class GenericAdapter:
+    """Runs `python -m engine_agent.engines.generic.serve`, which becomes the program that the plan names."""
+
+    name = "generic"
+
+    def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
+        """See `EngineAdapter.launch`; the plan's `args` are `--command NAME` and the program's own options."""
+        plan = assignment.plan
+        _refuse(assignment)
+        command, options = split_command(plan.args)
+        program = context.engine_pythons.get(PREFIX + command)
+        if program is None:
+            known = ", ".join(sorted(name.removeprefix(PREFIX) for name in context.engine_pythons if PREFIX in name))
+            raise EngineUnavailable(
+                f"this node has no program {command!r}; it has {known or 'none'}: put one at "
+                f"{FOLDER}/{command}/{PROGRAM} in its cache"
+            )
+        artifact = plan.artifact
+        if artifact is None:
+            raise EngineUnavailable(f"the plan of {plan.served_model} names no artifact to load")
+        argv = (
+            *(sys.executable, "-m", "engine_agent.engines.generic.serve"),
+            *("--node-id", context.node_id),
+            *("--program", str(program)),
+            *("--model-dir", str(local_folder(artifact, context.cache))),
+            *("--digest", artifact.digest),
+            *("--alias", plan.served_model),
+            *("--port", str(context.port_base + ENGINE)),
+            *("--", *options),
+        )
+        launch = Launch(
+            argv=argv,
+            env=member_environment(assignment, context),
+            reads=(program.parent, *read_in_place(plan)),
+            programs=(program,),
+        )
+        return after_fetching(launch, assignment, context)
+
+    def health_url(self, assignment: Assignment, context: EngineContext) -> str:
+        """See `EngineAdapter.health_url`: its list of models, which every such server has."""
+        return f"http://{LOOPBACK}:{context.port_base + ENGINE}{HEALTH_PATH}"
+
+
+def split_command(args: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """The program that a plan's arguments name, and those that are the program's own.
+
+    Raises:
+        EngineUnavailable: they name none.
+    """
+    for place, (flag, value) in enumerate(pairwise(args)):
+        if flag == COMMAND:
+            return value, (*args[:place], *args[place + 2 :])
+    raise EngineUnavailable(f"the plan names no program: engine generic needs {COMMAND}")
+
+
+def _refuse(assignment: Assignment) -> None:
+    plan: EnginePlan = assignment.plan
+    if follower_count(assignment) > 0:
+        raise EngineUnavailable("engine generic runs on one node; this cell has several")
+    if plan.adapters or plan.draft is not None:
+        what = f"adapter {plan.adapters[0].name}" if plan.adapters else "draft model"
+        raise EngineUnavailable(f"engine generic serves a model as it is, and the plan has a {what}")

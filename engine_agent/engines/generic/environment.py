@@ -1,0 +1,93 @@
+"""Installs the program `llama-cpp` of engine generic: `python -m engine_agent.engines.generic.environment install
+--cache DIR`.
+
+Run by the control plane's Python, with the standard library and uv alone. The program counts as installed once `serve`
+is there, which is written last. PyPI has sources of llama-cpp-python alone: this compiles them, for some minutes.
+"""
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engine_agent.engines.exclusive import exclusively
+from engine_agent.engines.generic.programs import FOLDER, PREFIX, PROGRAM, installed_programs
+from engine_agent.engines.uv_program import UvFailed, UvProgram
+
+NAME = "llama-cpp"
+INSTALL_LIMIT_S = 7200.0
+"""Two hours: llama.cpp on two busy cores."""
+QUERY_LIMIT_S = 120.0
+LOCK = Path(__file__).with_name("requirements.lock")
+SERVER = Path(__file__).with_name("llama_cpp_server.py")
+SCRIPT = '#!/bin/sh\nhere=$(dirname "$0")\nexec "$here/bin/python" -I "$here/serve.py" "$@"\n'
+NEEDED = ("cmake", "c++")
+
+Say = Callable[[str], None]
+
+
+class CannotInstall(Exception):
+    """Why it is not there; one sentence for a person."""
+
+
+def install(cache: Path, say: Say) -> Path:
+    """Make the program unless it is there; returns it.
+
+    Raises:
+        CannotInstall: there is no compiler, or a package cannot be had or built.
+    """
+    folder = cache / FOLDER / NAME
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with exclusively(folder.with_suffix(".lock"), lambda: say(f"waiting for another process that installs {NAME} …")):
+        found = installed_programs(cache).get(PREFIX + NAME)
+        return found or _install_anew(folder, say)
+
+
+def _install_anew(folder: Path, say: Say) -> Path:
+    if missing := [name for name in NEEDED if shutil.which(name) is None]:
+        raise CannotInstall(f"llama-cpp-python is compiled here, and there is no {' and no '.join(missing)}")
+    began_s = time.monotonic()
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        uv = UvProgram(say)
+        uv.run(("venv", "--python", sys.executable, str(folder)), limit_s=QUERY_LIMIT_S)
+        say("compiling llama-cpp-python; this takes minutes …")
+        python = str(folder / "bin" / "python")
+        packages = ("--no-deps", "--require-hashes", "-r", str(LOCK))
+        uv.run(("pip", "install", "--python", python, *packages), limit_s=INSTALL_LIMIT_S)
+        shutil.copyfile(SERVER, folder / "serve.py")
+        program = folder / PROGRAM
+        program.write_text(SCRIPT)
+        program.chmod(0o755)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, UvFailed):
+            raise CannotInstall(str(error)) from error
+        raise
+    say(f"installed {NAME} in {time.monotonic() - began_s:.0f} s")
+    return program
+
+
+def _say_on_stdout(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 with the program's path on the last line of standard output, or 1 with the reason."""
+    parser = argparse.ArgumentParser(prog="engine_agent.engines.generic.environment", description=__doc__)
+    install_parser = parser.add_subparsers(required=True).add_parser("install", help="make the program")
+    install_parser.add_argument("--cache", type=Path, required=True, help="folder that holds engines/")
+    options = parser.parse_args(argv)
+    try:
+        _say_on_stdout(str(install(options.cache.resolve(), _say_on_stdout)))
+    except (CannotInstall, OSError) as error:
+        sys.stderr.write(f"cannot install {NAME}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""A program of others is started as its plan says, from the machine's own list, and refused what it cannot do."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine_agent.engines.base import EngineUnavailable
+from engine_agent.engines.generic.adapter import GenericAdapter
+from engine_agent.engines.generic.programs import installed_programs
+from engine_agent.engines.registry import check_plan
+from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer, PlanAdapter
+from engine_agent.protocol.states import MemberRole, Phase
+from tests.engine_agent.engines.contexts import PORT_BASE, context, peer
+
+NODE = context(**{"generic/llama-cpp": "/cache/engines/generic/llama-cpp/serve"})
+PLAN = EnginePlan(
+    engine="generic",
+    served_model="tiny",
+    max_concurrency=1,
+    ready_timeout_s=60.0,
+    artifact=Artifact("file:///srv/tiny", "sha256:" + "0" * 64),
+    args=("--context-length", "2048", "--command", "llama-cpp", "--n-threads", "2"),
+)
+
+
+def assignment(*peers: Peer, **plan: Any) -> Assignment:
+
+    return Assignment(
+        cell="c-1",
+        generation=3,
+        rank=0,
+        role=MemberRole.LEADER,
+        phase=Phase.SERVE,
+        secret="s",
+        peers=peers or (peer(0),),
+        plan=msgspec.structs.replace(PLAN, **plan),
+    )
+
+
+def test_it_becomes_the_program_that_the_machine_has() -> None:
+    launch = GenericAdapter().launch(assignment(), NODE)
+    words = launch.argv[1:]
+    assert words[:4] == ("-m", "engine_agent.engines.generic.serve", "--node-id", "n-00000001")
+    assert words[words.index("--program") + 1] == "/cache/engines/generic/llama-cpp/serve"
+    assert words[words.index("--") + 1 :] == ("--context-length", "2048", "--n-threads", "2")
+    assert launch.reads == (Path("/cache/engines/generic/llama-cpp"), Path("/srv/tiny"))
+    assert GenericAdapter().health_url(assignment(), NODE) == f"http://127.0.0.1:{PORT_BASE + 3}/v1/models"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (assignment(peer(0), peer(1)), "one node; this cell has several"),
+        (assignment(adapters=(PlanAdapter("fine", None),)), "a model as it is, and the plan has a adapter fine"),
+        (assignment(draft=Artifact("file:///srv/draft", "sha256:1")), "draft model"),
+        (assignment(artifact=None), "names no artifact"),
+        (assignment(args=("--n-threads", "2")), "needs --command"),
+        (assignment(args=("--command", "other")), "no program 'other'; it has llama-cpp"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(wrong: Assignment, why: str) -> None:
+    with pytest.raises(EngineUnavailable, match=why):
+        GenericAdapter().launch(wrong, NODE)
+
+
+def test_a_program_or_an_option_beyond_the_lists_takes_an_admin() -> None:
+    check_plan(PLAN)
+
+    other = msgspec.structs.replace(PLAN, args=("--command", "other"))
+    with pytest.raises(EngineUnavailable, match="may be given llama-cpp"):
+        check_plan(other)
+    check_plan(msgspec.structs.replace(other, widened=("--command",)))
+    with pytest.raises(EngineUnavailable, match="--hf-model-repo"):
+        check_plan(msgspec.structs.replace(PLAN, args=(*PLAN.args, "--hf-model-repo", "x")))
+
+
+def test_only_executables_of_the_machines_own_folder_are_programs(tmp_path: Path) -> None:
+    for name, mode in {"llama-cpp": 0o755, "not-executable": 0o644, "Bad_Name": 0o755}.items():
+        program = tmp_path / "engines" / "generic" / name / "serve"
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(mode)
+    assert list(installed_programs(tmp_path)) == ["generic/llama-cpp"]
+    assert installed_programs(tmp_path / "nowhere") == {}
+
+
+def test_the_node_has_no_program_at_all() -> None:
+    with pytest.raises(EngineUnavailable, match="it has none: put one at engines/generic/llama-cpp/serve"):
+        GenericAdapter().launch(assignment(), replace(NODE, engine_pythons={}))
