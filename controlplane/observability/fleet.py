@@ -19,7 +19,9 @@ from kernel.control_hosts import control_hosts
 from kernel.leases import lease_held_since
 from kernel.loop_passes import control_standing
 from traffic.models import AsyncRequest, IngressReport, RoutingTable
+from traffic.planning.load_window import held, pools_waiting
 from traffic.selectors.batch import batches_by_state
+from traffic.selectors.routing import held_deployments
 from traffic.selectors.stored_response import kept_in_all
 
 Row = tuple[Sequence[str], float]
@@ -46,6 +48,8 @@ class FleetGauges(Collector):
         yield _gauge("routing_table_lag", "Revisions that the slowest ingress is behind.", ("region",), _table_lag())
         yield _gauge("webhook_deliveries_waiting", "Messages to webhooks that wait.", (), _deliveries())
         yield _gauge("async_requests", "Near-real-time requests by state.", ("state",), _async_requests())
+        yield _gauge("requests_held", "Requests that wait for a first cell.", ("region", "deployment"), _held())
+        yield _gauge("cold_start_seconds", "How long a first cell is said to take.", ("deployment",), _cold_starts())
         yield _gauge("batches", "Open batches by state.", ("state",), _batches())
         yield _gauge("responses", "Kept responses.", (), _responses())
         yield _gauge("responses_bytes", "Bytes of kept responses.", (), _responses_bytes())
@@ -144,6 +148,19 @@ def _deliveries() -> Iterator[Row]:
 def _async_requests() -> Iterator[Row]:
     for row in AsyncRequest.objects.order_by().values("state").annotate(n=Count("pk")):
         yield (row["state"],), row["n"]
+
+
+def _held() -> Iterator[Row]:
+    waiting: dict[tuple[str, str], float] = {}
+    for region, telemetry in IngressReport.objects.values_list("ingress__region_id", "telemetry"):
+        for name in pools_waiting(telemetry):
+            waiting[region, name] = waiting.get((region, name), 0.0) + held(telemetry, name)
+    yield from waiting.items()
+
+
+def _cold_starts() -> Iterator[Row]:
+    for name, hold in held_deployments().items():
+        yield (name,), hold.hold.cold_start_s
 
 
 def _batches() -> Iterator[Row]:

@@ -46,7 +46,6 @@ def arrival_rules(local: str, hold_s: int) -> list[str]:
         f"http-request del-header {headers.HELD}",
         f"http-request set-header {headers.HELD} %[date(0,ms)] if {none}",
         f"http-request set-priority-offset int(-{offset_ms}) if {none}",
-        f"http-request set-var(txn.held) int(1) if {none}",
     ]
 
 

@@ -18,6 +18,12 @@ CELL_COUNTERS = {
     "retries_total": "Further tries of requests without an answer.",
     "redispatches_total": "Requests that went on to another cell.",
 }
+POOL_HOLDS = {
+    "held": ("gauge", "Requests that wait for a pool's first cell."),
+    "held_total": ("counter", "Requests that had to wait for a pool's first cell."),
+    "released_total": ("counter", "Those that were let go to a cell."),
+    "turned_away_total": ("counter", "Those that were refused: too many, or too late."),
+}
 CHANGES = {
     "applied_total": "Changes to HAProxy in place.",
     "reloads_total": "Reloads of HAProxy.",
@@ -78,6 +84,10 @@ def _ingress(labels: Mapping[str, str], report: IngressReport) -> list[str]:
         lines += family(f"switchyard_ingress_cell_{field}", "counter", text)
         for cell, traffic in sorted(report.cells.items()):
             lines.append(sample(f"switchyard_ingress_cell_{field}", {**labels, "cell": cell}, getattr(traffic, field)))
+    for field, (kind, text) in POOL_HOLDS.items():
+        lines += family(f"switchyard_ingress_pool_{field}", kind, text)
+        for pool, counted in sorted(report.telemetry.pools.items()):
+            lines.append(sample(f"switchyard_ingress_pool_{field}", {**labels, "pool": pool}, getattr(counted, field)))
     return lines
 
 

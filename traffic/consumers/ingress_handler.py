@@ -15,9 +15,10 @@ from fleet.selectors.application_certificate import application_tls, tls_version
 from kernel import clock
 from kernel.refusals import Conflict
 from traffic.models import Ingress
+from traffic.planning.load_window import pools_waiting
 from traffic.selectors.ingress import PROTOCOL, unable_to_refuse
 from traffic.selectors.routing import UnreadableTable, latest_revisions, latest_tables, table_for_ingresses
-from traffic.services.ingress_report import IngressRow, ingress_reports_store, pools_waiting
+from traffic.services.ingress_report import IngressRow, ingress_reports_store
 
 log = logging.getLogger(__name__)
 

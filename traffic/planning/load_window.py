@@ -166,6 +166,11 @@ def queued(telemetry: JsonObject, pool: str) -> float:
     return float(telemetry.get("pools", {}).get(pool, {}).get("queued", 0)) + held(telemetry, pool)
 
 
+def pools_waiting(telemetry: JsonObject) -> frozenset[str]:
+    """Pools of whose requests some wait at an ingress for a first cell."""
+    return frozenset(name for name in telemetry.get("pools", {}) if held(telemetry, name) > 0)
+
+
 def held(telemetry: JsonObject, pool: str) -> float:
     """How many of a pool's requests wait at an ingress for its first cell."""
     return float(telemetry.get("pools", {}).get(pool, {}).get("held", 0))

@@ -13,6 +13,7 @@ from fleet.services.fault_evidence import cell_sightings_store
 from kernel import hints, live
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from traffic.models import Ingress, IngressReport, RoutingTable
+from traffic.planning.load_window import pools_waiting
 from traffic.selectors.routing import UnreadableTable, table_message
 
 DOWN = "down"
@@ -69,11 +70,6 @@ def _store(row: IngressRow) -> None:
         live.push("traffic")
         hints.ring("traffic.publish")
         hints.ring("traffic.autopilot")
-
-
-def pools_waiting(telemetry: Any) -> frozenset[str]:
-    """Pools whose requests wait for a first cell."""
-    return frozenset(name for name, pool in telemetry.get("pools", {}).items() if pool.get("held", 0) > 0)
 
 
 def _down(row: IngressRow) -> dict[str, int]:

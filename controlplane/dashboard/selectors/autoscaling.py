@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from fleet.models import Deployment, DeploymentRegion, ScalingDecision, ScalingState, ScalingSwitch
 from fleet.planning.autoscaling.policy import InvalidScaling, ScalingMode, ScalingPolicy
 from fleet.planning.autoscaling.view import ScalingRule
+from fleet.planning.hold import may_be_empty
 from fleet.selectors.autoscaling import scaling_state, scaling_switch
 from kernel.tones import Tone
+from traffic.planning.routing import HeldDeployment
+from traffic.selectors.routing import held_deployments
 
 DECISIONS_SHOWN = 8
 HOUR_S = 3600
@@ -32,9 +35,14 @@ class ScaledPlaceRow:
     def percent(self) -> float | None:
         """How full the cells in force are, in per cent of what they were tested for."""
         load: dict[str, float] = self.state.load if self.state else {}
-        if "in_flight" not in load or not load.get("per_cell"):
+        if "in_flight" not in load or not load.get("per_cell") or not self.place.cells:
             return None
         return 100.0 * (load["in_flight"] + load["queued"]) / (self.place.cells * load["per_cell"])
+
+    @property
+    def held(self) -> int:
+        """Requests that waited for its first cell at the last look."""
+        return round((self.state.load if self.state else {}).get("held") or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,12 @@ class Autoscaling:
     places: tuple[ScaledPlaceRow, ...]
     decisions: tuple[DecisionRow, ...]
     problem: str = ""
+    hold: HeldDeployment | None = None
+    """How requests wait for its first cell; None: they do not."""
+
+    @property
+    def may_be_empty(self) -> bool:
+        return may_be_empty(self.policy, [row.place.range for row in self.places if row.place.range])
 
     @property
     def target_percent(self) -> float:
@@ -68,7 +82,7 @@ class Autoscaling:
 
 
 def autoscaling_of(deployment: Deployment) -> Autoscaling:
-    """In four queries."""
+    """In five queries."""
     places = DeploymentRegion.objects.filter(deployment=deployment, cells_max__isnull=False)
     rows = places.select_related("scaling_state").order_by("region_id")
     decisions = ScalingDecision.objects.filter(deployment=deployment)[:DECISIONS_SHOWN]
@@ -84,6 +98,7 @@ def autoscaling_of(deployment: Deployment) -> Autoscaling:
         tuple(ScaledPlaceRow(place, scaling_state(place)) for place in rows),
         tuple(_decision(row) for row in decisions),
         problem,
+        held_deployments().get(deployment.name),
     )
 
 

@@ -6,7 +6,13 @@ import asyncio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine_agent.protocol.ingress_messages import CellTraffic, IngressObserved, IngressReport
+from engine_agent.protocol.ingress_messages import (
+    CellTraffic,
+    IngressObserved,
+    IngressReport,
+    IngressTelemetry,
+    PoolTraffic,
+)
 from engine_agent.protocol.messages import Health, NodeTelemetry, Observed, Report
 from engine_agent.protocol.states import EngineState
 from engine_agent.telemetry.exposition import agent_exposition
@@ -23,6 +29,9 @@ INGRESS_REPORT = IngressReport(
     seq=1,
     observed=IngressObserved(revision=9, reason="a table was refused", cells={"c-1": "up", "c-2": "drain"}),
     cells={"c-1": CellTraffic(in_flight=2, requests_total=7)},
+    telemetry=IngressTelemetry(
+        pools={"chat": PoolTraffic(held=3, held_total=5, released_total=1, turned_away_total=1)}
+    ),
 )
 
 
@@ -53,6 +62,11 @@ def test_an_ingress_tells_its_cells() -> None:
     assert told["switchyard_ingress_trouble", "i-eu"] == 1
     assert (told["switchyard_ingress_cell_up", "c-1"], told["switchyard_ingress_cell_up", "c-2"]) == (1, 0)
     assert told["switchyard_ingress_cell_requests_total", "c-1"] == 7
+    assert [told[f"switchyard_ingress_pool_{name}", "chat"] for name in ("held", "held_total", "released_total")] == [
+        3,
+        5,
+        1,
+    ]
 
 
 async def opened(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
