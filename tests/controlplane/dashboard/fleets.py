@@ -16,6 +16,7 @@ from fleet.models import (
     ImageMove,
     Incident,
     InstanceType,
+    Quota,
     Rate,
     Region,
     Rollout,
@@ -75,9 +76,19 @@ def one_more_of_everything(number: int) -> Cell:
     )
     validated(version)
     deployment = Deployment.objects.create(
-        name=f"deployment-{number}", model_version=version, instance_type=kind, created_at=NOW
+        name=f"deployment-{number}",
+        model_version=version,
+        instance_type=kind,
+        created_at=NOW,
+        team=f"team-{number}",
     )
-    place = DeploymentRegion.objects.create(deployment=deployment, region=region, cells=2, cells_min=1, cells_max=9)
+    granted = {"cells_granted": 1, "granted_at": NOW, "grant_rule": "priority", "grant_reason": "others go before"}
+    place = DeploymentRegion.objects.create(
+        deployment=deployment, region=region, cells=2, cells_min=1, cells_max=9, **granted
+    )
+    Quota.objects.create(
+        name=f"team-{number}:{kind.name}", team=f"team-{number}", instance_type=kind, machines=2, changed_at=NOW
+    )
     found = {"wanted": 3, "rule": "queue", "reason": "many wait"}
     load = {"in_flight": 7.0, "queued": 2.0, "per_cell": 4.0}
     ScalingState.objects.create(place=place, acting=False, load=load, looked_at=NOW, **found)

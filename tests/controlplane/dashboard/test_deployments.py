@@ -7,6 +7,7 @@ import pytest
 from fleet.models import Deployment, DeploymentRegion, NodeReport, ScalingDecision, ScalingState
 from fleet.services.autoscaling import autoscaling_pause
 from fleet.services.history import load_sample
+from fleet.services.quota import quota_set
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD
@@ -141,3 +142,28 @@ def test_a_stored_policy_that_cannot_be_read_is_said_so() -> None:
     DeploymentRegion.objects.update(cells=2, cells_min=2, cells_max=8)
     Deployment.objects.update(scaling={"mode": 3})
     assert "its policy cannot be read: mode is 3" in part("deployment-autoscaling")
+
+
+def test_a_share_of_machines_says_how_to_state_one() -> None:
+    text = part("deployment-shares")
+    assert "Priority 6, as its serving class has it" in text
+    assert "switchyard quota assign sim-70b --team TEAM --priority 7" in text
+
+
+def test_what_is_withheld_is_shown_with_its_reason() -> None:
+    Deployment.objects.update(team="search", priority=3, preemptible=True, preempts="need")
+    DeploymentRegion.objects.update(
+        cells=4, cells_granted=3, granted_at=clock.now(), grant_rule="priority", grant_reason="chat goes before"
+    )
+    text = part("deployment-shares")
+    for expected in ("Priority 3; team search", "all of its cells may be taken", "chat goes before"):
+        assert expected in text, expected
+
+
+def test_quotas_show_who_has_and_borrows_what() -> None:
+    assert "switchyard quota set TEAM TYPE MACHINES" in part("quotas", "/deployments/")
+    Deployment.objects.update(team="search")
+    quota_set(team="search", instance_type=rows.KIND, machines=1, actor="ada", now=clock.now())
+    text = part("quotas", "/deployments/")
+    for expected in ("search", rows.KIND, "borrows", "sim-70b"):
+        assert expected in text, expected
