@@ -10,6 +10,7 @@ from fleet.models import DeploymentRegion
 from fleet.planning.autoscaling.needs import DECISION_S
 from fleet.planning.autoscaling.policy import ScalingPolicy
 from fleet.planning.autoscaling.view import PlaceLoad, ScaledPlace, ScalingView
+from fleet.planning.capacity.need import PlacePlan, need_within
 from fleet.selectors.autoscaling import (
     Place,
     RangedDeployment,
@@ -20,6 +21,7 @@ from fleet.selectors.autoscaling import (
     ranged_fleet,
     scaling_state,
 )
+from fleet.selectors.capacity_plan import place_plans
 from traffic.models import TrafficMatrix, TrafficWindow
 from traffic.planning.backlog import QueuedWork, requests_at_once
 from traffic.planning.load_window import mean_load
@@ -55,10 +57,19 @@ def scaled_deployments(now: datetime, deployment: str = "") -> tuple[tuple[Scale
     scaled = tuple(
         _scaled(one, fleet, loads, policies.get(one.deployment.name, TrafficPolicy()), now) for one in fleet.deployments
     )
-    scaled = tuple(
-        replace(one, view=replace(one.view, is_full_elsewhere=one.view.deployment not in roomy)) for one in scaled
+    plans = place_plans(now, [one.deployment.name for one in fleet.deployments])
+    views = (
+        replace(_with_plans(one.view, plans, now), is_full_elsewhere=one.view.deployment not in roomy) for one in scaled
     )
-    return scaled, fleet.problems
+    return tuple(replace(one, view=view) for one, view in zip(scaled, views, strict=True)), fleet.problems
+
+
+def _with_plans(view: ScalingView, plans: Mapping[Place, PlacePlan], now: datetime) -> ScalingView:
+    def planned(place: ScaledPlace) -> ScaledPlace:
+        plan = plans.get((view.deployment, place.region))
+        return place if plan is None else replace(place, planned=need_within(plan, now, view.start_up_s))
+
+    return replace(view, places=tuple(planned(place) for place in view.places))
 
 
 def _scaled(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fleet.planning.autoscaling.needs import FORECAST_LEAST
 from fleet.planning.capacity.view import (
     USUAL_PRIORITY,
     CapacitySettings,
@@ -160,7 +161,8 @@ def _demands(
             cover.append(np.full(view.slots, max(least, one.target * there)))
             expected.append(np.full(view.slots, settings.batch_fill * there))
         else:
-            cover.append(np.maximum(least, covered(demand, one.start_up_s, view)))
+            wanted = covered(demand, one.start_up_s, view)
+            cover.append(np.maximum(least, np.where(wanted < FORECAST_LEAST, 0.0, wanted)))
             expected.append(np.array(demand.p50[: view.slots]))
     return cover, expected
 

@@ -1,0 +1,163 @@
+"""Loads what a plan of the day is made from: deployments with their cells, what is expected of them, batches that are
+due, and the machines that there are and may be had. In a constant number of queries."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Prefetch
+
+from fleet.models import Cell, Deployment, DeploymentRegion
+from fleet.planning.autoscaling.needs import BELOW_CAP
+from fleet.planning.autoscaling.policy import InvalidScaling
+from fleet.planning.capacity.view import (
+    BatchWork,
+    CapacityView,
+    CellKind,
+    Demand,
+    PlannedDeployment,
+    PlannedPlace,
+)
+from fleet.planning.forecast.series import SLOT_S, SLOTS
+from fleet.planning.states import CellState
+from fleet.selectors.autoscaling import scaling_state
+from fleet.selectors.machine_pools import machine_pools
+from fleet.selectors.rate import machine_prices
+from fleet.selectors.start_up import CREATED, start_times_s, typical_s
+from models_registry.planning.engine_arguments import nodes_per_cell
+from models_registry.planning.version_spec import InvalidVersion
+from traffic.models import Batch, DemandForecast, TrafficMatrix
+from traffic.models.batch import OPEN_STATES
+from traffic.planning.traffic_policy import TrafficPolicy
+from traffic.selectors.batch import tallies
+from traffic.selectors.demand import FORECAST_FRESH_FOR
+from traffic.selectors.steering import traffic_policies
+
+BATCH = "batch"
+COLD_S = 60.0
+"""A cell without cached prefixes works about so long more for the same: what a start costs beside its machines. An
+assumption, until somebody measures it."""
+THERE = (CellState.PENDING.value, CellState.STARTING.value, CellState.READY.value)
+Place = tuple[str, str]
+"""Deployment, region."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of all places. `start_s`: seconds that starts of a deployment took."""
+
+    at: datetime
+    now: datetime
+    demands: Mapping[Place, Demand]
+    works: Mapping[Place, tuple[BatchWork, ...]]
+    cells: Mapping[Place, int]
+    policies: Mapping[str, TrafficPolicy]
+    start_s: Mapping[str, list[float]]
+
+
+def capacity_view(now: datetime) -> CapacityView | None:
+    """None: nobody forecasts anything lately, so there is nothing to plan by."""
+    series = DemandForecast.objects.filter(made_at__gt=now - FORECAST_FRESH_FOR, is_judged=True)
+    rows = list(series.exclude(serving_class=BATCH).defer("model", "ledger", "p99", "methods"))
+    if not rows:
+        return None
+    at = max(row.made_at for row in rows)
+    places = Prefetch("regions", DeploymentRegion.objects.select_related("scaling_state"))
+    deployments = list(Deployment.objects.select_related("model_version", "instance_type").prefetch_related(places))
+    cells = Counter(Cell.objects.filter(state__in=THERE).values_list("deployment_id", "region_id"))
+    known = _Known(
+        at,
+        now,
+        _demands(rows, at),
+        _works(deployments, now),
+        cells,
+        traffic_policies(),
+        start_times_s([one.name for one in deployments], since=CREATED),
+    )
+    prices = machine_prices()
+    planned = []
+    for one in deployments:
+        found = _planned(one, known, lambda region, kind: prices.of(region, kind, now).usd or 0.0)
+        planned += [found] if found else []
+    groups = {(place.region, kind.instance_type) for one in planned for place in one.places for kind in one.kinds}
+    return CapacityView(at, tuple(planned), machine_pools(groups, now))
+
+
+def _planned(one: Deployment, known: _Known, price: Callable[[str, str], float]) -> PlannedDeployment | None:
+    """None: it is nowhere, or what is stored of it makes no sense; the page of the deployment says so."""
+    policy, version, kind = known.policies.get(one.name, TrafficPolicy()), one.model_version, one.instance_type_id
+    try:
+        scaling, nodes = one.scaling_policy(), nodes_per_cell(version.spec(), kind)
+    except (InvalidScaling, InvalidVersion):
+        return None
+    places = tuple(_place(row, known) for row in one.regions.all())
+    if not places:
+        return None
+    hour = nodes * max(price(place.region, kind) for place in places)
+    per_cell = float(policy.tested_concurrency or version.max_concurrency)
+    return PlannedDeployment(
+        one.name,
+        start_up_s=scaling.start_up_s or typical_s(known.start_s.get(one.name), version.ready_timeout_s),
+        kinds=(CellKind(kind, per_cell, nodes, lost_cache=hour * COLD_S / 3600.0),),
+        places=places,
+        target=min(scaling.target_utilisation, BELOW_CAP * policy.utilisation_cap),
+        priority=one.sharing().priority or 0,
+    )
+
+
+def _place(row: DeploymentRegion, known: _Known) -> PlannedPlace:
+    """Where a person sets the number, that is what the plan has there."""
+    place = (row.deployment_id, row.region_id)
+    cells = row.range
+    return PlannedPlace(
+        row.region_id,
+        least=cells.min if cells else row.cells,
+        most=cells.max if cells else row.cells,
+        cells={row.deployment.instance_type_id: known.cells.get(place, 0)},
+        demand=known.demands.get(place),
+        batch=known.works.get(place, ()),
+    )
+
+
+def _demands(rows: Iterable[DemandForecast], at: datetime) -> dict[Place, Demand]:
+    """What all series of a deployment bring to each region, shared among regions as its requests are now. An older
+    forecast ends sooner; its last slot stands for what is after that."""
+    names = {row.deployment_id for row in rows}
+    shares = dict(TrafficMatrix.objects.filter(deployment__in=names).values_list("deployment_id", "shares"))
+    p50: dict[Place, list[float]] = defaultdict(lambda: [0.0] * SLOTS)
+    p90: dict[Place, list[float]] = defaultdict(lambda: [0.0] * SLOTS)
+    for row in rows:
+        passed = round((at - row.made_at).total_seconds() / SLOT_S)
+        for region, share in shares.get(row.deployment_id, {}).get(row.origin_id, {row.origin_id: 1.0}).items():
+            place = (row.deployment_id, region)
+            for sums, values in ((p50[place], row.p50), (p90[place], row.p90)):
+                for slot in range(SLOTS):
+                    sums[slot] += share * values[min(slot + passed, len(values) - 1)]
+    return {place: Demand(tuple(sums), tuple(p90[place])) for place, sums in p50.items()}
+
+
+def _works(deployments: Iterable[Deployment], now: datetime) -> dict[Place, tuple[BatchWork, ...]]:
+    """Lines of open batches that wait, as requests at once times seconds: a line takes about as long as requests of its
+    deployment took while none had to wait. Where nobody knows how long that is, nothing can be planned for them."""
+    batches = list(Batch.objects.filter(state__in=OPEN_STATES, expires_at__gt=now))
+    if not batches:
+        return {}
+    served = {name: one for one in deployments for name in (one.model_version.model_id, one.name)}
+    served |= {one.name: one for one in deployments}
+    done, found = tallies(batches), defaultdict(list)
+    for batch in batches:
+        one = served.get(batch.model)
+        service_s = _service_s(one, batch.region_id) if one else None
+        left = batch.lines - done[batch.id].completed - done[batch.id].failed
+        if one and service_s and left > 0:
+            work = BatchWork(left * service_s, (batch.expires_at - now).total_seconds())
+            found[one.name, batch.region_id].append(work)
+    return {place: tuple(works) for place, works in found.items()}
+
+
+def _service_s(one: Deployment, region: str) -> float | None:
+    row = next((place for place in one.regions.all() if place.region_id == region), None)
+    state = scaling_state(row) if row else None
+    known: float | None = state.load.get("service_s") if state else None
+    return known

@@ -1,0 +1,32 @@
+"""The planner's other child: reads a view of the fleet from standard input, and writes the plan of the day. A process
+of its own, as the one that forecasts is: numpy and scipy take memory that nobody needs between two plans, and what
+hangs or grows can be ended.
+
+    python -m traffic.services.capacity_child < view > plan
+"""
+
+import resource
+import sys
+
+import msgspec
+
+from fleet.planning.capacity.view import CapacityView
+
+MEMORY_MOST = 4 * 2**30
+"""Bytes of addresses: libraries reserve far more than they use."""
+SECONDS_MOST = 60
+"""Of a processor."""
+
+
+def main() -> None:
+    """Plan one day."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MOST, MEMORY_MOST))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS_MOST, SECONDS_MOST))
+    view = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CapacityView)
+    from fleet.planning.capacity.planner import plan_capacity
+
+    sys.stdout.buffer.write(msgspec.msgpack.encode(plan_capacity(view)))
+
+
+if __name__ == "__main__":
+    main()
