@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.autoscaling import BOOT_SHARE, DAY_S, LOOK_S, NODES, PACE, SERVICE_S, Fixed, Load, servegen, with_bursts
+from bench.autoscaling import BOOT_SHARE, DAY_S, NODES, PACE, SERVICE_S, Fixed, Load, servegen, with_bursts
 from bench.capacity_size import print_sizes
 from fleet.planning.autoscaling.policy import CellRange, parse_scaling_policy
 from fleet.planning.autoscaling.view import PlannedNeed, ScaledPlace
@@ -35,8 +35,9 @@ from fleet.planning.capacity.view import (
 )
 from fleet.planning.forecast.boosted import fit
 from fleet.planning.forecast.forecaster import forecast_series
-from fleet.planning.forecast.ledger import Calibration, Record, calibrate
+from fleet.planning.forecast.ledger import calibrate
 from fleet.planning.forecast.past import past_of
+from fleet.planning.forecast.records import SCORES_LEAST, Calibration, Record
 from fleet.planning.forecast.series import HISTORY_SLOT_S, SLOT_S, SLOTS, SeriesKey
 from fleet.planning.provider_limits import ProviderLimits
 from simulator.clock import EPOCH
@@ -61,6 +62,7 @@ BATCH_WITHIN_S = 12 * 3600.0
 BATCH_SHARE = 0.3
 """Of a day's real-time work, due in the twelve hours of the night."""
 START_UP_S = 240.0
+LOOK_S = 30.0
 PARTS = CapacitySettings(whole_most=0)
 """No whole numbers in the first slots: they cost five times the time, over thousands of plans."""
 
@@ -194,7 +196,9 @@ def forecasts(loads: Mapping[str, Load], seconds: float) -> dict[str, list[Deman
             made = forecast_series(past, calibration, model) if at >= 2 * SLOT_S else None
             if made and at % 1800 == 0:
                 records.append(made.record)
-            rows.append(Demand(made.forecast.p50, made.forecast.p90) if made else None)
+            scores = calibration.scores.get(made.forecast.method[0], ()) if made else ()
+            is_judged = bool(scores) and scores[0].count >= SCORES_LEAST
+            rows.append(Demand(made.forecast.p50, made.forecast.p90) if made and is_judged else None)
         found[name] = rows
     return found
 
@@ -280,7 +284,7 @@ class Comparison:
             "oracle's plan alone": lambda: self._planned(self._known(), alone=True),
         }
         for name, run in policies.items():
-            if only in name:
+            if not only or any(part in name for part in only.split(",")):
                 yield name, run()
 
     def _run(self, scalers: Mapping[str, Scaler], planner: Planner | None = None, begin: int = 0) -> Run:
@@ -382,7 +386,7 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=14.0)
     parser.add_argument("--bursts", action="store_true", help="With the bursts of Azure's hour laid over it.")
     parser.add_argument("--start-up", type=float, default=START_UP_S, help="Seconds until a cell is ready.")
-    parser.add_argument("--only", default="", help="Policies whose name has this in it.")
+    parser.add_argument("--only", default="", help="Policies whose names have one of these in them, between commas.")
     parser.add_argument("--figure", type=Path, help="Where to write the figure.")
     parser.add_argument("--size", action="store_true", help="How long plans of several sizes take, and nothing else.")
     given = parser.parse_args()

@@ -43,9 +43,9 @@ def place_plan(plan: CapacityPlan, deployment: str, region: str) -> PlacePlan | 
 
 
 def need_within(place: PlacePlan, now: datetime, start_up_s: float) -> PlannedNeed | None:
-    """The most cells until one that is ordered now has served for a slot; None: the plan is too old, or is of a time to
-    come."""
-    if not place.is_fresh(now):
+    """The most cells until one that is ordered now has served for a slot; None: the plan is too old, or of a time to
+    come, or nobody forecasts the load, so that it only has what there was."""
+    if not place.is_fresh(now) or not place.budget:
         return None
     age_s = (now - place.at).total_seconds()
     first, last = (int(seconds // place.slot_s) for seconds in (age_s, age_s + start_up_s + place.slot_s))

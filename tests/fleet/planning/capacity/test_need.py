@@ -1,5 +1,6 @@
 """What the autoscaler and batches take from a plan."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -36,6 +37,10 @@ def test_it_says_from_when_on_and_what_for() -> None:
 def test_an_old_plan_asks_for_nothing() -> None:
     assert need_within(PLAN, AT + timedelta(minutes=45), 60.0) is None
     assert need_within(PLAN, AT - timedelta(seconds=1), 60.0) is None
+
+
+def test_where_nobody_forecasts_the_load_a_plan_keeps_nobody_from_fewer_cells() -> None:
+    assert need_within(replace(PLAN, budget=(), due=()), AT, 60.0) is None
 
 
 def test_a_place_is_read_out_of_a_plan() -> None:
