@@ -24,9 +24,11 @@ from traffic.api.tables import (
     table_parameters,
 )
 from traffic.planning.cost_figures import COLUMNS, DIMENSIONS, TOKEN_COLUMNS, CostRow, micro_text
-from traffic.planning.usage_query import By
+from traffic.planning.usage_query import By, UsageQuery
 from traffic.planning.usage_table import csv_pieces, money_text
+from traffic.selectors.batch_price import batch_price
 from traffic.selectors.cost import cost_answer, cost_rows
+from traffic.selectors.token_fit import TokenWeight, token_weights
 from traffic.services.usage_export import PARQUET_TYPE, TooManyRows, cost_parquet
 
 SOURCES = [(source.label, source.label) for source in Source]
@@ -102,6 +104,36 @@ class CostTotalsSerializer(CostFiguresSerializer):
     )
 
 
+class TokenWeightSerializer(serializers.Serializer[Any]):
+    """What tokens of a version weigh on an instance type when an hour is split; a computed prompt token weighs 1."""
+
+    version = serializers.CharField()
+    type = serializers.CharField()
+    cached = serializers.FloatField(help_text="A prompt token out of the engine's cache.")
+    completion = serializers.FloatField()
+    known = serializers.ChoiceField(
+        choices=SOURCES, help_text="`measured` by engines' steps, `rated` by prices of tokens, `estimated` by lists."
+    )
+    samples = serializers.IntegerField(allow_null=True, help_text="Looks of 15 s that were fitted; null: not measured.")
+    nodes = serializers.IntegerField(allow_null=True)
+    error_percent = serializers.FloatField(allow_null=True, help_text="Of busy time, which the model leaves over.")
+    weight_error_percent = serializers.FloatField(allow_null=True, help_text="The standard error of `completion`.")
+    bounded = serializers.BooleanField(help_text="Held within 30 times what prices say.")
+    fitted_at = serializers.DateTimeField(allow_null=True)
+
+
+class BatchPriceSerializer(serializers.Serializer[Any]):
+    """What batches cost: their share of what ran, and what a million tokens more would cost, by comparing hours."""
+
+    tokens = serializers.IntegerField()
+    cost_usd = _amount("US dollars: their share.")
+    usd_per_mtoken = _figure("US dollars, by their share")
+    marginal_usd_per_mtoken = serializers.FloatField(allow_null=True, help_text="Null: hours do not tell.")
+    marginal_usd_error = serializers.FloatField(allow_null=True, help_text="Its standard error.")
+    marginal_joules_per_mtoken = serializers.FloatField(allow_null=True)
+    hours = serializers.IntegerField(allow_null=True, help_text="That were compared.")
+
+
 @extend_schema_serializer(many=False, examples=[OpenApiExample("costs", examples.COSTS, response_only=True)])
 class CostSerializer(serializers.Serializer[Any]):
     start = serializers.DateTimeField()
@@ -111,6 +143,8 @@ class CostSerializer(serializers.Serializer[Any]):
     rows = CostGroupSerializer(many=True)
     totals = CostTotalsSerializer()
     truncated = serializers.BooleanField(help_text="There are more groups than `limit`.")
+    batches = BatchPriceSerializer(allow_null=True, help_text="Null: none in these hours, or a filter of accounts.")
+    weights = TokenWeightSerializer(many=True)
 
 
 class CostViewSet(TablesViewSet):
@@ -161,6 +195,8 @@ class CostViewSet(TablesViewSet):
                     else None,
                 },
                 "truncated": answer.truncated,
+                "batches": _batches(query),
+                "weights": [_weight(each) for each in token_weights(clock.now())],
             }
         )
 
@@ -170,6 +206,39 @@ def _parquet(rows: Any) -> bytes:
         return cost_parquet(rows)
     except TooManyRows as error:
         raise ValidationError({"from": [ErrorDetail(str(error), "range")]}) from error
+
+
+def _batches(query: UsageQuery) -> dict[str, Any] | None:
+    price = batch_price(query)
+    if price is None:
+        return None
+    usd, joules = price.usd, price.joules
+    return {
+        "tokens": price.sums.tokens,
+        "cost_usd": money_text(price.sums.cost),
+        "usd_per_mtoken": None if price.average is None else round(float(price.average), 6),
+        "marginal_usd_per_mtoken": None if usd is None else float(usd.value),
+        "marginal_usd_error": None if usd is None else float(usd.error),
+        "marginal_joules_per_mtoken": None if joules is None else float(joules.value),
+        "hours": None if usd is None else usd.hours,
+    }
+
+
+def _weight(weight: TokenWeight) -> dict[str, Any]:
+    fit = weight.fit
+    return {
+        "version": weight.version,
+        "type": weight.instance_type,
+        "cached": round(weight.cached, 4),
+        "completion": round(weight.completion, 4),
+        "known": weight.source.label,
+        "samples": fit and fit.samples,
+        "nodes": fit and fit.nodes,
+        "error_percent": fit and round(100 * fit.error, 2),
+        "weight_error_percent": fit and round(100 * fit.weight_error, 2),
+        "bounded": fit is not None and fit.bounded,
+        "fitted_at": fit and fit.fitted_at,
+    }
 
 
 def _shown(row: CostRow) -> dict[str, Any]:

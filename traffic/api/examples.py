@@ -130,6 +130,30 @@ COSTS: dict[str, Any] = {
         "measured_percent": 100.0,
     },
     "truncated": False,
+    "batches": {
+        "tokens": 120_500,
+        "cost_usd": "2.310000",
+        "usd_per_mtoken": 19.170124,
+        "marginal_usd_per_mtoken": 1.25,
+        "marginal_usd_error": 0.21,
+        "marginal_joules_per_mtoken": 901233.5,
+        "hours": 168,
+    },
+    "weights": [
+        {
+            "version": "sim-70b@1",
+            "type": "trn1.32xlarge",
+            "cached": 0.02,
+            "completion": 12.4,
+            "known": "measured",
+            "samples": 4_032,
+            "nodes": 3,
+            "error_percent": 2.1,
+            "weight_error_percent": 1.4,
+            "bounded": False,
+            "fitted_at": "2026-11-21T11:00:00Z",
+        }
+    ],
 }
 COST_BUDGET: dict[str, Any] = {
     "id": 2,

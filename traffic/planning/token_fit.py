@@ -5,18 +5,17 @@ was busy, with each completion token one sequence in one step:
 
     busy = a x steps + b x completion tokens + c x computed prompt tokens + d x cached prompt tokens
 
-Least squares over such samples, none of a, b, c, d below 0 (Lawson and Hanson, 1974; here each subset of the four is
-tried). A sample weighs by 1 / busy, since errors of a sum grow with its root. All that is needed of samples are sums of
-their products, so they are added up and forgotten. Each node has sums of its own, and of the nodes' answers the median
-counts: one that lies, or is slow, moves nothing where there are three.
+Least squares over such samples, none of a, b, c, d below 0. All that is needed of samples are sums of their products,
+so they are added up and forgotten. Each node has sums of its own, and of the nodes' answers the median counts: one that
+lies, or is slow, moves nothing where there are three.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import median
 
+from traffic.planning.least_squares import solve, weighed
 from traffic.planning.machine_cost import TokenWeights
 
 TERMS = 4
@@ -115,81 +114,25 @@ def sample(before: WorkTotals, now: WorkTotals) -> WorkSums | None:
         return None
     if prompt + completion > busy_s * TOKENS_A_SECOND_MOST:
         return None
-    terms = (steps, completion, prompt - cached, cached)
-    return WorkSums(
-        1,
-        tuple(terms[row] * terms[column] / busy_s for row in range(TERMS) for column in range(row, TERMS)),
-        tuple(float(term) for term in terms),
-        busy_s,
-        steps,
-        completion,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Solution:
-    """The best coefficients of these terms alone, none below 0. `inverse`: of the terms' products, each term scaled to
-    1. `left`: the squares that they leave over."""
-
-    terms: tuple[int, ...]
-    scale: tuple[float, ...]
-    scaled: tuple[float, ...]
-    inverse: tuple[tuple[float, ...], ...]
-    left: float
-
-    def value(self, term: int) -> float:
-        return self.scaled[self.terms.index(term)] / self.scale[self.terms.index(term)] if term in self.terms else 0.0
+    products, targets = weighed((steps, completion, prompt - cached, cached), busy_s)
+    return WorkSums(1, products, targets, busy_s, steps, completion)
 
 
 def fit_steps(sums: WorkSums) -> StepFit | None:
     """The model that leaves least over; None: too few samples, or they are too much alike to tell its terms apart."""
     if sums.samples < SAMPLES_LEAST or not sums.completion_tokens or sums.square <= 0:
         return None
-    best = _best(sums)
+    best = solve(sums.products, sums.targets, sums.square, TERMS)
     if best is None:
         return None
     sequences = sums.completion_tokens / sums.steps
     step, sequence, prompt, cached = (best.value(term) for term in range(TERMS))
     if prompt <= 0 or sequence + step / sequences <= 0:
         return None
-    spread = best.left / max(1, sums.samples - len(best.terms))
-    gradient = [
-        _relative(term, step, sequence, prompt, sequences) / scale
-        for term, scale in zip(best.terms, best.scale, strict=True)
-    ]
-    variance = spread * sum(
-        one * cell * other
-        for one, row in zip(gradient, best.inverse, strict=True)
-        for cell, other in zip(row, gradient, strict=True)
-    )
+    gradient = [_relative(term, step, sequence, prompt, sequences) for term in range(TERMS)]
+    weight_error = best.error_of(gradient, sums.samples)
     error = math.sqrt(best.left / sums.square)
-    return StepFit(step, sequence, prompt, cached, sequences, sums.samples, error, math.sqrt(max(0.0, variance)))
-
-
-def _best(sums: WorkSums) -> _Solution | None:
-    """Of all subsets of the terms; of equals the smaller one."""
-    matrix = _matrix(sums.products)
-    used = [term for term in range(TERMS) if matrix[term][term] > 0]
-    best: _Solution | None = None
-    for size in range(1, len(used) + 1):
-        for terms in combinations(used, size):
-            found = _solved(terms, matrix, sums)
-            if found is not None and (best is None or found.left < best.left - 1e-12 * sums.square):
-                best = found
-    return best
-
-
-def _solved(terms: tuple[int, ...], matrix: list[list[float]], sums: WorkSums) -> _Solution | None:
-    scale = {term: math.sqrt(matrix[term][term]) for term in terms}
-    inverse = _inverse([[matrix[row][column] / scale[row] / scale[column] for column in terms] for row in terms])
-    if inverse is None:
-        return None
-    aims = [sums.targets[term] / scale[term] for term in terms]
-    scaled = tuple(sum(cell * aim for cell, aim in zip(row, aims, strict=True)) for row in inverse)
-    if min(scaled) < 0:
-        return None
-    left = sums.square - sum(value * aim for value, aim in zip(scaled, aims, strict=True))
-    return _Solution(terms, tuple(scale.values()), scaled, tuple(map(tuple, inverse)), max(0.0, left))
+    return StepFit(step, sequence, prompt, cached, sequences, sums.samples, error, weight_error)
 
 
 def fit_tokens(of_nodes: Iterable[WorkSums], listed: TokenWeights) -> FittedWeights | None:
@@ -231,28 +174,3 @@ def _relative(term: int, step: float, sequence: float, prompt: float, sequences:
     """By what share the ratio of a completion token to one of a prompt grows with a term."""
     completion = sequence + step / sequences
     return (1 / sequences / completion, 1 / completion, -1 / prompt, 0.0)[term]
-
-
-def _matrix(products: Sequence[float]) -> list[list[float]]:
-    matrix = [[0.0] * TERMS for _ in range(TERMS)]
-    places = ((row, column) for row in range(TERMS) for column in range(row, TERMS))
-    for (row, column), value in zip(places, products, strict=True):
-        matrix[row][column] = matrix[column][row] = value
-    return matrix
-
-
-def _inverse(matrix: list[list[float]]) -> list[list[float]] | None:
-    """By Gauss and Jordan, with the largest pivot; None: there is none worth the name. Diagonals are 1."""
-    size = len(matrix)
-    rows = [[*row, *(float(number == place) for place in range(size))] for number, row in enumerate(matrix)]
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
-        if abs(rows[pivot][column]) < 1e-9:
-            return None
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        rows[column] = [value / rows[column][column] for value in rows[column]]
-        for row in range(size):
-            if row != column:
-                factor = rows[row][column]
-                rows[row] = [value - factor * base for value, base in zip(rows[row], rows[column], strict=True)]
-    return [row[size:] for row in rows]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from fleet.models import CellMember
 from fleet.planning.rate import Source
 from traffic.models import TokenFit, TokenPrice
 from traffic.planning.machine_cost import TokenWeights, weights_of
@@ -35,6 +36,50 @@ def weighing(fits: Fits, version: str, instance_type: str, price: TokenPrice | N
     stated = price.price() if price is not None else None
     is_stated = stated is not None and bool(stated.prompt or stated.completion)
     return Weighing(weights_of(stated), Source.RATED if is_stated else Source.ESTIMATED)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWeight:
+    """What tokens of a version weigh on an instance type, in computed prompt tokens. `fit`: how that was measured."""
+
+    version: str
+    instance_type: str
+    cached: float
+    completion: float
+    source: Source
+    fit: TokenFit | None
+
+
+def token_weights(now: datetime) -> list[TokenWeight]:
+    """Of all that cells serve now, and of what was measured lately, by version and type; in three queries."""
+    fits = {
+        (row.version, row.instance_type): row
+        for row in TokenFit.objects.filter(fitted_at__gte=now - timedelta(days=FIT_KEPT))
+    }
+    prices = TokenPrice.objects.filter(valid_from__lte=now).order_by("deployment", "-valid_from")
+    of_deployments = {row.deployment: row for row in prices.distinct("deployment")}
+    served = CellMember.objects.filter(rank=0).order_by("cell__deployment_id")
+    columns = (
+        "cell__deployment_id",
+        "cell__model_version__model_id",
+        "cell__model_version__version",
+        "node__instance_type_id",
+    )
+    places: dict[tuple[str, str], TokenPrice | None] = dict.fromkeys(fits)
+    for deployment, model, version, instance_type in served.values_list(*columns).distinct():
+        places[f"{model}@{version}", instance_type] = of_deployments.get(deployment)
+    by_fit = {place: row.weights() for place, row in fits.items()}
+    found = []
+    for version, instance_type in sorted(places):
+        weighed = weighing(by_fit, version, instance_type, places[version, instance_type])
+        prompt = max(1, weighed.weights.prompt)
+        found.append(
+            TokenWeight(
+                version, instance_type, weighed.weights.cached / prompt, weighed.weights.completion / prompt,
+                weighed.source, fits.get((version, instance_type)),
+            )
+        )  # fmt: skip
+    return found
 
 
 def price_of(deployment: str, at: datetime) -> TokenPrice | None:

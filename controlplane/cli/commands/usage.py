@@ -121,8 +121,20 @@ def cost(
     if totals["bill_usd"] is not None:
         sums = f"cells ${totals['cells_usd']} = tenants ${totals['cost_usd']} + idle ${totals['idle_cost_usd']}"
         run.output.plain(f"{sums}; with spares ${totals['spares_usd']} the bill is ${totals['bill_usd']}")
+    if answer["batches"] is not None:
+        run.output.plain(_batches(answer["batches"]))
     run.output.plain("M: million prompt and completion tokens. KNOWN: how well dollars, joules and CO2e are.")
     run.output.plain(f"{totals['open_machine_hours']:g} machine hours are of hours that are not split yet")
+
+
+def _batches(batches: Row) -> str:
+    """What batches cost on average, and what more of them would."""
+    average, marginal = batches["usd_per_mtoken"], batches["marginal_usd_per_mtoken"]
+    text = f"batches cost ${batches['cost_usd']}"
+    text += "" if average is None else f", ${average:.4f} for a million tokens"
+    if marginal is None:
+        return f"{text}; hours do not tell yet what more of them would cost"
+    return f"{text}; a million more would cost ${marginal:.4f} ± {batches['marginal_usd_error']:.4f}"
 
 
 def _sources(row: Row, _: datetime) -> str:

@@ -11,9 +11,11 @@ from controlplane.dashboard.selectors.cost import (
     GROUPS,
     CostBudgetView,
     CostView,
+    WeightLine,
     cost_budget_views,
     cost_view,
     rate_rows,
+    weight_lines,
 )
 from controlplane.dashboard.selectors.usage import DEFAULT_SPAN, SPANS, span_of
 from fleet.api.rate import SetRateSerializer
@@ -57,6 +59,10 @@ def _rates(request: PageRequest) -> dict[str, Any]:
     }
 
 
+def _weights(request: PageRequest) -> tuple[WeightLine, ...]:
+    return weight_lines(request.now)
+
+
 def _budgets(request: PageRequest) -> dict[str, Any]:
     views: tuple[CostBudgetView, ...] = cost_budget_views(request.now)
     return {"rows": views, "deployments": Deployment.objects.order_by("name").values_list("name", flat=True)}
@@ -68,6 +74,7 @@ COSTS = Page(
     charts=True,
     fragments=(
         Fragment("costs", "", ("usage",), "dashboard/usage/costs.html", _costs),
+        Fragment("weights", "What tokens weigh", ("usage",), "dashboard/usage/weights.html", _weights),
         Fragment("cost-budgets", "Budgets of machines", ("usage",), "dashboard/usage/cost_budgets.html", _budgets),
         Fragment("rates", "Rates of machines and power", ("usage",), "dashboard/usage/rates.html", _rates),
     ),

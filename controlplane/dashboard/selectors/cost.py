@@ -16,7 +16,9 @@ from traffic.models import CostBudget
 from traffic.planning.budget import MonthUse, month_of, used_percent
 from traffic.planning.cost_figures import FIGURES, CostRow, CostSums
 from traffic.planning.usage_query import UsageQuery
+from traffic.selectors.batch_price import BatchPrice, batch_price
 from traffic.selectors.cost import cost_answer, cost_rows, month_costs
+from traffic.selectors.token_fit import TokenWeight, token_weights
 
 ROWS_SHOWN = 100
 RATES_SHOWN = 50
@@ -74,6 +76,7 @@ class CostView:
     lines: tuple[CostLine, ...]
     more: bool
     query: str
+    batches: BatchPrice | None
 
     @property
     def is_empty(self) -> bool:
@@ -101,6 +104,7 @@ def cost_view(*, span: Span, group: str, deployment: str, region: str, now: date
         charts=_charts(query, span, lines),
         lines=tuple(lines),
         more=answer.truncated,
+        batches=batch_price(query),
         query=urlencode({"group": chosen, "by": step_of(span).value, "from": span.name} | dict(where)),
     )
 
@@ -170,6 +174,30 @@ def _series(
 
 def _gaps(span: Span) -> list[float | None]:
     return [None] * int(span.length / span.step)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLine:
+    """What tokens weigh, how well that is known, and of what is measured the milliseconds of a step and the share of
+    busy time that the model leaves over."""
+
+    weight: TokenWeight
+    known: Figure
+    step_ms: float | None
+    error_percent: float | None
+
+
+def weight_lines(now: datetime) -> tuple[WeightLine, ...]:
+    """By version and type."""
+    return tuple(
+        WeightLine(
+            weight=each,
+            known=Figure(None, each.source),
+            step_ms=each.fit.step_us / 1000 if each.fit else None,
+            error_percent=100 * each.fit.error if each.fit else None,
+        )
+        for each in token_weights(now)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from fleet.planning.rate import Source
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
-from traffic.models import CellHour, CostBudget, CostShare
+from traffic.models import CellHour, CostBudget, CostShare, TokenFit
 
 pytestmark = pytest.mark.django_db
 KIND = {"deployment": "sim-70b", "version": "sim-70b@1", "region": "us-east-1", "instance_type": "p5"}
@@ -113,6 +113,20 @@ def test_an_admin_states_a_rate_and_a_budget_and_takes_them_back() -> None:
 )  # fmt: skip
 def test_quantities_have_three_digits_that_say_something(value: Any, shown: str) -> None:
     assert quantity(value) == shown
+
+
+def test_what_tokens_weigh_is_shown_with_how_it_is_known() -> None:
+    assert "No cell serves" in fragment(signed_in(), "/usage/costs/", "weights")
+    rows.cell("c", rows.node("n-a"), rows.node("n-b"))
+    assert "estimated" in fragment(signed_in(), "/usage/costs/", "weights")
+    TokenFit.objects.create(
+        version="sim-70b@1", instance_type=rows.KIND, prompt=125_000, cached=0, completion=1_500_000, step_us=20_000,
+        sequence_us=250, prompt_us=125, cached_us=0, sequences=16, samples=400, nodes=3, error=0.02, weight_error=0.01,
+        fitted_at=clock.now(),
+    )  # fmt: skip
+    text = fragment(signed_in(), "/usage/costs/", "weights")
+    for expected in ("measured", "12.0", "20.0", "2.00 %", "400"):
+        assert expected in text
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from fleet.planning.rate import Source
 from kernel import clock
 from tests.controlplane.api.client import bearer
-from traffic.models import CellHour, CostShare
+from tests.fleet import rows
+from traffic.models import CellHour, CostShare, TokenFit
 
 pytestmark = pytest.mark.django_db
 COSTS = "/api/v1/costs"
@@ -162,3 +163,37 @@ def test_more_costs_ask_the_database_as_often() -> None:
     for number in range(5):
         share(f"tenant-{number}", version=f"sim@{number}", back=number + 4)
     assert queries() == few
+
+
+def test_what_batches_cost_and_what_more_of_them_would_is_told_once_hours_differ() -> None:
+    assert found()["batches"] is None
+    for back in range(1, 41):
+        batches = 200_000 * (back % 5)
+        machines(back=back, cost=10 + Decimal(batches) / 500_000, energy_uj=10**7)
+        share("ada", back=back, completion_tokens=10_000 * (back % 7))
+        if batches:
+            share("eve", back=back, serving_class="batch", prompt_tokens=0, cached_tokens=0, completion_tokens=batches)
+    price = found(**{"from": "2d"})["batches"]
+    assert (price["tokens"], price["usd_per_mtoken"], price["hours"]) == (16_000_000, 3.5, 40)
+    assert price["marginal_usd_per_mtoken"] == pytest.approx(2.0, rel=0.01)
+    assert price["marginal_joules_per_mtoken"] == 0.0
+    assert found(**{"class": "batch"})["batches"] is None
+
+
+def test_what_tokens_weigh_says_how_it_is_known() -> None:
+    rows.cell("c", rows.node("n-a"), rows.node("n-b"))
+    (weight,) = found()["weights"]
+    assert (weight["version"], weight["type"], weight["known"]) == ("sim-70b@1", rows.KIND, "estimated")
+    assert (weight["cached"], weight["completion"], weight["samples"]) == (0.1, 4.0, None)
+    TokenFit.objects.create(
+        version="sim-70b@1", instance_type=rows.KIND, prompt=125_000, cached=0, completion=1_500_000, step_us=20_000,
+        sequence_us=250, prompt_us=125, cached_us=0, sequences=16, samples=400, nodes=3, error=0.02, weight_error=0.01,
+        fitted_at=clock.now(),
+    )  # fmt: skip
+    (weight,) = found()["weights"]
+    assert (weight["known"], weight["completion"], weight["nodes"], weight["error_percent"]) == (
+        "measured",
+        12.0,
+        3,
+        2.0,
+    )
