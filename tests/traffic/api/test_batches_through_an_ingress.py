@@ -22,7 +22,8 @@ from tests.fleet.rows import NOW
 from tests.traffic.async_rows import serving_fleet
 from tests.traffic.batch_rows import ENDPOINT, MODEL, SOON, jsonl, line
 from traffic.api.stored_file import BodiesInBounds
-from traffic.models import StoredFile
+from traffic.models import Batch, StoredFile
+from traffic.planning.batch import BatchSettings
 from traffic.selectors.key import keys_for_ingresses
 from traffic.services.batch_runner import BatchRunner
 from traffic.services.file_store import file_store
@@ -60,10 +61,10 @@ class Rig:
         return new.text
 
     @asynccontextmanager
-    async def worked(self) -> AsyncIterator[None]:
+    async def worked(self, settings: BatchSettings = SOON) -> AsyncIterator[None]:
         """While a process of batches runs."""
         stopping = asyncio.Event()
-        running = asyncio.create_task(BatchRunner(SOON).run(stopping))
+        running = asyncio.create_task(BatchRunner(settings).run(stopping))
         try:
             yield
         finally:
@@ -238,6 +239,95 @@ async def test_a_batch_is_cancelled_before_it_is_validated_and_not_twice_ended(t
 
 
 @pytest.mark.parametrize(
+    ("state", "then"),
+    [
+        ("validating", "cancelling"),
+        ("in_progress", "cancelling"),
+        ("cancelling", "cancelling"),
+        ("cancelled", "cancelled"),
+        ("finalizing", None),
+        ("completed", None),
+        ("failed", None),
+        ("expired", None),
+    ],
+)
+async def test_a_batch_is_cancelled_until_it_ends_and_again_is_no_fault(
+    tmp_path: Path, state: str, then: str | None
+) -> None:
+    async with rig(tmp_path) as fleet, fleet.client() as client:
+        batch = await begin(client, (await upload(client, jsonl(line(1)))).id)
+        await in_database(lambda: Batch.objects.filter(id=batch.id).update(state=state))
+        if then:
+            cancelled = await client.batches.cancel(batch.id)
+            assert (cancelled.status, cancelled.cancelling_at is not None) == (
+                then,
+                state in {"validating", "in_progress"},
+            )
+        else:
+            with pytest.raises(openai.ConflictError, match=f"Cannot cancel a batch with status '{state}'"):
+                await client.batches.cancel(batch.id)
+        assert (await client.batches.retrieve(batch.id)).status == (then or state)
+
+
+async def test_a_batch_cancelled_on_its_way_has_what_was_answered(tmp_path: Path) -> None:
+    async with rig(tmp_path) as fleet, fleet.client() as client:
+        batch = await begin(client, (await upload(client, jsonl(*(line(number) for number in range(60))))).id)
+        async with fleet.worked():
+
+            async def some_are_answered() -> bool:
+                return (await client.batches.retrieve(batch.id)).request_counts.completed > 0
+
+            await until(some_are_answered, "some lines are answered")
+            await client.batches.cancel(batch.id)
+            gone = await ended(client, batch.id)
+        texts = [(await client.files.content(file)).text for file in (gone.output_file_id, gone.error_file_id) if file]
+    lines = [json.loads(each) for text in texts for each in text.splitlines()]
+    assert (gone.status, gone.request_counts.total) == ("cancelled", 60)
+    assert sorted(each["custom_id"] for each in lines) == sorted(f"id-{number}" for number in range(60))
+    unsent = [each for each in lines if each["error"]]
+    assert {each["error"]["code"] for each in unsent} <= {"batch_cancelled"}
+    assert gone.request_counts.failed == len(unsent)
+
+
+BAD_FILES: dict[str, tuple[bytes, str, int | None]] = {
+    "no JSON": (jsonl(line(1)) + b"{\n", "invalid_json_line", 2),
+    "no object": (b"[1]\n", "invalid_json_line", 1),
+    "not UTF-8": (b'{"custom_id": "\xff"}\n', "invalid_json_line", 1),
+    "two members of a name": (b'{"custom_id": "a", "custom_id": "b"}\n', "invalid_json_line", 1),
+    "a mark of the order of bytes": (b"\xef\xbb\xbf" + jsonl(line(1)), "invalid_json_line", 1),
+    "no number": (b'{"custom_id": NaN}\n', "invalid_json_line", 1),
+    "deep": (b"[" * 100_000 + b"\n", "invalid_json_line", 1),
+    "a long line": (jsonl(line(1), line(2, "x" * 1024 * 1024)), "invalid_json_line", 2),
+    "twice": (jsonl(line(1), line(2), line(1)), "duplicate_custom_id", 3),
+    "no id": (jsonl({**line(1), "custom_id": None}), "missing_required_parameter", 1),
+    "another path": (jsonl(line(1), line(2, url="/v1/embeddings")), "url_mismatch", 2),
+    "another method": (jsonl(line(1, method="GET")), "invalid_method", 1),
+    "two models": (jsonl(line(1), line(2, body={"model": "b", "messages": []})), "model_mismatch", 2),
+    "no body": (jsonl(line(1, body=None)), "missing_required_parameter", 1),
+    "a stream": (jsonl(line(1, body={"model": MODEL, "messages": [], "stream": True})), "invalid_value", 1),
+    "a model of nobody": (jsonl(line(1, body={"model": "none", "messages": []})), "model_not_found", None),
+    "blank": (b" \n\n", "empty_file", None),
+    "too many": (jsonl(*(line(number) for number in range(9))), "too_many_tasks", None),
+}
+
+
+async def test_every_kind_of_bad_file_fails_its_batch_with_code_and_line(tmp_path: Path, settings: Any) -> None:
+    few = replace(SOON, max_lines=8)
+    async with rig(tmp_path) as fleet, fleet.client() as client:
+        begun = {}
+        for kind, (content, _, _) in BAD_FILES.items():
+            begun[kind] = (await begin(client, (await upload(client, content)).id)).id
+        async with fleet.worked(few):
+            for kind, (_, code, number) in BAD_FILES.items():
+                batch = await ended(client, begun[kind])
+                assert batch.errors is not None, kind
+                first = batch.errors.data[0]
+                assert (kind, batch.status, first.code, first.line) == (kind, "failed", code, number)
+                assert (batch.output_file_id, batch.error_file_id, batch.request_counts.total) == (None, None, 0)
+        assert fleet.cell.requests == []
+
+
+@pytest.mark.parametrize(
     ("changes", "param"),
     [
         ({"endpoint": "/v1/audio/speech"}, "endpoint"),
@@ -250,6 +340,12 @@ async def test_a_batch_is_cancelled_before_it_is_validated_and_not_twice_ended(t
         ({"extra_body": {"switchyard": {"completion_window": "1s"}}}, "switchyard.completion_window"),
         ({"extra_body": {"switchyard": {"priority": 10}}}, "switchyard.priority"),
         ({"extra_body": {"switchyard": {"speed": 1}}}, "switchyard.speed"),
+        ({"extra_body": {"switchyard": {"input_uri": "s3://acme/in"}}}, "input_file_id"),
+        ({"input_file_id": "", "extra_body": {"switchyard": {"input_uri": "s3://acme/in"}}}, "switchyard.input_uri"),
+        ({"input_file_id": "", "extra_body": {"switchyard": {"input_uri": "/etc/passwd"}}}, "switchyard.input_uri"),
+        ({"extra_body": {"switchyard": {"output_uri": "s3://acme/../x"}}}, "switchyard.output_uri"),
+        ({"extra_body": {"switchyard": {"output_uri": ["s3://acme"]}}}, "switchyard.output_uri"),
+        ({"input_file_id": ""}, "input_file_id"),
         ({"extra_body": {"target_model_names": "x"}}, "target_model_names"),
     ],
 )
@@ -257,7 +353,7 @@ async def test_what_is_wrong_with_a_batch_is_said_by_field(tmp_path: Path, chang
     async with rig(tmp_path) as fleet, fleet.client() as client:
         file = await upload(client, jsonl(line(1)))
         asked: Any = {"input_file_id": file.id, "endpoint": ENDPOINT, "completion_window": "24h"} | changes
-        with pytest.raises(openai.BadRequestError) as caught:
+        with pytest.raises((openai.BadRequestError, openai.PermissionDeniedError)) as caught:
             await client.batches.create(**asked)
         assert caught.value.param == param
 

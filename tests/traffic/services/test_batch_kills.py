@@ -22,10 +22,13 @@ from django.db import connection
 from django.db.models import Q
 from django.utils import timezone
 
+from bench.cloud.faults import Fault
+from bench.cloud.server import World
 from controlplane.embedded.configuration import CHECKOUT
 from tests.fleet.services.receiver import Receiver
 from tests.traffic.async_rows import ANSWER, answering_json, serving_fleet, standin_ingress
 from tests.traffic.batch_rows import begun, has_open_batches, jsonl, line, results
+from tests.traffic.bucket_store import FILES, cloud_of_files, lost_answer, torn_body
 from traffic.models import Batch, BatchRange
 from traffic.planning.batch import BatchSettings
 
@@ -35,11 +38,36 @@ LIMIT_S = 240.0
 
 
 @pytest.fixture
-def ingress(settings: Any, tmp_path: Path) -> Iterator[Receiver]:
-    settings.FILES = str(tmp_path / "files")
+def ingress() -> Iterator[Receiver]:
     with standin_ingress() as standin:
         serving_fleet(standin.port)
         yield standin
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def world(request: Any, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World | None]:
+    """Where files lie: here, or in a cloud, which then fails now and then."""
+    settings.FILES = str(tmp_path / "files")
+    if request.param == "folder":
+        yield None
+        return
+    settings.FILES = FILES
+    with cloud_of_files(monkeypatch) as world:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", world.endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", world.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", world.secret)
+        yield world
+
+
+def disturbed(world: World | None, chance: random.Random) -> None:
+    """A new trouble of each kind."""
+    if world is not None:
+        world.faults += [
+            lost_answer("PutObject"),
+            torn_body(),
+            Fault(chance.choice(["PutObject", "GetObject", "ListObjectsV2"]), "InternalError", times=2),
+            Fault("PutObject", delay_s=chance.random()),
+        ]
 
 
 @contextlib.contextmanager
@@ -70,7 +98,9 @@ def end_leases() -> None:
     BatchRange.objects.filter(held).update(leased_until=past)
 
 
-def test_a_process_killed_at_any_moment_leaves_each_line_with_one_outcome(ingress: Receiver) -> None:
+def test_a_process_killed_at_any_moment_leaves_each_line_with_one_outcome(
+    ingress: Receiver, world: World | None
+) -> None:
     seed = random.SystemRandom().randrange(10**6)
     chance = random.Random(seed)
     heard, enough = 0, threading.Condition()
@@ -85,6 +115,7 @@ def test_a_process_killed_at_any_moment_leaves_each_line_with_one_outcome(ingres
     ingress.answer = answer
     batch = begun(jsonl(*(line(number) for number in range(LINES))), now=timezone.now(), settings=BatchSettings())
     for _ in range(KILLS):
+        disturbed(world, chance)
         with enough:
             target = heard + chance.randrange(0, LINES // KILLS)
         with batch_process() as process, enough:
@@ -96,6 +127,8 @@ def test_a_process_killed_at_any_moment_leaves_each_line_with_one_outcome(ingres
         done, waiting = threading.Event(), timezone.now() + timedelta(seconds=LIMIT_S)
         while has_open_batches() and timezone.now() < waiting:
             done.wait(0.1)
+    if world is not None:
+        world.faults.clear()
     batch.refresh_from_db()
     assert batch.state == "completed", f"seed {seed}"
     lines = results(batch.output_file_id)

@@ -117,6 +117,28 @@ async def test_who_is_busy_is_asked_again(ingress: Receiver) -> None:
     assert list(answers.values()) == [3, 3]
 
 
+async def test_a_line_whose_answer_broke_on_its_way_counts_once(ingress: Receiver) -> None:
+    """An engine answered it twice; the batch has one outcome of it, with the tokens of that one."""
+    torn: set[bytes] = set()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        said = ingress.heard[-1][2]
+        if said in torn:
+            return answering_json()(handler)
+        torn.add(said)
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(ANSWER)))
+        handler.end_headers()
+        handler.wfile.write(ANSWER[:-10])
+        return handler.wfile.flush()
+
+    ingress.answer = answer
+    batch = await done(jsonl(*(line(number, f"why {number}?") for number in range(3))), ingress)
+    assert (batch.state, batch.completed, batch.failed, batch.output_tokens) == ("completed", 3, 0, 3)
+    assert sorted(each["custom_id"] for each in results(batch.output_file_id)) == ["id-0", "id-1", "id-2"]
+    assert len(ingress.heard) == 6
+
+
 async def test_what_kills_engines_is_not_tried_for_ever(ingress: Receiver) -> None:
     ingress.answer = answering_json(500, b"boom")
     batch = await done(jsonl(line(1)), ingress)
