@@ -293,7 +293,14 @@ POLICY: dict[str, Any] = {
     "max_failed_cells": 2,
     "auto_rollback": True,
     "progress_deadline_s": 600.0,
-    "gate": {"error_ratio": 2.0, "latency_ratio": 1.25, "min_samples": 50, "significance": 0.01},
+    "gate": {
+        "error_ratio": 2.0,
+        "latency_ratio": 1.25,
+        "min_samples": 50,
+        "significance": 0.01,
+        "goodput_ratio": 0.0,
+        "goodput_missing": "pause",
+    },
 }
 
 

@@ -6,6 +6,7 @@ from fleet.models.deployment import Deployment
 from fleet.planning.states import ROLLOUT_ACTIVE, ROLLOUT_TONE, RolloutState, choices
 from kernel.tones import Tone
 from models_registry.models import ModelVersion
+from models_registry.planning.benchmark import ComparedGoodput
 
 
 class Rollout(models.Model):
@@ -33,6 +34,9 @@ class Rollout(models.Model):
     created_at = models.DateTimeField()
     state_since = models.DateTimeField()
     ended_at = models.DateTimeField(null=True)
+
+    compared_goodput: tuple[ComparedGoodput, ...] = ()
+    """No column: `fleet.selectors.rollout.active_rollouts` sets it where the policy's gate asks for it."""
 
     class Meta:
         ordering = ["-id"]

@@ -29,6 +29,13 @@ class UpdateStrategy(StrEnum):
     SURGE = "surge"
 
 
+class GoodputMissing(StrEnum):
+    """What a gate does where no benchmark compares both versions."""
+
+    PAUSE = "pause"
+    GO_ON = "go_on"
+
+
 class InvalidPolicy(InvalidField):
     """A policy that breaks a rule."""
 
@@ -37,12 +44,16 @@ class GatePolicy(msgspec.Struct, frozen=True):
     """What the gate after each wave compares. Ratios are of updated to control cells at the same time.
 
     `significance`: the probability at which a difference that large would be chance, below which it counts.
+    `goodput_ratio`: what the new version must carry of what the old one does, by benchmarks of both under the same
+    conditions; 0: nobody asks. Below it, or without such benchmarks where `goodput_missing` says so, it pauses.
     """
 
     error_ratio: Ratio = 2.0
     latency_ratio: Ratio = 1.25
     min_samples: Annotated[int, Meta(ge=2, le=1_000_000)] = 50
     significance: Annotated[float, Meta(ge=0, le=0.5)] = 0.01
+    goodput_ratio: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    goodput_missing: GoodputMissing = GoodputMissing.PAUSE
 
 
 class UpdatePolicy(msgspec.Struct, frozen=True):

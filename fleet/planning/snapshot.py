@@ -23,6 +23,7 @@ from fleet.planning.states import (
     ProviderAction,
     RolloutState,
 )
+from models_registry.planning.benchmark import ComparedGoodput
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +329,8 @@ class RolloutView:
     reason: str = ""
     failed: tuple[FailedStart, ...] = ()
     counters: Mapping[str, CellCounters] = field(default_factory=dict)
+    goodput: tuple[ComparedGoodput, ...] = ()
+    """Of both versions, where its policy asks."""
 
 
 @dataclass(frozen=True, slots=True)

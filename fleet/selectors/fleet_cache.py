@@ -32,7 +32,7 @@ _SELDOM_WRITTEN = (
     *_VERSIONS,
     *("fleet_region", "fleet_deployment", "fleet_deploymentregion", "fleet_rollout", "fleet_disruption", "fleet_quota"),
     *("fleet_signal", "fleet_incident", "fleet_replacement", "fleet_repair", "fleet_faultrule", "fleet_node"),
-    "fleet_cloudnotice",
+    *("fleet_cloudnotice", "models_registry_benchmark"),
 )
 
 

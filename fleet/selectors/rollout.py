@@ -12,6 +12,7 @@ from fleet.planning.policy import UpdatePolicy, parse_policy
 from fleet.planning.snapshot import FailedStart, RolloutView
 from fleet.planning.states import ROLLOUT_ACTIVE, RolloutState
 from fleet.selectors.load import load_stored
+from models_registry.selectors.benchmark import goodput_compared
 
 ACTIVE = sorted(state.value for state in ROLLOUT_ACTIVE)
 
@@ -22,8 +23,13 @@ def rollouts_described() -> QuerySet[Rollout]:
 
 
 def active_rollouts() -> list[Rollout]:
-    """Those that planners work on: one query."""
-    return list(rollouts_described().filter(state__in=ACTIVE))
+    """Those that planners work on: one query, and one for each whose gate asks for benchmarks."""
+    rows = list(rollouts_described().filter(state__in=ACTIVE))
+    for row in rows:
+        if (row.policy.get("gate") or {}).get("goodput_ratio"):
+            kind = row.deployment.instance_type_id
+            row.compared_goodput = goodput_compared(row.from_version, row.to_version, kind)
+    return rows
 
 
 def policy_in_force(deployment: str) -> UpdatePolicy:
@@ -48,6 +54,7 @@ def rollout_view(rollout: Rollout) -> RolloutView:
         reason=rollout.reason,
         failed=msgspec.convert(rollout.failed, tuple[FailedStart, ...]),
         counters=counters_stored(rollout.counters),
+        goodput=rollout.compared_goodput,
     )
 
 

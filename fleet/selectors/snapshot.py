@@ -32,7 +32,7 @@ from models_registry.planning.engine_arguments import network_nodes_shared, node
 from models_registry.planning.version_spec import InvalidVersion
 
 _OF_DEPLOYMENTS = ("fleet_deployment", "models_registry_modelversion", "models_registry_model")
-_OF_ROLLOUTS = ("fleet_rollout", *_OF_DEPLOYMENTS)
+_OF_ROLLOUTS = ("fleet_rollout", "models_registry_benchmark", *_OF_DEPLOYMENTS)
 LISTENING_LEASE = "agent-ingest"
 """Held by the processes that agents are connected to; while it is not held, silence means nothing."""
 

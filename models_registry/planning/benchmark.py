@@ -61,6 +61,16 @@ class BenchmarkKey:
         return [self.instance_type, self.fingerprint, self.workload, self.slo, self.seed]
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedGoodput:
+    """Two versions under the same conditions: requests a second of a cell, 0 where no rate held. `label`: what was
+    sent, and within which objective."""
+
+    label: str
+    before: float
+    after: float
+
+
 def version_digest(spec: VersionSpec, instance_type: str) -> str:
     """Digest of what a cell of a version computes with on an instance type, whatever the version is called."""
     return digest_of(

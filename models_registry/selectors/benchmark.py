@@ -5,8 +5,8 @@ from typing import Any
 
 from django.db.models import Prefetch, QuerySet
 
-from models_registry.models import Benchmark, BenchmarkPoint
-from models_registry.planning.benchmark import BenchmarkState
+from models_registry.models import Benchmark, BenchmarkPoint, ModelVersion
+from models_registry.planning.benchmark import BenchmarkState, ComparedGoodput, version_digest
 from models_registry.planning.best_configuration import Measured
 
 COMPARED = 200
@@ -48,13 +48,24 @@ def figures_at_goodput(row: Benchmark) -> Mapping[str, Any] | None:
     return next((point.figures for point in row.points.all() if point.rate == row.goodput), None)
 
 
-def goodput_by_conditions(versions: Mapping[int, str], instance_type: str) -> dict[str, dict[int, float]]:
-    """Conditions -> version -> goodput of a cell, by the newest benchmark. `versions`: id -> digest that counts."""
+def goodput_compared(before: ModelVersion, after: ModelVersion, instance_type: str) -> tuple[ComparedGoodput, ...]:
+    """All conditions under which both were measured as they are now, by the newest benchmark of each: one query."""
+    versions = {version.pk: version_digest(version.spec(), instance_type) for version in (before, after)}
     rows = Benchmark.objects.filter(
         version_id__in=versions, state=BenchmarkState.DONE.value, instance_type=instance_type
     ).order_by("id")
-    found: dict[str, dict[int, float]] = {}
+    found: dict[str, dict[int, Benchmark]] = {}
     for row in rows:
         if row.version_digest == versions[row.version_id]:
-            found.setdefault(row.conditions, {})[row.version_id] = (row.goodput or 0.0) / max(1, row.cells)
-    return found
+            found.setdefault(row.conditions, {})[row.version_id] = row
+    pairs = (of for of in found.values() if len(of) == len(versions))
+    return tuple(
+        ComparedGoodput(
+            f"{of[after.pk].workload} within {of[after.pk].slo}", _a_cell(of[before.pk]), _a_cell(of[after.pk])
+        )
+        for of in pairs
+    )
+
+
+def _a_cell(row: Benchmark) -> float:
+    return (row.goodput or 0.0) / max(1, row.cells)

@@ -38,9 +38,7 @@ def submit(
     endpoint: Annotated[str, typer.Option(help="What every line's `url` is.")] = "/v1/chat/completions",
     window: Annotated[str, typer.Option(help="Until when: 30m, 4h, 2d.")] = "24h",
     priority: Annotated[int, typer.Option(min=0, max=9)] = 5,
-    output: Annotated[
-        str, typer.Option("--output-uri", help="Where results go, too: s3://bucket/prefix.")
-    ] = "",
+    output: Annotated[str, typer.Option("--output-uri", help="Where results go, too: s3://bucket/prefix.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
     region: Region = "",
     key: Key = "",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from fleet.planning.load.counters import CellCounters, pooled
 from fleet.planning.rollout.gates import judge
+from fleet.planning.rollout.goodput import goodput_objection
 from fleet.planning.rollout.versions import VersionPlan
 from fleet.planning.rollout.waves import RolloutProgress
 from fleet.planning.snapshot import CellView, Finding, Verdict
@@ -54,7 +55,10 @@ def bake_verdict(progress: RolloutProgress, versions: VersionPlan, is_fresh: Cal
     control = _since(filter(is_fresh, old), before)
     if old and not control:
         return Verdict(Finding.INCONCLUSIVE, "no cell of the old version has reported what it served during the bake")
-    return judge(pooled(updated), pooled(control) if old else None, progress.rollout.policy.gate)
+    verdict = judge(pooled(updated), pooled(control) if old else None, progress.rollout.policy.gate)
+    if verdict.finding is not Finding.PASSED:
+        return verdict
+    return goodput_objection(progress.rollout.goodput, progress.rollout.policy.gate) or verdict
 
 
 def _since(cells: Iterable[CellView], before: Mapping[str, CellCounters]) -> list[CellCounters]:
