@@ -117,7 +117,7 @@ def _install_anew(cache: Path, folder: Path, say: Say) -> Path:
         for arguments in (source.arguments, packages):
             uv.run(("pip", "install", *_into(folder), *arguments), limit_s=INSTALL_LIMIT_S)
         _check_torch(folder)
-        _write_stamp(folder)
+        mark_installed(folder)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, UvFailed):
@@ -164,7 +164,8 @@ def _check_torch(folder: Path) -> None:
         raise CannotInstall(f"torch does not load in {folder}: {_last_line(checked.stderr)}")
 
 
-def _write_stamp(folder: Path) -> None:
+def mark_installed(folder: Path) -> None:
+    """Say that the environment in this folder is whole and is the one that counts."""
     unfinished = folder / f"{STAMP_NAME}.new"
     unfinished.write_text(_requirements_digest())
     os.replace(unfinished, folder / STAMP_NAME)
