@@ -2,9 +2,10 @@
 vLLM's scheduler follow the same rule.
 
 Running requests take a step's tokens first, so a long batch prompt delays every later request, whatever its priority.
-So the urgent go first, batch prompts are set aside while an urgent prompt is being read, and else have a share of a
-step that keeps it short. What waits for room that only ends of other requests make delays no batch prompt: setting
-that aside would free nothing, and with nothing else to do the engine would stand still.
+So batch prompts have a share of a step that keeps it short. While an urgent prompt is read, batch requests rest: a
+prompt would lengthen the step, and so do answers, a few per cent for some thirty of them, of which an urgent prompt
+suffers in each of its steps. And an urgent request that finds no room in the engine takes that of the batch request
+that came last, which is read again later.
 """
 
 from collections.abc import Iterable

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
@@ -22,6 +23,8 @@ from engine_agent.protocol.exchange_usage import (
     END_LIMIT_S,
     EXCHANGE_HEADER,
     PROMPT_TOKENS_HEADER,
+    READ_LIMIT_S,
+    READ_PATH,
     USAGE_PATH,
     CountedApart,
     ExchangeUsage,
@@ -33,6 +36,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_NAME_CHARS = 64
+LOOK_EVERY_S = 0.01
+"""Of a question whether a prompt is read: a batch prompt takes some steps, of 20 ms or more each."""
 KEPT = 4096
 """Requests that have ended and can still be asked about; whoever asks does so within a second."""
 
@@ -71,6 +76,11 @@ class Exchange:
     sequences: list[Sequence] = field(default_factory=list)
     usage: ExchangeUsage | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it has prompts, and the engine has read them."""
+        return bool(self.sequences) and all(each.tokens().is_read for each in self.sequences)
 
     def prompt_tokens(self) -> int:
         """Of all prompts, read or not."""
@@ -118,7 +128,9 @@ class UsageLedger:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif scope["path"] == USAGE_PATH:
-            await self._tell(parse_qs(scope["query_string"].decode("latin-1")).get("exchange", [""])[0], send)
+            await self._tell(_asked(scope), send)
+        elif scope["path"] == READ_PATH:
+            await self._tell_read(_asked(scope), send)
         elif scope["path"] == COUNTED_APART_PATH:
             await _answer(send, 200, msgspec.json.encode(self._apart))
         elif name := _name_of(scope):
@@ -149,6 +161,19 @@ class UsageLedger:
             self._apart.prompt_tokens + apart.prompt_tokens, self._apart.completion_tokens + apart.completion_tokens
         )
 
+    async def _tell_read(self, name: str, send: Send) -> None:
+        """Looked at from time to time: engines call nobody when a prompt is read. The question may be here before what
+        it is about."""
+        ends_at = monotonic() + READ_LIMIT_S
+        while (exchange := self._open.get(name)) is None or not exchange.is_read:
+            if name in self._ended:
+                break
+            if monotonic() > ends_at:
+                await _answer(send, 404 if exchange is None else 202, b"{}")
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+        await _answer(send, 200, b"{}")
+
     async def _tell(self, name: str, send: Send) -> None:
         exchange = self._open.get(name) or self._ended.get(name)
         if exchange is None:
@@ -161,6 +186,10 @@ class UsageLedger:
             await sequence.stop()
         self._settle(exchange)
         await _answer(send, 200, msgspec.json.encode(exchange.usage or ExchangeUsage(0, 0, 0)))
+
+
+def _asked(scope: Scope) -> str:
+    return parse_qs(scope["query_string"].decode("latin-1")).get("exchange", [""])[0]
 
 
 def _name_of(scope: Scope) -> str:

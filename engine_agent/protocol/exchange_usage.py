@@ -11,6 +11,10 @@ PROMPT_TOKENS_HEADER: Final = b"x-switchyard-prompt-tokens"
 """On an answer: how many tokens its prompts have, known before the first of them is sent."""
 USAGE_PATH: Final = "/switchyard/usage"
 """`?exchange=NAME`: `ExchangeUsage`, once the answer to that request is over."""
+READ_PATH: Final = "/switchyard/read"
+"""`?exchange=NAME`: 200 once its prompts are read, 202 if they are not within `READ_LIMIT_S`."""
+READ_LIMIT_S: Final = 2.0
+"""How long a question waits; an exchange that is not known by then is none."""
 COUNTED_APART_PATH: Final = "/switchyard/counted-apart"
 """`CountedApart`, since the engine started."""
 END_LIMIT_S: Final = 5.0

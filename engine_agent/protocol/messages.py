@@ -120,6 +120,27 @@ class ClassLoad(Struct, frozen=True):
     completion_tokens_total: int = 0
     ttft_p50_ms: float | None = None
     ttft_p99_ms: float | None = None
+    itl_p50_ms: float | None = None
+    itl_p99_ms: float | None = None
+
+
+class BatchLoad(Struct, frozen=True, omit_defaults=True):
+    """A cell's batch requests, in its engine and before it. `window`: so many may be in the engine, by what real-time
+    requests feel; `is_alone`: there are none, and it is not in force.
+
+    `baseline_…` are 95th percentiles of real-time requests without batch work, as learnt by now; `recent_…` the average
+    with it, since it began or the window shrank; None: not known.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    window: int = 0
+    is_alone: bool = False
+    is_over_budget: bool = False
+    baseline_ttft_ms: float | None = None
+    baseline_itl_ms: float | None = None
+    recent_ttft_ms: float | None = None
+    recent_itl_ms: float | None = None
 
 
 class TenantLoad(Struct, frozen=True):
@@ -194,7 +215,8 @@ class Load(Struct, frozen=True):
     `…_total` and `…_counts` count since the proxy started; `…_counts` maps a bucket of
     `engine_agent.protocol.buckets` to the number of samples in it, without the empty ones. `classes` and `usage`
     have only those that sent something. `tenants` comes from agents of the release before, which have no `usage`.
-    `token_check` None: the engine has no counters of tokens, or was never idle yet. `work` None: it counts no steps.
+    `token_check` None: the engine has no counters of tokens, or was never idle yet. `work` None: it counts no steps. `batch` None: an
+    agent of the release before.
     """
 
     in_flight: int = 0
@@ -213,6 +235,7 @@ class Load(Struct, frozen=True):
     usage: tuple[UsageRow, ...] = ()
     token_check: TokenCheck | None = None
     work: CellWork | None = None
+    batch: BatchLoad | None = None
 
 
 class Accelerator(Struct, frozen=True):

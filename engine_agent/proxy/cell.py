@@ -2,6 +2,7 @@
 holds and reports; the decisions are in `admission` and `health`, the I/O in its users."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from itertools import count
 from random import getrandbits
@@ -15,6 +16,8 @@ from engine_agent.protocol.states import Phase, ServingClass
 from engine_agent.proxy import admission
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import RequestMetadata
+from engine_agent.proxy.batch_queue import BatchQueue
+from engine_agent.proxy.batch_window import STEER_EVERY_S
 from engine_agent.proxy.health import HealthJudge
 from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.meter import Meter
@@ -55,6 +58,9 @@ class Cell:
         self._exchange_prefix = b"%016x-" % getrandbits(64)
         self._exchanges = count(1)
         self._seen_at = dict.fromkeys(ServingClass, float("-inf"))
+        most = settings.max_concurrency - math.ceil(admission.RESERVED[ServingClass.BATCH] * settings.max_concurrency)
+        self.batch = BatchQueue(max(1, most), lambda: not self._urgent_lately(ServingClass.BATCH, monotonic()))
+        self._steered_at = monotonic()
         self.watch = StateWatch(self._state_name)
         self.judge.on_change = self.watch.changed
         self.idle = asyncio.Event()
@@ -95,6 +101,8 @@ class Cell:
             in_flight=len(self.in_flight),
             limit=limit,
         )
+        if refusal is None and serving_class is ServingClass.BATCH and not self.batch.admits():
+            return refusals.batch_waits()
         if refusal is not None or metadata.time_left_s is None:
             return refusal
         ttft = self.meter.of(serving_class).ttft
@@ -108,15 +116,22 @@ class Cell:
         urgent = classes[: classes.index(serving_class)]
         return any(now - self._seen_at[each] < admission.URGENT_MEMORY_S for each in urgent)
 
+    def steer(self, now: float) -> None:
+        """Let the window of batch work follow what real-time requests felt."""
+        if now - self._steered_at >= STEER_EVERY_S:
+            self._steered_at = now
+            self.batch.steer(self.meter.realtime.latency(now))
+
     def status(self) -> ProxyStatus:
         now = monotonic()
-        in_flight = len(self.in_flight)
+        in_flight, most = len(self.in_flight), self.settings.max_concurrency
         load = self.meter.load(
             now,
             in_flight=in_flight,
-            max_concurrency=self.settings.max_concurrency,
+            max_concurrency=most,
             token_check=self.token_check,
             work=self.work,
+            batch=self.batch.load(),
         )
         health, state = self.judge.health(now), self._state_name()
         return ProxyStatus(health=health, load=load, phase=self.phase, in_flight=in_flight, state=state)
@@ -151,6 +166,7 @@ class Cell:
         if request in self.in_flight and len(self.in_flight) == 1:
             self._busy_s += monotonic() - self._busy_since
         self.in_flight.discard(request)
+        self.batch.leave(request)
         if not self.in_flight:
             self.idle.set()
 

@@ -6,6 +6,8 @@ import msgspec
 from engine_agent.protocol.exchange_usage import (
     COUNTED_APART_PATH,
     END_LIMIT_S,
+    READ_LIMIT_S,
+    READ_PATH,
     USAGE_PATH,
     CountedApart,
     ExchangeUsage,
@@ -26,6 +28,17 @@ async def fetch_usage(pool: EnginePool, exchange: bytes) -> TokenUsage | None:
     except (OSError, msgspec.DecodeError):  # a TimeoutError is one of the first
         return None
     return None if used is None else TokenUsage(used.prompt_tokens, used.completion_tokens, used.cached_tokens)
+
+
+async def prompt_is_read(pool: EnginePool, exchange: bytes) -> bool:
+    """Wait until the engine has read the prompts of this request, or it is over; False: the engine does not tell."""
+    target = b"%b?exchange=%b" % (READ_PATH.encode(), exchange)
+    try:
+        while (answer := await call(pool, b"GET", target, None, READ_LIMIT_S + _APART_LIMIT_S)).status == 202:
+            continue  # each question has a limit, and its request one of its own
+    except OSError:
+        return False
+    return answer.status == 200
 
 
 async def fetch_counted_apart(pool: EnginePool) -> CountedApart:

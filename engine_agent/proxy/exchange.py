@@ -5,10 +5,12 @@ elsewhere; it never repeats a request of which the engine may have answered a by
 import asyncio
 from time import monotonic, time
 
+from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import BadHeader, read_metadata
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection
+from engine_agent.proxy.engine_usage import prompt_is_read
 from engine_agent.proxy.error_bodies import ErrorAnswer, form_of
 from engine_agent.proxy.prompt_limit import why_prompt_is_refused
 from engine_agent.proxy.refusal import RETRY_HEADER, Refusal, error_event
@@ -45,6 +47,8 @@ class Exchange:
         self._record = RequestRecord(cell, head, self._upload)
         self._connection: EngineConnection | None = None
         self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        """Of a batch request: waits until its prompt is read."""
         self._response: ResponseHead | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._usage_filter: UsageEventFilter | None = None
@@ -125,6 +129,8 @@ class Exchange:
             self._fail(refusal, RequestOutcome.REFUSED)
             return
         self._cell.enter(self)
+        if self._is_batch:
+            self._cell.batch.join(self)
         self._record.admit()
         if (time_left_s := self._record.metadata.time_left_s) is not None:
             self._deadline = asyncio.get_running_loop().call_later(time_left_s, self._too_late)
@@ -158,7 +164,16 @@ class Exchange:
         else:
             self._fail(refusal, RequestOutcome.REFUSED)
 
+    @property
+    def _is_batch(self) -> bool:
+        return self._record.metadata.serving_class is ServingClass.BATCH
+
     def _to_engine(self) -> None:
+        if not self._is_batch or self._cell.batch.may_begin(self):
+            self.begin()
+
+    def begin(self) -> None:
+        """Go to the engine now."""
         connection = self._cell.pool.take()
         if connection is None:
             self._connect()
@@ -207,6 +222,21 @@ class Exchange:
         connection.receiver = self
         self._client.hold_upload(False)
         connection.write(self._upload.opening(self._cell.pool.host_header))
+        if self._is_batch:
+            self._stop_reading()
+            self._reading = asyncio.get_running_loop().create_task(self._await_prompt_read(self._head.exchange))
+
+    async def _await_prompt_read(self, exchange: bytes) -> None:
+        """An answer that is not a stream says nothing before its end, so the engine is asked; one that does not tell is
+        given the time that first tokens take here."""
+        if not await prompt_is_read(self._cell.pool, exchange):
+            await asyncio.sleep(self._cell.meter.ttft.quantile(monotonic(), 0.5) or self._limits.unknown_reading_s)
+        self._cell.batch.read(self)
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     # --- Receiver: from the engine ---
 
@@ -274,6 +304,8 @@ class Exchange:
 
     def _forward(self, response: ResponseHead, body: bytes, *, complete: bool) -> None:
         self._record.add(response, body, self._last_byte_at, complete=complete)
+        if self._is_batch:
+            self._cell.batch.read(self)
         shown = body
         if self._usage_filter is not None and response.is_stream and response.content_length is None:
             shown = self._usage_filter.filter(body, complete=complete)
@@ -355,6 +387,7 @@ class Exchange:
         self._record.close(outcome, status, reason)
 
     def _stop_clock(self) -> None:
+        self._stop_reading()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -4,9 +4,10 @@ tokens. It measures requests of clients; of probes it knows only what they used.
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from engine_agent.protocol.messages import CellWork, ClassLoad, Load, TokenCheck
+from engine_agent.protocol.messages import BatchLoad, CellWork, ClassLoad, Load, TokenCheck
 from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy.admission import RequestMetadata
+from engine_agent.proxy.batch_window import MIN_ITLS, MIN_TTFTS, STEER_EVERY_S, RealtimeLatency
 from engine_agent.proxy.histogram import SlidingHistogram
 from engine_agent.proxy.usage_rows import UsageCounts, UsageRows
 
@@ -46,6 +47,7 @@ class ClassMeter:
 
     def __init__(self) -> None:
         self.ttft = SlidingHistogram(WINDOW_S)
+        self.itl = SlidingHistogram(WINDOW_S)
         self.in_flight = 0
         self.requests_total = 0
         self.errors_total = 0
@@ -64,7 +66,24 @@ class ClassMeter:
             completion_tokens_total=self.completion_tokens_total,
             ttft_p50_ms=_ms(self.ttft.quantile(now, 0.50)),
             ttft_p99_ms=_ms(self.ttft.quantile(now, 0.99)),
+            itl_p50_ms=_ms(self.itl.quantile(now, 0.50)),
+            itl_p99_ms=_ms(self.itl.quantile(now, 0.99)),
         )
+
+
+class RealtimeMeter:
+    """What real-time requests felt since the last step of the window of batch work."""
+
+    def __init__(self) -> None:
+        self.ttft = SlidingHistogram(STEER_EVERY_S)
+        self.itl = SlidingHistogram(STEER_EVERY_S)
+
+    def latency(self, now: float) -> RealtimeLatency:
+        return RealtimeLatency(_p95(self.ttft, now, MIN_TTFTS), _p95(self.itl, now, MIN_ITLS))
+
+
+def _p95(histogram: SlidingHistogram, now: float, least: int) -> float | None:
+    return histogram.quantile(now, 0.95) if histogram.recent_count(now) >= least else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +115,7 @@ class Meter:
         self.itl = SlidingHistogram(WINDOW_S)
         self.ttft = SlidingHistogram(WINDOW_S)
         self.classes: dict[ServingClass, ClassMeter] = {}
+        self.realtime = RealtimeMeter()
         self.usage = UsageRows()
         self.probes = ProbeMeter()
         self._tokens = SlidingSum()
@@ -127,10 +147,15 @@ class Meter:
         """The first event of a stream, `ttft_s` after its request came in."""
         self.ttft.record(now, ttft_s)
         self.of(serving_class).ttft.record(now, ttft_s)
+        if serving_class is ServingClass.REALTIME:
+            self.realtime.ttft.record(now, ttft_s)
 
-    def next_tokens(self, now: float, gap_s: float) -> None:
+    def next_tokens(self, now: float, gap_s: float, serving_class: ServingClass = ServingClass.REALTIME) -> None:
         """Further events of a stream, `gap_s` after the last: the wait that the reader feels."""
         self.itl.record(now, gap_s)
+        self.of(serving_class).itl.record(now, gap_s)
+        if serving_class is ServingClass.REALTIME:
+            self.realtime.itl.record(now, gap_s)
 
     def tokens(self, now: float, count: int) -> None:
         """Tokens seen while they pass; negative when the end of an answer shows that fewer were tokens."""
@@ -197,6 +222,7 @@ class Meter:
         max_concurrency: int,
         token_check: TokenCheck | None = None,
         work: CellWork | None = None,
+        batch: BatchLoad | None = None,
     ) -> Load:
         """The protocol's view: `queued` is what exceeds the number of requests that the cell runs at once."""
         covered_s = min(WINDOW_S, max(1.0, now - self._started_at))
@@ -216,6 +242,7 @@ class Meter:
             usage=self.usage.rows(),
             token_check=token_check,
             work=work,
+            batch=batch,
         )
 
 

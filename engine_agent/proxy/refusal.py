@@ -81,6 +81,11 @@ def class_full(serving_class: str, in_flight: int, limit: int) -> Refusal:
     return Refusal(503, "cell_saturated", message, retry=True)
 
 
+def batch_waits() -> Refusal:
+    message = "the cell has as much batch work as it can have beside its other requests, and some that waits"
+    return Refusal(503, "cell_saturated", message, retry=True)
+
+
 def deadline_passed() -> Refusal:
     return Refusal(504, "deadline_exceeded", "the request's deadline had passed before it was answered", is_final=True)
 

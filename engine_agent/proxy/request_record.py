@@ -97,7 +97,7 @@ class RequestRecord:
             self._ttft_s = now - self.began_at
             meter.first_token(now, self._ttft_s, self.metadata.serving_class)
         else:
-            meter.next_tokens(now, now - self._last_token_at)
+            meter.next_tokens(now, now - self._last_token_at, self.metadata.serving_class)
         self._last_token_at = now
         meter.tokens(now, events)
         self._cell.judge.token_seen(now)

@@ -132,6 +132,7 @@ class ProxyServer:
             for request in tuple(self.cell.in_flight):
                 request.check(now)
             self.cell.pool.sweep(now)
+            self.cell.steer(now)
 
     async def _drain(self) -> None:
         """Refuse what is new, wait for what runs, cut what is left at the end of the grace."""

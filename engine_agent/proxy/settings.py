@@ -38,6 +38,8 @@ class Limits:
     """Longest silence of the engine within one request; a long answer without streaming is silent all its time."""
     abandon_after_s: float = 10.0
     """An engine unhealthy, and a request silent, for both this long: the request is given up."""
+    unknown_reading_s: float = 0.25
+    """How long a batch prompt counts as being read where the engine does not tell and no first token was seen yet."""
     sweep_interval_s: float = 0.25
     """How often the bounds above are checked."""
 

@@ -3,7 +3,7 @@
 It decides and never acts: it reads no clock, never sleeps and does no I/O; the caller says what time it is, waits
 until a step ends and then finishes it. Memory is reserved for a request's whole length when it is admitted, so nothing
 is ever preempted (vLLM preempts instead; the difference shows only with a full cache). Of a prompt whose beginning lies
-in the prefix cache only the rest is computed. Batch prompts are read as `engine_agent.engines.class_order` says.
+in the prefix cache only the rest is computed. Batch requests are served as `engine_agent.engines.class_order` says.
 """
 
 import heapq
@@ -26,7 +26,7 @@ class ModelParameters:
     A step takes `decode_step_ms`, `decode_step_per_seq_ms` for each sequence in it, and the time to prefill at most
     `prefill_chunk_tokens` tokens; all of it varies by a uniform ± `step_jitter` (a fraction), drawn from `seed`.
     A prefix is found in blocks of `prefix_block_tokens` (vLLM's default; 0: nothing is found). Of batch prompts a step
-    reads at most `batch_prompt_tokens` (0: they are read like all others, in the order in which they came).
+    reads at most `batch_prompt_tokens` (0: batch requests are like all others, in the order in which they came).
     """
 
     prefill_tokens_per_s: float = 8000.0
@@ -74,8 +74,9 @@ class TokenGiven:
 class Step:
     """One pass of the model. Times are the caller's, in seconds.
 
-    `admitted` left the queue for this step, mapped to the prompt tokens that the prefix cache had of them; `prefilled`
-    says how many prompt tokens it reads of whom, and the sequences in `yielding` get a token when it ends.
+    `admitted` left the queue for this step for the first time, mapped to the prompt tokens that the prefix cache had of
+    them; `prefilled` says how many prompt tokens it reads of whom, and the sequences in `yielding` get a token when it
+    ends.
     """
 
     starts_at_s: float
@@ -87,14 +88,21 @@ class Step:
 
 @dataclass
 class _Running:
+    """`resumed`: tokens of its answer that it had when it was preempted, which are read with its prompt."""
+
     sequence: Sequence
     prefilled: int = 0
     generated: int = 0
+    resumed: int = 0
     held: list[int] = field(default_factory=list)
 
     @property
     def prompt_left(self) -> int:
-        return self.sequence.prompt_tokens - self.prefilled
+        return self.sequence.prompt_tokens + self.resumed - self.prefilled
+
+    @property
+    def computed(self) -> int:
+        return self.prefilled + self.generated - self.resumed
 
 
 @dataclass
@@ -105,6 +113,8 @@ class BatchingModel:
     _waiting: dict[str, Sequence] = field(default_factory=dict)
     _order: list[tuple[int, int, str]] = field(default_factory=list)
     _running: dict[str, _Running] = field(default_factory=dict)
+    _preempted: dict[str, int] = field(default_factory=dict)
+    """Waiting sequences that were in the batch, and how many tokens of their answers they have."""
     _private_tokens: int = 0
     _arrivals: int = 0
     _step: Step | None = None
@@ -128,8 +138,7 @@ class BatchingModel:
         """Tokens of the batch that lie in the KV cache now; a block that several share counts once."""
         block_tokens = self.parameters.prefix_block_tokens
         return self._cache.held_tokens + sum(
-            running.prefilled + running.generated - len(running.held) * block_tokens
-            for running in self._running.values()
+            running.computed - len(running.held) * block_tokens for running in self._running.values()
         )
 
     @property
@@ -164,6 +173,7 @@ class BatchingModel:
 
     def cancel(self, sequence_id: str) -> bool:
         """Forget a sequence and free its memory at once. False: it was not (or no longer) here."""
+        self._preempted.pop(sequence_id, None)
         if self._waiting.pop(sequence_id, None) is not None:
             # Its entry leaves `_order` now, too: the same id may come again.
             self._order = [entry for entry in self._order if entry[2] != sequence_id]
@@ -182,11 +192,16 @@ class BatchingModel:
         if self._step is not None:
             raise RuntimeError("the step before is not finished")
         admitted = self._admit()
+        if self._preempt_for_urgent():
+            admitted |= self._admit()
         if not self._running:
             return None
         prefilled = self._prefill_chunk()
+        rests = self._batch_rests(prefilled)
         yielding = tuple(
-            name for name, running in self._running.items() if running.prompt_left == prefilled.get(name, 0)
+            name
+            for name, running in self._running.items()
+            if running.prompt_left == prefilled.get(name, 0) and not (rests and is_batch(running.sequence.priority))
         )
         duration_s = self._duration_s(len(set(prefilled) | set(yielding)), sum(prefilled.values())) * slow_factor
         self._step = Step(now_s, now_s + duration_s, admitted, prefilled, yielding)
@@ -224,13 +239,30 @@ class BatchingModel:
                 break
             heapq.heappop(self._order)
             del self._waiting[sequence.id]
-            running = _Running(sequence, prefilled=len(cached) * block_tokens)
+            known = self._preempted.pop(sequence.id, None)
+            running = _Running(sequence, len(cached) * block_tokens, generated=known or 0, resumed=known or 0)
             self._running[sequence.id] = running
             self._private_tokens += sequence.total_tokens
             self._hold(running, cached)
             self._cache.evict_beyond(self.parameters.kv_capacity_tokens - self.kv_reserved_tokens)
-            admitted[sequence.id] = running.prefilled
+            if known is None:
+                admitted[sequence.id] = running.prefilled
         return admitted
+
+    def _preempt_for_urgent(self) -> bool:
+        """Take the batch sequence that came last out of the batch if an urgent one waits for room: one a step."""
+        if not self._order or not self.parameters.batch_prompt_tokens or is_batch(self._order[0][0]):
+            return False
+        last = next((name for name in reversed(self._running) if is_batch(self._running[name].sequence.priority)), None)
+        if last is None:
+            return False
+        running = self._running[last]
+        self._leave_batch(last)
+        self._preempted[last] = running.generated
+        self._waiting[last] = running.sequence
+        heapq.heappush(self._order, (running.sequence.priority, -self._arrivals, last))
+        self._arrivals += 1
+        return True
 
     def _hold(self, running: _Running, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -241,7 +273,7 @@ class BatchingModel:
     def _keep_full_blocks(self, running: _Running) -> None:
         """What was computed now is there for others, too."""
         if self.parameters.prefix_block_tokens:
-            full = (running.prefilled + running.generated) // self.parameters.prefix_block_tokens
+            full = running.computed // self.parameters.prefix_block_tokens
             self._hold(running, running.sequence.blocks[len(running.held) : full])
 
     def _batch_room(self) -> int | None:
@@ -262,6 +294,11 @@ class BatchingModel:
             chunk[name] = min(budget, running.prompt_left)
             budget -= chunk[name]
         return chunk
+
+    def _batch_rests(self, prefilled: Iterable[str]) -> bool:
+        """Whether an urgent prompt is read in a step that reads these."""
+        is_on = self.parameters.batch_prompt_tokens > 0
+        return is_on and any(not is_batch(self._running[name].sequence.priority) for name in prefilled)
 
     def _duration_s(self, sequences: int, prefill_tokens: int) -> float:
         parameters = self.parameters

@@ -1,16 +1,17 @@
-"""vLLM's scheduler with an order of classes, given to it with `--scheduler-cls`: batch prompts are read as
+"""vLLM's scheduler with an order of classes, given to it with `--scheduler-cls`: batch requests are served as
 `engine_agent.engines.class_order` says. What decides is here and pure; vLLM's own `schedule` then does what it always
 does, with its running requests sorted, its budget for this step lowered, and what is set aside out of its sight.
 
 It runs in the engine's core, of a cell of several nodes on the leader alone: followers do the steps that it plans. It
-asks neither clock nor chance, changes no answer and keeps no state of its own but one bit. Where a vLLM lacks what it
-needs, or serves in a way that a limit would stop for ever, vLLM's own scheduler runs and says why in the log.
+decides by neither clock nor chance, changes no answer and keeps no state of its own but one bit. Where a vLLM lacks
+what it needs, or serves in a way that a limit would stop for ever, vLLM's own scheduler runs and says why in the log.
 """
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, is_batch
@@ -32,8 +33,8 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """What a step may do. `order`: running requests as they take their tokens. `set_aside`: running batch prompts that
-    get none. `holds_waiting`: no batch request is admitted. `most_tokens`: of the step; None: as many as ever."""
+    """What a step may do. `order`: running requests as they take their tokens. `set_aside`: running requests that get
+    none. `holds_waiting`: no batch request is admitted. `most_tokens`: of the step; None: as many as ever."""
 
     order: tuple[str, ...]
     set_aside: frozenset[str] = frozenset()
@@ -45,14 +46,13 @@ def plan_step(running: Sequence[RunningRequest], *, urgent_waits: bool, limit: i
     """The order of one step. `urgent_waits`: a request that is more urgent than batch work may be admitted in it;
     `limit`: tokens of batch prompts in a step.
 
-    With an urgent prompt to read no batch prompt is; how long it is, less what a cache holds, nobody knows before it is
-    admitted, so no limit could stand for that. An answer's last token is planned for although vLLM may skip it: a batch
-    prompt then gets one token more.
+    With an urgent prompt to read all batch requests rest. How long it is, less what a cache holds, nobody knows before
+    it is admitted, so a limit on the step's tokens could not stand for that. An answer's last token is planned for
+    although vLLM may skip it: a batch prompt then gets one token more.
     """
     order = tuple(each.id for each in sorted(running, key=lambda each: (is_batch(each.priority), each.is_reading)))
-    prompts = [each for each in running if each.is_reading]
-    if urgent_waits or any(not is_batch(each.priority) for each in prompts):
-        aside = frozenset(each.id for each in prompts if is_batch(each.priority))
+    if urgent_waits or any(each.is_reading and not is_batch(each.priority) for each in running):
+        aside = frozenset(each.id for each in running if is_batch(each.priority))
         return StepOrder(order, set_aside=aside, holds_waiting=True)
     answers = sum(each.wanted for each in running if not each.is_reading)
     return StepOrder(order, most_tokens=answers + limit)
@@ -63,11 +63,13 @@ class ClassOrder:
 
     batch_prompt_tokens = BATCH_PROMPT_TOKENS
     _has_no_room = False
-    """Urgent requests were tried last time and there was no memory for any: batch prompts are read in this step."""
+    """Urgent requests were tried last time, and there was no memory for any."""
 
     def schedule(self: Any, *args: Any, **named: Any) -> Any:
         """vLLM's next step."""
-        urgent_waits = not self._has_no_room and urgent_request_waits(self)
+        urgent_waits = urgent_request_waits(self)
+        if urgent_waits and (self._has_no_room or len(self.running) >= self.max_num_active_reqs):
+            preempt_batch_request(self)
         by_id = {each.request_id: each for each in self.running}
         plan = plan_step(
             [_running(each) for each in self.running], urgent_waits=urgent_waits, limit=self.batch_prompt_tokens
@@ -75,7 +77,7 @@ class ClassOrder:
         self.running[:] = [by_id[name] for name in plan.order]
         for name in plan.set_aside:
             # vLLM's own mark of a request that takes no part in a step: it keeps its place, and can lose its memory.
-            by_id[name].next_decode_eligible_step = self.current_step + 2
+            by_id[name].next_decode_eligible_step = max(by_id[name].next_decode_eligible_step, self.current_step + 2)
         held = [each for each in self.waiting if is_batch(each.priority)] if plan.holds_waiting else []
         self.waiting.remove_requests(held)
         most = self.max_num_scheduled_tokens
@@ -91,14 +93,22 @@ class ClassOrder:
 
 
 def urgent_request_waits(scheduler: Any) -> bool:
-    """Whether an urgent request may be admitted: there is a place, and nothing but memory that it waits for."""
-    if len(scheduler.running) >= scheduler.max_num_active_reqs:
-        return False
+    """Whether an urgent request waits for nothing but a place and memory."""
     return any(
         not is_batch(each.priority) and not scheduler._is_blocked_waiting_status(each.status)
         for queue in (scheduler.kv_holding_waiting, scheduler.waiting)
         for each in queue
     )
+
+
+def preempt_batch_request(scheduler: Any) -> None:
+    """Take the batch request that came last out of vLLM's batch, as vLLM does where a running request lacks memory: it
+    waits again, and what is computed anew is most likely still in the cache."""
+    batch = [each for each in scheduler.running if is_batch(each.priority)]
+    last = max(batch, key=lambda each: (each.priority, each.arrival_time), default=None)
+    if last is not None and scheduler._request_blocks_can_be_freed(last):
+        scheduler.running.remove(last)
+        scheduler._preempt_request(last, monotonic(), drop_stale_output=scheduler.requires_kv_delivery)
 
 
 def _running(request: Any) -> RunningRequest:
@@ -117,7 +127,7 @@ def class_aware_scheduler(**given: Any) -> Any:
     config = given["vllm_config"]
     base = AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler
     if why := vllm_versions.why_no_class_order(config, given["kv_cache_config"], Scheduler, Request):
-        sys.stderr.write(f"batch prompts are read like all others: {why}\n")
+        sys.stderr.write(f"batch requests are served like all others: {why}\n")
         return base(**given)
     scheduler: Any = type("ClassAwareScheduler", (ClassOrder, base), {})(**given)
     scheduler.batch_prompt_tokens = tokens_from(os.environ)

@@ -23,7 +23,11 @@ def batch(proxy: ProxyProcess) -> "asyncio.Task[Message]":
     return asyncio.create_task(proxy.complete(x_switchyard_class="batch", x_switchyard_tenant="acme"))
 
 
-async def test_batch_work_may_have_the_whole_cell_until_urgent_requests_come() -> None:
+def soon(proxy: ProxyProcess) -> "asyncio.Task[Message]":
+    return asyncio.create_task(proxy.complete(x_switchyard_class="near_realtime"))
+
+
+async def test_near_real_time_work_may_have_the_whole_cell_until_urgent_requests_come() -> None:
     go_on = asyncio.Event()
 
     async def script(turn: Turn) -> None:
@@ -31,16 +35,17 @@ async def test_batch_work_may_have_the_whole_cell_until_urgent_requests_come() -
         await turn.send(ANSWER)
 
     async with running_engine(script) as engine, running_proxy(engine, max_concurrency=8) as proxy:
-        running = [batch(proxy) for _ in range(12)]
-        await until(lambda: in_flight_is(proxy, 12), "batch requests fill the cell and wait in its engine")
-        refused = await batch(proxy)
+        running = [soon(proxy) for _ in range(12)]
+        await until(lambda: in_flight_is(proxy, 12), "less urgent requests fill the cell and wait in its engine")
+        refused = await soon(proxy)
         assert (refused.status, refused.headers["x-switchyard-retry"]) == (503, "1")
         assert "retry-after" in refused.headers
-        assert "full for class batch: 12 requests in flight, its limit is 12" in refused.json()["error"]["message"]
+        full = "full for class near_realtime: 12 requests in flight, its limit is 12"
+        assert full in refused.json()["error"]["message"]
         urgent = [asyncio.create_task(proxy.complete()) for _ in range(4)]
         await until(lambda: in_flight_is(proxy, 16), "real-time requests find room, up to twice the concurrency")
         assert (await proxy.complete()).status == 503
-        assert "its limit is 6" in (await batch(proxy)).json()["error"]["message"]
+        assert "its limit is 7" in (await soon(proxy)).json()["error"]["message"]
         go_on.set()
         answers = await asyncio.gather(*running, *urgent)
         assert [answer.status for answer in answers] == [200] * 16

@@ -39,12 +39,12 @@ def has_dummy_batch(worker: Any) -> bool:
 
 SCHEDULER_HAS = (
     *("current_step", "kv_holding_waiting", "max_num_active_reqs", "max_num_scheduled_tokens", "running", "waiting"),
-    "_is_blocked_waiting_status",
+    *("requires_kv_delivery", "_is_blocked_waiting_status", "_preempt_request", "_request_blocks_can_be_freed"),
 )
 """What the order of classes uses of vLLM's scheduler; seen in 0.32, and not all of it in 0.24 or before."""
 REQUEST_HAS = (
-    *("is_prefill_chunk", "next_decode_eligible_step", "num_computed_tokens", "num_output_placeholders"),
-    *("num_tokens_with_spec", "priority", "request_id", "status"),
+    *("arrival_time", "is_prefill_chunk", "next_decode_eligible_step", "num_computed_tokens"),
+    *("num_output_placeholders", "num_tokens_with_spec", "priority", "request_id", "status"),
 )
 
 

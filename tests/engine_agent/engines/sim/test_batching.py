@@ -132,6 +132,17 @@ def test_an_urgent_prompt_overtakes_a_batch_prompt_that_is_being_read() -> None:
     assert read[3:] == [{"batch": 40}] * 5
 
 
+def test_batch_answers_rest_while_an_urgent_prompt_is_read() -> None:
+    model = model_with(Sequence("batch", 10, 5, BATCH), Sequence("answers", 10, 5))
+    one_step(model)
+    assert [token.sequence for token in one_step(model)[1]] == ["answers", "batch"]
+    model.submit(Sequence("urgent", 150, 1))
+
+    given = [[token.sequence for token in one_step(model)[1]] for _ in range(3)]
+
+    assert given == [["answers"], ["answers", "urgent"], ["answers", "batch"]]
+
+
 def test_without_the_rule_the_urgent_prompt_waits_for_the_rest_of_the_batch_prompt() -> None:
     model = model_with(Sequence("batch", 250, 1, BATCH), parameters=replace(STEADY, batch_prompt_tokens=0))
     one_step(model)
@@ -161,16 +172,21 @@ def test_batch_prompts_share_what_a_step_has_for_them_and_the_next_begins_where_
     assert (dict(second.prefilled), tuple(second.admitted)) == ({"a": 20, "b": 20}, ("b",))
 
 
-def test_a_batch_prompt_is_read_on_while_an_urgent_one_has_no_room() -> None:
-    parameters = replace(STEADY, batch_prompt_tokens=40, max_num_seqs=1)
-    model = model_with(Sequence("batch", 100, 1, BATCH), parameters=parameters)
-    one_step(model)
+def test_an_urgent_request_without_room_takes_that_of_the_last_batch_request_which_goes_on_later() -> None:
+    parameters = replace(STEADY, max_num_seqs=2)
+    model = model_with(*(Sequence(name, 20, 4, BATCH) for name in ("first", "last")), parameters=parameters)
+    given: list[TokenGiven] = []
+    for _ in range(2):
+        given += one_step(model)[1]
     model.submit(Sequence("urgent", 10, 1))
 
-    step = model.begin_step(0.0)
+    given += one_step(model)[1]
+    assert (given[-1], model.running, model.waiting) == (TokenGiven("urgent", 0, is_last=True), 1, 1)
+    while model.running or model.waiting:
+        given += one_step(model)[1]
 
-    assert step is not None
-    assert dict(step.prefilled) == {"batch": 40}
+    assert [token.index for token in given if token.sequence == "last"] == [0, 1, 2, 3]
+    assert model.kv_reserved_tokens == model.kv_tokens == 0
 
 
 def test_a_cancelled_sequence_frees_its_memory_and_gets_no_token() -> None:

@@ -25,6 +25,7 @@ URGENT, SOON, BATCH = (
     PRIORITIES[each] for each in (ServingClass.REALTIME, ServingClass.NEAR_REALTIME, ServingClass.BATCH)
 )
 READING, ANSWERING = True, False
+PLACES = 4
 LONG_TOKENS = 1200
 """Of a batch prompt; at 16 a step that is 75 steps, in which several short requests find an end."""
 
@@ -45,7 +46,7 @@ def running(*requests: tuple[str, int, bool, int]) -> list[RunningRequest]:
         (
             (("b1", BATCH, READING, 900), ("u1", URGENT, READING, 70), ("b2", BATCH, ANSWERING, 1)),
             False,
-            StepOrder(("u1", "b2", "b1"), set_aside=frozenset({"b1"}), holds_waiting=True),
+            StepOrder(("u1", "b2", "b1"), set_aside=frozenset({"b1", "b2"}), holds_waiting=True),
         ),
         (
             (("b1", BATCH, READING, 900), ("s1", SOON, READING, 70), ("u1", URGENT, ANSWERING, 1)),
@@ -55,7 +56,7 @@ def running(*requests: tuple[str, int, bool, int]) -> list[RunningRequest]:
         (
             (("b1", BATCH, READING, 900), ("b2", BATCH, ANSWERING, 1)),
             True,
-            StepOrder(("b2", "b1"), set_aside=frozenset({"b1"}), holds_waiting=True),
+            StepOrder(("b2", "b1"), set_aside=frozenset({"b1", "b2"}), holds_waiting=True),
         ),
     ],
 )
@@ -72,7 +73,7 @@ def test_a_core_takes_the_launchers_word() -> None:
 @pytest.fixture(scope="module")
 def ordered(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
     plan = plan_of(
-        artifact, max_num_seqs=8, scheduling_policy="priority", batch_prompt_tokens=16, enable_prefix_caching=False
+        artifact, max_num_seqs=PLACES, scheduling_policy="priority", batch_prompt_tokens=16, enable_prefix_caching=False
     )
     with running_cell(plan, tmp_path_factory.mktemp("ordered") / "logs", nodes=1) as engine:
         yield engine
@@ -83,6 +84,8 @@ def ordered(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_greedy_texts_are_those_of_vllms_own_scheduler_whatever_the_class(
     ordered: RunningCell, texts: dict[str, str]
 ) -> None:
+    """Batch answers rest while urgent prompts are read, and go on where they were."""
+
     def text_of(number: int) -> str:
         prompt, priority = PROMPTS[number], (URGENT, BATCH)[number % 2]
         return str(ordered.complete(prompt=prompt, max_tokens=TOKENS, priority=priority)["text"])
@@ -91,6 +94,27 @@ def test_greedy_texts_are_those_of_vllms_own_scheduler_whatever_the_class(
         found = list(clients.map(text_of, range(len(PROMPTS))))
 
     assert found == [texts[prompt] for prompt in PROMPTS]
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(1800)
+def test_urgent_requests_take_the_places_of_batch_requests_which_are_answered_all_the_same(
+    ordered: RunningCell, texts: dict[str, str]
+) -> None:
+    preempted = ordered.metric("vllm:num_preemptions_total")
+
+    def text_of(number: int) -> str:
+        prompt, priority = PROMPTS[number], BATCH if number >= len(PROMPTS) // 2 else URGENT
+        if priority == URGENT:
+            ordered.wait_until(lambda: ordered.metric("vllm:num_requests_running") == PLACES, ANSWER_LIMIT_S)
+        tokens = TOKENS if priority == URGENT else 8 * TOKENS
+        return str(ordered.complete(prompt=prompt, max_tokens=tokens, priority=priority)["text"])
+
+    with ThreadPoolExecutor(len(PROMPTS)) as clients:
+        found = list(clients.map(text_of, range(len(PROMPTS))))
+
+    assert all(text.startswith(texts[prompt]) for text, prompt in zip(found, PROMPTS, strict=True))
+    assert ordered.metric("vllm:num_preemptions_total") > preempted
 
 
 @pytest.mark.vllm

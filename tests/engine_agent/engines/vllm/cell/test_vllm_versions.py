@@ -67,14 +67,14 @@ def test_a_worker_without_dummy_batches_is_known() -> None:
 class RequestOf016:
     def __init__(self) -> None:
         self.priority = self.request_id = self.status = self.num_computed_tokens = self.num_output_placeholders = 0
-        self.num_tokens_with_spec = 0
+        self.num_tokens_with_spec = self.arrival_time = 0
 
 
 class RequestOf032(RequestOf016):
     def __init__(self) -> None:
         super().__init__()
         self.priority = self.request_id = self.status = self.num_computed_tokens = self.num_output_placeholders = 0
-        self.num_tokens_with_spec = self.is_prefill_chunk = self.next_decode_eligible_step = 0
+        self.num_tokens_with_spec = self.arrival_time = self.is_prefill_chunk = self.next_decode_eligible_step = 0
 
 
 class SchedulerOf016:
@@ -86,10 +86,16 @@ class SchedulerOf032(SchedulerOf016):
     def __init__(self) -> None:
         super().__init__()
         self.running = self.waiting = self.max_num_scheduled_tokens = 0
-        self.current_step = self.kv_holding_waiting = self.max_num_active_reqs = 0
+        self.requires_kv_delivery = self.current_step = self.kv_holding_waiting = self.max_num_active_reqs = 0
 
     def _is_blocked_waiting_status(self, status: int) -> bool:
         return False
+
+    def _preempt_request(self, request: int) -> None:
+        """As there."""
+
+    def _request_blocks_can_be_freed(self, request: int) -> bool:
+        return True
 
 
 def configuration(**stated: Any) -> Any:
@@ -110,7 +116,8 @@ def configuration(**stated: Any) -> Any:
             {},
             False,
             "the scheduler of this vLLM has no current_step, kv_holding_waiting, max_num_active_reqs, "
-            "_is_blocked_waiting_status, Request.is_prefill_chunk, Request.next_decode_eligible_step",
+            "requires_kv_delivery, _is_blocked_waiting_status, _preempt_request, _request_blocks_can_be_freed, "
+            "Request.is_prefill_chunk, Request.next_decode_eligible_step",
         ),
         ((SchedulerOf032, RequestOf032), {"policy": "fcfs"}, False, "it does not schedule by priority"),
         ((SchedulerOf032, RequestOf032), {"enable_chunked_prefill": False}, False, "chunked prefill is off"),
