@@ -189,7 +189,8 @@ class UsageLedger:
 
 
 def _asked(scope: Scope) -> str:
-    return parse_qs(scope["query_string"].decode("latin-1")).get("exchange", [""])[0]
+    query: bytes = scope["query_string"]
+    return parse_qs(query.decode("latin-1")).get("exchange", [""])[0]
 
 
 def _name_of(scope: Scope) -> str:

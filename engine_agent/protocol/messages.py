@@ -215,8 +215,8 @@ class Load(Struct, frozen=True):
     `…_total` and `…_counts` count since the proxy started; `…_counts` maps a bucket of
     `engine_agent.protocol.buckets` to the number of samples in it, without the empty ones. `classes` and `usage`
     have only those that sent something. `tenants` comes from agents of the release before, which have no `usage`.
-    `token_check` None: the engine has no counters of tokens, or was never idle yet. `work` None: it counts no steps. `batch` None: an
-    agent of the release before.
+    `token_check` None: the engine has no counters of tokens, or was never idle yet. `work` None: it counts no steps.
+    `batch` None: an agent of the release before.
     """
 
     in_flight: int = 0

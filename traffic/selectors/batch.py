@@ -8,15 +8,15 @@ from typing import Any
 from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
+from engine_agent.protocol.messages import BatchLoad
 from engine_agent.protocol.states import ServingClass
 from fleet.models import CellMember
-from fleet.selectors.load import load_stored
+from fleet.selectors.load import load_in_short
 from traffic.models import ApplicationKey, Batch, BatchRange, RoutingTable
 from traffic.models.batch import OPEN_STATES
 from traffic.planning.batch import BATCH_ID, STAMPS, BatchState, Tally
 from traffic.planning.batch_order import BatchJob, estimated_end
 from traffic.planning.batch_pacing import PacedBatch
-from traffic.planning.batch_window import CellLatency
 from traffic.selectors.routing import UnreadableTable, table_message
 
 MEASURED_SINCE = timedelta(days=7)
@@ -213,18 +213,13 @@ def _seconds(at: datetime | None) -> int | None:
     return None if at is None else int(at.timestamp())
 
 
-def cells_heard(cells: Iterable[str], now: datetime) -> list[CellLatency]:
-    """What leaders reported just now of these cells' real-time requests."""
-    leaders = CellMember.objects.filter(
-        cell_id__in=list(cells), rank=0, node__report__last_seen_at__gt=now - HEARD_WITHIN
-    )
+def batch_loads(cells: Iterable[str], now: datetime) -> list[BatchLoad | None]:
+    """What leaders reported just now of these cells' batch requests; None of a cell that reported nothing of them."""
+    names = list(cells)
+    leaders = CellMember.objects.filter(cell_id__in=names, rank=0, node__report__last_seen_at__gt=now - HEARD_WITHIN)
     rows = leaders.values_list("cell_id", "node__report__cell", "node__report__load")
-    heard = []
-    for cell, reported, stored in rows:
-        classes = load_stored(stored).classes if stored and reported == cell else {}
-        realtime, batch = classes.get(ServingClass.REALTIME), classes.get(ServingClass.BATCH)
-        heard.append(CellLatency(cell, realtime.ttft_p50_ms if realtime else None, batch.in_flight if batch else 0))
-    return heard
+    heard = {cell: load_in_short(stored).batch for cell, reported, stored in rows if stored and reported == cell}
+    return [heard.get(cell) for cell in names]
 
 
 def ready_cells(region: str, model: str) -> list[str]:

@@ -26,11 +26,11 @@ from traffic.planning.batch import BatchSettings, BatchState
 from traffic.planning.batch_lines import sent_body
 from traffic.planning.batch_order import plan_order
 from traffic.planning.batch_outcome import Outcome, journal_line, outcome_of
-from traffic.planning.batch_window import STEER_EVERY_S, BatchWindow
+from traffic.planning.batch_window import LOOK_EVERY_S, BatchWindow, lines_at_once
 from traffic.planning.key import sender_key_text
 from traffic.planning.routing import IngressAddress
 from traffic.selectors.async_request import ingress_addresses_by_region
-from traffic.selectors.batch import batch_jobs, cells_heard, ready_cells
+from traffic.selectors.batch import batch_jobs, batch_loads, ready_cells
 from traffic.services.batch import batch_lose, batch_settings, batches_advance, batches_open
 from traffic.services.batch_finish import batch_finish, request_id
 from traffic.services.batch_lease import (
@@ -257,7 +257,7 @@ class BatchRunner:
                 held[target] = held.get(target, 0) + 1
         for target in {work.leased.target for work in claimed}:
             region, _, model = target.partition(" ")
-            self._window(target).cells = len(ready_cells(region, model))
+            self._window(target).most = lines_at_once(batch_loads(ready_cells(region, model), now))
         return claimed
 
     def _pace(self, now: datetime) -> None:
@@ -267,16 +267,13 @@ class BatchRunner:
             batches_pace(now=now, rates={target: window.rate for target, window in self._windows.items()})
 
     def _steer(self, now: datetime) -> None:
-        """Let windows follow what real-time requests of their cells feel."""
-        if monotonic() - self._steered_at_s < STEER_EVERY_S:
+        """Let windows follow those of their cells."""
+        if monotonic() - self._steered_at_s < LOOK_EVERY_S:
             return
         self._steered_at_s = monotonic()
         for target in {leased.target for leased in list(self._work)}:
             region, _, model = target.partition(" ")
-            cells = ready_cells(region, model)
-            window = self._window(target)
-            window.cells = len(cells)
-            window.steer(cells_heard(cells, now))
+            self._window(target).most = lines_at_once(batch_loads(ready_cells(region, model), now))
 
     def _opened(self, leased: LeasedRange) -> RangeWork | None:
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from engine_agent.protocol.messages import BatchLoad
 from fleet.models import NodeReport
 from tests.fleet.rows import NOW
 from tests.traffic.async_rows import serving_fleet
@@ -14,9 +15,8 @@ from tests.traffic.batch_rows import MODEL, begun, jsonl, line, stored
 from traffic.models import Batch, StoredFile
 from traffic.planning.application_refusal import ApplicationRefused
 from traffic.planning.batch import BatchSettings, BatchState
-from traffic.planning.batch_window import CellLatency
 from traffic.planning.stored_file import FilePurpose
-from traffic.selectors.batch import cells_heard, ready_cells
+from traffic.selectors.batch import batch_loads, ready_cells
 from traffic.services.batch import batch_move, batches_advance, batches_trim
 from traffic.services.file_store import file_store
 from traffic.services.stored_file import stored_files_trim
@@ -118,11 +118,11 @@ def test_bytes_that_no_row_knows_are_swept_after_a_day() -> None:
     begun_only.abort()
 
 
-def test_what_leaders_report_of_real_time_requests_is_heard_while_it_is_fresh() -> None:
+def test_what_leaders_report_of_batch_work_is_heard_while_it_is_fresh() -> None:
     assert ready_cells("us-east-1", MODEL) == ["c1"]
-    load = {"classes": {"realtime": {"ttft_p50_ms": 120.0}, "batch": {"in_flight": 3}}}
+    load = {"classes": {"realtime": {"ttft_p50_ms": 120.0}}, "batch": {"running": 3, "window": 12}}
     NodeReport.objects.filter(node__member__cell="c1").update(cell="c1", load=load, last_seen_at=NOW)
-    assert cells_heard(["c1"], NOW) == [CellLatency("c1", 120.0, 3)]
-    assert cells_heard(["c1"], NOW + timedelta(minutes=1)) == []
+    assert batch_loads(["c1", "gone"], NOW) == [BatchLoad(running=3, window=12), None]
+    assert batch_loads(["c1"], NOW + timedelta(minutes=1)) == [None]
     NodeReport.objects.filter(node__member__cell="c1").update(cell="another")
-    assert cells_heard(["c1"], NOW) == [CellLatency("c1", None, 0)]
+    assert batch_loads(["c1"], NOW) == [None]
