@@ -62,7 +62,7 @@ def rollout_propose(
         whole = parse_policy(policy, row.policy())
     except InvalidPolicy as wrong:
         raise InvalidInput(field=f"policy.{wrong.field}", rule="policy", message=str(wrong)) from None
-    wanted = dict(DeploymentRegion.objects.filter(deployment=row).values_list("region_id", "cells"))
+    wanted = {place.region_id: place.cells_in_force for place in DeploymentRegion.objects.filter(deployment=row)}
     if against := objection(whole, wanted):
         raise InvalidInput(field="policy.strategy", rule="policy", message=against)
     regions = order_of_regions(wanted, list(Region.objects.order_by("position", "name").values_list("name", flat=True)))

@@ -14,6 +14,7 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from fleet.models import Deployment, Replacement, Rollout
+from fleet.planning.claims import GrantRule
 from fleet.planning.decisions import (
     ChangeRollout,
     CloseReplacement,
@@ -22,6 +23,7 @@ from fleet.planning.decisions import (
     Decision,
     DrainCell,
     ExplainCell,
+    GrantCells,
     MoveCell,
     MoveNode,
     ReplaceNode,
@@ -80,10 +82,19 @@ class Draw:
         self._kinds: tuple[Callable[[], Decision], ...] = (
             self._create, self._start, self._start, self._drain, self._drain, self._move, self._move, self._move,
             self._stop, self._explain, self._move_node, self._cordon, self._rollout, self._condemn, self._condemn,
+            self._grant,
         )  # fmt: skip
 
     def decision(self) -> Decision:
         return self._random.choice(self._kinds)()
+
+    def _grant(self) -> Decision:
+        claim = self._store.deployments["sim-70b"].claim(REGION)
+        asked = claim.asked if self._is_right() else claim.asked + 1
+        seen = claim.granted if self._is_right() else 7
+        granted = self._random.choice((None, 0, 1, 2, 3))
+        rule = self._random.choice(list(GrantRule))
+        return GrantCells("sim-70b", REGION, asked, seen, granted, rule, "machines are short", "chat")
 
     def _cell(self) -> tuple[str, CellState, int]:
         """One that is there, with a state and a generation that are mostly its own."""
@@ -194,8 +205,9 @@ def gist(view: FleetView) -> dict[str, Any]:
         for rollout in view.rollouts.values()
     }
     work = sorted((one.node, one.cell, one.begun, one.rule) for one in view.faults.replacements)
-    version = view.deployments["sim-70b"].version
-    return {"cells": cells, "nodes": nodes, "rollouts": rollouts, "replacements": work, "version": version}
+    spec = view.deployments["sim-70b"]
+    of_spec = {"version": spec.version, "claim": spec.claim(REGION), "wanted": dict(spec.cells_wanted)}
+    return {"cells": cells, "nodes": nodes, "rollouts": rollouts, "replacements": work, **of_spec}
 
 
 def moments() -> Callable[[], datetime]:
