@@ -20,7 +20,7 @@ from kernel.leases import lease_held_since
 from kernel.loop_passes import control_standing
 from traffic.models import AsyncRequest, IngressReport, RoutingTable
 from traffic.planning.load_window import held, pools_waiting
-from traffic.selectors.batch import batches_by_state
+from traffic.selectors.batch import batch_totals, batches_by_state
 from traffic.selectors.routing import held_deployments
 from traffic.selectors.stored_response import kept_in_all
 
@@ -50,6 +50,12 @@ class FleetGauges(Collector):
         yield _gauge("async_requests", "Near-real-time requests by state.", ("state",), _async_requests())
         yield _gauge("requests_held", "Requests that wait for a first cell.", ("region", "deployment"), _held())
         yield _gauge("cold_start_seconds", "How long a first cell is said to take.", ("deployment",), _cold_starts())
+        yield _gauge(
+            "cell_batch_requests",
+            "Batch requests of ready cells: in their engines, waiting there, and their windows together.",
+            ("region", "deployment", "what"),
+            _batch_requests(),
+        )
         yield _gauge("batches", "Open batches by state.", ("state",), _batches())
         yield _gauge("responses", "Kept responses.", (), _responses())
         yield _gauge("responses_bytes", "Bytes of kept responses.", (), _responses_bytes())
@@ -161,6 +167,13 @@ def _held() -> Iterator[Row]:
 def _cold_starts() -> Iterator[Row]:
     for name, hold in held_deployments().items():
         yield (name,), hold.hold.cold_start_s
+
+
+def _batch_requests() -> Iterator[Row]:
+    for (region, deployment), each in batch_totals(clock.now()).items():
+        yield (region, deployment, "running"), each.running
+        yield (region, deployment, "waiting"), each.waiting
+        yield (region, deployment, "window"), each.window
 
 
 def _batches() -> Iterator[Row]:

@@ -31,6 +31,10 @@ def exposition(cell: Cell) -> str:
     lines += _family("ttft_seconds", "histogram", "Time to the first token of streams.")
     for name, each in sorted(meter.classes.items()):
         lines += _histogram("ttft_seconds", {**labels, "class": name}, each.ttft)
+    batch = cell.batch.load()
+    lines += _single("batch_running", "gauge", "Batch requests in the engine.", labels, batch.running)
+    lines += _single("batch_waiting", "gauge", "Batch requests that wait in the cell.", labels, batch.waiting)
+    lines += _single("batch_window", "gauge", "Batch requests that may be in the engine.", labels, batch.window)
     lines += [*_family("itl_seconds", "histogram", "Time between tokens of streams.")]
     lines += _histogram("itl_seconds", labels, meter.itl)
     lines += _loads("class", labels, {name: each.load(0.0) for name, each in meter.classes.items()}, _CLASS_FIELDS)

@@ -50,6 +50,20 @@ class MemberSerializer(serializers.ModelSerializer[CellMember]):
         fields = ["id", "rank", "role", "state"]
 
 
+class BatchLoadSerializer(serializers.Serializer[Any]):
+    """A cell's batch requests beside its real-time ones. Latencies are 95th percentiles; null: not known."""
+
+    running = serializers.IntegerField(help_text="In the engine.")
+    waiting = serializers.IntegerField(help_text="In the cell, for the prompt before them to be read.")
+    window = serializers.IntegerField(help_text="So many may be in the engine, by what real-time requests feel.")
+    is_alone = serializers.BooleanField(help_text="Nobody more urgent came of late: the window is not in force.")
+    is_over_budget = serializers.BooleanField(help_text="Real-time requests felt too much of it: the window shrank.")
+    baseline_ttft_ms = serializers.FloatField(allow_null=True, help_text="Of real-time requests without batch work.")
+    baseline_itl_ms = serializers.FloatField(allow_null=True)
+    recent_ttft_ms = serializers.FloatField(allow_null=True, help_text="Of real-time requests beside batch work.")
+    recent_itl_ms = serializers.FloatField(allow_null=True)
+
+
 class LoadSerializer(serializers.Serializer[CellLoad]):
     """Rates and percentiles cover the last 30 s."""
 
@@ -60,6 +74,7 @@ class LoadSerializer(serializers.Serializer[CellLoad]):
     ttft_p99_ms = serializers.FloatField(allow_null=True)
     itl_p50_ms = serializers.FloatField(allow_null=True, help_text="Between tokens; null without samples.")
     itl_p99_ms = serializers.FloatField(allow_null=True)
+    batch = BatchLoadSerializer(allow_null=True, help_text="Batch requests; null: no report, or of an older agent.")
     reported_at = serializers.DateTimeField(
         allow_null=True, help_text="When the leader's agent reported it; null: no report of this generation yet."
     )

@@ -10,6 +10,17 @@ LOAD: dict[str, Any] = {
     "ttft_p99_ms": 131.0,
     "itl_p50_ms": 6.2,
     "itl_p99_ms": 9.8,
+    "batch": {
+        "running": 6,
+        "waiting": 1,
+        "window": 24,
+        "is_alone": False,
+        "is_over_budget": False,
+        "baseline_ttft_ms": 168.0,
+        "baseline_itl_ms": 24.0,
+        "recent_ttft_ms": 181.0,
+        "recent_itl_ms": 65.0,
+    },
     "reported_at": "2026-11-21T12:00:01Z",
 }
 
@@ -60,6 +71,7 @@ CELL_THAT_CANNOT_FORM: dict[str, Any] = {
         "ttft_p99_ms": None,
         "itl_p50_ms": None,
         "itl_p99_ms": None,
+        "batch": None,
         "reported_at": None,
     },
 }

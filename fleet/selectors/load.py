@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from engine_agent.protocol.messages import Load
+from engine_agent.protocol.messages import BatchLoad, Load
 from fleet.models import Cell, NodeReport
 
 
@@ -22,6 +22,7 @@ class CellLoad:
     ttft_p99_ms: float | None = None
     itl_p50_ms: float | None = None
     itl_p99_ms: float | None = None
+    batch: BatchLoad | None = None
     reported_at: datetime | None = None
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
+from msgspec import convert
 
 from engine_agent.protocol.messages import BatchLoad
 from engine_agent.protocol.states import ServingClass
 from fleet.models import CellMember
+from fleet.planning.states import CellState
 from fleet.selectors.load import load_in_short
 from traffic.models import ApplicationKey, Batch, BatchRange, RoutingTable
 from traffic.models.batch import OPEN_STATES
@@ -220,6 +222,24 @@ def batch_loads(cells: Iterable[str], now: datetime) -> list[BatchLoad | None]:
     rows = leaders.values_list("cell_id", "node__report__cell", "node__report__load")
     heard = {cell: load_in_short(stored).batch for cell, reported, stored in rows if stored and reported == cell}
     return [heard.get(cell) for cell in names]
+
+
+def batch_totals(now: datetime) -> dict[tuple[str, str], BatchLoad]:
+    """Batch requests of ready cells and their windows together, by region and deployment: what leaders reported of
+    late."""
+    leaders = CellMember.objects.filter(
+        rank=0, cell__state=CellState.READY.value, node__report__last_seen_at__gt=now - HEARD_WITHIN
+    ).filter(node__report__cell=F("cell_id"))
+    found: dict[tuple[str, str], BatchLoad] = {}
+    for region, deployment, stored in leaders.values_list(
+        "cell__region_id", "cell__deployment_id", "node__report__load__batch"
+    ):
+        each = convert(stored or {}, BatchLoad)
+        known = found.get((region, deployment), BatchLoad())
+        found[region, deployment] = BatchLoad(
+            known.running + each.running, known.waiting + each.waiting, known.window + each.window
+        )
+    return found
 
 
 def ready_cells(region: str, model: str) -> list[str]:

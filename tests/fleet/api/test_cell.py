@@ -20,6 +20,7 @@ NO_LOAD = {
     "ttft_p99_ms": None,
     "itl_p50_ms": None,
     "itl_p99_ms": None,
+    "batch": None,
     "reported_at": None,
 }
 
