@@ -21,6 +21,7 @@ from controlplane.cli.commands import (
     chat,
     declare,
     entry,
+    forecast,
     images,
     machines,
     observe,
@@ -116,7 +117,18 @@ def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
 
 for part in (
     *(access.app, show.app, declare.app, rollouts.app),
-    *(act.app, autoscale.app, agents.app, machines.app, certificates.app, entry.app, observe.app, chat.app, batch.app),
+    *(
+        act.app,
+        autoscale.app,
+        forecast.app,
+        agents.app,
+        machines.app,
+        certificates.app,
+        entry.app,
+        observe.app,
+        chat.app,
+        batch.app,
+    ),
     *(quota.app, rollouts.model_app, bench.app, usage.app, regions.app, images.app, about),
 ):  # the order of the help
     app.add_typer(part)

@@ -186,6 +186,11 @@ RESOURCES: tuple[Resource, ...] = (
             ("DEPLOYMENTS", "deployments")),
     ),
     Resource(
+        "forecasts", "forecasts", "id", ("forecast",),
+        _of(("DEPLOYMENT", "deployment"), ("ORIGIN", "origin"), ("CLASS", "serving_class"),
+            Column("MADE", age("made_at"), right=True), ("JUDGED", "is_judged"), ("PROBLEM", "problem")),
+    ),
+    Resource(
         "scaling-places", "autoscaling/places", "id", ("scaling-place", "scaling"),
         _of(("DEPLOYMENT", "deployment"), ("REGION", "region"), ("MODE", "mode"),
             Column("RANGE", lambda row, now: f"{row['min']}-{row['max']}"), number("CELLS", "cells"),

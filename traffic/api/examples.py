@@ -527,3 +527,27 @@ ENTRY_REVISION: dict[str, Any] = {
     "at": "2026-11-23T12:00:05Z",
     "settled_at": "2026-11-23T12:01:02Z",
 }
+FORECAST: dict[str, Any] = {
+    "id": 3,
+    "deployment": "sim-70b",
+    "origin": "us-east-1",
+    "serving_class": "realtime",
+    "made_at": "2026-11-26T12:05:00Z",
+    "slot_s": 900,
+    "p50": [41.2, 42.8],
+    "p90": [48.9, 52.4],
+    "p99": [55.0, 61.3],
+    "methods": ["lightgbm+blend", "blend"],
+    "is_judged": True,
+    "problem": "",
+    "horizons": [
+        {
+            "horizon_s": 900,
+            "method": "lightgbm+blend",
+            "judged": 336,
+            "wape": 0.084,
+            "p90_held": 0.91,
+            "chosen": True,
+        }
+    ],
+}

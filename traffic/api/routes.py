@@ -9,6 +9,7 @@ from traffic.api.callback_host import CallbackHostViewSet
 from traffic.api.cost import CostViewSet
 from traffic.api.cost_budget import CostBudgetViewSet
 from traffic.api.entry import EntryRevisionViewSet, EntryViewSet
+from traffic.api.forecast import ForecastViewSet
 from traffic.api.ingress import IngressViewSet, RoutingTableViewSet
 from traffic.api.key import KeyRingViewSet, KeyViewSet
 from traffic.api.matrix import MatrixViewSet, ShiftViewSet
@@ -33,6 +34,7 @@ ROUTES = (
     ("usage", UsageViewSet, "usage"),
     ("costs", CostViewSet, "cost"),
     ("cost-budgets", CostBudgetViewSet, "cost-budget"),
+    ("forecasts", ForecastViewSet, "forecast"),
     ("prices", PriceViewSet, "price"),
     ("budgets", BudgetViewSet, "budget"),
     ("traffic/matrices", MatrixViewSet, "matrix"),

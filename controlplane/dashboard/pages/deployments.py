@@ -26,6 +26,7 @@ from controlplane.dashboard.selectors.deployments import (
     deployments_placed,
 )
 from controlplane.dashboard.selectors.events import EventList, deployment_events
+from controlplane.dashboard.selectors.forecasts import Forecasts, forecasts_of
 from controlplane.dashboard.selectors.load_charts import LoadCharts, Slo, load_charts, slo_of
 from controlplane.dashboard.selectors.shares import QuotaTable, Shares, quota_table, shares_of
 from controlplane.forecast_budget import FORECASTS
@@ -81,6 +82,10 @@ def _quotas(request: PageRequest) -> QuotaTable:
     return quota_table()
 
 
+def _forecasts(request: PageRequest) -> Forecasts:
+    return forecasts_of(request.key, request.now)
+
+
 def _load(request: PageRequest) -> LoadCharts:
     objective_ms = request.once(_model).objective().ttft_ms
     subject = deployment_subject(request.key)
@@ -127,6 +132,7 @@ DEPLOYMENT = Page(
             "dashboard/deployments/shares.html",
             _shares,
         ),
+        Fragment("deployment-forecast", "Forecast", ("forecast",), "dashboard/deployments/forecast.html", _forecasts),
         Fragment("deployment-load", "Load", ("history",), "dashboard/load/charts.html", _load),
         Fragment("deployment-actions", "Actions", (), "dashboard/deployments/actions.html", _deployment),
         Fragment("deployment-cells", "Cells", ("cells", "load"), "dashboard/cells/table.html", _cells),

@@ -17,7 +17,7 @@ RESOURCES = [
     "incidents", "fault-rules", "webhooks", "webhook-deliveries", "models", "model-versions",
     "ingresses", "routing-tables", "keys", "key-rings",
     "engine-allowances", "callback-hosts", "bucket-grants", "tenant-webhooks", "request-queues", "prices", "budgets",
-    "rates", "quotas", "cost-budgets", "batches", "benchmarks",
+    "rates", "forecasts", "quotas", "cost-budgets", "batches", "benchmarks",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
     "entry", "entry-revisions", "autoscaling/places", "autoscaling/decisions",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",

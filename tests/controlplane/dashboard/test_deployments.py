@@ -12,6 +12,8 @@ from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD
 from tests.fleet import rows
+from tests.traffic.demand_rows import MADE, demand_days, forecast_row
+from traffic.models import DemandForecast, ForecastRecord
 
 pytestmark = pytest.mark.django_db
 
@@ -167,3 +169,22 @@ def test_quotas_show_who_has_and_borrows_what() -> None:
     text = part("quotas", "/deployments/")
     for expected in ("search", rows.KIND, "borrows", "sim-70b"):
         assert expected in text, expected
+
+
+def test_without_a_forecast_the_page_says_what_makes_one() -> None:
+    assert "switchyard chat sim-70b" in part("deployment-forecast")
+
+
+def test_what_is_expected_stands_beside_what_was_with_its_errors() -> None:
+    demand_days(1)
+    one = forecast_row()
+    scores = {"blend": [{"count": 40, "wape": 0.104, "held": 0.92, "factors": [1.2, 1.4]}]}
+    DemandForecast.objects.update(ledger={"chosen": ["blend"], "scores": scores}, problem="LightGBM has no say")
+    said = {"blend": [21.0] * 8}
+    ForecastRecord.objects.create(series=one, made_at=MADE - timedelta(hours=2), p50=said, p90=said)
+
+    text = part("deployment-forecast").replace("\u202f", " ")
+
+    for shown in ("From us-east-1, realtime", "p50, an hour before", "21.0", "20.0", "36.0", "92 %", "has no say"):
+        assert shown in text
+    assert "the autoscaler does not go by it" in text

@@ -1,0 +1,71 @@
+"""The load that is expected of a deployment over the next day, and how far forecasts were off."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.completion import names_of
+from controlplane.cli.resources import Column, Row, at, number
+from controlplane.cli.session import resource_named, session_of
+
+app = typer.Typer()
+
+EMPTY = (
+    "Nothing is forecast yet: `manage.py planner` must run, and requests must have come for a quarter of an hour; "
+    "`switchyard chat` sends one."
+)
+COLUMNS = (
+    Column("ORIGIN", at("origin")),
+    Column("CLASS", at("serving_class")),
+    Column("UNTIL", at("until")),
+    number("P50", "p50"),
+    number("P90", "p90"),
+    Column("METHOD", at("method")),
+    number("WAPE %", "wape"),
+    number("P90 HELD %", "held"),
+)
+
+
+@app.command()
+def forecast(
+    context: typer.Context,
+    deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
+) -> None:
+    """Show what load is expected, by the region that sends it and class, in requests at once; with the errors so far.
+
+    switchyard forecast sim-70b
+    """
+    run = session_of(context)
+    found = list(run.connection.pages(resource_named("forecasts").path, {"deployment": deployment}))
+    if run.output.is_for_programs:
+        run.output.document(found)
+        return
+    run.output.rows(COLUMNS, [row for one in found for row in _rows(one)], empty=EMPTY)
+    for one in found:
+        if one["problem"]:
+            run.output.toned(f"{one['origin']}, {one['serving_class']}: {one['problem']}", "warn")
+
+
+def _rows(one: dict[str, Any]) -> Iterator[Row]:
+    """A row for each horizon of which errors are kept; before there are any, for the next slot."""
+    chosen = {row["horizon_s"]: row for row in one["horizons"] if row["chosen"]}
+    for horizon_s in sorted(chosen) or [one["slot_s"]]:
+        slot = min(horizon_s // one["slot_s"], len(one["p50"])) - 1
+        errors = chosen.get(horizon_s, {})
+        until = datetime.fromisoformat(one["made_at"]) + timedelta(seconds=(slot + 1) * one["slot_s"])
+        yield {
+            "origin": one["origin"],
+            "serving_class": one["serving_class"],
+            "until": f"{until:%m-%d %H:%M}",
+            "p50": round(one["p50"][slot], 1),
+            "p90": round(one["p90"][slot], 1),
+            "method": one["methods"][slot],
+            "wape": _percent(errors.get("wape")),
+            "held": _percent(errors.get("p90_held")),
+        }
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else round(100 * share, 1)
