@@ -151,6 +151,12 @@ def used_share(percent: Decimal) -> str:
 
 
 @register.filter
+def exact(value: Decimal) -> str:
+    """A number that somebody stated, with the places that it has."""
+    return f"{value.normalize():f}"
+
+
+@register.filter
 def quantity(value: object) -> str:
     """A measured quantity: whole from 100 upwards, and below three digits that say something; a real zero is plain."""
     number = float(value) if isinstance(value, Decimal) else _number(value)

@@ -84,10 +84,12 @@ def test_without_hours_it_says_when_there_will_be_some() -> None:
 def test_an_admin_states_a_rate_and_a_budget_and_takes_them_back() -> None:
     rows.deployment()
     client = admin()
-    body = {"kind": "machine_price", "subject": rows.KIND, "region": "", "value": "0.04"}
+    body = {"kind": "machine_price", "subject": rows.KIND, "region": "", "market": "spot", "value": "31.46410"}
     assert client.post("/usage/costs/rates/set/", body).status_code == 302
-    assert Rate.objects.get().value == Decimal("0.04")
-    assert "machine price" in fragment(client, "/usage/costs/", "rates")
+    assert (Rate.objects.get().value, Rate.objects.get().market) == (Decimal("31.4641"), "spot")
+    text = fragment(client, "/usage/costs/", "rates")
+    for expected in ("machine price", ">spot<", ">31.4641<"):
+        assert expected in text
     later = Rate.objects.create(
         kind="pue", subject="us-east-1", value=2, valid_from=clock.now() + timedelta(days=1), actor="a",
         created_at=clock.now(),
