@@ -66,8 +66,8 @@ class Submitted:
 
 
 class Progress:
-    """When outcomes were seen to come to the store: times on the monotonic clock, and how much there was in all. Whatever
-    of the control plane is killed, the store can be looked at."""
+    """When outcomes were seen to come to the store: times on the monotonic clock, and how much there was in all. The
+    store can be looked at whatever of the control plane is killed."""
 
     def __init__(self, world: "World | None") -> None:
         self._world = world

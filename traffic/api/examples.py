@@ -473,6 +473,8 @@ BATCH: dict[str, Any] = {
     "tenant": "acme",
     "key": "3f9c1a2b",
     "region": "us-east-1",
+    "input_uri": "",
+    "output_uri": "s3://acme-batches/out",
     "endpoint": "/v1/chat/completions",
     "model": "sim-70b",
     "state": "in_progress",
@@ -491,6 +493,8 @@ BATCH: dict[str, Any] = {
     "in_progress_at": "2026-11-23T12:00:02Z",
     "finalizing_at": None,
     "expires_at": "2026-11-24T12:00:00Z",
+    "at_risk_at": None,
+    "raised_at": None,
 }
 
 BATCH_CANCEL: dict[str, Any] = {"why": "its model is retired tonight"}

@@ -41,9 +41,11 @@ class BatchSerializer(serializers.ModelSerializer[Batch]):
     class Meta:
         model = Batch
         fields = [
-            "id", "tenant", "key", "region", "endpoint", "model", "state", "tone", "priority", "window", "lines",
+            "id", "tenant", "key", "region", "input_uri", "output_uri",
+            "endpoint", "model", "state", "tone", "priority", "window", "lines",
             "completed", "failed", "lines_per_s", "estimated_end_at", "errors", "input_tokens", "output_tokens",
             "created_at", "in_progress_at", "finalizing_at", "expires_at",
+            "at_risk_at", "raised_at",
         ]  # fmt: skip
 
     @extend_schema_field(serializers.ChoiceField(choices=choices(Tone)))

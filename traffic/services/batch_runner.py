@@ -5,12 +5,10 @@ decides nothing: what an answer means, which batch comes first and how many line
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from heapq import heappop, heappush
 from time import monotonic
 from typing import TypeVar
 
@@ -25,7 +23,7 @@ from traffic.planning.async_request import AsyncSettings, AsyncState, AttemptRes
 from traffic.planning.batch import BatchSettings, BatchState
 from traffic.planning.batch_lines import sent_body
 from traffic.planning.batch_order import plan_order
-from traffic.planning.batch_outcome import Outcome, journal_line, outcome_of
+from traffic.planning.batch_outcome import outcome_of
 from traffic.planning.batch_window import LOOK_EVERY_S, BatchWindow, lines_at_once
 from traffic.planning.key import sender_key_text
 from traffic.planning.routing import IngressAddress
@@ -38,7 +36,6 @@ from traffic.services.batch_lease import (
     batch_chore_claim,
     batch_chore_release,
     batch_chore_renew,
-    journal_name,
     range_claim,
     range_finish,
     range_outcomes,
@@ -46,8 +43,9 @@ from traffic.services.batch_lease import (
     ranges_renew,
 )
 from traffic.services.batch_pacing import batches_pace
+from traffic.services.batch_range import RangeWork
 from traffic.services.batch_validation import batch_validate
-from traffic.services.file_store import FileStore, NoSuchFile, StoreAway, file_store
+from traffic.services.file_store import NoSuchFile, StoreAway, file_store
 from traffic.services.ingress_client import ingress_post
 
 ATTEMPT_S = 3600.0
@@ -55,96 +53,13 @@ ATTEMPT_S = 3600.0
 ANSWER_ROOM_S = 2.0
 DATABASE_PAUSE_S = 2.0
 PACE_EVERY_S = 10.0
+LAST_READS_S = 2.0
+"""How long a process that ends waits for ranges that are being read, to give them back."""
 AHEAD = 2
 """Ranges that are held for each model, so that the next one is there when the first one ends."""
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-class RangeWork:
-    """A range that is ours: the lines that wait, those under way, and the outcomes that are not in the journal yet."""
-
-    def __init__(self, leased: LeasedRange, lines: list[bytes], known: dict[int, bool], store: FileStore) -> None:
-        self.leased = leased
-        self._lines = lines
-        self._waiting = deque(position for position in range(len(lines)) if position not in known)
-        self._later: list[tuple[float, int]] = []
-        self.attempts: dict[int, tuple[int, int]] = {}
-        self.tasks: set[asyncio.Task[None]] = set()
-        self._unwritten: list[Outcome] = []
-        self._written = dict(known)
-        self._journal = store.append(journal_name(leased.batch, leased.number, leased.fence))
-        self._every_s, self._written_at_s = store.sync_every_s, monotonic()
-        self._writing: asyncio.Task[None] | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return len(self._written) == len(self._lines)
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Lines completed and failed, in the journals."""
-        completed = sum(self._written.values())
-        return completed, len(self._written) - completed
-
-    def take(self, now_s: float) -> int | None:
-        """The position of a line that may be sent now."""
-        if self._later and self._later[0][0] <= now_s:
-            return heappop(self._later)[1]
-        return self._waiting.popleft() if self._waiting else None
-
-    def put_back(self, position: int, due_s: float) -> None:
-        heappush(self._later, (due_s, position))
-
-    def line(self, position: int) -> bytes:
-        return self._lines[position]
-
-    def end(self, outcome: Outcome) -> None:
-        self._unwritten.append(outcome)
-        self._lines[outcome.position] = b""
-
-    def begin_write(self, now_s: float) -> None:
-        """Bring outcomes to the store, one append at a time, while others are awaited.
-
-        Raises:
-            StoreAway: the last append failed; what of it is there is unknown, and this range must be let go.
-        """
-        if self._writing is not None and self._writing.done():
-            ended, self._writing = self._writing, None
-            ended.result()
-        has_all = len(self._written) + len(self._unwritten) == len(self._lines)
-        is_due = has_all or now_s - self._written_at_s >= self._every_s
-        if self._writing is None and self._unwritten and is_due:
-            self._written_at_s = now_s
-            self._writing = asyncio.create_task(self._write())
-
-    async def write(self) -> None:
-        """The rest, and wait for it.
-
-        Raises:
-            StoreAway: as above.
-        """
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            await writing
-        await self._write()
-
-    async def _write(self) -> None:
-        outcomes, self._unwritten = self._unwritten, []
-        if outcomes:
-            await asyncio.to_thread(self._journal.append, b"".join(map(journal_line, outcomes)))
-            self._written |= {outcome.position: outcome.is_output for outcome in outcomes}
-
-    async def cut(self) -> None:
-        """End what is under way."""
-        tasks = list(self.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def close(self) -> None:
-        self._journal.close()
 
 
 class BatchRunner:
@@ -160,6 +75,7 @@ class BatchRunner:
         self._now = now
         self._store = file_store()
         self._work: dict[LeasedRange, RangeWork] = {}
+        self._opening: dict[LeasedRange, asyncio.Task[None]] = {}
         self._windows: dict[str, BatchWindow] = {}
         self._addresses: dict[str, list[IngressAddress]] = {}
         self._chore: tuple[Batch, asyncio.Task[None]] | None = None
@@ -202,13 +118,15 @@ class BatchRunner:
 
     async def _look(self) -> None:
         claimed, chore = await self._in_thread(self._prepare)
-        for work in claimed:
-            self._work[work.leased] = work
+        for leased in claimed:
+            self._opening[leased] = asyncio.create_task(self._open(leased))
         if chore is not None:
             self._chore = (chore, asyncio.create_task(self._do(chore)))
 
     async def stop(self) -> None:
         """Cut what is being sent, write what is known, give back the rest, and let go of the database."""
+        if self._opening:
+            await asyncio.wait(list(self._opening.values()), timeout=LAST_READS_S)
         for work in list(self._work.values()):
             await work.cut()
         for work in list(self._work.values()):
@@ -221,9 +139,9 @@ class BatchRunner:
         await self._in_thread(connections.close_all)
 
     def _pause_s(self) -> float:
-        return self._settings.sync_every_s if self._work else self._settings.poll_s
+        return self._settings.sync_every_s if self._work or self._opening else self._settings.poll_s
 
-    def _prepare(self) -> tuple[list[RangeWork], Batch | None]:
+    def _prepare(self) -> tuple[list[LeasedRange], Batch | None]:
         if not batches_open():
             return [], None  # hardly ever anything: nothing else is asked
         self._seen_open_at_s = monotonic()
@@ -233,29 +151,29 @@ class BatchRunner:
         self._steer(now)
         chore = batch_chore_claim(now=now, settings=self._settings) if self._chore is None else None
         self._addresses = ingress_addresses_by_region()
-        return list(self._claimed(now)), chore
+        return self._claimed(now), chore
 
-    def _claimed(self, now: datetime) -> list[RangeWork]:
+    def _claimed(self, now: datetime) -> list[LeasedRange]:
         """New ranges, for models of which too little is held."""
+        ours = {*list(self._opening), *list(self._work)}  # in this order: one that is opened just now is in either
         held: dict[str, int] = {}
-        for leased in self._work:
+        for leased in ours:
             held[leased.target] = held.get(leased.target, 0) + 1
-        free = self._settings.ranges_at_once - len(self._work)
+        free = self._settings.ranges_at_once - len(ours)
         if free <= 0:
             return []
         found = batch_jobs(now, {target: window.rate for target, window in self._windows.items()})
         targets = {job.id: f"{region} {model}" for job, region, model in found}
-        claimed: list[RangeWork] = []
+        claimed: list[LeasedRange] = []
         for batch_id in plan_order((job for job, _, _ in found), now):
             target = targets[batch_id]
             if held.get(target, 0) >= AHEAD or len(claimed) >= free:
                 continue
             claim = range_claim(batch_id=batch_id, now=now, settings=self._settings)
-            work = self._opened(claim) if claim is not None else None
-            if work is not None:
-                claimed.append(work)
+            if claim is not None:
+                claimed.append(claim)
                 held[target] = held.get(target, 0) + 1
-        for target in {work.leased.target for work in claimed}:
+        for target in {leased.target for leased in claimed}:
             region, _, model = target.partition(" ")
             self._window(target).most = lines_at_once(batch_loads(ready_cells(region, model), now))
         return claimed
@@ -275,16 +193,28 @@ class BatchRunner:
             region, _, model = target.partition(" ")
             self._window(target).most = lines_at_once(batch_loads(ready_cells(region, model), now))
 
-    def _opened(self, leased: LeasedRange) -> RangeWork | None:
+    async def _open(self, leased: LeasedRange) -> None:
+        """Read a range, beside the pass: a store that is slow must hold up no lease. One that takes longer than this
+        range's own loses it to another process, which the next renewal finds out."""
         try:
-            text = self._store.read(leased.work, leased.start, leased.end)
-            earlier = range_outcomes(self._store, leased.batch, leased.number, leased.fence - 1)
-            known = {outcome.position: outcome.is_output for outcome in earlier}
-            return RangeWork(leased, text.split(b"\n")[:-1], known, self._store)
+            self._work[leased] = await asyncio.to_thread(self._opened, leased)
+            self._changed.set()
         except NoSuchFile:
             log.error("the work file of batch %s is gone", leased.batch)
-            batch_lose(batch=Batch.objects.get(id=leased.batch), now=self._now())
-            return None
+            await self._in_thread(partial(self._lose, leased.batch))
+        except StoreAway as away:  # its lease ends by itself, and then it is tried again
+            log.warning("a range of batch %s cannot be read now: %s", leased.batch, away)
+        finally:
+            self._opening.pop(leased, None)
+
+    def _opened(self, leased: LeasedRange) -> RangeWork:
+        text = self._store.read(leased.work, leased.start, leased.end)
+        earlier = range_outcomes(self._store, leased.batch, leased.number, leased.fence - 1)
+        known = {outcome.position: outcome.is_output for outcome in earlier}
+        return RangeWork(leased, text.split(b"\n")[:-1], known, self._store)
+
+    def _lose(self, batch_id: str) -> None:
+        batch_lose(batch=Batch.objects.get(id=batch_id), now=self._now())
 
     async def _do(self, batch: Batch) -> None:
         """Validate or finalize a batch, in a thread of its own."""
