@@ -13,7 +13,6 @@ from traffic.planning.routing import HeldDeployment
 from traffic.selectors.routing import held_deployments
 
 DECISIONS_SHOWN = 8
-HOUR_S = 3600
 BOUND = frozenset({ScalingRule.MAX.value, ScalingRule.BUDGET.value, ScalingRule.UNKNOWN_LOAD.value})
 """Rules after which somebody may want to look."""
 
@@ -47,12 +46,12 @@ class ScaledPlaceRow:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
-    """A decision, its regret in hours of cells; None: nothing was seen since."""
+    """A decision, its regret in seconds of cells; None: nothing was seen since."""
 
     decision: ScalingDecision
     tone: Tone
-    too_few_h: float | None
-    too_many_h: float | None
+    too_few_s: float | None
+    too_many_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +105,4 @@ def _decision(row: ScalingDecision) -> DecisionRow:
     tone = Tone.IDLE if not row.acted else Tone.WARN if row.rule in BOUND else Tone.MOVING
     if not row.observed_s:
         return DecisionRow(row, tone, None, None)
-    return DecisionRow(row, tone, row.too_few_cell_s / HOUR_S, row.too_many_cell_s / HOUR_S)
+    return DecisionRow(row, tone, row.too_few_cell_s, row.too_many_cell_s)

@@ -73,7 +73,8 @@ def _needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Nee
         text = f"a window of the schedule ({window.cron} {window.time_zone}) wants {cells_text(window.cells)}"
         yield Need(ScalingRule.SCHEDULE, window.cells, window.cells, text)
     least = place.range.min
-    yield Need(ScalingRule.MIN, least, least, f"its range begins at {least}")
+    nobody = "" if least else "nobody asks, and "
+    yield Need(ScalingRule.MIN, least, least, f"{nobody}its range begins at {least}")
 
 
 def _asked(view: ScalingView, place: ScaledPlace, load: PlaceLoad) -> Iterator[Need]:

@@ -132,7 +132,7 @@ def test_what_is_wanted_stands_beside_the_range_with_its_reason_and_what_became_
         "16.0 requests at once take 3 cells",
         "80 %",
         "2 → 3 (shadow)",
-        "1.5 h too few, 0.0 h too many",
+        "90 min of cells too few, 0 s too many",
     ):
         assert shown in text
     assert "Shadow: it decides and changes nothing" in text

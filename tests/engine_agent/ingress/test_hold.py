@@ -15,7 +15,7 @@ from engine_agent.ingress.settings import HoldLimits
 from engine_agent.protocol.ingress_messages import Hold, Pool
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
-from tests.engine_agent.ingress.ingresses import AWAY, RunningIngress, pool
+from tests.engine_agent.ingress.ingresses import AWAY, HOP_SECRET, RunningIngress, pool
 from tests.engine_agent.ingress.keyed import keyed
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
@@ -57,7 +57,11 @@ async def asking(
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_a_request_without_a_cell_is_answered_by_the_first_one(ingress: RunningIngress, size: int) -> None:
+@pytest.mark.parametrize("secrets", [(), (HOP_SECRET,)], ids=["alone", "with other regions"])
+async def test_a_request_without_a_cell_is_answered_by_the_first_one(
+    ingress: RunningIngress, size: int, secrets: tuple[str, ...]
+) -> None:
+    ingress.hop_secrets = secrets
     await ingress.route(holding())
     async with asking(ingress, size=size) as (answer,), FakeCell("first").running() as cell:
         await ingress.route(holding(cell))
