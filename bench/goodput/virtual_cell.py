@@ -21,7 +21,7 @@ from models_registry.planning.goodput import (
 )
 from models_registry.planning.workload import Arrival, Slo, Workload
 
-LATE_CHECK_S = 0.25
+LATE_CHECK_S = 2.0
 """How often a running point looks at what it knows."""
 
 

@@ -13,6 +13,7 @@ from controlplane.dashboard.actions import (
     action_view,
 )
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, storable
+from controlplane.dashboard.selectors.benchmarks import BenchmarksView, model_benchmarks
 from controlplane.dashboard.selectors.events import EventList, version_events
 from controlplane.dashboard.selectors.models import (
     CellOfVersion,
@@ -64,6 +65,10 @@ def _model(request: PageRequest) -> ModelPage:
 
 def _versions(request: PageRequest) -> VersionList:
     return request.once(_model).versions
+
+
+def _benchmarks(request: PageRequest) -> BenchmarksView:
+    return model_benchmarks(request.key, request.text("use"))
 
 
 def _version_of(request: PageRequest) -> ModelVersion:
@@ -152,7 +157,9 @@ MODEL = Page(
     fragments=(
         Fragment("model", "", TOPICS, "dashboard/models/model.html", _model),
         Fragment("model-versions", "Versions", TOPICS, "dashboard/models/table.html", _versions),
+        Fragment("model-benchmarks", "Measured", ("benchmarks",), "dashboard/models/benchmarks.html", _benchmarks),
     ),
+    charts=True,
 )
 
 

@@ -12,6 +12,7 @@ from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.models_registry.drafts import draft, stored
+from tests.models_registry.selectors.test_benchmark import measured
 
 pytestmark = pytest.mark.django_db
 
@@ -43,6 +44,26 @@ def test_a_model_without_versions_says_how_to_add_one() -> None:
     model = row.model
     row.delete()
     assert "POST /api/v1/model-versions" in fragment(signed_in(), f"/models/{model.name}/", "model-versions")
+
+
+def test_a_model_shows_what_was_measured_of_its_versions() -> None:
+    old, new = draft(), draft("2")
+    measured(old, 8.0)
+    measured(new, 6.0)
+    measured(new, 3.0, slo="ttft=9,itl=9")
+    shown = fragment(signed_in(), "/models/toy/?use=1000%2B150+within+ttft%3D500,itl%3D50", "model-benchmarks")
+    assert "Best by goodput: toy@1 on local.cpu: 2 requests a second and chip" in shown
+    assert shown.count("<tr>") == 3
+    assert "data-figure" in shown
+    newest = fragment(signed_in(), "/models/toy/", "model-benchmarks")
+    assert newest.count("<tr>") == 2
+    assert "toy@1" not in newest
+
+
+def test_a_model_that_was_not_measured_says_how_to() -> None:
+    draft()
+    shown = fragment(signed_in(), "/models/toy/", "model-benchmarks")
+    assert "switchyard bench run toy@VERSION --workload 1000+150" in shown
 
 
 def test_a_version_shows_what_it_says_and_what_a_cell_of_it_is() -> None:
