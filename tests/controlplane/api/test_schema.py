@@ -54,8 +54,8 @@ def test_it_shows_every_resource() -> None:
     assert nouns == {
         "machines", "machines/invitations", "agents/releases", "agents/rollouts",
         "autoscaling", "autoscaling/places", "autoscaling/decisions",
-        "regions", "capacity-pools", "capacity-plan", "image-moves", "instance-types", "nodes", "cells", "deployments", "models",
-        "model-versions",
+        "regions", "capacity-pools", "capacity-plan", "image-moves", "instance-types", "nodes", "cells", "deployments",
+        "models", "model-versions",
         "incidents", "engine-allowances", "callback-hosts", "bucket-grants", "tenant-webhooks",
         "request-queues", "rollouts", "plan", "fault-rules",
         "webhooks",
