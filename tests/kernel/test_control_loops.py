@@ -16,6 +16,7 @@ from kernel.control_loops import (
     LoopRunner,
     Ring,
     control_loops,
+    planner_loops,
     rest_s,
 )
 from kernel.loop_passes import PassBook, control_standing
@@ -193,6 +194,15 @@ def test_the_loops_of_this_control_plane() -> None:
     assert named == {"fleet.reconcile", "fleet.provision", "fleet.agents", "fleet.cloud", "fleet.send_webhooks"} | {
         f"traffic.{name}" for name in traffic
     }
+
+
+def test_the_loops_of_the_planner() -> None:
+    assert {loop.name for loop in planner_loops()} == {"traffic.demand", "traffic.plan"}
+
+
+def test_a_doorbell_of_another_process_is_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    controller(Passes()).hear('{"loop": "traffic.plan"}')
+    assert not caplog.text
 
 
 def test_no_message_asks_for_a_control_loop() -> None:

@@ -24,9 +24,9 @@ RATIOS_FOR = timedelta(days=3)
 SCORES_A_SLOT = 1.5
 """And so many for each slot ahead: forecasts that overlap err together. One each half hour, that is three horizons."""
 MARGIN = 0.03
-"""By so much another method must have been nearer before it takes over, at horizons of up to an hour; beyond, with the
-root of their length, for the longer they are, the fewer errors are of their own."""
-MARGIN_SLOTS = 4
+"""By so much another method must have been nearer before it takes over; beyond `NEAR_SLOTS`, times the root of the
+hours ahead: the longer a horizon is, the fewer errors of a week are of their own."""
+NEAR_SLOTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,12 @@ def calibrate(past: Past, records: Iterable[Record], before: Calibration) -> Cal
         for method, each in errors.items():
             scores[method].append(_score(each))
         least = max(SCORES_LEAST, int(SCORES_A_SLOT * (LEADS[horizon] + 1)))
-        margin = MARGIN * max(1.0, math.sqrt((LEADS[horizon] + 1) / MARGIN_SLOTS))
-        chosen.append(_choose(errors, _incumbent(before, horizon, errors), least, margin))
+        chosen.append(_choose(errors, _incumbent(before, horizon, errors), least, _margin(LEADS[horizon] + 1)))
     return Calibration(tuple(chosen), {method: _borrowed(rows) for method, rows in scores.items()})
+
+
+def _margin(slots: int) -> float:
+    return MARGIN * (math.sqrt(slots * SLOT_S / 3600) if slots > NEAR_SLOTS else 1.0)
 
 
 def _incumbent(before: Calibration, horizon: int, errors: Mapping[str, _Errors]) -> str:

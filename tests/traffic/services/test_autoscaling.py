@@ -14,6 +14,7 @@ from fleet.services.deployment import deployment_change, deployment_scale
 from kernel.leases import lease_take
 from kernel.models import Event
 from tests.fleet import rows
+from tests.traffic.demand_rows import forecast_row
 from tests.traffic.steered import EAST, WEST, Steered
 from traffic.models import TrafficMatrix, TrafficWindow
 from traffic.services.autoscaling import LEASE, autoscaling_run
@@ -202,3 +203,14 @@ def test_without_a_range_a_pass_asks_next_to_nothing() -> None:
     with CaptureQueriesContext(connection) as queries:
         assert autoscaling_run(now=rows.NOW) == []
     assert len(queries) == 1, "not even a lease"
+
+
+def test_cells_are_there_before_a_load_that_is_forecast() -> None:
+    fleet = Scaled({EAST: 20.0, WEST: 12.0})
+    fleet.scale(30)
+    forecast_row(load=40.0, made_at=fleet.now)
+
+    fleet.scale(6)
+
+    assert fleet.cells() == (7, 3), "48 at 70 % of 10, where it comes from"
+    assert (fleet.state().rule, fleet.state().load["forecast"]) == ("forecast", 48.0)
