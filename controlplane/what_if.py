@@ -113,7 +113,18 @@ def _with_load(view: ScalingView, factor: float, now: datetime) -> ScalingView:
 def _times(load: PlaceLoad, factor: float) -> PlaceLoad:
     """What is counted in requests; how users would then be served nobody knows."""
     sent = None if load.autopilot is None else load.autopilot * factor
-    return PlaceLoad(load.in_flight * factor, load.queued * factor, sent)
+    return replace(
+        load,
+        in_flight=load.in_flight * factor,
+        queued=load.queued * factor,
+        offered=None if load.offered is None else load.offered * factor,
+        autopilot=sent,
+        forecast=None,
+        late_burn=None,
+        itl_p95_ms=None,
+        arrivals_per_s=load.arrivals_per_s * factor,
+        elsewhere=load.elsewhere * factor,
+    )
 
 
 def _scaling_notes(**of: str) -> Iterable[str]:

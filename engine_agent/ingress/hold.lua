@@ -28,9 +28,9 @@ local function is_up(stats) return stats.status:sub(1, 2) == "UP" or stats.statu
 local function standing(backend)
     local cells, free, taken = 0, 0, 0
     for name, server in pairs(backend.servers) do
-        local stats = server:get_stats()
-        taken = taken + stats.stot
-        if name ~= "no-cell" and is_up(stats) then
+        local stats = name ~= "no-cell" and server:get_stats()
+        if stats then taken = taken + stats.stot end
+        if stats and is_up(stats) then
             cells = cells + 1
             free = free + math.max(0, (tonumber(stats.slim) or 0) - stats.scur)
         end

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleet.planning.autoscaling.needs import greatest_need
 from fleet.planning.autoscaling.planner import agreement_s, plan_scaling
-from fleet.planning.autoscaling.policy import CellRange, ScalingMode, ScalingPolicy
+from fleet.planning.autoscaling.policy import CellRange, ScalingMode, ScalingPolicy, WakeOn
 from fleet.planning.autoscaling.view import NeedSample, PlaceLoad, ScaledPlace, ScalingView
 from tests.fleet.planning.autoscaling.scaled import NOW, course, decide, turns, view, wanted_over
 
@@ -26,8 +26,14 @@ loads = st.builds(
     forecast=maybe,
     late_burn=maybe,
     itl_p95_ms=st.none() | requests,
+    held=st.just(0.0) | requests,
+    arrivals_per_s=st.just(0.0) | requests,
+    elsewhere=st.just(0.0) | requests,
+    backlog=st.just(0.0) | requests,
 )
-ranges = st.tuples(st.integers(1, 60), st.integers(0, 60)).map(lambda ends: CellRange(ends[0], ends[0] + ends[1]))
+ranges = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(
+    lambda ends: CellRange(ends[0], max(1, ends[0] + ends[1]))
+)
 policies = st.builds(
     ScalingPolicy,
     mode=st.sampled_from(ScalingMode),
@@ -36,6 +42,8 @@ policies = st.builds(
     itl_p95_ms=st.none() | st.floats(1, 500),
     down_after_s=st.floats(60, 7200),
     budget_per_hour=st.none() | st.floats(0, 500),
+    idle_s=st.floats(10, 7200),
+    wake=st.sampled_from(WakeOn),
 )
 
 
@@ -58,6 +66,7 @@ def places(draw: st.DrawFn, region: str = "us-east-1") -> ScaledPlace:
         ready=draw(st.integers(0, 150)),
         ready_for_s=draw(st.none() | st.floats(0, 1e5)),
         load=draw(st.none() | loads),
+        idle_since=draw(st.none() | st.floats(0, 8000).map(lambda ago: NOW - timedelta(seconds=ago))),
         history=draw(histories()),
         cell_price=draw(st.floats(0.5, 100) | st.just(0.0)),
     )
@@ -170,6 +179,24 @@ def test_nothing_is_taken_away_while_the_agreement_is_shorter_than_its_time(load
     looks = [None if one is None else PlaceLoad(one) for one in load]
     numbers = [decision.wanted for decision in course(view(), looks)]
     assert numbers == sorted(numbers), "80 looks are less than ten minutes"
+
+
+@given(views())
+def test_the_last_cell_goes_only_when_nobody_asks_and_nobody_did(scaled: ScalingView) -> None:
+    for there, decision in zip(scaled.places, plan_scaling(scaled, NOW), strict=True):
+        if decision.wanted == 0 < there.current:
+            assert there.load is not None
+            assert not (there.load.total or there.load.held or there.load.backlog or there.load.arrivals_per_s)
+            assert there.idle_since is not None
+            assert (NOW - there.idle_since).total_seconds() >= scaled.policy.idle_s
+
+
+@given(views())
+def test_who_waits_is_never_left_without_a_cell(scaled: ScalingView) -> None:
+    unbounded = replace(scaled, policy=replace_budget(scaled.policy))
+    for there, decision in zip(unbounded.places, plan_scaling(unbounded, NOW), strict=True):
+        if there.load is not None and (there.load.held or there.load.backlog):
+            assert decision.wanted >= 1
 
 
 def replace_budget(policy: ScalingPolicy) -> ScalingPolicy:
