@@ -9,12 +9,15 @@ The first three are on virtual time and give the same figures on any machine; th
 """
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from multiprocessing import Pool
 from time import perf_counter
 
+from bench.guest.live import SCALES, cell, measured, rules_of
 from bench.guest.prefixes import compared
 from bench.guest.rules import rule_of
 from bench.guest.surge import AS_ALONE, SLOTS, surge
@@ -72,7 +75,7 @@ def _row(rule: str, tokens: int, total: Measured, alone: Measured, no_rule: Meas
 def prefixes(options: argparse.Namespace) -> None:
     """Two orders of the same lines."""
     with Pool(options.processes) as pool:
-        found = pool.map(partial(compared, options.lines), range(options.seeds))
+        found = pool.map(partial(compared, options.lines, options.prefixes, options.answer), range(options.seeds))
     for place, name in enumerate(("as in the file", "as sent")):
         runs = [each[place] for each in found]
         rate, cached = _mean(run.tokens_per_s for run in runs), _mean(run.cached for run in runs)
@@ -101,6 +104,23 @@ def surges(options: argparse.Namespace) -> None:
     print(f"refused: {refused[0]} beside batch work, {refused[1]} alone")
 
 
+def live(options: argparse.Namespace) -> None:
+    """The real parts, one rule after the other."""
+    scale = SCALES[options.engine]
+    seconds = options.minutes * 60 / len(rules_of(scale))
+    load = Load(rate=scale.rate, batch_from_s=seconds * 0.25, warm_up_s=seconds * 0.4, measured_s=seconds * 0.6)
+    load = replace(load, surge=options.surge, surge_at_s=seconds * 0.7 if options.surge > 1 else 0.0)
+    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS), flush=True)
+    alone = no_rule = Measured()
+    for name, rule in rules_of(scale).items():
+        with cell(options.engine, scale, rule) as (url, model):
+            total, refused = asyncio.run(measured(url, model, scale, rule, load, seed=options.seed))
+        alone = total if name == "alone" else alone
+        no_rule = total if name == "no rule" else no_rule
+        tokens = scale.tokens if name == "guest" else 0
+        print(_row(name, tokens, total, alone, no_rule) + f" refused {refused}", flush=True)
+
+
 def _mean(values: Iterable[float]) -> float:
     listed = list(values)
     return sum(listed) / len(listed) if listed else 0.0
@@ -124,6 +144,14 @@ def main(argv: list[str]) -> None:
         mode.add_argument("--rule", default="guest")
         mode.add_argument("--tokens", type=int, default=256, help="of batch prompts in a step")
         mode.add_argument("--lines", type=int, default=4000)
+        mode.add_argument("--prefixes", type=int, default=60, help="different instructions")
+        mode.add_argument("--answer", type=int, default=150, help="tokens of an answer in the mean")
+    mode = modes.add_parser("live")
+    mode.set_defaults(run=live)
+    mode.add_argument("--engine", choices=sorted(SCALES), default="sim")
+    mode.add_argument("--minutes", type=float, default=4.0, help="of all rules together")
+    mode.add_argument("--surge", type=float, default=1.0, help="times as many real-time requests in the last third")
+    mode.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
     began = perf_counter()
     options.run(options)

@@ -1,5 +1,5 @@
 """Lines that share beginnings, in the order of the file and in the order in which a batch sends them: the same lines,
-the same cell, virtual time."""
+the same cell, one prompt read at a time as cells have it, virtual time."""
 
 import json
 import random
@@ -11,8 +11,8 @@ from engine_agent.engines.sim.prefix_cache import block_hashes
 from traffic.planning.batch import BatchSettings
 from traffic.planning.batch_lines import LineIndex
 
-PREFIXES, SHARED, OWN, ANSWER = 60, 1024, 300, 150
-"""Instructions that lines share, their tokens, and a line's own tokens and those of its answer in the mean."""
+SHARED, OWN = 1024, 300
+"""Tokens of instructions that lines share, and a line's own in the mean."""
 CELL = ModelParameters(kv_capacity_tokens=60_000, batch_prompt_tokens=0)
 IN_FLIGHT = 48
 
@@ -27,15 +27,16 @@ class Ordered:
     ttft: Counts
 
 
-def compared(lines: int, seed: int) -> tuple[Ordered, Ordered]:
-    """The file's order, which is random, and ours."""
+def compared(lines: int, prefixes: int, answer: int, seed: int) -> tuple[Ordered, Ordered]:
+    """The file's order, which is random, and ours. `prefixes`: different instructions; `answer`: its tokens in the
+    mean."""
     chance = random.Random(seed)
     prompts = [
         [f"rule{prefix}-{word}" for word in range(SHARED)]
         + [f"own{number}-{word}" for word in range(round(OWN * chance.uniform(0.5, 1.5)))]
-        for number, prefix in enumerate(chance.randrange(PREFIXES) for _ in range(lines))
+        for number, prefix in enumerate(chance.randrange(prefixes) for _ in range(lines))
     ]
-    answers = [round(ANSWER * chance.uniform(0.5, 1.5)) for _ in prompts]
+    answers = [round(answer * chance.uniform(0.5, 1.5)) for _ in prompts]
     index = LineIndex(endpoint="/v1/completions", salt=b"bench", settings=BatchSettings(max_lines=lines))
     for number, prompt in enumerate(prompts):
         body = {"model": "sim-70b", "prompt": " ".join(prompt)}
@@ -48,18 +49,21 @@ def compared(lines: int, seed: int) -> tuple[Ordered, Ordered]:
 def _run(prompts: list[list[str]], answers: list[int], order: list[int], seed: int) -> Ordered:
     model = BatchingModel(replace(CELL, seed=seed))
     sent: dict[str, float] = {}
+    unread: set[str] = set()
     ttft, cached, now_s, waiting = Counts(), 0, 0.0, iter(order)
     while True:
-        while model.running + model.waiting < IN_FLIGHT and (number := next(waiting, None)) is not None:
+        while not unread and model.running < IN_FLIGHT and (number := next(waiting, None)) is not None:
             blocks = block_hashes(prompts[number], CELL.prefix_block_tokens)
             model.submit(Sequence(str(number), len(prompts[number]), answers[number], blocks=blocks))
             sent[str(number)] = now_s
+            unread.add(str(number))
         step = model.begin_step(now_s)
         if step is None:
             break
         cached += sum(step.admitted.values())
         now_s = step.ends_at_s
         for token in model.finish_step():
+            unread.discard(token.sequence)
             if token.index == 0:
                 ttft.add(now_s - sent[token.sequence])
     return Ordered(sum(answers) / now_s, cached / sum(map(len, prompts)), ttft)

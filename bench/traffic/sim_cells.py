@@ -35,13 +35,21 @@ class SimCell:
 
 @contextlib.contextmanager
 def sim_cells(
-    folder: Path, base: int, parameters: ModelParameters, slow_factors: Sequence[float], longest_tokens: int = 8192
+    folder: Path,
+    base: int,
+    parameters: ModelParameters,
+    slow_factors: Sequence[float],
+    longest_tokens: int = 8192,
+    *,
+    proxy_arguments: Sequence[str] = (),
 ) -> Iterator[list[SimCell]]:
     """A cell for each factor, so many times as slow as `parameters` say, all up and answering."""
     with ExitStack() as stack:
         cells = [
             stack.enter_context(
-                _cell(folder, number, base + PORTS_PER_CELL * number, parameters, factor, longest_tokens)
+                _cell(
+                    folder, number, base + PORTS_PER_CELL * number, parameters, factor, longest_tokens, proxy_arguments
+                )
             )
             for number, factor in enumerate(slow_factors)
         ]
@@ -60,12 +68,18 @@ class _Ports:
 
 @contextlib.contextmanager
 def _cell(
-    folder: Path, number: int, base: int, parameters: ModelParameters, factor: float, longest_tokens: int
+    folder: Path,
+    number: int,
+    base: int,
+    parameters: ModelParameters,
+    factor: float,
+    longest_tokens: int,
+    proxy_arguments: Sequence[str],
 ) -> Iterator[SimCell]:
     ports = _Ports(*range(base, base + 4))
     name = ("--node-id", f"n-{number:08x}", "--cell", f"c-{number}", "--generation", "1")
     engine = _engine_command(name, ports, parameters, factor, longest_tokens)
-    proxy = _proxy_command(name, ports, parameters.max_num_seqs)
+    proxy = (*_proxy_command(name, ports, parameters.max_num_seqs), *proxy_arguments)
     with (
         contenders.spawned(engine, folder / f"engine-{number}.log"),
         contenders.spawned(proxy, folder / f"proxy-{number}.log"),

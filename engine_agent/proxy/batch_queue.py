@@ -63,9 +63,9 @@ class BatchQueue:
         if request not in self._joined:
             return
         for group in (self._joined, self._running, self._unread):
-            group.discard(request)  # type: ignore[arg-type]  # of another class it is in none
+            group.discard(request)
         if request in self._waiting:
-            self._waiting.remove(request)  # type: ignore[arg-type]
+            self._waiting.remove(request)
         self._call_next()
 
     def steer(self, measured: RealtimeLatency) -> None:
