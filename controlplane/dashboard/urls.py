@@ -9,6 +9,7 @@ from controlplane.dashboard.fragments import Page, View, page_view
 from controlplane.dashboard.pages import second_factor, settings
 from controlplane.dashboard.pages.agents import agents_cancel_action, agents_upgrade_action
 from controlplane.dashboard.pages.batches import BATCH, BATCHES, batch_action
+from controlplane.dashboard.pages.capacity_plan import DAY_PLAN
 from controlplane.dashboard.pages.cells import CELL, CELLS, cell_action
 from controlplane.dashboard.pages.cost import (
     COSTS,
@@ -118,6 +119,7 @@ urlpatterns = [
     path("traffic/overrides/<int:override_id>/end/", override_end_action, name="override-end"),
     path("playground/", _view(PLAYGROUND), name="playground"),
     path("playground/say/", playground_chat, name="playground-say"),
+    path("plan/", _view(DAY_PLAN), name="day-plan"),
     path("batches/", _view(BATCHES), name="batches-page"),
     path("batches/<str:key>/", _view(BATCH), name="batch-page"),
     path("batches/<str:key>/ask/<str:action>/", batch_action, name="batch-action"),

@@ -61,16 +61,18 @@ def window_text(seconds: float) -> str:
     return f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
 
 
-def deadline_refusal(*, asked_s: float, lines: int, ahead: int, rate: float, is_usual: bool) -> str | None:
+def deadline_refusal(
+    *, asked_s: float, lines: int, ahead: int, rate: float, is_usual: bool, planned_s: float | None = None
+) -> str | None:
     """Why a batch will not be done in the time that it asks for, and in which it would be; None: it may well be, nobody
-    knows, or it is the usual time, which clients cannot choose."""
-    needed_s = feasible_s(lines, ahead, rate)
+    knows, or it is the usual time, which clients cannot choose. `planned_s`: in which it and those ahead have room by
+    the plan of the day; None: there is none, and the rate of before counts."""
+    needed_s = feasible_s(lines, ahead, rate) if planned_s is None else planned_s
     if needed_s is None or needed_s <= asked_s or is_usual:
         return None
-    return (
-        f"{lines} lines behind {ahead} others cannot be done in that time at {rate:.3g} lines a second; a window of "
-        f"{window_text(needed_s)} can be met"
-    )
+    by = f"at {rate:.3g} lines a second" if planned_s is None else "in what is planned to be free"
+    window = window_text(needed_s)
+    return f"{lines} lines behind {ahead} others cannot be done in that time {by}; a window of {window} can be met"
 
 
 def estimated_end(remaining: int, rate: float, now: datetime) -> datetime | None:

@@ -19,6 +19,7 @@ from traffic.models.batch import OPEN_STATES
 from traffic.planning.batch import BATCH_ID, STAMPS, BatchState, Tally
 from traffic.planning.batch_order import BatchJob, estimated_end
 from traffic.planning.batch_pacing import PacedBatch
+from traffic.selectors.batch_budget import BatchBudgets, batch_budgets
 from traffic.selectors.routing import UnreadableTable, table_message
 
 MEASURED_SINCE = timedelta(days=7)
@@ -97,12 +98,14 @@ def batch_jobs(now: datetime, rates: dict[str, float]) -> list[tuple[BatchJob, s
     rows = Batch.objects.filter(waiting, state=BatchState.IN_PROGRESS.value, expires_at__gt=now).distinct()
     rows = rows.order_by("id").only("id", "tenant", "lines", "expires_at", "priority", "region", "model")
     batches = list(rows)
-    done = tallies(batches)
-    return [(_job(batch, done[batch.id], rates), batch.region_id, batch.model) for batch in batches]
+    done, budgets = tallies(batches), batch_budgets(now)
+    return [(_job(batch, done[batch.id], rates, budgets), batch.region_id, batch.model) for batch in batches]
 
 
-def _job(batch: Batch, done: Tally, rates: dict[str, float]) -> BatchJob:
-    rate = rates.get(f"{batch.region_id} {batch.model}", 0.0)
+def _job(batch: Batch, done: Tally, rates: dict[str, float], budgets: BatchBudgets) -> BatchJob:
+    """The rate that it can still get: what the plan of the day leaves until its deadline, else what it gets now."""
+    planned = budgets.rate(batch.region_id, batch.model, batch.expires_at)
+    rate = rates.get(f"{batch.region_id} {batch.model}", 0.0) if planned is None else planned
     remaining = batch.lines - done.completed - done.failed
     return BatchJob(batch.id, batch.tenant, remaining, batch.expires_at, batch.priority, rate)
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Prefetch
-
 from fleet.models import Cell, Deployment, DeploymentRegion
 from fleet.planning.autoscaling.needs import BELOW_CAP
 from fleet.planning.autoscaling.policy import InvalidScaling
@@ -21,7 +19,6 @@ from fleet.planning.capacity.view import (
 )
 from fleet.planning.forecast.series import SLOT_S, SLOTS
 from fleet.planning.states import CellState
-from fleet.selectors.autoscaling import scaling_state
 from fleet.selectors.machine_pools import machine_pools
 from fleet.selectors.rate import machine_prices
 from fleet.selectors.start_up import CREATED, start_times_s, typical_s
@@ -31,6 +28,7 @@ from traffic.models import Batch, DemandForecast, TrafficMatrix
 from traffic.models.batch import OPEN_STATES
 from traffic.planning.traffic_policy import TrafficPolicy
 from traffic.selectors.batch import tallies
+from traffic.selectors.batch_budget import line_times, served_names
 from traffic.selectors.demand import FORECAST_FRESH_FOR
 from traffic.selectors.steering import traffic_policies
 
@@ -63,8 +61,7 @@ def capacity_view(now: datetime) -> CapacityView | None:
     if not rows:
         return None
     at = max(row.made_at for row in rows)
-    places = Prefetch("regions", DeploymentRegion.objects.select_related("scaling_state"))
-    deployments = list(Deployment.objects.select_related("model_version", "instance_type").prefetch_related(places))
+    deployments = list(Deployment.objects.select_related("model_version").prefetch_related("regions"))
     cells = Counter(Cell.objects.filter(state__in=THERE).values_list("deployment_id", "region_id"))
     known = _Known(
         at,
@@ -143,21 +140,12 @@ def _works(deployments: Iterable[Deployment], now: datetime) -> dict[Place, tupl
     batches = list(Batch.objects.filter(state__in=OPEN_STATES, expires_at__gt=now))
     if not batches:
         return {}
-    served = {name: one for one in deployments for name in (one.model_version.model_id, one.name)}
-    served |= {one.name: one for one in deployments}
+    served, line_s = served_names(deployments), line_times(one.name for one in deployments)
     done, found = tallies(batches), defaultdict(list)
     for batch in batches:
-        one = served.get(batch.model)
-        service_s = _service_s(one, batch.region_id) if one else None
+        place = (served.get(batch.model, ""), batch.region_id)
         left = batch.lines - done[batch.id].completed - done[batch.id].failed
-        if one and service_s and left > 0:
-            work = BatchWork(left * service_s, (batch.expires_at - now).total_seconds())
-            found[one.name, batch.region_id].append(work)
+        if place in line_s and left > 0:
+            work = BatchWork(left * line_s[place], (batch.expires_at - now).total_seconds())
+            found[place].append(work)
     return {place: tuple(works) for place, works in found.items()}
-
-
-def _service_s(one: Deployment, region: str) -> float | None:
-    row = next((place for place in one.regions.all() if place.region_id == region), None)
-    state = scaling_state(row) if row else None
-    known: float | None = state.load.get("service_s") if state else None
-    return known

@@ -34,6 +34,7 @@ from traffic.planning.stored_file import FilePurpose
 from traffic.selectors.application import Application
 from traffic.selectors.async_request import serving_region
 from traffic.selectors.batch import batch_of, lines_ahead, measured_rate, open_batches
+from traffic.selectors.batch_budget import batch_budgets
 from traffic.selectors.bucket_grant import BucketUse, bucket_check
 from traffic.selectors.stored_file import stored_file_of
 from traffic.services.file_store import file_store
@@ -105,11 +106,13 @@ def _input_file(application: Application, asked: BatchAsked, now: datetime) -> S
 
 
 def _check_deadline(file: StoredFile, region: str, asked: BatchAsked, now: datetime) -> None:
+    ahead = lines_ahead(region, file.model)
     refusal = deadline_refusal(
         asked_s=asked.window_s,
         lines=file.lines,
-        ahead=lines_ahead(region, file.model),
+        ahead=ahead,
         rate=measured_rate(region, file.model, now),
+        planned_s=batch_budgets(now).time_s(region, file.model, file.lines + ahead),
         is_usual=asked.window == USUAL_WINDOW,
     )
     if refusal:

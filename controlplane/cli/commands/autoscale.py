@@ -100,3 +100,38 @@ def _line(switch: dict[str, Any]) -> str:
     why = f": {switch['why']}" if switch["why"] else ""
     by = f" by {switch['actor']} at {switch['changed_at']}" if switch["actor"] else ""
     return f"autoscaling is {'paused' if switch['paused'] else 'on'}{by}{why}"
+
+
+@autoscale.command()
+def plan(context: typer.Context, deployment: Named = "") -> None:
+    """Show the plan of the next day: cells and what batches may have, hour by hour, what is not covered, dollars.
+
+    switchyard autoscale plan sim-70b
+    """
+    run = session_of(context)
+    found = run.connection.get("capacity-plan")
+    if run.output.is_for_programs:
+        run.output.document(found)
+        return
+    if found["at"] is None:
+        run.output.plain("No plan yet: one is made once forecasts have half a day of errors to go by.")
+        return
+    run.output.plain(
+        f"from {found['at']} on: ${found['total']:,.2f} for a day, {found['shifts']} starts, found by {found['solver']}"
+    )
+    for place in found["places"]:
+        if deployment in ("", place["deployment"]):
+            run.output.plain(f"\n{place['deployment']} in {place['region']}, each hour's most:")
+            run.output.plain(f"  cells      {_hours(place['cells'], found['slot_s'])}")
+            run.output.plain(f"  to cover   {_hours(place['cover'], found['slot_s'])}")
+            run.output.plain(f"  batches    {_hours(place['budget'], found['slot_s']) or 'nobody forecasts its load'}")
+    for lack in found["lacks"]:
+        if deployment in ("", lack["deployment"]):
+            where = f"{lack['deployment']} in {lack['region']}"
+            run.output.toned(f"{where} lacks {lack['requests']:g} ({lack['what']}): {lack['reason']}", "warn")
+
+
+def _hours(values: list[float], slot_s: int) -> str:
+    """The most of each hour."""
+    step = max(1, 3600 // slot_s)
+    return " ".join(f"{max(values[at : at + step]):.0f}" for at in range(0, len(values), step))

@@ -75,3 +75,17 @@ def batch_seconds(place: PlacePlan, now: datetime, within_s: float) -> float:
         total += requests * max(0.0, min(end, ends_s) - max(begin, age_s))
     beyond_s = ends_s - max(age_s, len(place.budget) * place.slot_s)
     return total + max(0.0, beyond_s) * sum(place.budget) / len(place.budget)
+
+
+def batch_time_s(place: PlacePlan, now: datetime, work: float) -> float | None:
+    """Seconds from `now` until batches may have had so much work, requests at once times seconds; None: never, as the
+    day is planned."""
+    if not place.budget or not (mean := sum(place.budget) / len(place.budget)):
+        return None
+    age_s, left = max(0.0, (now - place.at).total_seconds()), work
+    for slot, requests in enumerate(place.budget):
+        begin, end = max(slot * place.slot_s, age_s), (slot + 1) * place.slot_s
+        if end > begin and requests * (end - begin) >= left:
+            return begin + left / requests - age_s if left > 0 else 0.0
+        left -= requests * max(0.0, end - begin)
+    return max(0.0, len(place.budget) * place.slot_s - age_s) + left / mean

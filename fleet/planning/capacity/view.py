@@ -101,7 +101,7 @@ class CapacitySettings:
     dearest capacity: a step of priority doubles that of real-time work."""
 
     batch_fill: float = 0.9
-    solve_s: float = 10.0
+    solve_s: float = 30.0
     whole_s: float = 1.0
     whole_slots: int = 2
     whole_most: int = 8000

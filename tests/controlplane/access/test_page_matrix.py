@@ -17,6 +17,7 @@ VIEWER = {
     "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "region",
     "traffic", "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident",
     "costs",
+    "day-plan",
     "search", "events", "usage", "settings", "approvals", "settings-webhooks", "settings-rules", "settings-allowances",
     "token-new", "batches-page", "batch-page",
     "token-revoke", "session-end", "approval-reject", "factors", "factor-app", "factor-key", "factor-confirm",

@@ -5,8 +5,11 @@ import json
 import pytest
 
 from fleet.models import Deployment, DeploymentRegion, ScalingDecision, ScalingState, ScalingSwitch
+from fleet.planning.capacity.planner import plan_capacity
+from fleet.services.capacity_plan import day_plan_store
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
+from tests.fleet.planning.capacity import views
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db
@@ -66,3 +69,15 @@ def test_the_switch(switchyard: Switchyard) -> None:
     assert ScalingSwitch.objects.get().paused
     assert "a load test" in switchyard("autoscale", "status").out
     assert "autoscaling is on by operator" in switchyard("autoscale", "resume").out
+
+
+def test_the_plan_of_the_day(switchyard: Switchyard) -> None:
+    assert "No plan yet" in switchyard("autoscale", "plan").out
+    one = views.deployment("sim-70b", views.place(demand=views.flat(60.0)))
+    plan = plan_capacity(views.view(one, pools=(views.pool(count=8),)))
+    day_plan_store(plan=plan, took_s=0.1, now=NOW)
+    shown = switchyard("autoscale", "plan", "sim-70b").out
+    assert "found by whole" in shown
+    assert "cells      8 8 8 8" in shown
+    assert "us-east-1 has 8 machines of trn1 then" in shown
+    assert json.loads(switchyard("autoscale", "plan", "-o", "json").out)["shifts"] == 6

@@ -14,8 +14,10 @@ from fleet.services.deployment import deployment_scale
 from models_registry.models import ModelVersion
 from tests.fleet import rows
 from tests.traffic.demand_rows import EAST, MADE, forecast_row
-from traffic.models import Batch, TrafficMatrix
+from traffic.models import Batch, BatchRange, TrafficMatrix
 from traffic.selectors.autoscaling import scaled_deployments
+from traffic.selectors.batch import batch_jobs
+from traffic.selectors.batch_budget import batch_budgets
 from traffic.selectors.capacity_view import capacity_view
 from traffic.services.capacity_plan import ENDED_AFTER_S, DayPlanner
 from traffic.services.planner import Planner
@@ -112,8 +114,9 @@ def test_demand_is_shared_among_regions_as_requests_are(ranged: Deployment) -> N
     view = capacity_view(NOW)
     assert view is not None
     demands = {place.region: place.demand for place in view.deployments[0].places}
-    assert demands[EAST] is not None
-    assert demands[EAST].p50[0] == pytest.approx(90.0), "guests count for nothing"
+    east = demands[EAST]
+    assert east is not None
+    assert east.p50[0] == pytest.approx(90.0), "guests count for nothing"
     fixed = view.deployments[0].places[1]
     assert (fixed.region, fixed.least, fixed.most) == ("us-west-2", 1, 1)
     assert fixed.demand is not None
@@ -175,3 +178,19 @@ def test_queries_do_not_grow_with_deployments(ranged: Deployment) -> None:
     for number in range(3):
         rows.deployment(f"other-{number}", where=EAST)
     assert queries() == before
+
+
+def test_batches_count_on_what_the_plan_leaves_them(day: DayPlanner, ranged: Deployment) -> None:
+    forecast_row(load=100.0)
+    batch(lines=10, hours=4)
+    make(day)
+    budgets = batch_budgets(NOW)
+    free = 3 * 0.9 * 64 - 100.0
+    until = NOW + timedelta(hours=40)
+    assert budgets.rate(EAST, "sim-70b", until) == pytest.approx(free / 10.0, rel=0.02), "a line takes ten seconds"
+    assert budgets.time_s(EAST, "sim-70b", 36_000) == pytest.approx(360_000 / 0.9 / free, rel=0.02)
+    assert budgets.rate(EAST, "another", until) is None
+    assert batch_budgets(NOW + timedelta(hours=1)).rate(EAST, "sim-70b", until) is None, "too old"
+    BatchRange.objects.create(batch=Batch.objects.get(), number=0, start=0, end=1, lines=10)
+    ((job, _, _),) = batch_jobs(NOW, {f"{EAST} sim-70b": 99.0})
+    assert job.rate == pytest.approx(free / 10.0, rel=0.2), "not what it gets at this moment"

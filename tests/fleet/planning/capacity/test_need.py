@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from fleet.planning.capacity.need import PlacePlan, batch_seconds, need_within, place_plan
+from fleet.planning.capacity.need import PlacePlan, batch_seconds, batch_time_s, need_within, place_plan
 from fleet.planning.capacity.planner import plan_capacity
 from tests.fleet.planning.capacity.views import AT, EAST, view
 
@@ -55,3 +55,16 @@ def test_what_batches_may_have_adds_up_over_time_and_goes_on_as_the_day_was() ->
     assert batch_seconds(PLAN, AT + timedelta(minutes=10), 900.0) == 300 * 1.0 + 600 * 2.0
     assert batch_seconds(PLAN, AT, 7200.0) == 900 * 10.0 + 3600 * 2.5
     assert batch_seconds(PlacePlan(AT, 900, (1,), (1.0,), (1.0,)), AT, 900.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("minutes", "work", "seconds"),
+    [(0, 900.0, 900.0), (0, 0.0, 0.0), (10, 600.0, 450.0), (0, 9000.0, 3600.0), (0, 9000.0 + 250.0, 3700.0)],
+)
+def test_how_long_it_takes_until_batches_had_so_much(minutes: int, work: float, seconds: float) -> None:
+    assert batch_time_s(PLAN, AT + timedelta(minutes=minutes), work) == pytest.approx(seconds)
+
+
+def test_where_nothing_is_left_it_takes_for_ever() -> None:
+    assert batch_time_s(replace(PLAN, budget=(0.0,) * 4), AT, 1.0) is None
+    assert batch_time_s(replace(PLAN, budget=()), AT, 1.0) is None

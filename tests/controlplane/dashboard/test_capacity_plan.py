@@ -1,0 +1,61 @@
+"""The page of the plan of the day."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from fleet.planning.capacity.planner import plan_capacity
+from fleet.planning.capacity.view import BatchWork, CapacitySettings
+from fleet.services.capacity_plan import day_plan_store
+from kernel import clock
+from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.fleet import rows
+from tests.fleet.planning.capacity.views import deployment, flat, place, pool, view
+
+pytestmark = pytest.mark.django_db
+
+
+def show(query: str = "") -> str:
+    return fragment(signed_in(), f"/plan/{query}", "day-plan")
+
+
+def store(minutes_ago: int = 1) -> None:
+    rows.deployment(cells=2)
+    rows.deployment("another", cells=2)
+    at = clock.now() - timedelta(minutes=minutes_ago)
+    day = view(
+        deployment("sim-70b", place(demand=flat(60.0), batch=(BatchWork(1e6, 3600.0),))),
+        deployment("another", place(demand=flat(5.0))),
+        pools=(pool(count=8),),
+    )
+    plan = plan_capacity(replace(day, at=at), CapacitySettings(whole_most=0))
+    day_plan_store(plan=plan, took_s=0.2, now=at)
+
+
+def test_before_the_first_plan_it_says_what_makes_one() -> None:
+    text = show()
+    assert "No plan yet" in text
+    assert "switchyard autoscale plan" in text
+
+
+def test_it_shows_cells_budgets_dollars_and_what_is_lacking() -> None:
+    store()
+    text = show()
+    assert "planned-cells-figure" in text
+    assert "left to batches" in text
+    assert "us-east-1 has 8 machines of trn1 then, and all are in use" in text
+    assert "by rounding up" in text
+    assert "start 5" in text
+
+
+def test_it_can_be_narrowed_to_a_deployment() -> None:
+    store()
+    mine = '<td class="key">sim-70b</td>'
+    assert mine in show()
+    assert mine not in show("?deployment=another")
+
+
+def test_an_old_plan_says_that_nothing_goes_by_it() -> None:
+    store(minutes_ago=50)
+    assert "nothing goes by it any more" in show()
