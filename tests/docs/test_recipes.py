@@ -16,6 +16,7 @@ from traffic.api.traffic_policy import TrafficPolicyChangeSerializer, TrafficPol
 from traffic.planning.traffic_policy import TrafficPolicy
 
 NOT_IN_THE_CLI = {
+    "capacity-plan",
     "autoscaling",
     "costs",
     "apply",
