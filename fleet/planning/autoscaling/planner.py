@@ -93,9 +93,9 @@ def _decide(
         return current, ScalingRule.ROLLOUT, f"{cells_text(level)} would do; during a rollout there are not fewer"
     if not _covers(history, agreement_s(view), now):
         return current, ScalingRule.AGREEMENT, _not_yet(need, current, view)
-    if level == 0:
-        return 0, need.rule, f"nobody has asked for {age_text(view.policy.idle_s)}, and its range begins at 0"
     text = f"{cells_text(level)} would have been enough for {age_text(agreement_s(view))}: {need.reason}"
+    if level == 0:
+        text = f"nobody has asked for {age_text(view.policy.idle_s)}, and its range begins at 0"
     return level, need.rule, text
 
 
