@@ -6,11 +6,13 @@ worker is alone in its world, and a request's place in the KV cache is one that 
 `finished_req_ids`. Ranks add up their parts row by row, in the order of places, so a request that lies in two different
 places gets tokens that belong to nobody.
 
-vLLM itself is the installed one, without what those that the plugins pin do not have.
+vLLM itself is the installed one, without what those that the plugins pin do not have; or one of those, to which
+bench/executor_versions.py gives the test.
 
     python -m tests.engine_agent.engines.vllm.cell.neuron_like leader|follower MODEL_DIR
 """
 
+import inspect
 import json
 import os
 import sys
@@ -21,7 +23,7 @@ import torch
 from torch.distributed import TCPStore
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
-from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
+from vllm.v1.worker import worker_base
 
 from tests.engine_agent.engines.vllm.cell.neuron_like_tokens import (
     MAX_MODEL_LEN,
@@ -33,7 +35,7 @@ from tests.engine_agent.engines.vllm.cell.neuron_like_tokens import (
 )
 
 
-class NeuronLikeWorker(WorkerBase):  # type: ignore[misc]  # the engine's libraries have no types here
+class NeuronLikeWorker(worker_base.WorkerBase):  # type: ignore[misc]  # the engine's libraries have no types here
     """One rank; its KV cache is the tokens that it was given for each place."""
 
     def __init__(self, **given: Any) -> None:
@@ -65,8 +67,11 @@ class NeuronLikeWorker(WorkerBase):  # type: ignore[misc]  # the engine's librar
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Its memory is a list."""
 
+    def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Nor has it blocks; until 0.16 it is asked to make some."""
+
     def compile_or_warm_up_model(self) -> Any:
-        return CompilationTimes(0.0, 0.0)
+        return worker_base.CompilationTimes(0.0, 0.0) if hasattr(worker_base, "CompilationTimes") else None
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
@@ -123,7 +128,11 @@ def be_older_follower() -> None:
 
     from tests.engine_agent.engines.vllm.cell.neuron_like_platform import NeuronLikePlatform
 
-    del Platform.update_block_size_for_backend, NeuronLikePlatform.update_block_size_for_backend
+    del NeuronLikePlatform.update_block_size_for_backend
+    if "update_block_size_for_backend" in vars(Platform):
+        del Platform.update_block_size_for_backend
+    if "vllm_config" in inspect.signature(WorkerWrapperBase).parameters:
+        return
     as_now = WorkerWrapperBase.__init__
 
     def as_then(self: Any, vllm_config: Any, rpc_rank: int = 0, global_rank: int | None = None) -> None:
@@ -137,6 +146,8 @@ def be_older_leader() -> None:
     """Have of vLLM what 0.13, 0.16 and 0.24 have: executors warm up in `initialize_from_config`, by a call."""
     from vllm.v1.executor.abstract import Executor
 
+    if not hasattr(Executor, "compile_or_warm_up_model"):
+        return
     as_now = Executor.initialize_from_config
 
     def as_then(self: Any, kv_cache_configs: Any) -> None:
@@ -157,7 +168,6 @@ def lead(model_dir: Path) -> None:
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models import registry
-    from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor import Executor
 
@@ -180,8 +190,7 @@ def lead(model_dir: Path) -> None:
         for name, (prompt, tokens) in json.loads(line).items():
             answers[name] = []
             asked = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-            request = EngineCoreRequest(name, prompt, None, asked, None, 0.0, None, None, None)
-            core.add_request(*core.preprocess_add_request(request))
+            core.add_request(*core.preprocess_add_request(_request(name, prompt, asked)))
         while core.scheduler.has_requests():  # the last step has nothing but requests that are over
             outputs, executed = core.step_fn()
             core.post_step(executed)
@@ -190,6 +199,18 @@ def lead(model_dir: Path) -> None:
                     answers[output.request_id] += output.new_token_ids
         _say(answers)
     core.shutdown()
+
+
+def _request(name: str, prompt: list[int], asked: Any) -> Any:
+    """With all fields that have no default in one of the versions."""
+    from vllm.v1.engine import EngineCoreRequest
+
+    empty = dict.fromkeys(
+        ("mm_features", "pooling_params", "lora_request", "cache_salt", "data_parallel_rank", "eos_token_id")
+    )
+    given = {**empty, "request_id": name, "prompt_token_ids": prompt, "sampling_params": asked, "arrival_time": 0.0}
+    fields = EngineCoreRequest.__struct_fields__
+    return EngineCoreRequest(**{field: value for field, value in given.items() if field in fields})
 
 
 def _say(answers: dict[str, list[int]]) -> None:
