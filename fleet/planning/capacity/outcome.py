@@ -76,7 +76,9 @@ def lacks(plan: RegionPlan) -> Iterator[Lack]:
     for at, (one, place) in enumerate(arrays.places):
         row = missing[at]
         if (slots := np.flatnonzero(row > 1e-3)).size:
-            worst = int(slots[np.argmax(row[slots])])
+            later = slots[slots >= arrays.lag[arrays.kinds_of(at)].min()]
+            lasting = later if later.size else slots  # what no cell could have been started for passes
+            worst = int(lasting[np.argmax(row[lasting])])
             reason = _why(plan, at, worst)
             yield Lack(
                 one.name,

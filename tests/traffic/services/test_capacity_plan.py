@@ -188,7 +188,9 @@ def test_batches_count_on_what_the_plan_leaves_them(day: DayPlanner, ranged: Dep
     free = 3 * 0.9 * 64 - 100.0
     until = NOW + timedelta(hours=40)
     assert budgets.rate(EAST, "sim-70b", until) == pytest.approx(free / 10.0, rel=0.02), "a line takes ten seconds"
-    assert budgets.time_s(EAST, "sim-70b", 36_000) == pytest.approx(360_000 / 0.9 / free, rel=0.02)
+    assert budgets.time_s(EAST, "sim-70b", 36_000) == pytest.approx(900 + (400_000 - 900 * 15.2) / free, rel=0.02), (
+        "first two cells"
+    )
     assert budgets.rate(EAST, "another", until) is None
     assert batch_budgets(NOW + timedelta(hours=1)).rate(EAST, "sim-70b", until) is None, "too old"
     BatchRange.objects.create(batch=Batch.objects.get(), number=0, start=0, end=1, lines=10)
