@@ -130,10 +130,9 @@ def best(
     run = session_of(context)
     query = {"workload": workload, "slo": slo, "aim": aim} | ({"instance_type": instance_type} if instance_type else {})
     found = run.connection.get("benchmarks/best", query)
-    lines = [
-        f"{one['version']} on {one['instance_type']}: {one['reason']} (benchmark {one['benchmark']})" for one in found
-    ]
-    run.show(found, lines or ["Nothing was measured so; `switchyard bench run` does."])
+    one = found["best"]
+    told = one and f"{one['version']} on {one['instance_type']}: {one['reason']} (benchmark {one['benchmark']})"
+    run.show(found, [told or "Nothing was measured so; `switchyard bench run` does."])
 
 
 @bench.command()
@@ -191,7 +190,9 @@ def _show(run: Session, found: dict[str, Any]) -> None:
     run.output.plain(f"{found['workload']} within {found['slo']}, {found['cells']} cells: {found['reason']}")
     if found["goodput"]:
         upper = f" to {found['broke_at']:.4g}" if found["broke_at"] else ""
-        run.output.plain(f"goodput {found['goodput']:.4g}{upper} requests/s, {found['concurrency']:.3g} at once a cell")
+        run.output.plain(
+            f"goodput {found['goodput']:.4g}{upper} requests/s, {found['concurrency'] or 0:.3g} at once a cell"
+        )
     run.output.rows(POINTS, found["points"], empty="No point is measured yet.")
     if found["key"]:
         others = run.connection.get("benchmarks", {"key": found["key"]})["results"]

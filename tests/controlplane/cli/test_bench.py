@@ -1,0 +1,53 @@
+"""Benchmarks on the command line: asked for, shown, cancelled, and used."""
+
+import json
+
+import pytest
+
+from models_registry.models import Benchmark
+from tests.controlplane.cli.conftest import Switchyard
+from tests.fleet import rows
+from tests.models_registry.selectors.test_benchmark import measured
+from traffic.selectors.steering import traffic_policies
+
+pytestmark = pytest.mark.django_db
+
+RUN = ("bench", "run", "sim-70b@1", "--workload", "1000+150", "--slo", "ttft=500,itl=50")
+
+
+@pytest.fixture(autouse=True)
+def cell() -> None:
+    rows.cell("sim-70b-us-east-1-1", rows.node("n-a", fingerprint={"sim.engine": "1"}))
+
+
+def test_one_is_asked_for_and_cancelled(switchyard: Switchyard) -> None:
+    made = switchyard(*RUN, "--rule", "min_s=20", "--detach")
+    assert (made.code, "queued" in made.out) == (0, True)
+    row = Benchmark.objects.get()
+    assert (row.deployment, row.region, row.rules) == ("sim-70b", "us-east-1", {"min_s": 20})
+    assert switchyard("bench", "cancel", str(row.pk), "--yes").code == 0
+    assert "cancelled by operator" in switchyard("bench", "show", str(row.pk)).out
+    wrong = switchyard("bench", "run", "sim-70b@1", "--workload", "all", "--slo", "ttft=1,itl=1", "--detach")
+    assert (wrong.code, "PROMPT+OUTPUT" in wrong.err) == (3, True)
+
+
+def test_what_was_found_is_shown_with_what_measured_the_same(switchyard: Switchyard) -> None:
+    first, second = measured(rows.version(), 8), measured(rows.version(), 7)
+    shown = switchyard("bench", "show", str(second.pk)).out
+    assert f"benchmark {first.pk} measured the same: 8 requests/s" in shown
+    best = switchyard("bench", "best", "--workload", "1000+150", "--slo", "ttft=500,itl=50")
+    assert best.out.startswith("sim-70b@1 on local.cpu: 2 requests a second and chip")
+    nothing = switchyard("bench", "best", "--workload", "9+9", "--slo", "ttft=500,itl=50")
+    assert "Nothing was measured so" in nothing.out
+    listed = json.loads(switchyard("get", "benchmarks", "-o", "json").out)
+    assert {one["id"] for one in listed} == {first.pk, second.pk}
+
+
+def test_capacity_is_set_by_hand_from_what_was_found(switchyard: Switchyard) -> None:
+    row = measured(rows.version(), 8, concurrency=18.4, deployment="sim-70b")
+    applied = switchyard("bench", "apply", str(row.pk), "--yes")
+    assert applied.out == "deployment sim-70b counts for 18 requests at once a cell\n"
+    assert traffic_policies()["sim-70b"].tested_concurrency == 18
+    bare = measured(rows.version(), 8, deployment="sim-70b")
+    refused = switchyard("bench", "apply", str(bare.pk), "--yes")
+    assert "found no rate that held" in refused.err
