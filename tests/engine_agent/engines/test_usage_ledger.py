@@ -18,7 +18,13 @@ from engine_agent.engines.usage_ledger import (
     added,
     note,
 )
-from engine_agent.protocol.exchange_usage import COUNTED_APART_PATH, USAGE_PATH, CountedApart, ExchangeUsage
+from engine_agent.protocol.exchange_usage import (
+    COUNTED_APART_PATH,
+    READ_PATH,
+    USAGE_PATH,
+    CountedApart,
+    ExchangeUsage,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -153,3 +159,29 @@ async def test_requests_without_a_name_pass_untouched_and_old_ones_are_forgotten
         await get(ledger, "/v1/completions", exchange=f"e{number}")
     statuses = [(await get(ledger, USAGE_PATH, f"exchange=e{number}")).status for number in (0, 1, KEPT)]
     assert statuses == [404, 200, 200]
+
+
+async def test_a_question_whether_a_prompt_is_read_waits_until_it_is() -> None:
+    unread = SequenceTokens("p", 10, is_read=False)
+    engine = Engine([FakeSequence(unread), FakeSequence(unread)])
+    app = UsageLedger(engine)
+    asking = asyncio.create_task(get(app, READ_PATH, "exchange=one"))  # it may be here before what it is about
+    answering = asyncio.create_task(get(app, "/v1/completions", exchange="one"))
+    engine.sequences[0].said = SequenceTokens("p", 10, is_read=True)
+    await asyncio.sleep(0)
+    assert not asking.done()
+    engine.sequences[1].said = SequenceTokens("p", 10, is_read=True)
+    assert (await asking).status == 200
+    engine.may_answer.set()
+    await answering
+    assert (await get(app, READ_PATH, "exchange=one")).status == 200
+
+
+async def test_a_prompt_that_is_not_read_for_long_and_one_that_nobody_knows_are_told_apart() -> None:
+    engine = Engine([FakeSequence(SequenceTokens("p", 10, is_read=False))])
+    app = UsageLedger(engine)
+    answering = asyncio.create_task(get(app, "/v1/completions", exchange="one"))
+    slow, unknown = await asyncio.gather(get(app, READ_PATH, "exchange=one"), get(app, READ_PATH, "exchange=another"))
+    assert (slow.status, unknown.status) == (202, 404)
+    engine.may_answer.set()
+    await answering
