@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 from statistics import mean
+from time import monotonic
 from urllib.parse import urlsplit
 
 from bench.goodput.virtual_cell import mean_field_knee
@@ -36,7 +37,7 @@ async def _told(progress: Progress) -> None:
 def measured(target: LoadTarget, workload: Workload, slo: Slo, rate: float, rules: GoodputRules) -> MeasuredPoint:
     """One point, and its line."""
     offered = (
-        (request.due_s, body_of(request, target.model, workload, number, 0), request.output_tokens)
+        (request.due_s, body_of(request, target.model, workload, f"{monotonic()} {number}"), request.output_tokens)
         for number, request in enumerate(requests(workload, rate, 0))
     )
     warm_s = warm_up_s(slo.longest_s(workload.output), rules)
@@ -87,7 +88,7 @@ async def _whole(
     target: LoadTarget, workload: Workload, slo: Slo, options: argparse.Namespace, rules: GoodputRules
 ) -> dict[str, float]:
     offered = (
-        (request.due_s, body_of(request, target.model, workload, number, number), request.output_tokens)
+        (request.due_s, body_of(request, target.model, workload, f"{monotonic()} {number}"), request.output_tokens)
         for number, request in enumerate(requests(workload, options.rate, 0))
     )
     point = await measure_point(target, offered, options.rate, slo, rules, warm_s=0, tell=_told)

@@ -226,7 +226,8 @@ class BenchmarkRunner:
 def _offered(row: Benchmark, rate: float, model: str) -> Iterator[Offered]:
     workload = row.parsed_workload()
     for number, request in enumerate(requests(workload, rate, row.seed)):
-        yield request.due_s, body_of(request, model, workload, number, row.seed), request.output_tokens
+        own = f"{row.pk} {row.troubles} {rate} {number}"
+        yield request.due_s, body_of(request, model, workload, own), request.output_tokens
 
 
 def _load_target(entrance: Entrance) -> LoadTarget:

@@ -48,10 +48,11 @@ def requests(workload: Workload, rate: float, seed: int) -> Iterator[Request]:
         yield Request(due_s, shape.prompt_tokens, shape.output_tokens, shape.blocks, shape.block_tokens)
 
 
-def body_of(request: Request, model: str, workload: Workload, number: int, seed: int) -> bytes:
-    """The completion that is asked for. Equal blocks give equal text, the rest is this request's own."""
+def body_of(request: Request, model: str, workload: Workload, own: str) -> bytes:
+    """The completion that is asked for. Equal blocks give equal text; the rest follows from `own`, which no other
+    request to this engine may have: a cache that knows a prompt of an earlier point would not read it again."""
     pieces = [(block, request.block_tokens) for block in request.blocks]
-    pieces.append((f"{seed} {number}", request.prompt_tokens - request.block_tokens * len(request.blocks)))
+    pieces.append((own, request.prompt_tokens - request.block_tokens * len(request.blocks)))
     ids = [id_ for name, tokens in pieces if tokens > 0 for id_ in _ids(name, tokens)]
     prompt = ids if workload.prompts is Prompts.IDS else " ".join(f"w{id_ % 1000}" for id_ in ids)
     return json.dumps(

@@ -51,7 +51,7 @@ def target(engine: Member, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def asked(told: dict[str, Any], **fields: Any) -> Benchmark:
-    request = BenchmarkRequest(told["version"], "sim-70b", "16+8", "ttft=2000,itl=40", rules=SHORT, **fields)
+    request = BenchmarkRequest(told["version"], "sim-70b", "40+8", "ttft=2000,itl=40", rules=SHORT, **fields)
     return benchmark_start(request, actor="ada", now=NOW)
 
 
@@ -76,15 +76,16 @@ def test_the_goodput_is_found_and_stays_as_it_was_measured(target: dict[str, Any
     assert 8.0 <= row.goodput <= 32.0, "four places of 0.16 s carry 25 requests a second"
     assert row.key != row.conditions
     assert row.statistics == {
-        "requests": 2000, "prompt_tokens_mean": 16.0, "output_tokens_mean": 8.0, "repeated_share": 0.0
+        "requests": 2000, "prompt_tokens_mean": 40.0, "output_tokens_mean": 8.0, "repeated_share": 0.0
     }  # fmt: skip
     points = list(row.points.order_by("number"))
     assert [point.number for point in points] == list(range(1, len(points) + 1))
     held = next(point for point in points if point.rate == row.goodput)
     assert held.figures["failed"] == 0
-    assert held.figures["prompt_tokens"] == 16 * held.figures["requests"], "the engine counts what the workload says"
+    assert held.figures["prompt_tokens"] == 40 * held.figures["requests"], "the engine counts what the workload says"
     assert held.figures["joules_per_token"] == pytest.approx(100 / held.figures["tokens_per_s"])
     assert held.figures["ttft_p50_ms"] >= 20
+    assert held.figures["cached_share"] == 0, "no point repeats a prompt of another"
     assert sum(held.histograms["ttft"].values()) == held.figures["requests"]
     assert Event.objects.filter(kind="benchmark.done", deployment="sim-70b").count() == 1
     with pytest.raises(DatabaseError, match="never changed"):
