@@ -26,6 +26,7 @@ from fleet.models import (
     ImageMove,
     Incident,
     InstanceType,
+    Quota,
     Rate,
     Region,
     Rollout,
@@ -48,11 +49,13 @@ from traffic.models import (
     ApplicationKey,
     Batch,
     BatchRange,
+    BucketGrant,
     Budget,
     CallbackHost,
     CellHour,
     CostBudget,
     CostShare,
+    DemandForecast,
     Entry,
     EntryRevision,
     Ingress,
@@ -61,6 +64,7 @@ from traffic.models import (
     RequestQueue,
     RoutingTable,
     StoredResponse,
+    TenantWebhook,
     TokenPrice,
     TrafficMatrix,
     TrafficOverride,
@@ -103,10 +107,16 @@ def one_more_entry(number: int, deployment: Deployment) -> None:
 
 
 def one_more_batch(region: Region, version: ModelVersion) -> None:
-    """And a benchmark."""
+    """With what a tenant may use of its own, and a benchmark."""
     times = {"created_at": NOW, "expires_at": NOW}
-    batch = Batch.objects.create(region=region, endpoint="/v1/embeddings", window="24h", lines=9, **times)
+    batch = Batch.objects.create(
+        region=region, endpoint="/v1/embeddings", input_file_id="file-1", window="24h", lines=9, **times
+    )
     BatchRange.objects.create(batch=batch, number=0, start=0, end=1, lines=9)
+    BucketGrant.objects.create(
+        tenant=batch.id, bucket="b", region="r", may_read=True, may_write=True, actor="a", created_at=NOW
+    )
+    TenantWebhook.objects.create(tenant=batch.id, url="https://a.example", actor="a", created_at=NOW)
     benchmark = Benchmark.objects.create(
         version=version, deployment="d", region="r", workload="10+10", slo="ttft=9,itl=9", actor="a", created_at=NOW
     )
@@ -204,6 +214,20 @@ def one_more_of_everything(number: int) -> None:
     one_more_bill(number)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)
     TrafficMatrix.objects.create(deployment=deployment)
+    DemandForecast.objects.create(
+        deployment=deployment,
+        origin=region,
+        serving_class="batch",
+        made_at=NOW,
+        slot_s=900,
+        p50=[],
+        p90=[],
+        p99=[],
+        methods=[],
+    )
+    Quota.objects.create(
+        name=f"t-{number}", team="t", instance_type=kind, machines=1, changed_by="a", changed_at=NOW
+    )
     one_more_entry(number, deployment)
     for order in ("shares", "evacuation"):
         TrafficOverride.objects.create(

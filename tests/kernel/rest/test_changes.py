@@ -30,8 +30,8 @@ def another_session() -> Iterator[Any]:
 
 def write(session: Any, name: str) -> None:
     session.execute(
-        "INSERT INTO fleet_region (name, provider, position, ingress_url, spares, plain_http)"
-        " VALUES (%s, 'local', 0, '', '{}', 'serve')",
+        "INSERT INTO fleet_region (name, provider, position, ingress_url, spares, plain_http, cheapest_first)"
+        " VALUES (%s, 'local', 0, '', '{}', 'serve', false)",
         [name],
     )
 
