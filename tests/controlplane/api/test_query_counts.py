@@ -160,6 +160,30 @@ def one_more_bill(number: int) -> None:
     CostShare.objects.create(**kind, tenant=f"t{number}")
 
 
+def one_more_forecast(deployment: Deployment, region: Region) -> None:
+    values: dict[str, list[float]] = {"p50": [], "p90": [], "p99": []}
+    DemandForecast.objects.create(
+        deployment=deployment, origin=region, serving_class="batch", made_at=NOW, slot_s=900, methods=[], **values
+    )
+
+
+def one_more_user(number: int) -> None:
+    user = User.objects.create(username=f"user-{number}", is_superuser=True)
+    program = User.objects.create(username=f"program-{number}")
+    group = Group.objects.create(name=f"group-{number}")
+    user.groups.add(group)
+    program.groups.add(group)
+    GroupRole.objects.create(group=group, role="operator")
+    Grant.objects.create(user=user, deployment="d", role="operator", created_by="a", created_at=NOW)
+    ServiceAccount.objects.create(user=program, created_by="a", created_at=NOW)
+    token_create(user=program, name="t", now=NOW)
+    LoginSession.objects.create(
+        session_key=f"s{number}", user=user, method="password", created_at=NOW, seen_at=NOW, expires_at=LATER
+    )
+    Approval.objects.create(action="a", summary="s", requested_by="a", requested_at=NOW, expires_at=LATER)
+    ApprovalRule.objects.create(action=f"a-{number}", required=True, actor="a", changed_at=NOW)
+
+
 def one_more_of_everything(number: int) -> None:
     """A region with a two-node cell, a spare, an ingress, and everything that speaks of them."""
     region, kind = one_more_region(number)
@@ -214,39 +238,14 @@ def one_more_of_everything(number: int) -> None:
     one_more_bill(number)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)
     TrafficMatrix.objects.create(deployment=deployment)
-    DemandForecast.objects.create(
-        deployment=deployment,
-        origin=region,
-        serving_class="batch",
-        made_at=NOW,
-        slot_s=900,
-        p50=[],
-        p90=[],
-        p99=[],
-        methods=[],
-    )
-    Quota.objects.create(
-        name=f"t-{number}", team="t", instance_type=kind, machines=1, changed_by="a", changed_at=NOW
-    )
+    one_more_forecast(deployment, region)
+    Quota.objects.create(name=f"t-{number}", team="t", instance_type=kind, machines=1, changed_by="a", changed_at=NOW)
     one_more_entry(number, deployment)
     for order in ("shares", "evacuation"):
         TrafficOverride.objects.create(
             kind=order, deployment=deployment, region=region, why="w", actor="a", created_at=NOW, expires_at=NOW
         )
-    user = User.objects.create(username=f"user-{number}", is_superuser=True)
-    program = User.objects.create(username=f"program-{number}")
-    group = Group.objects.create(name=f"group-{number}")
-    user.groups.add(group)
-    program.groups.add(group)
-    GroupRole.objects.create(group=group, role="operator")
-    Grant.objects.create(user=user, deployment="d", role="operator", created_by="a", created_at=NOW)
-    ServiceAccount.objects.create(user=program, created_by="a", created_at=NOW)
-    token_create(user=program, name="t", now=NOW)
-    LoginSession.objects.create(
-        session_key=f"s{number}", user=user, method="password", created_at=NOW, seen_at=NOW, expires_at=LATER
-    )
-    Approval.objects.create(action="a", summary="s", requested_by="a", requested_at=NOW, expires_at=LATER)
-    ApprovalRule.objects.create(action=f"a-{number}", required=True, actor="a", changed_at=NOW)
+    one_more_user(number)
 
 
 def queries(client: DescribedClient, path: str) -> tuple[int, list[Any]]:
