@@ -15,10 +15,10 @@ from tests.audit.records import changes, only_record, recorded
 OURS = ("controlplane", "fleet", "models_registry", "traffic")
 CHANGE_NOTHING = {
     "agent_archive", "artifact_push", "audit_export", "audit_verify", "batch", "controller", "fleet_status",
-    "medusa_tree", "seed_scale", "sender",
+    "medusa_tree", "planner", "seed_scale", "sender",
 }  # fmt: skip
-"""Readers; what packs the agent into the cache, or uploads files with the credentials of who runs it; the controller,
-whose changes are nobody's; sender and batch, whose requests are applications'; and what fills a database for
+"""Readers; what packs the agent into the cache, or uploads files with the credentials of who runs it; controller and
+planner, whose changes are nobody's; sender and batch, whose requests are applications'; and what fills a database for
 measurements."""
 
 
