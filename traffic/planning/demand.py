@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from engine_agent.protocol.states import ServingClass
 from fleet.planning.forecast.series import HISTORY_SLOT_S, SeriesKey
 
 COVERED_LEAST = 0.8
@@ -16,6 +17,7 @@ COVERED_LEAST = 0.8
 LONGEST_LOOK_S = 20.0
 """For so long a look counts at most; of what comes after it nothing is known."""
 
+GUEST = ServingClass.BATCH.value
 Place = tuple[str, str]
 """Deployment, region."""
 
@@ -72,6 +74,13 @@ def series_loads(
             share = split.get(serving_class, 0.0) / total
             loads[SeriesKey(deployment, origin, serving_class)] = load * share
     return loads
+
+
+def guest_share(cells: Iterable[Mapping[str, float]]) -> float:
+    """Which part of what cells work on is batch work, from 0 to 1, by what each says of itself: requests at once by
+    class. Each counts alike, whatever numbers it claims, so one that lies moves it by its own part."""
+    shares = [classes.get(GUEST, 0.0) / total for classes in cells if (total := sum(classes.values())) > 0]
+    return sum(shares) / len(shares) if shares else 0.0
 
 
 class SlotMeans:

@@ -98,15 +98,15 @@ class MeanLoad:
         return self.in_service / self.to_cells_per_s if self.to_cells_per_s > 0 and self.queued == 0 else None
 
 
-def mean_load(samples: Sequence[Sample], now: float) -> MeanLoad | None:
-    """The mean of the last `SMOOTHING_S`; None: there is no sample of them."""
+def mean_load(samples: Sequence[Sample], now: float, *, part: float = 1.0) -> MeanLoad | None:
+    """The mean of the last `SMOOTHING_S`, or this part of it; None: there is no sample of them."""
     last = [sample for sample in samples if now - sample.at <= SMOOTHING_S]
     if not last:
         return None
     return MeanLoad(
-        fmean(sample.in_service for sample in last),
-        fmean(sample.queued for sample in last),
-        fmean(sample.to_cells_per_s for sample in last),
+        part * fmean(sample.in_service for sample in last),
+        part * fmean(sample.queued for sample in last),
+        part * fmean(sample.to_cells_per_s for sample in last),
     )
 
 

@@ -24,10 +24,11 @@ from fleet.selectors.autoscaling import (
 from fleet.selectors.capacity_plan import place_plans
 from traffic.models import TrafficMatrix, TrafficWindow
 from traffic.planning.backlog import QueuedWork, requests_at_once
+from traffic.planning.demand import GUEST
 from traffic.planning.load_window import mean_load
 from traffic.planning.shift import AutopilotSettings
 from traffic.planning.traffic_policy import TrafficPolicy
-from traffic.selectors.demand import expected_loads
+from traffic.selectors.demand import expected_loads, guest_shares
 from traffic.selectors.steering import ingress_views, samples_of, traffic_policies
 from traffic.selectors.waiting_load import waiting_load
 
@@ -131,22 +132,25 @@ def _loads(
     places = {(row.deployment_id, row.region_id): row for one in fleet.deployments for row in one.places}
     names = [one.deployment.name for one in fleet.deployments]
     sent, loads, roomy = _sent_by_autopilot(names, now), dict[Place, PlaceLoad](), set[str]()
+    guests = _guests(fleet, now)
     expected = expected_loads(now, {one.deployment.name: one.start_up_s + DECISION_S for one in fleet.deployments})
     for window in TrafficWindow.objects.filter(deployment__in=names, region__in=fresh):
         place = (window.deployment_id, window.region_id)
         samples = samples_of(window)
-        mean = mean_load(samples, now.timestamp())
+        own = 1.0 - guests.get(place, 0.0)
+        mean = mean_load(samples, now.timestamp(), part=own)
         if mean is not None and place not in places and mean.in_service + mean.queued < TARGET * samples[-1].capacity:
             roomy.add(window.deployment_id)
         if mean is not None and place in places:
             served = fleet.served.get(place, ServedObjective())
             took_s = mean.service_s or _service_s_before(places[place])
+            sent_there = sent[window.deployment_id].get(window.region_id)
             loads[place] = PlaceLoad(
                 mean.in_service,
                 mean.queued,
                 offered=None if took_s is None else mean.to_cells_per_s * took_s,
                 service_s=took_s,
-                autopilot=sent[window.deployment_id].get(window.region_id),
+                autopilot=None if sent_there is None else sent_there * own,
                 forecast=expected.get(place),
                 late_burn=served.late_burn,
                 itl_p95_ms=served.itl_p95_ms,
@@ -157,6 +161,14 @@ def _loads(
                 backlog_requests=waiting.queued.get(place, QueuedWork()).requests,
             )
     return loads, roomy
+
+
+def _guests(fleet: RangedFleet, now: datetime) -> dict[Place, float]:
+    """Which part of a place's load is batch work that its cells take in beside their own: it fills what room there is,
+    and would fill any, so it asks for cells by its backlog and the plan alone. Where batch work is what a deployment is
+    for, it is no guest."""
+    own = {one.deployment.name for one in fleet.deployments if one.deployment.serving_class == GUEST}
+    return {place: share for place, share in guest_shares(now).items() if place[0] not in own}
 
 
 def _service_s_before(row: DeploymentRegion) -> float | None:

@@ -1,18 +1,28 @@
 """Series of demand with their past, as the forecasters take them, and what is expected of them."""
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from itertools import groupby
 from math import nan
 
+from django.db.models import F
+
+from engine_agent.protocol.states import ServingClass
+from fleet.models import NodeReport
 from fleet.planning.forecast.series import HISTORY_SLOT_S, Forecast, SeriesKey, forecast_at
 from traffic.models import DemandDay, DemandForecast, TrafficMatrix
+from traffic.planning.demand import Place, guest_share
 
 HISTORY = timedelta(days=35)
 """Five weeks: as far back as shapes and models look."""
 FORECAST_FRESH_FOR = timedelta(minutes=20)
 """Four rounds of the planner; an older forecast is none."""
+FRESH_FOR = timedelta(seconds=15)
+"""As long as the region autopilot counts a report."""
+CLASSES = frozenset(one.value for one in ServingClass)
+"""What a cell calls otherwise makes no series."""
 SLOTS_A_DAY = 86_400 // HISTORY_SLOT_S
 
 
@@ -67,3 +77,30 @@ def expected_loads(
                 place = (row.deployment_id, region)
                 loads[place] = loads.get(place, 0.0) + share * peak
     return loads
+
+
+def in_cells_by_class(now: datetime) -> dict[Place, dict[str, float]]:
+    """Requests at once by class, as the leaders of cells report them of their own cell."""
+    found: dict[Place, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for place, classes in _cells_by_class(now):
+        for serving_class, count in classes.items():
+            found[place][serving_class] += count
+    return found
+
+
+def guest_shares(now: datetime) -> dict[Place, float]:
+    """Which part of what a deployment's cells work on in a region is batch work."""
+    cells: dict[Place, list[Mapping[str, float]]] = defaultdict(list)
+    for place, classes in _cells_by_class(now):
+        cells[place].append(classes)
+    return {place: guest_share(there) for place, there in cells.items()}
+
+
+def _cells_by_class(now: datetime) -> Iterable[tuple[Place, Mapping[str, float]]]:
+    cell = "node__member__cell__"
+    reports = NodeReport.objects.filter(
+        last_seen_at__gte=now - FRESH_FOR, node__member__rank=0, cell=F("node__member__cell_id"), load__isnull=False
+    )
+    for deployment, region, classes in reports.values_list(f"{cell}deployment_id", f"{cell}region_id", "load__classes"):
+        known = CLASSES & (classes or {}).keys()
+        yield (deployment, region), {name: max(0, classes[name].get("in_flight", 0)) for name in known}

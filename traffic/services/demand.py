@@ -2,30 +2,24 @@
 cells have reported anyway; what was seen of the slot so far is in this process, so a planner that is killed in its
 middle leaves a hole."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.db import connection
-from django.db.models import F
 
-from engine_agent.protocol.states import ServingClass
-from fleet.models import Deployment, NodeReport
+from fleet.models import Deployment
 from fleet.planning.forecast.series import HISTORY_SLOT_S, SeriesKey
 from kernel import hints
 from kernel.leases import lease_take, this_holder
 from traffic.models import DemandDay
 from traffic.planning.demand import Place, PoolLook, SlotMeans, origin_loads, series_loads, slot_of
+from traffic.selectors.demand import FRESH_FOR, in_cells_by_class
 from traffic.selectors.steering import IngressView, ingress_views
 
 LEASE = "traffic:demand"
 LEASE_S = 20.0
 """After this another planner may measure; a look takes tens of milliseconds, and there is one every 5 s."""
-FRESH_FOR = timedelta(seconds=15)
-"""As long as the region autopilot counts a report."""
-CLASSES = frozenset(one.value for one in ServingClass)
-"""What a cell calls otherwise makes no series."""
 DAYS_KEPT = timedelta(days=36)
 """Five weeks and the day that is not over."""
 SLOTS_A_DAY = 86_400 // HISTORY_SLOT_S
@@ -107,7 +101,7 @@ def demand_trim(*, now: datetime) -> None:
 
 
 def _look(before: Mapping[str, Mapping[str, PoolLook]], now: datetime) -> _Look:
-    views, in_cells = ingress_views(), _in_cells(now)
+    views, in_cells = ingress_views(), in_cells_by_class(now)
     pools: dict[str, dict[str, PoolLook]] = {}
     loads: dict[SeriesKey, float] = {}
     for name, own_class in Deployment.objects.values_list("name", "serving_class"):
@@ -127,16 +121,3 @@ def _pool(ingresses: list[IngressView], deployment: str, now: datetime) -> PoolL
         # HAProxy's sessions of a backend: those with a server and those that wait for one.
         whole += PoolLook(row.get("in_flight", 0), row.get("spilled_in_flight", 0), row.get("spilled_to", {}))
     return whole
-
-
-def _in_cells(now: datetime) -> dict[Place, dict[str, float]]:
-    """Requests at once by class, as the leaders of cells report them of their own cell."""
-    cell = "node__member__cell__"
-    reports = NodeReport.objects.filter(
-        last_seen_at__gte=now - FRESH_FOR, node__member__rank=0, cell=F("node__member__cell_id"), load__isnull=False
-    )
-    found: dict[Place, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for deployment, region, classes in reports.values_list(f"{cell}deployment_id", f"{cell}region_id", "load__classes"):
-        for serving_class in CLASSES & (classes or {}).keys():
-            found[deployment, region][serving_class] += max(0, classes[serving_class].get("in_flight", 0))
-    return found

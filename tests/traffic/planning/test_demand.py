@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.planning.forecast.series import HISTORY_SLOT_S, SeriesKey
-from traffic.planning.demand import PoolLook, SlotMeans, origin_loads, series_loads, slot_of
+from traffic.planning.demand import PoolLook, SlotMeans, guest_share, origin_loads, series_loads, slot_of
 
 EAST, WEST, NORTH = "east", "west", "north"
 KEY = SeriesKey("chat", EAST, "realtime")
@@ -99,3 +99,18 @@ def test_a_clock_that_goes_back_adds_nothing() -> None:
 
 def test_slots_are_numbered_since_1970() -> None:
     assert [slot_of(at) for at in (0.0, 299.9, 300.0)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("cells", "share"),
+    [
+        ([], 0.0),
+        ([{}], 0.0),
+        ([{"realtime": 3.0}], 0.0),
+        ([{"realtime": 1.0, "batch": 3.0}], 0.75),
+        ([{"realtime": 4.0}, {"batch": 4.0}, {}], 0.5),
+        ([{"realtime": 4.0}, {"realtime": 4.0}, {"realtime": 4.0}, {"batch": 1e9}], 0.25),
+    ],
+)
+def test_a_cell_moves_the_share_of_guests_by_its_own_part(cells: list[dict[str, float]], share: float) -> None:
+    assert guest_share(cells) == pytest.approx(share)

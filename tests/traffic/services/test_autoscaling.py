@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from fleet.models import Cell, Deployment, DeploymentRegion, ScalingDecision, ScalingState
+from fleet.models import Cell, Deployment, DeploymentRegion, NodeReport, ScalingDecision, ScalingState
 from fleet.planning.autoscaling.policy import CellRange
 from fleet.planning.states import CellState
 from fleet.services.autoscaling import autoscaling_pause, autoscaling_resume
@@ -32,6 +32,7 @@ class Scaled(Steered):
         deployment_change(
             name="sim-70b", actor="ada", now=self.now, scaling={"mode": "act", "start_up_s": 30, **policy}
         )
+        self.classes = {"realtime": 5}
         Cell.objects.update(state_since=self.now - timedelta(hours=1))
         Event.objects.all().delete()
 
@@ -40,9 +41,18 @@ class Scaled(Steered):
         changed = []
         for _ in range(int(seconds / every_s)):
             self.run(every_s)
+            self._report_classes()
             changed += autoscaling_run(now=self.now)
             self._obey()
         return changed
+
+    def _report_classes(self) -> None:
+        """Each leader says which part of its work is of which class."""
+        load = {"classes": {name: {"in_flight": count} for name, count in self.classes.items()}}
+        for cell in Cell.objects.filter(state=CellState.READY.value).prefetch_related("members"):
+            for member in cell.members.all():
+                reports = NodeReport.objects.filter(node=member.node_id)
+                reports.update(cell=cell.id, load=load, last_seen_at=self.now)
 
     def cells(self) -> tuple[int, int]:
         wanted = dict(DeploymentRegion.objects.values_list("region_id", "cells"))
@@ -77,6 +87,24 @@ def test_load_that_three_cells_do_not_carry_gets_more_at_once() -> None:
     event = Event.objects.filter(kind="deployment.scaled", region=EAST).earliest("id")
     assert (event.actor, decision.reason in event.message) == ("autoscaler", True)
     assert west <= 9
+
+
+def test_batch_work_in_cells_asks_for_none() -> None:
+    fleet = Scaled({EAST: 28.0, WEST: 12.0})
+    fleet.classes = {"realtime": 5, "batch": 5}
+    fleet.scale(60)
+    assert fleet.cells() == (3, 3), "14 of the 28 would fill any room"
+    fleet.classes = {"realtime": 5}
+    fleet.scale(30)
+    assert fleet.cells()[0] >= 4
+
+
+def test_where_batch_work_is_what_a_deployment_is_for_it_counts() -> None:
+    fleet = Scaled({EAST: 28.0, WEST: 12.0})
+    fleet.classes = {"batch": 5}
+    Deployment.objects.update(serving_class="batch")
+    fleet.scale(30)
+    assert fleet.cells()[0] >= 4
 
 
 def test_fewer_come_after_the_agreement_and_not_before() -> None:
