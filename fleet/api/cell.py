@@ -13,6 +13,7 @@ from drf_spectacular.utils import (
     extend_schema_field,
     extend_schema_serializer,
 )
+from msgspec import structs
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -144,7 +145,8 @@ class CellSerializer(serializers.ModelSerializer[Cell]):
     @extend_schema_field(LoadSerializer)
     def get_load(self, cell: Cell) -> dict[str, Any]:
         load = cell_load(cell)  # plain values: a serializer for each of a hundred cells costs more than the query
-        return {field.name: getattr(load, field.name) for field in fields(load)}
+        batch = None if load.batch is None else structs.asdict(load.batch)
+        return {field.name: getattr(load, field.name) for field in fields(load)} | {"batch": batch}
 
 
 class CellFilter(EndedHidden):

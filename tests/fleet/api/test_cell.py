@@ -12,6 +12,18 @@ from tests.fleet import rows
 pytestmark = pytest.mark.django_db
 
 LOAD = {"in_flight": 3, "queued": 1, "tokens_per_s": 41.5, "ttft_p50_ms": 48.0, "ttft_p99_ms": 131.0}
+BATCH = {"running": 2, "waiting": 1, "window": 12, "baseline_ttft_ms": 80.0}
+NO_BATCH = {
+    "running": 0,
+    "waiting": 0,
+    "window": 0,
+    "is_alone": False,
+    "is_over_budget": False,
+    "baseline_ttft_ms": None,
+    "baseline_itl_ms": None,
+    "recent_ttft_ms": None,
+    "recent_itl_ms": None,
+}
 NO_LOAD = {
     "in_flight": 0,
     "queued": 0,
@@ -53,6 +65,11 @@ def test_a_cell_says_everything_about_itself() -> None:
         "state_since": "2026-11-21T12:00:00Z",
         "created_at": "2026-11-21T12:00:00Z",
     }
+
+
+def test_a_cell_says_what_it_does_of_batch_work() -> None:
+    cell = rows.cell("c", rows.node("n-00000001", report={"load": {**LOAD, "batch": BATCH}}))
+    assert bearer().get(f"/api/v1/cells/{cell.id}").json()["load"]["batch"] == {**NO_BATCH, **BATCH}
 
 
 def test_a_cell_shows_which_nodes_run_the_same_and_in_what_the_others_differ() -> None:
