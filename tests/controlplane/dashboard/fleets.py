@@ -32,17 +32,20 @@ from traffic.models import (
     ApplicationKey,
     Batch,
     BatchRange,
+    BucketGrant,
     Budget,
     CallbackHost,
     CellHour,
     CostBudget,
     CostShare,
+    DemandForecast,
     Entry,
     EntryRevision,
     Ingress,
     IngressReport,
     RoutingTable,
     StoredResponse,
+    TenantWebhook,
     TokenPrice,
     TrafficMatrix,
     TrafficOverride,
@@ -231,6 +234,10 @@ def _traffic(number: int, cell: Cell) -> None:
 def _key(number: int) -> None:
     prefix, tenant = f"0a{number:06x}", f"tenant-{number}"
     CallbackHost.objects.create(tenant="acme", host=f"app-{number}.example", actor="admin", created_at=NOW)
+    TenantWebhook.objects.create(tenant="acme", url=f"https://app-{number}.example", actor="admin", created_at=NOW)
+    BucketGrant.objects.create(
+        tenant="acme", bucket=f"b-{number}", region="r", may_read=True, may_write=True, actor="admin", created_at=NOW
+    )
     ApplicationKey.objects.create(
         prefix=prefix,
         digest=f"{number:064x}",
@@ -309,6 +316,9 @@ def _steering(cell: Cell) -> None:
         held_since=NOW,
         figures={"regions": {cell.region_id: seen}, "unplaced": {cell.region_id: 2.0}},
     )
+    slots = {name: [2.0] * 96 for name in ("p50", "p90", "p99")}
+    series = {"deployment_id": cell.deployment_id, "origin_id": cell.region_id, "serving_class": "realtime"}
+    DemandForecast.objects.create(**series, made_at=NOW, slot_s=900, methods=["blend"] * 96, **slots)
     entry = Entry.objects.create(name=f"{cell.pk}.example.com")
     EntryRevision.objects.create(
         entry=entry, revision=1, token=f"{cell.pk:0>32}", weights={"region-0": 255}, records=[], state="in_force",

@@ -11,6 +11,7 @@ LISTS: dict[str, str] = {
     "keys": "/keys/",
     "models": "/models/",
     "nodes": "/nodes/",
+    "plan": "/plan/",
     "playground": "/playground/",
     "rollouts": "/rollouts/",
     "search": "/search/?q=0",

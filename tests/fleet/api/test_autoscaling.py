@@ -23,6 +23,9 @@ def deployment() -> None:
     rows.region("us-west-2")
 
 
+ALL_GRANTED = {"granted": None, "grant_reason": ""}
+
+
 def change(**body: Any) -> Any:
     return bearer("operator").patch(URL, body, format="json")
 
@@ -35,8 +38,8 @@ def messages(response: Any) -> str:
 def test_cells_may_be_a_range_and_a_number_ends_it() -> None:
     shown = change(regions=[WEST_RANGE]).json()["regions"]
     assert shown == [
-        {"region": "us-east-1", "cells": 2, "range": None, "ready": 0},
-        {"region": "us-west-2", "cells": 2, "range": {"min": 2, "max": 8}, "ready": 0},
+        {"region": "us-east-1", "cells": 2, "range": None, "ready": 0, **ALL_GRANTED},
+        {"region": "us-west-2", "cells": 2, "range": {"min": 2, "max": 8}, "ready": 0, **ALL_GRANTED},
     ]
     assert change(regions=[WEST_RANGE]).status_code == 200
     assert Event.objects.filter(kind="deployment.scaled").count() == 1, "that is so already"
