@@ -124,7 +124,8 @@ async def every_token_is_counted(proxy: ProxyProcess) -> None:
 
 
 async def order_of_the_end(proxy: ProxyProcess, url: str) -> list[str]:
-    """One slot, which a stream holds until two batch requests and after them a real-time one wait for it."""
+    """One slot, which a stream holds until two batch requests and after them a real-time one wait for it: the second of
+    the batch requests in the proxy, until the prompt of the first is read."""
     ended: list[str] = []
 
     async def run(serving_class: str) -> None:
@@ -138,11 +139,16 @@ async def order_of_the_end(proxy: ProxyProcess, url: str) -> list[str]:
 
         await until(are_there, f"{requests} requests are in the engine")
 
+    async def one_waits_in_the_proxy() -> bool:
+        return bool((await proxy.status())["load"]["batch"]["waiting"] == 1)
+
     _, holder = await streaming(proxy)
-    waiting = []
-    for requests, serving_class in enumerate(("batch", "batch", "realtime"), start=2):
-        waiting.append(asyncio.create_task(run(serving_class)))
-        await in_the_engine(requests)
+    waiting = [asyncio.create_task(run("batch"))]
+    await in_the_engine(2)
+    waiting.append(asyncio.create_task(run("batch")))
+    await until(one_waits_in_the_proxy, "a batch request waits in the proxy")
+    waiting.append(asyncio.create_task(run("realtime")))
+    await in_the_engine(3)
     holder.close()
     await asyncio.gather(*waiting)
     return ended
