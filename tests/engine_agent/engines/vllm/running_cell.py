@@ -112,7 +112,8 @@ class RunningCell:
         with (self.home / f"{rank}.log").open("wb") as output:
             return subprocess.Popen(
                 launch.argv,
-                env={**os.environ, **launch.env},
+                # Not the session's home, in which tests of `fleet_stop` end all machines.
+                env={**os.environ, **launch.env, "SWITCHYARD_HOME": str(self.home)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
