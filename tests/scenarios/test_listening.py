@@ -29,7 +29,8 @@ OF_NODES = {
 FILES = {
     ".s.PGSQL.5432": "PostgreSQL", "valkey.sock": "Valkey", "admin.sock": "HAProxy administration",
     "master.sock": "HAProxy administration",
-    **dict.fromkeys(("parsed.sock", "parser.sock", "no-cell.sock", "sticky.sock"), "HAProxy internal"),
+    **dict.fromkeys(("parsed.sock", "parser.sock", "no-cell.sock", "sticky.sock", "door.sock"), "HAProxy internal"),
+    "held.sock": "bell of held requests",
 }  # fmt: skip
 
 

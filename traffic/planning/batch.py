@@ -94,7 +94,7 @@ class BatchSettings:
     """What is leased, and read into memory, at once."""
     ranges_at_once: int = 16
     """Of one process: 64 MiB of requests at most."""
-    lease_s: float = 15.0
+    lease_s: float = 9.0
     """A process that died is noticed after this; a living one renews three times meanwhile."""
     renew_every_s: float = 3.0
     poll_s: float = 0.5
