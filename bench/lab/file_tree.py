@@ -85,7 +85,7 @@ def make(tree: FileTree, etc: dict[str, str]) -> None:
         inside.mkdir(exist_ok=True)
         inside.chmod(0o1777 if name == "tmp" else 0o755)
     for name in ON_TOP:
-        for part in ("changes", "work"):
+        for part in ("changes", "scratch"):
             (_own(tree.folder, name) / part).mkdir(parents=True, exist_ok=True)
     changes = _own(tree.folder, "/etc") / "changes"
     (changes / Path(START_AT_BOOT).name).mkdir(exist_ok=True)
@@ -96,7 +96,7 @@ def make(tree: FileTree, etc: dict[str, str]) -> None:
 def remove_files(folder: Path) -> None:
     """A host's, all that is kept of it, or all hosts': the folder and what is in it."""
     for depth in ("*", "files/*", "*/files/*"):
-        for working in folder.glob(f"{depth}/work/work"):
+        for working in folder.glob(f"{depth}/scratch/work"):
             working.chmod(0o700)  # overlayfs's own folder, which nobody may enter, not even its owner
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -139,7 +139,7 @@ def mount(tree: FileTree) -> None:
 
 def _on_top(folder: str, is_root: bool) -> str:
     # Who is not really root may not set the attributes that overlayfs keeps its books in.
-    return f"upperdir={folder}/changes,workdir={folder}/work" + ("" if is_root else ",userxattr")
+    return f"upperdir={folder}/changes,workdir={folder}/scratch" + ("" if is_root else ",userxattr")
 
 
 def _own(folder: Path, name: str) -> Path:
