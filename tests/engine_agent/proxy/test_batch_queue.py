@@ -1,6 +1,7 @@
 """One batch prompt is read at a time, in a real proxy before an engine that does as the test says."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -15,6 +16,16 @@ ANSWER = json_answer(b'{"choices":[],"usage":{"prompt_tokens":4,"total_tokens":9
 
 def batch(proxy: ProxyProcess) -> "asyncio.Task[Message]":
     return asyncio.create_task(proxy.complete(x_switchyard_class="batch"))
+
+
+def answers_after(go_on: asyncio.Event) -> Callable[[Turn], Awaitable[None]]:
+    """An engine that answers once it may."""
+
+    async def script(turn: Turn) -> None:
+        await go_on.wait()
+        await turn.send(ANSWER)
+
+    return script
 
 
 async def stands(proxy: ProxyProcess, running: int, waiting: int) -> bool:
@@ -52,12 +63,7 @@ async def test_the_next_prompt_goes_to_the_engine_with_the_first_token_of_the_on
 
 async def test_an_engine_that_tells_when_a_prompt_is_read_is_asked_where_the_answer_is_no_stream() -> None:
     go_on = asyncio.Event()
-
-    async def script(turn: Turn) -> None:
-        await go_on.wait()
-        await turn.send(ANSWER)
-
-    async with running_engine(script) as engine, running_proxy(engine, max_concurrency=8) as proxy:
+    async with running_engine(answers_after(go_on)) as engine, running_proxy(engine, max_concurrency=8) as proxy:
         engine.ledger["/switchyard/read"] = json_answer(b"{}", b"202 Accepted")
         answers = [batch(proxy), batch(proxy)]
         await until(lambda: stands(proxy, 1, 1), "the second waits for the first prompt")
@@ -69,12 +75,7 @@ async def test_an_engine_that_tells_when_a_prompt_is_read_is_asked_where_the_ans
 
 async def test_without_a_word_of_the_engine_a_prompt_counts_as_read_after_a_while() -> None:
     go_on = asyncio.Event()
-
-    async def script(turn: Turn) -> None:
-        await go_on.wait()
-        await turn.send(ANSWER)
-
-    async with running_engine(script) as engine, running_proxy(engine, max_concurrency=8) as proxy:
+    async with running_engine(answers_after(go_on)) as engine, running_proxy(engine, max_concurrency=8) as proxy:
         answers = [batch(proxy), batch(proxy), batch(proxy)]
         await until(lambda: stands(proxy, 3, 0), "one after the other")
         go_on.set()
@@ -83,12 +84,7 @@ async def test_without_a_word_of_the_engine_a_prompt_counts_as_read_after_a_whil
 
 async def test_who_waits_and_leaves_takes_nobodys_place() -> None:
     go_on = asyncio.Event()
-
-    async def script(turn: Turn) -> None:
-        await go_on.wait()
-        await turn.send(ANSWER)
-
-    async with running_engine(script) as engine, running_proxy(engine, max_concurrency=8) as proxy:
+    async with running_engine(answers_after(go_on)) as engine, running_proxy(engine, max_concurrency=8) as proxy:
         engine.ledger["/switchyard/read"] = json_answer(b"{}", b"202 Accepted")
         first = batch(proxy)
         await until(lambda: stands(proxy, 1, 0), "one is in the engine")

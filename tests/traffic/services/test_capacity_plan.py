@@ -13,6 +13,7 @@ from fleet.planning.autoscaling.policy import CellRange
 from fleet.services.deployment import deployment_scale
 from models_registry.models import ModelVersion
 from tests.fleet import rows
+from tests.hanging import HANGS
 from tests.traffic.demand_rows import EAST, MADE, forecast_row
 from traffic.models import Batch, BatchRange, TrafficMatrix
 from traffic.selectors.autoscaling import scaled_deployments
@@ -25,7 +26,6 @@ from traffic.services.planner import Planner
 pytestmark = [pytest.mark.django_db, pytest.mark.processes]
 
 NOW = MADE + timedelta(seconds=20)
-HANGS = (sys.executable, "-c", "import time; time.sleep(600)")
 BREAKS = (sys.executable, "-c", "import sys; sys.exit('no such solver')")
 
 

@@ -9,6 +9,7 @@ import pytest
 from fleet.models import Cell, Deployment
 from fleet.planning.forecast.series import LEADS, SLOTS
 from kernel.leases import lease_take
+from tests.hanging import HANGS
 from tests.traffic.demand_rows import MADE, demand_days
 from traffic.models import DemandDay, DemandForecast, ForecastRecord
 from traffic.services.forecast import CHILD_ENDED_S, LEASE, WAITS_S, Forecaster, forecasts_trim
@@ -17,7 +18,6 @@ from traffic.services.planner import Planner
 pytestmark = [pytest.mark.django_db, pytest.mark.processes]
 
 BEGINS = MADE + timedelta(seconds=WAITS_S)
-HANGS = (sys.executable, "-c", "import time; time.sleep(600)")
 WRITES_HALF = (sys.executable, "-c", "import sys; sys.stdout.buffer.write(bytes([0, 0, 0, 9, 1]))")
 
 
