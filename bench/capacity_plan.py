@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import numpy as np
-
 from bench.autoscaling import BOOT_SHARE, DAY_S, NODES, PACE, SERVICE_S, Fixed, Load, servegen, with_bursts
+from bench.capacity_demand import REGION, forecasts, mean_rate, perfect
 from bench.capacity_size import print_sizes
 from fleet.planning.autoscaling.policy import CellRange, parse_scaling_policy
 from fleet.planning.autoscaling.view import PlannedNeed, ScaledPlace
@@ -33,12 +32,7 @@ from fleet.planning.capacity.view import (
     PlannedDeployment,
     PlannedPlace,
 )
-from fleet.planning.forecast.boosted import fit
-from fleet.planning.forecast.forecaster import forecast_series
-from fleet.planning.forecast.ledger import calibrate
-from fleet.planning.forecast.past import past_of
-from fleet.planning.forecast.records import SCORES_LEAST, Calibration, Record
-from fleet.planning.forecast.series import HISTORY_SLOT_S, SLOT_S, SLOTS, SeriesKey
+from fleet.planning.forecast.series import SLOT_S
 from fleet.planning.provider_limits import ProviderLimits
 from simulator.clock import EPOCH
 from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet
@@ -47,7 +41,6 @@ from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 NAMES = ("m_large", "m_mid", "m_small")
-REGION = "east"
 PEAK_CELLS = 20
 """Of each at its peak: the shapes count, not the sizes."""
 TARGET = 0.76
@@ -176,48 +169,6 @@ class Run:
     took_s: float
 
 
-def forecasts(loads: Mapping[str, Load], seconds: float) -> dict[str, list[Demand | None]]:
-    """What the live forecaster says of each series every 15 minutes, with its ledger once an hour and LightGBM once a
-    day, by nothing but what had come by then."""
-    found: dict[str, list[Demand | None]] = {}
-    for name, load in loads.items():
-        key = SeriesKey(name, REGION, "realtime")
-        slots = np.array(
-            [_mean(load, at, HISTORY_SLOT_S) * SERVICE_S for at in np.arange(0.0, seconds, HISTORY_SLOT_S)]
-        )
-        calibration, records, model = Calibration(), list[Record](), None
-        rows: list[Demand | None] = []
-        for at in range(0, int(seconds), SLOT_S):
-            past = past_of(key, EPOCH + timedelta(seconds=at), slots[: at // HISTORY_SLOT_S])
-            if at and at % int(DAY_S) == 0:
-                model = fit(past)
-            if at and at % 3600 == 0:
-                calibration = calibrate(past, records, calibration)
-            made = forecast_series(past, calibration, model) if at >= 2 * SLOT_S else None
-            if made and at % 1800 == 0:
-                records.append(made.record)
-            scores = calibration.scores.get(made.forecast.method[0], ()) if made else ()
-            is_judged = bool(scores) and scores[0].count >= SCORES_LEAST
-            rows.append(Demand(made.forecast.p50, made.forecast.p90) if made and is_judged else None)
-        found[name] = rows
-    return found
-
-
-def perfect(load: Load, seconds: float) -> Callable[[float], Demand]:
-    """What will come, as means of slots."""
-    means = [_mean(load, at, SLOT_S) * SERVICE_S for at in range(0, int(seconds + DAY_S), SLOT_S)]
-
-    def known(now_s: float) -> Demand:
-        row = tuple(means[int(now_s // SLOT_S) :][:SLOTS])
-        return Demand(row, row)
-
-    return known
-
-
-def _mean(load: Load, begins_s: float, lasts_s: float) -> float:
-    return sum(load.rate(begins_s + lasts_s * (part + 0.5) / 5) for part in range(5)) / 5
-
-
 def replay(
     loads: Mapping[str, Load],
     per_cell: Mapping[str, float],
@@ -317,7 +268,7 @@ class Comparison:
     def _windows(self, name: str) -> tuple[int, ...]:
         load, week = self.loads[name], range(min(7, math.ceil(self.days)))
         return tuple(
-            max(self._cells(name, _mean(load, day * DAY_S + hour * 3600.0 + part * 600.0, 600.0))
+            max(self._cells(name, mean_rate(load, day * DAY_S + hour * 3600.0 + part * 600.0, 600.0))
                 for day in week for part in range(6))
             for hour in range(24)
         )  # fmt: skip
@@ -373,7 +324,7 @@ def draw(runs: Mapping[str, Run], comparison: Comparison, path: Path) -> None:
         slot for slot in range(int(comparison.seconds // SLOT_S)) if slot * SLOT_S >= comparison.seconds - 3 * DAY_S
     ]
     needed = [
-        sum(_mean(load, slot * SLOT_S, SLOT_S) * SERVICE_S / (TARGET * comparison.per_cell[name])
+        sum(mean_rate(load, slot * SLOT_S, SLOT_S) * SERVICE_S / (TARGET * comparison.per_cell[name])
             for name, load in comparison.loads.items())
         for slot in slots
     ]  # fmt: skip
