@@ -6,7 +6,6 @@ named. It never reads what runs.
 """
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from engine_agent.ingress.splits import (
     FALLBACKS_MAP,
     SHARES_MAP,
     SPLITS_MAP,
+    spilled_share,
     split_fallbacks,
     split_models,
     split_ranges,
@@ -47,8 +47,6 @@ CELL_WEIGHT = 100
 """All cells weigh the same: which is free is for `leastconn` to see."""
 MAX_WEIGHT = 256
 """HAProxy's greatest server weight."""
-SHARE_SCALE = 1000
-"""Shares of requests are kept in tenths of a per cent."""
 
 LOCAL_PREFIX, SPILL_PREFIX = "pool.", "spill."
 """How the names of backends begin whose servers come and go with the table."""
@@ -238,7 +236,7 @@ def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]
     for model in models:
         if not MODEL_NAME.fullmatch(model):
             raise BadTable(f"model {model!r}: only letters, digits and ._:/@+- are allowed")
-    shares = {backends[pool.name]: _spilled_share(pool, table.region) for pool in pools}
+    shares = {backends[pool.name]: spilled_share(pool, table.region) for pool in pools}
     cells = {backends[pool.name]: cells_entry(pool, _named_cells(pool)) for pool in pools if pool.affinity}
     return {
         MODELS_MAP: models,
@@ -359,17 +357,6 @@ def _tls_name(what: str, fleet: str, kind: IdentityKind, subject: str) -> str:
         return IdentityName(fleet, kind, subject).dns
     except BadName as error:
         raise BadTable(f"the {what} names no {kind} whose certificate could be checked: {error}") from None
-
-
-def _spilled_share(pool: Pool, own_region: str) -> str:
-    """How many of `SHARE_SCALE` requests leave; shares of regions that cannot be reached from here stay here."""
-    if any(not 0.0 <= fraction <= 1.0 for fraction in pool.fractions.values()):
-        raise BadTable(f"fractions of pool {pool.name} must be between 0 and 1: {pool.fractions}")
-    total = math.fsum(pool.fractions.values())
-    if pool.fractions and not math.isclose(total, 1.0, abs_tol=1e-6):
-        raise BadTable(f"fractions of pool {pool.name} sum to {total:.6g}, not to 1")
-    away = math.fsum(pool.fractions.get(region, 0.0) for region in {t.region for t in pool.spill} - {own_region})
-    return str(round(SHARE_SCALE * away))
 
 
 def _pools_of_models(table: RoutingTable, of_pools: dict[str, str], backends: dict[str, str]) -> dict[str, str]:

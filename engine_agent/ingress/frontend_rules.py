@@ -25,7 +25,6 @@ from engine_agent.ingress.desired import (
     LISTING_MAP,
     LISTING_ONE,
     MODELS_MAP,
-    SHARE_SCALE,
     DesiredHaproxy,
     Features,
 )
@@ -259,7 +258,7 @@ def availability_rules(desired: DesiredHaproxy) -> list[str]:
     refused = responses.return_rule(responses.no_ready_cell(desired.retry_after_s))
     return [
         f"http-request set-var(txn.share) var(txn.pool),map_str_int({splits.SHARES_MAP},0)",
-        f"acl must_spill rand({SHARE_SCALE}),sub(txn.share) lt 0",
+        f"acl must_spill rand({splits.SHARE_SCALE}),sub(txn.share) lt 0",
         f"{refused} if is_marked !can_serve",
         *([hold.may_hold_rule()] if desired.features.holds else ()),
         f"{refused} if !can_serve !can_spill{' !may_hold' if desired.features.holds else ''}",

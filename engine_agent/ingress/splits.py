@@ -1,18 +1,21 @@
-"""Traffic splits: model names that several pools serve, by weight. Pure.
+"""Traffic splits: model names that several pools serve, by weight; and the share of a pool that leaves. Pure.
 
 A draw of 0 to 9,999 falls into the range of one pool: the ranges of all splits stand one after another in one map, so
 that shares change in one instant and without a reload. A sticky split draws by the request's affinity key. A pool that
 cannot serve at the moment hands its requests to the next: any of them serves the name, and an error would not.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 
 from engine_agent.ingress import headers
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.protocol.ingress_messages import Split
+from engine_agent.protocol.ingress_messages import Pool, Split
 
 SHARES_MAP = "shares.map"
-"""Backend of a pool -> how many of a thousand of its requests other regions serve."""
+"""Backend of a pool -> how many of `SHARE_SCALE` of its requests other regions serve."""
+SHARE_SCALE = 1000
+"""Shares of requests are kept in tenths of a per cent."""
 
 SPLITS_MAP = "splits.map"
 """Range of draws, `0:9499` -> backend of a pool."""
@@ -110,3 +113,14 @@ def fallback_rules(unavailable: str) -> list[str]:
     """Fall back to the next pool of a split while `unavailable` (a condition) holds of this one."""
     fallback = f"var(txn.split),concat(/,txn.pool),map_str({FALLBACKS_MAP})"
     return [f"http-request set-var(txn.pool) {fallback} if {unavailable} {{ {fallback} -m found }}"] * MAX_FALLBACKS
+
+
+def spilled_share(pool: Pool, own_region: str) -> str:
+    """How many of `SHARE_SCALE` requests leave; shares of regions that cannot be reached from here stay here."""
+    if any(not 0.0 <= fraction <= 1.0 for fraction in pool.fractions.values()):
+        raise BadTable(f"fractions of pool {pool.name} must be between 0 and 1: {pool.fractions}")
+    total = math.fsum(pool.fractions.values())
+    if pool.fractions and not math.isclose(total, 1.0, abs_tol=1e-6):
+        raise BadTable(f"fractions of pool {pool.name} sum to {total:.6g}, not to 1")
+    away = math.fsum(pool.fractions.get(region, 0.0) for region in {t.region for t in pool.spill} - {own_region})
+    return str(round(SHARE_SCALE * away))
