@@ -39,7 +39,7 @@ class Scale:
     tokens: int
 
 
-SCALES = {"sim": Scale(64, 1.2, 1, 1500, 200, 256), "vllm": Scale(16, 0.15, 16, 150, 24, 32)}
+SCALES = {"sim": Scale(64, 1.2, 1, 1500, 200, 256), "vllm": Scale(16, 0.4, 16, 150, 24, 32)}
 
 
 @dataclass
@@ -63,17 +63,18 @@ def rules_of(scale: Scale) -> dict[str, Rule]:
 def cell(kind: str, scale: Scale, rule: Rule) -> Iterator[tuple[str, str]]:
     """A cell with its proxy: where it takes requests, and the model's name."""
     tokens = scale.tokens if rule.has_order else 0
+    known = ("--priorities", *(("--orders-classes",) if rule.has_order else ()))
     with tempfile.TemporaryDirectory() as folder:
         if kind == "sim":
             parameters = replace(CELL, batch_prompt_tokens=tokens)
-            with sim_cells(Path(folder), PORT, parameters, [1.0], proxy_arguments=("--priorities",)) as cells:
+            with sim_cells(Path(folder), PORT, parameters, [1.0], proxy_arguments=known) as cells:
                 yield f"http://127.0.0.1:{cells[0].endpoint.port}", contenders.MODEL
             return
         order = ("--scheduling-policy", "priority", "--batch-prompt-tokens", str(tokens))
         with executor_cell.engine(0, 1, *executor_cell.ARGS, *order) as engine:
             words = (
                 *(sys.executable, "-m", "engine_agent.proxy", "--node-id", "n-0", "--cell", "c-0", "--generation", "1"),
-                *("--port", str(PORT), "--admin-port", str(PORT + 1), "--engine", engine.url, "--priorities"),
+                *("--port", str(PORT), "--admin-port", str(PORT + 1), "--engine", engine.url, *known),
                 *("--model", "m", "--max-concurrency", str(scale.slots), "--no-access-log"),
             )
             with contenders.spawned(words, Path(folder) / "proxy.log"):

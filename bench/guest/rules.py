@@ -77,8 +77,8 @@ class Gates(Rule):
 
 @dataclass
 class Guest(Rule):
-    """Ours: one batch prompt being read, a window by the cell's own baseline, and the order of classes in the engine.
-    `window` None: the order of classes alone; `one_prompt` False: without that limit."""
+    """Ours: a window by the cell's own baseline and the order of classes in the engine, or, where an engine has none,
+    one batch prompt being read. `window` None: without it; `one_prompt` False: without that limit."""
 
     window: BatchWindow | None = None
     one_prompt: bool = True
@@ -113,7 +113,7 @@ def rule_of(name: str, slots: int, tokens: int) -> Rule:
         "one prompt": lambda: Guest(most, BATCH),
         "one prompt, window": lambda: Guest(most, BATCH, window=BatchWindow(most)),
         "classes": lambda: Guest(most, BATCH, tokens, one_prompt=False),
-        "guest": lambda: Guest(most, BATCH, tokens, window=BatchWindow(most)),
+        "guest": lambda: Guest(most, BATCH, tokens, window=BatchWindow(most), one_prompt=False),
     }
     if name not in made:
         raise ValueError(f"there is no rule {name!r}; there are {', '.join(made)}")

@@ -86,6 +86,10 @@ KEYS: Mapping[str, frozenset[str]] = {
 SPECULATION_METHODS = frozenset({"draft_model", "eagle", "eagle3", "medusa", "ngram"})
 PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
 """The arguments of vLLM that turn it on."""
+BATCH_PROMPTS_UNLIMITED = ("--batch-prompt-tokens", "0")
+"""The order of classes in an engine, turned off."""
+READS_WHOLE_PROMPTS = frozenset({"--no-enable-chunked-prefill", "--disable-chunked-mm-input"})
+"""With these vLLM cannot limit a prompt's tokens in a step."""
 AGENTS_OWN = frozenset(
     {
         *("--config", "--distributed-executor-backend", "--host", "--model", "--model-tag", "--port"),

@@ -34,6 +34,7 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     parser.add_argument("--adapter", action="append", default=[], dest="adapters", help="name that it serves besides")
     parser.add_argument("--max-concurrency", type=_positive, required=True)
     parser.add_argument("--priorities", action="store_true", help="the engine schedules by priority")
+    parser.add_argument("--orders-classes", action="store_true", help="the engine limits batch prompts in its steps")
     parser.add_argument(
         "--max-prompt-tokens", type=_positive, metavar="N", help="the engine ends at a longer prompt: refuse it"
     )

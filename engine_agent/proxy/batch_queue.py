@@ -18,10 +18,11 @@ class BatchRequest(Protocol):
 
 class BatchQueue:
     """`most`: batch requests in the engine at once, at most; `is_alone`: whether nobody more urgent uses the cell, and
-    batch work may have all of it, one prompt after the other."""
+    batch work may have all of it; `reads_one`: one prompt after the other, for the engine has no order of classes."""
 
-    def __init__(self, most: int, is_alone: Callable[[], bool]) -> None:
+    def __init__(self, most: int, is_alone: Callable[[], bool], *, reads_one: bool = True) -> None:
         self.window = BatchWindow(most)
+        self.reads_one = reads_one
         self._is_alone = is_alone
         self._joined: set[BatchRequest] = set()
         """All that were admitted: some of them are still being uploaded."""
@@ -96,11 +97,12 @@ class BatchQueue:
 
     def _enter(self, request: BatchRequest) -> None:
         self._running.add(request)
-        self._unread.add(request)
+        if self.reads_one:
+            self._unread.add(request)
         self._had_batch = True
 
     def _call_next(self) -> None:
-        if self._waiting and self._decide(0) is BatchAdmission.BEGIN:
+        while self._waiting and self._decide(0) is BatchAdmission.BEGIN:
             request = self._waiting.popleft()
             self._enter(request)
             request.begin()

@@ -1,9 +1,10 @@
 """How much batch work a cell has beside its real-time requests. Pure: time is given, and somebody else acts.
 
-Two rules. Of batch prompts only one is before its first token, so that whatever the engine does, a real-time prompt
-finds at most one before it. And batch requests in the engine have a window, which follows what the cell's own real-time
-requests feel: it grows while their 95th percentiles are near those without batch work, and shrinks by a quarter when
-they are not. A budget in milliseconds would starve batch work in slow cells, and hurt users of fast ones.
+Two rules. Where the engine has no order of classes, only one batch prompt is before its first token, so that a
+real-time prompt finds at most one before it. And batch requests in the engine have a window, which follows what the
+cell's own real-time requests feel: it grows while their 95th percentiles are near those without batch work, and shrinks
+by a quarter when they are not. A budget in milliseconds would starve batch work in slow cells, and hurt users of fast
+ones.
 """
 
 import math
@@ -13,7 +14,7 @@ from enum import StrEnum
 STEER_EVERY_S = 10
 """Each step measures what happened since the one before, and nothing older."""
 FIRST = 8
-"""With one prompt read at a time so many cannot come at once."""
+"""With one prompt read at a time, or few tokens of them in a step, so many cannot come at once."""
 SHRINK, GROW, GROW_FIRST = 0.75, 1.25, 2.0
 """A window that is too small for what its cell can do costs more than one that is tried for ten seconds; until it meets
 resistance it doubles (slow start)."""

@@ -59,7 +59,11 @@ class Cell:
         self._exchanges = count(1)
         self._seen_at = dict.fromkeys(ServingClass, float("-inf"))
         most = settings.max_concurrency - math.ceil(admission.RESERVED[ServingClass.BATCH] * settings.max_concurrency)
-        self.batch = BatchQueue(max(1, most), lambda: not self._urgent_lately(ServingClass.BATCH, monotonic()))
+        self.batch = BatchQueue(
+            max(1, most),
+            lambda: not self._urgent_lately(ServingClass.BATCH, monotonic()),
+            reads_one=not settings.orders_classes,
+        )
         self._steered_at = monotonic()
         self.watch = StateWatch(self._state_name)
         self.judge.on_change = self.watch.changed

@@ -222,7 +222,7 @@ class Exchange:
         connection.receiver = self
         self._client.hold_upload(False)
         connection.write(self._upload.opening(self._cell.pool.host_header))
-        if self._is_batch:
+        if self._is_batch and self._cell.batch.reads_one:
             self._stop_reading()
             self._reading = asyncio.get_running_loop().create_task(self._await_prompt_read(self._head.exchange))
 

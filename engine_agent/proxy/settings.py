@@ -85,6 +85,8 @@ class ProxySettings:
     """Names that the engine serves beside `model`."""
     priorities: bool = False
     """The engine schedules by priority: tell it that of each request's class."""
+    orders_classes: bool = False
+    """The engine limits batch prompts in each step by itself: several may be before their first token."""
     max_prompt_tokens: int | None = None
     """Of a longer prompt the engine would end; None: it refuses one by itself."""
     golden: tuple[GoldenPrompt, ...] = ()

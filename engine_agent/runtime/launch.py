@@ -12,7 +12,7 @@ import msgspec
 from engine_agent.engines.base import LOOPBACK, EngineContext, Launch
 from engine_agent.engines.generic.programs import HEALTH_PATH
 from engine_agent.engines.plan_artifacts import json_option
-from engine_agent.protocol.engine_options import PRIORITY_SCHEDULING
+from engine_agent.protocol.engine_options import BATCH_PROMPTS_UNLIMITED, PRIORITY_SCHEDULING, READS_WHOLE_PROMPTS
 from engine_agent.protocol.fingerprint import (
     FINGERPRINT_VARIABLE,
     Fingerprint,
@@ -72,6 +72,7 @@ def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path 
         *(("--health-path", HEALTH_PATH) if assignment.plan.engine == "generic" else ()),
         *_prompt_limit(assignment.plan),
         *(("--priorities",) if _schedules_by_priority(assignment.plan) else ()),
+        *(("--orders-classes",) if _orders_classes(assignment.plan) else ()),
         *(("--identity", str(identity)) if identity else ()),
     )
     reads = (identity,) if identity else ()
@@ -90,6 +91,17 @@ def _prompt_limit(plan: EnginePlan) -> tuple[str, ...]:
 def _schedules_by_priority(plan: EnginePlan) -> bool:
     """The simulator always does; vLLM refuses priorities unless its arguments allow them."""
     return plan.engine == "sim" or any(pair == PRIORITY_SCHEDULING for pair in pairwise(plan.args))
+
+
+def _orders_classes(plan: EnginePlan) -> bool:
+    """Whether the engine limits batch prompts in each step. Neuron's plugin has a scheduler of its own; what no
+    argument tells (`vllm_versions.why_no_class_order`) is left to the window of the cell's batch work."""
+    return (
+        plan.engine in ("sim", "vllm")
+        and _schedules_by_priority(plan)
+        and BATCH_PROMPTS_UNLIMITED not in pairwise(plan.args)
+        and not READS_WHOLE_PROMPTS.intersection(plan.args)
+    )
 
 
 def with_fingerprint(launch: Launch, plan: EnginePlan, machine: Fingerprint) -> Launch:

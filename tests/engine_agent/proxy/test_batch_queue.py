@@ -96,3 +96,16 @@ async def test_who_waits_and_leaves_takes_nobodys_place() -> None:
         assert [answer.status for answer in await asyncio.gather(first, last)] == [200] * 2
         await until(lambda: stands(proxy, 0, 0), "nobody is there")
         assert len(engine.requests) == 2
+
+
+async def test_an_engine_that_orders_classes_gets_several_prompts_at_once() -> None:
+    go_on = asyncio.Event()
+    async with (
+        running_engine(answers_after(go_on)) as engine,
+        running_proxy(engine, "--orders-classes", max_concurrency=8) as proxy,
+    ):
+        engine.ledger["/switchyard/read"] = json_answer(b"{}", b"202 Accepted")
+        answers = [batch(proxy), batch(proxy), batch(proxy)]
+        await until(lambda: stands(proxy, 3, 0), "all are in the engine, none of them read")
+        go_on.set()
+        assert [answer.status for answer in await asyncio.gather(*answers)] == [200] * 3

@@ -42,6 +42,29 @@ def test_an_engine_is_reached_on_loopback_only_whatever_the_nodes_address_is() -
     assert "10.0.0.1" not in "".join(SimAdapter().launch(assignment(), node).argv).replace("10.0.0.1:", "")
 
 
+PRIORITY = ("--scheduling-policy", "priority")
+
+
+@pytest.mark.parametrize(
+    ("engine", "args", "told"),
+    [
+        ("sim", (), True),
+        ("sim", ("--batch-prompt-tokens", "0"), False),
+        ("vllm", PRIORITY, True),
+        ("vllm", (*PRIORITY, "--batch-prompt-tokens", "64"), True),
+        ("vllm", (*PRIORITY, "--batch-prompt-tokens", "0"), False),
+        ("vllm", (*PRIORITY, "--no-enable-chunked-prefill"), False),
+        ("vllm", (), False),
+        ("neuron", PRIORITY, False),
+    ],
+)
+def test_a_proxy_is_told_whether_its_engine_limits_batch_prompts(
+    engine: str, args: tuple[str, ...], told: bool
+) -> None:
+    launch = proxy_launch(assignment(plan=EnginePlan(engine, "m", 8, 60.0, args=args)), context())
+    assert ("--orders-classes" in launch.argv) is told
+
+
 @pytest.mark.parametrize(
     ("engine", "args", "told"),
     [
