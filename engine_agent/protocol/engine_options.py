@@ -78,12 +78,14 @@ KEYS: Mapping[str, frozenset[str]] = {
     "additional-config": frozenset({"max_prompt_length", "override_neuron_config"}),
     "speculative-config": frozenset(
         {
-            *("max_model_len", "method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
+            *("max_model_len", "method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"),
+            *("prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_cached_requests"),
+            *("suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth", "suffix_decoding_min_token_prob"),
         }
     ),
 }
 """Options that are JSON objects, of which other keys name code or files."""
-SPECULATION_METHODS = frozenset({"draft_model", "eagle", "eagle3", "medusa", "ngram"})
+SPECULATION_METHODS = frozenset({"draft_model", "eagle", "eagle3", "medusa", "ngram", "suffix"})
 PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
 """The arguments of vLLM that turn it on."""
 BATCH_PROMPTS_UNLIMITED = ("--batch-prompt-tokens", "0")

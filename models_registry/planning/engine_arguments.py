@@ -28,7 +28,8 @@ from models_registry.planning.neuron_configuration import (
 )
 from models_registry.planning.parallelism import Degrees, degrees_on, stated_degrees, stated_within
 from models_registry.planning.quantization import NeuronQuantization, Quantization, VllmQuantization, read_quantization
-from models_registry.planning.speculation import Draft, Medusa, Ngram, Speculation, read_speculation
+from models_registry.planning.speculation import Draft, Medusa, Speculation, read_speculation
+from models_registry.planning.speculative_config import speculative_config
 from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
 ENGINES = ("generic", "neuron", "sim", "vllm")
@@ -201,7 +202,7 @@ def _options(
         raise InvalidVersion(f"{spec.reference}: engine_options.scheduling_policy is {policy!r}; {rule}")
     own: dict[str, Any] = {"max_num_seqs": spec.max_concurrency, "max_model_len": spec.context_length}
     if speculation is not None and not isinstance(speculation, Medusa):
-        own["speculative_config"] = _json(_speculative_config(spec, speculation))
+        own["speculative_config"] = _json(speculative_config(spec, speculation))
     if spec.engine == "vllm":
         return {**own, **_vllm_options(degrees, quantization), **vllm_adapter_options(adapters), **spec.engine_options}
     nxdi = quantization if isinstance(quantization, NeuronQuantization) else None
@@ -258,23 +259,6 @@ def _neuron_options(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
         return {**flags, "no_enable_prefix_caching": True, "num_gpu_blocks_override": spec.max_concurrency}
     block, blocks = cached
     return {**flags, "enable_prefix_caching": True, "block_size": block, "num_gpu_blocks_override": blocks}
-
-
-def _speculative_config(spec: VersionSpec, speculation: Ngram | Draft) -> dict[str, Any]:
-    """`--speculative-config`. A draft lies where its URI says; the agent replaces one that it had to fetch."""
-    if isinstance(speculation, Ngram):
-        return {
-            "method": "ngram",
-            "num_speculative_tokens": speculation.tokens,
-            "prompt_lookup_min": speculation.lookup_min,
-            "prompt_lookup_max": speculation.lookup_max,
-        }
-    return {
-        "method": speculation.method.value,
-        "model": speculation.artifact.uri.removeprefix("file://"),
-        "num_speculative_tokens": speculation.tokens,
-        "max_model_len": spec.context_length,
-    }
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -57,6 +57,15 @@ class FieldReader:
             raise self.wrong(name, f"it must be a whole number from {least}")
         return value
 
+    def number(self, name: str, *, least: float, most: float, default: float) -> float:
+        """A number from `least` to `most`."""
+        value = self.given(name)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(name, f"it must be a number from {least:g} to {most:g}")
+        return float(value)
+
     def text(self, name: str, *, default: str | None = None) -> str:
         """A text that is not empty; without a default it is required."""
         value = self.given(name)

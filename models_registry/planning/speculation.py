@@ -4,7 +4,7 @@ Reads and checks the field `speculation`; the arguments of engines are for the m
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +16,7 @@ from models_registry.planning.version_spec import InvalidVersion
 
 class Method(StrEnum):
     NGRAM = "ngram"
+    SUFFIX = "suffix"
     DRAFT_MODEL = "draft_model"
     MEDUSA = "medusa"
     EAGLE = "eagle"
@@ -25,14 +26,19 @@ class Method(StrEnum):
 METHODS_OF_ENGINE: Mapping[str, tuple[Method, ...]] = {
     "generic": (),
     "sim": (),
-    "vllm": (Method.NGRAM, Method.DRAFT_MODEL),
+    "vllm": (Method.NGRAM, Method.SUFFIX, Method.DRAFT_MODEL, Method.MEDUSA, Method.EAGLE, Method.EAGLE3),
     "neuron": (Method.MEDUSA, Method.EAGLE, Method.EAGLE3),
 }
-
 
 MEDUSA_GUESSES = 10
 """Guesses of one head that NxD reads, `TOPK` of neuronx_distributed.utils.medusa_utils: guess r of head h stands at
 10 h + r."""
+SUFFIX_TOKENS = 24
+"""vLLM's own `suffix_decoding_max_tree_depth`."""
+MOST_BATCH_RANGES = 16
+
+BatchRange = tuple[int, int, int]
+"""First and last number of requests in a step, and how many tokens are guessed for each of them in such a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +49,36 @@ class Ngram:
     tokens: int
     lookup_min: int
     lookup_max: int
+    by_batch: tuple[BatchRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Suffix:
+    """Guesses what followed the longest run of last tokens that occurred before, at most `tokens` of them and at most
+    `factor` times as many as matched, while each is likelier than `least_share`. `cached_requests`: how many earlier
+    answers are searched as well, of whoever asked; 0: a request finds only its own text."""
+
+    tokens: int
+    cached_requests: int
+    factor: float
+    least_share: float
+    by_batch: tuple[BatchRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A smaller model guesses `tokens` tokens: a plain one, or one trained on the target's features (EAGLE)."""
+    """Weights of their own guess `tokens` tokens in a chain: a smaller model, one trained on the target's features
+    (EAGLE), or heads on the target (Medusa as vLLM has it, best guesses only)."""
 
     method: Method
     tokens: int
     artifact: Artifact
+    by_batch: tuple[BatchRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Medusa:
-    """Heads on the model itself guess; `tree` says which combinations are verified."""
+    """Heads on the model itself guess; `tree` says which combinations are verified. NxDI's."""
 
     heads: int
     tree: tuple[Path, ...]
@@ -67,7 +89,7 @@ class Medusa:
         return len(self.tree) + 1
 
 
-Speculation = Ngram | Draft | Medusa
+Speculation = Ngram | Suffix | Draft | Medusa
 
 
 def read_speculation(reference: str, engine: str, stated: Mapping[str, Any]) -> Speculation | None:
@@ -86,15 +108,67 @@ def read_speculation(reference: str, engine: str, stated: Mapping[str, Any]) -> 
     if given not in methods:
         raise fields.wrong("method", f"on engine {engine} it must be one of {', '.join(methods)}")
     method = Method(fields.choice("method", methods))
-    read: Speculation
-    if method is Method.NGRAM:
-        read = _ngram(fields)
-    elif method is Method.MEDUSA:
-        read = _medusa(fields)
-    else:
-        read = Draft(method, fields.whole("tokens"), _draft_artifact(fields))
+    read = _medusa(fields) if method is Method.MEDUSA and engine == "neuron" else _chain(fields, method, engine)
     fields.finish()
     return read
+
+
+def _chain(fields: FieldReader, method: Method, engine: str) -> Ngram | Suffix | Draft:
+    """What guesses one token after the other. vLLM alone can guess fewer of them in larger batches."""
+    read: Ngram | Suffix | Draft
+    if method is Method.NGRAM:
+        read = _ngram(fields)
+    elif method is Method.SUFFIX:
+        read = _suffix(fields)
+    else:
+        if method is Method.MEDUSA:
+            _refuse_tree(fields)
+        read = Draft(method, fields.whole("tokens"), _draft_artifact(fields))
+    return replace(read, by_batch=_by_batch(fields, read.tokens)) if engine == "vllm" else read
+
+
+def _refuse_tree(fields: FieldReader) -> None:
+    for name in ("tree", "heads", "top_k"):
+        if fields.given(name) is not None:
+            raise fields.wrong_because(
+                name,
+                "vLLM verifies the chain of the heads' best guesses and no tree; leave it out and state tokens, the "
+                "length of that chain. Trees are NxDI's (engine neuron)",
+            )
+
+
+def _by_batch(fields: FieldReader, tokens: int) -> tuple[BatchRange, ...]:
+    """The field `tokens_per_batch_size` as vLLM takes it: ranges of batch sizes that begin at 1 and do not overlap;
+    between and behind them the range before goes on."""
+    stated = fields.given("tokens_per_batch_size")
+    if stated is None:
+        return ()
+    rule = (
+        f"it must be a list of [first, last, tokens] in order, the first from 1, with 0 to {tokens} tokens (0: off), "
+        f"such as [[1, 4, {tokens}], [5, 64, 0]]"
+    )
+    if not isinstance(stated, list) or not stated or len(stated) > MOST_BATCH_RANGES:
+        raise fields.wrong("tokens_per_batch_size", rule)
+    next_first = 1
+    for each in stated:
+        if not isinstance(each, list | tuple) or len(each) != 3 or any(type(number) is not int for number in each):
+            raise fields.wrong_because("tokens_per_batch_size", f"{each!r} is no range; {rule}")
+        first, last, guessed = each
+        if (first < next_first if next_first > 1 else first != 1) or last < first or not 0 <= guessed <= tokens:
+            raise fields.wrong_because(
+                "tokens_per_batch_size", f"{each!r} cannot follow batch {next_first - 1}; {rule}"
+            )
+        next_first = last + 1
+    return tuple((first, last, guessed) for first, last, guessed in stated)
+
+
+def _suffix(fields: FieldReader) -> Suffix:
+    return Suffix(
+        fields.whole("tokens", default=SUFFIX_TOKENS),
+        fields.whole("cached_requests", least=0, default=0),
+        fields.number("factor", least=0.0, most=8.0, default=1.0),
+        fields.number("least_share", least=0.0, most=1.0, default=0.1),
+    )
 
 
 def _ngram(fields: FieldReader) -> Ngram:

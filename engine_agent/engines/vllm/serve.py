@@ -32,7 +32,8 @@ from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, ce
 from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
 from engine_agent.engines.vllm.class_scheduler import TOKENS_VARIABLE
 from engine_agent.engines.vllm.core_process import one_process_server
-from engine_agent.engines.vllm.options import ServeOptions, parse
+from engine_agent.engines.vllm.options import ServeOptions, option_value, parse
+from engine_agent.engines.vllm.speculation_worker import EXTENSION, MENDED_METHODS
 from engine_agent.protocol.manifest import BadArtifact
 from engine_agent.protocol.states import MemberRole
 
@@ -86,6 +87,8 @@ class Server:
     run: Callable[[Sequence[str], Callable[[], None]], None]
     scheduler: str = ""
     """One that knows classes; empty: it has a scheduler of its own."""
+    speculation: str = ""
+    """What is added to workers that guess tokens; empty: nothing."""
 
 
 def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
@@ -129,6 +132,16 @@ def _executor(options: ServeOptions) -> tuple[str, ...]:
 def scheduler_argv(options: ServeOptions, server: Server) -> tuple[str, ...]:
     """The scheduler that knows classes, where it is wanted and there is one."""
     return ("--scheduler-cls", server.scheduler) if options.batch_prompt_tokens and server.scheduler else ()
+
+
+def speculation_argv(options: ServeOptions, server: Server) -> tuple[str, ...]:
+    """What mends vLLM's workers, where they guess tokens in a way that needs it."""
+    try:
+        stated = json.loads(option_value(options.vllm_args, "--speculative-config") or "{}")
+    except ValueError:
+        return ()  # vLLM says what is wrong with it
+    needs = isinstance(stated, dict) and stated.get("method") in MENDED_METHODS
+    return ("--worker-extension-cls", server.speculation) if needs and server.speculation else ()
 
 
 def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Mapping[str, str]) -> dict[str, str]:
@@ -244,7 +257,7 @@ def run_vllm(argv: Sequence[str], shutdown_hook: Callable[[], None]) -> None:
 
 # The option came with vLLM 0.18: https://github.com/vllm-project/vllm/pull/34730.
 OWN_SERVER = Server(
-    ("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S), "--middleware", USAGE_LEDGER), run_vllm, CLASS_SCHEDULER
+    ("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S), "--middleware", USAGE_LEDGER), run_vllm, CLASS_SCHEDULER, EXTENSION
 )
 
 
@@ -292,8 +305,9 @@ def _serve(options: ServeOptions, server: Server) -> int:
             if reason:
                 print(f"node {options.node_id}: {reason}", file=sys.stderr, flush=True)
 
+    own = (*server.argv, *scheduler_argv(options, server), *speculation_argv(options, server))
     try:
-        server.run(vllm_argv(options, (*server.argv, *scheduler_argv(options, server))), tidy_up)
+        server.run(vllm_argv(options, own), tidy_up)
     except Exception:
         if not left_reason(ended_file):
             raise

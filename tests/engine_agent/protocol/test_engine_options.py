@@ -59,6 +59,7 @@ def test_a_variable_that_is_not_listed_is_refused(engine: str, name: str) -> Non
         (["--load-format=pt"], "--load-format is 'pt'; engine vllm may be given auto, dummy, safetensors"),
         (["--speculative-config", '{"method": "custom_class", "model": "os"}'], "has the method 'custom_class'"),
         (["--speculative-config", '{"draft_load_config": {}}'], "has the key 'draft_load_config'"),
+        (["--speculative-config", '{"rejection_sample_method": "synthetic"}'], "has the key 'rejection_sample_method'"),
         (["--additional-config", "x"], "it must be a JSON object"),
         (["--compilation-config.backend=x.y"], r"the option --compilation-config.backend"),
     ],

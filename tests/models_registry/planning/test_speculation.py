@@ -33,6 +33,60 @@ def test_a_draft_model_is_named_where_it_lies_and_goes_along_as_an_artifact() ->
     )
 
 
+def test_heads_are_a_chain_on_vllm_and_fewer_tokens_may_be_guessed_in_larger_batches() -> None:
+    ranges = [[1, 4, 5], [5, 16, 2], [17, 64, 0]]
+    assert config(P5, "vllm", {"method": "medusa", **DRAFT, "tokens_per_batch_size": ranges}) == (
+        {
+            "method": "medusa",
+            "model": "/models/draft",
+            "num_speculative_tokens": 5,
+            "num_speculative_tokens_per_batch_size": ranges,
+            "max_model_len": 2048,
+        },
+        Artifact("file:///models/draft", "sha256:cd"),
+    )
+
+
+def test_suffixes_are_searched_in_the_requests_own_text_unless_a_version_says_else() -> None:
+    rendered, draft = config(LOCAL, "vllm", {"method": "suffix", "tokens": 8})
+    assert draft is None
+    assert rendered == {
+        "method": "suffix",
+        "num_speculative_tokens": 8,
+        "suffix_decoding_max_tree_depth": 8,
+        "suffix_decoding_max_cached_requests": 0,
+        "suffix_decoding_max_spec_factor": 1.0,
+        "suffix_decoding_min_token_prob": 0.1,
+    }
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_vllm_takes_drafts_on_the_targets_features(method: str) -> None:
+    assert config(P5, "vllm", {"method": method, **DRAFT})[0]["method"] == method
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        *([], [[1, 4]], [[2, 4, 1]], [[1, 4, 4]], [[1, 4, -1]], [[4, 1, 1]], [[1, 4, 1], [4, 8, 1]], [[1, 4, True]], 5),
+        [[first, first, 1] for first in range(1, 18)],
+    ],
+)
+def test_ranges_that_vllm_would_not_take_are_refused_with_an_example(ranges: object) -> None:
+    stated = {"method": "ngram", "tokens": 3, "tokens_per_batch_size": ranges}
+    with pytest.raises(InvalidVersion, match=r"tokens_per_batch_size.* such as \[\[1, 4, 3\], \[5, 64, 0\]\]"):
+        render_version(spec("vllm", LOCAL, speculation=stated), LOCAL)
+
+
+@pytest.mark.parametrize("method", [{"method": "ngram", "tokens": 3}, {"method": "medusa", **DRAFT}])
+def test_steps_cannot_be_planned_ahead_of_guesses_that_wait_for_the_host(method: dict[str, Any]) -> None:
+    version = spec("vllm", LOCAL, speculation=method, engine_options={"async_scheduling": True})
+    with pytest.raises(
+        InvalidVersion, match=r"async_scheduling is true; vLLM does not start so with speculation.method"
+    ):
+        render_version(version, LOCAL)
+
+
 def test_eagle_3_is_said_to_nxdi_too() -> None:
     plan = render_version(spec("neuron", TRN1, speculation={"method": "eagle3", **DRAFT}), TRN1).plan
     override = json.loads(plan.args[plan.args.index("--additional-config") + 1])["override_neuron_config"]
@@ -43,7 +97,13 @@ def test_eagle_3_is_said_to_nxdi_too() -> None:
 @pytest.mark.parametrize(
     ("engine", "speculation", "message"),
     [
-        ("vllm", {"method": "medusa"}, r"method is 'medusa'; on engine vllm it must be one of ngram, draft_model"),
+        ("vllm", {"method": "mtp"}, r"method is 'mtp'; on engine vllm it must be one of ngram, suffix, draft_model"),
+        ("vllm", {"method": "medusa", "tree": [[0]]}, r"speculation.tree: vLLM verifies the chain .* and no tree"),
+        ("vllm", {"method": "medusa", "heads": 4}, r"speculation.heads: vLLM verifies the chain .* state tokens"),
+        ("vllm", {"method": "medusa", "tokens": 4}, r"speculation.draft_uri is None; it must be a text"),
+        ("vllm", {"method": "suffix", "factor": 9}, r"speculation.factor is 9; it must be a number from 0 to 8"),
+        ("vllm", {"method": "suffix", "cached_requests": -1}, r"cached_requests is -1; it must be a whole number"),
+        ("neuron", {"method": "eagle", **DRAFT, "tokens_per_batch_size": [[1, 4, 5]]}, r"names 'tokens_per_batch_si"),
         ("neuron", {"method": "ngram"}, r"method is 'ngram'; on engine neuron it must be one of medusa, eagle, eagle3"),
         ("sim", {"method": "ngram"}, r"speculation is {'method': 'ngram'}; engine sim has none, leave it empty"),
         ("vllm", {"tokens": 3}, r"method is None; on engine vllm it must be one of"),

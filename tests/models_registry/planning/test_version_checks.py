@@ -42,7 +42,7 @@ def test_what_is_unfinished_is_no_mistake(changes: dict[str, Any]) -> None:
         ({"artifact_uri": ""}, "artifact_digest", "place", "artifact_uri says no place of it"),
         ({"parallelism": {"a": {"tq": 1}}}, "parallelism", "readable", "names 'tq'"),
         ({"parallelism": {"a": {"tp": 0}}}, "parallelism", "readable", "it must be a whole number from 1"),
-        ({"speculation": {"method": "medusa"}}, "speculation", "readable", "on engine vllm it must be one of"),
+        ({"speculation": {"method": "mtp"}}, "speculation", "readable", "on engine vllm it must be one of"),
         ({"quantization": {"method": ""}}, "quantization", "readable", "a text that is not empty"),
         ({"engine_options": {"a": [1]}}, "engine_options.a", "type", "it must be text, a number or true/false"),
         ({"engine_env": {"1A": "x"}}, "engine_env", "name", "starts with no digit"),

@@ -44,7 +44,7 @@ def test_a_version_that_can_be_served_is_stored_as_it_was_said() -> None:
         ),
         ({"parallelism": {"local.cpu": {"tp": 2}}}, r"local.cpu.tp is 2; .* do not fit: at most 1, or nodes = 2"),
         ({"attention_heads": 9}, r"local.cpu.tp is 2; it must divide 9 attention heads: none does on 2 nodes"),
-        ({"speculation": {"method": "medusa"}}, r"speculation.method is 'medusa'; on engine vllm it must be one of"),
+        ({"speculation": {"method": "mtp"}}, r"speculation.method is 'mtp'; on engine vllm it must be one of"),
     ],
 )
 def test_a_version_that_cannot_be_served_is_refused_whole(changes: dict[str, Any], message: str) -> None:

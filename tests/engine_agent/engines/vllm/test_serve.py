@@ -28,6 +28,7 @@ from engine_agent.engines.vllm.serve import (
     hold_address,
     node_environment,
     scheduler_argv,
+    speculation_argv,
     vllm_argv,
 )
 from tests import ports
@@ -302,3 +303,21 @@ def test_a_python_without_vllm_ends_it_with_status_3(free_port: int, artifact: t
     ended = launched(command_line(free_port, *artifact))
     assert ended.returncode == 3
     assert "has no working vLLM" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("stated", "is_mended"),
+    [
+        ((), False),
+        (("--speculative-config", '{"method": "medusa"}'), True),
+        (("--speculative-config", '{"method": "ngram"}'), True),
+        (("--speculative-config", '{"method": "eagle"}'), False),
+        (("--speculative-config", "["), False),
+        (("--speculative-config", "[]"), False),
+    ],
+)
+def test_workers_that_guess_in_a_way_that_needs_it_are_mended(stated: tuple[str, ...], is_mended: bool) -> None:
+    read = parse(command_line(34003, Path("/model"), "sha256:00", "--", *stated))
+    module = "engine_agent.engines.vllm.speculation_worker.SpeculationWorker"
+    assert speculation_argv(read, OWN_SERVER) == (("--worker-extension-cls", module) if is_mended else ())
+    assert speculation_argv(read, Server((), OWN_SERVER.run)) == ()

@@ -1,0 +1,83 @@
+"""What vLLM 0.32 lacks where it guesses tokens, given to its workers with `--worker-extension-cls`: vLLM imports the
+class named there in every process that has a worker, before it builds one, and this module mends the proposers then.
+
+It makes them guess fewer tokens where the schedule by batch size says so, for which Medusa and suffix decoding have an
+assertion and nothing else; it lets a Medusa checkpoint with a vocabulary of its own be loaded, which vLLM takes for
+incomplete; and it has n-gram lookup compiled while the model loads, so that no request waits for that. What the model
+answers never depends on guesses, and nothing of vLLM's files is written.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+EXTENSION = f"{__name__}.SpeculationWorker"
+MENDED_METHODS = frozenset({"medusa", "ngram", "suffix"})
+WARM_UP_TEXT = (1, 2, 3, 4, 5, 6, 7, 8) * 4
+"""Token ids that repeat themselves, so that a lookup finds something."""
+
+
+class SpeculationWorker:
+    """Has nothing of its own: that vLLM imports it is what it is for."""
+
+
+def propose_up_to(proposer: Any, count: int, hidden_states: Any) -> Any:
+    """Guesses of the first `count` Medusa heads, of shape (sequences, count); `count` may be 0."""
+    import torch
+
+    if count == 0:
+        return torch.empty((hidden_states.shape[0], 0), dtype=torch.int64, device=hidden_states.device)
+    heads = proposer.model(hidden_states)[:count]
+    return torch.stack([logits.argmax(dim=-1) for logits in proposer.model.compute_logits(heads)], dim=1)
+
+
+def mend_medusa(proposer: Any, model: Any) -> None:
+    """Let Medusa guess fewer tokens than it has heads, and load a checkpoint with a token map."""
+    load_weights: Callable[..., set[str]] = model.load_weights
+
+    def propose(self: Any, num_speculative_tokens: int, target_hidden_states: Any, *args: Any, **named: Any) -> Any:
+        return propose_up_to(self, num_speculative_tokens, target_hidden_states)
+
+    def load(self: Any, weights: Iterable[tuple[str, Any]]) -> set[str]:
+        loaded = load_weights(self, weights)
+        return loaded if self.token_map is None else loaded | {"token_map"}
+
+    proposer.propose = propose
+    model.load_weights = load
+
+
+def mend_suffix(proposer: Any) -> None:
+    """Let suffix decoding guess fewer tokens than it could: its trees have to see every token all the same."""
+    propose_all: Callable[..., list[list[int]]] = proposer.propose
+
+    def propose(self: Any, num_speculative_tokens: int, *args: Any, **named: Any) -> list[list[int]]:
+        guessed = propose_all(self, self.num_speculative_tokens, *args, **named)
+        return [tokens[:num_speculative_tokens] for tokens in guessed]
+
+    proposer.propose = propose
+
+
+def warm_up_ngram(proposer: Any) -> None:
+    """Have lookups compiled where a model would be loaded. vLLM means to do so itself, with sequences that are empty,
+    for which it does not call what is to be compiled: the first request would wait for more than a minute."""
+
+    def load_model(self: Any, *args: Any, **named: Any) -> None:
+        import numpy
+
+        text = numpy.zeros((1, self.max_model_len), dtype=numpy.int32)
+        length = min(len(WARM_UP_TEXT), self.max_model_len - 1)
+        text[0, :length] = WARM_UP_TEXT[:length]
+        self.propose(self.k, [[WARM_UP_TEXT[0]]], numpy.array([length], dtype=numpy.int32), text)
+
+    proposer.load_model = load_model
+
+
+def mend_proposers() -> None:
+    """Mend those of the vLLM that is installed here."""
+    from vllm.model_executor.models.medusa import Medusa
+    from vllm.v1.spec_decode.medusa import MedusaProposer
+    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+    from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
+
+    mend_medusa(MedusaProposer, Medusa)
+    mend_suffix(SuffixDecodingProposer)
+    warm_up_ngram(NgramProposer)

@@ -1,0 +1,39 @@
+"""What is mended in vLLM's proposers, on stand-ins of their shape; `test_speculation.py` runs the real ones."""
+
+from typing import Any
+
+from engine_agent.engines.vllm.speculation_worker import mend_medusa, mend_suffix
+
+
+class Medusa:
+    def __init__(self, token_map: object) -> None:
+        self.token_map = token_map
+
+    def load_weights(self, weights: Any) -> set[str]:
+        return {name for name, _ in weights if name != "token_map"}
+
+
+def test_a_token_map_counts_as_loaded_where_the_model_took_it() -> None:
+    class Mended(Medusa):
+        pass
+
+    mend_medusa(type("Proposer", (), {}), Mended)
+    weights = [("blocks.0", 1), ("token_map", 2)]
+    assert Mended(object()).load_weights(weights) == {"blocks.0", "token_map"}
+    assert Mended(None).load_weights(weights) == {"blocks.0"}
+
+
+def test_suffix_decoding_sees_every_token_and_guesses_no_more_than_the_step_may() -> None:
+    class Suffix:
+        num_speculative_tokens = 3
+        seen: list[int] = []
+
+        def propose(self, count: int, tokens: list[int]) -> list[list[int]]:
+            assert count == self.num_speculative_tokens
+            self.seen += tokens
+            return [[1, 2, 3], []]
+
+    mend_suffix(Suffix)
+    proposer = Suffix()
+    assert [proposer.propose(count, [count]) for count in (3, 2, 0)] == [[[1, 2, 3], []], [[1, 2], []], [[], []]]
+    assert proposer.seen == [3, 2, 0]
