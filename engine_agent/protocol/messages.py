@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, field
 
 from engine_agent.protocol.ingress_messages import ApplicationTls, IngressReport, RoutingTable, TablePart
 from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, MachineReport
-from engine_agent.protocol.states import AgentKind, EngineState, MachineNoticeKind, MemberRole, Phase
+from engine_agent.protocol.states import AgentKind, CellRole, EngineState, MachineNoticeKind, MemberRole, Phase
 
 PROTOCOL_VERSION = 2
 """Rises with every change of a message's shape; see docs/adr/0043-agent-releases.md."""
@@ -80,11 +80,39 @@ class Peer(Struct, frozen=True):
     port_base: int
 
 
+class PrefillCell(Struct, frozen=True):
+    """One start of a prefill cell as the proxy of a decode cell calls it, with requests for its prompts.
+
+    `node`: its leader, whose certificate its proxy must show. `host` and `port` are its proxy's; `kv_port`, on the same
+    host, is where its engine hands over what it computed. `max_concurrency`: requests that it has at once.
+    """
+
+    cell: str
+    generation: int
+    node: str
+    host: str
+    port: int
+    kv_port: int
+    kv_layout: str
+    max_concurrency: int
+
+
+PREFILL_CELLS_MAX = 64
+"""Of one decode cell: more have no use for its `max_concurrency`, and an order stays short."""
+DECODE_NODES_MAX = 512
+"""Of one prefill cell."""
+
+
 class Assignment(Struct, frozen=True):
     """A node's place in a cell. Orders bind to (cell, generation): lower ones are refused, equal ones no-ops.
 
     `secret` is shared by the members of one generation and authenticates them to each other.
     `drain_deadline_s` is how long requests in flight may take once `phase` is `drain`.
+
+    `kv_layout` is the fingerprint of what cells hand over: digest of the model, its data type, block size and data type
+    of the KV cache, how tensors are split, connector and its version. Empty: nothing is. Two cells pair only if theirs
+    are equal. `prefill_cells` are those that a decode cell may call; `decode_nodes` the leaders of the decode cells that
+    may call this prefill cell. Both change within a generation, while all processes run on.
     """
 
     cell: str
@@ -96,6 +124,10 @@ class Assignment(Struct, frozen=True):
     peers: tuple[Peer, ...]
     secret: str
     drain_deadline_s: float = 60.0
+    cell_role: CellRole = CellRole.MIXED
+    kv_layout: str = ""
+    prefill_cells: Annotated[tuple[PrefillCell, ...], Meta(max_length=PREFILL_CELLS_MAX)] = ()
+    decode_nodes: Annotated[tuple[str, ...], Meta(max_length=DECODE_NODES_MAX)] = ()
 
 
 class Inventory(Struct, frozen=True):
@@ -203,6 +235,28 @@ class CellWork(Struct, frozen=True):
     completion_tokens: int = 0
 
 
+class HandoverLoad(Struct, frozen=True, omit_defaults=True):
+    """What a cell handed over or took over, since its proxy started.
+
+    Of a decode cell: `handovers_total` requests whose prompts a prefill cell read, `in_flight` those now under way until
+    their first token; `alone` requests that it did alone by its rules, and `fallbacks` those that it did alone because
+    a prefill cell failed it, both by reason. Times are of the last 30 s: `prefill_…` until a prefill
+    cell had answered, `transfer_…` from there to the first byte of the answer. None: no samples.
+    Of a prefill cell: `prefills_total` prompts read for decode cells, `prefill_tokens_total` in them.
+    """
+
+    handovers_total: int = 0
+    in_flight: int = 0
+    alone: dict[str, int] = field(default_factory=dict)
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    prefill_p50_ms: float | None = None
+    prefill_p99_ms: float | None = None
+    transfer_p50_ms: float | None = None
+    transfer_p99_ms: float | None = None
+    prefills_total: int = 0
+    prefill_tokens_total: int = 0
+
+
 MAX_TENANTS_REPORTED = 128
 """Rows of usage in a cell's load without those of `OTHER_TENANTS`: at 300 bytes each well below a frame's limit."""
 OTHER_TENANTS = "~others"
@@ -216,7 +270,7 @@ class Load(Struct, frozen=True):
     `engine_agent.protocol.buckets` to the number of samples in it, without the empty ones. `classes` and `usage`
     have only those that sent something. `tenants` comes from agents of the release before, which have no `usage`.
     `token_check` None: the engine has no counters of tokens, or was never idle yet. `work` None: it counts no steps.
-    `batch` None: an agent of the release before.
+    `batch` None: an agent of the release before. `handovers` None: the cell is `mixed`.
     """
 
     in_flight: int = 0
@@ -236,6 +290,7 @@ class Load(Struct, frozen=True):
     token_check: TokenCheck | None = None
     work: CellWork | None = None
     batch: BatchLoad | None = None
+    handovers: HandoverLoad | None = None
 
 
 class Accelerator(Struct, frozen=True):

@@ -10,6 +10,9 @@ PORTS_PER_NODE = 20
 
 PROXY = 0
 """Cell proxy: OpenAI HTTP, what the ingress talks to (leader only)."""
+KV_TRANSFER = 1
+"""Engine: where decode cells ask a prefill cell for what it computed (leader only; the bytes themselves may take ports
+that the transport chooses)."""
 PROXY_ADMIN = 2
 """Cell proxy: `/status`, `/phase`, `/metrics` on loopback (leader only)."""
 ENGINE = 3

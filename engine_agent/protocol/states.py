@@ -13,6 +13,17 @@ class MemberRole(StrEnum):
     FOLLOWER = "follower"
 
 
+class CellRole(StrEnum):
+    """Which part of a request a cell does (docs/adr/0083-prefill-and-decode-apart.md)."""
+
+    MIXED = "mixed"
+    """All of it, for itself."""
+    PREFILL = "prefill"
+    """It reads prompts and hands what it computed to decode cells. It is in no routing table."""
+    DECODE = "decode"
+    """It answers requests, and may have the prompts of long ones read by a prefill cell. Without one it does it all."""
+
+
 class Phase(StrEnum):
     """What the control plane wants of a node's engine."""
 
