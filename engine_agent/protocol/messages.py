@@ -111,8 +111,8 @@ class Assignment(Struct, frozen=True):
 
     `kv_layout` is the fingerprint of what cells hand over: digest of the model, its data type, block size and data type
     of the KV cache, how tensors are split, connector and its version. Empty: nothing is. Two cells pair only if theirs
-    are equal. `prefill_cells` are those that a decode cell may call; `decode_nodes` the leaders of the decode cells that
-    may call this prefill cell. Both change within a generation, while all processes run on.
+    are equal. `prefill_cells` are those that a decode cell may call; `decode_nodes` the leaders of the decode cells
+    that may call this prefill cell. Both change within a generation, while all processes run on.
     """
 
     cell: str
@@ -238,10 +238,10 @@ class CellWork(Struct, frozen=True):
 class HandoverLoad(Struct, frozen=True, omit_defaults=True):
     """What a cell handed over or took over, since its proxy started.
 
-    Of a decode cell: `handovers_total` requests whose prompts a prefill cell read, `in_flight` those now under way until
+    Of a decode cell: `handovers_total` requests whose prompts a prefill cell read, `in_flight` those under way until
     their first token; `alone` requests that it did alone by its rules, and `fallbacks` those that it did alone because
-    a prefill cell failed it, both by reason. Times are of the last 30 s: `prefill_…` until a prefill
-    cell had answered, `transfer_…` from there to the first byte of the answer. None: no samples.
+    a prefill cell failed it, both by reason. Times are of the last 30 s: `prefill_…` until a prefill cell had answered,
+    `transfer_…` from there to the first byte of the answer. None: no samples.
     Of a prefill cell: `prefills_total` prompts read for decode cells, `prefill_tokens_total` in them.
     """
 
