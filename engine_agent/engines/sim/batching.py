@@ -4,12 +4,14 @@ It decides and never acts: it reads no clock, never sleeps and does no I/O; the 
 until a step ends and then finishes it. Memory is reserved for a request's whole length when it is admitted, so nothing
 is ever preempted (vLLM preempts instead; the difference shows only with a full cache). Of a prompt whose beginning lies
 in the prefix cache only the rest is computed. Batch requests are served as `engine_agent.engines.class_order` says.
+Of a prompt that another cell has read, only the last token is; what it read for another cell, a cell keeps until it is
+told to forget it.
 """
 
 import heapq
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, batch_prompt_room, is_batch
 from engine_agent.engines.sim.prefix_cache import PrefixCache
@@ -42,6 +44,18 @@ class ModelParameters:
 
 
 @dataclass(frozen=True)
+class Handover:
+    """A prompt's part in two cells. `taken_over`: tokens of it that another cell has read, whose keys and values are
+    here before it is admitted. `is_kept`: its memory stays after its end, until `forget`."""
+
+    taken_over: int = 0
+    is_kept: bool = False
+
+
+NO_HANDOVER = Handover()
+
+
+@dataclass(frozen=True)
 class Sequence:
     """A request as the model sees it: lengths in tokens. A lower `priority` goes first. Without output it is over once
     its prompt is read, as an embedding is.
@@ -54,6 +68,7 @@ class Sequence:
     output_tokens: int
     priority: int = 0
     blocks: tuple[int, ...] = ()
+    handover: Handover = NO_HANDOVER
 
     @property
     def total_tokens(self) -> int:
@@ -113,6 +128,8 @@ class BatchingModel:
     _waiting: dict[str, Sequence] = field(default_factory=dict)
     _order: list[tuple[int, int, str]] = field(default_factory=list)
     _running: dict[str, _Running] = field(default_factory=dict)
+    _kept: dict[str, _Running] = field(default_factory=dict)
+    """Sequences that are over, for another cell to read."""
     _preempted: dict[str, int] = field(default_factory=dict)
     """Waiting sequences that were in the batch, and how many tokens of their answers they have."""
     _private_tokens: int = 0
@@ -134,16 +151,23 @@ class BatchingModel:
         return len(self._waiting)
 
     @property
+    def kept(self) -> int:
+        """Number of sequences that are over and kept for another cell."""
+        return len(self._kept)
+
+    @property
     def kv_tokens(self) -> int:
-        """Tokens of the batch that lie in the KV cache now; a block that several share counts once."""
+        """Tokens of the batch, and of what is kept, that lie in the KV cache now; a block that several share counts
+        once."""
         block_tokens = self.parameters.prefix_block_tokens
         return self._cache.held_tokens + sum(
-            running.computed - len(running.held) * block_tokens for running in self._running.values()
+            running.computed - len(running.held) * block_tokens
+            for running in (*self._running.values(), *self._kept.values())
         )
 
     @property
     def kv_reserved_tokens(self) -> int:
-        """Tokens that the sequences in the batch will occupy when they are complete."""
+        """Tokens that the sequences in the batch will occupy when they are complete, and those that are kept do."""
         return self._cache.held_tokens + self._private_tokens
 
     @property
@@ -160,7 +184,7 @@ class BatchingModel:
         """
         if sequence.prompt_tokens < 1 or sequence.output_tokens < 0:
             raise ValueError(f"sequence {sequence.id} needs at least 1 prompt token")
-        if sequence.id in self._waiting or sequence.id in self._running:
+        if sequence.id in self._waiting or sequence.id in self._running or sequence.id in self._kept:
             raise ValueError(f"sequence {sequence.id} is already here")
         if sequence.total_tokens > self.parameters.kv_capacity_tokens:
             raise TooLong(
@@ -180,6 +204,14 @@ class BatchingModel:
             heapq.heapify(self._order)
             return True
         return self._leave_batch(sequence_id)
+
+    def forget(self, sequence_id: str) -> bool:
+        """Free the memory of a sequence that was kept. False: none of this id is."""
+        kept = self._kept.pop(sequence_id, None)
+        if kept is None:
+            return False
+        self._free(kept)
+        return True
 
     def begin_step(self, now_s: float, slow_factor: float = 1.0) -> Step | None:
         """Admit what fits and plan the step that starts now, `slow_factor` times as long as it should be.
@@ -240,11 +272,13 @@ class BatchingModel:
             heapq.heappop(self._order)
             del self._waiting[sequence.id]
             known = self._preempted.pop(sequence.id, None)
-            running = _Running(sequence, len(cached) * block_tokens, generated=known or 0, resumed=known or 0)
+            read = max(len(cached) * block_tokens, min(sequence.handover.taken_over, sequence.prompt_tokens - 1))
+            running = _Running(sequence, read, generated=known or 0, resumed=known or 0)
             self._running[sequence.id] = running
             self._private_tokens += sequence.total_tokens
             self._hold(running, cached)
             self._cache.evict_beyond(self.parameters.kv_capacity_tokens - self.kv_reserved_tokens)
+            self._keep_full_blocks(running)
             if known is None:
                 admitted[sequence.id] = running.prefilled
         return admitted
@@ -259,7 +293,7 @@ class BatchingModel:
         running = self._running[last]
         self._leave_batch(last)
         self._preempted[last] = running.generated
-        self._waiting[last] = running.sequence
+        self._waiting[last] = replace(running.sequence, handover=NO_HANDOVER)  # it is gone with the rest
         heapq.heappush(self._order, (running.sequence.priority, -self._arrivals, last))
         self._arrivals += 1
         return True
@@ -314,7 +348,9 @@ class BatchingModel:
         running.generated += 1
         self._keep_full_blocks(running)
         is_last = running.generated == running.sequence.output_tokens
-        if is_last:
+        if is_last and running.sequence.handover.is_kept:
+            self._kept[name] = self._running.pop(name)
+        elif is_last:
             self._leave_batch(name)
         return TokenGiven(name, running.generated - 1, is_last)
 
@@ -322,7 +358,10 @@ class BatchingModel:
         running = self._running.pop(sequence_id, None)
         if running is None:
             return False
+        self._free(running)
+        return True
+
+    def _free(self, running: _Running) -> None:
         block_tokens = self.parameters.prefix_block_tokens
         self._private_tokens -= running.sequence.total_tokens - len(running.held) * block_tokens
         self._cache.release(running.held)
-        return True

@@ -10,9 +10,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence, Step, TokenGiven
+from engine_agent.engines.sim.batching import (
+    NO_HANDOVER,
+    BatchingModel,
+    Handover,
+    ModelParameters,
+    Sequence,
+    Step,
+    TokenGiven,
+)
 from engine_agent.engines.sim.faults import Effects
+from engine_agent.engines.sim.leases import Leases
 from engine_agent.engines.sim.meters import Gauges, Meters
+from engine_agent.engines.sim.planning.handover import HandoverParameters
 from engine_agent.engines.usage_ledger import SequenceTokens, note
 
 CATCH_UP_S = 0.05
@@ -98,9 +108,12 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         on_decode: Callable[[int, float], None] = lambda _sequences, _compute_ms: None,
         on_refusal: Callable[[], None] = lambda: None,
+        handover: HandoverParameters | None = None,
     ) -> None:
         """`on_decode` is called for every step without prefill: its sequences, and a healthy member's time;
         `on_refusal` when `refusal` may be another."""
+        self.handover = handover or HandoverParameters()
+        self.leases = Leases(self.handover, self._forget, clock)
         self._on_refusal = on_refusal
         self.meters = meters
         self._on_decode = on_decode
@@ -127,7 +140,7 @@ class Engine:
     def gauges(self) -> Gauges:
         """The state of the batch now."""
         usage = self._model.kv_tokens / self.parameters.kv_capacity_tokens
-        return Gauges(self._model.running, self._model.waiting, usage)
+        return Gauges(self._model.running, self._model.waiting, usage, self._model.kept, self.leases.expired)
 
     def open(self) -> None:
         """Take requests from now on."""
@@ -154,6 +167,7 @@ class Engine:
             self.meters.finished["abort"] += 1
             generation.events.put_nowait(Aborted(reason))
         self._generations.clear()
+        self.leases.clear()
         self._announce_change()
 
     def set_effects(self, effects: Effects) -> None:
@@ -170,10 +184,11 @@ class Engine:
         blocks: tuple[int, ...] = (),
         events: Events | None = None,
         prompt: PromptCount | None = None,
+        handover: Handover = NO_HANDOVER,
     ) -> Generation:
         """Queue a sequence; `finish_reason` is what to count it under once it is complete (`stop`, `length`), `blocks`
         the hashes of its full blocks (`block_hashes`). `events` and `prompt` are its own, or those
-        of the generations that it shares them with.
+        of the generations that it shares them with. One that is kept is among `leases` once it is complete.
 
         Raises:
             NotServing: see `refusal`.
@@ -181,7 +196,8 @@ class Engine:
         """
         if self._refusal:
             raise NotServing(self._refusal)
-        sequence = Sequence(f"seq-{next(self._ids)}", prompt_tokens, output_tokens, priority, blocks)
+        name = f"seq-{next(self._ids)}"
+        sequence = Sequence(name, prompt_tokens, output_tokens, priority, blocks, handover)
         self._model.submit(sequence)
         generation = Generation(sequence, finish_reason, self._clock(), events or Events(), prompt or PromptCount())
         generation.prompt.name = generation.prompt.name or sequence.id
@@ -229,6 +245,10 @@ class Engine:
             if now_s - step.ends_at_s < CATCH_UP_S:
                 now_s = step.ends_at_s
 
+    def _forget(self, sequence_id: str) -> None:
+        self._model.forget(sequence_id)
+        self._announce_change()
+
     def _refuse(self, reason: str) -> None:
         self._refusal = reason
         self._on_refusal()
@@ -245,8 +265,11 @@ class Engine:
         for name, found_tokens in step.admitted.items():
             generation = self._generations[name]
             generation.cached_tokens = found_tokens
+            if generation.sequence.handover.taken_over:
+                self.meters.external_hits += found_tokens
+            else:
+                self.meters.prefix_hits += found_tokens
             self.meters.prefix_queries += generation.sequence.prompt_tokens
-            self.meters.prefix_hits += found_tokens
             self.meters.queue_time_s.observe(max(0.0, step.starts_at_s - generation.arrived_at_s))
 
     def _deliver(self, token: TokenGiven, now_s: float) -> None:
@@ -263,6 +286,8 @@ class Engine:
         generation.last_token_at_s = now_s
         generation.events.put_nowait(token)
         if token.is_last:
+            if generation.sequence.handover.is_kept:
+                self.leases.keep(token.sequence, generation.sequence.prompt_tokens)
             self.meters.finished[generation.finish_reason] += 1
             self.meters.latency_s.observe(now_s - generation.arrived_at_s)
             del self._generations[token.sequence]

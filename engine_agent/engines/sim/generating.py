@@ -5,16 +5,25 @@ another cell. It decides no answer and knows no family of paths.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
 
 from engine_agent.engines.sim.api.writing import AnswerWriter, Usage
 from engine_agent.engines.sim.asgi import Receive, Send, respond, send_body, start_response
+from engine_agent.engines.sim.batching import NO_HANDOVER, Handover
 from engine_agent.engines.sim.engine import Aborted, Engine, Events, Generation, PromptCount
+from engine_agent.engines.sim.kv_link import TakeOverFailed, take_over
 from engine_agent.engines.sim.planning.answer_plan import Answer
-from engine_agent.engines.sim.planning.generation_request import GenerationRequest, Prompt
+from engine_agent.engines.sim.planning.generation_request import GenerationRequest, Prompt, Source
+from engine_agent.engines.sim.planning.handover import params_of
 from engine_agent.engines.sim.prefix_cache import block_hashes
+from engine_agent.engines.sim.settings import Endpoint
 
+log = logging.getLogger(__name__)
 STREAM_TYPE = "text/event-stream; charset=utf-8"
 
 
@@ -32,8 +41,18 @@ class Run:
         self.events = Events()
         self.generations: list[Generation] = []
 
-    def answer(self, request: GenerationRequest, answers: Sequence[Answer]) -> None:
-        """Queue a sequence for each answer.
+    async def take_over(self, source: Source) -> int:
+        """Have what another engine has read; returns how many tokens. What fails is read here (vLLM's policy
+        `recompute`)."""
+        try:
+            return await take_over(source, self._engine.handover, source.tokens)
+        except TakeOverFailed as error:
+            self._engine.meters.failed_transfers += 1
+            log.warning("will read a prompt again: %s", error)
+            return 0
+
+    def answer(self, request: GenerationRequest, answers: Sequence[Answer], taken_over: int = 0) -> None:
+        """Queue a sequence for each answer; `taken_over` tokens of the prompt are here.
 
         Raises:
             NotServing, TooLong: none is queued then.
@@ -44,7 +63,10 @@ class Run:
             prompt = request.prompts[place]
             blocks = self._blocks(prompt, answer)
             reason = "length" if answer.finish_reason == "length" else "stop"
-            self._submit(prompt.tokens, len(answer.tokens), reason, request.priority, blocks, counts[place])
+            self._submit(
+                *(prompt.tokens, len(answer.tokens), reason, request.priority, blocks, counts[place]),
+                handover=Handover(taken_over, request.is_handed_over),
+            )
 
     def read(self, lengths: Sequence[int], priority: int) -> None:
         """Queue a sequence for each text that is only to be read, by its length in tokens.
@@ -56,10 +78,18 @@ class Run:
             self._submit(tokens, 0, "stop", priority, (), None)
 
     def _submit(
-        self, prompt: int, output: int, reason: str, priority: int, blocks: tuple[int, ...], count: PromptCount | None
+        self,
+        prompt: int,
+        output: int,
+        reason: str,
+        priority: int,
+        blocks: tuple[int, ...],
+        count: PromptCount | None,
+        *,
+        handover: Handover = NO_HANDOVER,
     ) -> None:
         try:
-            generation = self._engine.submit(prompt, output, reason, priority, blocks, self.events, count)
+            generation = self._engine.submit(prompt, output, reason, priority, blocks, self.events, count, handover)
         except Exception:
             self.cancel()
             raise
@@ -104,6 +134,15 @@ class Run:
                 raise GaveUp(event.reason)
             left -= event.is_last
 
+    def transfer_params(self, place: Endpoint) -> dict[str, Any] | None:
+        """Where another engine takes the prompt from; None: it is not kept."""
+        sequence = self.generations[0].sequence
+        name = self._engine.leases.request_of(sequence.id)
+        if name is None:
+            return None
+        source = Source(name, place.host, place.port, sequence.prompt_tokens)
+        return params_of(source, f"sim-{place}", self._engine.parameters.prefix_block_tokens)
+
     def usage(self, request: GenerationRequest) -> Usage:
         """What all of it takes: each prompt once, and all tokens so far."""
         return Usage(
@@ -121,6 +160,20 @@ async def write_whole(send: Send, run: Run, request: GenerationRequest, writer: 
     """
     await run.finished()
     await respond(send, 200, writer.whole(run.usage(request)))
+
+
+async def write_handed_over(
+    send: Send, run: Run, request: GenerationRequest, writer: AnswerWriter, place: Endpoint
+) -> None:
+    """The same, with where another engine takes the prompt from; None: it is not kept any more.
+
+    Raises:
+        GaveUp
+    """
+    await run.finished()
+    body = msgspec.json.decode(writer.whole(run.usage(request)))
+    body["kv_transfer_params"] = run.transfer_params(place)
+    await respond(send, 200, msgspec.json.encode(body))
 
 
 async def write_stream(send: Send, run: Run, request: GenerationRequest, writer: AnswerWriter) -> None:

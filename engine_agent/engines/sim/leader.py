@@ -12,6 +12,7 @@ from engine_agent.engines.sim.admin import AdminServer
 from engine_agent.engines.sim.asgi import HealthPage
 from engine_agent.engines.sim.engine import Engine
 from engine_agent.engines.sim.faults import Crash, Faults, combine_effects
+from engine_agent.engines.sim.kv_link import KvServer
 from engine_agent.engines.sim.leader_link import LeaderLink
 from engine_agent.engines.sim.listening import HttpListeners
 from engine_agent.engines.sim.meters import Meters
@@ -41,7 +42,14 @@ class Leader:
         self._work = StepMeter()
         self._steps = StepMeter()
         self._watch = StateWatch(lambda: state_name(self.health()))
-        self._engine = Engine(settings.model, Meters(), on_decode=self._note_decode, on_refusal=self._watch.changed)
+        self._engine = Engine(
+            settings.model,
+            Meters(),
+            on_decode=self._note_decode,
+            on_refusal=self._watch.changed,
+            handover=settings.handover,
+        )
+        self._kv = KvServer(settings.kv_endpoint, self._engine.leases) if settings.kv_endpoint else None
         self._engine.postpone("loading weights")
         self._link = LeaderLink(settings, self)
         self._loaded = False
@@ -53,6 +61,7 @@ class Leader:
             settings.max_model_len,
             settings.model.seed,
             settings.adapters,
+            settings.kv_endpoint,
         )
         admin = AdminServer(self._faults, HealthPage(self.health, self._watch), settings.role, self._steps.times)
         self._listeners = HttpListeners(
@@ -82,6 +91,7 @@ class Leader:
             "http": asyncio.create_task(self._listeners.serve(), name="http"),
             "engine": asyncio.create_task(self._engine.run(), name="engine"),
             "start": asyncio.create_task(self._start(), name="start"),
+            **({"kv": asyncio.create_task(self._kv.run(), name="kv")} if self._kv else {}),
         }
         for task in tasks.values():
             self._shutdown.on_failure_of(task)
@@ -90,7 +100,9 @@ class Leader:
         tasks["start"].cancel()
         await self._end(end)
         await asyncio.wait([tasks["http"]])
-        tasks["engine"].cancel()
+        for name in ("engine", "kv"):
+            if name in tasks:
+                tasks[name].cancel()
         log.info("exit with status %d: %s", end.exit_status, end.reason)
         return end.exit_status
 

@@ -46,6 +46,9 @@ class Meters:
     generation_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    external_hits: int = 0
+    """Prompt tokens that another engine had read."""
+    failed_transfers: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     iteration_tokens: Histogram = field(default_factory=lambda: Histogram(ITERATION_BUCKETS))
     time_to_first_token_s: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS_S))
@@ -56,11 +59,14 @@ class Meters:
 
 @dataclass(frozen=True)
 class Gauges:
-    """The state of the batch at the moment of a scrape."""
+    """The state of the batch at the moment of a scrape. `kept`: prompts that wait for another engine; `expired`: those
+    for which none came in time, since the engine started."""
 
     running: int
     waiting: int
     kv_cache_usage: float
+    kept: int = 0
+    expired: int = 0
 
 
 def render(meters: Meters, gauges: Gauges, model_name: str) -> str:
@@ -79,8 +85,17 @@ def render(meters: Meters, gauges: Gauges, model_name: str) -> str:
         ("generation_tokens", "Number of generation tokens processed.", meters.generation_tokens),
         ("prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", meters.prefix_queries),
         ("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", meters.prefix_hits),
+        ("external_prefix_cache_hits", "Tokens that came from another engine.", meters.external_hits),
+        ("nixl_num_failed_transfers", "Number of failed transfers.", meters.failed_transfers),
+        ("nixl_num_kv_expired_reqs", "Number of requests whose blocks nobody took.", gauges.expired),
     ):
         lines += [*_head(f"{name}_total", "counter", help_text), f"vllm:{name}_total{{{labels}}} {total}"]
+    kept = "sim:kv_kept_requests"
+    lines += [
+        f"# HELP {kept} Prompts kept for other engines.",
+        f"# TYPE {kept} gauge",
+        f"{kept}{{{labels}}} {gauges.kept}",
+    ]
     lines += _head("request_success_total", "counter", "Count of successfully processed requests.")
     for reason in ("stop", "length", "abort"):
         lines.append(f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {meters.finished[reason]}')

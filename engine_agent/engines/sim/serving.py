@@ -9,6 +9,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -41,11 +42,13 @@ from engine_agent.engines.sim.asgi import (
 from engine_agent.engines.sim.batching import TooLong
 from engine_agent.engines.sim.engine import Engine, NotServing
 from engine_agent.engines.sim.faults import Faults
-from engine_agent.engines.sim.generating import GaveUp, Run, write_stream, write_whole
+from engine_agent.engines.sim.generating import GaveUp, Run, write_handed_over, write_stream, write_whole
 from engine_agent.engines.sim.meters import render
 from engine_agent.engines.sim.planning.answer_plan import Answer, plan_answers
 from engine_agent.engines.sim.planning.generation_request import BadRequest, GenerationRequest, Prompt
+from engine_agent.engines.sim.settings import Endpoint
 from engine_agent.engines.sim.text.vocabulary import TokenTexts
+from engine_agent.protocol.states import CellRole
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 VERSION = "sim"
@@ -93,8 +96,11 @@ class ApiServer:
         max_model_len: int,
         seed: int,
         adapters: Sequence[str] = (),
+        kv_place: Endpoint | None = None,
     ) -> None:
+        """`kv_place`: where other engines take prompts from that this one has read."""
         self._engine = engine
+        self._kv_place = kv_place
         self._faults = faults
         self._model = model
         self._adapters = frozenset(adapters)
@@ -172,11 +178,32 @@ class ApiServer:
 
     async def _generate(self, start: Start, _scope: Scope, receive: Receive, send: Send) -> None:
         request, answers, writer = start(await read_body(receive), uuid.uuid4().hex, self._plan)
+        request = self._in_its_part(request)
         run = Run(self._engine, request.model if request.model in self._adapters else "")
-        run.answer(request, answers)
-        write = write_stream if request.stream else write_whole
+        if request.source is None:
+            run.answer(request, answers)
         async with run.watching(receive):
-            await write(send, run, request, writer)
+            if request.source is not None:
+                run.answer(request, answers, await run.take_over(request.source))
+            if request.is_handed_over and self._kv_place is not None:
+                await write_handed_over(send, run, request, writer, self._kv_place)
+            else:
+                await (write_stream if request.stream else write_whole)(send, run, request, writer)
+
+    def _in_its_part(self, request: GenerationRequest) -> GenerationRequest:
+        """Without a handover that this engine takes no part in, as vLLM without a connector ignores it.
+
+        Raises:
+            BadRequest: only one answer to one prompt can be handed over (CVE-2026-94623).
+        """
+        role = self._engine.handover.role
+        source = request.source if role is CellRole.DECODE else None
+        is_handed_over = request.is_handed_over and role is CellRole.PREFILL
+        if (source or is_handed_over) and (
+            len(request.prompts) > 1 or request.choices > 1 or (is_handed_over and request.stream)
+        ):
+            raise BadRequest("only one answer to one prompt can be handed over", param="kv_transfer_params")
+        return replace(request, source=source, is_handed_over=is_handed_over)
 
     async def _pool(
         self,

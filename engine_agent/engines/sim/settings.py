@@ -11,8 +11,9 @@ from engine_agent.engines.cell.handshake import Identity
 from engine_agent.engines.cell.tls import BadCertificate, LeaderCertificate, leader_certificate
 from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.engines.sim.faults import BadFault, Fault, parse_fault
+from engine_agent.engines.sim.planning.handover import HandoverParameters
 from engine_agent.protocol.fingerprint import BadFingerprint, Fingerprint, fingerprint_from
-from engine_agent.protocol.states import MemberRole
+from engine_agent.protocol.states import CellRole, MemberRole
 
 LOOPBACK = "127.0.0.1"
 """Where the API and administration listen: only the cell proxy and the agent beside it speak to an engine."""
@@ -64,6 +65,9 @@ class Settings:
     fault: Fault | None
     adapters: tuple[str, ...]
     model: ModelParameters
+    handover: HandoverParameters
+    kv_endpoint: Endpoint | None
+    """Where other engines take prompts from that this one has read; None: nowhere."""
 
     @property
     def identity(self) -> Identity:
@@ -86,6 +90,8 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str] = os.envi
         parser.error(f"argument --rank: {options.rank} cannot be the {role}'s; the leader, and only it, is rank 0")
     if role is MemberRole.FOLLOWER and options.rank > options.followers:
         parser.error(f"argument --rank: {options.rank} exceeds --followers {options.followers}")
+    if options.cell_role == CellRole.PREFILL and options.kv_endpoint is None:
+        parser.error("argument --kv-endpoint: a prefill engine says where others take prompts from")
     if options.followers > 0 and not secret:
         parser.error(f"environment variable {CELL_SECRET_VARIABLE} is not set; members of a cell authenticate with it")
     certificate = None
@@ -102,18 +108,24 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str] = os.envi
     except BadCertificate as error:
         parser.error(f"environment variable {CELL_CERTIFICATE_VARIABLE} {error}")
     return Settings(
-        **_taken_from(options, Settings, besides={"role", "secret", "certificate", "fingerprint", "adapters", "model"}),
+        **_taken_from(options, Settings, besides=_NOT_OPTIONS),
         role=role,
         secret=secret,
         certificate=certificate,
         fingerprint=fingerprint,
         adapters=tuple(options.adapter),
         model=ModelParameters(**_taken_from(options, ModelParameters)),
+        handover=HandoverParameters(CellRole(options.cell_role), **_taken_from(options, HandoverParameters, {"role"})),
     )
 
 
+_NOT_OPTIONS = frozenset({"role", "secret", "certificate", "fingerprint", "adapters", "model", "handover"})
+
+
 def _taken_from(
-    options: argparse.Namespace, kind: type[Settings | ModelParameters], besides: Container[str] = ()
+    options: argparse.Namespace,
+    kind: type[Settings | ModelParameters | HandoverParameters],
+    besides: Container[str] = (),
 ) -> dict[str, Any]:
     """Options are named as the fields that they fill."""
     return {field.name: getattr(options, field.name) for field in fields(kind) if field.name not in besides}
@@ -139,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--grace-s", type=_not_negative, default=5.0, help="for requests in flight after SIGTERM")
     serving.add_argument("--fault", type=_fault, help="JSON as for POST /fault; in the leader from its start")
     _add_model_options(parser)
+    _add_handover_options(parser)
     return parser
 
 
@@ -158,6 +171,19 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--step-jitter", type=_jitter, default=default.step_jitter, help="± fraction of a step's time")
     group.add_argument("--seed", type=int, default=default.seed)
+
+
+def _add_handover_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("prefill and decode apart")
+    default = HandoverParameters()
+    group.add_argument("--cell-role", choices=[role.value for role in CellRole], default=CellRole.MIXED.value)
+    group.add_argument("--kv-endpoint", type=_endpoint, metavar="HOST:PORT", help="where a prefill engine is asked")
+    group.add_argument("--lease-s", type=_positive, default=default.lease_s, help="of a prompt that was read")
+    group.add_argument("--renew-s", type=_positive, default=default.renew_s)
+    group.add_argument("--extension-s", type=_positive, default=default.extension_s)
+    group.add_argument("--mb-per-token", type=_not_negative, default=default.mb_per_token)
+    group.add_argument("--gb-per-s", type=_positive, default=default.gb_per_s)
+    group.add_argument("--base-ms", type=_not_negative, default=default.base_ms)
 
 
 def _checked(text: str, kind: type[int] | type[float], lowest: float, highest: float, expected: str) -> float:

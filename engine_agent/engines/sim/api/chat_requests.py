@@ -15,6 +15,7 @@ from engine_agent.engines.sim.api.fields import (
     stops_of,
 )
 from engine_agent.engines.sim.planning.generation_request import BadRequest, GenerationRequest, Prompt, Tool, ToolChoice
+from engine_agent.engines.sim.planning.handover import is_handed_over, source_of
 
 TOOL_ROLES = frozenset({"tool", "function"})
 """Whose messages are results of calls."""
@@ -136,6 +137,8 @@ def parse_chat(body: bytes) -> GenerationRequest:
         prompt_logprobs=chat.prompt_logprobs,
         return_token_ids=bool(chat.return_token_ids),
         echo=bool(chat.echo) and chat.messages[-1].role == "assistant",
+        is_handed_over=is_handed_over(chat.kv_transfer_params),
+        source=source_of(chat.kv_transfer_params),
     )
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from engine_agent.engines.sim.api.fields import Sampling, check_logprobs, check_sampling, form_of, read_body, stops_of
 from engine_agent.engines.sim.planning.generation_request import BadRequest, GenerationRequest, Prompt
+from engine_agent.engines.sim.planning.handover import is_handed_over, source_of
 
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; chat has none."""
@@ -69,6 +70,8 @@ def parse_completion(body: bytes) -> GenerationRequest:
         prompt_logprobs=completion.prompt_logprobs,
         return_token_ids=bool(completion.return_token_ids),
         echo=bool(completion.echo),
+        is_handed_over=is_handed_over(completion.kv_transfer_params),
+        source=source_of(completion.kv_transfer_params),
     )
 
 

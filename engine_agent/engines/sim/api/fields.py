@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from engine_agent.engines.sim.planning.generation_request import BadRequest, OutputForm, Stops
+from engine_agent.engines.sim.planning.handover import TransferParams
 from engine_agent.engines.sim.text.logprobs import MOST_LOGPROBS
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -86,6 +87,7 @@ class Sampling(Struct, kw_only=True):
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    kv_transfer_params: TransferParams | None = None
     guided_json: Any = None
     guided_choice: Any = None
     guided_regex: Any = None

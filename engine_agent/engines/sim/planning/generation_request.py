@@ -101,6 +101,16 @@ class Stops:
     is_included: bool = False
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where a prompt of `tokens` lies that another engine has read: its request's id there, and where to ask."""
+
+    request_id: str
+    host: str
+    port: int
+    tokens: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
     """One request. `choices` answers to each of `prompts`; `output_limit` None: as long as the answer naturally is, and
@@ -131,6 +141,10 @@ class GenerationRequest:
     """What is to be continued stands before the answer: the prompt, of a chat an assistant's last message."""
     is_echo_alone: bool = False
     """Nothing stands after it, though one token is computed."""
+    is_handed_over: bool = False
+    """Another engine takes its prompt from here once it is answered."""
+    source: Source | None = None
+    """Where its prompt lies, if another engine has read it."""
 
     @property
     def prompt(self) -> Prompt:

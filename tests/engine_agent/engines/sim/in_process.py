@@ -11,7 +11,9 @@ from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.engines.sim.engine import Engine
 from engine_agent.engines.sim.faults import Faults
 from engine_agent.engines.sim.meters import Meters
+from engine_agent.engines.sim.planning.handover import HandoverParameters
 from engine_agent.engines.sim.serving import ApiServer
+from engine_agent.engines.sim.settings import Endpoint
 from engine_agent.engines.usage_ledger import UsageLedger
 from engine_agent.protocol.exchange_usage import EXCHANGE_HEADER
 from engine_agent.protocol.held_questions import StateWatch
@@ -23,13 +25,19 @@ FAST = ModelParameters(prefill_tokens_per_s=1e9, decode_step_ms=1e-6, decode_ste
 class Application:
     """A running application. `meters` count what it computed."""
 
-    def __init__(self, parameters: ModelParameters = FAST) -> None:
+    def __init__(
+        self,
+        parameters: ModelParameters = FAST,
+        handover: HandoverParameters | None = None,
+        kv_place: Endpoint | None = None,
+    ) -> None:
         self.meters = Meters()
-        self.engine = Engine(parameters, self.meters)
+        self.engine = Engine(parameters, self.meters, handover=handover)
         self.engine.open()
         watch = StateWatch(lambda: "")
         health = HealthPage(lambda: "", watch)
-        self._server = UsageLedger(ApiServer(self.engine, Faults(), health, MODEL, 8192, seed=7, adapters=(ADAPTER,)))
+        server = ApiServer(self.engine, Faults(), health, MODEL, 8192, 7, (ADAPTER,), kv_place)
+        self._server = UsageLedger(server)
         self.headers: dict[bytes, bytes] = {}
         """Of the last answer."""
 
@@ -76,9 +84,11 @@ class Application:
 
 
 @asynccontextmanager
-async def application(parameters: ModelParameters = FAST) -> AsyncIterator[Application]:
+async def application(
+    parameters: ModelParameters = FAST, handover: HandoverParameters | None = None, kv_place: Endpoint | None = None
+) -> AsyncIterator[Application]:
     """One, while it runs."""
-    running = Application(parameters)
+    running = Application(parameters, handover, kv_place)
     loop = asyncio.create_task(running.engine.run())
     try:
         yield running
