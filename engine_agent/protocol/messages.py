@@ -101,6 +101,8 @@ PREFILL_CELLS_MAX = 64
 """Of one decode cell: more have no use for its `max_concurrency`, and an order stays short."""
 DECODE_NODES_MAX = 512
 """Of one prefill cell."""
+PREFILL_FROM_TOKENS = 512
+"""Unless an order says otherwise: 64 ms of the default 70B model, in which three tokens of everybody else are due."""
 
 
 class Assignment(Struct, frozen=True):
@@ -112,7 +114,8 @@ class Assignment(Struct, frozen=True):
     `kv_layout` is the fingerprint of what cells hand over: digest of the model, its data type, block size and data type
     of the KV cache, how tensors are split, connector and its version. Empty: nothing is. Two cells pair only if theirs
     are equal. `prefill_cells` are those that a decode cell may call; `decode_nodes` the leaders of the decode cells
-    that may call this prefill cell. Both change within a generation, while all processes run on.
+    that may call this prefill cell. Prompts of which a decode cell would have to read `prefill_from_tokens` or more are
+    read by a prefill cell. These three change within a generation, while all processes run on.
     """
 
     cell: str
@@ -128,6 +131,7 @@ class Assignment(Struct, frozen=True):
     kv_layout: str = ""
     prefill_cells: Annotated[tuple[PrefillCell, ...], Meta(max_length=PREFILL_CELLS_MAX)] = ()
     decode_nodes: Annotated[tuple[str, ...], Meta(max_length=DECODE_NODES_MAX)] = ()
+    prefill_from_tokens: Annotated[int, Meta(ge=1)] = PREFILL_FROM_TOKENS
 
 
 class Inventory(Struct, frozen=True):
