@@ -27,6 +27,7 @@ from engine_agent.planning.node import (
 )
 from engine_agent.planning.steps import (
     MarkFailed,
+    SetProxyPairs,
     SetProxyPhase,
     StartEngine,
     StartProxy,
@@ -36,6 +37,7 @@ from engine_agent.planning.steps import (
     Wait,
 )
 from engine_agent.protocol.messages import Assignment
+from engine_agent.protocol.pairs import pairs_of
 from engine_agent.protocol.states import MemberRole, Phase
 
 Steps = tuple[Step, ...]
@@ -137,6 +139,9 @@ def _plan_proxy(desired: Assignment, node: NodeSnapshot, now_s: float, limits: C
         return (StopProxy(limits.proxy_stop_grace_s, f"no answer for {limits.proxy_silent_s:g} s"),)
     if node.proxy_phase is Phase.DRAIN:
         return (SetProxyPhase(Phase.SERVE, "the cell takes requests"),)
+    pairs = pairs_of(desired)
+    if node.proxy_pairs is not None and node.proxy_pairs != pairs.name:
+        return (SetProxyPairs(pairs, "the cell pairs with others"),)
     return ()
 
 

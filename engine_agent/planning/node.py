@@ -51,9 +51,9 @@ class NodeSnapshot:
     """What runs on this node now.
 
     `health` is the engine's, None before the first answer; `was_ready` says that it was healthy once in this start.
-    `proxy_phase` is what the proxy says it does, None before it answered. `proxy_silent_since_s` is the first of its
-    missed answers in a row. `failure` and `proxy_failure` stay until the process is started again.
-    `no_contact_since_s`: when the control plane was last lost, None while the line is open.
+    `proxy_phase` is what the proxy says it does, `proxy_pairs` the name of its pairs, both None before it answered.
+    `proxy_silent_since_s` is the first of its missed answers in a row. `failure` and `proxy_failure` stay until the
+    process is started again. `no_contact_since_s`: when the control plane was last lost, None while the line is open.
     """
 
     engine: RunningProcess | None = None
@@ -61,6 +61,7 @@ class NodeSnapshot:
     health: Health | None = None
     was_ready: bool = False
     proxy_phase: Phase | None = None
+    proxy_pairs: str | None = None
     proxy_silent_since_s: float | None = None
     failure: Failure | None = None
     proxy_failure: Failure | None = None

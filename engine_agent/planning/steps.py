@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from engine_agent.planning.node import Membership
 from engine_agent.protocol.messages import Assignment
+from engine_agent.protocol.pairs import Pairs
 from engine_agent.protocol.states import Phase
 
 
@@ -48,6 +49,14 @@ class SetProxyPhase:
 
 
 @dataclass(frozen=True, slots=True)
+class SetProxyPairs:
+    """Tell the running proxy which cells its own pairs with."""
+
+    pairs: Pairs
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class MarkFailed:
     """Give up this start of the engine, and keep it given up."""
 
@@ -63,4 +72,4 @@ class Wait:
     reason: str
 
 
-Step = StartEngine | StartProxy | StopEngine | StopProxy | SetProxyPhase | MarkFailed | Wait
+Step = StartEngine | StartProxy | StopEngine | StopProxy | SetProxyPhase | SetProxyPairs | MarkFailed | Wait

@@ -10,16 +10,13 @@ from engine_agent.protocol.states import CellRole
 
 
 class Pairs(Struct, frozen=True):
-    """Body of `POST /pairs` on a proxy's administration port. See `Assignment`, whose members these are."""
+    """Body of `POST /pairs` on a proxy's administration port. See `Assignment`, whose members these are. `name` is
+    short, and another one for other pairs: what a proxy says that it has. Empty: it was told of none."""
 
+    name: str = ""
     prefill_cells: tuple[PrefillCell, ...] = ()
     decode_nodes: tuple[str, ...] = ()
     prefill_from_tokens: int = PREFILL_FROM_TOKENS
-
-    @property
-    def name(self) -> str:
-        """Short, and another one for other pairs: what a proxy says that it has."""
-        return state_name(to_builtins(self))
 
 
 NO_PAIRS: Final = Pairs()
@@ -30,4 +27,5 @@ def pairs_of(assignment: Assignment) -> Pairs:
     """Which a cell is to have; one that does all of its requests has none."""
     if assignment.cell_role is CellRole.MIXED:
         return NO_PAIRS
-    return Pairs(assignment.prefill_cells, assignment.decode_nodes, assignment.prefill_from_tokens)
+    cells, nodes, least = assignment.prefill_cells, assignment.decode_nodes, assignment.prefill_from_tokens
+    return Pairs(state_name(to_builtins(cells), nodes, least), cells, nodes, least)

@@ -11,6 +11,7 @@ import msgspec
 import uvloop
 
 from engine_agent.protocol.messages import GoldenPrompt
+from engine_agent.protocol.states import CellRole
 from engine_agent.protocol.tracing import TraceSettings, TracingOff, trace_settings
 from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.server import CannotListen, ProxyServer
@@ -38,6 +39,9 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     parser.add_argument(
         "--max-prompt-tokens", type=_positive, metavar="N", help="the engine ends at a longer prompt: refuse it"
     )
+    parser.add_argument("--cell-role", type=CellRole, choices=list(CellRole), default=CellRole.MIXED)
+    parser.add_argument("--kv-layout", default="", help="fingerprint of what cells of this role hand over")
+    parser.add_argument("--prefill-timeout-s", type=float, default=15.0, help="of one prompt in a prefill cell")
     parser.add_argument("--golden", type=_golden, default=(), help='JSON: [{"prompt": "…", "expect": "…"}, …]')
     parser.add_argument("--max-body-bytes", type=_positive, default=Limits().max_body_bytes)
     parser.add_argument("--identity", type=Path, metavar="FOLDER", help="with tls/: serve ingresses only, over TLS")

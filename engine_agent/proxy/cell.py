@@ -12,12 +12,14 @@ from typing import Protocol
 from engine_agent.protocol.held_questions import StateWatch, state_name
 from engine_agent.protocol.ingress_messages import cell_server_name
 from engine_agent.protocol.messages import CellWork, TokenCheck
-from engine_agent.protocol.states import Phase, ServingClass
+from engine_agent.protocol.pairs import Pairs
+from engine_agent.protocol.states import CellRole, Phase, ServingClass
 from engine_agent.proxy import admission
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import RequestMetadata
 from engine_agent.proxy.batch_queue import BatchQueue
 from engine_agent.proxy.batch_window import STEER_EVERY_S
+from engine_agent.proxy.handovers import Handovers
 from engine_agent.proxy.health import HealthJudge
 from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.meter import Meter
@@ -48,6 +50,14 @@ class Cell:
         self.phase = Phase.SERVE
         self.judge = HealthJudge(settings.probes, settings.max_concurrency, has_golden=bool(settings.golden))
         self.meter = Meter(monotonic())
+        self.handovers = Handovers(
+            settings.cell_role,
+            settings.kv_layout,
+            self.meter,
+            settings.identity,
+            transfers_max=settings.max_concurrency,
+            limit_s=settings.prefill_timeout_s,
+        )
         self.spans = SpanExporter(settings.traces, {"switchyard.cell": settings.cell}) if settings.traces else None
         self.in_flight: set[InFlight] = set()
         self.settlements: set[asyncio.Task[None]] = set()
@@ -90,6 +100,8 @@ class Cell:
             return refusals.other_start(metadata.server, self.server_name)
         if metadata.adapter and metadata.adapter not in self.settings.adapters:
             return refusals.adapter_not_here(metadata.adapter)
+        if self.settings.cell_role is CellRole.PREFILL:
+            return refusals.prefill_cell()
         now, serving_class = monotonic(), metadata.serving_class
         self._seen_at[serving_class] = now
         limit = admission.limit_of(
@@ -136,14 +148,22 @@ class Cell:
             token_check=self.token_check,
             work=self.work,
             batch=self.batch.load(),
+            handovers=self.handovers.load(now),
         )
         health, state = self.judge.health(now), self._state_name()
-        return ProxyStatus(health=health, load=load, phase=self.phase, in_flight=in_flight, state=state)
+        return ProxyStatus(health, load, self.phase, in_flight, state, self.handovers.pairs.name)
 
     def _state_name(self) -> str:
         """Empty unless all is well and quiet: what changes by itself is to be asked for often."""
         steady = self.judge.ok and self.phase is Phase.SERVE and not self.in_flight and not self.settlements
-        return state_name(steady) if steady else ""
+        return state_name(steady, self.handovers.pairs.name) if steady else ""
+
+    def pair(self, pairs: Pairs) -> None:
+        """Pair with these cells from now on; the change is logged."""
+        self.handovers.pair(pairs)
+        self.watch.changed()
+        prefill, decode = len(pairs.prefill_cells), len(pairs.decode_nodes)
+        self.log.event(event="pairs", cell=self.settings.cell, prefill_cells=prefill, decode_nodes=decode)
 
     def enter_phase(self, phase: Phase) -> None:
         """Serve or drain as ordered; the change is logged."""

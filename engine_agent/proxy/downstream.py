@@ -5,13 +5,16 @@ import asyncio
 from collections.abc import Callable
 from enum import StrEnum
 from time import monotonic
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.refusal import Refusal
 from engine_agent.proxy.request_parser import IncomingRequest, RequestParser
 from engine_agent.proxy.settings import Limits
 from engine_agent.proxy.wire import RequestHead, refusal_response, response_bytes
+
+if TYPE_CHECKING:
+    from engine_agent.proxy.peers import Peer
 
 _NEVER = float("inf")
 
@@ -47,21 +50,21 @@ class ReadStage(StrEnum):
 
 class ClientConnection(asyncio.Protocol):
     """One connection. `open_connections` is the listener's set of them, for limits and for time-outs; `admit` judges
-    who is at the other end of one over TLS, and returns the serial number of their certificate, or None."""
+    who is at the other end of one over TLS, and says who that is, or None."""
 
     def __init__(
         self,
         respond: Callable[[RequestHead, "ClientConnection"], Responder],
         limits: Limits,
         open_connections: set["ClientConnection"],
-        admit: Callable[[asyncio.BaseTransport], int | None] | None = None,
+        admit: Callable[[asyncio.BaseTransport], "Peer | None"] | None = None,
     ) -> None:
         self._respond = respond
         self._limits = limits
         self._open = open_connections
         self._admit = admit
-        self.peer_serial: int | None = None
-        """Of the certificate that the client showed."""
+        self.peer: Peer | None = None
+        """Who the client is, over TLS."""
         self._reader = RequestParser(limits)
         self._transport: asyncio.Transport | None = None
         self._current: IncomingRequest | None = None
@@ -147,8 +150,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
             return
         if self._admit is not None:
-            self.peer_serial = self._admit(transport)
-            if self.peer_serial is None:
+            self.peer = self._admit(transport)
+            if self.peer is None:
                 self._transport.abort()
                 return
         self._open.add(self)

@@ -1,6 +1,6 @@
 """What the proxy's two ports serve. Public: the paths of the table (`engine_agent.protocol.api_surface`) go to the
 engine and nothing else of it, `/healthz` is answered here. Administration, on loopback: status for the agent, metrics,
-and the phase, the only thing it changes."""
+and what it changes: the phase, and the cells that this one pairs with."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 
+from engine_agent.protocol.pairs import Pairs
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import SERVER_HEADER
@@ -17,6 +18,8 @@ from engine_agent.proxy.downstream import ClientConnection, Responder
 from engine_agent.proxy.error_bodies import form_of
 from engine_agent.proxy.exchange import Exchange
 from engine_agent.proxy.exposition import exposition
+from engine_agent.proxy.prefill_exchange import PrefillExchange
+from engine_agent.proxy.prefill_protocol import HANDOVER_HEADER
 from engine_agent.proxy.refusal import Refusal
 from engine_agent.proxy.wire import LocalResponse, RequestHead, refusal_response, response_bytes
 from engine_agent.telemetry.prometheus_text import CONTENT_TYPE
@@ -88,6 +91,8 @@ class HeldStatus(LocalExchange):
 
 def respond_public(cell: Cell, head: RequestHead, client: ClientConnection) -> Responder:
     """The responder for one request on the public port."""
+    if (client.peer is not None and client.peer.node) or any(name == HANDOVER_HEADER for name, _ in head.headers):
+        return PrefillExchange(cell, head, client)
     if head.method in _ENGINE_METHODS.get(head.path, ()):
         return Exchange(cell, head, client)
     return LocalExchange(head, client, partial(_handle_public, cell))
@@ -137,7 +142,9 @@ def _handle_admin(cell: Cell, head: RequestHead, body: bytes) -> LocalResponse:
             return LocalResponse(200, exposition(cell).encode(), CONTENT_TYPE)
         case (b"POST", b"/phase"):
             return _order_phase(cell, body)
-    known = "GET /status, GET /metrics, POST /phase"
+        case (b"POST", b"/pairs"):
+            return _order_pairs(cell, body)
+    known = "GET /status, GET /metrics, POST /phase, POST /pairs"
     return refusal_response(Refusal(404, "not_found", f"the administration port serves {known}"))
 
 
@@ -155,6 +162,14 @@ def _order_phase(cell: Cell, body: bytes) -> LocalResponse:
     if cell.phase is Phase.STOP:
         return refusal_response(Refusal(409, "stopping", "this proxy is stopping and takes no other phase"))
     cell.enter_phase(phase)
+    return _status(cell)
+
+
+def _order_pairs(cell: Cell, body: bytes) -> LocalResponse:
+    try:
+        cell.pair(msgspec.json.decode(body, type=Pairs))
+    except msgspec.DecodeError as error:
+        return refusal_response(Refusal(400, "bad_pairs", f"the body names no pairs: {error}"))
     return _status(cell)
 
 

@@ -12,16 +12,17 @@ from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.engine_usage import prompt_is_read
 from engine_agent.proxy.error_bodies import ErrorAnswer, form_of
+from engine_agent.proxy.handovers import Handover
+from engine_agent.proxy.prepare import prepare
 from engine_agent.proxy.prompt_limit import why_prompt_is_refused
 from engine_agent.proxy.refusal import RETRY_HEADER, Refusal, error_event
 from engine_agent.proxy.request_record import CLIENT_GONE_STATUS, RequestOutcome, RequestRecord
-from engine_agent.proxy.rewrite import PRIORITIES, BadBody, NeedsStore, RefusedMember, UsageEventFilter, rewrite_body
+from engine_agent.proxy.rewrite import UsageEventFilter
 from engine_agent.proxy.tokens import is_error_event
 from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.upstream import EngineConnection, UpstreamFault
 from engine_agent.proxy.wire import (
     CONTINUE,
-    ENGINE_PRIORITY_HEADER,
     LAST_CHUNK,
     Headers,
     RequestHead,
@@ -46,6 +47,7 @@ class Exchange:
         self._upload = Upload(head, self._limits.upload_buffer_bytes)
         self._record = RequestRecord(cell, head, self._upload)
         self._connection: EngineConnection | None = None
+        self._handover: Handover | None = None
         self._task: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         """Of a batch request: waits until its prompt is read."""
@@ -143,9 +145,12 @@ class Exchange:
     def _send(self) -> None:
         """The body is there, or too long to be waited for: on to the engine."""
         self._sent = True
-        if (refusal := self._rewrite()) is not None:
-            self._fail(refusal, RequestOutcome.REFUSED)
-        elif (limit := self._cell.settings.max_prompt_tokens) is None:
+        prepared = prepare(self._head, self._upload, self._record.metadata, self._cell.settings)
+        if isinstance(prepared, Refusal):
+            self._fail(prepared, RequestOutcome.REFUSED)
+            return
+        self._usage_filter = UsageEventFilter() if prepared.removes_usage else None
+        if (limit := self._cell.settings.max_prompt_tokens) is None:
             self._to_engine()
         else:
             self._task = asyncio.get_running_loop().create_task(self._send_if_short(limit))
@@ -173,33 +178,25 @@ class Exchange:
             self.begin()
 
     def begin(self) -> None:
-        """Go to the engine now."""
+        """Go to the engine now, once a prefill cell has read the prompt, if one is to."""
+        self._handover = self._cell.handovers.begin(self._head, self._upload.whole(), self._record.metadata)
+        if self._handover is None:
+            self._take_connection()
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._send_handed_over(self._handover))
+
+    async def _send_handed_over(self, handover: Handover) -> None:
+        self._upload.add_members(await handover.read())
+        self._record.cached_elsewhere = handover.cached_tokens
+        self._task = None
+        self._take_connection()
+
+    def _take_connection(self) -> None:
         connection = self._cell.pool.take()
         if connection is None:
             self._connect()
         else:
             self._send_on(connection)
-
-    def _rewrite(self) -> Refusal | None:
-        """Put into the request what the fleet sets; returns what is wrong with it."""
-        if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in self._head.headers):
-            return refusals.body_encoded()
-        metadata = self._record.metadata
-        priority = PRIORITIES[metadata.serving_class] if self._cell.settings.priorities else None
-        model = (metadata.adapter or self._cell.settings.model) if metadata.is_routed else None
-        try:
-            rewrite = rewrite_body(self._head.path, self._upload.whole(), priority, model, metadata.routed_by)
-        except RefusedMember as error:
-            return refusals.refused_member(error.member.name, error.member.why)
-        except NeedsStore as member:
-            return refusals.needs_store(str(member))
-        except BadBody as error:
-            return refusals.bad_body(str(error))
-        if priority:
-            self._upload.headers.append((ENGINE_PRIORITY_HEADER, b"%d" % priority))
-        self._upload.members = rewrite.members
-        self._usage_filter = UsageEventFilter() if rewrite.removes_usage else None
-        return None
 
     def _connect(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._send_on_new())
@@ -322,6 +319,8 @@ class Exchange:
     def _open(self, response: ResponseHead) -> bytes:
         """Begin the answer: from here on the request can be repeated nowhere."""
         self._response_begun = True
+        if self._handover is not None:
+            self._handover.answered()
         self._upload.forget()
         own = [*self._own_headers(), *self._record.token_headers()]
         if response.status == 503:
@@ -388,6 +387,8 @@ class Exchange:
 
     def _stop_clock(self) -> None:
         self._stop_reading()
+        if self._handover is not None:
+            self._handover.close()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -4,7 +4,7 @@ tokens. It measures requests of clients; of probes it knows only what they used.
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from engine_agent.protocol.messages import BatchLoad, CellWork, ClassLoad, Load, TokenCheck
+from engine_agent.protocol.messages import BatchLoad, CellWork, ClassLoad, HandoverLoad, Load, TokenCheck
 from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy.admission import RequestMetadata
 from engine_agent.proxy.batch_window import MIN_ITLS, MIN_TTFTS, STEER_EVERY_S, RealtimeLatency
@@ -64,10 +64,10 @@ class ClassMeter:
             refused_total=self.refusals.total(),
             prompt_tokens_total=self.prompt_tokens_total,
             completion_tokens_total=self.completion_tokens_total,
-            ttft_p50_ms=_ms(self.ttft.quantile(now, 0.50)),
-            ttft_p99_ms=_ms(self.ttft.quantile(now, 0.99)),
-            itl_p50_ms=_ms(self.itl.quantile(now, 0.50)),
-            itl_p99_ms=_ms(self.itl.quantile(now, 0.99)),
+            ttft_p50_ms=milliseconds(self.ttft.quantile(now, 0.50)),
+            ttft_p99_ms=milliseconds(self.ttft.quantile(now, 0.99)),
+            itl_p50_ms=milliseconds(self.itl.quantile(now, 0.50)),
+            itl_p99_ms=milliseconds(self.itl.quantile(now, 0.99)),
         )
 
 
@@ -99,7 +99,8 @@ class Usage:
 
 @dataclass(slots=True)
 class ProbeMeter:
-    """What the proxy's own questions to the engine used. `unknown`: how many did not say what."""
+    """What the proxy's own questions to the engine used, and prompts that were read for decode cells: none of it is a
+    client's. `unknown`: how many did not say what."""
 
     begun: int = 0
     running: int = 0
@@ -191,12 +192,16 @@ class Meter:
         """As the engine reports. Where it reports nothing: as many as bodies of that length had so far, for what was
         read costs the same whether the answer is waited for or not."""
         if usage.prompt is None:
-            known = self._sized_bytes > 0
-            return round(body_bytes * self._sized_tokens / self._sized_bytes if known else body_bytes / BYTES_PER_TOKEN)
+            return self.tokens_of(body_bytes)
         if usage.prompt:
             self._sized_bytes += body_bytes
             self._sized_tokens += usage.prompt
         return usage.prompt
+
+    def tokens_of(self, body_bytes: int) -> int:
+        """Of a prompt in a body of this length, as an estimate: as many as bodies had so far."""
+        known = self._sized_bytes > 0
+        return round(body_bytes * self._sized_tokens / self._sized_bytes if known else body_bytes / BYTES_PER_TOKEN)
 
     @property
     def requests_total(self) -> int:
@@ -223,6 +228,7 @@ class Meter:
         token_check: TokenCheck | None = None,
         work: CellWork | None = None,
         batch: BatchLoad | None = None,
+        handovers: HandoverLoad | None = None,
     ) -> Load:
         """The protocol's view: `queued` is what exceeds the number of requests that the cell runs at once."""
         covered_s = min(WINDOW_S, max(1.0, now - self._started_at))
@@ -230,10 +236,10 @@ class Meter:
             in_flight=in_flight,
             queued=max(0, in_flight - max_concurrency),
             tokens_per_s=round(max(0, self._tokens.value(now)) / covered_s, 2),
-            ttft_p50_ms=_ms(self.ttft.quantile(now, 0.50)),
-            ttft_p99_ms=_ms(self.ttft.quantile(now, 0.99)),
-            itl_p50_ms=_ms(self.itl.quantile(now, 0.50)),
-            itl_p99_ms=_ms(self.itl.quantile(now, 0.99)),
+            ttft_p50_ms=milliseconds(self.ttft.quantile(now, 0.50)),
+            ttft_p99_ms=milliseconds(self.ttft.quantile(now, 0.99)),
+            itl_p50_ms=milliseconds(self.itl.quantile(now, 0.50)),
+            itl_p99_ms=milliseconds(self.itl.quantile(now, 0.99)),
             requests_total=self.requests_total,
             errors_total=self.errors_total,
             ttft_counts=self.ttft.counts(),
@@ -243,8 +249,10 @@ class Meter:
             token_check=token_check,
             work=work,
             batch=batch,
+            handovers=handovers,
         )
 
 
-def _ms(value_s: float | None) -> float | None:
+def milliseconds(value_s: float | None) -> float | None:
+    """As reports have durations; None: not known."""
     return None if value_s is None else round(value_s * 1000, 3)

@@ -86,6 +86,32 @@ def batch_waits() -> Refusal:
     return Refusal(503, "cell_saturated", message, retry=True)
 
 
+def no_prefill_cell(role: str) -> Refusal:
+    return Refusal(403, "no_prefill_cell", f"this cell is {role}: only prefill cells read prompts for others")
+
+
+def prefill_cell() -> Refusal:
+    message = "this is a prefill cell, which answers no requests; a decode cell does"
+    return Refusal(503, "prefill_cell", message, retry=True)
+
+
+def may_not_hand_over(who: str) -> Refusal:
+    return Refusal(403, "not_a_pair", f"{who} may not have prompts read here: its cell is no decode cell of this one")
+
+
+def other_layout(given: str, own: str) -> Refusal:
+    message = f"the other cell hands over in layout {given[:80]!r}, this one in {own!r}: they are no pair"
+    return Refusal(409, "other_kv_layout", message)
+
+
+def not_handed_over(paths: str) -> Refusal:
+    return Refusal(400, "not_handed_over", f"only one answer to one prompt is handed over, of {paths}")
+
+
+def prefill_failed(reason: str) -> Refusal:
+    return Refusal(502, "prefill_failed", f"the prompt was not read: {reason}")
+
+
 def deadline_passed() -> Refusal:
     return Refusal(504, "deadline_exceeded", "the request's deadline had passed before it was answered", is_final=True)
 

@@ -2,7 +2,7 @@
 and the access log once at the end; before that it has the engine say what was used, if the answer did not. It never
 touches the bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import getrandbits
 from time import monotonic, time_ns
@@ -57,6 +57,8 @@ class RequestRecord:
         self._row: UsageCounts | None = None
         """None until admitted."""
         self.metadata = RequestMetadata()
+        self.cached_elsewhere: int | None = None
+        """Tokens of its prompt that the prefill cell which read it had; None: none read it."""
         self._counting = counting_of(head.method, head.path)
         self._tokens = TokenCount(self._counting, streaming=False)
         self._response: ResponseHead | None = None
@@ -169,6 +171,8 @@ class RequestRecord:
         return None
 
     def _settle(self, row: UsageCounts, ending: "Ending", usage: Usage) -> None:
+        if self.cached_elsewhere is not None:  # its engine counts all that was read elsewhere as cached
+            usage = replace(usage, cached=min(usage.cached, self.cached_elsewhere))
         counted = self._cell.meter.settled(self.metadata, row, usage, body_bytes=self._upload.size_bytes)
         self._write(ending, counted)
 

@@ -15,8 +15,8 @@ from engine_agent.proxy import endpoints, refusal
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection, Responder
 from engine_agent.proxy.engine_work import WorkReader
-from engine_agent.proxy.ingresses_only import HANDSHAKE_S, IngressesOnly
 from engine_agent.proxy.log import LineLog
+from engine_agent.proxy.peers import HANDSHAKE_S, Peer, Peers
 from engine_agent.proxy.probes import Prober
 from engine_agent.proxy.settings import ProxySettings
 from engine_agent.proxy.tls_connection import TlsConnection
@@ -33,7 +33,7 @@ _LAST_TOKENS_S = 1.0
 _LAST_SPANS_S = 1.0
 """For the last spans to reach their collector."""
 
-_Admit = Callable[[asyncio.BaseTransport], int | None]
+_Admit = Callable[[asyncio.BaseTransport], Peer | None]
 _Respond = Callable[[Cell, RequestHead, ClientConnection], Responder]
 
 
@@ -48,7 +48,9 @@ class ProxyServer:
         self.settings = settings
         self.cell = Cell(settings, log)
         self._prober = Prober(self.cell)
-        self._ingresses = IngressesOnly(settings.identity, log) if settings.identity else None
+        self._peers = (
+            Peers(settings.identity, log, lambda: self.cell.handovers.pairs.decode_nodes) if settings.identity else None
+        )
         self._clients: set[ClientConnection] = set()
         self._servers: list[asyncio.Server] = []
         self._stop = asyncio.Event()
@@ -69,7 +71,7 @@ class ProxyServer:
             asyncio.create_task(TokenChecker(self.cell).run()),
             asyncio.create_task(WorkReader(self.cell).run()),
             *((asyncio.create_task(spans.run()),) if spans else ()),
-            *((asyncio.create_task(self._ingresses.cut_revoked(self._clients)),) if self._ingresses else ()),
+            *((asyncio.create_task(self._peers.cut_revoked(self._clients)),) if self._peers else ()),
         )
         try:
             await asyncio.wait((stop_requested, *loops), return_when=asyncio.FIRST_COMPLETED)
@@ -94,7 +96,7 @@ class ProxyServer:
 
     async def _listen(self) -> None:
         settings = self.settings
-        factory = self._http(endpoints.respond_public, self._ingresses.admit if self._ingresses else None)
+        factory = self._http(endpoints.respond_public, self._peers.admit if self._peers else None)
         await self._open("--port", settings.host, settings.port, self._over_tls(factory))
         await self._open("--admin-port", settings.admin_host, settings.admin_port, self._http(endpoints.respond_admin))
         self.cell.log.event(event="listening", cell=settings.cell, generation=settings.generation, port=settings.port)
@@ -107,11 +109,11 @@ class ProxyServer:
         self._servers.append(server)
 
     def _over_tls(self, factory: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
-        """For ingresses of the fleet, where there is one."""
-        if self._ingresses is None:
+        """For who may speak to this cell, where there is a fleet."""
+        if self._peers is None:
             return factory
         try:
-            context = self._ingresses.context()
+            context = self._peers.context()
         except OSError as error:
             raise CannotListen(f"cannot serve over TLS (--identity): {error}") from error
         return partial(TlsConnection, context, factory, HANDSHAKE_S)
@@ -132,6 +134,7 @@ class ProxyServer:
             for request in tuple(self.cell.in_flight):
                 request.check(now)
             self.cell.pool.sweep(now)
+            self.cell.handovers.sweep(now)
             self.cell.steer(now)
 
     async def _drain(self) -> None:
@@ -159,6 +162,7 @@ class ProxyServer:
         for client in tuple(self._clients):
             client.abort()
         self.cell.pool.close()
+        self.cell.handovers.close()
         if self.cell.spans is not None:
             self.cell.spans.close()
         self.cell.log.event(event="stopped", cell=self.settings.cell)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from engine_agent.protocol.ingress_messages import MAX_BODY_BYTES
 from engine_agent.protocol.messages import GoldenPrompt
+from engine_agent.protocol.states import CellRole
 from engine_agent.protocol.tracing import TraceSettings
 
 
@@ -87,6 +88,11 @@ class ProxySettings:
     """The engine schedules by priority: tell it that of each request's class."""
     orders_classes: bool = False
     """The engine limits batch prompts in each step by itself: several may be before their first token."""
+    cell_role: CellRole = CellRole.MIXED
+    kv_layout: str = ""
+    """Fingerprint of what cells hand over; cells of another do not pair with this one."""
+    prefill_timeout_s: float = 15.0
+    """How long a prefill cell may take for one prompt, with its queue; then it is read by who asked."""
     max_prompt_tokens: int | None = None
     """Of a longer prompt the engine would end; None: it refuses one by itself."""
     golden: tuple[GoldenPrompt, ...] = ()

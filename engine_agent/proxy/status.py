@@ -9,10 +9,12 @@ from engine_agent.protocol.states import Phase
 
 class ProxyStatus(msgspec.Struct, frozen=True):
     """How a cell is, as its proxy sees it. `in_flight`: requests that were admitted and have not ended. `state`: what
-    to hold the next question against (`engine_agent.protocol.held_questions`)."""
+    to hold the next question against (`engine_agent.protocol.held_questions`). `pairs`: the name of those that it has
+    (`engine_agent.protocol.pairs`)."""
 
     health: Health
     load: Load
     phase: Phase
     in_flight: int = 0
     state: str = ""
+    pairs: str = ""

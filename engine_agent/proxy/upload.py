@@ -49,6 +49,10 @@ class Upload:
             self.forget()
         return self._framed(self._appender.add(data, complete=complete))
 
+    def add_members(self, members: bytes) -> None:
+        """Further ones, as they stand in JSON; none are none."""
+        self.members = b",".join(filter(None, (self.members, members)))
+
     def opening(self, host: bytes) -> bytes:
         """Head and body so far, for a new engine connection.
 

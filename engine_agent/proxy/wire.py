@@ -31,6 +31,7 @@ _FOR_THE_CELL = {
     b"x-switchyard-class",
     b"x-switchyard-deadline-ms",
     b"x-switchyard-deployment",
+    b"x-switchyard-handover",
     EXCHANGE_HEADER,
     b"x-switchyard-hop",
     b"x-switchyard-key",

@@ -22,6 +22,7 @@ from engine_agent.planning.node import (
 from engine_agent.planning.orders import refusal
 from engine_agent.planning.steps import (
     MarkFailed,
+    SetProxyPairs,
     SetProxyPhase,
     StartEngine,
     StartProxy,
@@ -32,7 +33,7 @@ from engine_agent.planning.steps import (
 )
 from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.messages import Assignment, Desired, Fault, StepTimes
-from engine_agent.protocol.states import MemberRole, Phase
+from engine_agent.protocol.states import MemberRole
 from engine_agent.runtime import procfs, watch
 from engine_agent.runtime.accounts import Service, open_way, service_account
 from engine_agent.runtime.cell_certificate import with_certificate
@@ -49,7 +50,7 @@ from engine_agent.telemetry.neuron_errors import runtime_faults
 log = logging.getLogger(__name__)
 
 EVIDENCE_LINES = 20
-PHASE_TIMEOUT_S = 1.0
+TELL_TIMEOUT_S = 1.0
 
 
 class LocalNode:
@@ -93,7 +94,7 @@ class LocalNode:
         self._last_engine_failure: Failure | None = None
         self._failure: Failure | None = None
         self._proxy_failure: Failure | None = None
-        self._phase_change: asyncio.Task[None] | None = None
+        self._proxy_change: asyncio.Task[None] | None = None
         self.refused_order = ""
         self.journal_error = ""
 
@@ -143,8 +144,8 @@ class LocalNode:
 
     def close(self) -> None:
         """Look away; everything that runs goes on running."""
-        if self._phase_change is not None:
-            self._phase_change.cancel()
+        if self._proxy_change is not None:
+            self._proxy_change.cancel()
         self._http.close()
         self._processes.close()
 
@@ -174,6 +175,7 @@ class LocalNode:
             health=self.seen.health,
             was_ready=self.seen.was_ready,
             proxy_phase=self.seen.proxy_phase,
+            proxy_pairs=self.seen.proxy_pairs,
             proxy_silent_since_s=self.seen.proxy_silent_since_s,
             failure=self._failure,
             proxy_failure=self._proxy_failure,
@@ -239,7 +241,9 @@ class LocalNode:
                 log.info("ending the cell proxy: %s", reason)
                 self._processes.stop(ProcessKind.PROXY, grace_s)
             case SetProxyPhase(phase=phase):
-                self._change_phase(phase)
+                self._tell_proxy("/phase", msgspec.json.encode({"phase": phase}))
+            case SetProxyPairs(pairs=pairs):
+                self._tell_proxy("/pairs", msgspec.json.encode(pairs))
             case MarkFailed(membership=member, reason=reason):
                 self._give_up(member, reason)
             case Wait():
@@ -278,11 +282,12 @@ class LocalNode:
         except (OSError, EngineUnavailable) as error:
             self._proxy_failed(member, f"the cell proxy did not start: {error}", ran_stably=False)
 
-    def _change_phase(self, phase: Phase) -> None:
-        """Send the proxy its phase, unless a request is under way; its next report shows whether it took it."""
-        if self._phase_change is None or self._phase_change.done():
-            url = proxy_admin_url(self.place.context(), "/phase")
-            self._phase_change = asyncio.get_running_loop().create_task(_post_phase(self._http, url, phase))
+    def _tell_proxy(self, path: str, body: bytes) -> None:
+        """Send the proxy its phase or its pairs, unless a request is under way; its next report shows whether it took
+        it."""
+        if self._proxy_change is None or self._proxy_change.done():
+            url = proxy_admin_url(self.place.context(), path)
+            self._proxy_change = asyncio.get_running_loop().create_task(_post(self._http, url, body))
 
     # --- what happens to it ------------------------------------------------------------------------------------------
 
@@ -347,14 +352,14 @@ class LocalNode:
             self.journal_error = str(error)
 
 
-async def _post_phase(http: HttpClient, url: str, phase: Phase) -> None:
+async def _post(http: HttpClient, url: str, body: bytes) -> None:
     try:
-        answer = await http.request("POST", url, timeout_s=PHASE_TIMEOUT_S, body=msgspec.json.encode({"phase": phase}))
+        answer = await http.request("POST", url, timeout_s=TELL_TIMEOUT_S, body=body)
     except NoResponse as error:
-        log.warning("the cell proxy was not told to %s: %s", phase, error)
+        log.warning("the cell proxy was not told: %s", error)
         return
     if answer.status >= 300:
-        log.warning("the cell proxy was told to %s and answered %d", phase, answer.status)
+        log.warning("the cell proxy was told at %s and answered %d", url, answer.status)
 
 
 def _in_words(assignment: Assignment | None) -> str:

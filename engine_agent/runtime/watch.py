@@ -47,6 +47,7 @@ class ProbeResults:
     was_ready: bool = False
     slow_responses: int = 0
     proxy_phase: Phase | None = None
+    proxy_pairs: str | None = None
     proxy_silent_since_s: float | None = None
     state: str = ""
     """As the process that was asked last names it."""
@@ -105,6 +106,7 @@ def after_proxy(seen: ProbeResults, status: ProxyStatus | ProbeFailure, now_s: f
         load=status.load,
         was_ready=seen.was_ready or status.health.ok,
         proxy_phase=status.phase,
+        proxy_pairs=status.pairs,
         proxy_silent_since_s=None,
         state=status.state,
     )
@@ -124,12 +126,16 @@ def after_engine(seen: ProbeResults, status: EngineAnswer | ProbeFailure) -> Pro
 
 def without_engine(seen: ProbeResults) -> ProbeResults:
     """What is left to know when the engine has ended or is about to start: only the proxy's own state."""
-    return ProbeResults(proxy_phase=seen.proxy_phase, proxy_silent_since_s=seen.proxy_silent_since_s)
+    return ProbeResults(
+        proxy_phase=seen.proxy_phase,
+        proxy_pairs=seen.proxy_pairs,
+        proxy_silent_since_s=seen.proxy_silent_since_s,
+    )
 
 
 def without_proxy(seen: ProbeResults) -> ProbeResults:
     """What is left to know when the proxy has ended: its own state goes, the engine's stays."""
-    return replace(seen, proxy_phase=None, proxy_silent_since_s=None, state="")
+    return replace(seen, proxy_phase=None, proxy_pairs=None, proxy_silent_since_s=None, state="")
 
 
 def is_change(before: ProbeResults, after: ProbeResults) -> bool:
@@ -139,7 +145,7 @@ def is_change(before: ProbeResults, after: ProbeResults) -> bool:
 
 def _gist(seen: ProbeResults) -> tuple[object, ...]:
     health = (seen.health.ok, seen.health.reason) if seen.health is not None else None
-    return health, seen.was_ready, seen.proxy_phase, seen.proxy_silent_since_s is None
+    return health, seen.was_ready, seen.proxy_phase, seen.proxy_pairs, seen.proxy_silent_since_s is None
 
 
 def _said(body: bytes) -> _HealthBody:

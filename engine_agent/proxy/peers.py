@@ -1,9 +1,11 @@
-"""Who may speak to a cell over TLS: ingresses of its fleet, until their certificate is revoked. The chain and the
-revocation list are checked by TLS itself; the kind of the other, and connections that were there before, here."""
+"""Who may speak to a cell over TLS: ingresses of its fleet, and to a prefill cell the proxies of its decode cells,
+until their certificate is revoked. The chain and the revocation list are checked by TLS itself; who the other is, and
+connections that were there before, here."""
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -19,10 +21,26 @@ LOG_EVERY_S = 1.0
 """Refusals in between are not logged: each is somebody with a certificate of the fleet, and may come in a loop."""
 
 
-class IngressesOnly:
-    """Judges connections by the identity in `home`, whose files may change."""
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end: the serial number of its certificate, and `node`, if it is the proxy of another cell,
+    that cell's leader."""
 
-    def __init__(self, home: Path, log: LineLog, now_s: Callable[[], float] = monotonic) -> None:
+    serial: int
+    node: str = ""
+
+
+class Peers:
+    """Judges connections by the identity in `home`, whose files may change. `decode_nodes` may hand requests over."""
+
+    def __init__(
+        self,
+        home: Path,
+        log: LineLog,
+        decode_nodes: Callable[[], Collection[str]] = tuple,
+        now_s: Callable[[], float] = monotonic,
+    ) -> None:
+        self._decode_nodes = decode_nodes
         self._identity = IdentityFiles(home)
         self._revoked_file = home / TLS_FOLDER / REVOKED_SERIALS_FILE
         self._log = log
@@ -35,18 +53,24 @@ class IngressesOnly:
         """
         return self._identity.server_context()
 
-    def admit(self, transport: asyncio.BaseTransport) -> int | None:
-        """The serial number of the certificate of this connection, whose handshake is over; None: no ingress has it."""
+    def admit(self, transport: asyncio.BaseTransport) -> Peer | None:
+        """Who this is, whose handshake is over; None: nobody who may be here."""
         shown = transport.get_extra_info("ssl_object").getpeercert()
         try:
             name = name_of_peer(shown)
-            reason = "" if name.kind is IdentityKind.INGRESS else f"{name} is no ingress"
         except BadName as error:
-            reason = str(error)
-        if reason and self._now_s() - self._logged_at_s >= LOG_EVERY_S:
+            return self._refused(str(error))
+        serial = int(shown["serialNumber"], 16)
+        if name.kind is IdentityKind.INGRESS:
+            return Peer(serial)
+        if name.kind is IdentityKind.NODE and name.id in self._decode_nodes():
+            return Peer(serial, name.id)
+        return self._refused(f"{name} is no ingress, and no decode cell of this one")
+
+    def _refused(self, reason: str) -> None:
+        if self._now_s() - self._logged_at_s >= LOG_EVERY_S:
             self._logged_at_s = self._now_s()
             self._log.event(event="connection_refused", reason=reason)
-        return None if reason else int(shown["serialNumber"], 16)
 
     async def cut_revoked(self, connections: Iterable[ClientConnection]) -> None:
         """For ever: break what is open of those who were revoked."""
@@ -58,7 +82,7 @@ class IngressesOnly:
                 continue
             seen, revoked = stamp, self._revoked()
             for connection in tuple(connections):
-                if connection.peer_serial in revoked:
+                if connection.peer is not None and connection.peer.serial in revoked:
                     self._log.event(event="connection_cut", reason="its certificate was revoked")
                     connection.abort()
 

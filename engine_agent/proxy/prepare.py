@@ -1,0 +1,31 @@
+"""Puts into a request what the fleet sets, before it goes to the engine, or says what is wrong with it."""
+
+from engine_agent.proxy import refusal as refusals
+from engine_agent.proxy.admission import RequestMetadata
+from engine_agent.proxy.refusal import Refusal
+from engine_agent.proxy.rewrite import PRIORITIES, BadBody, BodyRewrite, NeedsStore, RefusedMember, rewrite_body
+from engine_agent.proxy.settings import ProxySettings
+from engine_agent.proxy.upload import Upload
+from engine_agent.proxy.wire import ENGINE_PRIORITY_HEADER, RequestHead
+
+
+def prepare(
+    head: RequestHead, upload: Upload, metadata: RequestMetadata, settings: ProxySettings
+) -> BodyRewrite | Refusal:
+    """What was put into `upload`, or a refusal."""
+    if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in head.headers):
+        return refusals.body_encoded()
+    priority = PRIORITIES[metadata.serving_class] if settings.priorities else None
+    model = (metadata.adapter or settings.model) if metadata.is_routed else None
+    try:
+        rewrite = rewrite_body(head.path, upload.whole(), priority, model, metadata.routed_by)
+    except RefusedMember as error:
+        return refusals.refused_member(error.member.name, error.member.why)
+    except NeedsStore as member:
+        return refusals.needs_store(str(member))
+    except BadBody as error:
+        return refusals.bad_body(str(error))
+    if priority:
+        upload.headers.append((ENGINE_PRIORITY_HEADER, b"%d" % priority))
+    upload.members = rewrite.members
+    return rewrite
