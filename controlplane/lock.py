@@ -56,6 +56,12 @@ LOCKS = (
         "with hashes of its own.\n# It is installed by its exact version, without a hash.",
     ),
     Lock(
+        VLLM / "requirements-kv-transfer.lock",
+        (VLLM / "requirements-kv-transfer.txt",),
+        complete=True,
+        note="Installed beside the engine's environment, by engine_agent.engines.vllm.kv_transfer.",
+    ),
+    Lock(
         VLLM / "requirements-torch-cuda.lock",
         (VLLM / "requirements-cuda-libraries.txt",),
         complete=True,

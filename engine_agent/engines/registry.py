@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine_agent.engines.base import EngineAdapter, EngineUnavailable
+from engine_agent.engines.base import EngineAdapter, EngineUnavailable, follower_count
 from engine_agent.engines.generic.adapter import GenericAdapter
 from engine_agent.engines.generic.programs import installed_programs
 from engine_agent.engines.neuron.adapter import NeuronAdapter
@@ -12,11 +12,15 @@ from engine_agent.engines.sim.adapter import SimAdapter
 from engine_agent.engines.vllm.adapter import VllmAdapter
 from engine_agent.engines.vllm.environment import installed_python as installed_vllm
 from engine_agent.protocol.engine_options import refused_in_plan
-from engine_agent.protocol.messages import EnginePlan
+from engine_agent.protocol.messages import Assignment, EnginePlan
+from engine_agent.protocol.states import CellRole
 
 ADAPTERS: Mapping[str, EngineAdapter] = {
     adapter.name: adapter for adapter in (GenericAdapter(), NeuronAdapter(), SimAdapter(), VllmAdapter())
 }
+
+HAND_OVER = frozenset({SimAdapter.name, VllmAdapter.name})
+"""Engines that hand prompts over to each other."""
 
 
 def engine_adapter(engine: str) -> EngineAdapter:
@@ -40,6 +44,27 @@ def check_plan(plan: EnginePlan) -> None:
     refused = refused_in_plan(plan.engine, plan.args, plan.env, plan.widened)
     if refused is not None:
         raise EngineUnavailable(refused.message)
+
+
+def check_role(assignment: Assignment) -> None:
+    """Refuse a role that this cell cannot have.
+
+    Raises:
+        EngineUnavailable: its engine cannot hand prompts over, or not in a cell of several nodes.
+    """
+    role, engine = assignment.cell_role, assignment.plan.engine
+    if role is CellRole.MIXED:
+        return
+    if engine not in HAND_OVER:
+        can = " and ".join(sorted(HAND_OVER))
+        raise EngineUnavailable(f"engine {engine} cannot be a {role} cell: {can} can; make the cell mixed")
+    if follower_count(assignment) > 0:
+        raise EngineUnavailable(
+            f"a {role} cell has one node, and this one has {follower_count(assignment) + 1}: what several nodes"
+            " computed is not handed over yet; make the cell mixed"
+        )
+    if not assignment.kv_layout:
+        raise EngineUnavailable(f"the order of a {role} cell names no KV layout, by which its pairs would be found")
 
 
 def engine_pythons(cache: Path) -> dict[str, Path]:

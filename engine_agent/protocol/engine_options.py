@@ -35,9 +35,9 @@ _RENDERED = """
 _LAUNCHER_OPTIONS = "batch-prompt-tokens"
 """Of the engine's launcher, which makes of it what vLLM knows; the plugin for Neuron has a scheduler of its own."""
 _SIM_OPTIONS = """
-    batch-prompt-tokens decode-step-ms decode-step-per-seq-ms fault grace-s kv-capacity-tokens load-time-s
-    max-model-len max-num-seqs prefill-chunk-tokens prefill-tokens-per-s prefix-block-tokens rendezvous-timeout-s seed
-    step-jitter
+    base-ms batch-prompt-tokens decode-step-ms decode-step-per-seq-ms extension-s fault gb-per-s grace-s
+    kv-capacity-tokens lease-s load-time-s max-model-len max-num-seqs mb-per-token prefill-chunk-tokens
+    prefill-tokens-per-s prefix-block-tokens rendezvous-timeout-s renew-s seed step-jitter
 """
 _GENERIC_OPTIONS = "command context-length n-batch n-threads n-threads-batch n-ubatch seed"
 """Of `llama-cpp`. What other programs take, an admin allows by name, and the programs themselves by `--command`."""

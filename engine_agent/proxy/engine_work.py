@@ -15,7 +15,8 @@ _METRICS_LIMIT_S = 5.0
 _METRICS_BYTES = 4 * 1024 * 1024
 """vLLM's page has some 100 kB for one engine."""
 _COUNTER = re.compile(
-    rb"^vllm:(prompt_tokens_total|generation_tokens_total|prefix_cache_hits_total|iteration_tokens_total_count)"
+    rb"^vllm:(prompt_tokens_total|generation_tokens_total|prefix_cache_hits_total|iteration_tokens_total_count"
+    rb"|external_prefix_cache_hits_total|nixl_num_failed_transfers_total)"
     rb"(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$",
     re.MULTILINE,
 )
@@ -23,12 +24,14 @@ _COUNTER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class EngineTotals:
-    """Since the engine started, over all its engines."""
+    """Since the engine started, over all its engines. `cached_tokens`: of prompts, found or had from another engine;
+    `failed_transfers`: what was not had from one, and read here."""
 
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    failed_transfers: int = 0
 
 
 def read_totals(page: bytes) -> EngineTotals | None:
@@ -39,11 +42,13 @@ def read_totals(page: bytes) -> EngineTotals | None:
     if b"iteration_tokens_total_count" not in found:
         return None
     prompt = int(found.get(b"prompt_tokens_total", 0))
+    cached = found.get(b"prefix_cache_hits_total", 0) + found.get(b"external_prefix_cache_hits_total", 0)
     return EngineTotals(
         steps=int(found[b"iteration_tokens_total_count"]),
         prompt_tokens=prompt,
-        cached_tokens=min(prompt, int(found.get(b"prefix_cache_hits_total", 0))),
+        cached_tokens=min(prompt, int(cached)),
         completion_tokens=int(found.get(b"generation_tokens_total", 0)),
+        failed_transfers=int(found.get(b"nixl_num_failed_transfers_total", 0)),
     )
 
 
@@ -83,6 +88,7 @@ class WorkReader:
             self._first = (time.time(), busy_s, totals)
         self._last = totals
         since, busy_then_s, first = self._first
+        self._cell.handovers.counts.recomputed = max(0, totals.failed_transfers - first.failed_transfers)
         self._cell.work = CellWork(
             round(since, 3),
             round((busy_s - busy_then_s) * 1000),

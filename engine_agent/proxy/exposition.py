@@ -35,11 +35,36 @@ def exposition(cell: Cell) -> str:
     lines += _single("batch_running", "gauge", "Batch requests in the engine.", labels, batch.running)
     lines += _single("batch_waiting", "gauge", "Batch requests that wait in the cell.", labels, batch.waiting)
     lines += _single("batch_window", "gauge", "Batch requests that may be in the engine.", labels, batch.window)
+    lines += _handovers(labels, cell)
     lines += [*_family("itl_seconds", "histogram", "Time between tokens of streams.")]
     lines += _histogram("itl_seconds", labels, meter.itl)
     lines += _loads("class", labels, {name: each.load(0.0) for name, each in meter.classes.items()}, _CLASS_FIELDS)
     lines += _loads("tenant", labels, meter.usage.by_tenant(), _TENANT_FIELDS)
     return "\n".join(lines) + "\n"
+
+
+def _handovers(labels: Mapping[str, str], cell: Cell) -> Iterable[str]:
+    """Of a cell that does a part of its requests: what it handed over, and why not."""
+    load = cell.handovers.load(0.0)
+    if load is None:
+        return
+    counts = cell.handovers.counts
+    yield from _single("handovers_total", "counter", "Prompts that a prefill cell read.", labels, load.handovers_total)
+    yield from _single("handovers_in_flight", "gauge", "Handovers under way.", labels, load.in_flight)
+    yield from _single("prefills_total", "counter", "Prompts read for decode cells.", labels, load.prefills_total)
+    for name, text, reasons in (
+        ("prompts_alone_total", "Prompts that the cell read by its own rules, by reason.", load.alone),
+        ("handover_fallbacks_total", "Prompts that it read because a prefill cell failed it.", load.fallbacks),
+    ):
+        yield from _family(name, "counter", text)
+        for reason in sorted(reasons):
+            yield _sample(name, {**labels, "reason": reason}, reasons[reason])
+    for name, text, histogram in (
+        ("prefill_seconds", "Time of a prompt in a prefill cell.", counts.prefill),
+        ("kv_transfer_seconds", "From there to the first byte of the answer.", counts.transfer),
+    ):
+        yield from _family(name, "histogram", text)
+        yield from _histogram(name, labels, histogram)
 
 
 _CLASS_FIELDS = ("in_flight", "prompt_tokens_total", "completion_tokens_total", "errors_total")

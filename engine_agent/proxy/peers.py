@@ -59,15 +59,17 @@ class Peers:
         try:
             name = name_of_peer(shown)
         except BadName as error:
-            return self._refused(str(error))
+            self._note_refusal(str(error))
+            return None
         serial = int(shown["serialNumber"], 16)
         if name.kind is IdentityKind.INGRESS:
             return Peer(serial)
         if name.kind is IdentityKind.NODE and name.id in self._decode_nodes():
             return Peer(serial, name.id)
-        return self._refused(f"{name} is no ingress, and no decode cell of this one")
+        self._note_refusal(f"{name} is no ingress, and no decode cell of this one")
+        return None
 
-    def _refused(self, reason: str) -> None:
+    def _note_refusal(self, reason: str) -> None:
         if self._now_s() - self._logged_at_s >= LOG_EVERY_S:
             self._logged_at_s = self._now_s()
             self._log.event(event="connection_refused", reason=reason)

@@ -88,15 +88,12 @@ class PrefillExchange:
     def _start(self, body: bytes) -> None:
         try:
             metadata = read_metadata(self._head.headers, time())
-            refusal = self._refusal(metadata)
-            members = b"" if refusal else self._members(body, metadata)
-        except (BadHeader, _Unreadable) as error:
-            refusal, members = error.refusal, b""
-        if refusal is not None:
-            self.refuse(refusal)
+            if (refusal := self._refusal(metadata)) is not None:
+                raise _Refused(refusal)
+            sent = MemberAppender(self._members(body, metadata)).add(body, complete=True)
+        except (BadHeader, _Refused) as error:
+            self.refuse(error.refusal)
             return
-        appender = MemberAppender(members)
-        sent = appender.add(body, complete=True)
         self._cell.enter(self)
         self._task = asyncio.get_running_loop().create_task(self._read(sent, metadata))
 
@@ -138,7 +135,7 @@ class PrefillExchange:
         """What to put at the end of the request.
 
         Raises:
-            _Unreadable: it is no request that is handed over.
+            _Refused: it is no request that is handed over.
         """
         settings = self._cell.settings
         priority = PRIORITIES[metadata.serving_class] if settings.priorities else None
@@ -147,11 +144,11 @@ class PrefillExchange:
             rewrite = rewrite_body(self._head.path, body, priority, model)
             prompt = prompt_to_hand_over(self._head.path, members_of(body))
         except RefusedMember as error:
-            raise _Unreadable(refusals.refused_member(error.member.name, error.member.why)) from None
+            raise _Refused(refusals.refused_member(error.member.name, error.member.why)) from None
         except BadBody as error:
-            raise _Unreadable(refusals.bad_body(str(error))) from None
+            raise _Refused(refusals.bad_body(str(error))) from None
         if prompt is None:
-            raise _Unreadable(refusals.not_handed_over(", ".join(path.decode() for path in PROMPT_MEMBERS)))
+            raise _Refused(refusals.not_handed_over(", ".join(path.decode() for path in PROMPT_MEMBERS)))
         return b",".join(filter(None, (rewrite.members, prefill_members(self._head.path))))
 
     async def _read(self, body: bytes, metadata: RequestMetadata) -> None:
@@ -216,8 +213,8 @@ class PrefillExchange:
         self._cell.leave(self)
 
 
-class _Unreadable(Exception):
-    """A request whose prompt is not read; `refusal` is the response to it."""
+class _Refused(Exception):
+    """A prompt that is not read here; `refusal` is the response."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)

@@ -21,6 +21,7 @@ from engine_agent.protocol.fingerprint import (
 )
 from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import ENGINE, PROXY, PROXY_ADMIN
+from engine_agent.protocol.states import CellRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path 
         *("--max-concurrency", str(assignment.plan.max_concurrency)),
         *("--golden", msgspec.json.encode(assignment.plan.golden).decode()),
         *(("--health-path", HEALTH_PATH) if assignment.plan.engine == "generic" else ()),
+        *_role(assignment),
         *_prompt_limit(assignment.plan),
         *(("--priorities",) if _schedules_by_priority(assignment.plan) else ()),
         *(("--orders-classes",) if _orders_classes(assignment.plan) else ()),
@@ -77,6 +79,12 @@ def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path 
     )
     reads = (identity,) if identity else ()
     return Launch(argv=argv, env={"PYTHONPATH": str(context.repo_root)}, reads=reads)
+
+
+def _role(assignment: Assignment) -> tuple[str, ...]:
+    if assignment.cell_role is CellRole.MIXED:
+        return ()
+    return ("--cell-role", assignment.cell_role, "--kv-layout", assignment.kv_layout)
 
 
 def _prompt_limit(plan: EnginePlan) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from time import monotonic
 import msgspec
 
 from engine_agent.engines.base import EngineUnavailable, MeasuresSteps
-from engine_agent.engines.registry import check_plan, engine_adapter
+from engine_agent.engines.registry import check_plan, check_role, engine_adapter
 from engine_agent.planning.node import (
     LIMITS,
     Failure,
@@ -255,6 +255,7 @@ class LocalNode:
         self.seen = watch.without_engine(self.seen)
         try:
             check_plan(given.plan)
+            check_role(given)
             launch = with_fingerprint(
                 engine_adapter(given.plan.engine).launch(given, self.place.launch_context()), given.plan, self._stack()
             )

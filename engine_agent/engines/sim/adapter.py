@@ -13,7 +13,8 @@ from engine_agent.engines.base import (
 )
 from engine_agent.engines.plan_artifacts import after_fetching
 from engine_agent.protocol.messages import Assignment
-from engine_agent.protocol.ports import ENGINE_ADMIN
+from engine_agent.protocol.ports import ENGINE_ADMIN, KV_TRANSFER
+from engine_agent.protocol.states import CellRole
 
 
 class SimAdapter:
@@ -32,6 +33,7 @@ class SimAdapter:
             *member_args(assignment, context),
             *("--served-model", assignment.plan.served_model),
             *(word for each in assignment.plan.adapters for word in ("--adapter", each.name)),
+            *_role(assignment, context),
             *assignment.plan.args,
         )
         launch = Launch(argv=argv, env=member_environment(assignment, context))
@@ -44,3 +46,10 @@ class SimAdapter:
     def steps_url(self, context: EngineContext) -> str:
         """See `MeasuresSteps.steps_url`; every rank answers on its administration port."""
         return f"http://{LOOPBACK}:{context.port_base + ENGINE_ADMIN}/steps"
+
+
+def _role(assignment: Assignment, context: EngineContext) -> tuple[str, ...]:
+    if assignment.cell_role is CellRole.MIXED:
+        return ()
+    where = ("--kv-endpoint", f"{context.host}:{context.port_base + KV_TRANSFER}")
+    return ("--cell-role", assignment.cell_role, *(where if assignment.cell_role is CellRole.PREFILL else ()))

@@ -68,7 +68,7 @@ class KvServer:
                     writer.write(msgspec.json.encode(_Answer(self._answered(_question.decode(line)))) + b"\n")
                     await writer.drain()
             except (OSError, ValueError, msgspec.DecodeError) as error:  # a TimeoutError is one of the first
-                log.info("a transfer ended: %s", error or type(error).__name__)
+                log.info("a transfer ended: %s", str(error) or type(error).__name__)
 
     def _answered(self, question: _Question) -> int | None:
         if question.ask == "free":
@@ -86,7 +86,7 @@ async def take_over(source: Source, parameters: HandoverParameters, most: int) -
         async with asyncio.timeout(ANSWER_LIMIT_S):
             reader, writer = await asyncio.open_connection(source.host, source.port, limit=LINE_BYTES_MAX)
     except OSError as error:
-        raise TakeOverFailed(f"{source.host}:{source.port}: {error or 'no connection in time'}") from error
+        raise TakeOverFailed(f"{source.host}:{source.port}: {str(error) or 'no connection in time'}") from error
     with closing(writer):
 
         async def ask(what: str) -> int:
@@ -95,7 +95,7 @@ async def take_over(source: Source, parameters: HandoverParameters, most: int) -
                 async with asyncio.timeout(ANSWER_LIMIT_S):
                     tokens = _answer.decode(await reader.readline()).tokens
             except (OSError, ValueError, msgspec.DecodeError) as error:
-                raise TakeOverFailed(f"{what}: {error or 'no answer in time'}") from error
+                raise TakeOverFailed(f"{what}: {str(error) or 'no answer in time'}") from error
             if tokens is None:
                 raise TakeOverFailed(f"{source.request_id} is not kept there any more")
             return tokens

@@ -1,6 +1,7 @@
 """vLLM as the agent sees it: the launcher's command line in the engine's own Python, after what fetches weights from
 S3. It starts nothing."""
 
+import os
 from pathlib import Path
 
 from engine_agent.engines.base import (
@@ -12,7 +13,10 @@ from engine_agent.engines.base import (
     member_health_url,
 )
 from engine_agent.engines.plan_artifacts import after_fetching, local_folder, read_in_place, with_local_draft
+from engine_agent.engines.vllm.kv_transfer import kv_transfer_packages
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan
+from engine_agent.protocol.ports import KV_TRANSFER
+from engine_agent.protocol.states import CellRole
 
 
 class VllmAdapter:
@@ -30,6 +34,7 @@ class VllmAdapter:
         artifact = assignment.plan.artifact
         if artifact is None:
             raise EngineUnavailable(f"the plan of {assignment.plan.served_model} names no artifact to load")
+        hands_over = assignment.cell_role is not CellRole.MIXED
         argv = (
             *(str(python), "-m", "engine_agent.engines.vllm.serve"),
             *member_args(assignment, context),
@@ -40,11 +45,16 @@ class VllmAdapter:
             *("--digest", artifact.digest),
             *_draft(assignment.plan.draft, context.cache),
             *_adapters(assignment.plan, context.cache),
+            *(("--kv-port", str(context.port_base + KV_TRANSFER)) if hands_over else ()),
             "--",
             *with_local_draft(assignment.plan.args, assignment.plan, context.cache),
         )
         env = member_environment(assignment, context)
-        launch = Launch(argv=argv, env=env, reads=read_in_place(assignment.plan))
+        reads = read_in_place(assignment.plan)
+        if hands_over:
+            packages = kv_transfer_packages(python)
+            env, reads = {**env, "PYTHONPATH": f"{env['PYTHONPATH']}{os.pathsep}{packages}"}, (*reads, packages)
+        launch = Launch(argv=argv, env=env, reads=reads)
         return after_fetching(launch, assignment, context)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:

@@ -47,6 +47,8 @@ class ServeOptions:
     hang_s: float = HANG_S
     draft: tuple[str, str] | None = None
     adapters: tuple[tuple[str, str, str], ...] = ()
+    kv_port: int = 0
+    """Where decode engines ask for prompts that this one has read; 0: nothing is handed over."""
     batch_prompt_tokens: int = 0
     """Of a step; 0: batch prompts are read like all others, as they are where vLLM does not schedule by priority."""
 
@@ -144,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--adapter", nargs=3, action="append", default=[], metavar=("NAME", "DIR", "DIGEST"), help="a LoRA adapter"
     )
+    parser.add_argument("--kv-port", type=int, default=0, help="hand prompts over, and be asked for them here")
     return parser
 
 

