@@ -105,7 +105,7 @@ class _Usage(Struct):
 
 
 class _EngineAnswer(Struct):
-    kv_transfer_params: msgspec.Raw | None = None
+    kv_transfer_params: msgspec.Raw = msgspec.Raw()
     usage: _Usage | None = None
 
 
@@ -128,5 +128,5 @@ def read_engine_answer(body: bytes) -> EnginePrefill:
         raise BadParams(f"the engine's answer is none: {error}") from error
     usage, params = given.usage or _Usage(), given.kv_transfer_params
     cached = (usage.prompt_tokens_details or {}).get("cached_tokens") or 0
-    kept = None if params is None or bytes(params) == b"null" else params
+    kept = params if bytes(params) not in {b"", b"null"} else None
     return EnginePrefill(kept, usage.prompt_tokens, cached, usage.completion_tokens)
