@@ -62,6 +62,13 @@ def servegen(column: str, days: float) -> Load:
     return _between(column, rates[: round(days * 144)], 600.0)
 
 
+def azure_2024(column: str, days: float) -> Load:
+    """A week of Azure's, `conversation` or `code`: means of a quarter of an hour."""
+    with lzma.open(TRACES / "azure_2024_rates.csv.xz", "rt", newline="") as lines:
+        rates = [float(row[column]) for row in csv.DictReader(lines)]
+    return _between(column, rates[: round(days * 96)], 900.0)
+
+
 def azure_2023() -> Load:
     """The requests of one hour, counted by ten seconds."""
     counted = {tick: len(list(group)) for tick, group in groupby(azure(), key=lambda one: int(one.at_s // 10))}
