@@ -134,14 +134,14 @@ class Handovers:
         least = self.pairs.prefill_from_tokens
         if body is None:
             return Alone.UNSUPPORTED
-        if self._meter.tokens_of(len(body)) < least:
+        if self._meter.tokens_of_long(len(body)) < least:
             return Alone.SHORT
         prompt = prompt_to_hand_over(head.path, members_of(body))
         if prompt is None:
             return Alone.UNSUPPORTED
         known_bytes = self._memory.known_bytes(metadata.tenant, prompt)
         self._memory.add(metadata.tenant, prompt)
-        tokens = prompt.count(b",") + 1 if is_token_ids(prompt) else self._meter.tokens_of(len(prompt))
+        tokens = prompt.count(b",") + 1 if is_token_ids(prompt) else self._meter.tokens_of_long(len(prompt))
         if tokens < least:
             return Alone.SHORT
         if tokens * (1 - known_bytes / len(prompt)) < least:

@@ -15,6 +15,8 @@ WINDOW_S = 30
 """`engine_agent.protocol.messages.Load`: percentiles and rates cover the last 30 s."""
 BYTES_PER_TOKEN = 4.0
 """Of English text in a body, until this cell has seen for itself (OpenAI's rule of thumb)."""
+LONG_BYTES = 2048
+"""Bodies from here on are nearly all prompt."""
 
 
 class SlidingSum:
@@ -122,6 +124,7 @@ class Meter:
         self._tokens = SlidingSum()
         self._started_at = started_at
         self._sized_bytes = self._sized_tokens = 0
+        self._long_bytes = self._long_tokens = 0
 
     def of(self, serving_class: ServingClass) -> ClassMeter:
         """The counters of one class."""
@@ -192,16 +195,21 @@ class Meter:
         """As the engine reports. Where it reports nothing: as many as bodies of that length had so far, for what was
         read costs the same whether the answer is waited for or not."""
         if usage.prompt is None:
-            return self.tokens_of(body_bytes)
+            known = self._sized_bytes > 0
+            return round(body_bytes * self._sized_tokens / self._sized_bytes if known else body_bytes / BYTES_PER_TOKEN)
         if usage.prompt:
             self._sized_bytes += body_bytes
             self._sized_tokens += usage.prompt
+            if body_bytes >= LONG_BYTES:
+                self._long_bytes += body_bytes
+                self._long_tokens += usage.prompt
         return usage.prompt
 
-    def tokens_of(self, body_bytes: int) -> int:
-        """Of a prompt in a body of this length, as an estimate: as many as bodies had so far."""
-        known = self._sized_bytes > 0
-        return round(body_bytes * self._sized_tokens / self._sized_bytes if known else body_bytes / BYTES_PER_TOKEN)
+    def tokens_of_long(self, text_bytes: int) -> int:
+        """Of a long prompt of this length, as an estimate: as many as in long bodies so far. What is around a prompt is
+        most of a short body, and says nothing of long ones."""
+        known = self._long_bytes > 0
+        return round(text_bytes * self._long_tokens / self._long_bytes if known else text_bytes / BYTES_PER_TOKEN)
 
     @property
     def requests_total(self) -> int:

@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from engine_agent.protocol.identity import IdentityKind
-from engine_agent.protocol.messages import PrefillCell
+from engine_agent.protocol.messages import HandoverLoad, PrefillCell
 from engine_agent.protocol.pairs import Pairs
+from engine_agent.runtime.identity import Identity
 from tests.engine_agent.authority import FleetOfTests
 from tests.engine_agent.engines.sim.cells import MODEL, Cell, Member
 from tests.engine_agent.proxy.engine import Engine
@@ -32,10 +33,9 @@ class Half:
     engine: Member
     proxy: ProxyProcess
 
-    async def handovers(self) -> dict[str, Any]:
+    async def handovers(self) -> HandoverLoad:
         """What it reports of them."""
-        reported: dict[str, Any] = (await self.proxy.status())["load"]["handovers"]
-        return reported
+        return msgspec.convert((await self.proxy.status())["load"]["handovers"], HandoverLoad)
 
     async def metric(self, name: str) -> float:
         return await asyncio.to_thread(self.engine.metric, name)
@@ -50,12 +50,14 @@ class Pair:
     prefill: Half
     decode: Half
     prefill_cell: PrefillCell
+    identities: dict[str, Identity] = field(default_factory=dict)
 
     async def connect(
         self, kind: IdentityKind, subject: str, half: Half, node: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection of who has this name to the proxy of a cell."""
-        identity = self.fleet.certify(self.folder / f"{kind}-{subject}", kind, subject)
+        identity = self.identities.get(subject) or self.fleet.certify(self.folder / subject, kind, subject)
+        self.identities[subject] = identity
         name = self.fleet.name(IdentityKind.NODE, node).dns
         context = identity.client_context()
         return await asyncio.open_connection("127.0.0.1", half.proxy.port, ssl=context, server_hostname=name)
@@ -80,9 +82,9 @@ class Pair:
 
 @asynccontextmanager
 async def running_pair(
-    folder: Path, *, prefill: tuple[str, ...] = (), decode: tuple[str, ...] = (), layout: str = LAYOUT
+    folder: Path, *, prefill: tuple[str, ...] = (), decode: tuple[str, ...] = (), proxy_options: tuple[str, ...] = ()
 ) -> AsyncIterator[Pair]:
-    """Both cells, paired. `prefill` and `decode` are further options of the engines."""
+    """Both cells, paired. `prefill` and `decode` are further options of the engines, `proxy_options` of both proxies."""
     fleet, kv_port = FleetOfTests(), free_port()
     for name in "pd":
         (folder / name).mkdir()
@@ -95,19 +97,19 @@ async def running_pair(
     async with AsyncExitStack() as stack:
         for each in engines.values():
             stack.callback(each.stop)
-        halves = {}
+        halves, identities = {}, {}
         for name, node, role in (("p", PREFILL_NODE, "prefill"), ("d", DECODE_NODE, "decode")):
-            fleet.certify(folder / node, IdentityKind.NODE, node)
+            identities[node] = fleet.certify(folder / node, IdentityKind.NODE, node)
             engine = Engine()
             engine.port = int(members[name].url.rpartition(":")[2])
             options = ("--cell", f"c-{name}", "--node-id", node, "--cell-role", role, "--kv-layout", LAYOUT)
-            more = ("--model", MODEL, "--priorities", "--identity", str(folder / node))
+            more = ("--model", MODEL, "--priorities", "--identity", str(folder / node), *proxy_options)
             proxy = await stack.enter_async_context(running_proxy(engine, *options, *more, wait=False))
             halves[name] = Half(members[name], proxy)
         for half in halves.values():
             await until(half.proxy.is_healthy, "both cells are healthy")
         port = halves["p"].proxy.port
-        cell = PrefillCell("c-p", 3, PREFILL_NODE, "127.0.0.1", port, kv_port, layout, 4)
-        pair = Pair(fleet, folder, halves["p"], halves["d"], cell)
+        cell = PrefillCell("c-p", 3, PREFILL_NODE, "127.0.0.1", port, kv_port, LAYOUT, 4)
+        pair = Pair(fleet, folder, halves["p"], halves["d"], cell, identities)
         await pair.pair()
         yield pair
