@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from engine_agent.protocol.neuron_targets import NATIVE_KEYS, NATIVE_SETTINGS, SETTINGS
 from engine_agent.protocol.strict_json import strict_loads
 
 _VLLM_OPTIONS = """
@@ -75,7 +76,7 @@ VALUES: Mapping[str, frozenset[str]] = {
 }
 """Options of which other values are a path, a plugin or a format that may hold code (pickle)."""
 KEYS: Mapping[str, frozenset[str]] = {
-    "additional-config": frozenset({"max_prompt_length", "override_neuron_config"}),
+    "additional-config": frozenset({"max_prompt_length", *SETTINGS}),
     "speculative-config": frozenset(
         {
             *("max_model_len", "method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"),
@@ -172,6 +173,10 @@ def _wrong_part(option: str, value: object) -> str:
         return f"is {str(value)[:80]!r}; it must be a JSON object"
     if unknown := sorted(stated.keys() - KEYS[option]):
         return f"has the key {unknown[0]!r}; it may have {', '.join(sorted(KEYS[option]))}"
+    native = stated.get(NATIVE_SETTINGS, {})
+    if not isinstance(native, dict) or native.keys() - NATIVE_KEYS:
+        wrong = sorted(native.keys() - NATIVE_KEYS)[0] if isinstance(native, dict) else native
+        return f"has {wrong!r} in {NATIVE_SETTINGS}; it may have {', '.join(sorted(NATIVE_KEYS))}"
     method = stated.get("method", "ngram")
     if method not in SPECULATION_METHODS:
         return f"has the method {method!r}; it may be {', '.join(sorted(SPECULATION_METHODS))}"

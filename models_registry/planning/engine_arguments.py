@@ -16,16 +16,19 @@ from engine_agent.protocol.engine_options import (
     refused_variable,
 )
 from engine_agent.protocol.messages import Artifact, EnginePlan, GoldenPrompt
+from engine_agent.protocol.neuron_targets import NATIVE_SETTINGS, NeuronTarget
 from models_registry.planning.adapters import VersionAdapter, read_adapters, vllm_adapter_options
 from models_registry.planning.degree_rules import check_degrees
 from models_registry.planning.fields import one_of
 from models_registry.planning.instance_types import InstanceShape
+from models_registry.planning.native_configuration import native_configuration
 from models_registry.planning.neuron_configuration import (
     additional_config,
     neuron_configuration,
     prefix_caching,
     sampling_notes,
 )
+from models_registry.planning.neuron_target import OPTION, check_target, target_note, target_on
 from models_registry.planning.parallelism import Degrees, degrees_on, stated_degrees, stated_within
 from models_registry.planning.quantization import NeuronQuantization, Quantization, VllmQuantization, read_quantization
 from models_registry.planning.speculation import Draft, Medusa, Speculation, read_speculation
@@ -47,7 +50,7 @@ SCHEDULING_POLICIES = ("fcfs", "priority")
 """vLLM's own. With `priority` the cell proxy tells the engine the priority of each request's serving class."""
 LEAST_BATCH_PROMPT_TOKENS = 16
 """Of a step: a block of vLLM's cache. Fewer would make a step a line's worth of work for every few words."""
-NEURON_OWN_OPTIONS = ("neuron_config", "enable_prefix_caching", "block_size")
+NEURON_OWN_OPTIONS = ("neuron_config", OPTION, "enable_prefix_caching", "block_size")
 MEDUSA_UNSERVED = (
     "vLLM's plugins for Neuron load Medusa and end at the first request, so nothing serves it yet; it must be eagle or "
     "eagle3"
@@ -103,8 +106,12 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
         raise InvalidVersion(f"{spec.reference}: engine {spec.engine} needs artifact_uri, the place of the weights")
     degrees = degrees_on(spec.reference, spec.parallelism, machine)
     notes = check_degrees(spec, degrees, machine)
+    target = target_on(spec, machine) if spec.engine == "neuron" else None
     speculation = read_speculation(spec.reference, spec.engine, spec.speculation)
     quantization = read_quantization(spec.reference, spec.engine, spec.quantization)
+    if target is not None:
+        check_target(spec, degrees, machine, target)
+        notes = (*notes, *sampling_notes(spec, degrees, target), target_note(target))
     adapters = adapters_of(spec)
     _check_adapters(spec, adapters, degrees)
     plan = EnginePlan(
@@ -114,7 +121,7 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
         ready_timeout_s=spec.ready_timeout_s,
         artifact=Artifact(uri=spec.artifact_uri, digest=spec.artifact_digest) if spec.artifact_uri else None,
         draft=speculation.artifact if isinstance(speculation, Draft) else None,
-        args=tuple(_flags(_options(spec, degrees, speculation, quantization, adapters), spec.reference)),
+        args=tuple(_flags(_options(spec, degrees, target, speculation, quantization, adapters), spec.reference)),
         env={name: str(value) for name, value in spec.engine_env.items()},
         golden=tuple(GoldenPrompt(prompt, expect) for prompt, expect in spec.golden_prompts),
         widened=_widened(spec),
@@ -122,7 +129,7 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
     )
     if isinstance(speculation, Medusa):  # last: what else is wrong with it is said first
         raise InvalidVersion(f"{spec.reference}: speculation.method is 'medusa'; {MEDUSA_UNSERVED}")
-    return Rendering(degrees, plan, (*notes, *(sampling_notes(spec, degrees) if spec.engine == "neuron" else ())))
+    return Rendering(degrees, plan, notes)
 
 
 def adapters_of(spec: VersionSpec) -> tuple[VersionAdapter, ...]:
@@ -184,6 +191,7 @@ def _widened(spec: VersionSpec) -> tuple[str, ...]:
 def _options(
     spec: VersionSpec,
     degrees: Degrees,
+    target: NeuronTarget | None,
     speculation: Speculation | None,
     quantization: Quantization | None,
     adapters: tuple[VersionAdapter, ...],
@@ -203,13 +211,28 @@ def _options(
     own: dict[str, Any] = {"max_num_seqs": spec.max_concurrency, "max_model_len": spec.context_length}
     if speculation is not None and not isinstance(speculation, Medusa):
         own["speculative_config"] = _json(speculative_config(spec, speculation))
-    if spec.engine == "vllm":
+    if target is None:
         return {**own, **_vllm_options(degrees, quantization), **vllm_adapter_options(adapters), **spec.engine_options}
+    if target.settings == NATIVE_SETTINGS:
+        return own | _native_options(spec, degrees)
     nxdi = quantization if isinstance(quantization, NeuronQuantization) else None
     own |= _neuron_options(spec, degrees)
-    override = neuron_configuration(spec, degrees, speculation, nxdi)
+    override = neuron_configuration(spec, degrees, speculation, nxdi, target)
     own["additional_config"] = _json(additional_config(spec, override))
     return own | {name: value for name, value in spec.engine_options.items() if name not in NEURON_OWN_OPTIONS}
+
+
+def _native_options(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
+    """Flags of the plugin without NxDI, which takes vLLM's own for what those say: caches, blocks, degrees."""
+    stated = {
+        name: value for name, value in spec.engine_options.items() if name not in ("neuron_config", "neuron_target")
+    }
+    settings = native_configuration(spec, degrees)
+    return {
+        "tensor_parallel_size": degrees.tp,
+        **({"additional_config": _json({NATIVE_SETTINGS: settings})} if settings else {}),
+        **stated,
+    }
 
 
 def _generic_options(spec: VersionSpec) -> dict[str, Any]:

@@ -7,6 +7,14 @@ and rules are those of the plugins 0.4.1 and 0.5.0 with the NxDI of Neuron SDK 2
 from collections.abc import Mapping
 from typing import Any
 
+from engine_agent.protocol.neuron_targets import (
+    NATIVE_0_24,
+    NATIVE_KEYS,
+    NXDI_2_28,
+    NXDI_2_29,
+    NXDI_SETTINGS,
+    NeuronTarget,
+)
 from models_registry.planning.fields import FieldReader, one_of
 from models_registry.planning.parallelism import Degrees
 from models_registry.planning.quantization import NeuronQuantization
@@ -54,6 +62,9 @@ those that name classes or files: attn_cls, lora_config, tensor_capture_config, 
 
 Of NeuronConfig and MoENeuronConfig in the library of Neuron SDK 2.29, the last that takes INT8, Medusa, Trn1 and Inf2:
 https://github.com/aws-neuron/neuronx-distributed-inference, src/neuronx_distributed_inference/models/config.py."""
+
+NOT_IN_TARGET: Mapping[str, frozenset[str]] = {NXDI_2_28.name: frozenset({"enable_ve_data_parallel"})}
+"""Names of these that an older NxDI does not know yet: the same file at the commits of 0.8.0 and 0.9.0."""
 
 
 JsonObject = dict[str, Any]
@@ -113,11 +124,15 @@ def additional_config(spec: VersionSpec, override: JsonObject) -> JsonObject:
     """
     longest = longest_prompt(spec)
     limit = {"max_prompt_length": longest} if longest < spec.context_length else {}
-    return {"override_neuron_config": override, **limit}
+    return {NXDI_SETTINGS: override, **limit}
 
 
 def neuron_configuration(
-    spec: VersionSpec, degrees: Degrees, speculation: Speculation | None, quantization: NeuronQuantization | None
+    spec: VersionSpec,
+    degrees: Degrees,
+    speculation: Speculation | None,
+    quantization: NeuronQuantization | None,
+    target: NeuronTarget = NXDI_2_29,
 ) -> JsonObject:
     """`override_neuron_config` of a version on checked degrees.
 
@@ -125,7 +140,7 @@ def neuron_configuration(
         InvalidVersion: what the version adds in `engine_options.neuron_config` is unknown, decided elsewhere, of a
             wrong form, or does not go together with the rest.
     """
-    added = _added(spec)
+    added = _added(spec, target)
     rendered: JsonObject = {
         **_parallel(degrees),
         **_batching(spec),
@@ -173,9 +188,13 @@ def _sampling(degrees: Degrees, speculation: Speculation | None) -> JsonObject:
     return {"dynamic": True, "deterministic": degrees.nodes > 1, **guesses}
 
 
-def sampling_notes(spec: VersionSpec, degrees: Degrees) -> tuple[str, ...]:
+def sampling_notes(spec: VersionSpec, degrees: Degrees, target: NeuronTarget) -> tuple[str, ...]:
     """What a checked version should know of how it samples over several nodes."""
-    if degrees.nodes == 1 or spec.engine_options.get("neuron_config", {}).get(SAMPLING, {}) is None:
+    if (
+        degrees.nodes == 1
+        or target.settings != NXDI_SETTINGS
+        or spec.engine_options.get("neuron_config", {}).get(SAMPLING, {}) is None
+    ):
         return ()
     return (
         f"{degrees.nodes} nodes must sample alike, so NxDI draws no random numbers: at any temperature a prompt is "
@@ -222,7 +241,7 @@ def _speculative(speculation: Speculation | None) -> JsonObject:
     return {}
 
 
-def _added(spec: VersionSpec) -> JsonObject:
+def _added(spec: VersionSpec, target: NeuronTarget) -> JsonObject:
     where = f"{spec.reference}: engine_options.neuron_config"
     stated = spec.engine_options.get("neuron_config", {})
     fields = FieldReader(where, stated)
@@ -231,6 +250,8 @@ def _added(spec: VersionSpec) -> JsonObject:
             raise fields.wrong(name, f"it follows from {DECIDED_ELSEWHERE[name]}; state it there")
         if name not in NEURON_CONFIG_KEYS:
             raise InvalidVersion(f"{where} names {name!r}; {_known(name)}")
+        if name in NOT_IN_TARGET.get(target.name, ()):
+            raise fields.wrong(name, f"target {target.name} does not know it yet; {NXDI_2_29.name} does")
     for name in BUCKETS:
         _check_buckets(fields, name, spec.context_length)
     if stated.get(SAMPLING, {}) is not None:  # null: the host samples
@@ -242,6 +263,8 @@ def _added(spec: VersionSpec) -> JsonObject:
 
 
 def _known(name: str) -> str:
+    if name in NATIVE_KEYS:
+        return f"only target {NATIVE_0_24.name} has it: state engine_options.neuron_target"
     near = one_of(sorted(NEURON_CONFIG_KEYS), name).rpartition("(")[2].rstrip("?)")
     hint = f", {near}?" if near.startswith("did you mean") else ""
     return f"NxDI would ignore it: its NeuronConfig has no such key{hint}"

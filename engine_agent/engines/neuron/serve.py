@@ -15,9 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from engine_agent.engines.neuron.target import Installed, NeuronTarget, NoTarget, installed_target, installed_version
+from engine_agent.engines.neuron.target import (
+    Installed,
+    NoTarget,
+    check_plan_is_for,
+    installed_target,
+    installed_version,
+)
 from engine_agent.engines.plan_artifacts import json_option
 from engine_agent.engines.vllm import serve
+from engine_agent.protocol.neuron_targets import NeuronTarget
 
 FRAMEWORK_VARIABLE = "VLLM_NEURON_FRAMEWORK"
 COMPILED_VARIABLE = "NEURON_COMPILED_ARTIFACTS"
@@ -29,6 +36,7 @@ def main(argv: Sequence[str], installed: Installed = installed_version) -> int:
     """Serve, or follow; returns the exit status."""
     try:
         target = installed_target(installed)
+        check_plan_is_for(target, argv)
     except NoTarget as error:
         sys.stderr.write(f"no Neuron stack in {sys.executable}: {error}\n")
         return serve.EXIT_NO_VLLM

@@ -69,16 +69,17 @@ def test_a_split_that_cannot_run_is_refused_with_field_value_and_rule(
 
 
 def test_neuron_pads_and_copies_heads_and_says_so() -> None:
-    notes = render_version(spec("neuron", INF2), INF2).notes
-    assert notes == (
+    *notes, target = render_version(spec("neuron", INF2), INF2).notes
+    assert notes == [
         "tp = 24 does not divide 64 attention heads: NxDI pads them to 72",
         "8 KV heads on tp = 24: NxDI keeps 3 copies of each",
-    )
+    ]
+    assert target.startswith("rendered for nxdi-2.28 (Neuron SDK 2.28: vllm-neuron 0.4.*, vllm 0.13.*")
     odd = render_version(spec("neuron", TRN1, heads=HeadCounts(64, 6)), TRN1).notes
-    assert odd == ("tp = 32 is no multiple of 6 KV heads: NxDI gives every attention head its own copy",)
+    assert odd[:-1] == ("tp = 32 is no multiple of 6 KV heads: NxDI gives every attention head its own copy",)
     fewer = render_version(spec("neuron", TRN1, {"tp": 2}), TRN1).notes
-    assert fewer == ("tp = 2 is no multiple of 8 KV heads: NxDI gives every attention head its own copy",)
-    assert render_version(spec("neuron", TRN1, {"tp": 8}), TRN1).notes == ()
+    assert fewer[:-1] == ("tp = 2 is no multiple of 8 KV heads: NxDI gives every attention head its own copy",)
+    assert render_version(spec("neuron", TRN1, {"tp": 8}), TRN1).notes == (target,)
 
 
 def test_what_nobody_stated_is_not_checked() -> None:

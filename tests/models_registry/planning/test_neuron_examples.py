@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine_agent.protocol.neuron_targets import NXDI_SETTINGS
 from tests.models_registry.planning.documented import EXAMPLES, NOT_SERVED, configured, example, rendered
 
 
@@ -10,8 +11,9 @@ def test_everything_that_the_documentation_shows_is_rendered(name: str) -> None:
     given = example(name)
     ours = rendered(given)
     assert given.documented["flags"].items() <= ours.items()
-    override = ours["--additional-config"]["override_neuron_config"]
-    shown = given.documented["override_neuron_config"]
+    settings = given.documented.get("settings", NXDI_SETTINGS)
+    override = ours["--additional-config"][settings]
+    shown = given.documented[settings]
     assert {key: override.get(key) for key in shown} == shown
     speculative = given.documented.get("speculative_config", {})
     assert speculative.items() <= ours.get("--speculative-config", {}).items()
@@ -33,4 +35,5 @@ def test_nxdi_is_configured_for_medusa_as_its_documentation_shows() -> None:
 def test_the_examples_cover_what_a_version_can_state() -> None:
     assert {*EXAMPLES, NOT_SERVED} == {
         "buckets", "prefix_caching", "eagle", "context_and_data_parallel", "int8", "medusa", "two_nodes",
+        "inf2", "native_buckets", "native_eagle3", "trn2",
     }  # fmt: skip

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from engine_agent.engines.neuron import serve
-from engine_agent.engines.neuron.target import NXDI_2_28, NXDI_2_29, NeuronTarget, NoTarget, installed_target
+from engine_agent.engines.neuron.target import NoTarget, check_plan_is_for, installed_target
 from engine_agent.engines.vllm import serve as vllm_serve
 from engine_agent.engines.vllm.options import parse
 from engine_agent.engines.vllm.serve import EXIT_NO_VLLM, SHUTDOWN_TIMEOUT_S, Server, vllm_argv
+from engine_agent.protocol.neuron_targets import NATIVE_0_24, NXDI_2_28, NXDI_2_29, NeuronTarget
 
 pytestmark = pytest.mark.processes
 
 FOR_TRN1 = {"vllm-neuron": "0.4.1", "vllm": "0.13.0", "neuronx-distributed-inference": "0.8.16251"}
+NATIVE = {"vllm-neuron": "0.24.0.1.1.0", "vllm": "0.24.0"}
 COMPLETE = {"vllm-neuron": "0.5.0", "vllm": "0.16.0", "neuronx-distributed-inference": "0.9.17334"}
 LINE = (
     "--node-id n-1 --cell c --generation 1 --rank 0 --role leader --host 10.0.0.1 --port 9403 --served-model m "
@@ -28,14 +30,15 @@ OPTIONS = parse(LINE.split(), {})
 def test_a_target_is_found_by_its_distributions() -> None:
     assert installed_target(COMPLETE.get) is NXDI_2_29
     assert installed_target(FOR_TRN1.get) is NXDI_2_28
+    assert installed_target(NATIVE.get) is NATIVE_0_24
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"vllm-neuron": None}, r"not installed; install one of vllm-neuron 0.4.\* \(Neuron SDK 2.28, for Trn1"),
-        ({"vllm-neuron": "0.2.2+lts"}, r"vllm-neuron is 0.2.2\+lts; this agent starts vllm-neuron 0.4.\* .* 0.5.\*"),
-        ({"vllm-neuron": "0.24.0.1.1.0"}, r"is 0.24.0.1.1.0 \(it takes its settings as neuron_config and repl"),
+        ({"vllm-neuron": None}, r"not installed; install one of nxdi-2.28 \(Neuron SDK 2.28: vllm-neuron 0.4.\*"),
+        ({"vllm-neuron": "0.2.2+lts"}, r"vllm-neuron is 0.2.2\+lts; this agent starts nxdi-2.28 .* native-0.24"),
+        ({"vllm-neuron": "0.24.0.1.1.0"}, r"vllm is 0.16.0; vllm-neuron 0.24.0.1.1.0 needs 0.24.\*"),
         ({"vllm": "0.11.0"}, r"vllm is 0.11.0; vllm-neuron 0.5.0 needs 0.16.\*"),
         ({"vllm-neuron": "0.4.1"}, r"vllm is 0.16.0; vllm-neuron 0.4.1 needs 0.13.\*"),
         ({"neuronx-distributed-inference": None}, r"neuronx-distributed-inference is not .* needs 0.9.\*"),
@@ -44,6 +47,14 @@ def test_a_target_is_found_by_its_distributions() -> None:
 def test_another_stack_says_what_it_is_and_what_would_do(changes: dict[str, str | None], said: str) -> None:
     with pytest.raises(NoTarget, match=said):
         installed_target({**COMPLETE, **changes}.get)
+
+
+def test_a_plan_of_another_build_is_refused_by_name() -> None:
+    of_nxdi = ("--additional-config", '{"override_neuron_config": {}}')
+    check_plan_is_for(NXDI_2_29, of_nxdi)
+    check_plan_is_for(NATIVE_0_24, ())
+    with pytest.raises(NoTarget, match=r"this is native-0.24, .* states override_neuron_config: .*\(nxdi-2.28, nxdi"):
+        check_plan_is_for(NATIVE_0_24, of_nxdi)
 
 
 def test_a_python_without_neuron_ends_with_that_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +83,7 @@ def test_the_targets_server_runs_with_the_options_and_the_last_act_follows(
     monkeypatch.setattr(sys, "argv", ["before"])
     acts: list[str] = []
     serve.run_server(
-        NeuronTarget("t", "0", "", {}, "stand_in_server", None), ["--seed", "1"], lambda: acts.append("last")
+        NeuronTarget("t", "0", (), {}, "s", (), server="stand_in_server"), ["--seed", "1"], lambda: acts.append("last")
     )
     assert capsys.readouterr().out == "__main__ ['--seed', '1']\n"
     assert acts == ["last"]

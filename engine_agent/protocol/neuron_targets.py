@@ -1,0 +1,99 @@
+"""Builds of the Neuron stack that versions are rendered for and agents start: what each is made of, the machines it is
+for, how it takes its settings, and what it cannot do. Facts alone: the control plane renders by them, an agent looks
+for what is installed. A new build is a new entry here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PLUGIN = "vllm-neuron"
+NXDI_SETTINGS = "override_neuron_config"
+NATIVE_SETTINGS = "neuron_config"
+SETTINGS = (NATIVE_SETTINGS, NXDI_SETTINGS)
+"""Under which key of `--additional-config` a build takes its settings."""
+_API_SERVER = "vllm.entrypoints.openai.api_server"
+_NXDI = "neuronx-distributed-inference"
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronTarget:
+    """One build of the stack.
+
+    `accelerators` is what AWS supports it on, as instance types name them. `distributions` maps what must be installed
+    to how its version begins. `settings` is the key of `--additional-config` that it reads. `server` is the module that
+    is vLLM's API server, `framework` what selects the plugin's backend (None where it has one only), `server_argv`
+    options that this vLLM needs beside the plan's. `speculation` are the methods that it serves; `most_nodes` is the
+    largest cell, 0: any.
+    """
+
+    name: str
+    sdk: str
+    accelerators: tuple[str, ...]
+    distributions: Mapping[str, str]
+    settings: str
+    speculation: tuple[str, ...]
+    server: str = _API_SERVER
+    framework: str | None = None
+    server_argv: tuple[str, ...] = ()
+    most_nodes: int = 0
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {beginning}*" for name, beginning in self.distributions.items())
+        return f"{self.name} (Neuron SDK {self.sdk}: {parts}; for {', '.join(self.accelerators)})"
+
+
+NXDI_2_28 = NeuronTarget(
+    name="nxdi-2.28",
+    sdk="2.28",
+    accelerators=("trainium", "inferentia2", "trainium2"),
+    distributions={PLUGIN: "0.4.", "vllm": "0.13.", _NXDI: "0.8."},
+    settings=NXDI_SETTINGS,
+    speculation=("eagle", "eagle3"),
+    framework=_NXDI,
+)
+"""The last whose kernels run on Trn1 and Inf2: breaking changes of NxDI in SDK 2.29,
+https://awsdocs-neuron.readthedocs-hosted.com/en/v2.29.0/release-notes/components/nxd-inference.html"""
+
+NXDI_2_29 = NeuronTarget(
+    name="nxdi-2.29",
+    sdk="2.29",
+    accelerators=("trainium2",),
+    distributions={PLUGIN: "0.5.", "vllm": "0.16.", _NXDI: "0.9."},
+    settings=NXDI_SETTINGS,
+    speculation=("eagle", "eagle3"),
+    framework=_NXDI,
+)
+"""https://awsdocs-neuron.readthedocs-hosted.com/en/latest/libraries/nxd-inference/developer_guides/vllm-user-guide-v1.html"""
+
+NATIVE_0_24 = NeuronTarget(
+    name="native-0.24",
+    sdk="2.32",
+    accelerators=("trainium2",),
+    distributions={PLUGIN: "0.24.", "vllm": "0.24."},
+    settings=NATIVE_SETTINGS,
+    speculation=("eagle3",),
+    most_nodes=1,
+)
+"""The plugin without NxDI (beta). Its platform puts "mp" in the place of any other executor, so a cell has one node:
+https://awsdocs-neuron.readthedocs-hosted.com/en/v2.32.0/vllm-neuron/docs/guides/reference-configuration.html"""
+
+TARGETS = (NXDI_2_28, NXDI_2_29, NATIVE_0_24)
+TARGET_BY_NAME: Mapping[str, NeuronTarget] = {target.name: target for target in TARGETS}
+DEFAULT_TARGET: Mapping[str, NeuronTarget] = {
+    "trainium": NXDI_2_28,
+    "inferentia2": NXDI_2_28,
+    "trainium2": NXDI_2_29,
+}
+"""By accelerator: what a version that names no target is rendered for."""
+
+NATIVE_KEYS = frozenset(
+    {
+        *("apply_prefill_dcp", "attention_dp_size", "decode_context_length_buckets", "embedding_dp_size"),
+        *("enable_structured_outputs", "ep_degree", "fp8_packed_kv", "kv_segment_size_buckets", "lm_head_dp_size"),
+        *("mlp_dp_size", "num_batched_tokens_buckets", "num_seqs_buckets", "on_device_sampling_config"),
+        *("quantization",),
+    }
+)
+"""Keys of the native plugin's NeuronConfig. Not those that write files (`debug_logits_dir`, `tensor_capture`) or
+unpickle one (`tensor_replacement`), nor the names that newer ones replace (`prefill_sequence_buckets`,
+`decode_batch_buckets`): https://github.com/vllm-project/vllm-neuron, vllm_neuron/model/neuron_config.py."""
