@@ -6,17 +6,26 @@ Only the chosen agent is imported, so that a broken dependency of one cannot sto
 import argparse
 import sys
 
+OF_CHECKS = ("deep-checks", "doctor")
 OF_A_MACHINE = ("machine", "join", "leave", "facts", "check")
 
 
 def main(argv: list[str]) -> int:
     """Run the agent that `argv` names with the arguments after it; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent", description=__doc__.splitlines()[0])
-    choices = ["node", "ingress", "stop-node", *OF_A_MACHINE]
+    choices = ["node", "ingress", "stop-node", *OF_CHECKS, *OF_A_MACHINE]
     parser.add_argument("agent", choices=choices, help="what to run; each has its own --help")
     chosen = parser.parse_args(argv[:1]).agent
     if chosen in OF_A_MACHINE:
         return _run_of_a_machine(chosen, argv[1:])
+    if chosen == "deep-checks":
+        from engine_agent.checks import deep
+
+        return deep.main(argv[1:])
+    if chosen == "doctor":
+        from engine_agent.checks import doctor
+
+        return doctor.main(argv[1:])
     if chosen == "ingress":
         from engine_agent.ingress import main as ingress
 

@@ -13,14 +13,9 @@ from engine_agent.machine.checks import HostFindings
 from engine_agent.protocol.machine_messages import Device, MachineFacts
 from engine_agent.protocol.messages import Accelerator
 from engine_agent.telemetry.accelerators import AcceleratorMonitor
-from engine_agent.telemetry.host import accelerators_here, neuron_device_count, nvidia_device_count
+from engine_agent.telemetry.host import accelerators_here, devices_on_bus, neuron_device_count, nvidia_device_count
 
 PREPARE_LIMIT_S = 30.0
-NVIDIA_VENDOR, NVIDIA_CLASS = "0x10de", "0x0302"
-"""A 3D controller: a device for computing. A card that drives a screen is none."""
-AMAZON_VENDOR = "0x1d0f"
-NEURON_DEVICES = ("0x7064", "0x7065", "0x7066", "0x7067", "0x7164", "0x7264", "0x7364", "0x7564", "0x7565")
-"""Of inf1 (four), trn1, inf2, trn2 and trn3 (two): the ids in `neuron_device.h` of Neuron's kernel driver."""
 
 
 def read_facts(address: str, port_base: int, state: Path, *, clock_ahead_s: float = 0.0) -> MachineFacts:
@@ -44,11 +39,8 @@ def read_facts(address: str, port_base: int, state: Path, *, clock_ahead_s: floa
 
 def driverless(root: Path = Path("/")) -> HostFindings:
     """Accelerators that the bus shows and no driver serves."""
-    found: dict[str, int] = {"NVIDIA": 0, "Neuron": 0}
-    for device in (root / "sys/bus/pci/devices").glob("*"):
-        vendor, kind, model = (_line(device / name) for name in ("vendor", "class", "device"))
-        found["NVIDIA"] += vendor == NVIDIA_VENDOR and kind.startswith(NVIDIA_CLASS)
-        found["Neuron"] += vendor == AMAZON_VENDOR and model in NEURON_DEVICES
+    on_bus = devices_on_bus(root)
+    found = {"NVIDIA": on_bus["nvidia"], "Neuron": on_bus["neuron"]}
     served = {"NVIDIA": nvidia_device_count(root), "Neuron": neuron_device_count(root)}
     return HostFindings({make: count for make, count in found.items() if count and not served[make]})
 
@@ -67,10 +59,3 @@ def _device(device: Accelerator) -> Device:
 
 def _existing(folder: Path) -> Path:
     return folder if folder.exists() else _existing(folder.parent)
-
-
-def _line(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

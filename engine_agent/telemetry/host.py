@@ -62,3 +62,27 @@ def nvidia_device_count(root: Path) -> int:
     bound = len(list((root / "proc/driver/nvidia/gpus").glob("*")))
     files = sum(path.name.removeprefix("nvidia").isdecimal() for path in (root / "dev").glob("nvidia*"))
     return min(bound, files) if bound and files else files
+
+
+NVIDIA_VENDOR, NVIDIA_CLASS = "0x10de", "0x0302"
+"""A 3D controller: a device for computing. A card that drives a screen is none."""
+AMAZON_VENDOR = "0x1d0f"
+NEURON_DEVICES = ("0x7064", "0x7065", "0x7066", "0x7067", "0x7164", "0x7264", "0x7364", "0x7564", "0x7565")
+"""Of inf1 (four), trn1, inf2, trn2 and trn3 (two): the ids in `neuron_device.h` of Neuron's kernel driver."""
+
+
+def devices_on_bus(root: Path) -> dict[str, int]:
+    """Accelerators that the bus shows, by maker, whether a driver serves them or not."""
+    found = {"nvidia": 0, "neuron": 0}
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        vendor, kind, model = (_line(device / name) for name in ("vendor", "class", "device"))
+        found["nvidia"] += vendor == NVIDIA_VENDOR and kind.startswith(NVIDIA_CLASS)
+        found["neuron"] += vendor == AMAZON_VENDOR and model in NEURON_DEVICES
+    return found
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

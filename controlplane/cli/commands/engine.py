@@ -1,0 +1,47 @@
+"""Engines, on the machine that this command runs on: what is wrong with it before one starts."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from controlplane.cli.errors import Failure
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.session import session_of
+
+app = typer.Typer()
+engine = typer.Typer(help="Engines, on this machine: what is wrong before one starts.", no_args_is_help=True)
+app.add_typer(engine, name="engine")
+
+ROOT = Path(__file__).resolve().parents[3]
+WRONG = 1
+"""What the agent's commands end with where they found something wrong."""
+
+
+@engine.command("doctor")
+def doctor(
+    context: typer.Context,
+    which: Annotated[str, typer.Option("--engine", help="What shall run here; else by what the node has.")] = "",
+    target: Annotated[str, typer.Option(help="Of engine neuron, the build that versions need: nxdi-2.28.")] = "",
+    nodes: Annotated[int, typer.Option(min=1, help="Of a cell that this node will be in.")] = 1,
+    devices: Annotated[int, typer.Option(min=0, help="How many there should be; else as the bus shows.")] = 0,
+    cache: Annotated[Path | None, typer.Option(help="Of engines and weights; else SWITCHYARD_CACHE.")] = None,
+    port_base: Annotated[int | None, typer.Option(help="First of the ports that the node will have.")] = None,
+) -> None:
+    """Say what is wrong with this machine for an engine, and what would be right: driver, devices, packages, network,
+    memory, disk, clock, ports. `-o json` prints a line for each check. It is `python -m engine_agent doctor`.
+
+    switchyard engine doctor --engine neuron --target nxdi-2.28 --nodes 2
+    """
+    given: dict[str, object] = {"--engine": which, "--target": target, "--nodes": nodes, "--devices": devices}
+    given |= {"--cache": cache.absolute() if cache else None, "--port-base": port_base}
+    argv = [word for name, value in given.items() if value for word in (name, str(value))]
+    if session_of(context).output.is_for_programs:
+        argv.append("--json")
+    status = subprocess.run([sys.executable, "-m", "engine_agent", "doctor", *argv], cwd=ROOT, check=False).returncode
+    if status == WRONG:
+        raise typer.Exit(int(ExitCode.DIFFERS))
+    if status:
+        raise Failure("the agent's doctor could not look", ExitCode.USAGE)

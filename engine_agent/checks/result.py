@@ -1,0 +1,54 @@
+"""What a deep check found. Only the standard library, because some checks run in an engine's own Python."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from time import monotonic
+
+TEXT_CHARS_MAX = 400
+NUMBERS_MAX = 16
+
+
+@dataclass(frozen=True)
+class Result:
+    """One check. `found`: what it saw, as a sentence; `wanted`: what would be right, where it is not. `ok` None: it
+    could not be made here, and `found` says why. `numbers` are figures by name, with the unit in the name."""
+
+    check: str
+    ok: bool | None
+    found: str
+    wanted: str = ""
+    seconds: float = 0.0
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def bounded(self) -> "Result":
+        """As it may be sent: texts cut, few numbers."""
+        numbers = {name: round(value, 3) for name, value in list(self.numbers.items())[:NUMBERS_MAX]}
+        texts = (self.found[:TEXT_CHARS_MAX], self.wanted[:TEXT_CHARS_MAX])
+        return Result(self.check, self.ok, *texts, seconds=round(self.seconds, 3), numbers=numbers)
+
+    def as_line(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self.bounded()))
+
+
+def result_from(line: str | bytes) -> Result:
+    """A result that was written with `as_line`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return Result(**json.loads(line)).bounded()
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"no result of a check: {str(line)[:80]!r}") from error
+
+
+def timed(check: str, make: Callable[[], Result]) -> Result:
+    """The result of a check with the seconds that it took; what it raises is a check that could not be made."""
+    began_s = monotonic()
+    try:
+        result = make()
+    except (OSError, MemoryError, RuntimeError, ValueError, ImportError) as error:
+        result = Result(check, None, f"it cannot be made: {type(error).__name__}: {error}")
+    return Result(check, result.ok, result.found, result.wanted, monotonic() - began_s, result.numbers)
