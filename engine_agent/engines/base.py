@@ -83,8 +83,8 @@ class EngineAdapter(Protocol):
 class MeasuresSteps(Protocol):
     """What an engine's adapter has besides, if its ranks can say what each of them computed."""
 
-    def steps_url(self, context: EngineContext) -> str:
-        """URL that answers with this rank's `StepTimes` as JSON."""
+    def steps_url(self, assignment: Assignment, context: EngineContext) -> str:
+        """URL that answers with this rank's `StepTimes` as JSON, or not with 200 while it has none."""
 
 
 def member_args(assignment: Assignment, context: EngineContext) -> tuple[str, ...]:

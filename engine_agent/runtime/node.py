@@ -209,7 +209,7 @@ class LocalNode:
         adapter = engine_adapter(desired.plan.engine)
         if not isinstance(adapter, MeasuresSteps):
             return None
-        return await watch.fetch_steps(self._http, adapter.steps_url(self.place.context()))
+        return await watch.fetch_steps(self._http, adapter.steps_url(desired, self.place.context()))
 
     def bound_logs(self) -> None:
         """Keep the log files short."""

@@ -1,8 +1,9 @@
 """What a member that has no API says of itself over HTTP, on loopback: a follower always, a leader while its weights
 come. `GET /health` is 200 while it is part of a cell that serves, else 503 with the reason; held while nothing changes,
-if the question says so. It answers nothing else."""
+if the question says so. It answers nothing else but what a member adds (`page`)."""
 
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Condition, Thread
@@ -24,6 +25,7 @@ class MemberHealth:
         """
         self._reason = reason
         self._changed = Condition()
+        self.pages: dict[str, Callable[[], bytes | None]] = {}
         self._server = _Server((LOOPBACK, port), self)
         Thread(target=self._server.serve_forever, name="member-health", daemon=True).start()
 
@@ -32,6 +34,10 @@ class MemberHealth:
         with self._changed:
             self._reason = reason
             self._changed.notify_all()
+
+    def page(self, path: str, content: Callable[[], bytes | None]) -> None:
+        """Answer there, too, with JSON; 404 while there is none."""
+        self.pages[path] = content
 
     def close(self) -> None:
         """Listen no more."""
@@ -65,13 +71,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         if path != "/health":
-            self._answer(HTTPStatus.NOT_FOUND, {"reason": "it answers GET /health only"})
+            content = self.server.health.pages.get(path, lambda: None)()
+            missing = json.dumps({"reason": f"it answers GET /health, and has nothing at {path[:80]}"}).encode()
+            self._send(HTTPStatus.NOT_FOUND if content is None else HTTPStatus.OK, content or missing)
             return
         reason, answer = self.server.health.answer(query)
         self._answer(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, answer)
 
     def _answer(self, status: HTTPStatus, body: dict[str, object]) -> None:
-        content = json.dumps(body).encode()
+        self._send(status, json.dumps(body).encode())
+
+    def _send(self, status: HTTPStatus, content: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))

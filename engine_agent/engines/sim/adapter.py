@@ -43,7 +43,7 @@ class SimAdapter:
         """See `EngineAdapter.health_url`."""
         return member_health_url(assignment, context)
 
-    def steps_url(self, context: EngineContext) -> str:
+    def steps_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `MeasuresSteps.steps_url`; every rank answers on its administration port."""
         return f"http://{LOOPBACK}:{context.port_base + ENGINE_ADMIN}/steps"
 

@@ -19,7 +19,7 @@ from engine_agent.engines.sim.meters import Meters
 from engine_agent.engines.sim.serving import ApiServer
 from engine_agent.engines.sim.settings import CLOSING_S, FAILED_EXIT_AFTER_S, LOOPBACK, Endpoint, Settings
 from engine_agent.engines.sim.shutdown import Shutdown, ShutdownReason
-from engine_agent.engines.sim.step_meter import StepMeter
+from engine_agent.engines.step_meter import StepMeter
 from engine_agent.engines.usage_ledger import UsageLedger
 from engine_agent.protocol.held_questions import StateWatch, state_name
 from engine_agent.protocol.messages import StepTimes

@@ -5,18 +5,21 @@ import os
 from pathlib import Path
 
 from engine_agent.engines.base import (
+    LOOPBACK,
     EngineContext,
     EngineUnavailable,
     Launch,
     member_args,
     member_environment,
+    member_health_port,
     member_health_url,
 )
 from engine_agent.engines.plan_artifacts import after_fetching, local_folder, read_in_place, with_local_draft
 from engine_agent.engines.vllm.kv_transfer import kv_transfer_packages
+from engine_agent.engines.vllm.own_steps import FOLLOWER_STEPS_PATH, STEPS_PATH
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan
 from engine_agent.protocol.ports import KV_TRANSFER
-from engine_agent.protocol.states import CellRole
+from engine_agent.protocol.states import CellRole, MemberRole
 
 
 class VllmAdapter:
@@ -60,6 +63,11 @@ class VllmAdapter:
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `EngineAdapter.health_url`."""
         return member_health_url(assignment, context)
+
+    def steps_url(self, assignment: Assignment, context: EngineContext) -> str:
+        """See `MeasuresSteps.steps_url`."""
+        path = STEPS_PATH if assignment.role is MemberRole.LEADER else FOLLOWER_STEPS_PATH
+        return f"http://{LOOPBACK}:{member_health_port(assignment, context)}{path}"
 
 
 def _adapters(plan: EnginePlan, cache: Path) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from engine_agent.engines.vllm.kv_transfer import (
     kv_transfer_environment,
 )
 from engine_agent.engines.vllm.options import ServeOptions, option_value, parse
+from engine_agent.engines.vllm.own_steps import FOLLOWER_STEPS_PATH, written_steps
 from engine_agent.engines.vllm.speculation_worker import EXTENSION, MENDED_METHODS
 from engine_agent.protocol.manifest import BadArtifact
 from engine_agent.protocol.states import MemberRole
@@ -50,13 +51,15 @@ EXIT_BAD_ARTIFACT = 4
 EXIT_ADDRESS_IN_USE = 5
 SHUTDOWN_TIMEOUT_S = 2
 """On SIGTERM. The agent stops an engine when it is idle or out of time, so this only lets last tokens out."""
-ONE_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Keeps the worker in the engine's core. vLLM would start a third process for it on CPU, which takes 0.5 GB and another
-import of vLLM, outlives a killed core by seconds and leaves segments in /dev/shm."""
+ONE_PROCESS_EXECUTOR = "engine_agent.engines.vllm.one_process.OneProcessExecutor"
+"""vLLM's own for one process, with its steps measured. It keeps the worker in the engine's core. vLLM would start a
+third process for it on CPU, which takes 0.5 GB and another import of vLLM, outlives a killed core by seconds and leaves
+segments in /dev/shm."""
 NO_HOST = "media.invalid"
 """A name that no host has (RFC 6761)."""
 CELL_EXECUTOR = "engine_agent.engines.vllm.cell.executor.LeaderFollowerExecutor"
 CELL_HEALTH = "engine_agent.engines.vllm.cell.leader_health.LeaderHealth"
+STEPS_PAGE = "engine_agent.engines.vllm.steps_page.StepsPage"
 CLASS_SCHEDULER = "engine_agent.engines.vllm.class_scheduler.class_aware_scheduler"
 USAGE_LEDGER = "engine_agent.engines.vllm.usage_ledger.VllmUsageLedger"
 """It knows this version of vLLM from within, so other builds do without."""
@@ -112,6 +115,7 @@ def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
         *("--host", LOOPBACK),
         *("--port", str(options.port)),
         "--disable-uvicorn-access-log",
+        *("--middleware", STEPS_PAGE),
         *("--allowed-media-domains", NO_HOST),
         *own,
         *(("--kv-transfer-config", kv_transfer_config()) if options.kv_port else ()),
@@ -343,6 +347,7 @@ def _follow(options: ServeOptions) -> NoReturn:
         raise CannotServe(EXIT_ADDRESS_IN_USE, reason) from error
     check_artifacts(options)
     runtime = _prepare(options)
+    health.page(FOLLOWER_STEPS_PATH, lambda: written_steps(runtime))
     try:
         from engine_agent.engines.vllm.cell.follower import follow
     except ImportError as error:

@@ -29,7 +29,7 @@ from engine_agent.engines.vllm.cell.member import (
     secret_from,
 )
 from engine_agent.engines.vllm.cell.shutdown import Shutdown
-from engine_agent.engines.vllm.cell.socket_collectives import use_sockets
+from engine_agent.engines.vllm.cell.socket_collectives import measure_steps, use_sockets
 from engine_agent.engines.vllm.cell.step import Step, in_one_order, take_step
 from engine_agent.engines.vllm.cell.work import Call, Setup, cell_token, place_worker, software
 from engine_agent.protocol.fingerprint import fingerprint_from
@@ -50,6 +50,7 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         try:
             super()._init_executor()
             use_sockets(self._member, self._token, self._store)
+            self._own_steps = measure_steps()
         except CellEnded as error:
             self._process_shutdown.end(str(error))
         except Exception as error:
@@ -112,7 +113,7 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         number = self._send(pickle.dumps(step, pickle.HIGHEST_PROTOCOL))
         link.step_called(number)
         try:
-            output = take_step(self.driver_worker, step)
+            output = take_step(self.driver_worker, step, self._own_steps)
         except Exception as error:
             self._blame(error, f"step {number}")
             raise

@@ -19,7 +19,7 @@ from engine_agent.engines.vllm.cell.collectives import join_store, workers_meet_
 from engine_agent.engines.vllm.cell.follower_link import FollowerLink
 from engine_agent.engines.vllm.cell.member import CellEnded, Member, secret_from
 from engine_agent.engines.vllm.cell.shutdown import Shutdown
-from engine_agent.engines.vllm.cell.socket_collectives import use_sockets
+from engine_agent.engines.vllm.cell.socket_collectives import measure_steps, use_sockets
 from engine_agent.engines.vllm.cell.step import Step, take_step
 from engine_agent.engines.vllm.cell.work import Call, Setup, build_follower, cell_token, software
 from engine_agent.protocol.fingerprint import fingerprint_from
@@ -77,11 +77,12 @@ def _build(setup: Setup, member: Member, secret: bytes, model_dir: Path) -> Work
 
 
 def _work(worker: WorkerWrapperBase, link: FollowerLink) -> NoReturn:
+    own_steps = measure_steps()
     while True:
         number, payload = link.next_call()
         call: Step | Call = pickle.loads(payload)  # noqa: S301  (from the leader, which has proved itself)
         if isinstance(call, Step):
-            take_step(worker, call)
+            take_step(worker, call, own_steps)
         else:
             link.reply(number, _answer(worker, call))
         link.done = number

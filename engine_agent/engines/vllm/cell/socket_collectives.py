@@ -16,6 +16,7 @@ from engine_agent.engines.vllm.cell import vllm_versions
 from engine_agent.engines.vllm.cell.collectives import MEETING_TIMEOUT
 from engine_agent.engines.vllm.cell.member import Member
 from engine_agent.engines.vllm.cell.mesh import FRAME_LIMIT_BYTES, Connection, meet
+from engine_agent.engines.vllm.own_steps import OwnSteps, TimedCollectives, runtime_folder
 
 
 def use_sockets(member: Member, token: str, store: Store) -> None:
@@ -39,6 +40,19 @@ def use_sockets(member: Member, token: str, store: Store) -> None:
         within_s=MEETING_TIMEOUT.total_seconds(),
     )
     communicator.dist_module = SocketCollectives(communicator.ranks, member.rank, mesh)
+
+
+def measure_steps() -> OwnSteps | None:
+    """The meter of this rank's steps, whose collectives count as waiting from now on; None: they cannot be told apart.
+
+    Call it once the worker is built and its collectives are what they will be.
+    """
+    communicator = vllm_versions.cpu_communicator()
+    if communicator is None:
+        return None
+    steps = OwnSteps(runtime_folder())
+    communicator.dist_module = TimedCollectives(communicator.dist_module, steps)
+    return steps
 
 
 class SocketCollectives:

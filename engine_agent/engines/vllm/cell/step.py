@@ -4,8 +4,9 @@ It knows no vLLM: workers keep one contract in all its versions, and a platform'
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,22 @@ def in_one_order(scheduler_output: Any) -> None:
             setattr(scheduler_output, name, SortedSet(value))
 
 
-def take_step(worker: Any, step: Step) -> Any:
-    """Run the model and sample. Some steps end without sampling: nothing was scheduled, or it pools.
+class Meter(Protocol):
+    """What measures a rank's steps."""
+
+    def step(self, scheduled: Any) -> AbstractContextManager[None]:
+        """Around one step."""
+
+
+def take_step(worker: Any, step: Step, meter: Meter | None = None) -> Any:
+    """Run the model and sample, measured if there is a meter. Some steps end without sampling: nothing was scheduled,
+    or it pools.
 
     What `execute_model` returns does not tell: a Neuron worker that is not the driver's returns None from every step,
     and raises in `sample_tokens` where there is nothing to sample.
     """
-    output = worker.execute_model(step.scheduler_output)
-    if output is None and step.scheduler_output.total_num_scheduled_tokens > 0:
-        return worker.sample_tokens(step.grammar_output)
-    return output
+    with meter.step(step.scheduler_output) if meter is not None else nullcontext():
+        output = worker.execute_model(step.scheduler_output)
+        if output is None and step.scheduler_output.total_num_scheduled_tokens > 0:
+            return worker.sample_tokens(step.grammar_output)
+        return output

@@ -73,16 +73,23 @@ def _names_of(kind: type[Any]) -> set[str]:
     return {*dir(kind), *kind.__init__.__code__.co_names}
 
 
-def network_communicator() -> Any:
-    """The communicator of the tensor-parallel group of CPU workers that calls `torch.distributed` (gloo); else None.
+def cpu_communicator() -> Any:
+    """The communicator of the tensor-parallel group of CPU workers; else None.
 
-    `dist_module` is what it calls, in all versions that have CPU workers of several ranks; where ranks share memory it
-    is a class of vLLM's.
+    `dist_module` is what it calls, in all versions that have CPU workers of several ranks: `torch.distributed` (gloo),
+    or a class of vLLM's where ranks share memory.
     """
-    from torch import distributed
     from vllm.distributed.parallel_state import get_tp_group, model_parallel_is_initialized
 
     if not model_parallel_is_initialized():
         return None
     communicator = get_tp_group().device_communicator
-    return communicator if getattr(communicator, "dist_module", None) is distributed else None
+    return communicator if getattr(communicator, "dist_module", None) is not None else None
+
+
+def network_communicator() -> Any:
+    """The same where it calls `torch.distributed`; else None."""
+    from torch import distributed
+
+    communicator = cpu_communicator()
+    return communicator if communicator is not None and communicator.dist_module is distributed else None

@@ -20,6 +20,7 @@ import psutil
 
 from engine_agent.engines.base import EngineContext
 from engine_agent.engines.registry import engine_adapter, engine_pythons
+from engine_agent.engines.vllm.adapter import VllmAdapter
 from engine_agent.engines.vllm.options import HANG_VARIABLE
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
 from engine_agent.protocol.ports import PORTS_PER_NODE
@@ -150,6 +151,10 @@ class RunningCell:
         except httpx.TransportError as error:
             return None, str(error)
         return answer.status_code, answer.json().get("reason", "") if answer.content else ""
+
+    def steps_url(self, rank: int) -> str:
+        """Where a rank says what it computed."""
+        return VllmAdapter().steps_url(self._assignment(rank), self._context(rank))
 
     def last_words(self, rank: int) -> str:
         """The last line of a log, which becomes the reason that the agent reports."""

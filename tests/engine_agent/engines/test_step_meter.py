@@ -1,6 +1,6 @@
 """What a member computed itself: its own slowness, and not that of its mates."""
 
-from engine_agent.engines.sim.step_meter import StepMeter
+from engine_agent.engines.step_meter import StepMeter
 from engine_agent.protocol.messages import StepTimes
 
 
