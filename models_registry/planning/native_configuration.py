@@ -22,6 +22,11 @@ SHARDING: Mapping[str, str] = {
 }
 """Keys that share a replica out beyond tensor parallelism, and the degree that would say so. Each needs more engines
 than the one that a cell has."""
+SEGMENTS = (512, 1024, 2048, 4096, 8192)
+SINGLE_SHOT_MOST = 16 * 1024
+CONTEXT_TILE = 128
+"""`SUPPORTED_KV_SEGMENT_SIZES`, `MAX_MODEL_LEN_SINGLE_SHOT` and the attention kernel's tile in the plugin's
+vllm_neuron/utils/bucket_utils.py."""
 _WHERE = "engine_options.neuron_config"
 
 
@@ -48,7 +53,7 @@ def native_configuration(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
     for name in stated:
         if name not in NATIVE_KEYS:
             raise InvalidVersion(f"{where} names {name!r}; {one_of(sorted(NATIVE_KEYS), name)}")
-        if (degree_name := SHARDING.get(name)) and stated[name] not in (1, False):
+        if (degree_name := SHARDING.get(name)) and stated[name] != 1 and stated[name] is not False:
             raise fields.wrong(name, f"a cell has one engine, so it must be left out, as {degree_name} is 1")
     for name in FLAGS:
         fields.flag(name)
@@ -83,3 +88,31 @@ def _check_buckets(fields: FieldReader, spec: VersionSpec) -> None:
             raise fields.wrong(name, f"its largest must be {field}, {most}")
         if name == "num_batched_tokens_buckets" and most is None:
             raise fields.wrong(name, "state engine_options.max_num_batched_tokens, which its largest must be")
+    _check_segments(fields, spec)
+
+
+def _check_segments(fields: FieldReader, spec: VersionSpec) -> None:
+    """A prompt that is longer than a step takes is read in segments, of a size that the kernel has."""
+    sizes = ", ".join(map(str, SEGMENTS))
+    batched, segments = spec.engine_options.get("max_num_batched_tokens"), fields.given("kv_segment_size_buckets")
+    if segments is not None and (len(segments) != 1 or segments[0] not in SEGMENTS):
+        raise fields.wrong("kv_segment_size_buckets", f"it must be a list of one of {sizes}")
+    if isinstance(batched, int) and batched < spec.max_model_len and batched not in SEGMENTS:
+        raise InvalidVersion(
+            f"{spec.reference}: engine_options.max_num_batched_tokens is {batched}; below the context of "
+            f"{spec.max_model_len} prompts are read in segments, so it must be one of {sizes}"
+        )
+    if isinstance(batched, int) and batched >= spec.max_model_len > SINGLE_SHOT_MOST:
+        raise InvalidVersion(
+            f"{spec.reference}: engine_options.max_num_batched_tokens is {batched}; a context of {spec.max_model_len} "
+            f"is beyond {SINGLE_SHOT_MOST} tokens and read in segments, so it must be one of {sizes}"
+        )
+    is_segmented = segments or ([batched] if isinstance(batched, int) and batched < spec.max_model_len else None)
+    if is_segmented and fields.given("num_batched_tokens_buckets") not in (None, is_segmented):
+        raise fields.wrong("num_batched_tokens_buckets", f"prompts are read in segments, so it must be {is_segmented}")
+    for size in fields.given("decode_context_length_buckets") or []:
+        if size >= spec.max_model_len or size % CONTEXT_TILE:
+            raise fields.wrong(
+                "decode_context_length_buckets",
+                f"each must be a multiple of {CONTEXT_TILE} below the context of {spec.max_model_len}",
+            )

@@ -16,6 +16,7 @@ from engine_agent.protocol.neuron_targets import (
     NeuronTarget,
 )
 from models_registry.planning.fields import FieldReader, one_of
+from models_registry.planning.nxdi_rules import broken_rule
 from models_registry.planning.parallelism import Degrees
 from models_registry.planning.quantization import NeuronQuantization
 from models_registry.planning.speculation import MEDUSA_GUESSES, Draft, Medusa, Method, Speculation
@@ -312,6 +313,8 @@ def _check_together(
     for broken, rule in rules:
         if broken:
             raise InvalidVersion(f"{spec.reference}: engine_options.neuron_config.{rule}")
+    if rule := broken_rule(rendered):
+        raise InvalidVersion(f"{spec.reference}: engine_options.neuron_config.{rule}")
 
 
 def _check_sampling(

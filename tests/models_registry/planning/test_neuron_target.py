@@ -102,9 +102,23 @@ def test_what_a_machine_or_a_build_cannot_do_is_refused(
         ({}, {"neuron": {"num_batched_tokens_buckets": [8]}}, r"state engine_options.max_num_batched_tokens"),
         (
             {},
-            {"neuron": {"num_batched_tokens_buckets": [8]}, "options": {"max_num_batched_tokens": 64}},
-            r"its largest must be engine_options.max_num_batched_tokens, 64",
+            {"neuron": {"num_batched_tokens_buckets": [8]}, "options": {"max_num_batched_tokens": 512}},
+            r"its largest must be engine_options.max_num_batched_tokens, 512",
         ),
+        ({}, {"neuron": {"kv_segment_size_buckets": [512, 1024]}}, r"it must be a list of one of 512, 1024"),
+        ({}, {"neuron": {"kv_segment_size_buckets": [700]}}, r"it must be a list of one of 512, 1024"),
+        ({}, {"options": {"max_num_batched_tokens": 700}}, r"tokens is 700; below the context of 2048"),
+        (
+            {},
+            {"context_length": 32768, "options": {"max_num_batched_tokens": 32768}},
+            r"a context of 32768 is beyond 16384 tokens and read in segments",
+        ),
+        (
+            {},
+            {"options": {"max_num_batched_tokens": 512}, "neuron": {"num_batched_tokens_buckets": [128, 512]}},
+            r"prompts are read in segments, so it must be \[512\]",
+        ),
+        ({}, {"neuron": {"decode_context_length_buckets": [1000]}}, r"a multiple of 128 below the context of 2048"),
         ({}, {"neuron": {"on_device_sampling_config": {"top_k": 1}}}, r"names 'top_k'; .* max_top_k"),
     ],
 )  # fmt: skip
