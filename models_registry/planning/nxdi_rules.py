@@ -46,7 +46,7 @@ def _cte_kernels_off(rendered: Rendered) -> bool:
 
 def _other_type(rendered: Rendered) -> bool:
     kept, model = rendered["attention_dtype"], rendered.get("torch_dtype", "bfloat16")
-    return kept != model and rendered.get("cast_type", "config") != "as-declared"
+    return bool(kept != model) and rendered.get("cast_type", "config") != "as-declared"
 
 
 _RULES: tuple[tuple[str, str, Holds], ...] = (
