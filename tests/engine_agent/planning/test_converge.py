@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from engine_agent.planning.converge import plan_convergence
 from engine_agent.planning.node import LIMITS, Failure, Membership, NodeSnapshot, RunningProcess, restart_backoff_s
 from engine_agent.planning.steps import (
     MarkFailed,
+    SetProxyPairs,
     SetProxyPhase,
     StartEngine,
     StartProxy,
@@ -16,8 +18,9 @@ from engine_agent.planning.steps import (
     StopProxy,
     Wait,
 )
-from engine_agent.protocol.messages import Assignment, Health
-from engine_agent.protocol.states import Phase
+from engine_agent.protocol.messages import Assignment, Health, PrefillCell
+from engine_agent.protocol.pairs import pairs_of
+from engine_agent.protocol.states import CellRole, Phase
 from tests.engine_agent.orders import READY_TIMEOUT_S, assignment
 
 NOW_S = 1000.0
@@ -32,6 +35,12 @@ SERVING = NodeSnapshot(
     proxy_phase=Phase.SERVE,
 )
 STARTING = replace(SERVING, health=Health(ok=False, reason="loading"), was_ready=False)
+DECODES = structs.replace(
+    assignment(),
+    cell_role=CellRole.DECODE,
+    kv_layout="a",
+    prefill_cells=(PrefillCell("p-1", 1, "n-2", "10.0.0.2", 9400, 9401, "a", 8),),
+)
 FOLLOWING = NodeSnapshot(engine=RunningProcess(FOLLOWER, 10, NOW_S), health=Health(ok=True), was_ready=True)
 
 
@@ -54,6 +63,10 @@ def kinds(desired: Assignment | None, node: NodeSnapshot, now_s: float = NOW_S) 
         pytest.param(assignment(), replace(SERVING, proxy=None), [StartProxy], id="proxy is gone"),
         pytest.param(assignment(phase=Phase.DRAIN), SERVING, [SetProxyPhase], id="drain"),
         pytest.param(assignment(), replace(SERVING, proxy_phase=Phase.DRAIN), [SetProxyPhase], id="drain taken back"),
+        pytest.param(DECODES, SERVING, [], id="the proxy has not said yet which pairs it has"),
+        pytest.param(DECODES, replace(SERVING, proxy_pairs=""), [SetProxyPairs], id="the proxy has no pairs yet"),
+        pytest.param(DECODES, replace(SERVING, proxy_pairs=pairs_of(DECODES).name), [], id="the proxy has its pairs"),
+        pytest.param(assignment(), replace(SERVING, proxy_pairs=""), [], id="a mixed cell has none"),
         pytest.param(
             assignment(phase=Phase.DRAIN),
             replace(SERVING, proxy_phase=Phase.DRAIN),
@@ -165,3 +178,12 @@ def test_a_proxy_that_answers_no_more_is_replaced_once_it_had_time_to_start() ->
     assert kinds(assignment(), node) == [StopProxy]
     assert kinds(assignment(), replace(node, proxy=process(LEADER, age_s=10.0))) == []
     assert kinds(assignment(), replace(node, proxy_silent_since_s=NOW_S - 1.0)) == []
+
+
+def test_other_pairs_have_another_name() -> None:
+    names = {
+        pairs_of(structs.replace(DECODES, **changes)).name
+        for changes in ({}, {"prefill_cells": ()}, {"prefill_from_tokens": 7}, {"decode_nodes": ("n-1",)})
+    }
+    assert len(names) == 4
+    assert pairs_of(assignment()).name == ""

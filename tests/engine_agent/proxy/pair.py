@@ -84,7 +84,7 @@ class Pair:
 async def running_pair(
     folder: Path, *, prefill: tuple[str, ...] = (), decode: tuple[str, ...] = (), proxy_options: tuple[str, ...] = ()
 ) -> AsyncIterator[Pair]:
-    """Both cells, paired. `prefill` and `decode` are further options of the engines, `proxy_options` of both proxies."""
+    """Both cells, paired. `prefill` and `decode` are further options of the engines, `proxy_options` of the proxies."""
     fleet, kv_port = FleetOfTests(), free_port()
     for name in "pd":
         (folder / name).mkdir()

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from engine_agent.engines.base import Launch
 from engine_agent.engines.sim.adapter import SimAdapter
 from engine_agent.protocol.fingerprint import fingerprint_from, flags_digest
 from engine_agent.protocol.messages import Artifact, EnginePlan
 from engine_agent.protocol.ports import ENGINE
+from engine_agent.protocol.states import CellRole
+from engine_agent.proxy.__main__ import parse_arguments
 from engine_agent.runtime.launch import NodePlace, proxy_launch, with_fingerprint
 from tests.engine_agent.engines.contexts import PORT_BASE, context
 from tests.engine_agent.orders import assignment
@@ -111,3 +114,10 @@ def test_only_a_launch_asks_which_engines_are_installed(tmp_path: Path) -> None:
     place = NodePlace("n-1", tmp_path, "127.0.0.1", PORT_BASE, tmp_path, tmp_path / "fetched", installed)
     assert (place.context().node_id, asked) == ("n-1", [])
     assert place.launch_context() == replace(place.context(), engine_pythons={"vllm": python})
+
+
+def test_the_proxy_is_told_its_cells_role_and_layout() -> None:
+    given = structs.replace(assignment(), cell_role=CellRole.DECODE, kv_layout="a94f")
+    settings = parse_arguments(list(proxy_launch(given, context()).argv[3:]))
+    assert (settings.cell_role, settings.kv_layout) == (CellRole.DECODE, "a94f")
+    assert "--cell-role" not in proxy_launch(assignment(), context()).argv

@@ -7,9 +7,10 @@ from msgspec import structs
 
 from engine_agent.engines.base import EngineUnavailable
 from engine_agent.engines.sim.adapter import SimAdapter
-from engine_agent.engines.sim.settings import parse_settings
+from engine_agent.engines.sim.settings import Endpoint, parse_settings
 from engine_agent.protocol.messages import EnginePlan, PlanAdapter
-from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN, rendezvous_port
+from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN, KV_TRANSFER, rendezvous_port
+from engine_agent.protocol.states import CellRole
 from tests.engine_agent.engines.contexts import PORT_BASE, context, peer
 from tests.engine_agent.orders import assignment
 
@@ -74,3 +75,13 @@ def test_a_follower_answers_for_its_health_on_the_administration_port() -> None:
     assert adapter.health_url(assignment(peers=PAIR), context()) == f"http://127.0.0.1:{PORT_BASE + ENGINE}/health"
     follower = assignment(rank=1, peers=PAIR)
     assert adapter.health_url(follower, context()) == f"http://127.0.0.1:{PORT_BASE + ENGINE_ADMIN}/health"
+
+
+def test_a_role_comes_before_the_plans_own_arguments() -> None:
+    given = structs.replace(assignment(plan=PLAN), cell_role=CellRole.PREFILL, kv_layout="a")
+    settings = parse_settings(SimAdapter().launch(given, context()).argv[3:], {})
+    assert settings.handover.role is CellRole.PREFILL
+    assert settings.kv_endpoint == Endpoint("127.0.0.1", PORT_BASE + KV_TRANSFER)
+    given = structs.replace(given, cell_role=CellRole.DECODE)
+    settings = parse_settings(SimAdapter().launch(given, context()).argv[3:], {})
+    assert (settings.handover.role, settings.kv_endpoint) == (CellRole.DECODE, None)

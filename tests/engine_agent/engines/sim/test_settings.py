@@ -97,3 +97,11 @@ def test_what_the_rank_runs_comes_from_the_environment(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         parse_settings(LEADER.split(), {**told, FINGERPRINT_VARIABLE: "6.8"})
     assert f"{FINGERPRINT_VARIABLE} must be a JSON object of strings, not float" in capsys.readouterr().err
+
+
+def test_a_prefill_engine_says_where_it_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(f"{LEADER} --cell-role prefill")
+    assert "--kv-endpoint" in capsys.readouterr().err
+    handover = parsed(f"{LEADER} --cell-role prefill --kv-endpoint 10.0.0.1:9 --lease-s 3 --mb-per-token 1").handover
+    assert (handover.lease_s, handover.mb_per_token) == (3.0, 1.0)

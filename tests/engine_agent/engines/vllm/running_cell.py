@@ -23,8 +23,8 @@ from engine_agent.engines.registry import engine_adapter, engine_pythons
 from engine_agent.engines.vllm.adapter import VllmAdapter
 from engine_agent.engines.vllm.options import HANG_VARIABLE
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
-from engine_agent.protocol.ports import PORTS_PER_NODE
-from engine_agent.protocol.states import MemberRole, Phase
+from engine_agent.protocol.ports import KV_TRANSFER, PORTS_PER_NODE
+from engine_agent.protocol.states import CellRole, MemberRole, Phase
 from engine_agent.runtime.cell_certificate import with_certificate
 from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.instance_types import INSTANCE_TYPES
@@ -90,8 +90,11 @@ def padded_artifact(python: Path) -> Artifact:
 class RunningCell:
     """The engine processes of one generation of one cell, rank by rank."""
 
-    def __init__(self, plan: EnginePlan, home: Path, nodes: int, hang_s: float) -> None:
+    def __init__(
+        self, plan: EnginePlan, home: Path, nodes: int, hang_s: float, role: CellRole = CellRole.MIXED
+    ) -> None:
         self.home = home
+        self._role = role
         self._plan = msgspec.structs.replace(plan, env={**plan.env, HANG_VARIABLE: str(hang_s)})
         base = free_ports(nodes * PORTS_PER_NODE)
         number = next(_NUMBERS)
@@ -179,6 +182,11 @@ class RunningCell:
         lines = CLIENT.get(f"{self.url}/metrics", timeout=ANSWER_LIMIT_S).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
+    @property
+    def kv_port(self) -> int:
+        """Where decode engines ask its leader."""
+        return self._peers[0].port_base + KV_TRANSFER
+
     def node(self, rank: int) -> str:
         """The node of a rank."""
         return self._peers[rank].node
@@ -201,7 +209,11 @@ class RunningCell:
 
     def _assignment(self, rank: int) -> Assignment:
         role = MemberRole.LEADER if rank == 0 else MemberRole.FOLLOWER
-        return Assignment("c-test", 1, rank, role, Phase.SERVE, self._plan, self._peers, "the cell's secret")
+        return Assignment(
+            *("c-test", 1, rank, role, Phase.SERVE, self._plan, self._peers, "the cell's secret"),
+            cell_role=self._role,
+            kv_layout="" if self._role is CellRole.MIXED else "a94f01c2",
+        )
 
     def _context(self, rank: int) -> EngineContext:
         peer = self._peers[rank]
@@ -210,10 +222,12 @@ class RunningCell:
 
 
 @contextmanager
-def running_cell(plan: EnginePlan, home: Path, nodes: int = 2, hang_s: float = 30.0) -> Iterator[RunningCell]:
+def running_cell(
+    plan: EnginePlan, home: Path, nodes: int = 2, hang_s: float = 30.0, role: CellRole = CellRole.MIXED
+) -> Iterator[RunningCell]:
     """A cell that serves, until the block ends."""
     home.mkdir()
-    cell = RunningCell(plan, home, nodes, hang_s)
+    cell = RunningCell(plan, home, nodes, hang_s, role)
     try:
         cell.start_all()
         yield cell

@@ -12,8 +12,8 @@ from engine_agent.engines.base import EngineUnavailable
 from engine_agent.engines.vllm.adapter import VllmAdapter
 from engine_agent.engines.vllm.options import parse
 from engine_agent.protocol.messages import Artifact, EnginePlan, PlanAdapter
-from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN, rendezvous_port
-from engine_agent.protocol.states import MemberRole
+from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN, KV_TRANSFER, rendezvous_port
+from engine_agent.protocol.states import CellRole, MemberRole
 from tests.engine_agent.engines.contexts import PORT_BASE, context, peer
 from tests.engine_agent.orders import assignment
 
@@ -157,3 +157,13 @@ def test_a_draft_model_is_checked_like_the_model() -> None:
     given = structs.replace(plan(ARTIFACT), draft=Artifact("file:///cache/draft-7", "sha256:7"))
     options = parse(VllmAdapter().launch(assignment(plan=given), NODE).argv[3:])
     assert options.draft == ("/cache/draft-7", "sha256:7")
+
+
+def test_an_engine_that_hands_over_has_a_port_for_it_and_its_packages() -> None:
+    given = structs.replace(assignment(plan=plan(ARTIFACT)), cell_role=CellRole.DECODE, kv_layout="a")
+    launch = VllmAdapter().launch(given, context(vllm="/cache/engines/vllm-cpu/bin/python"))
+    assert launch.argv[launch.argv.index("--kv-port") + 1] == str(PORT_BASE + KV_TRANSFER)
+    assert parse(launch.argv[3:]).kv_port == PORT_BASE + KV_TRANSFER
+    assert launch.env["PYTHONPATH"] == "/code:/cache/engines/vllm-kv-transfer"
+    assert Path("/cache/engines/vllm-kv-transfer") in launch.reads
+    assert "--kv-port" not in VllmAdapter().launch(assignment(plan=plan(ARTIFACT)), NODE).argv

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -321,3 +322,12 @@ def test_workers_that_guess_in_a_way_that_needs_it_are_mended(stated: tuple[str,
     module = "engine_agent.engines.vllm.speculation_worker.SpeculationWorker"
     assert speculation_argv(read, OWN_SERVER) == (("--worker-extension-cls", module) if is_mended else ())
     assert speculation_argv(read, Server((), OWN_SERVER.run)) == ()
+
+
+def test_what_hands_over_reads_again_what_it_cannot_have() -> None:
+    argv = vllm_argv(replace(options(), kv_port=34001))
+    config = json.loads(argv[argv.index("--kv-transfer-config") + 1])
+    assert (config["kv_connector"], config["kv_load_failure_policy"]) == ("NixlConnector", "recompute")
+    assert "--kv-transfer-config" not in vllm_argv(options())
+    wanted = node_environment(replace(options(), kv_port=34001), Path("/r"), 2, {})
+    assert (wanted["VLLM_NIXL_SIDE_CHANNEL_HOST"], wanted["VLLM_NIXL_SIDE_CHANNEL_PORT"]) == ("127.0.0.1", "34001")
