@@ -1,10 +1,10 @@
 """Which cells a cell pairs with, as an agent tells the proxy beside it while both run."""
 
+import zlib
 from typing import Final
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, json
 
-from engine_agent.protocol.held_questions import state_name
 from engine_agent.protocol.messages import PREFILL_FROM_TOKENS, Assignment, PrefillCell
 from engine_agent.protocol.states import CellRole
 
@@ -28,4 +28,4 @@ def pairs_of(assignment: Assignment) -> Pairs:
     if assignment.cell_role is CellRole.MIXED:
         return NO_PAIRS
     cells, nodes, least = assignment.prefill_cells, assignment.decode_nodes, assignment.prefill_from_tokens
-    return Pairs(state_name(to_builtins(cells), nodes, least), cells, nodes, least)
+    return Pairs(f"{zlib.crc32(json.encode((cells, nodes, least))):08x}", cells, nodes, least)
