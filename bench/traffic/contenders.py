@@ -157,11 +157,12 @@ def ingress(
     cells: Sequence[CellEndpoint],
     affinity: Affinity | None = None,
     *options: str,
+    by_cache: bool = False,
     certify: Callable[[Path], None] | None = None,
 ) -> Iterator[psutil.Process]:
     """An ingress agent with its HAProxy, serving `MODEL` from these cells by a table in its journal; `options` are more
     of its command line. `certify` gives its home a certificate: it reaches cells over TLS; without, in plain."""
-    pool = Pool(MODEL, (MODEL,), "realtime", tuple(cells), (), {REGION: 1.0}, affinity)
+    pool = Pool(MODEL, (MODEL,), "realtime", tuple(cells), (), {REGION: 1.0}, affinity, by_cache=by_cache)
     home.mkdir(parents=True, exist_ok=True)
     if certify:
         certify(home)

@@ -1,18 +1,20 @@
-"""A recorded trace through the real ingress to real `sim` cells, with affinity and without: what their caches found.
+"""A recorded trace through the real ingress to real `sim` cells, by several rules: what their caches found.
 
 It confirms what `replay` simulates. Everything runs `SPEED` times as fast as it was recorded: prompts are read so many
 times as fast and answers have so many times fewer tokens, while a step lasts as long as ever.
 
-    .venv/bin/python -m bench.traffic.real_replay [--minutes 15] [--bounds 0,1.25,2]
+    .venv/bin/python -m bench.traffic.real_replay [--minutes 15] [--rules least,sticky,exact] [--slow 3]
 """
 
 import argparse
+import contextlib
 import json
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import uvloop
 
 from bench.traffic import contenders
@@ -23,7 +25,7 @@ from bench.traffic.replay import CACHE_TOKENS, CELLS, PLACES, PREFILL_TOKENS_PER
 from bench.traffic.sim_cells import SimCell, sim_cells
 from bench.traffic.simulation import percentile
 from engine_agent.engines.sim.batching import ModelParameters
-from engine_agent.protocol.ingress_messages import Affinity
+from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint
 
 RESULTS = ROOT / ".cache" / "bench" / "real_replay.jsonl"
 SPEED = 10
@@ -35,6 +37,7 @@ CELL = ModelParameters(
     prefix_block_tokens=MOONCAKE_BLOCK_TOKENS,
 )
 LONGEST_TOKENS = 200_000
+RULES = {"least": None, "sticky": Affinity(), "exact": Affinity()}
 
 
 def scaled(minutes: float) -> list[Arrival]:
@@ -62,18 +65,25 @@ async def measure(port: int, arrivals: list[Arrival]) -> dict[str, Any]:
     }
 
 
-def replayed(folder: Path, base: int, bound: float, arrivals: list[Arrival]) -> dict[str, Any]:
-    """One run with fresh cells. `bound` 0: no affinity."""
+def replayed(folder: Path, base: int, rule: str, slow: float, arrivals: list[Arrival]) -> dict[str, Any]:
+    """One run with fresh cells, the first of them `slow` times as slow as the others."""
+    factors = [slow] + [1.0] * (CELLS - 1)
     with ExitStack() as stack:
-        cells = stack.enter_context(sim_cells(folder, base + 20, CELL, [1.0] * CELLS, LONGEST_TOKENS))
+        cells = stack.enter_context(sim_cells(folder, base + 20, CELL, factors, LONGEST_TOKENS))
         ends = [cell.endpoint for cell in cells]
-        affinity = Affinity(bound) if bound else None
-        stack.enter_context(contenders.ingress(folder / f"ingress-{bound:g}", base, ends, affinity))
+        stack.enter_context(_ingress(folder, base, ends, rule))
         contenders.wait_until_it_answers(base)
         before = _prefix_counts(cells)
         found = uvloop.run(measure(base, arrivals))
         hits, queries = (after - then for after, then in zip(_prefix_counts(cells), before, strict=True))
-    return {"load_bound": bound, "speed": SPEED, "hit_rate": hits / queries, **found}
+    return {"rule": rule, "slow": slow, "speed": SPEED, "hit_rate": hits / queries, **found}
+
+
+def _ingress(
+    folder: Path, base: int, ends: list[CellEndpoint], rule: str
+) -> contextlib.AbstractContextManager[psutil.Process]:
+    home = folder / f"ingress-{rule}"
+    return contenders.ingress(home, base, ends, RULES[rule], by_cache=rule == "exact")
 
 
 def _prefix_counts(cells: list[SimCell]) -> tuple[float, float]:
@@ -85,14 +95,15 @@ def _prefix_counts(cells: list[SimCell]) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, default=15.0, help="of the trace")
-    parser.add_argument("--bounds", default="0,1.25", help="of the load, for affinity; 0: without")
+    parser.add_argument("--rules", default="least,sticky,exact", help="of " + ", ".join(RULES))
+    parser.add_argument("--slow", type=float, default=1.0, help="how many times as slow the first cell is")
     parser.add_argument("--base-port", type=int, default=27700)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     arrivals = scaled(options.minutes)
-    for bound in map(float, options.bounds.split(",")):
+    for rule in options.rules.split(","):
         folder = ROOT / ".cache" / "bench" / "runs" / "replay"
-        row = replayed(folder, options.base_port, bound, arrivals)
+        row = replayed(folder, options.base_port, rule, options.slow, arrivals)
         row |= {"minutes": options.minutes, "best_hit_rate": best_hit_rate(arrivals)}
         with options.results.open("a", encoding="utf-8") as results:
             results.write(json.dumps(row) + "\n")

@@ -14,7 +14,16 @@ from typing import Any
 
 from bench.traffic.arrivals import MOONCAKE_BLOCK_TOKENS, Arrival, azure, best_hit_rate, faster, mooncake
 from bench.traffic.contenders import ROOT
-from bench.traffic.routers import BoundedHash, LeastOutstanding, RandomCell, RoundRobin, Router, Sticky, TwoChoices
+from bench.traffic.routers import (
+    BoundedHash,
+    Exact,
+    LeastOutstanding,
+    RandomCell,
+    RoundRobin,
+    Router,
+    Sticky,
+    TwoChoices,
+)
 from bench.traffic.simulation import Outcome, Simulation, hit_rate, percentile
 from engine_agent.engines.sim.batching import ModelParameters
 
@@ -37,6 +46,8 @@ POLICIES: dict[str, Callable[[], Router]] = {
     "two choices": TwoChoices,
     "sticky": lambda: Sticky(0),
     "sticky 1.25": lambda: Sticky(1.25),
+    "exact": lambda: Exact(0),
+    "exact 1.25": lambda: Exact(1.25),
 }
 
 

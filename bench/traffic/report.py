@@ -156,7 +156,7 @@ def real_replay(rows: list[Row]) -> str:
     """The same on real parts."""
     lines = [
         [
-            f"affinity, bound {row['load_bound']:g}" if row["load_bound"] else "least outstanding",
+            f"{row['rule']}{', one cell ' + format(row['slow'], 'g') + 'x slower' if row['slow'] > 1 else ''}",
             f"{row['minutes']:g}", str(row["requests"]), str(row["failed"]),
             f"{row['hit_rate']:.1%}", f"{row['best_hit_rate']:.1%}",
             *(f"{row['ttft_s'][share]:.2f}" for share in ("0.5", "0.9", "0.99")), f"{row['most_over_mean']:.2f}",

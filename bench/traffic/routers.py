@@ -9,7 +9,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 POINTS_PER_CELL = 160
 """On the ring: HAProxy places 16 for each unit of weight; ketama's usual number spreads keys within about 10 %."""
@@ -22,6 +22,8 @@ class CellLoad:
     in_flight: int
     most: int
     queued: int = 0
+    found_tokens: int = 0
+    """Of this request's prompt, in the cell's cache; only for rules that read it."""
 
     @property
     def has_place(self) -> bool:
@@ -150,6 +152,35 @@ class Sticky:
     def _may_take(self, load: CellLoad, loads: Sequence[CellLoad]) -> bool:
         mean = (sum(each.in_flight for each in loads) + 1) / len(loads)
         return load.has_place and (not self.load_bound or load.in_flight < math.ceil(self.load_bound * mean))
+
+
+@dataclass
+class Exact(Sticky):
+    """The cell that has most of the prompt, as engines' cache events say it; of equals the key's sticky cell, else the
+    least loaded. A cell beyond the bound, or full, is passed over; one that is lightly loaded is not.
+
+    What a cell must have more of than the sticky one is `margin_tokens`: less is not worth to leave it.
+    """
+
+    light_share: float = 0.25
+    margin_tokens: int = 0
+    reads_caches: ClassVar[bool] = True
+
+    def choose(self, key: str, loads: Sequence[CellLoad]) -> int | None:
+        home = self._homes.get(key)
+        fit = [cell for cell, load in enumerate(loads) if self._fits(load, loads)]
+        if not fit:
+            return super().choose(key, loads)
+        best = min(fit, key=lambda cell: (-loads[cell].found_tokens, cell != home, loads[cell].in_flight))
+        if home in fit and loads[best].found_tokens - loads[home].found_tokens <= self.margin_tokens:
+            best = home
+        elif loads[best].found_tokens <= self.margin_tokens:
+            best = min(fit, key=lambda cell: loads[cell].in_flight)
+        self._homes[key] = best
+        return best
+
+    def _fits(self, load: CellLoad, loads: Sequence[CellLoad]) -> bool:
+        return load.has_place and (load.in_flight < self.light_share * load.most or self._may_take(load, loads))
 
 
 def _place(text: str) -> int:

@@ -38,8 +38,8 @@ class _Cell:
     stepping: bool = False
     queue: deque[int] = field(default_factory=deque)
 
-    def load(self) -> CellLoad:
-        return CellLoad(self.in_flight, self.most, len(self.queue))
+    def load(self, found_tokens: int = 0) -> CellLoad:
+        return CellLoad(self.in_flight, self.most, len(self.queue), found_tokens)
 
 
 @dataclass
@@ -71,7 +71,11 @@ class Simulation:
         return self.outcomes
 
     def _arrive(self, number: int, arrival: Arrival) -> None:
-        chosen = self.router.choose(arrival.key, [cell.load() for cell in self._cells])
+        reads_caches = getattr(self.router, "reads_caches", False)
+        chosen = self.router.choose(
+            arrival.key,
+            [cell.load(cell.model.found_tokens(arrival.blocks) if reads_caches else 0) for cell in self._cells],
+        )
         if chosen is None:
             self._waiting.append(number)
         elif self._cells[chosen].in_flight < self._cells[chosen].most:

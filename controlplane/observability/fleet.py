@@ -12,6 +12,7 @@ from audit.selectors import audit_chain
 from fleet.models import Cell, DeploymentRegion, Incident, Node, NodeReport, Rollout, WebhookDelivery
 from fleet.planning.states import CellState, IncidentState, NodeState
 from fleet.planning.webhooks.delivery import DeliveryState
+from fleet.selectors.cache import cache_totals
 from fleet.selectors.quota import quota_uses
 from fleet.selectors.snapshot import LISTENING_LEASE
 from kernel import clock
@@ -55,6 +56,13 @@ class FleetGauges(Collector):
             "Batch requests of ready cells: in their engines, waiting there, and their windows together.",
             ("region", "deployment", "what"),
             _batch_requests(),
+        )
+        yield _gauge(
+            "cell_cache_tokens",
+            "Prompt tokens of ready cells since their proxies started: sent by caches, predicted there, found there,"
+            " and sent and found otherwise.",
+            ("region", "deployment", "what"),
+            _cache_tokens(),
         )
         yield _gauge("batches", "Open batches by state.", ("state",), _batches())
         yield _gauge("responses", "Kept responses.", (), _responses())
@@ -174,6 +182,12 @@ def _batch_requests() -> Iterator[Row]:
         yield (region, deployment, "running"), each.running
         yield (region, deployment, "waiting"), each.waiting
         yield (region, deployment, "window"), each.window
+
+
+def _cache_tokens() -> Iterator[Row]:
+    for (region, deployment), totals in cache_totals(clock.now()).items():
+        for what, tokens in totals.items():
+            yield (region, deployment, what), tokens
 
 
 def _batches() -> Iterator[Row]:

@@ -7,6 +7,7 @@ request that nobody asks about costs a note per sequence, and nothing per token.
 """
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
@@ -18,7 +19,10 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from engine_agent.engines.cache_log import CacheLog
+from engine_agent.protocol.cache_events import EVENTS_PATH
 from engine_agent.protocol.exchange_usage import (
+    CACHE_SCOPE_HEADER,
     COUNTED_APART_PATH,
     END_LIMIT_S,
     EXCHANGE_HEADER,
@@ -35,7 +39,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MAX_NAME_CHARS = 64
+MAX_HEADER_CHARS = 128
+"""Of the name of a request, and of its scope: the longest tenant has 64."""
 LOOK_EVERY_S = 0.01
 """Of a question whether a prompt is read: a batch prompt takes some steps, of 20 ms or more each."""
 KEPT = 4096
@@ -73,6 +78,9 @@ class Sequence(Protocol):
 class Exchange:
     """One request. `usage` is kept when nothing of it runs any more."""
 
+    name: str = ""
+    scope: str = ""
+    """Whose prompts in the cache it may find; empty: not said."""
     sequences: list[Sequence] = field(default_factory=list)
     usage: ExchangeUsage | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -96,6 +104,25 @@ def note(sequence: Sequence) -> None:
         exchange.sequences.append(sequence)
 
 
+def current_exchange() -> str:
+    """The name of the request that the engine is answering; empty: it has none."""
+    exchange = _current.get()
+    return "" if exchange is None else exchange.name
+
+
+def scoped_salt(given: str | None) -> str | None:
+    """The salt of the blocks of the request that the engine is answering, which itself asks for the salt `given`.
+
+    Whoever has another scope has another salt, whatever salt he asks for: it is a hash of both. A scope that is
+    nobody's (it ends in a colon) adds none by itself, so that what needs no key shares its blocks as ever.
+    """
+    exchange = _current.get()
+    scope = "" if exchange is None else exchange.scope
+    if not scope or (scope.endswith(":") and not given):
+        return given
+    return hashlib.sha256(f"{len(scope)}|{scope}|{given or ''}".encode()).hexdigest()
+
+
 def added(sequences: Iterable[SequenceTokens]) -> tuple[ExchangeUsage, CountedApart]:
     """Usage of a request, and what its engine counts beside it: each prompt once, and all that was generated."""
     read: set[str] = set()
@@ -115,10 +142,12 @@ def added(sequences: Iterable[SequenceTokens]) -> tuple[ExchangeUsage, CountedAp
 
 
 class UsageLedger:
-    """The exchanges of one engine, around its application."""
+    """The exchanges of one engine, around its application. It also says what is in the engine's prefix `cache`, where
+    that is known."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, cache: CacheLog | None = None) -> None:
         self._app = app
+        self.cache = cache
         self._open: dict[str, Exchange] = {}
         self._ended: OrderedDict[str, Exchange] = OrderedDict()
         self._apart = CountedApart(0, 0)
@@ -131,15 +160,17 @@ class UsageLedger:
             await self._tell(_asked(scope), send)
         elif scope["path"] == READ_PATH:
             await self._tell_read(_asked(scope), send)
+        elif scope["path"] == EVENTS_PATH:
+            await self._tell_cache(scope, send)
         elif scope["path"] == COUNTED_APART_PATH:
             await _answer(send, 200, msgspec.json.encode(self._apart))
-        elif name := _name_of(scope):
+        elif name := _header(scope, EXCHANGE_HEADER):
             await self._note(name, scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     async def _note(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = self._open[name] = Exchange()
+        exchange = self._open[name] = Exchange(name, _header(scope, CACHE_SCOPE_HEADER))
         token = _current.set(exchange)
         try:
             await self._app(scope, receive, _with_prompt_tokens(exchange, send))
@@ -174,6 +205,15 @@ class UsageLedger:
             await asyncio.sleep(LOOK_EVERY_S)
         await _answer(send, 200, b"{}")
 
+    async def _tell_cache(self, scope: Scope, send: Send) -> None:
+        if self.cache is None:
+            await _answer(send, 404, b'{"error":"this engine does not say what is in its cache"}')
+            return
+        query = _query_of(scope)
+        after = query.get("after", ["0"])[0]
+        status, body = await self.cache.answer(query.get("life", [""])[0], int(after) if after.isdecimal() else 0)
+        await _answer(send, status, body)
+
     async def _tell(self, name: str, send: Send) -> None:
         exchange = self._open.get(name) or self._ended.get(name)
         if exchange is None:
@@ -189,13 +229,17 @@ class UsageLedger:
 
 
 def _asked(scope: Scope) -> str:
+    return _query_of(scope).get("exchange", [""])[0]
+
+
+def _query_of(scope: Scope) -> dict[str, list[str]]:
     query: bytes = scope["query_string"]
-    return parse_qs(query.decode("latin-1")).get("exchange", [""])[0]
+    return parse_qs(query.decode("latin-1"))
 
 
-def _name_of(scope: Scope) -> str:
+def _header(scope: Scope, wanted: bytes) -> str:
     for name, value in scope["headers"]:
-        if name == EXCHANGE_HEADER and len(value) <= MAX_NAME_CHARS:
+        if name == wanted and len(value) <= MAX_HEADER_CHARS:
             return str(value.decode("latin-1"))
     return ""
 

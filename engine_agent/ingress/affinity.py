@@ -13,7 +13,8 @@ from engine_agent.ingress.bad_table import BadTable
 from engine_agent.protocol.ingress_messages import CellEndpoint, Pool
 
 CELLS_MAP = "cells.map"
-"""Backend of a pool with affinity -> its load bound in per cent and its cells, `125 c-1-g1:16,c-2-g1:16`."""
+"""Backend of a pool with affinity -> its load bound in per cent, `e` if it goes by caches, and its cells,
+`125e c-1-g1:16,c-2-g1:16`."""
 PREFIX_BYTES = 2048
 """Of each of the first messages: about 500 tokens, what tells conversations apart."""
 MIN_LOAD_BOUND = 1.0
@@ -29,6 +30,10 @@ PEERS = "sticky"
 """The section by which a worker hands its stick table to its successor in a reload."""
 PEERS_SOCKET = "sticky.sock"
 _HAS_KEY = "{ var(txn.affinity) -m found }"
+TENANT_SCOPE = "tenant:"
+"""Before the tenant's name, which is empty where no key was needed."""
+BY_CACHE = "var(txn.cells),word(1,' ') -m end e"
+"""The request's pool goes by what cells have in their caches."""
 PICK_RULES = (
     f"stick-table type integer size {STICKY_ENTRIES} expire {STICKY_EXPIRES_S}s store gpt0 peers {PEERS}",
     f"http-request track-sc2 var(txn.affinity) if {_HAS_KEY}",
@@ -57,7 +62,52 @@ def cells_entry(pool: Pool, servers: Iterable[tuple[str, CellEndpoint]]) -> str:
     if not math.isfinite(bound) or bound < MIN_LOAD_BOUND:
         raise BadTable(f"load_bound of pool {pool.name} must be {MIN_LOAD_BOUND:g} or more, not {bound:g}")
     cells = ",".join(f"{name}:{cell.max_connections}" for name, cell in servers if not cell.drain)
-    return f"{round(100 * bound)} {cells}"
+    return f"{round(100 * bound)}{'e' if pool.by_cache else ''} {cells}"
+
+
+def prefix_rules_of_parser() -> list[str]:
+    """At a body parser, which has the whole body: the beginnings of its text, where they are of use."""
+    return [
+        f"acl wants_prefixes req.hdr({headers.PREFIXES}) -m found",
+        "http-request lua.name_prefixes if wants_prefixes",
+        f"http-request del-header {headers.PREFIXES}",
+        f"http-request set-header {headers.PREFIXES} %[var(txn.prefixes)] if {{ var(txn.prefixes) -m found }}",
+    ]
+
+
+def prefix_rules(*, has_body: bool) -> list[str]:
+    """Name the beginnings of the text of a request that `wants_prefixes`; `has_body`: else a body parser has."""
+    if has_body:
+        return [f"acl wants_prefixes {BY_CACHE}", "http-request lua.name_prefixes if wants_prefixes"]
+    named = f"{{ req.fhdr({headers.PREFIXES}) -m found }}"  # with its commas
+    return [
+        f"http-request set-var(txn.prefixes) req.fhdr({headers.PREFIXES}) if {named}",
+        f"http-request del-header {headers.PREFIXES}",
+    ]
+
+
+def scope_rules(*, has_adapters: bool, is_by_cache: bool, shares_caches: bool) -> list[str]:
+    """In the backend of a pool, before its cell is picked: whose prompts in the engine's cache a request may find, and,
+    where its beginnings are named, that an adapter's are its own."""
+    scope = "" if shares_caches else f"%[req.hdr({headers.TENANT})]"
+    return [
+        f"http-request del-header {headers.OF_CACHES} -m beg",
+        *([] if shares_caches else [f"http-request set-header {headers.CACHE_SCOPE} {TENANT_SCOPE}{scope}"]),
+        *([f"http-request set-var-fmt(txn.cache_scope) {_scope_format(scope, has_adapters)}"] if is_by_cache else ()),
+    ]
+
+
+def _scope_format(scope: str, has_adapters: bool) -> str:
+    return f"{TENANT_SCOPE}{scope}{'|%[var(txn.adapter)]' if has_adapters else ''}"
+
+
+def cell_rules() -> list[str]:
+    """In the backend of a pool that goes by caches, once the cell is picked: what the cell has to know."""
+    return [
+        f"http-request set-header {headers.PREFIXES} %[var(txn.scoped_prefixes)]"
+        " if { var(txn.scoped_prefixes) -m found }",
+        f"http-request set-header {headers.MATCHED} %[var(txn.matched)] if {{ var(txn.matched) -m found }}",
+    ]
 
 
 def key_rules() -> list[str]:

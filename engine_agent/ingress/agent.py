@@ -16,6 +16,7 @@ from engine_agent.ingress.application_tls import ApplicationTlsState
 from engine_agent.ingress.applications import Applications
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.body_parser_config import body_parser_structure_of, render_body_parser
+from engine_agent.ingress.cache_feed import CacheFeed, CellAddress
 from engine_agent.ingress.command_socket import CommandRefused, Unreachable
 from engine_agent.ingress.config import render, structure_of
 from engine_agent.ingress.desired import EMPTY_DESIRED, MODELS_MAP, DesiredHaproxy, ServerKey, desired_from
@@ -103,6 +104,9 @@ class IngressAgent:
         self._revision_in_force = 0
         self._refusal = ""
         self._bell = HeldBell(settings, self._hear_bell)
+        self.caches = CacheFeed(
+            settings.state_dir, settings.worker_account, identity.client_context if identity else None
+        )
         self._reported: IngressObserved | None = None
         self._reported_holding: frozenset[str] = frozenset()
         self._report_due_s = 0.0
@@ -129,6 +133,7 @@ class IngressAgent:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.access_log.carry())
             group.create_task(self._bell.listen())
+            group.create_task(self.caches.run())
             for parser in self.body_parsers:
                 group.create_task(self._supervise_parser(parser))
             group.create_task(self._supervise_serving(send))
@@ -164,6 +169,7 @@ class IngressAgent:
                 self._desired = replace(self._desired, applications=self._applications.in_force)
             if self._pending_table is not None and self._may_accept():
                 await self._accept(self._pending_table)
+            self.caches.follow(_cells_by_cache(self._desired or EMPTY_DESIRED))
             await self._pass(drain_ejected(self._desired, self._ejected) if self._desired else None)
             await self._count_keys()
             if (report := self._report()) is not None:
@@ -310,6 +316,16 @@ class IngressAgent:
             changes=change_counts(self.serving),
             telemetry=telemetry(self.serving.running, desired, self._key_counting.report(now_s)),
         )
+
+
+def _cells_by_cache(desired: DesiredHaproxy) -> dict[str, CellAddress]:
+    """The cells whose caches decide where requests go, by the names of their servers."""
+    backends = {pool.local for pool in desired.pools if pool.is_by_cache}
+    return {
+        server.name: CellAddress(server.address, server.port, server.tls_name)
+        for server in desired.servers
+        if server.backend in backends and server.cell and not server.drain
+    }
 
 
 def _differ_beyond_keys(before: DesiredHaproxy, after: DesiredHaproxy) -> bool:

@@ -181,9 +181,15 @@ def pool_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressS
             # Readers of JSON differ; the cell refuses a body that names another model to its reader than to ours.
             f"http-request set-header {headers.MODEL} %[var(txn.model),url_enc]",
             *(hold.arrival_rules(pool.local, pool.hold_s) if pool.hold_s else ()),
+            *affinity.scope_rules(
+                has_adapters=desired.features.adapters,
+                is_by_cache=pool.is_by_cache,
+                shares_caches=pool.shares_caches,
+            ),
             *(affinity.PICK_RULES if pool.has_affinity else ()),
             *adapters.cell_rules(desired.retry_after_s, has_adapters=desired.features.adapters),
             *([affinity.USE_PICKED_RULE] if pool.has_affinity or desired.features.adapters else ()),
+            *(affinity.cell_rules() if pool.is_by_cache else ()),
             *_no_cell_lines(desired),
             f"http-response set-header {headers.CELL} %[srv_name,regsub(-g[0-9]+$,)] if !{IS_NO_CELL}",
             f"http-response set-header {headers.REGION} {settings.region} if {IS_ANSWERED_HERE}",
@@ -321,6 +327,7 @@ def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings:
             if features.affinity or features.sticky_splits
             else ()
         ),
+        *([f"http-request set-header {headers.PREFIXES} wanted"] if features.by_cache else ()),
         f"http-request {f'set-header {headers.BODY} wanted' if features.hops else f'del-header {headers.BODY}'}",
         *([overflow.large_body_rule()] if features.hops else ()),
         *((keys.unparsed_body_scope_rule(), *keys.token_rules()) if features.keys else ()),

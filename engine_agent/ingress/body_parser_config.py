@@ -12,6 +12,7 @@ from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.ingress.sections import (
     PARSED_SOCKET,
     PARSER_SOCKET,
+    PROMPT_PREFIXES_LUA,
     UNANSWERED_STATUS,
     defaults_section,
     digest_of,
@@ -46,6 +47,7 @@ def _render(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParser
                 body_bytes=max_parsed_body_bytes(desired, tier),
                 max_connections=settings.max_connections,
                 threads=1,
+                extra_lines=[f"lua-load-per-thread {PROMPT_PREFIXES_LUA}"],
             ),
             defaults_section(desired, settings),
             section("frontend parser", _frontend(desired, settings)),
@@ -67,6 +69,7 @@ def _frontend(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         # digest are needed. The HAProxy that serves says so, not this file: the two never have to be of one table.
         f"acl wants_key req.hdr({headers.AFFINITY}) -m found",
         *affinity.key_rules(),
+        *affinity.prefix_rules_of_parser(),
         f"http-request del-header {headers.AFFINITY}",
         f"http-request set-header {headers.AFFINITY} %[var(txn.affinity)] if {{ var(txn.affinity) -m found }}",
         f"http-request set-header {headers.BODY} %[{hops.BODY_DIGEST}] if {{ req.hdr({headers.BODY}) -m found }}",

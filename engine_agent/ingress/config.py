@@ -31,11 +31,13 @@ from engine_agent.ingress.desired import DesiredHaproxy, Features
 from engine_agent.ingress.responses import ErrorResponse
 from engine_agent.ingress.sections import (
     ADAPTER_CELLS_LUA,
+    CACHE_INDEX_LUA,
     CELLS_UP_LUA,
     LIST_MODELS_LUA,
     MAX_HEAD_BYTES,
     PARSED_SOCKET,
     PICK_CELL_LUA,
+    PROMPT_PREFIXES_LUA,
     defaults_section,
     digest_of,
     global_section,
@@ -74,6 +76,8 @@ def _render(desired: DesiredHaproxy, settings: IngressSettings, structure: str) 
     extra_lines += hold.global_lines() if desired.features.holds else []
     if desired.features.affinity:
         extra_lines += [f"lua-load-per-thread {PICK_CELL_LUA}", f"localpeer {settings.ingress_id}"]
+    if desired.features.by_cache:
+        extra_lines += [f"lua-load-per-thread {name}" for name in (CACHE_INDEX_LUA, PROMPT_PREFIXES_LUA)]
     sections = [
         "# Written by the ingress agent; what is changed here is lost.",
         global_section(

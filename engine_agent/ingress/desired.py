@@ -98,6 +98,9 @@ class PoolBackends:
     probe_model: str
 
     has_affinity: bool = False
+    is_by_cache: bool = False
+    """Its requests go to the cell that has most of their text in its cache."""
+    shares_caches: bool = False
     hold_s: int = 0
     """For so long its requests wait for its first cell; 0: they do not."""
 
@@ -125,6 +128,7 @@ class Features:
     splits: bool = False
     sticky_splits: bool = False
     affinity: bool = False
+    by_cache: bool = False
     hops: bool = False
     """There are other regions: requests may leave, and may have come from one."""
     origins: bool = False
@@ -222,6 +226,7 @@ def _features(table: RoutingTable) -> Features:
         splits=bool(table.splits),
         sticky_splits=any(split.sticky for split in table.splits),
         affinity=any(pool.affinity for pool in table.pools),
+        by_cache=any(pool.affinity and pool.by_cache for pool in table.pools),
         hops=bool(table.hop_secrets),
         origins=any(key.origins for key in table.keys),
         adapters=any(pool.adapters for pool in table.pools),
@@ -271,7 +276,13 @@ def _backends(pool: Pool) -> PoolBackends:
     if hold_s > LONGEST_HOLD_S:
         raise BadTable(f"pool {pool.name} holds requests for {hold_s} s; the most is {LONGEST_HOLD_S}")
     return PoolBackends(
-        pool.name, serving_class, min(pool.models), has_affinity=pool.affinity is not None, hold_s=hold_s
+        pool.name,
+        serving_class,
+        min(pool.models),
+        has_affinity=pool.affinity is not None,
+        is_by_cache=pool.affinity is not None and pool.by_cache,
+        shares_caches=pool.shares_caches,
+        hold_s=hold_s,
     )
 
 

@@ -205,6 +205,7 @@ def pool_rules(features: Features, *, has_body: bool) -> list[str]:
         *([CELLS_RULE, "acl wants_key var(txn.cells) -m found"] if features.affinity else ()),
         *([f"acl wants_key var(txn.pool) -m beg {splits.STICKY}"] if features.sticky_splits else ()),
         *(affinity.key_rules() if has_body and (features.affinity or features.sticky_splits) else ()),
+        *(affinity.prefix_rules(has_body=has_body) if features.by_cache else ()),
         # A short request that was sent once more brings the key that was made of both.
         *(adapters.affinity_rules("!is_short" if features.hops and not has_body else "") if mixes_adapter else ()),
     ]

@@ -61,6 +61,16 @@ SESSION: Final = "X-Session-Id"
 AFFINITY: Final = "X-Switchyard-Affinity"
 """On a request to a body parser: its affinity key is of use. On one that a body parser sends back: the hash of that
 key."""
+OF_CACHES: Final = "X-Switchyard-Cache-"
+"""How the names of those begin that are about caches; an application's own are removed."""
+PREFIXES: Final = "X-Switchyard-Cache-Prefixes"
+"""On a request to a cell: hashes of the beginnings of its text (`prompt_prefixes.lua`), by which the cell learns what
+its engine's blocks are of. On a request to a body parser: they are of use. On one that a body parser sends back: they,
+not of any tenant yet."""
+MATCHED: Final = "X-Switchyard-Cache-Matched"
+"""On a request to a cell: how many bytes of its text that cell is to have in its cache."""
+CACHE_SCOPE: Final = "X-Switchyard-Cache-Scope"
+"""On a request to a cell: whose prompts in the engine's cache it may find; those of nobody else."""
 DEADLINE: Final = "X-Switchyard-Deadline-Ms"
 """On a request: within how many milliseconds it is of use."""
 ARRIVED: Final = "X-Switchyard-Arrived-Ms"

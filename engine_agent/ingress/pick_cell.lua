@@ -1,16 +1,21 @@
--- Finds the cell of a request's key: the one that served it last, while that is not overloaded; else the least loaded
--- that has room, which is its sticky cell from then on. It notes a name, or none; HAProxy then goes there, or to the cell with
--- the fewest requests, or queues for all of them.
+-- Finds the cell of a request: where cells say what they have in their caches, the one that has most of its text, if it is
+-- not overloaded. Else, and where that is not worth it, the one that served its key last, while that is not overloaded;
+-- else the least loaded that has room. Its cell is the sticky cell of its key from then on. It notes a name, or none; HAProxy
+-- then goes there, or to the cell with the fewest requests, or queues for all of them.
 --
 -- Overloaded is full, or above `load_bound` times the mean; but a cell that is lightly loaded keeps its keys whatever the
 -- others do, because a bound on the mean forbids a second request at a cell while the pool is nearly idle.
 --
 -- In: txn.cells, the value of the pool's entry in cells.map; the request, tracked as sc2 by its key, with its sticky cell
--- as gpt0. Out: txn.cell_server, the name of a server, and txn.sticky_cell, the number that stands for it in the table; or nothing.
+-- as gpt0; txn.prefixes, if the pool goes by caches; txn.cache_scope, what else tells its blocks from others'.
+-- Out: txn.cell_server, the name of a server, and txn.sticky_cell, the number that stands for it in the table; or nothing.
+-- txn.scoped_prefixes and txn.matched, for the cell: the beginnings in its scope, and how many bytes that cell is to have.
 
 local LIGHT_SHARE = 0.25 -- of what a cell runs at once: up to here it is not overloaded
 
 local STATUS_AGE_S = 0.1
+local WORTH_BYTES = 2048 -- a cell must have so much more than another: a few hundred tokens are read in no time
+local MASK = 0xffffffffffff
 
 local pools = {} -- backend -> its cells, read anew when the text changes
 local turn = 0   -- so that equally loaded cells get new keys in turn
@@ -23,7 +28,7 @@ local function number_of(name)
 end
 
 local function read(text)
-    local bound, cells = text:match("^(%d+) (.*)$")
+    local bound, cells = text:match("^(%d+)e? (.*)$")
     local pool = { text = text, bound = tonumber(bound) / 100, cells = {}, by_number = {} }
     for name, limit in cells:gmatch("([^,:]+):(%d+)") do
         local cell = { name = name, limit = tonumber(limit), number = number_of(name) }
@@ -62,6 +67,50 @@ local function least_loaded(txn, backend, pool)
     return best
 end
 
+-- The share of a cell that is in use, or nothing if it can take no request, or should not by the load of the others.
+local function bounded_load(txn, backend, pool, cell)
+    local load = load_of(txn, backend, cell)
+    if load and load >= LIGHT_SHARE then
+        -- be_conn counts this request, too; nbsrv is not 0, because this cell is up.
+        local mean_bound = math.ceil(pool.bound * txn.f:be_conn(backend) / txn.f:nbsrv(backend))
+        if load * cell.limit >= mean_bound then return end
+    end
+    return load
+end
+
+-- The beginnings of the request's text in its scope, as numbers, and where each ends; noted for the cell, too.
+local function scoped_prefixes(txn)
+    local bytes, ends, hashes = (txn:get_var("txn.prefixes") or ""):match("^(%d+):([%d,]+):(%x+)$")
+    if not bytes then return end
+    local scope = txn.c:xxh64(txn:get_var("txn.cache_scope") or "", 0) & MASK
+    local numbers, places, texts = {}, {}, {}
+    for digits in hashes:gmatch(("%x"):rep(12)) do
+        local number = tonumber(digits, 16) ~ scope
+        numbers[#numbers + 1] = number
+        texts[#texts + 1] = string.format("%012x", number)
+    end
+    for place in ends:gmatch("%d+") do places[#places + 1] = tonumber(place) end
+    txn:set_var("txn.scoped_prefixes", bytes .. ":" .. ends .. ":" .. table.concat(texts))
+    return numbers, places
+end
+
+-- The cell that has most of the text, if that is worth it, and how many bytes; `sticky` is the key's cell, if it may be used.
+local function by_cache(txn, backend, pool, sticky, numbers, places)
+    local best, most, least, known = nil, -1, math.huge, nil
+    for at = 1, #pool.cells do
+        local cell = pool.cells[at]
+        local depth = cache_index.depth(cell.name, numbers)
+        local load = depth and bounded_load(txn, backend, pool, cell)
+        if load then
+            local has = places[depth] or 0
+            if cell == sticky then known = has end
+            if has > most or (has == most and load < least) then best, most, least = cell, has, load end
+        end
+    end
+    if sticky and (not known or most - known < WORTH_BYTES) then return sticky, known end
+    if most >= WORTH_BYTES then return best, most end
+end
+
 local function pick_cell(txn)
     local backend, text = txn:get_var("txn.pool"), txn:get_var("txn.cells")
     if not text then return end
@@ -71,13 +120,19 @@ local function pick_cell(txn)
         pools[backend] = pool
     end
     local cell = pool.by_number[txn.f:sc_get_gpt0(2)]
-    local load = cell and load_of(txn, backend, cell)
-    if load and load >= LIGHT_SHARE then
-        -- be_conn counts this request, too; nbsrv is not 0, because this cell is up.
-        local mean_bound = math.ceil(pool.bound * txn.f:be_conn(backend) / txn.f:nbsrv(backend))
-        if load * cell.limit >= mean_bound then load = nil end
+    if not (cell and bounded_load(txn, backend, pool, cell)) then cell = nil end
+    local numbers, places = scoped_prefixes(txn)
+    if numbers and cache_index.is_fresh() then
+        local found, bytes = by_cache(txn, backend, pool, cell, numbers, places)
+        cell = found or cell
+        if not cell then
+            cell = least_loaded(txn, backend, pool)
+            local depth = cell and cache_index.depth(cell.name, numbers)
+            bytes = depth and (places[depth] or 0)
+        end
+        if bytes then txn:set_var("txn.matched", bytes) end
     end
-    if not load then cell = least_loaded(txn, backend, pool) end
+    cell = cell or least_loaded(txn, backend, pool)
     if cell then
         txn:set_var("txn.cell_server", cell.name)
         txn:set_var("txn.sticky_cell", cell.number)

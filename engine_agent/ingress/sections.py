@@ -20,12 +20,16 @@ REFUSE_LUA = "refuse.lua"
 """Loaded with the names of the refusals that it is to give."""
 LUA_FILES = ("read_body.lua", "limits.lua")
 PICK_CELL_LUA, CELLS_UP_LUA = "pick_cell.lua", "cells_up.lua"
+CACHE_INDEX_LUA, PROMPT_PREFIXES_LUA = "cache_index.lua", "prompt_prefixes.lua"
 """Every thread has these for itself, because most requests may come to them."""
 ADAPTER_CELLS_LUA = "adapter_cells.lua"
 """As these, while there are adapters."""
 LIST_MODELS_LUA = "list_models.lua"
 HOLD_LUA = "hold.lua"
-SCRIPTS = (*LUA_FILES, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA, ADAPTER_CELLS_LUA, LIST_MODELS_LUA, HOLD_LUA)
+SCRIPTS = (
+    *(*LUA_FILES, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA, ADAPTER_CELLS_LUA, LIST_MODELS_LUA, HOLD_LUA),
+    *(CACHE_INDEX_LUA, PROMPT_PREFIXES_LUA),
+)
 """The files that lie beside a configuration."""
 NO_CELL_SOCKET = "no-cell.sock"
 """Behind it a frontend answers for pools without a cell."""

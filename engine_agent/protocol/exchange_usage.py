@@ -7,6 +7,8 @@ import msgspec
 
 EXCHANGE_HEADER: Final = b"x-switchyard-exchange"
 """On a request to the engine: the name under which it notes what it computes for it."""
+CACHE_SCOPE_HEADER: Final = b"x-switchyard-cache-scope"
+"""On a request to the engine, from the ingress: whose prompts in the cache it may find, and be found by."""
 PROMPT_TOKENS_HEADER: Final = b"x-switchyard-prompt-tokens"
 """On an answer: how many tokens its prompts have, known before the first of them is sent."""
 USAGE_PATH: Final = "/switchyard/usage"

@@ -184,7 +184,9 @@ class Pool(Struct, frozen=True, omit_defaults=True):
     is empty while no region can serve. `affinity` None: each request goes to the cell with the fewest.
     `max_model_len`: the most tokens of a request with its answer, `created_at`: since when what it serves exists, in
     seconds since 1970; 0: not known. Both are what applications read in the list of models. `adapters` are served
-    beside `models`. `hold` None: without a cell requests are refused.
+    beside `models`. `hold` None: without a cell requests are refused. `by_cache`: of cells that may be chosen by their
+    affinity, the one that has most of a request's text in its cache comes first. `shares_caches`: tenants may find each
+    other's prompts in the caches of its cells; else each tenant finds its own only.
     """
 
     name: str
@@ -198,6 +200,8 @@ class Pool(Struct, frozen=True, omit_defaults=True):
     created_at: Count = 0
     adapters: tuple[PoolAdapter, ...] = ()
     hold: Hold | None = None
+    by_cache: bool = False
+    shares_caches: bool = False
 
 
 class Split(Struct, frozen=True):

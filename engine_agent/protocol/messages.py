@@ -179,6 +179,26 @@ class BatchLoad(Struct, frozen=True, omit_defaults=True):
     recent_itl_ms: float | None = None
 
 
+class CacheLoad(Struct, frozen=True, omit_defaults=True):
+    """What a cell's engine says of its prefix cache, and how well that was used. `is_known` False: it does not say.
+
+    `blocks` of `block_tokens` tokens are there; `prefixes` of requests are listed for ingresses. Of requests that an
+    ingress sent here by that list, `asked_tokens_total` are those of their prompts, `predicted_tokens_total` those that
+    were to be found, and `found_tokens_total` those that the engine found. `other_found_tokens_total` were found for
+    `other_tokens_total` of requests that came by any other rule.
+    """
+
+    is_known: bool = False
+    blocks: int = 0
+    block_tokens: int = 0
+    prefixes: int = 0
+    asked_tokens_total: int = 0
+    predicted_tokens_total: int = 0
+    found_tokens_total: int = 0
+    other_tokens_total: int = 0
+    other_found_tokens_total: int = 0
+
+
 class TenantLoad(Struct, frozen=True):
     """One tenant's part of a cell's load, as proxies of the release before report it."""
 
@@ -274,7 +294,7 @@ class Load(Struct, frozen=True):
     `engine_agent.protocol.buckets` to the number of samples in it, without the empty ones. `classes` and `usage`
     have only those that sent something. `tenants` comes from agents of the release before, which have no `usage`.
     `token_check` None: the engine has no counters of tokens, or was never idle yet. `work` None: it counts no steps.
-    `batch` None: an agent of the release before. `handovers` None: the cell is `mixed`.
+    `batch` and `cache` None: an agent of the release before. `handovers` None: the cell is `mixed`.
     """
 
     in_flight: int = 0
@@ -295,6 +315,7 @@ class Load(Struct, frozen=True):
     work: CellWork | None = None
     batch: BatchLoad | None = None
     handovers: HandoverLoad | None = None
+    cache: CacheLoad | None = None
 
 
 class Accelerator(Struct, frozen=True):

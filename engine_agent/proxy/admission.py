@@ -16,6 +16,7 @@ from engine_agent.protocol.messages import OTHER_TENANTS
 from engine_agent.protocol.states import Phase, ServingClass
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.refusal import Refusal
+from engine_agent.proxy.request_prefixes import MATCHED_HEADER, PREFIXES_HEADER, RequestPrefixes, read_prefixes
 from engine_agent.proxy.wire import Headers
 
 CLASS_HEADER = b"x-switchyard-class"
@@ -32,6 +33,7 @@ _KEY = re.compile(rb"[0-9a-f]{4,16}")
 """As `engine_agent.ingress.key_map` admits prefixes."""
 _MILLISECONDS = re.compile(rb"-?\d{1,10}")
 """Up to 115 days; a longer bound is none."""
+_BYTES = re.compile(rb"[0-9]{1,9}")
 _UNIX_MS = re.compile(rb"\d{13}")
 OVERLOAD_FACTOR = 2.0
 """Several ingresses share a cell and each holds about 1.25 x its share: twice the limit is only passed by a fault. What
@@ -55,7 +57,9 @@ class RequestMetadata:
 
     `is_routed`: an ingress chose this deployment for the model's name, which the engine need not know. `routed_by`:
     that name, as the ingress read it in the body; None: it did not say. `server`: the start of a cell that the ingress
-    chose; empty: it did not say. `adapter`: the adapter that this name is; empty: it is the model's.
+    chose; empty: it did not say. `adapter`: the adapter that this name is; empty: it is the model's. `prefixes`: how
+    the ingress names the beginnings of its text, None: it does not; `matched_bytes` of it the ingress took to be in
+    this cell's cache, None: it chose without.
     """
 
     serving_class: ServingClass = ServingClass.REALTIME
@@ -66,6 +70,8 @@ class RequestMetadata:
     server: str = ""
     key: str = ""
     adapter: str = ""
+    prefixes: RequestPrefixes | None = None
+    matched_bytes: int | None = None
 
 
 class BadHeader(ValueError):
@@ -86,6 +92,7 @@ def read_metadata(headers: Headers, now: float) -> RequestMetadata:
     """
     serving_class, tenant, time_left_s, is_routed = ServingClass.REALTIME, "", None, False
     waited_s, routed_by, server, key, adapter = 0.0, None, "", "", ""
+    prefixes, matched_bytes = None, None
     for name, value in headers:
         if name == CLASS_HEADER:
             serving_class = _serving_class(value)
@@ -103,10 +110,16 @@ def read_metadata(headers: Headers, now: float) -> RequestMetadata:
             adapter = unquote(value.decode("latin-1"))
         elif name == SERVER_HEADER:
             server = value.decode("latin-1")
+        elif name == PREFIXES_HEADER:
+            prefixes = read_prefixes(value)
+        elif name == MATCHED_HEADER and _BYTES.fullmatch(value):
+            matched_bytes = int(value)
         elif name == ARRIVED_HEADER and _UNIX_MS.fullmatch(value):
             waited_s = max(0.0, now - int(value) / 1000)
     left_s = None if time_left_s is None else time_left_s - waited_s
-    return RequestMetadata(serving_class, tenant, left_s, is_routed, routed_by, server, key, adapter)
+    return RequestMetadata(
+        serving_class, tenant, left_s, is_routed, routed_by, server, key, adapter, prefixes, matched_bytes
+    )
 
 
 def _serving_class(value: bytes) -> ServingClass:

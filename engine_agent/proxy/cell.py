@@ -19,6 +19,7 @@ from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import RequestMetadata
 from engine_agent.proxy.batch_queue import BatchQueue
 from engine_agent.proxy.batch_window import STEER_EVERY_S
+from engine_agent.proxy.cell_cache import CellCache
 from engine_agent.proxy.handovers import Handovers
 from engine_agent.proxy.health import HealthJudge
 from engine_agent.proxy.log import LineLog
@@ -93,6 +94,7 @@ class Cell:
             idle_s=limits.engine_idle_s,
             on_lost=self._connection_lost,
         )
+        self.cache = CellCache(self.pool)
 
     def refusal(self, metadata: RequestMetadata) -> Refusal | None:
         """Why one more request on these terms is not taken now."""
@@ -149,6 +151,7 @@ class Cell:
             work=self.work,
             batch=self.batch.load(),
             handovers=self.handovers.load(now),
+            cache=self.cache.load(),
         )
         health, state = self.judge.health(now), self._state_name()
         return ProxyStatus(health, load, self.phase, in_flight, state, self.handovers.pairs.name)

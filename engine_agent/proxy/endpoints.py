@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 
+from engine_agent.protocol.cache_events import PREFIXES_PATH
 from engine_agent.protocol.pairs import Pairs
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy import refusal as refusals
@@ -86,6 +87,28 @@ class HeldStatus(LocalExchange):
         super().feed(b"", complete=True)
 
 
+class HeldPrefixes(LocalExchange):
+    """What changed of the prefixes that the cell has, once something did."""
+
+    def __init__(self, cell: Cell, head: RequestHead, client: ClientConnection) -> None:
+        super().__init__(head, client, lambda _head, _body: cell.cache.answer(self._query))
+        self._cache = cell.cache
+        self._query = head.target.partition(b"?")[2].decode("latin-1")
+        self._holding: asyncio.Task[None] | None = None
+
+    def feed(self, data: bytes, *, complete: bool) -> None:
+        if complete:
+            self._holding = asyncio.get_running_loop().create_task(self._answer())
+
+    def client_gone(self) -> None:
+        if self._holding is not None:
+            self._holding.cancel()
+
+    async def _answer(self) -> None:
+        await self._cache.hold(self._query)
+        super().feed(b"", complete=True)
+
+
 # --- the public port ---
 
 
@@ -95,6 +118,8 @@ def respond_public(cell: Cell, head: RequestHead, client: ClientConnection) -> R
         return PrefillExchange(cell, head, client)
     if head.method in _ENGINE_METHODS.get(head.path, ()):
         return Exchange(cell, head, client)
+    if (head.method, head.path) == (b"GET", PREFIXES_PATH.encode()):
+        return HeldPrefixes(cell, head, client)
     return LocalExchange(head, client, partial(_handle_public, cell))
 
 

@@ -216,6 +216,7 @@ class Exchange:
     def _send_on(self, connection: EngineConnection) -> None:
         self._connection = connection
         self._head.exchange = self._cell.next_exchange()
+        self._cell.cache.begin(self._head.exchange, self._record.metadata.prefixes)
         connection.receiver = self
         self._client.hold_upload(False)
         connection.write(self._upload.opening(self._cell.pool.host_header))

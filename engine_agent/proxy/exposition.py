@@ -36,6 +36,11 @@ def exposition(cell: Cell) -> str:
     lines += _single("batch_waiting", "gauge", "Batch requests that wait in the cell.", labels, batch.waiting)
     lines += _single("batch_window", "gauge", "Batch requests that may be in the engine.", labels, batch.window)
     lines += _handovers(labels, cell)
+    cache = cell.cache.load()
+    lines += _single("cache_blocks", "gauge", "Blocks in the engine's prefix cache.", labels, cache.blocks)
+    lines += _single("cache_prefixes", "gauge", "Beginnings of requests listed for ingresses.", labels, cache.prefixes)
+    for total, text in _CACHE_TOTALS.items():
+        lines += _single(f"cache_{total}", "counter", text, labels, getattr(cache, total))
     lines += [*_family("itl_seconds", "histogram", "Time between tokens of streams.")]
     lines += _histogram("itl_seconds", labels, meter.itl)
     lines += _loads("class", labels, {name: each.load(0.0) for name, each in meter.classes.items()}, _CLASS_FIELDS)
@@ -67,6 +72,13 @@ def _handovers(labels: Mapping[str, str], cell: Cell) -> Iterable[str]:
         yield from _histogram(name, labels, histogram)
 
 
+_CACHE_TOTALS = {
+    "asked_tokens_total": "Prompt tokens of requests that were sent here by what is in the cache.",
+    "predicted_tokens_total": "Of those, what was to be found.",
+    "found_tokens_total": "Of those, what the engine found.",
+    "other_tokens_total": "Prompt tokens of other requests.",
+    "other_found_tokens_total": "Of those, what the engine found.",
+}
 _CLASS_FIELDS = ("in_flight", "prompt_tokens_total", "completion_tokens_total", "errors_total")
 _TENANT_FIELDS = (
     "in_flight",

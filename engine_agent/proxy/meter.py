@@ -4,7 +4,15 @@ tokens. It measures requests of clients; of probes it knows only what they used.
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from engine_agent.protocol.messages import BatchLoad, CellWork, ClassLoad, HandoverLoad, Load, TokenCheck
+from engine_agent.protocol.messages import (
+    BatchLoad,
+    CacheLoad,
+    CellWork,
+    ClassLoad,
+    HandoverLoad,
+    Load,
+    TokenCheck,
+)
 from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy.admission import RequestMetadata
 from engine_agent.proxy.batch_window import MIN_ITLS, MIN_TTFTS, STEER_EVERY_S, RealtimeLatency
@@ -237,6 +245,7 @@ class Meter:
         work: CellWork | None = None,
         batch: BatchLoad | None = None,
         handovers: HandoverLoad | None = None,
+        cache: CacheLoad | None = None,
     ) -> Load:
         """The protocol's view: `queued` is what exceeds the number of requests that the cell runs at once."""
         covered_s = min(WINDOW_S, max(1.0, now - self._started_at))
@@ -258,6 +267,7 @@ class Meter:
             work=work,
             batch=batch,
             handovers=handovers,
+            cache=cache,
         )
 
 

@@ -90,6 +90,8 @@ class RequestRecord:
         """A piece of the answer passes; `complete` with the last."""
         if self._response is None:
             self._response = response
+            if (prompt := self._prompt_from_head()) is not None:
+                self._cell.cache.count(self._head.exchange, prompt)
             self._tokens = TokenCount(self._counting, streaming=response.is_stream and response.status < 400)
         events = self._tokens.add(body, complete=complete)
         if not events:
@@ -174,6 +176,8 @@ class RequestRecord:
         if self.cached_elsewhere is not None:  # its engine counts all that was read elsewhere as cached
             usage = replace(usage, cached=min(usage.cached, self.cached_elsewhere))
         counted = self._cell.meter.settled(self.metadata, row, usage, body_bytes=self._upload.size_bytes)
+        if not usage.estimated:
+            self._cell.cache.settle(self._head.exchange, self.metadata, usage.prompt, usage.cached)
         self._write(ending, counted)
 
     def _write(self, ending: "Ending", usage: Usage) -> None:

@@ -70,6 +70,7 @@ class ProxyServer:
             *(asyncio.create_task(self._prober.run()), asyncio.create_task(self._sweep())),
             asyncio.create_task(TokenChecker(self.cell).run()),
             asyncio.create_task(WorkReader(self.cell).run()),
+            asyncio.create_task(self.cell.cache.reader.run()),
             *((asyncio.create_task(spans.run()),) if spans else ()),
             *((asyncio.create_task(self._peers.cut_revoked(self._clients)),) if self._peers else ()),
         )

@@ -28,6 +28,8 @@ _HOP_BY_HOP = frozenset(
 _FOR_THE_CELL = {
     b"x-switchyard-adapter",
     b"x-switchyard-arrived-ms",
+    b"x-switchyard-cache-matched",
+    b"x-switchyard-cache-prefixes",
     b"x-switchyard-class",
     b"x-switchyard-deadline-ms",
     b"x-switchyard-deployment",

@@ -3,6 +3,8 @@ asks its processes several times a second. It follows no redirect; the agent nee
 double its memory."""
 
 import asyncio
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
@@ -32,9 +34,11 @@ class _Connection:
 
 
 class HttpClient:
-    """Keeps one idle connection to each address that answered. Requests to one address may run side by side."""
+    """Keeps one idle connection to each address that answered. Requests to one address may run side by side. `context`:
+    for `https`, whose other side must have a certificate for `server_name`."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: Callable[[], ssl.SSLContext] | None = None, server_name: str = "") -> None:
+        self._context, self._server_name = context, server_name
         self._idle: dict[str, _Connection] = {}
 
     async def request(self, method: str, url: str, *, timeout_s: float, body: bytes = b"") -> HttpResponse:
@@ -69,7 +73,9 @@ class HttpClient:
                 return await self._exchange(kept, method, url, body)
             except _NothingCame:
                 pass
-        connection = _Connection(*await asyncio.open_connection(url.hostname, url.port or 80))
+        tls, name = (self._context(), self._server_name) if self._context else (None, None)
+        streams = await asyncio.open_connection(url.hostname, url.port or 80, ssl=tls, server_hostname=name)
+        connection = _Connection(*streams)
         return await self._exchange(connection, method, url, body)
 
     async def _exchange(self, connection: _Connection, method: str, url: SplitResult, body: bytes) -> HttpResponse:

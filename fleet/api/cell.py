@@ -65,6 +65,21 @@ class BatchLoadSerializer(serializers.Serializer[Any]):
     recent_itl_ms = serializers.FloatField(allow_null=True)
 
 
+class CacheLoadSerializer(serializers.Serializer[Any]):
+    """What a cell's engine says of its prefix cache, and how well requests are sent by it. Totals are in tokens of
+    prompts, since the cell's proxy started."""
+
+    is_known = serializers.BooleanField(help_text="The engine says what it has; else requests go by sticky cells.")
+    blocks = serializers.IntegerField(help_text="That the engine has.")
+    block_tokens = serializers.IntegerField(help_text="In each.")
+    prefixes = serializers.IntegerField(help_text="Beginnings of requests that ingresses know to be here.")
+    asked_tokens_total = serializers.IntegerField(help_text="Of requests that were sent here by this list.")
+    predicted_tokens_total = serializers.IntegerField(help_text="Of those, what was to be found here.")
+    found_tokens_total = serializers.IntegerField(help_text="Of those, what the engine found.")
+    other_tokens_total = serializers.IntegerField(help_text="Of requests that came by another rule.")
+    other_found_tokens_total = serializers.IntegerField(help_text="Of those, what the engine found.")
+
+
 class LoadSerializer(serializers.Serializer[CellLoad]):
     """Rates and percentiles cover the last 30 s."""
 
@@ -76,6 +91,7 @@ class LoadSerializer(serializers.Serializer[CellLoad]):
     itl_p50_ms = serializers.FloatField(allow_null=True, help_text="Between tokens; null without samples.")
     itl_p99_ms = serializers.FloatField(allow_null=True)
     batch = BatchLoadSerializer(allow_null=True, help_text="Batch requests; null: no report, or of an older agent.")
+    cache = CacheLoadSerializer(allow_null=True, help_text="Its prefix cache; null: no report, or of an older agent.")
     reported_at = serializers.DateTimeField(
         allow_null=True, help_text="When the leader's agent reported it; null: no report of this generation yet."
     )
@@ -145,8 +161,9 @@ class CellSerializer(serializers.ModelSerializer[Cell]):
     @extend_schema_field(LoadSerializer)
     def get_load(self, cell: Cell) -> dict[str, Any]:
         load = cell_load(cell)  # plain values: a serializer for each of a hundred cells costs more than the query
-        batch = None if load.batch is None else structs.asdict(load.batch)
-        return {field.name: getattr(load, field.name) for field in fields(load)} | {"batch": batch}
+        parts = {"batch": load.batch, "cache": load.cache}
+        plain = {name: None if part is None else structs.asdict(part) for name, part in parts.items()}
+        return {field.name: getattr(load, field.name) for field in fields(load)} | plain
 
 
 class CellFilter(EndedHidden):

@@ -21,6 +21,17 @@ LOAD: dict[str, Any] = {
         "recent_ttft_ms": 181.0,
         "recent_itl_ms": 65.0,
     },
+    "cache": {
+        "is_known": True,
+        "blocks": 18_204,
+        "block_tokens": 16,
+        "prefixes": 2_911,
+        "asked_tokens_total": 48_211_904,
+        "predicted_tokens_total": 16_902_331,
+        "found_tokens_total": 17_120_288,
+        "other_tokens_total": 3_110_020,
+        "other_found_tokens_total": 201_344,
+    },
     "reported_at": "2026-11-21T12:00:01Z",
 }
 
@@ -72,6 +83,7 @@ CELL_THAT_CANNOT_FORM: dict[str, Any] = {
         "itl_p50_ms": None,
         "itl_p99_ms": None,
         "batch": None,
+        "cache": None,
         "reported_at": None,
     },
 }

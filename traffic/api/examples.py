@@ -264,6 +264,8 @@ POLICY: dict[str, Any] = {
     "utilisation_cap": 0.8,
     "tested_concurrency": None,
     "load_bound": 1.25,
+    "routing": "exact",
+    "shared_caches": False,
     "split": {"sim-70b": 95, "sim-70b-next": 5},
     "split_sticky": True,
     "revision": 3,

@@ -44,6 +44,13 @@ class TrafficPolicySerializer(serializers.Serializer[Deployment]):
         allow_null=True,
         help_text="Requests of one prefix keep to a cell with at most this many times the mean load; null: no.",
     )
+    routing = serializers.ChoiceField(
+        ["sticky", "exact"],
+        help_text="With a load_bound: the cell that served a prefix last, or the one that has most of it in its cache.",
+    )
+    shared_caches = serializers.BooleanField(
+        help_text="Whether tenants may find each other's prompts in a cell's cache, and so can measure them."
+    )
     split = serializers.DictField(
         child=serializers.IntegerField(),
         help_text="Deployment -> weight by which it answers to this one's model names; empty: this one alone.",
@@ -79,6 +86,8 @@ class TrafficPolicyChangeSerializer(StrictSerializer):
     utilisation_cap = serializers.FloatField(required=False)
     tested_concurrency = serializers.IntegerField(required=False, allow_null=True)
     load_bound = serializers.FloatField(required=False, allow_null=True)
+    routing = serializers.ChoiceField(["sticky", "exact"], required=False)
+    shared_caches = serializers.BooleanField(required=False)
     split = serializers.DictField(child=serializers.IntegerField(), required=False)
     split_sticky = serializers.BooleanField(required=False)
 

@@ -138,7 +138,14 @@ def _kept(pool: Pool, before: Pool | None) -> Pool:
     if before is None:
         home = {region: 1.0 for region in pool.fractions if region not in {target.region for target in pool.spill}}
         return msgspec.structs.replace(pool, spill=(), fractions=home)
-    return msgspec.structs.replace(pool, spill=before.spill, fractions=before.fractions, affinity=before.affinity)
+    return msgspec.structs.replace(
+        pool,
+        spill=before.spill,
+        fractions=before.fractions,
+        affinity=before.affinity,
+        by_cache=before.by_cache,
+        shares_caches=before.shares_caches,
+    )
 
 
 def resolve_model_names(deployments: Iterable[ServedDeployment]) -> list[ServedDeployment]:
@@ -230,6 +237,8 @@ def _pool(
         max_model_len=deployment.max_model_len,
         created_at=deployment.created_at,
         adapters=tuple(_pool_adapters(deployment, region, by_pool)),
+        by_cache=steering.policy.load_bound is not None and steering.policy.routing == "exact",
+        shares_caches=steering.policy.shared_caches,
     )
 
 
@@ -291,13 +300,21 @@ def _pool_changes(name: str, old: Pool | None, new: Pool | None) -> list[str]:
     if old is None or old.fractions != new.fractions:
         shares = ", ".join(f"{region} {share:.0%}" for region, share in new.fractions.items()) or "no region can serve"
         parts.append(f"{name} -> {shares}")
-    if (old.affinity if old else None) != new.affinity:
-        parts.append(f"{name} {'keeps prefixes together' if new.affinity else 'goes by fewest requests alone'}")
+    if ((old.affinity, old.by_cache) if old else (None, False)) != (new.affinity, new.by_cache):
+        parts.append(f"{name} {_affinity_text(new)}")
+    if old is not None and old.shares_caches != new.shares_caches:
+        parts.append(f"{name}: tenants {'share' if new.shares_caches else 'do not share'} its caches")
     if (old.hold if old else None) != new.hold:
         parts.append(f"{name} {_hold_text(new.hold)}")
     if old is not None and (old.max_model_len, old.created_at) != (new.max_model_len, new.created_at):
         parts.append(f"{name} is listed with {new.max_model_len} tokens")
     return [*parts, *_adapter_changes(old.adapters if old else (), new.adapters)]
+
+
+def _affinity_text(pool: Pool) -> str:
+    if pool.affinity is None:
+        return "goes by fewest requests alone"
+    return "goes by what cells have in their caches" if pool.by_cache else "keeps prefixes together"
 
 
 def _hold_text(hold: Hold | None) -> str:

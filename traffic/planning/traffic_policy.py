@@ -3,7 +3,7 @@ may be. Pure data with its rules; text and numbers from outside come in through 
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +24,9 @@ Price = Annotated[float, Meta(ge=0.01, le=100)]
 Weight = Annotated[int, Meta(ge=0, le=MAX_WEIGHT)]
 
 
+EXACT_NEEDS_BOUND = "exact needs a load_bound, so that no cell attracts too much; 1.25 is usual"
+
+
 class InvalidTrafficPolicy(InvalidField):
     """A policy that breaks a rule."""
 
@@ -36,8 +39,11 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
     `cost_utilisation`, requests go there from a dearer one, if it is at most `cost_latency_ms` away.
     `tested_concurrency` is how many requests at once a cell was tested for; None: its version's `max_concurrency`.
     `load_bound`: requests that share a prefix keep to one cell, while it has at most so many times the mean load; None:
-    each goes to the cell with the fewest. `split` maps deployments to the weights by which they answer to this one's
-    model names (empty: this one alone), and `split_sticky` keeps a conversation with the one that it began with.
+    each goes to the cell with the fewest. `routing` says which cell: `sticky`, the one that served that prefix last,
+    or `exact`, the one that says that it has most of it in its cache. `shared_caches`: tenants may find each other's
+    prompts in a cell's cache, and so can measure them. `split` maps deployments to the weights by which they answer to
+    this one's model names (empty: this one alone), and `split_sticky` keeps a conversation with the one that it began
+    with.
     """
 
     residency: Mapping[str, Regions] = {}
@@ -47,6 +53,8 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
     utilisation_cap: Annotated[float, Meta(ge=0.05, le=MOST_UTILISED)] = MOST_UTILISED
     tested_concurrency: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     load_bound: Annotated[float, Meta(ge=1, le=10)] | None = None
+    routing: Literal["sticky", "exact"] = "sticky"
+    shared_caches: bool = False
     split: Mapping[str, Weight] = {}
     split_sticky: bool = True
 
@@ -70,6 +78,8 @@ def parse_traffic_policy(
     """
     try:
         policy = struct_changed(base or TrafficPolicy(), stated, path="policy")
+        if policy.routing == "exact" and policy.load_bound is None:
+            raise InvalidTrafficPolicy("routing", EXACT_NEEDS_BOUND)
         if regions is not None:
             _check_regions(policy, stated, frozenset(regions))
     except InvalidField as error:

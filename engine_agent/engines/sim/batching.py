@@ -16,6 +16,9 @@ from dataclasses import dataclass, field, replace
 from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, batch_prompt_room, is_batch
 from engine_agent.engines.sim.prefix_cache import PrefixCache
 
+_ANY = 2**31
+"""As many blocks as there are."""
+
 
 class TooLong(ValueError):
     """A request that could never fit into the KV cache, however long it waited."""
@@ -101,6 +104,16 @@ class Step:
     yielding: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class CacheChange:
+    """What happened to the prefix cache: `blocks` were stored for `sequence`, the first one behind `parent` (0: it is
+    the first of all); or, without a sequence, they were removed."""
+
+    blocks: tuple[int, ...]
+    sequence: str = ""
+    parent: int = 0
+
+
 @dataclass
 class _Running:
     """`resumed`: tokens of its answer that it had when it was preempted, which are read with its prompt."""
@@ -122,9 +135,11 @@ class _Running:
 
 @dataclass
 class BatchingModel:
-    """The queue and the batch of one cell. `begin_step` and `finish_step` are called in turn."""
+    """The queue and the batch of one cell. `begin_step` and `finish_step` are called in turn. `notes_cache`: what
+    happens to the prefix cache is kept until it is taken."""
 
     parameters: ModelParameters
+    notes_cache: bool = False
     _waiting: dict[str, Sequence] = field(default_factory=dict)
     _order: list[tuple[int, int, str]] = field(default_factory=list)
     _running: dict[str, _Running] = field(default_factory=dict)
@@ -139,6 +154,17 @@ class BatchingModel:
     def __post_init__(self) -> None:
         self._random = random.Random(self.parameters.seed)
         self._cache = PrefixCache(self.parameters.prefix_block_tokens)
+        self._cache_changes: list[CacheChange] = []
+
+    def take_cache_changes(self) -> tuple[CacheChange, ...]:
+        """What happened to the prefix cache since the last time. A sequence is named while it is in the batch, and in
+        the call after it left."""
+        changes, self._cache_changes = tuple(self._cache_changes), []
+        return changes
+
+    def found_tokens(self, blocks: Iterable[int]) -> int:
+        """How many tokens of a prompt of these blocks the cache has."""
+        return len(self._cache.found(blocks, _ANY)) * self.parameters.prefix_block_tokens
 
     @property
     def running(self) -> int:
@@ -277,7 +303,9 @@ class BatchingModel:
             self._running[sequence.id] = running
             self._private_tokens += sequence.total_tokens
             self._hold(running, cached)
-            self._cache.evict_beyond(self.parameters.kv_capacity_tokens - self.kv_reserved_tokens)
+            gone = self._cache.evict_beyond(self.parameters.kv_capacity_tokens - self.kv_reserved_tokens)
+            if gone and self.notes_cache:
+                self._cache_changes.append(CacheChange(gone))
             self._keep_full_blocks(running)
             if known is None:
                 admitted[sequence.id] = running.prefilled
@@ -299,10 +327,24 @@ class BatchingModel:
         return True
 
     def _hold(self, running: _Running, blocks: Iterable[int]) -> None:
+        before, fresh = (running.held[-1] if running.held else 0), list[int]()
+        parent = before
         for block in blocks:
+            if self._cache.has(block):
+                self._note_stored(running, parent, fresh)
+                fresh = []
+            else:
+                parent = parent if fresh else before
+                fresh.append(block)
             self._cache.hold(block)
             running.held.append(block)
             self._private_tokens -= self.parameters.prefix_block_tokens
+            before = block
+        self._note_stored(running, parent, fresh)
+
+    def _note_stored(self, running: _Running, parent: int, blocks: list[int]) -> None:
+        if blocks and self.notes_cache:
+            self._cache_changes.append(CacheChange(tuple(blocks), running.sequence.id, parent))
 
     def _keep_full_blocks(self, running: _Running) -> None:
         """What was computed now is there for others, too."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from engine_agent.engines.cache_log import CacheLog
 from engine_agent.engines.sim.batching import (
     NO_HANDOVER,
     BatchingModel,
@@ -23,7 +24,8 @@ from engine_agent.engines.sim.faults import Effects
 from engine_agent.engines.sim.leases import Leases
 from engine_agent.engines.sim.meters import Gauges, Meters
 from engine_agent.engines.sim.planning.handover import HandoverParameters
-from engine_agent.engines.usage_ledger import SequenceTokens, note
+from engine_agent.engines.usage_ledger import SequenceTokens, current_exchange, note
+from engine_agent.protocol.cache_events import BlocksRemoved, BlocksStored
 
 CATCH_UP_S = 0.05
 """A step that was noticed late by less than this does not delay the next one; the timer of a busy host is coarse."""
@@ -56,7 +58,7 @@ class Generation:
     """One sequence in the engine, as the one who waits for it sees it. Several may share one queue of `events`.
 
     `cached_tokens` are those of its prompt that the prefix cache had, `generated` those that it has given so far.
-    `counts_prompt`: its prompt is counted with it.
+    `counts_prompt`: its prompt is counted with it. `exchange` names the request that it is for.
     """
 
     sequence: Sequence
@@ -68,6 +70,7 @@ class Generation:
     generated: int = 0
     last_token_at_s: float | None = None
     counts_prompt: bool = False
+    exchange: str = ""
 
 
 class NotedGeneration:
@@ -119,7 +122,8 @@ class Engine:
         self._on_decode = on_decode
         self.effects = Effects()
         self.parameters = parameters
-        self._model = BatchingModel(parameters)
+        self._model = BatchingModel(parameters, notes_cache=True)
+        self.cache = CacheLog(parameters.prefix_block_tokens)
         self._clock = clock
         self._generations: dict[str, Generation] = {}
         self._ids = itertools.count()
@@ -201,6 +205,7 @@ class Engine:
         self._model.submit(sequence)
         generation = Generation(sequence, finish_reason, self._clock(), events or Events(), prompt or PromptCount())
         generation.prompt.name = generation.prompt.name or sequence.id
+        generation.exchange = current_exchange()
         self._generations[sequence.id] = generation
         note(NotedGeneration(self, generation))
         self._announce_change()
@@ -233,6 +238,7 @@ class Engine:
                 now_s = self._clock()
                 continue
             self._count_admitted(step)
+            self._tell_cache()
             await asyncio.sleep(max(0.0, step.ends_at_s - self._clock()))
             while self.effects.hang:
                 await self._wait_for_change()
@@ -240,7 +246,9 @@ class Engine:
             if not step.prefilled:
                 self._on_decode(len(step.yielding), (step.ends_at_s - step.starts_at_s) * 1000 / slow_factor)
             self.meters.iteration_tokens.observe(sum(step.prefilled.values()) + len(step.yielding))
-            for token in self._model.finish_step():
+            tokens = self._model.finish_step()
+            self._tell_cache()
+            for token in tokens:
                 self._deliver(token, now_s)
             if now_s - step.ends_at_s < CATCH_UP_S:
                 now_s = step.ends_at_s
@@ -260,6 +268,19 @@ class Engine:
         # A fresh event for every round: `run` and `idle` wait side by side and neither may eat the other's signal.
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def _tell_cache(self) -> None:
+        """As vLLM tells it: what was stored, for which request, and what was removed."""
+        changes = self._model.take_cache_changes()
+        if not changes:
+            return
+        of = self._generations
+        self.cache.add(
+            BlocksStored(each.parent, each.blocks, of[each.sequence].exchange if each.sequence in of else "")
+            if each.sequence
+            else BlocksRemoved(each.blocks)
+            for each in changes
+        )
 
     def _count_admitted(self, step: Step) -> None:
         for name, found_tokens in step.admitted.items():

@@ -22,6 +22,7 @@ from engine_agent.engines.sim.planning.generation_request import GenerationReque
 from engine_agent.engines.sim.planning.handover import params_of
 from engine_agent.engines.sim.prefix_cache import block_hashes
 from engine_agent.engines.sim.settings import Endpoint
+from engine_agent.engines.usage_ledger import scoped_salt
 
 log = logging.getLogger(__name__)
 STREAM_TYPE = "text/event-stream; charset=utf-8"
@@ -98,7 +99,8 @@ class Run:
     def _blocks(self, prompt: Prompt, answer: Answer) -> tuple[int, ...]:
         """Of prompt and answer, because the next turn of the conversation begins with both."""
         words = (*prompt.context.split(), *(token.text.strip() for token in answer.tokens))
-        return block_hashes(words, self._engine.parameters.prefix_block_tokens, self._adapter)
+        apart = f"{self._adapter}|{salt}" if (salt := scoped_salt(None)) else self._adapter
+        return block_hashes(words, self._engine.parameters.prefix_block_tokens, apart)
 
     def cancel(self) -> None:
         """Leave the engine; harmless when all is over."""

@@ -65,7 +65,10 @@ class Leader:
         )
         admin = AdminServer(self._faults, HealthPage(self.health, self._watch), settings.role, self._steps.times)
         self._listeners = HttpListeners(
-            {Endpoint(LOOPBACK, settings.port): UsageLedger(serving), Endpoint(LOOPBACK, settings.admin_port): admin}
+            {
+                Endpoint(LOOPBACK, settings.port): UsageLedger(serving, self._engine.cache),
+                Endpoint(LOOPBACK, settings.admin_port): admin,
+            }
         )
         self._faults.subscribe(self.effects_changed)
         self._faults.subscribe(self._watch.changed)

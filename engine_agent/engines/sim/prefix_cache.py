@@ -49,10 +49,14 @@ class PrefixCache:
         """The leading blocks that are there, `at_most` of them. Looking changes nothing."""
         present: list[int] = []
         for block in islice(blocks, at_most):
-            if block not in self._holders and block not in self._free:
+            if not self.has(block):
                 break
             present.append(block)
         return tuple(present)
+
+    def has(self, block: int) -> bool:
+        """Whether it is there, used or not."""
+        return block in self._holders or block in self._free
 
     def is_held(self, block: int) -> bool:
         """Whether a sequence uses it, so that another one may without taking room."""
@@ -71,7 +75,9 @@ class PrefixCache:
                 del self._holders[block]
                 self._free[block] = None
 
-    def evict_beyond(self, room_tokens: int) -> None:
-        """Forget unused blocks, until the rest of them needs at most this room."""
+    def evict_beyond(self, room_tokens: int) -> tuple[int, ...]:
+        """Forget unused blocks, until the rest of them needs at most this room; returns which."""
+        gone: list[int] = []
         while self._free and self.free_tokens > room_tokens:
-            self._free.popitem(last=False)
+            gone.append(self._free.popitem(last=False)[0])
+        return tuple(gone)

@@ -33,6 +33,7 @@ from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, ce
 from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
 from engine_agent.engines.vllm.class_scheduler import TOKENS_VARIABLE
 from engine_agent.engines.vllm.core_process import one_process_server
+from engine_agent.engines.vllm.kv_events import FOLDER_VARIABLE, config_of
 from engine_agent.engines.vllm.kv_transfer import (
     CONNECTOR_PACKAGE,
     HOW,
@@ -71,6 +72,7 @@ CHOOSES_EXECUTOR = (
     "-pp",
 )
 """vLLM options that decide where workers run."""
+WITHOUT_CACHE_EVENTS = ("--no-enable-prefix-caching", "--kv-events-config", "--data-parallel-size", "-dp")
 SIOCGIFADDR = 0x8915
 """From <linux/sockios.h>."""
 _NAME_BYTES = 15
@@ -99,6 +101,8 @@ class Server:
     """One that knows classes; empty: it has a scheduler of its own."""
     speculation: str = ""
     """What is added to workers that guess tokens; empty: nothing."""
+    tells_cache: bool = False
+    """Its middleware says what is in the prefix cache."""
 
 
 def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
@@ -154,6 +158,15 @@ def speculation_argv(options: ServeOptions, server: Server) -> tuple[str, ...]:
         return ()  # vLLM says what is wrong with it
     needs = isinstance(stated, dict) and stated.get("method") in MENDED_METHODS
     return ("--worker-extension-cls", server.speculation) if needs and server.speculation else ()
+
+
+def cache_argv(options: ServeOptions, server: Server, runtime: Path) -> tuple[str, ...]:
+    """Has the core publish what it stores, in the engine's own folder, unless it stores nothing or the plan says where
+    to. Each of several data-parallel cores would need a socket of its own, which vLLM makes of TCP ports only."""
+    named = {argument.partition("=")[0].replace("_", "-") for argument in options.vllm_args}
+    if not server.tells_cache or named & set(WITHOUT_CACHE_EVENTS):
+        return ()
+    return ("--kv-events-config", json.dumps(config_of(runtime)))
 
 
 def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Mapping[str, str]) -> dict[str, str]:
@@ -271,7 +284,11 @@ def run_vllm(argv: Sequence[str], shutdown_hook: Callable[[], None]) -> None:
 
 # The option came with vLLM 0.18: https://github.com/vllm-project/vllm/pull/34730.
 OWN_SERVER = Server(
-    ("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S), "--middleware", USAGE_LEDGER), run_vllm, CLASS_SCHEDULER, EXTENSION
+    ("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S), "--middleware", USAGE_LEDGER),
+    run_vllm,
+    CLASS_SCHEDULER,
+    EXTENSION,
+    tells_cache=True,
 )
 
 
@@ -323,7 +340,10 @@ def _serve(options: ServeOptions, server: Server) -> int:
             if reason:
                 print(f"node {options.node_id}: {reason}", file=sys.stderr, flush=True)
 
-    own = (*server.argv, *scheduler_argv(options, server), *speculation_argv(options, server))
+    told = cache_argv(options, server, runtime)
+    if told:
+        os.environ[FOLDER_VARIABLE] = str(runtime)
+    own = (*server.argv, *scheduler_argv(options, server), *speculation_argv(options, server), *told)
     try:
         server.run(vllm_argv(options, own), tidy_up)
     except Exception:

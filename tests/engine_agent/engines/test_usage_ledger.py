@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine_agent.engines.cache_log import CacheLog
 from engine_agent.engines.usage_ledger import (
     KEPT,
     Receive,
@@ -17,7 +18,9 @@ from engine_agent.engines.usage_ledger import (
     UsageLedger,
     added,
     note,
+    scoped_salt,
 )
+from engine_agent.protocol.cache_events import EVENTS_PATH, BlocksStored, decode_blocks
 from engine_agent.protocol.exchange_usage import (
     COUNTED_APART_PATH,
     READ_PATH,
@@ -185,3 +188,32 @@ async def test_a_prompt_that_is_not_read_for_long_and_one_that_nobody_knows_are_
     assert (slow.status, unknown.status) == (202, 404)
     engine.may_answer.set()
     await answering
+
+
+async def test_who_asks_what_is_in_the_cache_is_told_where_that_is_known() -> None:
+    engine, cache = Engine(), CacheLog(16)
+    assert (await get(UsageLedger(engine), EVENTS_PATH)).status == 404
+    cache.add((BlocksStored(0, (7,), "e1"),))
+    answer = await get(UsageLedger(engine, cache), EVENTS_PATH, "life=none&after=x")
+    assert decode_blocks(answer.messages[1]["body"]).events == (BlocksStored(0, (7,)),)
+
+
+async def test_salts_of_one_scope_are_never_those_of_another_whatever_a_client_asks_for() -> None:
+    salts: dict[tuple[str, str | None], str | None] = {}
+
+    async def answer(scope: Scope, _receive: Receive, send: Send) -> None:
+        of = next(value for name, value in scope["headers"] if name == b"x-switchyard-cache-scope").decode()
+        for given in (None, "salt", next(iter(salts.values()), None)):
+            salts[of, given] = scoped_salt(given)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    ledger = UsageLedger(answer)
+    for of in ("tenant:acme", "tenant:umbrella", "tenant:"):
+        headers = [(b"x-switchyard-exchange", b"e"), (b"x-switchyard-cache-scope", of.encode())]
+        scope = {"type": "http", "path": "/v1/completions", "query_string": b"", "headers": headers}
+        await ledger(scope, _nothing, Answer().send)
+    assert salts.pop(("tenant:", None)) is None, "nobody's requests share, as ever"
+    assert None not in salts.values()
+    assert len(set(salts.values())) == len(salts)
+    assert scoped_salt("salt") == "salt", "no scope was said"

@@ -11,8 +11,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from engine_agent.protocol.cache_events import PREFIXES_PATH
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import CellEndpoint, cell_server_name
+from engine_agent.proxy.prefix_index import PrefixIndex
 from engine_agent.runtime.identity import Identity
 from tests.engine_agent.tls import identity_of
 from tests.listening import stop_listening
@@ -66,6 +70,8 @@ class FakeCell:
         """What a stream says before its end, but text."""
         self.headers = ""
         """More lines of the head of an answer."""
+        self.cache = PrefixIndex()
+        """What it says that it has; until its engine speaks it says that it does not know."""
         self.release = asyncio.Event()
         self.release.set()
         self.requests: list[Request] = []
@@ -154,6 +160,12 @@ class FakeCell:
         if request.path == "/healthz":
             healthy = self.healthy and self._is_for_me(request)
             _write_head(writer, 503 if not healthy else 404 if self.drains else 200, 0)
+            return
+        if request.path.startswith(PREFIXES_PATH):
+            asked = dict(pair.split("=") for pair in request.path.partition("?")[2].split("&"))
+            changes = msgspec.msgpack.encode(self.cache.after(asked["life"], int(asked["after"])))
+            _write_head(writer, 200, len(changes))
+            writer.write(changes)
             return
         self.requests.append(request)
         if self.refuses or not self._is_for_me(request):

@@ -24,6 +24,7 @@ EVERYTHING = msgspec.structs.replace(
             spill=tuple(msgspec.structs.replace(target, ingress=f"i-{target.region}") for target in POOL.spill),
             affinity=Affinity(),
             adapters=(PoolAdapter("tuned", parent="chat", cells=("c-1-g3",)),),
+            by_cache=True,
         ),
     ),
     splits=(Split("any", {POOL.name: 1}),),
@@ -133,7 +134,11 @@ def test_keys_and_splits_and_bounds_change_in_place() -> None:
             EVERYTHING,
             pools=(
                 msgspec.structs.replace(
-                    POOL, cells=(), affinity=Affinity(load_bound=2.0), adapters=(PoolAdapter("a", parent="chat"),)
+                    POOL,
+                    cells=(),
+                    affinity=Affinity(load_bound=2.0),
+                    adapters=(PoolAdapter("a", parent="chat"),),
+                    by_cache=True,
                 ),
             ),
         ),

@@ -21,6 +21,8 @@ WHOLE: dict[str, Any] = {
     "tested_concurrency": 24,
     "load_bound": 1.5,
     "split": {"chat": 95, "chat-v2": 5},
+    "routing": "exact",
+    "shared_caches": True,
     "split_sticky": False,
 }
 
@@ -59,6 +61,9 @@ def test_residency_binds_only_the_origins_that_it_names() -> None:
         ({"split": {"chat": -1}}, "split.chat", "whole number from 0 to 10000"),
         ({"split": {"chat": 0.5}}, "split.chat", "whole number"),
         ({"split_sticky": 1}, "split_sticky", "true or false"),
+        ({"routing": "nearest", "load_bound": 1.25}, "routing", "sticky"),
+        ({"routing": "exact"}, "routing", "exact needs a load_bound"),
+        ({"shared_caches": "yes"}, "shared_caches", "true or false"),
         ({"tested_concurrency": 1.5}, "tested_concurrency", "whole number"),
     ],
 )

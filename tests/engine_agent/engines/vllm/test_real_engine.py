@@ -6,6 +6,10 @@ import json
 import pytest
 
 from tests.asking import CLIENT
+from tests.engine_agent.engines.vllm.cached_blocks import (
+    tenants_find_their_own_prompts_only,
+    the_index_is_what_the_engine_has_cached,
+)
 from tests.engine_agent.engines.vllm.proxied_engine import proxy_controls_the_engine
 from tests.engine_agent.engines.vllm.running_cell import ANSWER_LIMIT_S, RunningCell, runtime_folder
 
@@ -24,6 +28,8 @@ def test_the_engine_serves_what_it_should_until_its_core_is_killed(
         a_chat_streams_tokens_and_ends_where_the_template_says,
         every_process_carries_the_nodes_id,
         all_that_vllm_leaves_lying_about_is_in_one_folder,
+        the_index_is_what_the_engine_has_cached,
+        tenants_find_their_own_prompts_only,
         the_proxy_controls_it,
         when_its_core_is_killed_the_engine_is_unhealthy_and_ends,
     ):

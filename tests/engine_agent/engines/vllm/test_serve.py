@@ -24,6 +24,7 @@ from engine_agent.engines.vllm.serve import (
     OWN_SERVER,
     CannotServe,
     Server,
+    cache_argv,
     check_artifact,
     fresh_runtime_folder,
     hold_address,
@@ -331,3 +332,12 @@ def test_what_hands_over_reads_again_what_it_cannot_have() -> None:
     assert "--kv-transfer-config" not in vllm_argv(options())
     wanted = node_environment(replace(options(), kv_port=34001), Path("/r"), 2, {})
     assert (wanted["VLLM_NIXL_SIDE_CHANNEL_HOST"], wanted["VLLM_NIXL_SIDE_CHANNEL_PORT"]) == ("127.0.0.1", "34001")
+
+
+def test_the_core_publishes_what_it_stores_unless_it_stores_nothing_or_somewhere_else() -> None:
+    folder = Path("/run/engine")
+    name, config = cache_argv(options(), OWN_SERVER, folder)
+    assert (name, json.loads(config)["endpoint"]) == ("--kv-events-config", "ipc:///run/engine/kv-events")
+    for without in (("--no-enable-prefix-caching",), ("--data-parallel-size=2",), ("--kv-events-config", "{}")):
+        assert cache_argv(options(*without), OWN_SERVER, folder) == ()
+    assert cache_argv(options(), Server((), OWN_SERVER.run), folder) == ()

@@ -1,0 +1,223 @@
+"""Carries what cells have in their prefix caches to HAProxy: asks the proxy of each cell for its list of prefixes, and
+for what changes, and hands both to `cache_index.lua`, which asks for them over a socket of the ingress.
+
+A cell that does not answer, or does not know, has no list: requests then go by their sticky cells. It holds no request
+up, picks no cell, and keeps hashes only. Memory is bounded by what a cell may list and by how far a reader may be
+behind.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_agent.protocol.cache_events import (
+    HOLD_S,
+    MAX_PREFIXES,
+    PREFIX_DIGITS,
+    PREFIXES_PATH,
+    BadChanges,
+    PrefixChanges,
+    decode_prefixes,
+    digits_of,
+    packed,
+)
+from engine_agent.runtime.http import HttpClient, NoResponse
+
+SOCKET = "cache-index.sock"
+ANSWER_LIMIT_S = HOLD_S + 5.0
+PAUSE_S = 0.05
+"""Between two questions to one cell, whatever it answers: it could answer at once for ever."""
+RETRY_S = 1.0
+TICK_S = 1.0
+"""How often readers hear that this is alive; they believe nothing after three of it."""
+TRY_AGAIN_S = 5.0
+"""After the socket could not be made."""
+LINE_PREFIXES = 256
+MAX_BEHIND_BYTES = 16 * 1024 * 1024
+"""Of one reader, which is a thread of HAProxy: one that takes nothing is cut, and asks for all of it again."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CellAddress:
+    """Where a cell's proxy answers. `tls_name`: what its certificate must be for; empty: a plain link."""
+
+    host: str
+    port: int
+    tls_name: str = ""
+
+
+class CellPrefixes:
+    """The list of one cell, as far as it is known."""
+
+    def __init__(self) -> None:
+        self.known: set[int] | None = None
+        self._life, self._upto = "", 0
+
+    @property
+    def query(self) -> str:
+        """What to ask the cell."""
+        return f"?life={self._life}&after={self._upto}"
+
+    def apply(self, server: str, changes: PrefixChanges) -> Iterator[str]:
+        """Take an answer; gives the lines that tell a reader of it.
+
+        Raises:
+            BadChanges: it would make the list longer than any may be, or changes one that is not known.
+        """
+        if not changes.is_known:
+            yield from self.lose(server)
+            self._life, self._upto = changes.life, changes.upto
+            return
+        added, removed = _numbers(changes.added), _numbers(changes.removed)
+        if self.known is None and not changes.is_whole:
+            raise BadChanges("what changed of a list that was never whole")
+        known = set(added) if changes.is_whole else ((self.known or set()) - set(removed)) | set(added)
+        if len(known) > MAX_PREFIXES:
+            raise BadChanges(f"{len(known)} prefixes; a cell lists {MAX_PREFIXES} at most")
+        self.known, self._life, self._upto = known, changes.life, changes.upto
+        if changes.is_whole:
+            yield from whole_lines(server, known)
+        else:
+            yield from _lines("del", server, changes.removed)
+            yield from _lines("add", server, changes.added)
+
+    def lose(self, server: str) -> Iterator[str]:
+        """It is not known any more."""
+        self._life, self._upto = "", 0
+        if self.known is not None:
+            self.known = None
+            yield f"gone {server}\n"
+
+
+def whole_lines(server: str, known: set[int]) -> Iterator[str]:
+    """A whole list for a reader."""
+    yield f"whole {server}\n"
+    yield from _lines("add", server, packed(known))
+
+
+def _lines(word: str, server: str, prefixes: bytes) -> Iterator[str]:
+    digits = digits_of(prefixes)
+    for at in range(0, len(digits), LINE_PREFIXES):
+        yield f"{word} {server} {''.join(digits[at : at + LINE_PREFIXES])}\n"
+
+
+def _numbers(prefixes: bytes) -> list[int]:
+    size = PREFIX_DIGITS // 2
+    return [int.from_bytes(prefixes[at : at + size]) for at in range(0, len(prefixes), size)]
+
+
+class CacheFeed:
+    """The lists of all cells of one ingress, and their readers. `context` makes TLS contexts; None: plain links."""
+
+    def __init__(
+        self, folder: Path, account: tuple[int, int] | None, context: Callable[[], ssl.SSLContext] | None
+    ) -> None:
+        self._path = folder / SOCKET
+        self._account = account
+        self._context = context
+        self._lists: dict[str, CellPrefixes] = {}
+        self._tasks: dict[str, tuple[CellAddress, asyncio.Task[None]]] = {}
+        self._readers: set[asyncio.StreamWriter] = set()
+
+    def counts(self) -> dict[str, int]:
+        """Server -> prefixes that it has; without those that are not known."""
+        return {name: len(each.known) for name, each in self._lists.items() if each.known is not None}
+
+    def follow(self, cells: Mapping[str, CellAddress]) -> None:
+        """Ask these cells from now on, by the names of their servers, and no others."""
+        for name, (address, task) in tuple(self._tasks.items()):
+            if cells.get(name) != address:
+                task.cancel()
+                del self._tasks[name]
+                self._tell(self._lists.pop(name).lose(name))
+        for name, address in cells.items():
+            if name not in self._tasks:
+                self._lists[name] = CellPrefixes()
+                task = asyncio.get_running_loop().create_task(self._ask_for_ever(name, address))
+                self._tasks[name] = address, task
+
+    async def run(self) -> None:
+        """Serve readers until cancelled."""
+        try:
+            await self._serve()
+        finally:
+            self.follow({})
+
+    async def _serve(self) -> None:
+        while True:
+            try:
+                server = await self._listen()
+            except OSError as error:
+                log.warning("%s: %s; requests go by their sticky cells", self._path, error)
+                await asyncio.sleep(TRY_AGAIN_S)
+                continue
+            async with server:
+                while True:
+                    await asyncio.sleep(TICK_S)
+                    self._tell(("tick\n",))
+
+    async def _listen(self) -> asyncio.Server:
+        # One that an agent of before left would refuse this one its name.
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+        server = await asyncio.start_unix_server(self._greet, self._path)
+        self._path.chmod(0o600)
+        if self._account is not None:
+            os.chown(self._path, *self._account)
+        return server
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A thread of HAProxy asks: all that is known, and then what changes."""
+        for name, each in self._lists.items():
+            if each.known is not None:
+                writer.write("".join(whole_lines(name, each.known)).encode())
+        writer.write(b"tick\n")
+        self._readers.add(writer)
+        try:
+            await reader.read()  # it never says anything: this is its end
+        except OSError:
+            pass
+        finally:
+            self._readers.discard(writer)
+            writer.close()
+
+    def _tell(self, lines: Iterable[str]) -> None:
+        text = "".join(lines).encode()
+        if not text:
+            return
+        for writer in tuple(self._readers):
+            if writer.transport.get_write_buffer_size() > MAX_BEHIND_BYTES:
+                self._readers.discard(writer)
+                writer.transport.abort()
+            else:
+                writer.write(text)
+
+    async def _ask_for_ever(self, name: str, address: CellAddress) -> None:
+        prefixes = self._lists[name]
+        client = HttpClient(self._context if address.tls_name else None, address.tls_name)
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        scheme = "https" if address.tls_name else "http"
+        url = f"{scheme}://{host}:{address.port}{PREFIXES_PATH}"
+        try:
+            while True:
+                try:
+                    answer = await client.request("GET", url + prefixes.query, timeout_s=ANSWER_LIMIT_S)
+                    if answer.status != 200:
+                        raise BadChanges(f"status {answer.status}")
+                    self._tell(tuple(prefixes.apply(name, decode_prefixes(answer.body))))
+                    await asyncio.sleep(PAUSE_S)
+                except (NoResponse, BadChanges) as error:
+                    if prefixes.known is not None:
+                        log.warning("%s: what it has in its cache is not known: %s", name, error)
+                    self._tell(tuple(prefixes.lose(name)))
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            client.close()
