@@ -31,6 +31,9 @@ _WITHOUT = {
 an answer that cannot be one token long."""
 _MEDIA = (b'"image_url"', b'"video_url"', b'"input_audio"', b'"audio_url"', b'"image_embeds"')
 """In a chat: its length says nothing of its tokens."""
+PROMPTS_MAX = 8
+"""Of a prefill cell at once. It reads one after the other, so with more the last waits for seconds, and is sooner read
+here. Where the cells keep up, few requests find so many (docs/bench/prefill_decode.md)."""
 _REMEMBERED_BYTES = 1024
 _TOKEN_IDS = re.compile(rb"\[[0-9, \t\r\n]*[0-9][ \t\r\n]*\]\Z")
 
@@ -45,7 +48,7 @@ class Alone(StrEnum):
     NO_CELL = "no_cell"
     """There is no prefill cell of its layout, or none that answered lately."""
     BUSY = "busy"
-    """Those that there are have as many requests as they have at once."""
+    """Those that there are have as many prompts as they have at once."""
     FULL = "transfers_full"
     """As many handovers are under way as this cell may have."""
 
@@ -84,7 +87,7 @@ def choose_cell(candidates: Iterable[Candidate], kv_layout: str) -> PrefillCell 
     if not able:
         return Alone.NO_CELL
     best = min(able, key=lambda each: (each.outstanding / max(1, each.cell.max_concurrency), each.cell.cell))
-    return Alone.BUSY if best.outstanding >= best.cell.max_concurrency else best.cell
+    return Alone.BUSY if best.outstanding >= min(best.cell.max_concurrency, PROMPTS_MAX) else best.cell
 
 
 class PromptMemory:

@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.protocol.messages import PrefillCell
-from engine_agent.proxy.prefill_choice import Alone, Candidate, PromptMemory, choose_cell, prompt_to_hand_over
+from engine_agent.proxy.prefill_choice import (
+    PROMPTS_MAX,
+    Alone,
+    Candidate,
+    PromptMemory,
+    choose_cell,
+    prompt_to_hand_over,
+)
 from engine_agent.proxy.rewrite import members_of
 
 CHAT, COMPLETIONS = b"/v1/chat/completions", b"/v1/completions"
@@ -72,6 +79,7 @@ def test_the_cell_with_the_least_for_its_size_reads() -> None:
         ([Candidate(cell("p-1", "b"))], Alone.NO_CELL),
         ([Candidate(cell("p-1"), is_resting=True)], Alone.NO_CELL),
         ([Candidate(cell("p-1", most=2), 2), Candidate(cell("p-2", most=1), 3)], Alone.BUSY),
+        ([Candidate(cell("p-1", most=64), PROMPTS_MAX)], Alone.BUSY),
     ],
 )
 def test_a_cell_that_cannot_is_none(candidates: list[Candidate], reason: Alone) -> None:
