@@ -1,0 +1,142 @@
+"""Medusa heads: one residual block each behind the model's last hidden state, read by the model's own LM head.
+
+Head i, counted from 0, guesses the token i + 1 behind the one that the LM head itself takes from the same state
+(https://arxiv.org/abs/2401.10774, section 2.1). The blocks alone are trained. The LM head is cut to the tokens that
+occur, which is what makes a guess cheap. Written as vLLM reads a Medusa checkpoint.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from engine_agent.engines.medusa.capture import Answer, OutOfTime
+
+Say = Callable[[str], None]
+IGNORED = -100
+"""Of targets: `torch.nn.functional.cross_entropy` passes over them."""
+
+
+@dataclass(frozen=True)
+class TrainingRules:
+    """`decay`: how much less each further head counts, as in the paper; `rate`: the highest of a one-cycle schedule."""
+
+    heads: int = 4
+    epochs: int = 8
+    positions: int = 512
+    rate: float = 2e-3
+    decay: float = 0.8
+    seed: int = 0
+
+
+class MedusaHeads(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    """The blocks; `lm_head`: rows of the model's own for the tokens of `vocabulary`."""
+
+    def __init__(self, heads: int, lm_head: Any, vocabulary: Any) -> None:
+        super().__init__()
+        size = lm_head.shape[1]
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(size, size, bias=False) for _ in range(heads))
+        for block in self.blocks:
+            torch.nn.init.zeros_(block.weight)
+        self.register_buffer("lm_head", lm_head)
+        self.register_buffer("vocabulary", vocabulary)
+
+    def forward(self, states: Any) -> list[Any]:
+        """Logits over the vocabulary, by head."""
+        return [functional.linear(states + functional.silu(block(states)), self.lm_head) for block in self.blocks]
+
+
+def vocabulary_of(answers: Iterable[Answer], size: int, whole: int) -> Any:
+    """The `size` tokens that occur most, in the order of their numbers; filled up with the lowest that do not occur."""
+    seen = Counter(token for answer in answers for token in answer.tokens.tolist())
+    size = min(size, whole)
+    chosen = [token for token, _ in seen.most_common(size)]
+    missing = (token for token in range(whole) if token not in seen)
+    chosen += [token for token, _ in zip(missing, range(size - len(chosen)), strict=False)]
+    return torch.tensor(sorted(chosen))
+
+
+def training_rows(answers: Sequence[Answer], heads: int, vocabulary: Any, whole: int) -> tuple[Any, Any]:
+    """States of all positions, and for each the numbers within the vocabulary of the tokens that heads should guess, or
+    `IGNORED` where there is none."""
+    place = torch.full((whole,), IGNORED)
+    place[vocabulary] = torch.arange(len(vocabulary))
+    wanted = []
+    for answer in answers:
+        behind = torch.cat((place[answer.tokens], torch.full((heads,), IGNORED)))
+        wanted.append(torch.stack([behind[head + 1 : head + 1 + len(answer.tokens)] for head in range(heads)], dim=1))
+    return torch.cat([answer.states for answer in answers]), torch.cat(wanted)
+
+
+def train(
+    heads: MedusaHeads, states: Any, wanted: Any, rules: TrainingRules, file: Path, until_s: float, say: Say
+) -> None:
+    """Train the blocks. After each epoch `file` has all that is needed to go on.
+
+    Raises:
+        OutOfTime: not all epochs are done.
+    """
+    optimizer = torch.optim.AdamW(heads.blocks.parameters(), lr=rules.rate)
+    batches = (len(states) + rules.positions - 1) // rules.positions
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rules.rate, total_steps=batches * rules.epochs)
+    done = _resume(heads, optimizer, schedule, file)
+    for epoch in range(done, rules.epochs):
+        began, lost = time.monotonic(), 0.0
+        order = torch.randperm(len(states), generator=torch.Generator().manual_seed(rules.seed + epoch))
+        for batch in order.split(rules.positions):
+            loss = _loss(heads, states[batch].to(heads.lm_head.device), wanted[batch].to(heads.lm_head.device), rules)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            lost += float(loss.detach())
+        kept = {"epoch": epoch + 1, "blocks": heads.blocks.state_dict()}
+        kept |= {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+        torch.save(kept, file.with_suffix(".unfinished"))
+        os.replace(file.with_suffix(".unfinished"), file)
+        say(f"epoch {epoch + 1} of {rules.epochs}: loss {lost / batches:.3f}, {time.monotonic() - began:.0f} s")
+        if time.monotonic() > until_s and epoch + 1 < rules.epochs:
+            raise OutOfTime(f"{epoch + 1} of {rules.epochs} epochs are trained")
+
+
+def _resume(heads: MedusaHeads, optimizer: Any, schedule: Any, file: Path) -> int:
+    if not file.exists():
+        return 0
+    kept = torch.load(file, weights_only=True)
+    heads.blocks.load_state_dict(kept["blocks"])
+    optimizer.load_state_dict(kept["optimizer"])
+    schedule.load_state_dict(kept["schedule"])
+    return int(kept["epoch"])
+
+
+def _loss(heads: MedusaHeads, states: Any, wanted: Any, rules: TrainingRules) -> Any:
+    total = torch.zeros((), device=states.device)
+    for head, logits in enumerate(heads(states)):
+        if bool((wanted[:, head] != IGNORED).any()):
+            total = total + rules.decay**head * functional.cross_entropy(logits, wanted[:, head], ignore_index=IGNORED)
+    return total
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
+def ranks_of(heads: MedusaHeads, answer: Answer, top_k: int, whole: int) -> str:
+    """At which rank each head guesses right, position by position: one character for each head, a digit or `-` for none
+    of the first `top_k`, 10 at most. The end of an answer counts as not guessed.
+
+    The rank is how many other tokens have a higher logit, which is the order in which a decoder would take them.
+    """
+    count = len(heads.blocks)
+    states, wanted = training_rows([answer], count, heads.vocabulary.cpu(), whole)
+    logits = heads(states.to(heads.lm_head.device))
+    columns = []
+    for head in range(count):
+        target = wanted[:, head].to(logits[head].device)
+        own = logits[head].gather(1, target.clamp(min=0)[:, None])
+        rank = (logits[head] > own).sum(1)
+        columns.append(torch.where((target == IGNORED) | (rank >= top_k), -1, rank).cpu())
+    return "".join("-" if rank < 0 else str(rank) for row in torch.stack(columns, 1).tolist() for rank in row)
