@@ -2,7 +2,7 @@
 # into this checkout (.venv, .cache, .switchyard).
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status backup restore control-invite control-join engine conformance test check check-code check-format check-types check-imports
+.PHONY: help up down status backup restore control-invite control-join engine heads conformance test check check-code check-format check-types check-imports
 .PHONY: images images-base images-check check-templates check-patterns fmt screens bench bench-fleet simulate chaos lab lab-check lab-test lab-down environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
@@ -62,6 +62,14 @@ control-join: environment ## Make this the second control host, by such a file: 
 engine: environment ## Install vLLM and build the demo's weights, as make up does.
 	@$(VENV) -m engine_agent.engines.vllm.environment install --cache $(SWITCHYARD_CACHE)
 	@PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.weights build --cache $(SWITCHYARD_CACHE) --ranks 2
+
+heads: environment ## Train Medusa heads for the demo's smollm2 and measure its steps, half an hour of one core; then make up has a version with them.
+	@$(MAKE) --no-print-directory engine
+	@PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.medusa train --model $$(ls -d $(SWITCHYARD_CACHE)/artifacts/smollm2-135m-instruct-[0-9a-f]* | head -1) --output $(SWITCHYARD_CACHE)/artifacts --name medusa-smollm2-135m-instruct
+	@for heads in $$(ls -dt $(SWITCHYARD_CACHE)/artifacts/medusa-smollm2-135m-instruct-*/ | head -1); do \
+	  OMP_NUM_THREADS=1 PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.step_cost --heads $${heads%/} --output $${heads%/}.json \
+	    --model $$(ls -d $(SWITCHYARD_CACHE)/artifacts/smollm2-135m-instruct-[0-9a-f]* | head -1) || exit 1; \
+	done
 
 test: environment-dev ## Run the whole test suite (FAST=1: only pure tests and services).
 	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,3) --no-loadscope-reorder)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine_agent.protocol.messages import Artifact
+from tests.engine_agent.engines.vllm.random_heads import random_heads
 from tests.engine_agent.engines.vllm.running_cell import PROMPTS, TOKENS, plan_of, running_cell
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
@@ -18,3 +19,34 @@ def test_a_draft_model_speeds_a_version_up_and_changes_no_text(
         assert engine.texts(PROMPTS[::6], TOKENS).items() <= texts.items()
         drafts = engine.metric("vllm:spec_decode_num_drafts_total")
         assert engine.metric("vllm:spec_decode_num_accepted_tokens_total") / drafts > 2.0
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_heads_guess_less_in_larger_batches_down_to_nothing_and_change_no_text(
+    artifact: Artifact, texts: dict[str, str], tmp_path: Path, nodes: int
+) -> None:
+    """All prompts at once, then one: batches of each range, and guesses again after none were made. The checkpoint has
+    a vocabulary of its own, which vLLM alone does not load."""
+    heads = random_heads(tmp_path / "heads", Path(artifact.uri.removeprefix("file://")))
+    stated = {
+        "method": "medusa", "tokens": 2, "draft_uri": heads.uri, "draft_digest": heads.digest,
+        "tokens_per_batch_size": [[1, 2, 2], [3, 5, 1], [6, 16, 0]],
+    }  # fmt: skip
+    with running_cell(plan_of(artifact, nodes=nodes, speculation=stated), tmp_path / "logs", nodes=nodes) as engine:
+        assert engine.texts(PROMPTS, TOKENS) == texts
+        drafts = engine.metric("vllm:spec_decode_num_drafts_total")
+        assert engine.texts(PROMPTS[:1], TOKENS).items() <= texts.items()
+        alone = engine.metric("vllm:spec_decode_num_drafts_total") - drafts
+        assert alone > 0
+        guessed = engine.metric("vllm:spec_decode_num_draft_tokens_total")
+        assert guessed < 2 * (drafts + alone), "some drafts had one token"
+
+
+def test_lookups_are_compiled_before_the_first_request(
+    artifact: Artifact, texts: dict[str, str], tmp_path: Path
+) -> None:
+    stated = {"method": "ngram", "tokens": 3, "tokens_per_batch_size": [[1, 2, 3], [3, 16, 0]]}
+    with running_cell(plan_of(artifact, speculation=stated), tmp_path / "logs", nodes=1) as engine:
+        assert engine.texts(PROMPTS, TOKENS) == texts
+        assert engine.texts(PROMPTS[-1:], TOKENS).items() <= texts.items()
+        assert engine.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
