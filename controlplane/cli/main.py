@@ -30,6 +30,7 @@ from controlplane.cli.commands import (
     regions,
     rollouts,
     show,
+    speculation,
     usage,
 )
 from controlplane.cli.errors import Failure
@@ -131,7 +132,7 @@ for part in (
         chat.app,
         batch.app,
     ),
-    *(quota.app, rollouts.model_app, bench.app, usage.app, regions.app, images.app, about),
+    *(quota.app, rollouts.model_app, bench.app, speculation.app, usage.app, regions.app, images.app, about),
 ):  # the order of the help
     app.add_typer(part)
 

@@ -193,3 +193,37 @@ BEST: dict[str, Any] = {
         "reason": "3.084 requests a second and chip, 2.101 of smollm2@2 on local.cpu behind it",
     }
 }
+
+CALIBRATION: dict[str, Any] = {
+    "id": 4,
+    "version": "smollm2@135m-medusa",
+    "figures": [
+        {
+            "name": "plan",
+            "positions": 1458,
+            "accuracies": [[0.79, 0.05, 0.02], [0.73, 0.06, 0.02]],
+            "chain": [1.0, 1.76, 2.35],
+            "paths": [[0], [0, 0], [1]],
+            "counts": [1151, 986, 73],
+            "tree": [1.0, 1.76, 2.35, 2.41],
+        }
+    ],
+    "choices": [
+        {
+            "task": "plan",
+            "instance_type": "local.cpu",
+            "source": "measured",
+            "hardware": "x86_64",
+            "is_tree": False,
+            "tokens": 2,
+            "gain": 1.9,
+            "ranges": [[1, 8, 2], [9, 9, 0]],
+            "off_from": 9,
+            "gains": {"1": 1.9, "8": 1.1, "9": 1.0},
+            "reason": "2 guessed tokens make 2.35 tokens of a step that takes 1.24 times as long: 1.90 times as fast "
+            "with one sequence",
+        }
+    ],
+    "actor": "operator",
+    "created_at": "2026-11-26T12:00:00Z",
+}

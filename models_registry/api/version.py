@@ -25,6 +25,7 @@ from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 from models_registry.api import examples
+from models_registry.api.calibration import CalibrationActions
 from models_registry.api.version_requests import CreateDraftSerializer, EditDraftSerializer, ReasonSerializer
 from models_registry.models import ModelVersion, Validation
 from models_registry.planning.diff import Change, diff_versions
@@ -179,7 +180,7 @@ class AgainstSerializer(StrictSerializer):
     against = serializers.CharField(max_length=170)
 
 
-class ModelVersionViewSet(ReadOnlyModelViewSet[ModelVersion]):
+class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]):
     """Descriptions of how a model is served, newest first. One is named `model@version`; a draft may change, all others
     are immutable."""
 

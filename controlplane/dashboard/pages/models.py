@@ -32,6 +32,7 @@ from controlplane.dashboard.selectors.models import (
     version_page,
     version_runs,
 )
+from controlplane.dashboard.selectors.speculation import SpeculationView, version_speculation
 from models_registry.models import ModelVersion
 from models_registry.planning.lifecycle import ValidationState, VersionState
 from models_registry.services.draft import draft_delete
@@ -92,6 +93,10 @@ def _golden_prompts(request: PageRequest) -> ModelVersion:
 
 def _runs(request: PageRequest) -> VersionRuns:
     return version_runs(request.once(_version_of))
+
+
+def _speculation(request: PageRequest) -> SpeculationView:
+    return version_speculation(request.once(_version_of))
 
 
 def _measured(request: PageRequest) -> tuple[MeasuredCells, ...]:
@@ -172,6 +177,7 @@ VERSION = Page(
         Fragment("version-actions", "Actions", (*OWN_TOPICS, "deployments"), "dashboard/actions.html", _actions),
         Fragment("version-runs", "Where it runs", ("cells", "rollouts"), "dashboard/models/runs.html", _runs),
         Fragment("version-measured", "Measured, last hour", ("load",), "dashboard/models/measured.html", _measured),
+        Fragment("version-speculation", "Speculation", OWN_TOPICS, "dashboard/models/speculation.html", _speculation),
         Fragment(
             "version-cells",
             "Engine arguments",

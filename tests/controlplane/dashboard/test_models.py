@@ -7,10 +7,12 @@ from django.test import Client
 from fleet.models import Deployment
 from models_registry.models import ModelVersion, Validation
 from models_registry.planning.artifact_rules import ArtifactLimits
+from models_registry.services.calibration import calibration_store
 from models_registry.services.validation import Slice, validation_start, validations_advance
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
 from tests.fleet.rows import NOW
+from tests.models_registry.calibrations import DOCUMENT, STEP_COST, with_heads
 from tests.models_registry.drafts import draft, stored
 from tests.models_registry.selectors.test_benchmark import measured
 
@@ -90,6 +92,20 @@ def test_a_waiver_is_shown_in_the_place_of_prompts() -> None:
     assert "None. Waiver: random weights answer nothing" in fragment(signed_in(), URL, "version-prompts")
     ModelVersion.objects.update(golden_waiver="")
     assert "no waiver" in fragment(signed_in(), URL, "version-prompts")
+
+
+def test_a_version_shows_what_its_guesses_are_worth() -> None:
+    version = with_heads()
+    assert "nobody has measured how well" in fragment(signed_in(), URL, "version-speculation")
+    calibration_store(version_id=version.pk, document=DOCUMENT, step_costs=[STEP_COST], actor="ada", now=NOW)
+    text = fragment(signed_in(), URL, "version-speculation")
+    assert "1: 2.00, 2: 2.50" in text
+    assert "no guess makes chat 1.05 times as fast on local.cpu, even alone" in text
+
+
+def test_a_version_that_guesses_nothing_says_so() -> None:
+    stored("released")
+    assert "It guesses no tokens ahead." in fragment(signed_in(), URL, "version-speculation")
 
 
 def test_where_a_version_runs_is_counted_by_state() -> None:

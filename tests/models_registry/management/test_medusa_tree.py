@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
+from tests.models_registry.calibrations import DOCUMENT
+
 ACCURACIES = [[0.6, 0.2, 0.1], [0.5, 0.1]]
 
 
@@ -65,3 +67,16 @@ def test_accuracies_may_come_from_a_pipe(monkeypatch: pytest.MonkeyPatch) -> Non
     out = StringIO()
     call_command("medusa_tree", "-", "--size", "1", stdout=out, stderr=StringIO())
     assert out.getvalue() == "[[0]]\n"
+
+
+def test_a_calibration_gives_the_paths_that_were_right_most_often(calibration: Path) -> None:
+    calibration.write_text(json.dumps(DOCUMENT))
+    out, err = StringIO(), StringIO()
+    call_command("medusa_tree", str(calibration), "--task", "plan", "--size", "2", stdout=out, stderr=err)
+    assert json.loads(out.getvalue()) == [[0], [0, 0]]
+    assert err.getvalue().startswith("2 paths on 2 heads, longest 2: 2.75 tokens a step expected")
+    with pytest.raises(CommandError, match="--task is 'code'; the calibration has plan, chat"):
+        call_command("medusa_tree", str(calibration), "--task", "code")
+    calibration.write_text(json.dumps(DOCUMENT | {"heads": 9}))
+    with pytest.raises(CommandError, match="heads is 9"):
+        call_command("medusa_tree", str(calibration))

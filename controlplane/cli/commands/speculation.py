@@ -1,0 +1,89 @@
+"""Speculation: what a version's guesses are worth, and how much it should guess."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.completion import names_of
+from controlplane.cli.errors import Failure
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.resources import Column, at, number
+from controlplane.cli.session import Session, path_of, resource_named, session_of
+from engine_agent.protocol.strict_json import strict_loads
+
+app = typer.Typer()
+speculation = typer.Typer(help="What a version's guesses are worth: calibrations of its heads.", no_args_is_help=True)
+app.add_typer(speculation, name="speculation")
+
+Version = Annotated[str, typer.Argument(metavar="MODEL@VERSION", autocompletion=names_of("model-versions"))]
+CHOICES = (
+    Column("TASK", at("task")), Column("INSTANCE TYPE", at("instance_type")), Column("SOURCE", at("source")),
+    number("GUESS", "tokens"), number("GAIN", "gain"), Column("BY BATCH", at("by_batch")), Column("WHY", at("reason")),
+)  # fmt: skip
+TASKS = (
+    Column("TASK", at("name")), number("POSITIONS", "positions"), Column("RIGHT, BY HEAD", at("right")),
+    Column("TOKENS A STEP, CHAIN", at("chains")), Column("TREE OF 7, 15, 31, 63", at("trees")),
+)  # fmt: skip
+
+
+@speculation.command()
+def show(context: typer.Context, version: Version) -> None:
+    """Show a version's newest calibration: how often guesses are right, and how many should be made at which load.
+
+    switchyard speculation show smollm2@135m-medusa
+    """
+    run = session_of(context)
+    _show(run, run.connection.get(f"{path_of(resource_named('model-versions'), version)}/calibration"))
+
+
+@speculation.command()
+def calibrate(
+    context: typer.Context,
+    version: Version,
+    calibration: Annotated[Path, typer.Argument(metavar="FILE", help="calibration.json beside the heads' weights.")],
+    step_cost: Annotated[
+        list[Path] | None, typer.Option("--step-cost", help="What steps cost on an instance type; may be repeated.")
+    ] = None,
+) -> None:
+    """Store a calibration of the heads that a version guesses with, and show what follows from it.
+
+    switchyard speculation calibrate smollm2@135m-medusa heads/calibration.json --step-cost step-cost.json
+    """
+    run = session_of(context)
+    body = {"calibration": _read(calibration), "step_costs": [_read(file) for file in step_cost or []]}
+    _show(run, run.connection.post(f"{path_of(resource_named('model-versions'), version)}/calibrate", body))
+
+
+def _read(file: Path) -> Any:
+    try:
+        return strict_loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Failure(f"cannot read {file}: {error}", ExitCode.USAGE) from error
+
+
+def _show(run: Session, found: dict[str, Any]) -> None:
+    if run.output.is_for_programs:
+        run.output.document(found)
+        return
+    run.output.plain(f"calibration {found['id']} of {found['version']} by {found['actor']}, {found['created_at']}")
+    run.output.rows(TASKS, [_task(each) for each in found["figures"]], empty="It has no task.")
+    choices = [{**each, "by_batch": _ranges(each["ranges"])} for each in found["choices"]]
+    run.output.rows(CHOICES, choices, empty="Without a step cost nothing is chosen: give --step-cost.")
+
+
+def _task(found: dict[str, Any]) -> dict[str, Any]:
+    tree = found["tree"]
+    sizes = [tree[min(size, len(tree) - 1)] for size in (7, 15, 31, 63)]
+    return {
+        **found,
+        "right": " ".join(f"{ranks[0]:.2f}" for ranks in found["accuracies"]),
+        "chains": " ".join(f"{each:.2f}" for each in found["chain"][1:]),
+        "trees": " ".join(f"{each:.2f}" for each in sizes),
+    }
+
+
+def _ranges(ranges: list[list[int]]) -> str:
+    """`1-4: 4, 5-8: 2, 9-: 0`."""
+    told = [f"{first}-{last}: {tokens}" for first, last, tokens in ranges[:-1]]
+    return ", ".join([*told, f"{ranges[-1][0]}-: {ranges[-1][2]}"])

@@ -1,0 +1,97 @@
+"""How much to guess, by what a step costs."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models_registry.planning.calibration import TaskFigures
+from models_registry.planning.speculation_choice import BadStepCost, StepCost, choose, read_step_cost
+
+PLAN = TaskFigures("plan", 1000, ((0.8,),) * 4, (1.0, 1.8, 2.4, 2.8, 3.1), ((0,), (0, 0)), (800, 600), (1.0, 1.8, 2.4))
+CHAT = TaskFigures("chat", 1000, ((0.4,),) * 4, (1.0, 1.4, 1.55, 1.6, 1.63), ((0,),), (400,), (1.0, 1.4))
+FREE = StepCost("p5", "measured", "H100", "torch", {1: {1: 0.01, 5: 0.01}, 64: {1: 0.01, 5: 0.01}}, {})
+"""Verifying costs nothing."""
+DEAR = StepCost("cpu", "given", "", "", {1: {1: 0.1, 5: 0.2}, 16: {1: 0.4, 5: 1.6}}, {1: 0.001, 16: 0.016})
+
+
+def test_where_verifying_is_free_all_heads_guess_as_far_as_was_measured() -> None:
+    chosen = choose(PLAN, FREE, is_tree=False)
+    assert (chosen.tokens, chosen.ranges, chosen.off_from) == (4, ((1, 64, 4), (65, 65, 0)), None)
+    assert chosen.gain == pytest.approx(3.1)
+    assert chosen.reason.startswith("4 guessed tokens make 3.10 tokens of a step that takes 1.00 times as long")
+
+
+def test_larger_batches_guess_less_and_then_nothing() -> None:
+    plan, chat = (choose(each, DEAR, is_tree=False) for each in (PLAN, CHAT))
+    assert plan.off_from is not None
+    assert chat.off_from is not None
+    assert chat.off_from < plan.off_from
+    assert plan.ranges[-1][2] == 0
+
+
+def test_where_no_guess_pays_it_says_so() -> None:
+    never = StepCost("cpu", "given", "", "", {1: {1: 0.1, 5: 0.5}}, {})
+    chosen = choose(CHAT, never, is_tree=False)
+    assert (chosen.tokens, chosen.ranges, chosen.off_from) == (0, ((1, 1, 0),), 1)
+    assert chosen.reason == "no guess makes chat 1.05 times as fast on cpu, even alone"
+
+
+def test_a_tree_is_sized_by_the_cost_of_its_paths() -> None:
+    assert choose(PLAN, FREE, is_tree=True).tokens == 2
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4),
+    st.dictionaries(
+        st.integers(1, 64), st.tuples(st.floats(0.001, 1.0), st.floats(0.001, 4.0)), min_size=1, max_size=5
+    ),
+)
+def test_ranges_are_what_vllm_takes_and_never_grow(more: list[float], costs: dict[int, tuple[float, float]]) -> None:
+    tokens = [1.0]
+    for each in more:
+        tokens.append(tokens[-1] + each)
+    figures = TaskFigures("x", 1, (), tuple(tokens), (), (), (1.0,))
+    cost = StepCost("x", "given", "", "", {batch: {1: low, 5: low + high} for batch, (low, high) in costs.items()}, {})
+    ranges = choose(figures, cost, is_tree=False).ranges
+    assert ranges[0][0] == 1
+    assert all(first <= last for first, last, _ in ranges)
+    assert all(one[1] + 1 == two[0] and one[2] > two[2] for one, two in pairwise(ranges))
+    assert ranges[-1][2] == 0
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    steps = [{"batch": 1, "verified": each, "seconds": 0.1 * each} for each in (1, 5)]
+    return {"instance_type": "local.cpu", "source": "measured", "steps": steps, **changes}
+
+
+def test_contexts_are_averaged_and_what_lies_between_is_on_a_line() -> None:
+    rows = [{"batch": 1, "verified": 1, "seconds": 0.3, "context": 2048}]
+    cost = read_step_cost(document(steps=[*document()["steps"], *rows], guess=[{"batch": 1, "seconds": 0.01}]))
+    assert cost.step_s(1, 1) == pytest.approx(0.2)
+    assert cost.step_s(1, 3) == pytest.approx(0.36)
+    assert cost.step_s(8, 1) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ([], "must be an object"),
+        (document(source="guessed"), "source is 'guessed'; it must be measured or given"),
+        (document(instance_type=""), "instance_type, hardware and software must be texts"),
+        (document(steps=[]), "steps must be a list of 1 to 1024"),
+        (document(steps=[{"batch": 0, "verified": 1, "seconds": 1}]), "batch is '0'; it must be a whole number from 1"),
+        (document(steps=[{"batch": 1, "verified": 65, "seconds": 1}]), "verified is '65'"),
+        (document(steps=[{"batch": 1, "verified": 1, "seconds": 0}]), "seconds is '0'; it must be a number above 0"),
+        (document(steps=[{"batch": 1, "verified": 1, "seconds": float("nan")}]), "seconds is 'nan'"),
+        (
+            document(steps=[{"batch": 4, "verified": 2, "seconds": 1}]),
+            r"batch 4 needs a step of 1 verified .* has \[2\]",
+        ),
+    ],
+)
+def test_what_is_no_step_cost_is_refused(stated: Any, message: str) -> None:
+    with pytest.raises(BadStepCost, match=message):
+        read_step_cost(stated)

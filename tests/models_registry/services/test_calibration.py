@@ -1,0 +1,62 @@
+"""Calibrations are stored with what follows from them, and refused where they are of something else."""
+
+from typing import Any
+
+import pytest
+
+from kernel.models import Event
+from kernel.refusals import InvalidInput
+from models_registry.models import SpeculationCalibration
+from models_registry.selectors.calibration import chains_expected, latest_calibration
+from models_registry.services.calibration import calibration_store
+from tests.fleet.rows import NOW
+from tests.models_registry.calibrations import DIGEST, DOCUMENT, STEP_COST, with_heads
+from tests.models_registry.drafts import stored
+
+pytestmark = pytest.mark.django_db
+
+
+def store(version_id: int, document: Any = DOCUMENT, step_costs: Any = (STEP_COST,)) -> SpeculationCalibration:
+    return calibration_store(version_id=version_id, document=document, step_costs=step_costs, actor="ada", now=NOW)
+
+
+def test_what_follows_is_stored_beside_it_and_the_newest_counts() -> None:
+    version = with_heads()
+    first = store(version.pk, step_costs=())
+    found = store(version.pk)
+    assert latest_calibration(version) == found
+    assert first.choices == []
+    plan, chat = found.choices
+    assert (plan["task"], plan["tokens"], plan["ranges"][-1][2]) == ("plan", 2, 0)
+    assert (chat["task"], chat["tokens"], chat["off_from"]) == ("chat", 0, 1)
+    assert chains_expected([version.pk])[version.pk]["plan"] == pytest.approx((1.0, 2.0, 2.5))
+    event = Event.objects.filter(kind="version.calibrated").latest("id")
+    assert event.detail == {"version": "toy@1", "calibration": found.pk}
+    assert event.message == "toy@1 is calibrated by ada: plan 2.50 tokens a step, chat 1.05 tokens a step"
+
+
+@pytest.mark.parametrize(
+    ("speculation", "document", "message"),
+    [
+        ({}, {}, "has no format 1"),
+        ({"tokens": 3}, DOCUMENT, "the calibration is of 2 heads; toy@1 guesses with 3"),
+        ({}, DOCUMENT | {"model": "sha256:00"}, f"of answers of sha256:00, and toy@1 serves {DIGEST}; train heads for"),
+    ],
+)
+def test_what_is_of_something_else_is_refused(speculation: Any, document: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        store(with_heads(**speculation).pk, document)
+    assert not SpeculationCalibration.objects.exists()
+
+
+def test_a_version_without_heads_has_no_calibration() -> None:
+    with pytest.raises(InvalidInput, match="toy@1 guesses by nothing; a calibration is of medusa"):
+        store(stored("released").pk)
+
+
+def test_step_costs_are_read_before_anything_is_stored() -> None:
+    version = with_heads()
+    for wrong in ([{}], [STEP_COST] * 9):
+        with pytest.raises(InvalidInput) as refused:
+            store(version.pk, step_costs=wrong)
+        assert refused.value.field == "step_costs"
