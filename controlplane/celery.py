@@ -114,6 +114,11 @@ app.conf.update(
         "fleet-sample-load": {"task": "fleet.sample_load", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-trim-history": {"task": "fleet.trim_history", "schedule": 600.0, "options": {"expires": 600.0}},
         "fleet-judge-token-drift": {"task": "fleet.judge_token_drift", "schedule": 30.0, "options": {"expires": 30.0}},
+        "fleet-judge-speculation-drift": {
+            "task": "fleet.judge_speculation_drift",
+            "schedule": 60.0,
+            "options": {"expires": 60.0},
+        },
         "fleet-send-callbacks": {"task": "fleet.send_callbacks", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-send-cloud-metrics": {
             "task": "fleet.send_cloud_metrics",

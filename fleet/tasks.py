@@ -14,6 +14,7 @@ from fleet.services.history import history_trim, load_sample
 from fleet.services.node_log import node_logs_trim
 from fleet.services.provisioning import Provisioning
 from fleet.services.reconcile import reconcile_alone
+from fleet.services.speculation_drift import speculation_drift_judge
 from fleet.services.token_drift import token_drift_judge
 from fleet.services.webhook_delivery import WebhookSender, callbacks_send, deliveries_trim
 from kernel import clock
@@ -109,6 +110,11 @@ def sample_load() -> None:
 @shared_task(name="fleet.judge_token_drift")
 def judge_token_drift() -> None:
     token_drift_judge(now=clock.now())
+
+
+@shared_task(name="fleet.judge_speculation_drift")
+def judge_speculation_drift() -> None:
+    speculation_drift_judge(now=clock.now())
 
 
 @shared_task(name="fleet.trim_history")

@@ -281,6 +281,16 @@ class HandoverLoad(Struct, frozen=True, omit_defaults=True):
     prefill_tokens_total: int = 0
 
 
+class SpeculationLoad(Struct, frozen=True):
+    """What the engine of a cell guessed over the last `covered_s`, some hour at most, by its own metrics: `drafts`, one
+    for each sequence in each step that guessed; their `guessed_tokens`, and those that the model accepted."""
+
+    covered_s: float
+    drafts: int = 0
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0
+
+
 MAX_TENANTS_REPORTED = 128
 """Rows of usage in a cell's load without those of `OTHER_TENANTS`: at 300 bytes each well below a frame's limit."""
 OTHER_TENANTS = "~others"
@@ -294,7 +304,8 @@ class Load(Struct, frozen=True):
     `engine_agent.protocol.buckets` to the number of samples in it, without the empty ones. `classes` and `usage`
     have only those that sent something. `tenants` comes from agents of the release before, which have no `usage`.
     `token_check` None: the engine has no counters of tokens, or was never idle yet. `work` None: it counts no steps.
-    `batch` and `cache` None: an agent of the release before. `handovers` None: the cell is `mixed`.
+    `batch` and `cache` None: an agent of the release before. `handovers` None: the cell is `mixed`. `speculation`
+    None: nothing was guessed in the last hour.
     """
 
     in_flight: int = 0
@@ -316,6 +327,7 @@ class Load(Struct, frozen=True):
     batch: BatchLoad | None = None
     handovers: HandoverLoad | None = None
     cache: CacheLoad | None = None
+    speculation: SpeculationLoad | None = None
 
 
 class Accelerator(Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from engine_agent.protocol.held_questions import StateWatch, state_name
 from engine_agent.protocol.ingress_messages import cell_server_name
-from engine_agent.protocol.messages import CellWork, TokenCheck
+from engine_agent.protocol.messages import CellWork, SpeculationLoad, TokenCheck
 from engine_agent.protocol.pairs import Pairs
 from engine_agent.protocol.states import CellRole, Phase, ServingClass
 from engine_agent.proxy import admission
@@ -65,6 +65,7 @@ class Cell:
         """Of requests that have ended, and whose tokens are being asked for."""
         self.token_check: TokenCheck | None = None
         self.work: CellWork | None = None
+        self.speculation: SpeculationLoad | None = None
         self._busy_s, self._busy_since = 0.0, 0.0
         self._exchange_prefix = b"%016x-" % getrandbits(64)
         self._exchanges = count(1)
@@ -149,6 +150,7 @@ class Cell:
             max_concurrency=most,
             token_check=self.token_check,
             work=self.work,
+            speculation=self.speculation,
             batch=self.batch.load(),
             handovers=self.handovers.load(now),
             cache=self.cache.load(),

@@ -1,12 +1,14 @@
 """Reads how many steps the engine made and how many tokens were in them, beside the time for which its cell was busy:
-what a token of each kind costs is told from these totals. It changes no count and asks an idle engine nothing."""
+what a token of each kind costs is told from these totals; and how many guessed tokens were right in the last hour. It
+changes no count and asks an idle engine nothing."""
 
 import asyncio
 import re
 import time
+from collections import deque
 from dataclasses import dataclass
 
-from engine_agent.protocol.messages import CellWork
+from engine_agent.protocol.messages import CellWork, SpeculationLoad
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.http_call import call
 
@@ -20,6 +22,11 @@ _COUNTER = re.compile(
     rb"(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$",
     re.MULTILINE,
 )
+_GUESSES = re.compile(
+    rb"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens)_total(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$", re.MULTILINE
+)
+GUESSES_S = 3600.0
+GUESSES_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,37 @@ def read_totals(page: bytes) -> EngineTotals | None:
     )
 
 
+def read_guesses(page: bytes) -> tuple[int, int, int] | None:
+    """The engine's counters of drafts, of guessed and of accepted tokens; None: it guesses nothing."""
+    found: dict[bytes, int] = {}
+    for name, value in _GUESSES.findall(page):
+        found[name] = found.get(name, 0) + int(float(value))
+    if b"drafts" not in found:
+        return None
+    return found[b"drafts"], found.get(b"draft_tokens", 0), found.get(b"accepted_tokens", 0)
+
+
+class GuessWindow:
+    """How the engine's counters of guesses grew over the last hour, from looks that are a minute apart."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, tuple[int, int, int]]] = deque()
+
+    def note(self, now: float, counters: tuple[int, int, int]) -> SpeculationLoad | None:
+        """Take a look in; None where nothing was guessed. An engine that counts less than before counts anew."""
+        if self._looks and counters[0] < self._looks[-1][1][0]:
+            self._looks.clear()
+        if not self._looks or now - self._looks[-1][0] >= GUESSES_EVERY_S:
+            self._looks.append((now, counters))
+        while len(self._looks) > 1 and now - self._looks[1][0] >= GUESSES_S:
+            self._looks.popleft()
+        began, first = self._looks[0]
+        drafts, guessed, accepted = (ours - theirs for ours, theirs in zip(counters, first, strict=True))
+        if drafts <= 0:
+            return None
+        return SpeculationLoad(round(now - began, 1), drafts, max(0, guessed), max(0, accepted))
+
+
 class WorkReader:
     """The totals of one cell; `Cell.work` has the last ones."""
 
@@ -61,6 +99,7 @@ class WorkReader:
         """When the totals began, and what was there then: seconds busy, the engine's counters."""
         self._last = EngineTotals()
         self._read_at_s = -1.0
+        self._guesses = GuessWindow()
 
     async def run(self) -> None:
         """Read for ever."""
@@ -77,7 +116,11 @@ class WorkReader:
             page = await call(self._cell.pool, b"GET", b"/metrics", None, _METRICS_LIMIT_S, max_bytes=_METRICS_BYTES)
         except OSError:  # not there, or too slow: the health judge says so
             return
-        totals = read_totals(page.body) if page.status == 200 else None
+        if page.status != 200:
+            return
+        guesses = read_guesses(page.body)
+        self._cell.speculation = None if guesses is None else self._guesses.note(time.monotonic(), guesses)
+        totals = read_totals(page.body)
         if totals is not None:
             self._read_at_s = busy_s
             self._note(self._cell.busy_s(), totals)

@@ -2,8 +2,9 @@
 
 import pytest
 
+from engine_agent.protocol.messages import SpeculationLoad
 from engine_agent.proxy.cell import Cell
-from engine_agent.proxy.engine_work import EngineTotals, WorkReader, read_totals
+from engine_agent.proxy.engine_work import EngineTotals, GuessWindow, WorkReader, read_guesses, read_totals
 from engine_agent.proxy.refusal import Refusal
 from tests.engine_agent.proxy.engine import Engine, json_answer, running_engine
 from tests.engine_agent.proxy.test_token_check import cell_of
@@ -67,4 +68,41 @@ async def test_totals_begin_with_the_first_look_and_an_idle_engine_is_asked_noth
         says(engine, 10, 20, 10)
         assert await read(cell, reader) == (0, 0, 0, 0), "the engine counts anew"
         assert cell.status().load.work == cell.work
+        cell.pool.close()
+
+
+GUESSES = b"""vllm:spec_decode_num_drafts_total{engine="0",model_name="a"} 100.0
+vllm:spec_decode_num_drafts_total{engine="1",model_name="a"} 20.0
+vllm:spec_decode_num_draft_tokens_total{engine="0"} 480.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} 240.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 90.0
+"""
+
+
+async def test_guesses_are_read_without_those_by_position() -> None:
+    assert read_guesses(GUESSES) == (120, 480, 240)
+    assert read_guesses(b"vllm:prompt_tokens_total 5\n") is None
+
+
+async def test_guesses_are_counted_over_an_hour_and_anew_for_a_new_engine() -> None:
+    window = GuessWindow()
+    assert window.note(0.0, (100, 400, 200)) is None, "nothing was guessed since"
+    assert window.note(30.0, (110, 440, 220)) == SpeculationLoad(30.0, 10, 40, 20)
+    for minute in range(1, 61):
+        window.note(60.0 * minute, (100 + minute, 400, 200))
+    assert window.note(3660.0, (200, 800, 400)) == SpeculationLoad(3600.0, 99, 400, 200)
+    assert window.note(3700.0, (5, 20, 10)) is None
+
+
+async def test_a_cell_reports_what_its_engine_guessed() -> None:
+    async with running_engine() as engine:
+        cell = cell_of(engine)
+        reader = WorkReader(cell)
+        for drafts in (100, 150):
+            cell.enter(request := Request())
+            engine.ledger = {"/metrics": json_answer(GUESSES.replace(b"100.0", b"%d" % drafts))}
+            await reader.read()
+            cell.leave(request)
+        assert cell.status().load.speculation is not None
+        assert cell.status().load.speculation.drafts == 50
         cell.pool.close()
