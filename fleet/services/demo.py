@@ -9,7 +9,10 @@ from django.db import transaction
 
 from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
 from models_registry.models import Model, ModelVersion, VersionState
+from models_registry.planning.calibration import read_calibration, task_figures
 from models_registry.planning.instance_types import INSTANCE_TYPES, LOCAL_CPU
+from models_registry.planning.speculation_choice import choose, read_step_cost
+from models_registry.services.calibration import calibration_store
 from models_registry.services.draft import version_register
 
 LOCAL = LOCAL_CPU
@@ -83,15 +86,28 @@ Without `fp32` it is what earlier releases served in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """Medusa heads for the demo's SmolLM2 that somebody trained on this machine, with their calibration; `step_cost`
+    None: nobody measured what steps cost here."""
+
+    uri: str
+    digest: str
+    calibration: dict[str, Any]
+    step_cost: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     """Where the converted SmolLM2 lies. None of it is needed when the `sim` engine stands in for it."""
 
     uri: str
     digest: str
+    heads: Heads | None = None
 
 
 def demo_seed(*, weights: Weights | None, ingress_port: int, now: datetime, provider: str = "local") -> None:
-    """Regions, instance types, models, versions and deployments of the demo. `weights` None: all on `sim`.
+    """Regions, instance types, models, versions and deployments of the demo. `weights` None: all on `sim`; with heads:
+    a version that guesses with them, too.
 
     `provider`: of regions that are new, a key of `CELLS`.
     """
@@ -136,7 +152,45 @@ def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
         return _version(model, name, machines, now, context_length=2048, engine_options=options, **engine)
 
     version(f"{name}-calm", SMOLLM2_SIM_CALM if weights is None else SMOLLM2_VLLM_CALM)
+    if weights is not None and weights.heads is not None:
+        _with_heads(model, f"{name}-medusa-{_short(weights.heads.digest)}", weights.heads, engine, now)
     return version(name, SMOLLM2_SIM if weights is None else SMOLLM2_VLLM)
+
+
+def _short(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:8]
+
+
+def _with_heads(model: Model, name: str, heads: Heads, columns: dict[str, Any], now: datetime) -> None:
+    """A version that guesses with these heads as much as pays at each batch size, and its calibration."""
+    if ModelVersion.objects.filter(model=model, version=name).exists():
+        return
+    speculation = {"method": "medusa", "draft_uri": heads.uri, "draft_digest": heads.digest}
+    speculation |= {"tokens": heads.calibration["heads"], "tokens_per_batch_size": _ranges(heads)}
+    row = _version(
+        model,
+        name,
+        {LOCAL: {"nodes": 1, "tp": 1}},
+        now,
+        context_length=2048,
+        engine_options=SMOLLM2_VLLM,
+        speculation=speculation,
+        **columns,
+    )
+    costs = [heads.step_cost] if heads.step_cost else []
+    calibration_store(version_id=row.pk, document=heads.calibration, step_costs=costs, actor="switchyard", now=now)
+
+
+def _ranges(heads: Heads) -> list[list[int]]:
+    """What a deployment is asked nobody knows, so the task counts for which guessing is off first. Where steps were not
+    measured, as they were on two cores: chat lost from batches of 4 on."""
+    if heads.step_cost is None:
+        return [[1, 3, heads.calibration["heads"]], [4, 4, 0]]
+    cost = read_step_cost(heads.step_cost)
+    tasks = read_calibration(heads.calibration).tasks
+    chosen = [choose(task_figures(task), cost, is_tree=False) for task in tasks]
+    first_off = min(chosen, key=lambda each: (each.off_from or cost.most_batch + 1, each.tokens))
+    return [list(each) for each in first_off.ranges]
 
 
 def _sim_70b(instance_type: str, now: datetime) -> ModelVersion:

@@ -1,21 +1,43 @@
 """Records the demo fleet; agents and cells follow from it by themselves."""
 
 import os
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError, CommandParser
 
 from audit.commands import AuditedCommand
+from engine_agent.engines.artifact import read_manifest
+from engine_agent.protocol.strict_json import strict_loads
 from fleet.models import Region
 from fleet.providers.aws.install import install_ensure
 from fleet.services.cloud_region import AWS
-from fleet.services.demo import CELLS, Weights, demo_seed
+from fleet.services.demo import CELLS, Heads, Weights, demo_seed
 from kernel import clock
 from traffic.services.ingress import ingress_create
 
 PASSWORD_VARIABLE = "SWITCHYARD_OPERATOR_PASSWORD"  # noqa: S105 - the name of a variable
+HEADS = "medusa-smollm2-135m-instruct-*"
+"""Folders that `make heads` writes beside the weights; what it measured of steps has the folder's name and `.json`."""
+
+
+def heads_beside(uri: str, digest: str) -> Heads | None:
+    """The newest heads for these weights, None where nobody trained any."""
+    folder = Path(unquote(urlsplit(uri).path)).parent
+    for found in sorted(folder.glob(HEADS), key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            calibration = strict_loads((found / "calibration.json").read_bytes())
+            if calibration["model"] != digest:
+                continue
+            cost = found.with_name(f"{found.name}.json")
+            step_cost = strict_loads(cost.read_bytes()) if cost.exists() else None
+            return Heads(found.as_uri(), read_manifest(found).digest, calibration, step_cost)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # half of one, or none
+    return None
 
 
 class Command(AuditedCommand):
@@ -32,7 +54,8 @@ class Command(AuditedCommand):
         if options["engine"] == "vllm":
             if not (options["artifact_uri"] and options["artifact_digest"]):
                 raise CommandError("--engine vllm needs --artifact-uri and --artifact-digest of the weights")
-            weights = Weights(uri=options["artifact_uri"], digest=options["artifact_digest"])
+            uri, digest = options["artifact_uri"], options["artifact_digest"]
+            weights = Weights(uri=uri, digest=digest, heads=heads_beside(uri, digest))
         now, port = clock.now(), settings.SWITCHYARD_INGRESS_PORT
         demo_seed(weights=weights, ingress_port=port, now=now, provider=options["provider"])
         for region in Region.objects.filter(provider="local"):

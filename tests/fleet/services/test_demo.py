@@ -1,13 +1,16 @@
 """The demo fleet: recorded once, and what operators changed since is theirs."""
 
+from typing import Any
+
 import pytest
 
 from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
-from fleet.services.demo import LOCAL, Weights, demo_seed
+from fleet.services.demo import LOCAL, Heads, Weights, demo_seed
 from fleet.services.rollout_actions import rollout_propose
 from models_registry.models import ModelVersion, VersionState
 from models_registry.planning.engine_arguments import nodes_per_cell, render_engine_plan
 from tests.fleet.rows import NOW
+from tests.models_registry.calibrations import DIGEST, DOCUMENT, STEP_COST
 
 pytestmark = pytest.mark.django_db
 
@@ -122,3 +125,15 @@ def test_a_version_that_an_operator_rolled_out_stays() -> None:
     Deployment.objects.filter(name="smollm2").update(model_version=chosen)
     seed()
     assert version_of("smollm2").version == "2"
+
+
+@pytest.mark.parametrize("step_cost", [STEP_COST, None])
+def test_heads_that_were_trained_here_are_a_version_of_their_own_with_its_calibration(step_cost: Any) -> None:
+    heads = Heads("file:///heads", DIGEST, DOCUMENT, step_cost)
+    for _ in range(2):
+        seed(Weights(uri="file:///weights", digest=DIGEST, heads=heads))
+    version = ModelVersion.objects.get(version__contains="medusa")
+    assert version.calibrations.count() == 1
+    assert version.speculation["tokens"] == 2
+    assert version.speculation["tokens_per_batch_size"] == ([[1, 1, 0]] if step_cost else [[1, 3, 2], [4, 4, 0]])
+    render_engine_plan(version.spec(), InstanceType.objects.get(name=LOCAL).shape())
