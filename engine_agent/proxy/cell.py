@@ -9,6 +9,8 @@ from random import getrandbits
 from time import monotonic
 from typing import Protocol
 
+from msgspec import structs
+
 from engine_agent.protocol.held_questions import StateWatch, state_name
 from engine_agent.protocol.ingress_messages import cell_server_name
 from engine_agent.protocol.messages import CellWork, SpeculationLoad, TokenCheck
@@ -150,11 +152,11 @@ class Cell:
             max_concurrency=most,
             token_check=self.token_check,
             work=self.work,
-            speculation=self.speculation,
             batch=self.batch.load(),
             handovers=self.handovers.load(now),
             cache=self.cache.load(),
         )
+        load = structs.replace(load, speculation=self.speculation)
         health, state = self.judge.health(now), self._state_name()
         return ProxyStatus(health, load, self.phase, in_flight, state, self.handovers.pairs.name)
 

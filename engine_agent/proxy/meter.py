@@ -11,7 +11,6 @@ from engine_agent.protocol.messages import (
     ClassLoad,
     HandoverLoad,
     Load,
-    SpeculationLoad,
     TokenCheck,
 )
 from engine_agent.protocol.states import ServingClass
@@ -247,7 +246,6 @@ class Meter:
         batch: BatchLoad | None = None,
         handovers: HandoverLoad | None = None,
         cache: CacheLoad | None = None,
-        speculation: SpeculationLoad | None = None,
     ) -> Load:
         """The protocol's view: `queued` is what exceeds the number of requests that the cell runs at once."""
         covered_s = min(WINDOW_S, max(1.0, now - self._started_at))
@@ -270,7 +268,6 @@ class Meter:
             batch=batch,
             handovers=handovers,
             cache=cache,
-            speculation=speculation,
         )
 
 
