@@ -48,7 +48,9 @@ class CalibratedTaskSerializer(serializers.Serializer[Any]):
 class ChoiceSerializer(serializers.Serializer[Any]):
     task = serializers.CharField()
     instance_type = serializers.CharField()
-    source = serializers.CharField(help_text="Of what steps cost: `measured` or `given`.")
+    source = serializers.CharField(  # type: ignore[assignment] # the name that the document should show
+        help_text="Of what steps cost: `measured` or `given`."
+    )
     hardware = serializers.CharField()
     is_tree = serializers.BooleanField()
     tokens = serializers.IntegerField(help_text="Guessed with one sequence; paths, where it is a tree.")

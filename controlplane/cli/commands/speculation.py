@@ -1,5 +1,6 @@
 """Speculation: what a version's guesses are worth, and how much it should guess."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,6 @@ from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.resources import Column, at, number
 from controlplane.cli.session import Session, path_of, resource_named, session_of
-from engine_agent.protocol.strict_json import strict_loads
 
 app = typer.Typer()
 speculation = typer.Typer(help="What a version's guesses are worth: calibrations of its heads.", no_args_is_help=True)
@@ -57,7 +57,7 @@ def calibrate(
 
 def _read(file: Path) -> Any:
     try:
-        return strict_loads(file.read_bytes())
+        return json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise Failure(f"cannot read {file}: {error}", ExitCode.USAGE) from error
 
