@@ -10,7 +10,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError, CommandParser
 
 from audit.commands import AuditedCommand
-from engine_agent.engines.artifact import read_manifest
+from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, parse_manifest
 from engine_agent.protocol.strict_json import strict_loads
 from fleet.models import Region
 from fleet.providers.aws.install import install_ensure
@@ -34,8 +34,9 @@ def heads_beside(uri: str, digest: str) -> Heads | None:
                 continue
             cost = found.with_name(f"{found.name}.json")
             step_cost = strict_loads(cost.read_bytes()) if cost.exists() else None
-            return Heads(found.as_uri(), read_manifest(found).digest, calibration, step_cost)
-        except (OSError, ValueError, KeyError, TypeError):
+            manifest = parse_manifest((found / MANIFEST_NAME).read_bytes(), str(found))
+            return Heads(found.as_uri(), manifest.digest, calibration, step_cost)
+        except (BadArtifact, OSError, ValueError, KeyError, TypeError):
             continue  # half of one, or none
     return None
 
