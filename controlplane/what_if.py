@@ -7,7 +7,7 @@ from typing import Any
 
 from fleet.models import DeploymentRegion, Region
 from fleet.planning.autoscaling.planner import agreement_s, plan_scaling
-from fleet.planning.autoscaling.policy import CellRange, ScalingMode
+from fleet.planning.autoscaling.policy import CellPools, CellRange, Cells, ScalingMode
 from fleet.planning.autoscaling.view import NeedSample, PlaceLoad, ScalingView
 from fleet.planning.rate import Source
 from fleet.planning.snapshot import FleetView
@@ -15,7 +15,6 @@ from fleet.selectors.autoscaling import scaling_mode, scaling_switch
 from fleet.selectors.rate import machine_prices
 from fleet.selectors.snapshot import fleet_view, version_view
 from fleet.selectors.start_up import start_times_s, typical_s
-from fleet.services.deployment import Cells
 from fleet.services.rollout_actions import rollout_propose
 from kernel.refusals import InvalidInput
 from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
@@ -51,7 +50,7 @@ def plan_rollout(
         InvalidInput: it could not be started; the same rules as for starting it.
     """
     proposal = rollout_propose(deployment=deployment, version=version, policy=policy, allow_unreleased=allow_unreleased)
-    size = version_view(proposal.version, proposal.deployment.instance_type_id)
+    size = version_view(proposal.version, proposal.deployment.instance_type.shape(), is_apart=True)
     view = fleet_view(now=now)
     change = RollOut(deployment, proposal.version.reference, proposal.policy, size)
     forecast = _predict(view, change, now, has_time, {change.to_version: _usual(view, deployment)})
@@ -69,12 +68,16 @@ def plan_scale(*, deployment: str, cells: Mapping[str, Cells], now: datetime, ha
         raise InvalidInput(field="scale.deployment", rule="exists", message=f"there is no deployment {deployment!r}")
     _known_regions(view, cells, "scale.regions")
     before = _asked(view, deployment)
-    wanted = {
-        region: stated.clamped(before.get(region, 0)) if isinstance(stated, CellRange) else stated
-        for region, stated in cells.items()
-    }
-    forecast = _predict(view, Scale(deployment, wanted), now, has_time)
+    wanted = {region: _count(stated, before.get(region, 0)) for region, stated in cells.items()}
+    roles = {region: (one.prefill, one.decode) for region, one in cells.items() if isinstance(one, CellPools)}
+    forecast = _predict(view, Scale(deployment, wanted, roles), now, has_time)
     return _noting(forecast, [*_scaling_notes(deployment=deployment), *_price_notes(view, deployment, wanted, now)])
+
+
+def _count(stated: Cells, before: int) -> int:
+    if isinstance(stated, CellPools):
+        return stated.total
+    return stated.clamped(before) if isinstance(stated, CellRange) else stated
 
 
 def plan_load(*, deployment: str, factor: float, now: datetime, has_time: HasTime) -> Forecast:

@@ -6,7 +6,7 @@ and has no part in it is left out. Nothing is changed.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from fleet.planning.policy import UpdatePolicy
@@ -47,10 +47,11 @@ class RollOut:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Want so many cells in these regions."""
+    """Want so many cells in these regions; `roles`: prefill and decode cells among them, mixed where none are named."""
 
     deployment: str
     cells: Mapping[str, int]
+    roles: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +142,28 @@ def _begin(world: World, change: Change) -> None:
             roll_out(world, name, version, policy)
             spec = world.store.deployments[name]
             world.store.deployments[name] = replace(spec, others={**spec.others, version: size})
-        case Scale(deployment=name, cells=cells):
+        case Scale(deployment=name, cells=cells, roles=roles):
             for region, count in cells.items():
                 scale(world, name, region, count)
+            _state_roles(world, name, cells, roles)
         case LoseRegion(region=region):
             for machine in list(world.provider.machines.values()):
                 if world.region_of(machine.node) == region:
                     machine.power_off(silently=False)
             world.provider.sold_out.add(region)
+
+
+def _state_roles(world: World, name: str, cells: Mapping[str, int], roles: Mapping[str, tuple[int, int]]) -> None:
+    """Have so many prefill and decode cells in these regions; whoever states some has made sure that its versions can
+    hand prompts over."""
+    spec = world.store.deployments[name]
+    if roles:
+        others = {version: replace(view, hands_over=True) for version, view in spec.others.items()}
+        spec = replace(spec, hands_over=True, others=others)
+    for region in cells:
+        prefill, decode = roles.get(region, (0, 0))
+        spec = spec.claiming(region, replace(spec.claim(region), prefill=prefill, decode=decode))
+    world.store.deployments[name] = spec
 
 
 def _run(world: World, change: Change, horizon_s: float, has_time: Callable[[], bool]) -> bool:

@@ -29,6 +29,7 @@ from fleet.planning.decisions import (
 )
 from fleet.planning.faults.guards import CONDEMNED
 from fleet.planning.ledger import LedgerCounts, refusal
+from fleet.planning.roles.split import answers
 from fleet.planning.snapshot import (
     CellView,
     DeploymentView,
@@ -176,6 +177,7 @@ class Store(Rows):
             state_since=now,
             reason=decision.reason,
             version=decision.version or self.deployments[decision.deployment].version,
+            role=decision.role,
         )
         self._set_cell(decision, None, cell, now)
 
@@ -196,6 +198,7 @@ class Store(Rows):
             restarts=cell.restarts + 1,
             unrouted_at=None,
             version=decision.version or cell.version,
+            role=decision.role or cell.role,
             counters=None,
             failed_by="",
         )
@@ -313,7 +316,7 @@ def ledger_counts(
 ) -> LedgerCounts:
     """What one more disruption, of this cell, would start from. Cells count once ready for `settle_s`."""
     spec = deployments[about.deployment]
-    available = available_here = own_open = region_open = fleet_open = 0
+    available = available_here = available_prefill = own_open = region_open = fleet_open = 0
     for cell in cells:
         if cell.disruption is not None:
             own_open += cell.deployment == spec.name
@@ -323,6 +326,7 @@ def ledger_counts(
         if cell.deployment == spec.name and _is_available(cell, settle_s, now):
             available += 1
             available_here += cell.region == about.region
+            available_prefill += not answers(cell.role)
     return LedgerCounts(
         wanted=sum(spec.cells_wanted.values()),
         available=available,
@@ -334,6 +338,8 @@ def ledger_counts(
         fleet_wanted=sum(sum(other.cells_wanted.values()) for other in deployments.values()),
         fleet_open=fleet_open,
         is_available=_is_available(about, settle_s, now),
+        available_prefill=available_prefill,
+        is_prefill=not answers(about.role),
     )
 
 

@@ -25,6 +25,7 @@ from traffic.services.ingress import ingresses_ensure
 from traffic.services.key import keys_retire, revocations_confirm
 from traffic.services.planner import Planner
 from traffic.services.request_queue import refused_messages_trim
+from traffic.services.roles import roles_plan
 from traffic.services.routing import drained_cells_mark, tables_publish
 from traffic.services.stored_file import stored_files_trim
 from traffic.services.stored_response import responses_trim
@@ -119,6 +120,11 @@ def trim_usage() -> None:
 @shared_task(name="traffic.fit_tokens")
 def fit_tokens() -> None:
     token_fit_all(now=clock.now())
+
+
+@shared_task(name="traffic.plan_roles")
+def plan_roles() -> None:
+    roles_plan(now=clock.now())
 
 
 @shared_task(name="traffic.export_usage")

@@ -22,7 +22,7 @@ API_VERSION = "switchyard/v1"
 VERSION_FIELDS = (
     "engine", "artifact_uri", "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s", "parallelism",
     "engine_options", "engine_env", "golden_prompts", "golden_waiver", "attention_heads", "kv_heads", "layers",
-    "speculation", "quantization", "adapters",
+    "speculation", "quantization", "adapters", "roles",
 )  # fmt: skip
 POLICY_META = frozenset({"deployment", "revision", "actor", "changed_at"})
 
@@ -177,8 +177,14 @@ def _deployment(row: Row) -> Spec:
         "model_version", "instance_type", "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling",
         "markets", "team", "priority", "preemptible", "preempts",
     )  # fmt: skip
-    regions = [{"region": place["region"], "cells": place["range"] or place["cells"]} for place in row["regions"]]
+    plans_roles = row["scaling"].get("roles") == "planned"
+    regions = [{"region": place["region"], "cells": _cells(place, plans_roles)} for place in row["regions"]]
     return {**{field: row[field] for field in plain}, "regions": regions}
+
+
+def _cells(place: Row, plans_roles: bool) -> Any:
+    """What was stated: where roles are planned they are no part of it."""
+    return place["range"] or (None if plans_roles else place["pools"]) or place["cells"]
 
 
 def _traffic_policy(row: Row) -> Spec:

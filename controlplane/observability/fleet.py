@@ -1,6 +1,7 @@
 """How the fleet stands, read from the database when Prometheus asks: a fixed number of small queries, none per cell.
 Every web process tells the same, so rules take the maximum over them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from django.db.models import Count, F, Max, Sum
@@ -9,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from audit.models import AuditExport
 from audit.selectors import audit_chain
+from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, DeploymentRegion, Incident, Node, NodeReport, Rollout, WebhookDelivery
 from fleet.planning.states import CellState, IncidentState, NodeState
 from fleet.planning.webhooks.delivery import DeliveryState
@@ -63,6 +65,15 @@ class FleetGauges(Collector):
             " and sent and found otherwise.",
             ("region", "deployment", "what"),
             _cache_tokens(),
+        )
+        yield _gauge(
+            "cells_of_role", "Cells by role: wanted, ready.", ("region", "deployment", "role", "what"), _cells_of_role()
+        )
+        yield _gauge(
+            "decode_requests",
+            "Requests of ready decode cells since their proxies started: handed over, fallen back, done alone by rule.",
+            ("region", "deployment", "outcome"),
+            _decode_requests(),
         )
         yield _gauge("batches", "Open batches by state.", ("state",), _batches())
         yield _gauge("responses", "Kept responses.", (), _responses())
@@ -175,6 +186,36 @@ def _held() -> Iterator[Row]:
 def _cold_starts() -> Iterator[Row]:
     for name, hold in held_deployments().items():
         yield (name,), hold.hold.cold_start_s
+
+
+def _cells_of_role() -> Iterator[Row]:
+    """Where some are told apart."""
+    ready = Cell.objects.filter(state=CellState.READY.value).order_by()
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for region, deployment, role, n in ready.values_list("region_id", "deployment_id", "role").annotate(n=Count("pk")):
+        counts[region, deployment, role] = n
+    for place in DeploymentRegion.objects.filter(prefill__gt=0):
+        for role in CellRole:
+            labels = (place.region_id, place.deployment_id, role.value)
+            yield (*labels, "wanted"), place.split.of(role)
+            yield (*labels, "ready"), counts[labels]
+
+
+def _decode_requests() -> Iterator[Row]:
+    cell = "node__member__cell__"
+    reports = NodeReport.objects.filter(
+        **{f"{cell}state": CellState.READY.value, f"{cell}role": CellRole.DECODE.value},
+        node__member__rank=0,
+        cell=F("node__member__cell_id"),
+        load__handovers__isnull=False,
+    )
+    totals: Counter[tuple[str, str, str]] = Counter()
+    for region, deployment, load in reports.values_list(f"{cell}region_id", f"{cell}deployment_id", "load__handovers"):
+        counted = load or {}
+        totals[region, deployment, "handed_over"] += counted.get("handovers_total", 0)
+        totals[region, deployment, "fallback"] += sum(counted.get("fallbacks", {}).values())
+        totals[region, deployment, "alone"] += sum(counted.get("alone", {}).values())
+    yield from totals.items()
 
 
 def _batch_requests() -> Iterator[Row]:

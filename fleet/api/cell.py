@@ -19,7 +19,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from engine_agent.protocol.states import MemberRole, ServingClass
+from engine_agent.protocol.states import CellRole, MemberRole, ServingClass
 from fleet.api import examples
 from fleet.api.filters import EndedHidden
 from fleet.api.history import WithLoad
@@ -140,6 +140,9 @@ class CellSerializer(serializers.ModelSerializer[Cell]):
     region = serializers.CharField(source="region_id")
     model_version = serializers.CharField(source="model_version.reference", help_text="`model@version`")
     serving_class = serializers.ChoiceField(choices=choices(ServingClass), source="deployment.serving_class")
+    role = serializers.ChoiceField(
+        choices=choices(CellRole), help_text="Prefill cells only read prompts for decode cells."
+    )
     tone = serializers.ChoiceField(choices=choices(Tone))
     generation = serializers.IntegerField(help_text="Grows with every start of the engine.")
     restarts = serializers.IntegerField(help_text="Starts since it was last ready.")
@@ -150,8 +153,8 @@ class CellSerializer(serializers.ModelSerializer[Cell]):
     class Meta:
         model = Cell
         fields = [
-            "id", "deployment", "region", "model_version", "serving_class", "state", "reason", "tone", "generation",
-            "restarts", "nodes", "fingerprints", "load", "unrouted_at", "state_since", "created_at",
+            "id", "deployment", "region", "model_version", "serving_class", "role", "state", "reason", "tone",
+            "generation", "restarts", "nodes", "fingerprints", "load", "unrouted_at", "state_since", "created_at",
         ]  # fmt: skip
 
     @extend_schema_field(FingerprintsSerializer)
@@ -179,6 +182,7 @@ class CellFilter(EndedHidden):
     model_version = extend_schema_field({"type": "string", "pattern": REFERENCE, "description": "`model@version`"})(
         filters.CharFilter(method="of_version", validators=[RegexValidator(REFERENCE, "must read model@version")])
     )
+    role = filters.ChoiceFilter(choices=choices(CellRole))
     node = filters.CharFilter(field_name="members__node_id", help_text="The cell that this node is in.")
 
     class Meta:

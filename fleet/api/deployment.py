@@ -43,11 +43,20 @@ class CellRangeSerializer(serializers.Serializer[Any]):
     max = serializers.IntegerField()
 
 
+class CellPoolsSerializer(serializers.Serializer[Any]):
+    prefill = serializers.IntegerField()
+    decode = serializers.IntegerField()
+    mixed = serializers.IntegerField(required=False, help_text="Left out: none.")
+
+
 class PlaceSerializer(serializers.Serializer[Any]):
     region = serializers.CharField()
     cells = serializers.IntegerField(help_text="How many there should be.")
     range = CellRangeSerializer(
         allow_null=True, help_text="Within which the autoscaler may set that number; null: a person alone does."
+    )
+    pools = CellPoolsSerializer(
+        allow_null=True, help_text="How many of them should have which role, stated or planned; null: all are mixed."
     )
     ready = serializers.IntegerField(help_text="How many serve now.")
     granted = serializers.IntegerField(
@@ -95,6 +104,7 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
                 "region": place.region_id,
                 "cells": place.cells,
                 "range": cells_as_json(place.range) if place.range else None,
+                "pools": cells_as_json(place.pools) if place.pools else None,
                 "ready": ready.get((deployment.name, place.region_id), 0),
                 "granted": place.cells_granted,
                 "grant_reason": place.grant_reason if place.cells_granted is not None else "",

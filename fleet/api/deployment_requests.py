@@ -8,7 +8,7 @@ from rest_framework import serializers
 
 from engine_agent.protocol.states import ServingClass
 from fleet.api import examples
-from fleet.planning.autoscaling.policy import CELLS_MOST, InvalidScaling, parse_range
+from fleet.planning.autoscaling.policy import CELLS_MOST, InvalidScaling, cells_as_json, parse_cells
 from fleet.planning.claims import PRIORITY_MOST, Preempts
 from fleet.planning.markets import Market
 from fleet.planning.states import choices
@@ -28,35 +28,49 @@ CELLS_SCHEMA = {
             "required": ["min", "max"],
             "additionalProperties": False,
         },
+        {
+            "type": "object",
+            "properties": {
+                role: {"type": "integer", "minimum": 0, "maximum": CELLS_MOST}
+                for role in ("prefill", "decode", "mixed")
+            },
+            "required": ["prefill", "decode"],
+            "additionalProperties": False,
+        },
     ]
 }
 
 
 @extend_schema_field(CELLS_SCHEMA)
 class CellsField(serializers.Field[Any, Any, Any, Any]):
-    """A number of cells, or a range of them as `{"min": 2, "max": 8}`."""
+    """A number of cells, a range of them as `{"min": 2, "max": 8}`, or cells by role as
+    `{"prefill": 1, "decode": 3}`."""
 
     number = serializers.IntegerField(
         min_value=0,
         max_value=CELLS_MOST,
-        error_messages={"invalid": "A valid integer is required, or an object with min and max."},
+        error_messages={
+            "invalid": "A valid integer is required, or an object with min and max, or one with prefill and decode."
+        },
     )
 
     def to_internal_value(self, data: Any) -> int | dict[str, int]:
         if not isinstance(data, Mapping):
             return int(self.number.run_validation(data))
         try:
-            stated = parse_range(data, "cells")
+            return cells_as_json(parse_cells(data, "cells"))
         except InvalidScaling as wrong:
             raise serializers.ValidationError(str(wrong), "range") from None
-        return {"min": stated.min, "max": stated.max}
 
 
 class WantedCellsSerializer(StrictSerializer):
     """How many cells a region should have, or within which range the autoscaler sets their number."""
 
     region = serializers.CharField(max_length=64)
-    cells = CellsField(help_text="A number, which ends a range, or `min` (from 1) and `max`.")
+    cells = CellsField(
+        help_text="A number, which ends a range and roles; `min` and `max`; or `prefill` and `decode`, and `mixed` "
+        "where there are such cells."
+    )
 
 
 def _each_once(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -94,7 +108,7 @@ class _Columns(StrictSerializer):
         required=False,
         help_text="How it is scaled where cells are a range: what differs from the defaults or, in a change, from the "
         "current policy: `mode` (`shadow` or `act`), `target_utilisation`, `slo_burn`, `itl_p95_ms`, `down_after_s`, "
-        "`start_up_s`, `budget_per_hour`, and `schedule` as a whole.",
+        "`start_up_s`, `budget_per_hour`, `roles` (`stated` or `planned`), `itl_p99_ms`, and `schedule` as a whole.",
     )
     markets = serializers.ListField(
         child=serializers.CharField(max_length=16),
@@ -140,6 +154,7 @@ class _Columns(StrictSerializer):
     examples=[
         OpenApiExample("one more in one region", examples.SCALE, request_only=True),
         OpenApiExample("as the load wants", examples.SCALE_BY_LOAD, request_only=True),
+        OpenApiExample("prefill and decode apart", examples.SCALE_BY_ROLE, request_only=True),
         OpenApiExample("with a smaller risk", examples.CHANGE_DEPLOYMENT, request_only=True),
     ]
 )

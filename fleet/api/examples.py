@@ -41,6 +41,7 @@ CELL: dict[str, Any] = {
     "region": "us-east-1",
     "model_version": "sim-70b@1",
     "serving_class": "realtime",
+    "role": "mixed",
     "state": "ready",
     "reason": "all 2 ranks are ready",
     "tone": "ok",
@@ -132,13 +133,22 @@ DEPLOYMENT: dict[str, Any] = {
             "region": "us-east-1",
             "cells": 4,
             "range": {"min": 2, "max": 8},
+            "pools": None,
             "ready": 3,
             "granted": 3,
             "grant_reason": (
                 "team search has 4 of 4 local.sim and borrows 2; nothing more can be borrowed: ads has 4 of 6"
             ),
         },
-        {"region": "us-west-2", "cells": 2, "range": None, "ready": 1, "granted": None, "grant_reason": ""},
+        {
+            "region": "us-west-2",
+            "cells": 2,
+            "range": None,
+            "pools": None,
+            "ready": 1,
+            "granted": None,
+            "grant_reason": "",
+        },
     ],
     "created_at": "2026-11-21T11:57:00Z",
 }
@@ -155,6 +165,7 @@ CHANGE_DEPLOYMENT: dict[str, Any] = {"drain_deadline_s": 120.0, "update_policy":
 
 SCALE: dict[str, Any] = {"regions": [{"region": "us-west-2", "cells": 3}]}
 
+SCALE_BY_ROLE: dict[str, Any] = {"regions": [{"region": "us-west-2", "cells": {"prefill": 1, "decode": 3}}]}
 SCALE_BY_LOAD: dict[str, Any] = {
     "regions": [{"region": "us-west-2", "cells": {"min": 2, "max": 8}}],
     "scaling": {

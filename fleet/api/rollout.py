@@ -132,7 +132,7 @@ class PreviewSerializer(serializers.Serializer[Proposal]):
     at_least_s = serializers.FloatField(help_text="Time that cells need to prove themselves, and bakes to pass.")
 
     def to_representation(self, instance: Proposal) -> dict[str, Any]:
-        stages = preview_stages(instance.policy, instance.wanted, instance.regions)
+        stages = preview_stages(instance.policy, instance.wanted, instance.regions, instance.splits)
         return {
             "deployment": instance.deployment.name,
             "from_version": instance.deployment.model_version.reference,

@@ -26,6 +26,7 @@ from fleet.models.provider_call import MachineStatus, ProviderCall
 from fleet.models.quota import Quota
 from fleet.models.rate import Rate
 from fleet.models.region import InstanceType, Region
+from fleet.models.role import RoleState
 from fleet.models.rollout import Rollout
 from fleet.models.webhook import Webhook, WebhookDelivery
 
@@ -71,6 +72,7 @@ __all__ = [
     "Region",
     "Repair",
     "Replacement",
+    "RoleState",
     "Rollout",
     "ScalingDecision",
     "ScalingState",

@@ -2,7 +2,7 @@
 
 from django.db import models
 
-from engine_agent.protocol.states import MemberRole
+from engine_agent.protocol.states import CellRole, MemberRole
 from fleet.models.deployment import Deployment
 from fleet.models.node import Node
 from fleet.models.region import Region
@@ -17,13 +17,14 @@ class Cell(models.Model):
 
     `secret` authenticates the members of one generation to each other. `restarts` counts starts since it was last
     ready and spaces the next. `unrouted_at`: every ingress has acknowledged a table that sends it nothing new.
-    `failed_by`: of a failed one, the node whose report said so.
+    `failed_by`: of a failed one, the node whose report said so. `role` is, as the version, of its generation.
     """
 
     id = models.CharField(max_length=160, primary_key=True)
     deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="cells")
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="cells")
     model_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="cells")
+    role = models.CharField(max_length=8, choices=choices(CellRole), default=CellRole.MIXED.value)
     state = models.CharField(max_length=16, choices=choices(CellState), default=CellState.PENDING)
     reason = models.TextField(blank=True)
     failed_by = models.CharField(max_length=64, blank=True)

@@ -4,10 +4,18 @@ from django.db import models
 
 from engine_agent.protocol.states import ServingClass
 from fleet.models.region import InstanceType, Region
-from fleet.planning.autoscaling.policy import CellRange, ScalingPolicy, parse_scaling_policy
+from fleet.planning.autoscaling.policy import (
+    CellPools,
+    CellRange,
+    Cells,
+    RolesBy,
+    ScalingPolicy,
+    parse_scaling_policy,
+)
 from fleet.planning.claims import PRIORITY_MOST, GrantRule, Preempts, SharingPolicy
 from fleet.planning.load.slo import Objective, parse_objective
 from fleet.planning.policy import UpdatePolicy, parse_policy
+from fleet.planning.roles.split import RoleSplit, split_within
 from fleet.planning.states import choices
 from models_registry.models import ModelVersion
 
@@ -62,6 +70,11 @@ class Deployment(models.Model):
         """How it is scaled where its cells are a range, the defaults filled in."""
         return parse_scaling_policy(self.scaling)
 
+    @property
+    def plans_roles(self) -> bool:
+        """Whether the roles of its cells are planned, rather than stated by a person."""
+        return bool(self.scaling.get("roles") == RolesBy.PLANNED.value)
+
     def sharing(self) -> SharingPolicy:
         """Who it goes before when machines are short, what its serving class says filled in."""
         stated = SharingPolicy(self.priority, self.preemptible, Preempts(self.preempts))
@@ -69,8 +82,9 @@ class Deployment(models.Model):
 
 
 class DeploymentRegion(models.Model):
-    """How many cells of a deployment a region should have. `cells_min` and `cells_max`: between which the autoscaler
-    may set that number; None: a person alone does.
+    """How many cells of a deployment a region should have, and how many of them, `prefill` and `decode`, should have
+    these roles; the rest is mixed. `cells_min` and `cells_max`: between which the autoscaler may set that number; None:
+    a person alone does.
 
     `cells_granted`: how many of them it may have while machines are short (`fleet.planning.shares`); None: all.
     `granted_at`: when that was decided, `grant_rule` and `grant_reason` by what and why.
@@ -79,6 +93,8 @@ class DeploymentRegion(models.Model):
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="regions")
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="deployments")
     cells = models.PositiveIntegerField()
+    prefill = models.PositiveIntegerField(default=0)
+    decode = models.PositiveIntegerField(default=0)
     cells_min = models.PositiveIntegerField(null=True, blank=True)
     cells_max = models.PositiveIntegerField(null=True, blank=True)
     cells_granted = models.PositiveIntegerField(null=True, blank=True)
@@ -95,6 +111,10 @@ class DeploymentRegion(models.Model):
                 | models.Q(cells_min__gte=0, cells_max__gte=models.F("cells_min"), cells_max__gt=0),
                 name="deployment_cells_range",
             ),
+            models.CheckConstraint(
+                condition=models.Q(prefill=0, decode=0) | models.Q(prefill__gt=0, decode__gt=0),
+                name="deployment_roles_in_pairs",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -106,6 +126,21 @@ class DeploymentRegion(models.Model):
         if self.cells_min is None or self.cells_max is None:
             return None
         return CellRange(self.cells_min, self.cells_max)
+
+    @property
+    def pools(self) -> CellPools | None:
+        """How many cells should have which role; None: all are mixed."""
+        split = split_within(self.cells, self.prefill, self.decode)
+        return CellPools(split.prefill, split.decode, split.mixed) if split.is_apart else None
+
+    def stated(self, *, plans_roles: bool) -> Cells:
+        """What a person stated of its cells: roles are no part of it where they are planned."""
+        return self.range or (None if plans_roles else self.pools) or self.cells
+
+    @property
+    def split(self) -> RoleSplit:
+        """How many of those that there should be while machines are short have which role."""
+        return split_within(self.cells_in_force, self.prefill, self.decode)
 
     @property
     def cells_in_force(self) -> int:

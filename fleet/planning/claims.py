@@ -60,7 +60,7 @@ UNSTATED = SharingPolicy(PRIORITIES[ServingClass.REALTIME], preemptible=False)
 class ClaimView:
     """What a deployment was set to have in a region: `asked` cells, of which `floor` are no surplus; None: all, as of a
     number that a person set. `granted`: how many of them it may have while machines are short, since when and by which
-    rule; None: all."""
+    rule; None: all. `prefill` and `decode`: so many of the asked cells should have these roles, the rest is mixed."""
 
     asked: int
     floor: int | None = None
@@ -68,6 +68,8 @@ class ClaimView:
     granted_at: datetime | None = None
     rule: GrantRule | None = None
     reason: str = ""
+    prefill: int = 0
+    decode: int = 0
 
     @property
     def in_force(self) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from engine_agent.protocol.states import CellRole
 from fleet.planning.claims import GrantRule
 from fleet.planning.fault_rules import IncidentKind, Rule
 from fleet.planning.load.counters import CellCounters
@@ -166,12 +167,13 @@ class CreateCell:
     region: str
     reason: str
     version: str = ""
+    role: CellRole = CellRole.MIXED
 
 
 @dataclass(frozen=True, slots=True)
 class StartCell:
     """Begin a new generation with these nodes, in rank order. Members before that are not named leave. `version`:
-    the one that it runs from now on; empty: the one it has."""
+    the one that it runs from now on; empty: the one it has. `role`: likewise; None: the one it has."""
 
     cell: str
     seen: CellState
@@ -179,6 +181,7 @@ class StartCell:
     nodes: tuple[str, ...]
     reason: str
     version: str = ""
+    role: CellRole | None = None
 
 
 @dataclass(frozen=True, slots=True)

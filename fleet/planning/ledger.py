@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
+from fleet.planning.roles.split import answers
 from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, DisruptionCause
 
@@ -37,6 +38,7 @@ class LedgerCounts:
 
     The first three count the deployment, `…_here` its cells in the cell's region, `region_…` and `fleet_…` all
     deployments and no disruptions for scaling. `is_available`: the cell itself is one of the available.
+    `available_prefill`: those of the available that answer nobody; `is_prefill`: the cell itself is such.
     """
 
     wanted: int
@@ -49,6 +51,8 @@ class LedgerCounts:
     fleet_wanted: int
     fleet_open: int
     is_available: bool
+    available_prefill: int = 0
+    is_prefill: bool = False
 
 
 def refusal(counts: LedgerCounts, cause: DisruptionCause, max_unavailable: int, limits: LedgerLimits) -> str | None:
@@ -59,8 +63,9 @@ def refusal(counts: LedgerCounts, cause: DisruptionCause, max_unavailable: int, 
     """
     left = counts.available - counts.is_available
     left_here = counts.available_here - counts.is_available
-    if counts.wanted > 0 and left < 1:
-        return "no other cell of the deployment is available"
+    answering = left - counts.available_prefill + (counts.is_available and counts.is_prefill)
+    if counts.wanted > 0 and answering < 1:
+        return "no other cell of the deployment is available" + (", but for such that read prompts" if left else "")
     short, short_here = counts.wanted - left, counts.wanted_here - left_here
     if min(counts.open + 1, short) > max_unavailable:
         return f"{counts.open} cells of the deployment are down on purpose, at most {max_unavailable} may be"
@@ -86,6 +91,7 @@ class Ledger:
         self._available: set[str] = {cell.id for cell in fleet.cells.values() if self._counts(cell, now)}
         self._ready_here: Counter[tuple[str, str]] = Counter()
         self._ready: Counter[str] = Counter()
+        self._ready_prefill: Counter[str] = Counter()
         self._open: Counter[str] = Counter()
         self._region_open: Counter[str] = Counter()
         for cell in fleet.cells.values():
@@ -110,6 +116,8 @@ class Ledger:
             fleet_wanted=self._region_wanted.total(),
             fleet_open=self._region_open.total(),
             is_available=cell.id in self._available,
+            available_prefill=self._ready_prefill[cell.deployment],
+            is_prefill=not answers(cell.role),
         )
         return refusal(counts, cause, self._fleet.policy_of(cell.deployment).max_unavailable, self._limits)
 
@@ -129,6 +137,7 @@ class Ledger:
     def _add_available(self, cell: CellView, number: int) -> None:
         self._ready_here[cell.deployment, cell.region] += number
         self._ready[cell.deployment] += number
+        self._ready_prefill[cell.deployment] += 0 if answers(cell.role) else number
 
     def _add_open(self, cell: CellView, cause: DisruptionCause) -> None:
         self._open[cell.deployment] += 1

@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from engine_agent.protocol.fingerprint import Fingerprint
-from engine_agent.protocol.states import EngineState
+from engine_agent.protocol.states import CellRole, EngineState
 from fleet.planning.claims import UNSTATED, ClaimView, QuotaView, SharingPolicy
 from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.fingerprints import stack_digest
@@ -15,6 +15,7 @@ from fleet.planning.load.counters import CellCounters
 from fleet.planning.markets import ANY, Markets
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.provider_limits import ProviderLimits
+from fleet.planning.roles.split import RoleSplit, split_within
 from fleet.planning.states import (
     CellState,
     DisruptionCause,
@@ -120,7 +121,7 @@ class FaultsView:
         return any(incident.node == node and incident.kind in kinds for incident in self.incidents)
 
 
-RETURNING = frozenset({DisruptionCause.ROLLOUT, DisruptionCause.REPAIR})
+RETURNING = frozenset({DisruptionCause.ROLLOUT, DisruptionCause.REPAIR, DisruptionCause.ROLE})
 
 
 class ProviderStatus(StrEnum):
@@ -196,8 +197,8 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class CellView:
-    """`version`: the one of its current generation, or that it is meant for before its first. `disruption`: why it was
-    taken down on purpose, until it is ready again or stopped. `counters`: what its leader last reported of this
+    """`version` and `role`: of its current generation, or that it is meant for before its first. `disruption`: why it
+    was taken down on purpose, until it is ready again or stopped. `counters`: what its leader last reported of this
     generation; None: nothing yet. `failed_by`: of a failed one, the node whose report said so; empty: none did."""
 
     id: str
@@ -213,6 +214,7 @@ class CellView:
     reason: str = ""
     failed_by: str = ""
     version: str = ""
+    role: CellRole = CellRole.MIXED
     disruption: DisruptionCause | None = None
     counters: CellCounters | None = None
 
@@ -230,12 +232,14 @@ class CellView:
 @dataclass(frozen=True, slots=True)
 class VersionView:
     """What planners need to know of a model version on the deployment's machines. `within`: how many network nodes,
-    counted from the widest, all nodes of a cell must share; 0: any."""
+    counted from the widest, all nodes of a cell must share; 0: any. `hands_over`: whether its cells can be told apart
+    by role."""
 
     nodes_per_cell: int
     ready_timeout_s: float = 300.0
     engine: str = ""
     within: int = 0
+    hands_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +258,7 @@ class DeploymentView:
     drain_deadline_s: float = 60.0
     engine: str = ""
     within: int = 0
+    hands_over: bool = False
     version: str = ""
     others: Mapping[str, VersionView] = field(default_factory=dict)
     policy: UpdatePolicy = field(default_factory=UpdatePolicy)
@@ -266,6 +271,12 @@ class DeploymentView:
     def claim(self, region: str) -> ClaimView:
         """What it was set to have there."""
         return self.claims.get(region) or ClaimView(self.cells_wanted.get(region, 0))
+
+    def split(self, region: str) -> RoleSplit:
+        """How many of the cells that there should be have which role: all are mixed where its version hands nothing
+        over."""
+        claim = self.claim(region) if self.of(self.version).hands_over else ClaimView(0)
+        return split_within(self.cells_wanted.get(region, 0), claim.prefill, claim.decode)
 
     def claiming(self, region: str, claim: ClaimView) -> "DeploymentView":
         """With another claim there."""
@@ -281,7 +292,7 @@ class DeploymentView:
 
     def of(self, version: str) -> VersionView:
         """A version's size and times, of the deployment's own unless stated otherwise."""
-        own = VersionView(self.nodes_per_cell, self.ready_timeout_s, self.engine, self.within)
+        own = VersionView(self.nodes_per_cell, self.ready_timeout_s, self.engine, self.within, self.hands_over)
         return self.others.get(version) or own
 
 

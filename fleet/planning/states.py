@@ -133,6 +133,7 @@ class DisruptionCause(StrEnum):
     REPAIR = "repair"
     OPERATOR = "operator"
     PREEMPTION = "preemption"
+    ROLE = "role"
 
 
 CELL_ALLOWED: dict[CellState, frozenset[CellState]] = {

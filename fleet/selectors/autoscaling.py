@@ -87,7 +87,9 @@ def ranged_fleet(now: datetime, deployment: str = "") -> RangedFleet:
     )
     rows = Deployment.objects.filter(name__in=names).select_related("model_version", "instance_type")
     found, problems, prices = [], {}, machine_prices()
-    for row in rows.prefetch_related(Prefetch("regions", DeploymentRegion.objects.select_related("scaling_state"))):
+    for row in rows.prefetch_related(
+        Prefetch("regions", DeploymentRegion.objects.select_related("scaling_state", "role_state"))
+    ):
         try:
             found.append(
                 _ranged(row, started.get(row.name), row.name in rolling, partial(_cell_price, row, prices, now))

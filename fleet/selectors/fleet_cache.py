@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from engine_agent.protocol.fingerprint import Fingerprint, fingerprint_digest
-from engine_agent.protocol.states import EngineState
+from engine_agent.protocol.states import CellRole, EngineState
 from fleet.models import Disruption, NodeReport
 from fleet.planning.faults.liveness import status_in_force
 from fleet.planning.load.counters import CellCounters
@@ -31,6 +31,7 @@ _VERSIONS = ("models_registry_model", "models_registry_modelversion")
 _SELDOM_WRITTEN = (
     *_VERSIONS,
     *("fleet_region", "fleet_deployment", "fleet_deploymentregion", "fleet_rollout", "fleet_disruption", "fleet_quota"),
+    "fleet_instancetype",
     *("fleet_signal", "fleet_incident", "fleet_replacement", "fleet_repair", "fleet_faultrule", "fleet_node"),
     *("fleet_cloudnotice", "models_registry_benchmark"),
 )
@@ -55,7 +56,7 @@ _REPORTS = (
 )
 _CELLS = (
     *("id", "deployment_id", "region_id", "state", "generation", _epoch("created_at"), _epoch("state_since")),
-    *("restarts", _epoch("unrouted_at"), "reason", "failed_by", "model_version_id"),
+    *("restarts", _epoch("unrouted_at"), "reason", "failed_by", "role", "model_version_id"),
 )
 _VERSION = -1
 _SILENT = ReportView(connected=False, last_seen_at=None)
@@ -188,13 +189,14 @@ class FleetCache:
 
     def _cell_view(self, cell: str, row: Row) -> CellView:
         deployment, region, state, generation, created_at, state_since, restarts, unrouted_at, *rest = row
-        reason, failed_by, version = rest
+        reason, failed_by, role, version = rest
         disruption = self._disruptions.get(cell)
         return CellView(
             id=cell,
             deployment=deployment,
             region=region,
             state=CellState(state),
+            role=CellRole(role),
             generation=generation,
             created_at=_time(created_at),
             state_since=_time(state_since),

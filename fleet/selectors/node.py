@@ -11,12 +11,13 @@ from django.db.models import Count, Q, QuerySet, Value
 from django.db.models.functions import Coalesce
 
 from engine_agent.protocol.messages import Assignment, Desired, LogRequest, Peer
-from engine_agent.protocol.states import Phase
+from engine_agent.protocol.states import CellRole, Phase
 from fleet.models import CellMember, Node, NodeLog
 from fleet.planning.faults.liveness import WATCHED
 from fleet.planning.settings import FleetSettings
 from fleet.planning.states import CELL_PHASE, CellState, NodeState
-from models_registry.planning.engine_arguments import render_engine_plan
+from fleet.selectors.pairs import Pairings, pairings
+from models_registry.planning.roles import render_role
 from models_registry.planning.version_spec import InvalidVersion
 from models_registry.selectors.engine_allowance import engine_allowances
 
@@ -67,7 +68,7 @@ def newer_versions(sent: Mapping[str, int]) -> dict[str, int]:
 
 
 def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
-    """The desired state of these nodes, in four queries; without those whose version cannot be rendered."""
+    """The desired state of these nodes, in five queries; without those whose version cannot be rendered."""
     nodes = {node.id: node for node in Node.objects.filter(id__in=list(node_ids)).select_related("log")}
     own = {
         member.node_id: member
@@ -83,10 +84,13 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
         )
     desired = {}
     allowances = engine_allowances() if own else {}
+    pairs = pairings(member.cell for member in own.values())
     for node in nodes.values():
         place = own.get(node.id)
         try:
-            assignment = _assignment(place, tuple(peers[place.cell_id]), allowances) if place is not None else None
+            assignment = (
+                _assignment(place, tuple(peers[place.cell_id]), pairs, allowances) if place is not None else None
+            )
         except InvalidVersion as error:
             # It goes on with what it was sent last; the others get their changes all the same.
             log.error("cannot render the desired state of node %s: %s", node.id, error)
@@ -95,18 +99,25 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
     return desired
 
 
-def _assignment(member: CellMember, peers: tuple[Peer, ...], allowances: Mapping[str, Sequence[str]]) -> Assignment:
-    cell = member.cell
+def _assignment(
+    member: CellMember, peers: tuple[Peer, ...], pairs: Pairings, allowances: Mapping[str, Sequence[str]]
+) -> Assignment:
+    cell, role = member.cell, CellRole(member.cell.role)
+    shape = cell.deployment.instance_type.shape()
     return Assignment(
         cell=cell.id,
         generation=cell.generation,
         rank=member.rank,
         role=member.role,
         phase=CELL_PHASE.get(CellState(cell.state), Phase.STOP),
-        plan=render_engine_plan(cell.model_version.spec(allowances), cell.deployment.instance_type.shape()),
+        plan=render_role(cell.model_version.spec(allowances), role, shape).plan,
         peers=peers,
         secret=cell.secret,
         drain_deadline_s=cell.deployment.drain_deadline_s,
+        cell_role=role,
+        kv_layout=pairs.layout(cell.id),
+        prefill_cells=pairs.prefill_cells(cell.id),
+        decode_nodes=pairs.decode_nodes(cell.id),
     )
 
 

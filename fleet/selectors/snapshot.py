@@ -29,9 +29,13 @@ from kernel.leases import lease_held_since
 from kernel.written_tables import WrittenTables
 from models_registry.models import ModelVersion
 from models_registry.planning.engine_arguments import network_nodes_shared, nodes_per_cell
+from models_registry.planning.instance_types import InstanceShape
+from models_registry.planning.roles import apart_objection
 from models_registry.planning.version_spec import InvalidVersion
 
-_OF_DEPLOYMENTS = ("fleet_deployment", "models_registry_modelversion", "models_registry_model")
+_OF_DEPLOYMENTS = (
+    "fleet_deployment", "fleet_instancetype", "models_registry_modelversion", "models_registry_model",
+)  # fmt: skip
 _OF_ROLLOUTS = ("fleet_rollout", "models_registry_benchmark", *_OF_DEPLOYMENTS)
 LISTENING_LEASE = "agent-ingest"
 """Held by the processes that agents are connected to; while it is not held, silence means nothing."""
@@ -104,7 +108,7 @@ def _rollouts(active: list[Rollout]) -> tuple[dict[str, RolloutView], dict[str, 
 
 def deployment_view(name: str) -> DeploymentView:
     """One deployment as planners take it, with no other version than its own."""
-    row = Deployment.objects.select_related("model_version").get(name=name)
+    row = Deployment.objects.select_related("model_version", "instance_type").get(name=name)
     claims = {place.region_id: _claim(place) for place in DeploymentRegion.objects.filter(deployment=row)}
     return _deployment(row, claims, {})
 
@@ -129,12 +133,15 @@ def _deployments(
 
 
 def _deployment_rows() -> list[Deployment]:
-    return list(Deployment.objects.select_related("model_version"))
+    return list(Deployment.objects.select_related("model_version", "instance_type"))
 
 
 def _claim(place: DeploymentRegion) -> ClaimView:
     rule = GrantRule(place.grant_rule) if place.grant_rule else None
-    return ClaimView(place.cells, place.cells_min, place.cells_granted, place.granted_at, rule, place.grant_reason)
+    return ClaimView(
+        place.cells, place.cells_min, place.cells_granted, place.granted_at, rule, place.grant_reason,
+        place.prefill, place.decode,
+    )  # fmt: skip
 
 
 def _deployment(row: Deployment, claims: dict[str, ClaimView], versions: dict[str, ModelVersion]) -> DeploymentView:
@@ -160,7 +167,8 @@ def _in_force(claims: Mapping[str, ClaimView]) -> dict[str, int]:
 def _valid_deployment(
     row: Deployment, claims: dict[str, ClaimView], versions: dict[str, ModelVersion]
 ) -> DeploymentView:
-    own = version_view(row.model_version, row.instance_type_id)
+    shape, is_apart = row.instance_type.shape(), any(claim.prefill for claim in claims.values())
+    own = version_view(row.model_version, shape, is_apart=is_apart)
     return DeploymentView(
         name=row.name,
         instance_type=row.instance_type_id,
@@ -170,8 +178,9 @@ def _valid_deployment(
         drain_deadline_s=row.drain_deadline_s,
         engine=own.engine,
         within=own.within,
+        hands_over=own.hands_over,
         version=row.model_version.reference,
-        others={name: version_view(other, row.instance_type_id) for name, other in versions.items()},
+        others={name: version_view(other, shape, is_apart=is_apart) for name, other in versions.items()},
         policy=row.policy(),
         markets=parse_markets(row.markets),
         team=row.team,
@@ -180,12 +189,17 @@ def _valid_deployment(
     )
 
 
-def version_view(version: ModelVersion, instance_type: str) -> VersionView:
-    """A version as it runs on these machines.
+def version_view(version: ModelVersion, machine: InstanceShape, *, is_apart: bool = False) -> VersionView:
+    """A version as it runs on these machines. `is_apart`: whether anybody asks if its cells can hand prompts over.
 
     Raises:
         InvalidVersion: it does not state this instance type, or is invalid.
     """
     spec = version.spec()
-    within = network_nodes_shared(spec, instance_type)
-    return VersionView(nodes_per_cell(spec, instance_type), version.ready_timeout_s, version.engine, within)
+    return VersionView(
+        nodes_per_cell(spec, machine.name),
+        version.ready_timeout_s,
+        version.engine,
+        network_nodes_shared(spec, machine.name),
+        hands_over=is_apart and not apart_objection(spec, machine),
+    )

@@ -11,7 +11,7 @@ from fleet.models import Cell, CellMember, Deployment, Node
 from fleet.planning.decisions import CreateCell, DrainCell, ExplainCell, MoveCell, StartCell, StopCell
 from fleet.planning.ledger import LedgerLimits
 from fleet.planning.states import CELL_ALLOWED, CELL_TONE, CellState, NodeState
-from fleet.services.desired import desired_changed
+from fleet.services.desired import desired_changed, pairs_changed
 from fleet.services.incident import incident_open, incidents_close
 from fleet.services.ledger import disruption_charge, disruption_close
 from kernel import hints, live
@@ -35,6 +35,7 @@ def cell_create(decision: CreateCell, *, now: datetime) -> None:
             deployment=deployment,
             region_id=decision.region,
             model_version_id=_version_id(decision.version) or deployment.model_version_id,
+            role=decision.role.value,
             state=CellState.PENDING.value,
             reason=decision.reason,
             created_at=now,
@@ -51,6 +52,8 @@ def cell_start(decision: StartCell, *, now: datetime) -> None:
         IntegrityError: one of the nodes has joined another cell meanwhile.
     """
     changes: dict[str, Any] = {"model_version_id": version} if (version := _version_id(decision.version)) else {}
+    if decision.role is not None:
+        changes["role"] = decision.role.value
     with transaction.atomic():
         _move(
             decision,
@@ -194,6 +197,7 @@ def _move(decision: StartCell | DrainCell | MoveCell | StopCell, to: CellState, 
     )
     cell = Cell.objects.get(id=decision.cell)
     _cell_event(cell, to, decision.reason, now)
+    pairs_changed(cell)
     return cell
 
 

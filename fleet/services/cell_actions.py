@@ -11,7 +11,7 @@ from django.db import transaction
 from fleet.models import Cell, CellMember
 from fleet.planning.states import CELL_TONE, CellState, DisruptionCause
 from fleet.services.cell import ROUTING_TASK
-from fleet.services.desired import desired_changed
+from fleet.services.desired import desired_changed, pairs_changed
 from fleet.services.ledger import disruption_open
 from kernel import hints, live
 from kernel.refusals import Conflict
@@ -67,6 +67,7 @@ def _act(
         if seen is CellState.READY:
             disruption_open(cell=cell, cause=DisruptionCause.OPERATOR, reason=reason, now=now)
         desired_changed(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))
+        pairs_changed(cell)
         live.push("cells", cell.id)
         hints.ring("fleet.reconcile")
         hints.ring(ROUTING_TASK)

@@ -9,11 +9,14 @@ from django.db import IntegrityError, transaction
 from accounts.models import Approval
 from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, requires_approval
 from engine_agent.protocol.states import ServingClass
-from fleet.models import Deployment, DeploymentRegion, Region, ScalingState
+from fleet.models import Deployment, DeploymentRegion, InstanceType, Region, ScalingState
 from fleet.planning.autoscaling.policy import (
     CELLS_MOST,
+    CellPools,
     CellRange,
+    Cells,
     InvalidScaling,
+    RolesBy,
     ScalingPolicy,
     cells_as_json,
     parse_cells,
@@ -34,10 +37,11 @@ from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
+from models_registry.models import ModelVersion
+from models_registry.planning.roles import apart_objection
+from models_registry.selectors.engine_allowance import engine_allowances
 from models_registry.services.lifecycle import version_hold
 
-Cells = int | CellRange
-"""How many cells a region should have: so many, or as many of a range as the autoscaler finds right."""
 EVACUATE_RULE = "evacuate-region"
 """The rule for whatever empties a region: its evacuation, fixed shares, and scaling it down."""
 CHANGEABLE = (
@@ -65,10 +69,13 @@ def deployment_create(
             or range, markets for a region that has none, or a name, of it or of an adapter, that applications ask
             others for.
         Conflict: the name is taken, or the version was retired meanwhile.
+
+    Cells by role need a version whose cells can hand prompts over.
     """
     kind = instance_type_named(instance_type)
     version = version_fit(model_version, kind, allow_unreleased=allow_unreleased, field="model_version")
     _check_cells(cells)
+    _check_roles(version, kind, cells.values())
     if "update_policy" in columns:
         columns["update_policy"] = _policy(columns["update_policy"], UpdatePolicy())
     _check_objective(columns.get("slo", {}), columns.get("serving_class", ServingClass.REALTIME))
@@ -85,7 +92,7 @@ def deployment_create(
                 name=name, model_version=version, instance_type=kind, created_at=now, **columns
             )
             DeploymentRegion.objects.bulk_create(
-                DeploymentRegion(deployment=deployment, region_id=region, **_columns(stated, 0))
+                DeploymentRegion(deployment=deployment, region_id=region, **_columns(stated, DeploymentRegion(cells=0)))
                 for region, stated in sorted(cells.items())
             )
             _record(deployment, "created", f"{name} created by {actor}: {version.reference}", actor, now)
@@ -106,6 +113,7 @@ def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -
             columns["update_policy"] = _policy(columns["update_policy"], deployment.policy())
         if "scaling" in columns:
             columns["scaling"] = _scaling(columns["scaling"], deployment.scaling_policy())
+            _check_planned_roles(deployment, columns["scaling"])
         if "slo" in columns:
             columns["slo"] = {**deployment.slo, **columns["slo"]}
             _check_objective(columns["slo"], columns.get("serving_class", deployment.serving_class))
@@ -243,30 +251,31 @@ def deployment_scale(*, name: str, cells: Mapping[str, Cells], actor: str, now: 
     """
     deployment = Deployment.objects.select_for_update().get(name=name)
     _check_cells(cells)
+    _check_roles(deployment.model_version, deployment.instance_type, cells.values())
     _check_regions_have_markets(deployment.markets, _least_of(cells))
     before = {place.region_id: place for place in DeploymentRegion.objects.filter(deployment=deployment)}
     nothing = DeploymentRegion(cells=0)
     changed = False
     for region, stated in sorted(cells.items()):
         there = before.get(region, nothing)
-        if region in before and stated == (there.range or there.cells):
+        if region in before and stated == there.stated(plans_roles=deployment.plans_roles):
             continue
         changed = True
-        columns = _columns(stated, there.cells)
+        columns = _columns(stated, there, keeps_roles=deployment.plans_roles)
         DeploymentRegion.objects.update_or_create(deployment=deployment, region_id=region, defaults=columns)
         count = columns["cells"]
         if not isinstance(stated, CellRange):
             ScalingState.objects.filter(place__deployment=deployment, place__region=region).delete()
         event_record(
             kind="deployment.scaled",
-            message=f"{name} in {region} from {there.cells} to {count} cells{_range_text(there.range, stated)}, "
+            message=f"{name} in {region} from {there.cells} to {count} cells{_stated_text(there, stated)}, "
             f"requested by {actor}",
             tone=Tone.MOVING,
             now=now,
             actor=actor,
             region=region,
             deployment=name,
-            detail={"was": there.cells, "cells": count, **_range_detail(stated)},
+            detail={"was": there.cells, "cells": count, **_stated_detail(stated)},
         )
     if changed:
         announce_scaled(name)
@@ -279,25 +288,40 @@ def announce_scaled(name: str) -> None:
     hints.ring("fleet.reconcile")
 
 
-def _columns(stated: Cells, before: int) -> dict[str, int | None]:
-    """Of a row: a range keeps the number that there is, as far as it lies within."""
+def _columns(stated: Cells, there: DeploymentRegion, *, keeps_roles: bool = False) -> dict[str, int | None]:
+    """Of a row: a range keeps the number that there is, as far as it lies within. Whatever states no roles ends them,
+    unless they are planned."""
+    no_range = {"cells_min": None, "cells_max": None}
+    if isinstance(stated, CellPools):
+        return {"cells": stated.total, "prefill": stated.prefill, "decode": stated.decode, **no_range}
+    roles: dict[str, int | None] = {} if keeps_roles else {"prefill": 0, "decode": 0}
     if isinstance(stated, CellRange):
-        return {"cells": stated.clamped(before), "cells_min": stated.min, "cells_max": stated.max}
-    return {"cells": stated, "cells_min": None, "cells_max": None}
+        return {"cells": stated.clamped(there.cells), "cells_min": stated.min, "cells_max": stated.max, **roles}
+    return {"cells": stated, **no_range, **roles}
 
 
-def _range_text(before: CellRange | None, stated: Cells) -> str:
+def _stated_text(there: DeploymentRegion, stated: Cells) -> str:
     if isinstance(stated, CellRange):
         return f", by load within {stated}"
-    return f", by load within {before} no more" if before else ""
+    if isinstance(stated, CellPools):
+        return f", {stated}"
+    return f", by load within {there.range} no more" if there.range else ""
 
 
-def _range_detail(stated: Cells) -> dict[str, Any]:
-    return {"range": cells_as_json(stated)} if isinstance(stated, CellRange) else {}
+def _stated_detail(stated: Cells) -> dict[str, Any]:
+    if isinstance(stated, int):
+        return {}
+    return {"range" if isinstance(stated, CellRange) else "pools": cells_as_json(stated)}
 
 
 def _least_of(cells: Mapping[str, Cells]) -> dict[str, int]:
-    return {region: stated.min if isinstance(stated, CellRange) else stated for region, stated in cells.items()}
+    return {region: _least(stated) for region, stated in cells.items()}
+
+
+def _least(stated: Cells) -> int:
+    if isinstance(stated, int):
+        return stated
+    return stated.min if isinstance(stated, CellRange) else stated.total
 
 
 @transaction.atomic
@@ -310,7 +334,10 @@ def deployment_scale_or_request(*, name: str, cells: Mapping[str, Cells], actor:
     _check_cells(cells)
     deployment = Deployment.objects.select_for_update().get(name=name)
     before = _cells_of(deployment)
-    after = {region: _columns(stated, before.get(region, 0))["cells"] or 0 for region, stated in cells.items()}
+    after = {
+        region: _columns(stated, DeploymentRegion(cells=before.get(region, 0)))["cells"] or 0
+        for region, stated in cells.items()
+    }
     emptied = emptied_regions(before, after)
     if not emptied or not requires_approval(EVACUATE_RULE):
         return deployment_scale(name=name, cells=cells, actor=actor, now=now)
@@ -334,12 +361,28 @@ EMPTY_BY_SCALING = FleetAction("empty-by-scaling", "Scale a region down to nothi
 def _check_cells(cells: Mapping[str, Cells]) -> None:
     _check_regions_exist(cells, "regions")
     for region, stated in cells.items():
-        if not isinstance(stated, CellRange) and not 0 <= stated <= CELLS_MOST:
+        if isinstance(stated, int) and not 0 <= stated <= CELLS_MOST:
             raise InvalidInput(
                 field="regions",
                 rule="range",
                 message=f"{stated} cells in {region}; the number must be from 0 to {CELLS_MOST}",
             )
+
+
+def _check_roles(version: ModelVersion, kind: InstanceType, stated: Iterable[Cells]) -> None:
+    """Cells by role take a version that can hand prompts over on these machines."""
+    if not any(isinstance(one, CellPools) and one.prefill for one in stated):
+        return
+    if objection := apart_objection(version.spec(engine_allowances()), kind.shape()):
+        raise InvalidInput(field="regions", rule="roles", message=objection)
+
+
+def _check_planned_roles(deployment: Deployment, scaling: Mapping[str, Any]) -> None:
+    if scaling.get("roles") != RolesBy.PLANNED.value:
+        return
+    spec = deployment.model_version.spec(engine_allowances())
+    if objection := apart_objection(spec, deployment.instance_type.shape()):
+        raise InvalidInput(field="scaling.roles", rule="roles", message=objection)
 
 
 def _check_regions_exist(regions: Iterable[str], field: str) -> None:

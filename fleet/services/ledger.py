@@ -12,6 +12,7 @@ from django.db import connection
 from django.db.models import Count, QuerySet, Sum
 from django.db.models.functions import Coalesce, Least
 
+from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, Deployment, DeploymentRegion, Disruption, Rollout
 from fleet.planning.ledger import LedgerCounts, LedgerLimits, refusal
 from fleet.planning.states import ROLLOUT_ACTIVE, ROLLOUT_MOVING, CellState, DisruptionCause
@@ -90,13 +91,12 @@ def _require_going(rollout: int, cell: Cell, cause: DisruptionCause) -> None:
 
 def _standing(cell: Cell, min_healthy_s: float, now: datetime) -> LedgerCounts:
     proven = now - timedelta(seconds=min_healthy_s)
-    available = _by_region(
-        Cell.objects.filter(deployment_id=cell.deployment_id, state=CellState.READY.value, state_since__lte=proven)
-    )
+    there = Cell.objects.filter(deployment_id=cell.deployment_id, state=CellState.READY.value, state_since__lte=proven)
+    available = _by_region(there)
     places = DeploymentRegion.objects.annotate(in_force=Least("cells", Coalesce("cells_granted", "cells")))
     wanted = dict(places.filter(deployment_id=cell.deployment_id).values_list("region_id", "in_force"))
-    there = places.order_by().values_list("region_id").annotate(in_region=Sum("in_force"))
-    wanted_of_all = {region: int(cells) for region, cells in there}
+    sums = places.order_by().values_list("region_id").annotate(in_region=Sum("in_force"))
+    wanted_of_all = {region: int(cells) for region, cells in sums}
     entries = Disruption.objects.filter(closed_at__isnull=True)
     budgeted = _by_region(entries.exclude(cause=DisruptionCause.SCALE.value))
     return LedgerCounts(
@@ -110,6 +110,8 @@ def _standing(cell: Cell, min_healthy_s: float, now: datetime) -> LedgerCounts:
         fleet_wanted=sum(wanted_of_all.values()),
         fleet_open=budgeted.total(),
         is_available=cell.state == CellState.READY and cell.state_since <= proven,
+        available_prefill=there.filter(role=CellRole.PREFILL.value).count(),
+        is_prefill=cell.role == CellRole.PREFILL,
     )
 
 

@@ -12,6 +12,7 @@ from django.db import transaction
 
 from fleet.models import Cell, Deployment, DeploymentRegion, Region, Rollout
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
+from fleet.planning.roles.split import RoleSplit
 from fleet.planning.rollout.preview import objection, order_of_regions
 from fleet.planning.rollout.waves import progress_of
 from fleet.planning.states import CellState, RolloutState
@@ -23,6 +24,8 @@ from fleet.services.rollout import rollout_event, rollout_locked, rollout_save
 from kernel import hints, live
 from kernel.refusals import Conflict, InvalidInput
 from models_registry.models import ModelVersion
+from models_registry.planning.roles import apart_objection
+from models_registry.selectors.engine_allowance import engine_allowances
 from models_registry.services.lifecycle import version_hold
 
 
@@ -36,6 +39,7 @@ class Proposal:
     policy: UpdatePolicy
     wanted: Mapping[str, int]
     regions: tuple[str, ...]
+    splits: Mapping[str, RoleSplit]
 
 
 def rollout_propose(
@@ -62,11 +66,23 @@ def rollout_propose(
         whole = parse_policy(policy, row.policy())
     except InvalidPolicy as wrong:
         raise InvalidInput(field=f"policy.{wrong.field}", rule="policy", message=str(wrong)) from None
-    wanted = {place.region_id: place.cells_in_force for place in DeploymentRegion.objects.filter(deployment=row)}
-    if against := objection(whole, wanted):
+    places = list(DeploymentRegion.objects.filter(deployment=row))
+    wanted = {place.region_id: place.cells_in_force for place in places}
+    splits = {place.region_id: place.split for place in places}
+    _check_roles(chosen, row, splits)
+    if against := objection(whole, wanted, splits):
         raise InvalidInput(field="policy.strategy", rule="policy", message=against)
     regions = order_of_regions(wanted, list(Region.objects.order_by("position", "name").values_list("name", flat=True)))
-    return Proposal(row, chosen, allow_unreleased, whole, wanted, regions)
+    return Proposal(row, chosen, allow_unreleased, whole, wanted, regions, splits)
+
+
+def _check_roles(chosen: ModelVersion, row: Deployment, splits: Mapping[str, RoleSplit]) -> None:
+    """Cells that are told apart stay so."""
+    if not any(split.is_apart for split in splits.values()):
+        return
+    if against := apart_objection(chosen.spec(engine_allowances()), row.instance_type.shape()):
+        message = f"{against}; or give every region of {row.name} a plain number of cells first"
+        raise InvalidInput(field="version", rule="roles", message=message)
 
 
 def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "") -> Rollout:

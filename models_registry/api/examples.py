@@ -69,6 +69,7 @@ VERSION: dict[str, Any] = {
             "rank": 8,
         }
     ],
+    "roles": {},
     "engine_options": {"enforce_eager": True},
     "engine_env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
     "golden_prompts": [{"prompt": "2 + 2 =", "expect": "4"}],

@@ -136,6 +136,10 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     )
     quantization = serializers.DictField(help_text="How weights are quantized, in the engine's terms; empty: not.")
     adapters = AdapterSerializer(many=True, help_text="LoRA adapters, each served under its own name.")
+    roles = serializers.DictField(
+        child=serializers.DictField(),
+        help_text="What `prefill` and `decode` cells have otherwise; empty: nothing.",
+    )
     renderings = serializers.SerializerMethodField(help_text="What a cell of it is on each instance type.")
     validation = serializers.SerializerMethodField(help_text="Null before the first one.")
 
@@ -144,7 +148,7 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
         fields = [
             "id", "model", "version", "state", "tone", "reason", "revision", "engine", "artifact_uri",
             "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s", "attention_heads", "kv_heads",
-            "layers", "parallelism", "speculation", "quantization", "adapters", "engine_options", "engine_env",
+            "layers", "parallelism", "speculation", "quantization", "adapters", "roles", "engine_options", "engine_env",
             "golden_prompts", "golden_waiver", "renderings", "validation", "created_at", "state_since",
         ]  # fmt: skip
 

@@ -93,6 +93,12 @@ class ChangeDraftSerializer(StrictSerializer):
         required=False,
         help_text="LoRA adapters: `name`, `artifact_uri`, `artifact_digest`, `rank`; each is served under its name.",
     )
+    roles = serializers.DictField(
+        child=serializers.DictField(),
+        required=False,
+        help_text="What `prefill` and `decode` cells have otherwise: `parallelism` (instance type -> `tp`), "
+        "`engine_options`, `max_concurrency`.",
+    )
 
 
 @extend_schema_serializer(examples=[OpenApiExample("another context", examples.CHANGE_DRAFT, request_only=True)])

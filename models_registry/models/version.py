@@ -37,8 +37,8 @@ class ModelVersion(models.Model):
     `engine_options` holds the engine's own options by name; `golden_prompts` is a list of {"prompt", "expect"}, and
     `golden_waiver` says why it is empty, where it is. `attention_heads`, `kv_heads` and `layers` are the model's own
     and let degrees be checked; null is unknown. `speculation` and `quantization` are read by the modules of these names
-    in `models_registry.planning`, as is `adapters`, a list of objects. `reason` is why it is in its state;
-    `state_since` null: since it was registered.
+    in `models_registry.planning`, as are `adapters`, a list of objects, and `roles`, role -> object. `reason` is why it
+    is in its state; `state_since` null: since it was registered.
     """
 
     model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="versions")
@@ -62,6 +62,7 @@ class ModelVersion(models.Model):
     speculation = models.JSONField(default=dict, blank=True)
     quantization = models.JSONField(default=dict, blank=True)
     adapters = models.JSONField(default=list, blank=True)
+    roles = models.JSONField(default=dict, blank=True)
     revision = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()
     state_since = models.DateTimeField(null=True)
@@ -107,6 +108,7 @@ class ModelVersion(models.Model):
             speculation=self.speculation,
             quantization=self.quantization,
             adapters=tuple(self.adapters),
+            roles=self.roles,
             widened=tuple(allowances.get(self.engine, ())),
         )
 

@@ -86,5 +86,6 @@ def version_digest(spec: VersionSpec, instance_type: str) -> str:
             "speculation": dict(spec.speculation),
             "quantization": dict(spec.quantization),
             "adapters": [dict(adapter) for adapter in spec.adapters],
+            **({"roles": dict(spec.roles)} if spec.roles else {}),
         }
     )

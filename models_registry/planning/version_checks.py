@@ -24,6 +24,7 @@ from models_registry.planning.fields import one_of
 from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.parallelism import stated_degrees
 from models_registry.planning.quantization import read_quantization
+from models_registry.planning.roles import check_apart, read_roles, role_spec
 from models_registry.planning.speculation import Draft, read_speculation
 from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
@@ -61,6 +62,7 @@ def check_draft(spec: VersionSpec) -> None:
     _read("speculation", read_speculation, spec.reference, spec.engine, spec.speculation)
     _read("quantization", read_quantization, spec.reference, spec.engine, spec.quantization)
     _read("adapters", adapters_of, spec)
+    _check_roles(spec)
 
 
 def _read(field: str, read: Any, *arguments: Any) -> None:
@@ -68,6 +70,14 @@ def _read(field: str, read: Any, *arguments: Any) -> None:
         read(*arguments)
     except InvalidVersion as error:
         raise BrokenRule(field, "readable", str(error)) from None
+
+
+def _check_roles(spec: VersionSpec) -> None:
+    _read("roles", read_roles, spec)
+    for role in read_roles(spec):
+        if refused := refused_engine_option(role_spec(spec, role)):
+            field, why = refused
+            raise BrokenRule(f"roles.{role}.{field}", why.rule, why.message)
 
 
 def _check_artifact(spec: VersionSpec) -> None:
@@ -111,7 +121,7 @@ def _check_golden(spec: VersionSpec) -> None:
 
 
 def _check_storable(spec: VersionSpec) -> None:
-    for field in ("parallelism", "engine_options", "engine_env", "speculation", "quantization", "adapters"):
+    for field in ("parallelism", "engine_options", "engine_env", "speculation", "quantization", "adapters", "roles"):
         if _has_nul(getattr(spec, field)):
             raise BrokenRule(field, "nul", f"{field} holds a NUL character, which no column takes")
 
@@ -165,6 +175,8 @@ def _problem(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape]
     try:
         check_engine_options(spec)
         plan = render_version(spec, machines[name]).plan
+        if spec.roles:
+            check_apart(spec, machines[name])
     except InvalidVersion as error:
         return str(error)
     size = len(msgspec.json.encode(plan))

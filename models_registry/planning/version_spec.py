@@ -44,6 +44,7 @@ class VersionSpec:
     speculation: Mapping[str, Any] = field(default_factory=dict)
     quantization: Mapping[str, Any] = field(default_factory=dict)
     adapters: tuple[Mapping[str, Any], ...] = ()
+    roles: Mapping[str, Any] = field(default_factory=dict)
     widened: tuple[str, ...] = ()
 
     @property

@@ -24,7 +24,7 @@ from models_registry.selectors.model import version_by_reference
 COLUMNS = (
     "engine", "artifact_uri", "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s", "parallelism",
     "engine_options", "engine_env", "golden_prompts", "golden_waiver", "attention_heads", "kv_heads", "layers",
-    "speculation", "quantization", "adapters",
+    "speculation", "quantization", "adapters", "roles",
 )  # fmt: skip
 """What a draft says; everything else of the row is the registry's own."""
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from fleet.models import DeploymentRegion
+from fleet.models import DeploymentRegion, RoleState
 from fleet.planning.autoscaling.needs import DECISION_S
 from fleet.planning.autoscaling.policy import ScalingPolicy
-from fleet.planning.autoscaling.view import PlaceLoad, ScaledPlace, ScalingView
+from fleet.planning.autoscaling.view import PlaceLoad, PlannedNeed, ScaledPlace, ScalingView
 from fleet.planning.capacity.need import PlacePlan, need_within
+from fleet.planning.roles.split import split_within
 from fleet.selectors.autoscaling import (
     Place,
     RangedDeployment,
@@ -34,6 +35,8 @@ from traffic.selectors.waiting_load import waiting_load
 
 FRESH_FOR = timedelta(seconds=AutopilotSettings().stale_after_s)
 """As long as the region autopilot counts a report."""
+ROLES_FRESH_FOR = timedelta(minutes=15)
+"""Three looks of the planner of roles."""
 TARGET = ScalingPolicy().target_utilisation
 """Below, cells have room for requests of another region."""
 
@@ -115,7 +118,23 @@ def _place(
         idle_since=state.idle_since if state else None,
         granted=row.cells_granted,
         grant_reason=row.grant_reason,
+        answering=_answering(row),
+        roles=_roles_need(row, now),
     )
+
+
+def _answering(row: DeploymentRegion) -> float:
+    """Which part of its cells answers requests."""
+    split = split_within(row.cells, row.prefill, row.decode)
+    return split.answering / split.total if split.total else 1.0
+
+
+def _roles_need(row: DeploymentRegion, now: datetime) -> PlannedNeed | None:
+    """What the planner of roles needs of both kinds, where it acts and has looked lately."""
+    state: RoleState | None = getattr(row, "role_state", None)
+    if state is None or not state.acting or not state.needed or now - state.looked_at > ROLES_FRESH_FOR:
+        return None
+    return PlannedNeed(state.needed, state.reason)
 
 
 def _loads(

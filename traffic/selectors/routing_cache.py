@@ -3,7 +3,7 @@ only what has changed. Whoever makes many passes keeps one; a new one looks at e
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
 from operator import or_
@@ -20,6 +20,7 @@ from kernel.row_cache import FullLooks, RowCache, RowCaches
 from kernel.written_tables import WrittenTables
 from models_registry.models import ModelVersion
 from models_registry.planning.adapters import adapter_names
+from models_registry.planning.roles import role_concurrency
 from traffic.models import RoutingTable
 from traffic.planning.ingress import TableInForce
 from traffic.planning.key import KeyStanding
@@ -62,6 +63,11 @@ class ServedVersion:
 
     max_concurrency: int
     adapters: tuple[str, ...]
+    of_roles: Mapping[str, int] = field(default_factory=dict)
+
+    def concurrency(self, role: str) -> int:
+        """Requests at once of a cell."""
+        return self.of_roles.get(role, self.max_concurrency)
 
 
 class RoutingCache:
@@ -74,8 +80,8 @@ class RoutingCache:
     def _forget(self) -> None:
         self._cells = RowCache(
             "fleet_cell",
-            ("id", "deployment_id", "region_id", "state", "generation", "model_version_id"),
-            kept="state IN ('ready', 'draining')",
+            ("id", "deployment_id", "region_id", "state", "generation", "model_version_id", "role"),
+            kept="state IN ('ready', 'draining') AND role <> 'prefill'",
         )
         self._leaders = RowCache("fleet_cellmember", ("id", "cell_id", "node_id"), kept="rank = 0")
         self._nodes = RowCache("fleet_node", ("id", "address", "port_base"), kept="port_base IS NOT NULL")
@@ -161,7 +167,7 @@ class RoutingCache:
         return cell in self._cells.rows and node in self._nodes.rows and self._cells.rows[cell][4] in self._versions
 
     def _cell(self, cell: str, node: str) -> RoutableCell:
-        deployment, region, state, generation, version = self._cells.rows[cell]
+        deployment, region, state, generation, version, role = self._cells.rows[cell]
         address, port_base = self._nodes.rows[node]
         return RoutableCell(
             id=cell,
@@ -172,14 +178,16 @@ class RoutingCache:
             node=node,
             address=address,
             port=port_base + PROXY,
-            max_connections=self._versions[version].max_concurrency,
+            max_connections=self._versions[version].concurrency(role),
             adapters=self._versions[version].adapters,
         )
 
 
 def _versions() -> dict[int, ServedVersion]:
-    rows = ModelVersion.objects.values_list("pk", "max_concurrency", "adapters")
-    return {pk: ServedVersion(most, adapter_names(adapters)) for pk, most, adapters in rows}
+    rows = ModelVersion.objects.values_list("pk", "max_concurrency", "adapters", "roles")
+    return {
+        pk: ServedVersion(most, adapter_names(adapters), role_concurrency(roles)) for pk, most, adapters, roles in rows
+    }
 
 
 def _known(table: RoutingTable) -> KnownTable:

@@ -10,9 +10,11 @@ from django.conf import settings
 from django.db.models import Q
 
 from engine_agent.protocol.messages import JsonObject
+from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, Deployment
 from fleet.planning.states import CellState
 from kernel.written_tables import WrittenTables
+from models_registry.planning.roles import role_concurrency
 from traffic.models import Ingress, IngressReport, TrafficMatrix, TrafficOverride, TrafficRule, TrafficWindow
 from traffic.planning.demand_placement import latencies_ms
 from traffic.planning.load_window import (
@@ -70,10 +72,14 @@ def ingress_views() -> dict[str, list[IngressView]]:
 
 
 def ready_cells() -> list[ReadyCell]:
-    rows = Cell.objects.filter(state=CellState.READY.value).order_by("id")
+    """Those that answer requests."""
+    rows = Cell.objects.filter(state=CellState.READY.value).exclude(role=CellRole.PREFILL.value).order_by("id")
+    columns = rows.values_list(
+        "id", "deployment_id", "region_id", "role", "model_version__roles", "model_version__max_concurrency"
+    )
     return [
-        ReadyCell(*columns)
-        for columns in rows.values_list("id", "deployment_id", "region_id", "model_version__max_concurrency")
+        ReadyCell(name, deployment, region, role_concurrency(roles).get(role, most))
+        for name, deployment, region, role, roles, most in columns
     ]
 
 

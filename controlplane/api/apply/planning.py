@@ -282,7 +282,10 @@ def _deployment_steps(document: Document, current: Mapping[str, Any], changes: S
 
 
 def cells_text(count: int | Mapping[str, int]) -> str:
-    """`1 cell`, `3 cells`, `2 to 8 cells`."""
+    """`1 cell`, `3 cells`, `2 to 8 cells`, `1 prefill and 3 decode cells`."""
+    if isinstance(count, Mapping) and "prefill" in count:
+        parts = [f"{number} {role}" for role, number in count.items() if number]
+        return f"{' and '.join(parts)} cells"
     if isinstance(count, Mapping):
         return f"{count['min']} to {count['max']} cells"
     return "1 cell" if count == 1 else f"{count} cells"

@@ -74,7 +74,9 @@ def _deployments(names: set[str]) -> dict[str, Stated]:
             "priority": row.priority,
             "preemptible": row.preemptible,
             "preempts": row.preempts,
-            "regions": {place.region_id: cells_as_json(place.range or place.cells) for place in row.regions.all()},
+            "regions": {
+                place.region_id: cells_as_json(place.stated(plans_roles=row.plans_roles)) for place in row.regions.all()
+            },
             "_target": targets.get(row.name, row.model_version.reference),
         }
         for row in rows

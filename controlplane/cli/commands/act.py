@@ -145,8 +145,12 @@ def restart(context: typer.Context, names: Cells, why: Why = "", yes: Yes = Fals
     _act(run, resource_named("cells"), names, "restart", why)
 
 
+ROLES = {"p": "prefill", "d": "decode", "m": "mixed"}
+"""How roles of cells are written behind their number."""
+
+
 def wanted_cells(text: str) -> dict[str, Any]:
-    """`us-west-2=3` or `us-west-2=2..8`, as the API takes it.
+    """`us-west-2=3`, `us-west-2=2..8` or `us-west-2=1p+3d`, as the API takes it.
 
     Raises:
         Failure: it reads otherwise.
@@ -155,22 +159,36 @@ def wanted_cells(text: str) -> dict[str, Any]:
     least, dots, most = count.partition("..")
     if region and least.isdecimal() and (most.isdecimal() if dots else not most):
         return {"region": region, "cells": {"min": int(least), "max": int(most)} if dots else int(least)}
-    raise Failure(f"{text!r} must read REGION=CELLS or REGION=MIN..MAX", ExitCode.USAGE)
+    if region and (pools := _pools(count)):
+        return {"region": region, "cells": pools}
+    rule = "REGION=CELLS, REGION=MIN..MAX or, by role, REGION=1p+3d (prefill, decode, and 2m more that are mixed)"
+    raise Failure(f"{text!r} must read {rule}", ExitCode.USAGE)
+
+
+def _pools(text: str) -> dict[str, int]:
+    """`1p+3d+2m`; empty: it reads otherwise."""
+    parts = text.split("+")
+    roles = [ROLES.get(part[-1:], "") for part in parts]
+    if len(set(roles)) < len(roles) or not all(roles) or not all(part[:-1].isdecimal() for part in parts):
+        return {}
+    return {"prefill": 0, "decode": 0, **{role: int(part[:-1]) for role, part in zip(roles, parts, strict=True)}}
 
 
 @app.command()
 def scale(
     context: typer.Context,
     deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
-    cells: Annotated[list[str], typer.Argument(metavar="REGION=CELLS|MIN..MAX…")],
+    cells: Annotated[list[str], typer.Argument(metavar="REGION=CELLS|MIN..MAX|1p+3d…")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would become of it.")] = False,
 ) -> None:
-    """Set how many cells a deployment should have in regions, or between which numbers the autoscaler may choose;
-    others stay as they are. A plain number ends a range.
+    """Set how many cells a deployment should have in regions, between which numbers the autoscaler may choose, or how
+    many of each role; others stay as they are. A plain number ends ranges and roles.
 
     switchyard scale sim-70b us-west-2=3 --dry-run
 
     switchyard scale sim-70b us-west-2=2..8
+
+    switchyard scale sim-70b us-west-2=1p+3d
     """
     run = session_of(context)
     regions = [wanted_cells(one) for one in cells]

@@ -28,13 +28,21 @@ from controlplane.dashboard.selectors.deployments import (
 from controlplane.dashboard.selectors.events import EventList, deployment_events
 from controlplane.dashboard.selectors.forecasts import Forecasts, forecasts_of
 from controlplane.dashboard.selectors.load_charts import LoadCharts, Slo, load_charts, slo_of
+from controlplane.dashboard.selectors.roles import Roles, roles_of
 from controlplane.dashboard.selectors.shares import QuotaTable, Shares, quota_table, shares_of
 from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import plan_scale
 from fleet.models import Deployment, DeploymentRegion, Region
-from fleet.planning.autoscaling.policy import CELLS_MOST, CellRange, InvalidScaling, parse_cells
+from fleet.planning.autoscaling.policy import (
+    CELLS_MOST,
+    Cells,
+    InvalidScaling,
+    cells_from_text,
+    cells_to_text,
+    parse_cells,
+)
 from fleet.selectors.history import deployment_subject
-from fleet.services.deployment import Cells, deployment_scale_or_request
+from fleet.services.deployment import deployment_scale_or_request
 from kernel.refusals import InvalidInput, Refusal
 from simulator.prediction import Forecast
 
@@ -82,6 +90,10 @@ def _quotas(request: PageRequest) -> QuotaTable:
     return quota_table()
 
 
+def _roles(request: PageRequest) -> Roles:
+    return roles_of(request.once(_model), request.now)
+
+
 def _forecasts(request: PageRequest) -> Forecasts:
     return forecasts_of(request.key, request.now)
 
@@ -126,6 +138,13 @@ DEPLOYMENT = Page(
             _autoscaling,
         ),
         Fragment(
+            "deployment-roles",
+            "Prefill and decode",
+            ("deployments:{key}", "cells", "load"),
+            "dashboard/deployments/roles.html",
+            _roles,
+        ),
+        Fragment(
             "deployment-shares",
             "Share of machines",
             ("deployments:{key}", "quotas"),
@@ -158,7 +177,7 @@ class RegionCells:
     @property
     def value(self) -> str:
         """What the field shows."""
-        return _text(self.new)
+        return cells_to_text(self.new)
 
 
 def _cells_by_region(deployment: Deployment, form: Submission | None) -> tuple[RegionCells, ...]:
@@ -171,33 +190,21 @@ def _cells_by_region(deployment: Deployment, form: Submission | None) -> tuple[R
     cells = []
     for region in Region.objects.values_list("name", flat=True):
         place = places.get(region)
-        now = (place.range or place.cells) if place else 0
-        text = form.text(f"cells-{region}", _text(now)) if form else _text(now)
+        now = place.stated(plans_roles=deployment.plans_roles) if place else 0
+        text = form.text(f"cells-{region}", cells_to_text(now)) if form else cells_to_text(now)
         cells.append(RegionCells(region, now, _stated(region, text)))
     return tuple(cells)
 
 
-def _text(cells: Cells) -> str:
-    """`3`, or `2-8` for a range."""
-    return f"{cells.min}-{cells.max}" if isinstance(cells, CellRange) else str(cells)
-
-
 def _stated(region: str, text: str) -> Cells:
-    least, dash, most = text.replace(" ", "").partition("-")
-    numbers = [_number(one) for one in ((least, most) if dash else (least,))]
-    if None in numbers:
-        message = f"{text[:20]!r} cells in {region}; the number must be from 0 to {CELLS_MOST}, or a range such as 2-8"
-        raise InvalidInput(field="regions", rule="range", message=message)
-    stated = {"min": numbers[0], "max": numbers[1]} if dash else numbers[0]
+    stated = cells_from_text(text)
+    if stated is None:
+        rule = f"a number from 0 to {CELLS_MOST}, a range such as 2-8, or cells by role such as 1p+3d"
+        raise InvalidInput(field="regions", rule="range", message=f"{text[:20]!r} cells in {region}; it must be {rule}")
     try:
-        return parse_cells(stated, f"the range in {region}")
+        return parse_cells(stated, f"the cells in {region}")
     except InvalidScaling as wrong:
         raise InvalidInput(field="regions", rule="range", message=str(wrong)) from None
-
-
-def _number(text: str) -> int | None:
-    is_one = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) <= CELLS_MOST
-    return int(text) if is_one else None
 
 
 def _changes(cells: tuple[RegionCells, ...]) -> dict[str, Cells]:

@@ -191,7 +191,7 @@ def _preview(form: Submission, thing: None) -> Context:
     if not deployment or not version:
         return {}
     proposal = _propose(form)
-    stages = preview_stages(proposal.policy, proposal.wanted, proposal.regions)
+    stages = preview_stages(proposal.policy, proposal.wanted, proposal.regions, proposal.splits)
     confirmation = Confirmation(
         name="start",
         label="Start",

@@ -20,7 +20,9 @@ NUMBERS = (
     "layers",
 )
 TEXTS = ("artifact_uri", "artifact_digest", "golden_waiver")
-NESTED = ("parallelism", "engine_options", "engine_env", "quantization", "speculation", "adapters", "golden_prompts")
+NESTED = (
+    "parallelism", "engine_options", "engine_env", "quantization", "speculation", "adapters", "roles", "golden_prompts",
+)  # fmt: skip
 OPTIONAL = frozenset({"attention_heads", "kv_heads", "layers"})
 
 

@@ -121,7 +121,8 @@ def stage_label(rollout: Rollout) -> str:
 def _waves(rollout: Rollout) -> tuple[Wave, ...]:
     places = DeploymentRegion.objects.filter(deployment_id=rollout.deployment_id)
     wanted = {place.region_id: place.cells_in_force for place in places}
-    stages = preview_stages(parse_policy(rollout.policy), wanted, tuple(rollout.region_order))
+    splits = {place.region_id: place.split for place in places}
+    stages = preview_stages(parse_policy(rollout.policy), wanted, tuple(rollout.region_order), splits)
     done = rollout.state == RolloutState.SUCCEEDED
     went_back = rollout.state in {RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK}
     waves = []

@@ -53,7 +53,7 @@ def target_of(view: ScalingView) -> float:
 
 def greatest_need(view: ScalingView, place: ScaledPlace, now: datetime) -> Need:
     """Of all that asks for cells what asks for most; of equals, what comes first. `enough` is the most of any."""
-    needs = tuple(need for need in _needs(view, place, now) if need.cells > 0 or need.rule is ScalingRule.MIN)
+    needs = tuple(need for need in _needs(view.at(place), place, now) if need.cells > 0 or need.rule is ScalingRule.MIN)
     most = max(needs, key=lambda need: need.cells)
     return Need(most.rule, most.cells, max(need.enough for need in needs), most.reason)
 
@@ -69,6 +69,8 @@ def _needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Nee
     if place.planned is not None:
         text = f"the plan of the day has {cells_text(place.planned.cells)} there: {place.planned.reason}"
         yield Need(ScalingRule.PLAN, place.planned.cells, place.planned.cells, text)
+    if place.roles is not None and place.current > 0:
+        yield Need(ScalingRule.ROLES, place.roles.cells, place.roles.cells, place.roles.reason)
     if (window := window_in_force(view.policy.schedule, place.region, now)) and window.cells > 0:
         text = f"a window of the schedule ({window.cron} {window.time_zone}) wants {cells_text(window.cells)}"
         yield Need(ScalingRule.SCHEDULE, window.cells, window.cells, text)

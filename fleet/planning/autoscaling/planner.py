@@ -59,7 +59,7 @@ def _plan_place(view: ScalingView, place: ScaledPlace, now: datetime) -> PlaceDe
     history = place.history
     if place.load is not None:
         history = _remembered(history, NeedSample(now, need.enough), window_s)
-    needed = None if place.load is None else place.range.clamped(load_cells(view, place.load))
+    needed = None if place.load is None else place.range.clamped(load_cells(view.at(place), place.load))
     since = idle_since(view, place, now)
     if current > 0 and need.cells == 0 and not may_be_empty(view, since, now):
         need = replace(need, rule=ScalingRule.IDLE, cells=1, reason=_kept_warm(view, since))

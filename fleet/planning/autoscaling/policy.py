@@ -3,6 +3,7 @@ more, how soon there may be fewer, at which times how many, and what an hour may
 and numbers from outside come in through `parse_scaling_policy` and `parse_range`, which name what is wrong.
 """
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
@@ -16,6 +17,8 @@ from kernel.constraints import InvalidField, struct_changed
 CELLS_MOST = 1000
 """Of a region: guards against a slip of the finger that would buy machines; the largest fleets that we plan for have
 fewer."""
+TEXT_MOST = 40
+"""Characters of a number of cells, however it is said."""
 HOLD_MOST_S = 600
 """Clients of OpenAI and Anthropic give up after that, and each that waits holds two connections of an ingress."""
 TARGET_MOST = 0.8
@@ -37,8 +40,16 @@ class WakeOn(StrEnum):
     ARRIVALS = "arrivals"
 
 
+class RolesBy(StrEnum):
+    """Who says which cells are mixed, prefill and decode cells. Stated: a person. Planned: `fleet.planning.roles`,
+    where the mode is `act`; in shadow it only says what it would do."""
+
+    STATED = "stated"
+    PLANNED = "planned"
+
+
 class InvalidScaling(InvalidField):
-    """A range or a policy that breaks a rule."""
+    """A number of cells, a range or a policy that breaks a rule."""
 
 
 class CellRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +66,27 @@ class CellRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.min} to {self.max}"
 
 
+class CellPools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many cells of a region have which role."""
+
+    prefill: int
+    decode: int
+    mixed: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.prefill + self.decode + self.mixed
+
+    def __str__(self) -> str:
+        more = f", {self.mixed} mixed" if self.mixed else ""
+        return f"{self.prefill} prefill, {self.decode} decode{more}"
+
+
+Cells = int | CellRange | CellPools
+"""How many cells a region should have: so many, as many of a range as the autoscaler finds right, or so many of each
+role."""
+
+
 class ScalingPolicy(msgspec.Struct, frozen=True):
     """`target_utilisation` is a share of tested capacity: requests at once, over those that cells were tested for.
 
@@ -67,6 +99,9 @@ class ScalingPolicy(msgspec.Struct, frozen=True):
 
     `idle_s`: so long nobody must have asked before the last cell goes, where the range begins at 0. `wake`: what brings
     the first one back. `hold_s`: so long requests wait for it; None: twice the start-up time (`planning.hold`).
+
+    `roles`: who says which cells only read prompts and which answer. `itl_p99_ms`: between two tokens at most, which
+    that is planned by.
     """
 
     mode: ScalingMode = ScalingMode.SHADOW
@@ -87,6 +122,8 @@ class ScalingPolicy(msgspec.Struct, frozen=True):
     idle_s: Annotated[float, Meta(ge=10, le=7 * 86_400)] = 900.0
     wake: WakeOn = WakeOn.WAITING
     hold_s: Annotated[float, Meta(ge=5, le=HOLD_MOST_S)] | None = None
+    roles: RolesBy = RolesBy.STATED
+    itl_p99_ms: Annotated[float, Meta(ge=1, le=60_000)] = 50.0
 
 
 def parse_scaling_policy(stated: Mapping[str, Any], base: ScalingPolicy | None = None) -> ScalingPolicy:
@@ -126,20 +163,75 @@ def parse_range(stated: Any, path: str) -> CellRange:
     return cells
 
 
-def parse_cells(stated: Any, path: str) -> int | CellRange:
-    """A number of cells, or a range of them, as documents and requests state it.
+def parse_pools(stated: Any, path: str) -> CellPools:
+    """Cells by role as they are stated: an object with `prefill`, `decode` and, where there are some, `mixed`.
 
     Raises:
-        InvalidScaling: it is neither.
+        InvalidScaling: something else, numbers out of range, or one role without the other.
+    """
+    rule = (
+        "an object with prefill and decode, and mixed where there are such cells, whole numbers from 0 of which the "
+        f"sum is at most {CELLS_MOST}"
+    )
+    try:
+        pools = msgspec.convert(stated, CellPools)
+    except msgspec.ValidationError:
+        raise InvalidScaling(path, f"{path} is {stated!r}; it must be {rule}") from None
+    if min(pools.prefill, pools.decode, pools.mixed) < 0 or pools.total > CELLS_MOST:
+        raise InvalidScaling(path, f"{path} is {stated!r}; it must be {rule}")
+    if bool(pools.prefill) is not bool(pools.decode):
+        there, missing = ("prefill", "decode") if pools.prefill else ("decode", "prefill")
+        raise InvalidScaling(
+            path,
+            f"{path} has {there} cells without {missing} cells, which work in pairs; state some of both, or mixed "
+            "cells alone as a number",
+        )
+    return pools
+
+
+def parse_cells(stated: Any, path: str) -> Cells:
+    """A number of cells, a range of them, or cells by role, as documents and requests state it.
+
+    Raises:
+        InvalidScaling: it is none of these.
     """
     if isinstance(stated, Mapping):
-        return parse_range(stated, path)
+        return parse_range(stated, path) if {"min", "max"} & stated.keys() else parse_pools(stated, path)
     if isinstance(stated, bool) or not isinstance(stated, int) or not 0 <= stated <= CELLS_MOST:
-        rule = f"a whole number from 0 to {CELLS_MOST}, or an object with min and max"
+        rule = f"a whole number from 0 to {CELLS_MOST}, an object with min and max, or one with prefill and decode"
         raise InvalidScaling(path, f"{path} is {stated!r}; it must be {rule}")
     return stated
 
 
-def cells_as_json(cells: int | CellRange) -> int | dict[str, int]:
+def cells_as_json(cells: Cells) -> int | dict[str, int]:
     """What `parse_cells` reads back."""
+    if isinstance(cells, CellPools):
+        plain = {"prefill": cells.prefill, "decode": cells.decode}
+        return {**plain, "mixed": cells.mixed} if cells.mixed else plain
     return cells if isinstance(cells, int) else {"min": cells.min, "max": cells.max}
+
+
+_TEXT = re.compile(r"(?P<number>\d+)|(?P<min>\d+)(?:\.\.|-)(?P<max>\d+)|(?P<pools>\d+[pdm](?:\+\d+[pdm])*)")
+_ROLE_OF = {"p": "prefill", "d": "decode", "m": "mixed"}
+
+
+def cells_from_text(text: str) -> int | dict[str, int] | None:
+    """What `parse_cells` takes, of what people type: `3`, `2..8` or `2-8`, `1p+3d` or `1p+3d+2m`; None: none of
+    these."""
+    found = _TEXT.fullmatch(text.replace(" ", "")) if text.isascii() and len(text) <= TEXT_MOST else None
+    if found is None:
+        return None
+    if found["number"]:
+        return int(found["number"])
+    if found["min"]:
+        return {"min": int(found["min"]), "max": int(found["max"])}
+    parts = [(_ROLE_OF[part[-1]], int(part[:-1])) for part in found["pools"].split("+")]
+    stated = {"prefill": 0, "decode": 0, **dict(parts)}
+    return stated if len(dict(parts)) == len(parts) else None
+
+
+def cells_to_text(cells: Cells) -> str:
+    """What `cells_from_text` reads back: `3`, `2-8`, `1p+3d`."""
+    if isinstance(cells, CellPools):
+        return f"{cells.prefill}p+{cells.decode}d" + (f"+{cells.mixed}m" if cells.mixed else "")
+    return f"{cells.min}-{cells.max}" if isinstance(cells, CellRange) else str(cells)

@@ -1,6 +1,6 @@
 """What the autoscaler looks at and what it decides. Pure data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -16,6 +16,7 @@ class ScalingRule(StrEnum):
     AUTOPILOT = "autopilot"
     FORECAST = "forecast"
     PLAN = "plan"
+    ROLES = "roles"
     WAITING = "waiting"
     BACKLOG = "backlog"
     ARRIVALS = "arrivals"
@@ -90,7 +91,9 @@ class ScaledPlace:
     person; in shadow, by the last decision alone. `ready` serve; `ready_for_s`: for how long the youngest of them has;
     None: none is. `load` None: nobody has reported it lately. `cell_price`: US dollars an hour there; 0: unknown.
     `planned` None: there is no plan, or it is too old. `idle_since`: since when nobody has asked, by the look before;
-    None: somebody did. `granted`: how many cells it may have while machines are short, and why; None: all."""
+    None: somebody did. `granted`: how many cells it may have while machines are short, and why; None: all.
+    `answering`: which part of its cells should answer requests, where others only read prompts; `roles`: how many cells
+    the planner of roles needs of both; None: it plans none apart."""
 
     region: str
     range: CellRange
@@ -104,6 +107,8 @@ class ScaledPlace:
     idle_since: datetime | None = None
     granted: int | None = None
     grant_reason: str = ""
+    answering: float = 1.0
+    roles: PlannedNeed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,10 @@ class ScalingView:
     """Cells where no range is have no room for more, or there are none."""
     crowded_out: frozenset[str] = frozenset()
     """Regions whose requests no other one has room for: for the planner to fill in."""
+
+    def at(self, place: ScaledPlace) -> "ScalingView":
+        """With what a cell of a place carries, where only a part of its cells answers."""
+        return replace(self, per_cell=self.per_cell * place.answering)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from engine_agent.protocol.states import MemberRole
+from engine_agent.protocol.states import CellRole, MemberRole
 from fleet.planning.settings import FaultSettings
 from fleet.planning.snapshot import FleetView, StepWindow
 
@@ -25,9 +25,11 @@ class Cohort:
     version: str
     instance_type: str
     role: MemberRole
+    cell_role: CellRole = CellRole.MIXED
 
     def __str__(self) -> str:
-        return f"{self.role}s of {self.version} on {self.instance_type}"
+        cells = "" if self.cell_role is CellRole.MIXED else f" {self.cell_role} cells"
+        return f"{self.role}s of {self.version}{cells} on {self.instance_type}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,6 @@ def _cohorts(fleet: FleetView) -> dict[Cohort, Windows]:
             if mine:
                 role = MemberRole.FOLLOWER if member.rank else MemberRole.LEADER
                 version = cell.version or fleet.deployments[cell.deployment].version
-                cohort = Cohort(version, fleet.nodes[member.node].instance_type, role)
+                cohort = Cohort(version, fleet.nodes[member.node].instance_type, role, cell.role)
                 cohorts[cohort][member.node] = mine
     return cohorts

@@ -4,7 +4,7 @@ One plan for scaling, rollouts and repair, over one disruption ledger. Works on 
 it decides nothing more.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -18,6 +18,7 @@ from fleet.planning.reconcile.ahead import supply_ahead
 from fleet.planning.reconcile.cell_health import DEAD
 from fleet.planning.reconcile.drains import drain_ended
 from fleet.planning.reconcile.scaling import plan_scale
+from fleet.planning.roles.plan import plan_role_changes
 from fleet.planning.rollout.versions import BROKEN, VersionPlan, plan_updates
 from fleet.planning.settings import FleetSettings
 from fleet.planning.shares.turns import cells_in_turn
@@ -53,6 +54,7 @@ def plan_reconcile(fleet: FleetView, settings: FleetSettings, now: datetime) -> 
     scaled, leaving = plan_scale(fleet, work.versions, work.ledger, work.notices)
     work.decisions += scaled
     work.decisions += plan_updates(fleet, work.versions, work.ledger, leaving)
+    work.decisions += plan_role_changes(fleet, work.versions.live, work.ledger, leaving)
     for cell in fleet.cells.values():
         if problem := fleet.deployments[cell.deployment].problem:
             _leave(work, cell, problem)
@@ -113,8 +115,15 @@ def _start_again(work: _Pass, cell: CellView, reason: str, wait_s: float = 0.0) 
         why = "it broke" if wait_s else reason
         reason, wait_s = f"{why}; {cell.version} -> {version}", 0.0
     if _age_s(cell, work.now) >= wait_s:
-        nodes = tuple(node.id for node in staying)
-        work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, reason, version))
+        work.decisions.append(_start(work, cell, staying, reason, version))
+
+
+def _start(work: _Pass, cell: CellView, nodes: Iterable[NodeView], reason: str, version: str) -> StartCell:
+    role = work.versions.roles.of(cell, version)
+    if role is not cell.role and cell.generation:
+        reason = f"{reason}; {cell.role} -> {role}"
+    other = role if role is not cell.role else None
+    return StartCell(cell.id, cell.state, cell.generation, tuple(node.id for node in nodes), reason, version, other)
 
 
 def _is_heard(work: _Pass, cell: CellView, node: NodeView) -> bool:
@@ -153,9 +162,7 @@ def _place(work: _Pass) -> None:
     for order in work.orders:
         cell, answer = work.fleet.cells[order.cell], answers[order.cell]
         if isinstance(answer, Placed):
-            nodes = tuple(node.id for node in answer.nodes)
-            version = work.ordered[cell.id]
-            work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, answer.reason, version))
+            work.decisions.append(_start(work, cell, answer.nodes, answer.reason, work.ordered[cell.id]))
             continue
         _explain(work, cell, waiting(cell.reason, answer.reason, is_broken=order.is_repair))
     ahead = [beside for cell in _losing(work) if (beside := supply_ahead(cell, work.fleet, work.notices))]

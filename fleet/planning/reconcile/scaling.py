@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from fleet.planning.decisions import CreateCell, Decision, DrainCell, MoveCell, StopCell
 from fleet.planning.ledger import Ledger
 from fleet.planning.notices import Notices
-from fleet.planning.rollout.versions import Place, VersionPlan
+from fleet.planning.roles.plan import Place
+from fleet.planning.roles.split import beyond, counted
+from fleet.planning.rollout.versions import VersionPlan
 from fleet.planning.rollout.waves import RolloutProgress
 from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, DisruptionCause
@@ -51,7 +53,8 @@ def _create(fleet: FleetView, versions: VersionPlan, place: Place, notices: Noti
     wanted, there = _wanted(fleet, place), len(live) - going
     for _ in range(wanted - there):
         version = versions.of_new(deployment, region)
-        yield CreateCell(deployment, region, _reason(wanted, there, going), version)
+        role = versions.roles.of_new(place, version)
+        yield CreateCell(deployment, region, _reason(wanted, there, going), version, role)
     progress = versions.progress(deployment)
     if progress is None or not progress.is_surging:
         return
@@ -59,7 +62,8 @@ def _create(fleet: FleetView, versions: VersionPlan, place: Place, notices: Noti
     for _ in range(min(room, versions.lacking(deployment, region) - max(0, wanted - there))):
         versions.create_at_goal(deployment, region)
         reason = f"rollout {progress.rollout.id}: comes before a cell of {progress.stage.region} goes"
-        yield CreateCell(deployment, region, reason, progress.goal)
+        role = versions.roles.of_new(place, progress.goal, goal=progress.goal)
+        yield CreateCell(deployment, region, reason, progress.goal, role)
 
 
 def _surplus(fleet: FleetView, versions: VersionPlan, place: Place, notices: Notices) -> list[CellView]:
@@ -71,13 +75,18 @@ def _surplus(fleet: FleetView, versions: VersionPlan, place: Place, notices: Not
     surging = progress is not None and progress.is_surging
     goal = progress.goal if progress else fleet.deployments[place[0]].version
 
-    def least_useful(cell: CellView) -> tuple[bool, bool, int, bool, float, str]:
+    def least_useful(cell: CellView) -> tuple[bool, bool, bool, int, bool, float, str]:
         is_new = cell.version == goal
         rank = SURPLUS_ORDER.index(cell.state)
-        stays = cell.id not in notices.going
-        return stays, surging and is_new, rank, is_new, -cell.created_at.timestamp(), cell.id
+        stays, has_place = cell.id not in notices.going, cell.role not in too_many
+        return stays, surging and is_new, has_place, rank, is_new, -cell.created_at.timestamp(), cell.id
 
-    return sorted(cells, key=least_useful)[:excess]
+    surplus: list[CellView] = []
+    for _ in range(excess):
+        too_many = beyond(counted(cell.role for cell in cells), versions.roles.wanted(place))
+        surplus.append(min(cells, key=least_useful))
+        cells.remove(surplus[-1])
+    return surplus
 
 
 def _held(progress: RolloutProgress | None, versions: VersionPlan, place: Place) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from fleet.planning.load.counters import CellCounters, pooled
+from fleet.planning.roles.split import answers
 from fleet.planning.rollout.gates import judge
 from fleet.planning.rollout.goodput import goodput_objection
 from fleet.planning.rollout.versions import VersionPlan
@@ -17,7 +18,7 @@ CELLS_COMPARED = 100
 def updated_cells(progress: RolloutProgress, versions: VersionPlan, region: str) -> list[CellView]:
     """Serving cells of the new version in a region."""
     cells = versions.live.get((progress.deployment.name, region), ())
-    return [cell for cell in cells if cell.state is CellState.READY and cell.version == progress.rollout.to_version]
+    return [cell for cell in cells if _is_serving(cell) and cell.version == progress.rollout.to_version]
 
 
 def control_cells(progress: RolloutProgress, versions: VersionPlan) -> list[CellView]:
@@ -26,7 +27,7 @@ def control_cells(progress: RolloutProgress, versions: VersionPlan) -> list[Cell
         region: [
             cell
             for cell in versions.live.get((progress.deployment.name, region), ())
-            if cell.state is CellState.READY and cell.version != progress.rollout.to_version
+            if _is_serving(cell) and cell.version != progress.rollout.to_version
         ]
         for region in progress.regions
     }
@@ -59,6 +60,11 @@ def bake_verdict(progress: RolloutProgress, versions: VersionPlan, is_fresh: Cal
     if verdict.finding is not Finding.PASSED:
         return verdict
     return goodput_objection(progress.rollout.goodput, progress.rollout.policy.gate) or verdict
+
+
+def _is_serving(cell: CellView) -> bool:
+    """A prefill cell counts no answers: it is judged by those of the decode cells that it reads for."""
+    return cell.state is CellState.READY and answers(cell.role)
 
 
 def _since(cells: Iterable[CellView], before: Mapping[str, CellCounters]) -> list[CellCounters]:

@@ -128,7 +128,7 @@ def _roll_back_or_pause(case: _Case, reason: str) -> ChangeRollout:
 
 def _judge_wave(case: _Case) -> ChangeRollout | None:
     stage, rollout = case.progress.stage, case.progress.rollout
-    target = stage.target(case.progress.wanted(stage.region))
+    target = case.progress.target(stage)
     proven = sum(case.is_proven(cell) for cell in case.cells(stage.region))
     unproven = [cell for cell in case.cells(stage.region) if _is_updated(case, cell) and not case.is_proven(cell)]
     if proven >= target and not unproven:

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
-from fleet.planning.rollout.waves import stages_of
+from fleet.planning.roles.split import RoleSplit
+from fleet.planning.rollout.waves import canary_cells, stages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +28,17 @@ def order_of_regions(wanted: Mapping[str, int], positions: Sequence[str]) -> tup
 
 
 def preview_stages(
-    policy: UpdatePolicy, wanted: Mapping[str, int], regions: tuple[str, ...]
+    policy: UpdatePolicy,
+    wanted: Mapping[str, int],
+    regions: tuple[str, ...],
+    splits: Mapping[str, RoleSplit] = MappingProxyType({}),
 ) -> tuple[PreviewStage, ...]:
-    """The stages that move any cell, in their order."""
+    """The stages that move any cell, in their order. `splits`: how many of them have which role."""
     stages: list[PreviewStage] = []
     reached: dict[str, int] = {}
     for index, stage in enumerate(stages_of(policy, regions)):
         of = wanted.get(stage.region, 0)
-        cells = stage.target(of)
+        cells = stage.target(of, canary_cells(splits.get(stage.region, RoleSplit())))
         if cells > reached.get(stage.region, 0):
             reached[stage.region] = cells
             bake_s = policy.canary_bake_s if stage.percent is None else policy.bake_s
@@ -52,9 +57,16 @@ def preview_seconds(policy: UpdatePolicy, stages: Sequence[PreviewStage]) -> flo
     return total
 
 
-def objection(policy: UpdatePolicy, wanted: Mapping[str, int]) -> str:
+def objection(
+    policy: UpdatePolicy, wanted: Mapping[str, int], splits: Mapping[str, RoleSplit] = MappingProxyType({})
+) -> str:
     """Why this policy cannot move this deployment; empty: it can."""
     total = sum(wanted.values())
+    if policy.strategy is UpdateStrategy.IN_PLACE and sum(split.answering for split in splits.values()) == 1 < total:
+        return (
+            "the deployment has one cell that answers, beside prefill cells, which in_place would take down; use the "
+            "strategy surge, with surge 2 for a pair at once"
+        )
     if policy.strategy is UpdateStrategy.IN_PLACE and total == 1:
         return "the deployment has one cell, which in_place would take down; use the strategy surge"
     return ""

@@ -11,17 +11,16 @@ from collections.abc import Iterable, Iterator
 
 from fleet.planning.decisions import DrainCell
 from fleet.planning.ledger import Ledger
+from fleet.planning.roles.plan import Place, RolePlan, in_turn
 from fleet.planning.rollout.waves import RolloutProgress, progress_of
 from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, DisruptionCause
 
-Place = tuple[str, str]
-"""Deployment, region."""
 BROKEN = frozenset({CellState.FAILED, CellState.LOST})
 
 
 class VersionPlan:
-    """The versions of one pass. `live` holds the cells that stay, by place."""
+    """The versions and `roles` of one pass. `live` holds the cells that stay, by place."""
 
     def __init__(self, fleet: FleetView) -> None:
         self._fleet = fleet
@@ -34,6 +33,7 @@ class VersionPlan:
         for cell in fleet.cells.values():
             if not cell.is_leaving:
                 self.live[cell.deployment, cell.region].append(cell)
+        self.roles = RolePlan(fleet, self.live)
         self._at_goal: Counter[Place] = Counter()
         for name, progress in self._progress.items():
             for region in progress.regions:
@@ -120,7 +120,7 @@ def plan_updates(fleet: FleetView, versions: VersionPlan, ledger: Ledger, leavin
         for region in progress.regions:
             idle = _not_serving(versions, deployment, region, progress.goal)
             count = versions.lacking(deployment, region) - idle
-            for cell in _candidates(versions, deployment, region, progress.goal, leaving):
+            for cell in _candidates(versions, progress, region, leaving):
                 if count <= 0 or ledger.refusal(cell, DisruptionCause.ROLLOUT) is not None:
                     break
                 ledger.charge(cell, DisruptionCause.ROLLOUT)
@@ -136,8 +136,9 @@ def _not_serving(versions: VersionPlan, deployment: str, region: str, goal: str)
     return sum(cell.state in waiting and cell.version != goal for cell in cells)
 
 
-def _candidates(versions: VersionPlan, deployment: str, region: str, goal: str, leaving: set[str]) -> list[CellView]:
-    """Serving cells of other versions, the oldest first."""
-    cells = versions.live.get((deployment, region), ())
+def _candidates(versions: VersionPlan, progress: RolloutProgress, region: str, leaving: set[str]) -> Iterator[CellView]:
+    """Serving cells of other versions, roles in turn, the oldest first."""
+    place, goal = (progress.deployment.name, region), progress.goal
+    cells = versions.live.get(place, ())
     old = [c for c in cells if c.state is CellState.READY and c.version != goal and c.id not in leaving]
-    return sorted(old, key=lambda cell: (cell.created_at, cell.id))
+    return in_turn(old, versions.roles.at(place, goal), versions.roles.wanted(place))

@@ -8,24 +8,31 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
+from fleet.planning.roles.split import RoleSplit
 from fleet.planning.snapshot import DeploymentView, RolloutView
 from fleet.planning.states import ROLLOUT_MOVING, RolloutState
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`percent` of the region's cells; None: the canary, one cell."""
+    """`percent` of the region's cells; None: the canary, one cell, or one of each role."""
 
     region: str
     percent: int | None
 
-    def target(self, wanted: int) -> int:
-        """How many of the region's `wanted` cells run the new version at the end of this stage."""
-        return min(1, wanted) if self.percent is None else -(-wanted * self.percent // 100)
+    def target(self, wanted: int, canary: int = 1) -> int:
+        """How many of the region's `wanted` cells run the new version at the end of this stage. `canary`: of the first;
+        2 where prefill and decode cells are apart: new ones pair with new ones alone."""
+        return min(canary, wanted) if self.percent is None else -(-wanted * self.percent // 100)
 
     @property
     def label(self) -> str:
         return f"{self.region} canary" if self.percent is None else f"{self.region} {self.percent} %"
+
+
+def canary_cells(split: RoleSplit) -> int:
+    """Of a canary: a pair where prefill and decode cells are apart."""
+    return 2 if split.is_apart else 1
 
 
 def stages_of(policy: UpdatePolicy, regions: tuple[str, ...]) -> tuple[Stage, ...]:
@@ -82,7 +89,11 @@ class RolloutProgress:
         """How many of a region's cells run the goal version at the end of this stage."""
         if self.is_returning or self._is_past(region):
             return self.wanted(region)
-        return self.stage.target(self.wanted(region)) if region == self.stage.region else 0
+        return self.target(self.stage) if region == self.stage.region else 0
+
+    def target(self, stage: Stage) -> int:
+        """How many cells of its region run the new version at the end of a stage."""
+        return stage.target(self.wanted(stage.region), canary_cells(self.deployment.split(stage.region)))
 
     def is_complete(self, region: str) -> bool:
         """Whether every cell of the region, new ones too, takes the goal version."""
@@ -94,8 +105,8 @@ class RolloutProgress:
         here = self.stage
         for index in range(self.rollout.stage + 1, len(self.stages)):
             stage = self.stages[index]
-            reached = here.target(self.wanted(here.region)) if stage.region == here.region else 0
-            if stage.target(self.wanted(stage.region)) > reached:
+            reached = self.target(here) if stage.region == here.region else 0
+            if self.target(stage) > reached:
                 return index
         return None
 

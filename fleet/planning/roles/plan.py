@@ -1,0 +1,125 @@
+"""Decides which role a cell has when it starts next, and which serving cells go down now to come back in another one.
+Pure; it counts what it has given out in this pass.
+
+A role is like a version: a cell keeps it as long as no more of that role are there than its place should have. What
+starts anyway takes a role that is missing; only what is missing then is taken down for, under the disruption ledger.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from engine_agent.protocol.states import CellRole
+from fleet.planning.decisions import DrainCell
+from fleet.planning.ledger import Ledger
+from fleet.planning.roles.split import RoleSplit, beyond, counted, most_lacking, next_to_move
+from fleet.planning.snapshot import CellView, FleetView
+from fleet.planning.states import CellState, DisruptionCause
+
+Place = tuple[str, str]
+"""Deployment, region."""
+HOLDING = frozenset({CellState.READY, CellState.STARTING})
+"""Cells whose role stands; all others take one when they start."""
+
+
+class RolePlan:
+    """The roles of one pass. `live`: the cells that stay, by place."""
+
+    def __init__(self, fleet: FleetView, live: Mapping[Place, list[CellView]]) -> None:
+        self._fleet = fleet
+        self._live = live
+        self._given: dict[Place, list[CellRole]] = {}
+        """Roles of cells that stand, and of those that got one in this pass."""
+        self._beyond: dict[Place, list[CellRole]] = {}
+        """Of those that are created beyond what is wanted."""
+
+    def wanted(self, place: Place) -> RoleSplit:
+        """How many cells of each role a place should have."""
+        return self._fleet.deployments[place[0]].split(place[1])
+
+    def of(self, cell: CellView, version: str) -> CellRole:
+        """The role that this cell has if it is started now with this version."""
+        place = (cell.deployment, cell.region)
+        given, wanted = self._roles(place), self.wanted(place)
+        if cell.state in HOLDING:
+            given.remove(cell.role)
+        role = cell.role
+        if not self._fleet.deployments[cell.deployment].of(version).hands_over:
+            role = CellRole.MIXED
+        elif given.count(role) >= wanted.of(role) or (wanted.decode and CellRole.DECODE not in given):
+            role = most_lacking(counted(given), wanted) or role
+        given.append(role)
+        return role
+
+    def of_new(self, place: Place, version: str, goal: str = "") -> CellRole:
+        """The role of a cell that is created. `goal`: it comes beyond what is wanted, for a rollout to that version."""
+        given, wanted = self._roles(place), self.wanted(place)
+        if not self._fleet.deployments[place[0]].of(version).hands_over:
+            role = CellRole.MIXED
+        elif goal:
+            created = self._beyond.setdefault(place, [])
+            role = next(iter(next_to_move(self.at(place, goal, created), wanted)), CellRole.MIXED)
+            created.append(role)
+        else:
+            role = most_lacking(counted(given), wanted) or CellRole.MIXED
+        given.append(role)
+        return role
+
+    def at(self, place: Place, version: str, more: Iterable[CellRole] = ()) -> RoleSplit:
+        """The roles of the cells that run a version, or are on their way down to come back with it, with some more."""
+        cells = self._live.get(place, ())
+        return counted([*(cell.role for cell in cells if cell.version == version or cell.returns), *more])
+
+    def _roles(self, place: Place) -> list[CellRole]:
+        if place not in self._given:
+            cells = self._live.get(place, ())
+            self._given[place] = [cell.role for cell in cells if cell.state in HOLDING]
+        return self._given[place]
+
+
+def in_turn(cells: Iterable[CellView], moved: RoleSplit, wanted: RoleSplit) -> Iterator[CellView]:
+    """Cells in the order in which a rollout moves them, the oldest of a role first."""
+    left = sorted(cells, key=lambda cell: (cell.created_at, cell.id))
+    at = {role: moved.of(role) for role in CellRole}
+    while left:
+        split = RoleSplit(at[CellRole.MIXED], at[CellRole.PREFILL], at[CellRole.DECODE])
+        turn = next_to_move(split, wanted)
+        cell = next((one for role in turn for one in left if one.role is role), left[0])
+        left.remove(cell)
+        at[cell.role] += 1
+        yield cell
+
+
+def plan_role_changes(
+    fleet: FleetView, live: Mapping[Place, list[CellView]], ledger: Ledger, leaving: set[str]
+) -> Iterator[DrainCell]:
+    """Cells to drain so that they come back in the role that is missing; none while a rollout moves cells, whose gates
+    compare cells of equal roles."""
+    for place in sorted(live):
+        deployment = fleet.deployments[place[0]]
+        if deployment.problem or place[0] in fleet.rollouts:
+            continue
+        cells = [cell for cell in live[place] if cell.id not in leaving]
+        wanted = deployment.split(place[1])
+        if len(cells) != wanted.total:
+            continue
+        yield from _changes([cell for cell in cells if cell.state in HOLDING], wanted, ledger)
+
+
+def _changes(cells: list[CellView], wanted: RoleSplit, ledger: Ledger) -> Iterator[DrainCell]:
+    there = counted(cell.role for cell in cells)
+    for role in _to_change(there, wanted):
+        surplus = max(1, there.of(role) - wanted.of(role))
+        ready = [cell for cell in cells if cell.role is role and cell.state is CellState.READY]
+        for cell in sorted(ready, key=lambda one: (one.created_at, one.id))[:surplus]:
+            if ledger.refusal(cell, DisruptionCause.ROLE) is not None:
+                break
+            ledger.charge(cell, DisruptionCause.ROLE)
+            reason = f"its place should have {wanted}, and has {there}"
+            yield DrainCell(cell.id, cell.generation, DisruptionCause.ROLE, reason)
+
+
+def _to_change(there: RoleSplit, wanted: RoleSplit) -> list[CellRole]:
+    """Roles of which cells are to become others. The last cell that answers cannot; a prefill cell comes back as a
+    decode cell in its stead, and then it can."""
+    if wanted.decode and not there.decode and there.answering == 1 and there.prefill:
+        return [CellRole.PREFILL]
+    return sorted(beyond(there, wanted))

@@ -1,0 +1,100 @@
+"""Which prefill and decode cells pair, as the orders of their leaders name each other. One query, none without any."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine_agent.protocol.messages import PrefillCell
+from engine_agent.protocol.ports import KV_TRANSFER, PROXY
+from engine_agent.protocol.states import CellRole
+from fleet.models import Cell, CellMember
+from fleet.planning.fingerprints import stack_digest
+from fleet.planning.roles.pairs import PairingCell, decode_nodes_of, prefill_cells_of
+from fleet.planning.states import CellState
+from models_registry.planning.roles import kv_layout, role_spec
+from models_registry.planning.version_spec import InvalidVersion
+
+RUNNING = (CellState.STARTING.value, CellState.READY.value, CellState.DRAINING.value)
+Place = tuple[str, str]
+"""Deployment, region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairings:
+    """`leaders`: cell -> its leader, of cells apart; `there`: place -> these cells as planners see them."""
+
+    leaders: dict[str, CellMember]
+    cells: dict[str, PairingCell]
+    there: dict[Place, list[PairingCell]]
+
+    def layout(self, cell: str) -> str:
+        """The fingerprint of what it hands over; empty: nothing."""
+        return self.cells[cell].layout if cell in self.cells else ""
+
+    def prefill_cells(self, cell: str) -> tuple[PrefillCell, ...]:
+        """Those that a decode cell may call."""
+        own = self.cells.get(cell)
+        if own is None or own.role is not CellRole.DECODE:
+            return ()
+        return tuple(self._called(one) for one in prefill_cells_of(own, self._around(cell)))
+
+    def decode_nodes(self, cell: str) -> tuple[str, ...]:
+        """The nodes whose proxies may call a prefill cell."""
+        own = self.cells.get(cell)
+        return decode_nodes_of(own, self._around(cell)) if own is not None and own.role is CellRole.PREFILL else ()
+
+    def decode_cells(self, cell: str) -> tuple[str, ...]:
+        """The decode cells that may call a prefill cell."""
+        nodes = set(self.decode_nodes(cell))
+        return tuple(sorted(one.id for one in self.cells.values() if one.node in nodes))
+
+    def _around(self, cell: str) -> list[PairingCell]:
+        row = self.leaders[cell].cell
+        return self.there[row.deployment_id, row.region_id]
+
+    def _called(self, one: PairingCell) -> PrefillCell:
+        leader = self.leaders[one.id]
+        cell, node = leader.cell, leader.node
+        return PrefillCell(
+            cell=cell.pk,
+            generation=cell.generation,
+            node=node.pk,
+            host=node.address,
+            port=node.port(PROXY),
+            kv_port=node.port(KV_TRANSFER),
+            kv_layout=one.layout,
+            max_concurrency=role_spec(cell.model_version.spec(), CellRole.PREFILL).max_concurrency,
+        )
+
+
+def pairings(cells: Iterable[Cell]) -> Pairings:
+    """Of the places of these cells, those that are apart."""
+    places = {(cell.deployment_id, cell.region_id) for cell in cells if cell.role != CellRole.MIXED}
+    if not places:
+        return Pairings({}, {}, {})
+    rows = CellMember.objects.filter(
+        cell__deployment__in={deployment for deployment, _ in places},
+        cell__region__in={region for _, region in places},
+        cell__state__in=RUNNING,
+        rank=0,
+    ).exclude(cell__role=CellRole.MIXED.value)
+    leaders = {
+        row.cell_id: row
+        for row in rows.select_related("node", "cell__deployment__instance_type", "cell__model_version")
+        if row.node.port_base is not None
+    }
+    found = {name: _pairing(row) for name, row in leaders.items()}
+    there: dict[Place, list[PairingCell]] = defaultdict(list)
+    for name, row in leaders.items():
+        there[row.cell.deployment_id, row.cell.region_id].append(found[name])
+    return Pairings(leaders, found, there)
+
+
+def _pairing(leader: CellMember) -> PairingCell:
+    cell, version = leader.cell, leader.cell.model_version
+    software = stack_digest(leader.node.fingerprint, version.engine)
+    try:
+        layout = kv_layout(version.spec(), cell.deployment.instance_type.shape(), software)
+    except InvalidVersion:
+        layout = ""
+    return PairingCell(cell.pk, CellRole(cell.role), layout, leader.node_id, cell.state == CellState.READY)

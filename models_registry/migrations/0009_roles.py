@@ -1,0 +1,13 @@
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    dependencies = [("models_registry", "0008_benchmark")]
+
+    operations = [
+        migrations.AddField(
+            model_name="modelversion",
+            name="roles",
+            field=models.JSONField(blank=True, default=dict),
+        ),
+    ]

@@ -1,0 +1,121 @@
+"""The ratio of prefill to decode cells, against what whole simulations of four cells found (docs/bench/roles.md)."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.planning.roles.capacity import RoleDemand, RoleLimits, RolePace, carries, mixed_carries, needed_cells
+from fleet.planning.roles.ratio import RatioRule, RatioView, plan_ratio
+from fleet.planning.roles.split import RoleSplit
+
+PACE = RolePace(0.020, 0.000_25, 1 / 8000, 2048, 64, handover_s=0.005, handover_token_s=0.33 / 12_500)
+"""Of the simulator's default: a 70B model on eight accelerators; 0.33 MB a token at 12.5 GB/s."""
+LIMITS = RoleLimits(ttft_s=1.5, itl_s=0.05)
+LONG = RoleDemand(2.6, 3000, 200, requests=500)
+
+demands = st.builds(
+    RoleDemand,
+    per_s=st.floats(0.01, 100),
+    uncached_tokens=st.floats(1, 20_000),
+    output_tokens=st.floats(1, 2000),
+    requests=st.just(100),
+    expected_per_s=st.none() | st.floats(0, 100),
+)
+paces = st.builds(
+    RolePace,
+    step_s=st.floats(0.001, 0.1),
+    sequence_s=st.floats(0, 0.001),
+    prompt_token_s=st.floats(1e-6, 0.01),
+    chunk_tokens=st.integers(64, 8192),
+    most_at_once=st.integers(1, 256),
+    handover_s=st.floats(0, 0.1),
+    handover_token_s=st.floats(0, 0.001),
+)
+
+
+def view(demand: RoleDemand | None, *, cells: int = 4, current: RoleSplit | None = None) -> RatioView:
+    return RatioView(cells, current or RoleSplit(mixed=cells), LIMITS, PACE, demand)
+
+
+@pytest.mark.parametrize(
+    ("demand", "split", "rule"),
+    [
+        (LONG, RoleSplit(prefill=3, decode=1), RatioRule.DEMAND),
+        (RoleDemand(6, 1000, 150, 500), RoleSplit(prefill=2, decode=2), RatioRule.DEMAND),
+        (RoleDemand(3, 3000, 50, 500), RoleSplit(prefill=3, decode=1), RatioRule.DEMAND),
+        (RoleDemand(0.5, 10_000, 500, 500), RoleSplit(mixed=4), RatioRule.HANDOVER),
+        (RoleDemand(20, 100, 100, 500), RoleSplit(mixed=4), RatioRule.SHORT_PROMPTS),
+        (RoleDemand(2.6, 3000, 200, requests=19), RoleSplit(mixed=4), RatioRule.UNKNOWN),
+        (None, RoleSplit(mixed=4), RatioRule.UNKNOWN),
+    ],
+)
+def test_four_cells(demand: RoleDemand | None, split: RoleSplit, rule: RatioRule) -> None:
+    decision = plan_ratio(view(demand))
+
+    assert (decision.split, decision.rule) == (split, rule)
+
+
+def test_says_why_mixed_is_better() -> None:
+    long = plan_ratio(view(RoleDemand(0.5, 10_000, 500, 500))).reason
+    assert "reading and handing over a prompt take 1639 ms, all of 1500 ms" in long
+    assert "makes a step 33 ms, within 50 ms" in plan_ratio(view(RoleDemand(20, 100, 100, 500))).reason
+
+
+def test_says_what_the_demand_takes() -> None:
+    decision = plan_ratio(view(LONG))
+
+    assert decision.needed == RoleSplit(prefill=3, decode=1)
+    assert decision.reason == (
+        "2.60 requests a second of 3000 uncached prompt tokens and 200 of answer take 3 prefill, 1 decode; "
+        "3 prefill, 1 decode carry 5.01 a second within both limits, 4 mixed 0.90"
+    )
+
+
+def test_a_forecast_counts_where_it_is_more_than_comes_now() -> None:
+    assert needed_cells(PACE, replace(LONG, expected_per_s=5.2), LIMITS) == RoleSplit(prefill=4, decode=1)
+    assert needed_cells(PACE, replace(LONG, expected_per_s=0.1), LIMITS) == needed_cells(PACE, LONG, LIMITS)
+
+
+def test_a_single_cell_is_mixed() -> None:
+    assert plan_ratio(view(LONG, cells=1)).rule is RatioRule.TOO_FEW
+
+
+def test_roles_stay_unless_a_change_gains_a_fifth() -> None:
+    near = RoleDemand(6, 1000, 150, 500)
+    current = RoleSplit(prefill=3, decode=1)
+    limits = replace(LIMITS, gain=0.3)
+    decision = plan_ratio(replace(view(near, current=current), limits=limits))
+
+    assert (decision.split, decision.rule) == (current, RatioRule.HYSTERESIS)
+    assert plan_ratio(view(near, current=current)).split == RoleSplit(prefill=2, decode=2)
+
+
+@given(demand=demands, pace=paces, cells=st.integers(0, 12), prefill=st.integers(0, 12), decode=st.integers(0, 12))
+def test_the_split_is_of_all_cells_and_answers(
+    demand: RoleDemand, pace: RolePace, cells: int, prefill: int, decode: int
+) -> None:
+    current = RoleSplit(prefill=prefill, decode=decode)
+    decision = plan_ratio(RatioView(cells, current, LIMITS, pace, demand))
+
+    assert decision.split.total == cells
+    assert decision.split.answering >= min(1, cells)
+    assert decision.reason
+
+
+@given(demand=demands, pace=paces, cells=st.integers(2, 10))
+def test_what_was_decided_stands_at_the_next_look(demand: RoleDemand, pace: RolePace, cells: int) -> None:
+    once = plan_ratio(RatioView(cells, RoleSplit(mixed=cells), LIMITS, pace, demand))
+    again = plan_ratio(RatioView(cells, once.split, LIMITS, pace, demand))
+
+    assert again.split == once.split
+
+
+@given(demand=demands, pace=paces, cells=st.integers(2, 10))
+def test_apart_always_carries_the_gain_more_than_mixed(demand: RoleDemand, pace: RolePace, cells: int) -> None:
+    decision = plan_ratio(RatioView(cells, RoleSplit(mixed=cells), LIMITS, pace, demand))
+    mixed = cells * mixed_carries(pace, demand, LIMITS)
+
+    if decision.split.is_apart:
+        assert carries(decision.split, pace, demand, LIMITS) > mixed * 1.2
