@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("models_registry", "0008_benchmark")]
+    dependencies = [("models_registry", "0009_speculation_calibration")]
 
     operations = [
         migrations.AddField(
