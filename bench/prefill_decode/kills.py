@@ -19,6 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,7 @@ from tests.ports import free_port
 ROOT = Path(__file__).resolve().parents[2]
 HOST, MODEL, LAYOUT = "127.0.0.1", "sim", "a94f01c2"
 LEASE_S = 3.0
+REQUEST_LIMIT_S, ADMIN_LIMIT_S = 30.0, 5.0
 TRIES = 8
 """Of one request on cells in turn, half a second apart after the second: HAProxy's are 3 over as many servers as there
 are, and a queue before them."""
@@ -85,18 +87,29 @@ class Cell:
 
     async def is_ready(self) -> bool:
         """Healthy; its proxy is told its pairs by the way, as an agent does that finds others there."""
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):
-            status = (await ask(self.ports["admin"], request("/status"))).json()
-            if status["pairs"] != self.pairs.name:
-                await ask(self.ports["admin"], request("/pairs", msgspec.json.encode(self.pairs)))
-            return bool(status["health"]["ok"])
-        return False
+        status = await self.status()
+        if status is None:
+            return False
+        if status["pairs"] != self.pairs.name:
+            await self.admin("admin", request("/pairs", msgspec.json.encode(self.pairs)))
+        return bool(status["health"]["ok"])
 
-    async def page(self, port: str) -> str:
-        return (await ask(self.ports[port], request("/metrics"))).body.decode()
+    async def admin(self, port: str, raw: bytes) -> bytes:
+        """An answer's body; empty while nobody answers."""
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(ADMIN_LIMIT_S):
+                return (await ask(self.ports[port], raw)).body
+        return b""
 
-    async def metric(self, name: str) -> float:
-        lines = (await self.page("engine")).splitlines()
+    async def status(self) -> dict[str, Any] | None:
+        said = await self.admin("admin", request("/status"))
+        return msgspec.json.decode(said) if said else None
+
+    async def metric(self, name: str) -> float | None:
+        """Sum of the samples of one of the engine's metrics; None while it does not answer."""
+        lines = (await self.admin("engine", request("/metrics"))).decode().splitlines()
+        if not lines:
+            return None
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
@@ -121,16 +134,18 @@ class Rig:
         name = self.fleet.name(IdentityKind.NODE, cell.node).dns
         begun = False
         try:
-            reader, writer = await asyncio.open_connection(
-                HOST, cell.ports["proxy"], ssl=self.context, server_hostname=name
-            )
+            async with asyncio.timeout(REQUEST_LIMIT_S):
+                reader, writer = await asyncio.open_connection(
+                    HOST, cell.ports["proxy"], ssl=self.context, server_hostname=name
+                )
             try:
                 writer.write(request("/v1/completions", body, connection="close"))
-                first_line, _ = await read_head(reader)
-                if first_line.split()[1] != "200":
-                    return "nothing"
-                begun = True
-                text = await reader.read()
+                async with asyncio.timeout(REQUEST_LIMIT_S):
+                    first_line, _ = await read_head(reader)
+                    if first_line.split()[1] != "200":
+                        return "nothing"
+                    begun = True
+                    text = await reader.read()
                 return "whole" if b"[DONE]" in text else "broken"
             finally:
                 writer.transport.abort()
@@ -176,19 +191,22 @@ class Rig:
 
     async def note_reports(self, cell: Cell) -> None:
         """Add what its proxy counted since it started."""
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):
-            status = (await ask(cell.ports["admin"], request("/status"))).json()
-            told = status["load"]["handovers"]
-            self.reported["handed over"] += told.get("handovers_total", 0)
-            for kind in ("alone", "fallbacks"):
-                for reason, count in told.get(kind, {}).items():
-                    self.reported[f"{kind}: {reason}"] += count
+        status = await cell.status()
+        if status is None:
+            return
+        told = status["load"]["handovers"]
+        self.reported["handed over"] += told.get("handovers_total", 0)
+        for kind in ("alone", "fallbacks"):
+            for reason, count in told.get(kind, {}).items():
+                self.reported[f"{kind}: {reason}"] += count
 
-    async def kept(self) -> tuple[float, float]:
-        """Prompts that engines keep, and the most of a cache that one has in use."""
+    async def kept(self) -> tuple[float, float] | None:
+        """Prompts that engines keep, and the most of a cache that one has in use; None: not all of them answer."""
         kept = [await cell.metric("sim:kv_kept_requests") for cell in self.cells]
         used = [await cell.metric("vllm:kv_cache_usage_perc") for cell in self.cells]
-        return sum(kept), max(used)
+        if None in (*kept, *used):
+            return None
+        return sum(filter(None, kept)), max(each or 0.0 for each in used)
 
 
 async def run(folder: Path, seconds: float, rate: float, every_s: float, seed: int) -> bool:
@@ -201,14 +219,19 @@ async def run(folder: Path, seconds: float, rate: float, every_s: float, seed: i
         fleet.certify(folder / cell.node, IdentityKind.NODE, cell.node)
     ingress = fleet.certify(folder / "ingress", IdentityKind.INGRESS, "i-1")
     rig = Rig(cells, ingress.client_context(), fleet, random.Random(seed))
+    keeping: asyncio.Task[None] | None = None
     try:
         for cell in cells:
             for part in ("engine", "proxy"):
                 await cell.start(part)
         while not all([await cell.is_ready() for cell in cells]):  # noqa: ASYNC110 - they are other processes
             await asyncio.sleep(0.1)
+        keeping = asyncio.create_task(rig.keep_alive())
         return await _load(rig, seconds, rate, every_s)
     finally:
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.wait([keeping])
         for cell in cells:
             for process in cell.processes.values():
                 with contextlib.suppress(ProcessLookupError):
@@ -217,24 +240,23 @@ async def run(folder: Path, seconds: float, rate: float, every_s: float, seed: i
 
 
 async def _load(rig: Rig, seconds: float, rate: float, every_s: float) -> bool:
-    keeping, killing = asyncio.create_task(rig.keep_alive()), asyncio.create_task(rig.kill_some(every_s))
+    killing = asyncio.create_task(rig.kill_some(every_s))
     asking, ends, number = set[asyncio.Task[None]](), monotonic() + seconds, 0
     while monotonic() < ends:
         asking.add(asyncio.create_task(rig.ask_as_an_ingress(number)))
         number += 1
         await asyncio.sleep(rig.chance.expovariate(rate))
     killing.cancel()
-    await asyncio.wait(asking, timeout=60)
+    await asyncio.wait(asking)  # each request has a limit
     for cell in rig.cells:
         await rig.note_reports(cell)
     deadline = monotonic() + LEASE_S + 30.0
     while (kept := await rig.kept()) != (0.0, 0.0) and monotonic() < deadline:  # noqa: ASYNC110 - the same
         await asyncio.sleep(0.2)
-    keeping.cancel()
     lost = rig.outcomes["nothing"]
     print(f"| requests | {number} |\n| answered whole | {rig.outcomes['whole']} |")
     print(f"| broken after a byte | {rig.outcomes['broken']} |\n| failed without a byte | {lost} |")
-    print(f"| prompts kept after the lease; cache in use | {kept[0]:.0f}; {kept[1]:.3f} |")
+    print(f"| prompts kept after the lease, and the cache in use | {kept} |")
     for name, counts in (("killed", rig.killed), ("reported", rig.reported)):
         print(f"| {name} | {', '.join(f'{key} {count}' for key, count in sorted(counts.items()))} |")
     print(f"| load average | {os.getloadavg()[0]:.1f} |")
