@@ -114,7 +114,7 @@ class StubCell:
             known = (f"{64 * 256}:" + ",".join(str(256 * (at + 1)) for at in range(64)) + ":").encode()
             known += b"".join(b"%012x" % (number + at + 1) for at in range(64))
             self._learn(f"f{number}", known)
-        self._numbers = iter(range(1, 1_000_000))
+        self._known: set[bytes] = set()
 
     def _learn(self, name: str, header: bytes) -> None:
         if (request := read_prefixes(header)) is not None:
@@ -135,11 +135,12 @@ class StubCell:
     async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
         target = head.split(b" ", 2)[1].decode()
         if not target.startswith(PREFIXES_PATH):
-            named = next(
-                (line[29:] for line in head.split(b"\r\n") if line[:28] == b"x-switchyard-cache-prefixes:"), b""
-            )
-            self._learn(f"r{next(self._numbers)}", named)
             writer.write(ANSWER)
+            lines = head.split(b"\r\n")
+            named = next((line[28:].strip() for line in lines if line.startswith(b"x-switchyard-cache-prefixes:")), b"")
+            if named and named not in self._known:
+                self._known.add(named)
+                self._learn(f"r{len(self._known)}", named)
             return
         asked = dict(pair.split("=") for pair in target.partition("?")[2].split("&"))
         body = msgspec.msgpack.encode(self._index.after(asked["life"], int(asked["after"])))
@@ -156,7 +157,9 @@ async def _serve_picker(path: str) -> None:
     listed = [set[bytes]() for _ in range(CELLS)]
 
     async def pick(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        body = await reader.readexactly(int(await reader.readline()))
+        if not (length := await reader.readline()):
+            return  # it was only asked whether it is there
+        body = await reader.readexactly(int(length))
         text = json.dumps(msgspec.json.decode(body)["messages"]).encode()
         digest, names, done = b"", [], 0
         while (stop := done + max(256, done // 8)) <= len(text):

@@ -94,21 +94,35 @@ local function scoped_prefixes(txn)
     return numbers, places
 end
 
--- The cell that has most of the text, if that is worth it, and how many bytes; `sticky` is the key's cell, if it may be used.
-local function by_cache(txn, backend, pool, sticky, numbers, places)
-    local best, most, least, known = nil, -1, math.huge, nil
+-- Those that have so much more of the text than the sticky cell that it is worth to leave that, those with most of it first.
+local function candidates(pool, numbers, places, least)
+    local found = {}
     for at = 1, #pool.cells do
         local cell = pool.cells[at]
-        local depth = cache_index.depth(cell.name, numbers)
-        local load = depth and bounded_load(txn, backend, pool, cell)
-        if load then
-            local has = places[depth] or 0
-            if cell == sticky then known = has end
-            if has > most or (has == most and load < least) then best, most, least = cell, has, load end
-        end
+        local has = places[cache_index.depth(cell.name, numbers)] or 0
+        if has >= least then found[#found + 1] = { cell = cell, has = has } end
     end
-    if sticky and (not known or most - known < WORTH_BYTES) then return sticky, known end
-    if most >= WORTH_BYTES then return best, most end
+    table.sort(found, function(one, other) return one.has > other.has end)
+    return found
+end
+
+-- The cell that has most of the text, if that is worth it, and how many bytes; `sticky` is the key's cell, if it may be used.
+-- What a cell's load is costs more to know than what it has, so it is asked of those alone that come into question.
+local function by_cache(txn, backend, pool, sticky, numbers, places)
+    local known = 0
+    if sticky then
+        local depth = cache_index.depth(sticky.name, numbers)
+        if not depth then return sticky end
+        known = places[depth] or 0
+    end
+    local best, least = nil, math.huge
+    for _, each in ipairs(candidates(pool, numbers, places, known + WORTH_BYTES)) do
+        if best and each.has < best.has then break end
+        local load = bounded_load(txn, backend, pool, each.cell)
+        if load and load < least then best, least = each, load end
+    end
+    if best then return best.cell, best.has end
+    return sticky, sticky and known
 end
 
 local function pick_cell(txn)

@@ -130,7 +130,7 @@ class Engine:
     async def _answer_probe(self, message: Message, writer: asyncio.StreamWriter) -> None:
         path, _, query = message.first_line.split(" ")[1].partition("?")
         if path.startswith(("/switchyard/", "/metrics")):
-            self.asked_for_usage += [query.removeprefix("exchange=")] if query else []
+            self.asked_for_usage += [query.removeprefix("exchange=")] if query.startswith("exchange=") else []
             writer.write(self.ledger.get(path, json_answer(b"{}", b"404 Not Found")))
             await writer.drain()
             return
