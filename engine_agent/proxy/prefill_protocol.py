@@ -90,11 +90,12 @@ def read_answer(body: bytes, cell: PrefillCell) -> PrefillAnswer:
     if (params.remote_host, params.remote_port) != (cell.host, cell.kv_port):
         place = f"{params.remote_host[:80]}:{params.remote_port}"
         raise BadParams(f"{cell.cell} names {place} as where its prompts lie, and is {cell.host}:{cell.kv_port}")
-    return answer
+    # Written anew: of a member that is there twice, the engine may believe the other one.
+    return msgspec.structs.replace(answer, kv_transfer_params=msgspec.Raw(msgspec.json.encode(params)))
 
 
 def handover_members(answer: PrefillAnswer) -> bytes:
-    """The member, as it stands in JSON, that the decode engine gets: exactly what the prefill engine said."""
+    """The member, as it stands in JSON, that the decode engine gets: what the prefill engine said."""
     return b'"kv_transfer_params":' + bytes(answer.kv_transfer_params)
 
 

@@ -63,6 +63,11 @@ def test_what_a_compromised_prefill_cell_adds_is_not_believed(changes: dict[str,
         read_answer(answered(**changes), CELL)
 
 
+def test_a_member_that_is_there_twice_means_one_thing() -> None:
+    twice = answered().replace(b'"remote_host"', b'"remote_host":"10.6.6.6","remote_host"')
+    assert b"10.6.6.6" not in handover_members(read_answer(twice, CELL))
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"kv_transfer_params": null}', b'{"kv_transfer_params": 7}'])
 def test_an_answer_that_is_none_is_not_believed(body: bytes) -> None:
     with pytest.raises(BadParams):
