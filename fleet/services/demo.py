@@ -165,7 +165,7 @@ def _with_heads(model: Model, name: str, heads: Heads, columns: dict[str, Any], 
     """A version that guesses with these heads as much as pays at each batch size, and its calibration."""
     if ModelVersion.objects.filter(model=model, version=name).exists():
         return
-    speculation = {"method": "medusa", "draft_uri": heads.uri, "draft_digest": heads.digest}
+    speculation: dict[str, Any] = {"method": "medusa", "draft_uri": heads.uri, "draft_digest": heads.digest}
     speculation |= {"tokens": heads.calibration["heads"], "tokens_per_batch_size": _ranges(heads)}
     row = _version(
         model,
