@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine_agent.engines.vllm.speculation_worker import EXTENSION
+from engine_agent.engines.vllm.speculation_mends import EXTENSION
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

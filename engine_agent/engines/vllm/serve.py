@@ -42,7 +42,7 @@ from engine_agent.engines.vllm.kv_transfer import (
 )
 from engine_agent.engines.vllm.options import ServeOptions, option_value, parse
 from engine_agent.engines.vllm.own_steps import FOLLOWER_STEPS_PATH, written_steps
-from engine_agent.engines.vllm.speculation_worker import EXTENSION, MENDED_METHODS
+from engine_agent.engines.vllm.speculation_mends import EXTENSION, MENDED_METHODS
 from engine_agent.protocol.manifest import BadArtifact
 from engine_agent.protocol.states import MemberRole
 

@@ -320,7 +320,7 @@ def test_a_python_without_vllm_ends_it_with_status_3(free_port: int, artifact: t
 )
 def test_workers_that_guess_in_a_way_that_needs_it_are_mended(stated: tuple[str, ...], is_mended: bool) -> None:
     read = parse(command_line(34003, Path("/model"), "sha256:00", "--", *stated))
-    module = "engine_agent.engines.vllm.speculation_worker.SpeculationWorker"
+    module = "engine_agent.engines.vllm.mended_worker.MendedWorker"
     assert speculation_argv(read, OWN_SERVER) == (("--worker-extension-cls", module) if is_mended else ())
     assert speculation_argv(read, Server((), OWN_SERVER.run)) == ()
 

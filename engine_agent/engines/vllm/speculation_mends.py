@@ -1,23 +1,18 @@
-"""What vLLM 0.32 lacks where it guesses tokens, given to its workers with `--worker-extension-cls`: vLLM imports the
-class named there in every process that has a worker, before it builds one, and this module mends the proposers then.
+"""What vLLM 0.32 lacks where it guesses tokens, mended in each process that has a worker (`mended_worker`).
 
-It makes them guess fewer tokens where the schedule by batch size says so, for which Medusa and suffix decoding have an
-assertion and nothing else; it lets a Medusa checkpoint with a vocabulary of its own be loaded, which vLLM takes for
-incomplete; and it has n-gram lookup compiled while the model loads, so that no request waits for that. What the model
-answers never depends on guesses, and nothing of vLLM's files is written.
+Proposers guess fewer tokens where the schedule by batch size says so, for which Medusa and suffix decoding have an
+assertion and nothing else; a Medusa checkpoint with a vocabulary of its own is loaded, which vLLM takes for incomplete;
+and n-gram lookup is compiled while the model loads, so that no request waits for that. What the model answers never
+depends on guesses, and nothing of vLLM's files is written.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-EXTENSION = f"{__name__}.SpeculationWorker"
+EXTENSION = "engine_agent.engines.vllm.mended_worker.MendedWorker"
 MENDED_METHODS = frozenset({"medusa", "ngram", "suffix"})
 WARM_UP_TEXT = (1, 2, 3, 4, 5, 6, 7, 8) * 4
 """Token ids that repeat themselves, so that a lookup finds something."""
-
-
-class SpeculationWorker:
-    """Has nothing of its own: that vLLM imports it is what it is for."""
 
 
 def propose_up_to(proposer: Any, count: int, hidden_states: Any) -> Any:

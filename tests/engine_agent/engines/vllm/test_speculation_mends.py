@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine_agent.engines.vllm.speculation_worker import mend_medusa, mend_suffix
+from engine_agent.engines.vllm.speculation_mends import mend_medusa, mend_suffix
 
 
 class Medusa:
