@@ -6,7 +6,7 @@ import pytest
 
 from engine_agent.protocol.messages import Artifact
 from tests.engine_agent.engines.vllm.random_heads import random_heads
-from tests.engine_agent.engines.vllm.running_cell import PROMPTS, TOKENS, plan_of, running_cell
+from tests.engine_agent.engines.vllm.running_cell import PROMPTS, TOKENS, RunningCell, plan_of, running_cell
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
@@ -25,8 +25,8 @@ def test_a_draft_model_speeds_a_version_up_and_changes_no_text(
 def test_heads_guess_less_in_larger_batches_down_to_nothing_and_change_no_text(
     artifact: Artifact, texts: dict[str, str], tmp_path: Path, nodes: int
 ) -> None:
-    """All prompts at once, then one: batches of each range, and guesses again after none were made. The checkpoint has
-    a vocabulary of its own, which vLLM alone does not load."""
+    """All prompts at once, then four, then one: batches of each range, and guesses again after none were made. The
+    checkpoint has a vocabulary of its own, which vLLM alone does not load."""
     heads = random_heads(tmp_path / "heads", Path(artifact.uri.removeprefix("file://")))
     stated = {
         "method": "medusa", "tokens": 2, "draft_uri": heads.uri, "draft_digest": heads.digest,
@@ -34,12 +34,21 @@ def test_heads_guess_less_in_larger_batches_down_to_nothing_and_change_no_text(
     }  # fmt: skip
     with running_cell(plan_of(artifact, nodes=nodes, speculation=stated), tmp_path / "logs", nodes=nodes) as engine:
         assert engine.texts(PROMPTS, TOKENS) == texts
-        drafts = engine.metric("vllm:spec_decode_num_drafts_total")
+        before = guesses(engine)
+        assert engine.complete(prompt=list(PROMPTS[:4]), max_tokens=TOKENS)["text"] == texts[PROMPTS[0]]
+        drafts, guessed = (now - then for now, then in zip(guesses(engine), before, strict=True))
+        assert 0 < guessed < 2 * drafts, "most of the time there were four, with one token each"
+        before = guesses(engine)
         assert engine.texts(PROMPTS[:1], TOKENS).items() <= texts.items()
-        alone = engine.metric("vllm:spec_decode_num_drafts_total") - drafts
-        assert alone > 0
-        guessed = engine.metric("vllm:spec_decode_num_draft_tokens_total")
-        assert guessed < 2 * (drafts + alone), "some drafts had one token"
+        drafts, guessed = (now - then for now, then in zip(guesses(engine), before, strict=True))
+        assert 0 < guessed == 2 * drafts
+
+
+def guesses(engine: RunningCell) -> tuple[float, float]:
+    """Drafts, and tokens in them."""
+    names = ("num_drafts", "num_draft_tokens")
+    drafts, tokens = (engine.metric(f"vllm:spec_decode_{name}_total") for name in names)
+    return drafts, tokens
 
 
 def test_lookups_are_compiled_before_the_first_request(
