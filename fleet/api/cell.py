@@ -80,6 +80,25 @@ class CacheLoadSerializer(serializers.Serializer[Any]):
     other_found_tokens_total = serializers.IntegerField(help_text="Of those, what the engine found.")
 
 
+class HandoverLoadSerializer(serializers.Serializer[Any]):
+    """Prompts that prefill cells read for decode cells, since its proxy started; times are of the last 30 s."""
+
+    handovers_total = serializers.IntegerField(help_text="Requests of a decode cell whose prompts others read.")
+    in_flight = serializers.IntegerField(help_text="Under way until their first token.")
+    alone = serializers.DictField(
+        child=serializers.IntegerField(), help_text="Reason -> requests that it did alone by its rules."
+    )
+    fallbacks = serializers.DictField(
+        child=serializers.IntegerField(), help_text="Reason -> requests that it did alone as a prefill cell failed it."
+    )
+    prefill_p50_ms = serializers.FloatField(allow_null=True, help_text="Until a prefill cell had read a prompt.")
+    prefill_p99_ms = serializers.FloatField(allow_null=True)
+    transfer_p50_ms = serializers.FloatField(allow_null=True, help_text="From there to the first byte of the answer.")
+    transfer_p99_ms = serializers.FloatField(allow_null=True)
+    prefills_total = serializers.IntegerField(help_text="Prompts that a prefill cell read.")
+    prefill_tokens_total = serializers.IntegerField(help_text="Tokens in them.")
+
+
 class LoadSerializer(serializers.Serializer[CellLoad]):
     """Rates and percentiles cover the last 30 s."""
 
@@ -92,6 +111,7 @@ class LoadSerializer(serializers.Serializer[CellLoad]):
     itl_p99_ms = serializers.FloatField(allow_null=True)
     batch = BatchLoadSerializer(allow_null=True, help_text="Batch requests; null: no report, or of an older agent.")
     cache = CacheLoadSerializer(allow_null=True, help_text="Its prefix cache; null: no report, or of an older agent.")
+    handovers = HandoverLoadSerializer(allow_null=True, help_text="Null: no report, or a mixed cell.")
     reported_at = serializers.DateTimeField(
         allow_null=True, help_text="When the leader's agent reported it; null: no report of this generation yet."
     )
@@ -164,7 +184,7 @@ class CellSerializer(serializers.ModelSerializer[Cell]):
     @extend_schema_field(LoadSerializer)
     def get_load(self, cell: Cell) -> dict[str, Any]:
         load = cell_load(cell)  # plain values: a serializer for each of a hundred cells costs more than the query
-        parts = {"batch": load.batch, "cache": load.cache}
+        parts = {"batch": load.batch, "cache": load.cache, "handovers": load.handovers}
         plain = {name: None if part is None else structs.asdict(part) for name, part in parts.items()}
         return {field.name: getattr(load, field.name) for field in fields(load)} | plain
 

@@ -85,6 +85,7 @@ CELL_THAT_CANNOT_FORM: dict[str, Any] = {
         "itl_p99_ms": None,
         "batch": None,
         "cache": None,
+        "handovers": None,
         "reported_at": None,
     },
 }

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from engine_agent.protocol.messages import BatchLoad, CacheLoad, Load
+from engine_agent.protocol.messages import BatchLoad, CacheLoad, HandoverLoad, Load
 from fleet.models import Cell, NodeReport
 
 
@@ -23,6 +23,7 @@ class CellLoad:
     itl_p50_ms: float | None = None
     itl_p99_ms: float | None = None
     batch: BatchLoad | None = None
+    handovers: HandoverLoad | None = None
     cache: CacheLoad | None = None
     reported_at: datetime | None = None
 

@@ -24,8 +24,8 @@ CONNECTORS: Mapping[str, str] = MappingProxyType({"sim": "sim-1", "vllm": "NixlC
 hand over nothing."""
 OF_LAYOUT = ("block_size", "dtype", "kv_cache_dtype", "max_model_len", "quantization")
 """Options of the engine that say how a KV cache lies in memory, or what is in it: the same in every role."""
-SPLITS = ("tp",)
-"""Degrees that a role may state: cells that hand over are of one node and one pipeline stage."""
+GUESS_FROM_TEXT = ("ngram", "suffix")
+"""Ways to speculate that need no KV cache of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ def check_apart(spec: VersionSpec, machine: InstanceShape) -> None:
     if spec.adapters:
         raise InvalidVersion(f"{place}: it has adapters, whose prompts cannot be handed over yet; keep its cells mixed")
     method = spec.speculation.get("method")
-    if method not in (None, "ngram"):
+    if method not in (None, *GUESS_FROM_TEXT):
         raise InvalidVersion(
-            f"{place}: speculation.method is {method!r}, whose own KV cache is not handed over; use ngram"
+            f"{place}: speculation.method is {method!r}, whose own KV cache is not handed over; use ngram or suffix"
         )
     degrees = [render_version(role_spec(spec, role), machine).degrees for role in (CellRole.PREFILL, CellRole.DECODE)]
     for one in degrees:

@@ -199,12 +199,17 @@ def _cells_by_region(deployment: Deployment, form: Submission | None) -> tuple[R
 def _stated(region: str, text: str) -> Cells:
     stated = cells_from_text(text)
     if stated is None:
-        rule = f"a number from 0 to {CELLS_MOST}, a range such as 2-8, or cells by role such as 1p+3d"
-        raise InvalidInput(field="regions", rule="range", message=f"{text[:20]!r} cells in {region}; it must be {rule}")
+        raise InvalidInput(field="regions", rule="range", message=_impossible(region, text))
     try:
         return parse_cells(stated, f"the cells in {region}")
     except InvalidScaling as wrong:
-        raise InvalidInput(field="regions", rule="range", message=str(wrong)) from None
+        message = _impossible(region, text) if isinstance(stated, int) else str(wrong)
+        raise InvalidInput(field="regions", rule="range", message=message) from None
+
+
+def _impossible(region: str, text: str) -> str:
+    rule = f"the number must be from 0 to {CELLS_MOST}, or a range such as 2-8, or cells by role such as 1p+3d"
+    return f"{text[:20]!r} cells in {region}; {rule}"
 
 
 def _changes(cells: tuple[RegionCells, ...]) -> dict[str, Cells]:

@@ -6,7 +6,9 @@ import pytest
 
 from fleet.models import Deployment, DeploymentRegion, ScalingDecision, ScalingState, ScalingSwitch
 from fleet.planning.capacity.planner import plan_capacity
+from fleet.planning.roles.split import RoleSplit
 from fleet.services.capacity_plan import day_plan_store
+from models_registry.models import ModelVersion
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 from tests.fleet.planning.capacity import views
@@ -25,7 +27,7 @@ def test_a_range_is_set_by_its_ends(switchyard: Switchyard) -> None:
     assert str(DeploymentRegion.objects.get().range) == "2 to 8"
     for wrong in ("us-east-1=2..", "us-east-1=..8", "us-east-1=a..b", "=2..8"):
         ended = switchyard("scale", "sim-70b", wrong)
-        assert (ended.code, "must read REGION=CELLS or REGION=MIN..MAX" in ended.err) == (2, True)
+        assert (ended.code, "must read REGION=CELLS, REGION=MIN..MAX or" in ended.err) == (2, True)
 
 
 def test_an_exported_range_is_read_back_as_it_is(switchyard: Switchyard) -> None:
@@ -35,6 +37,22 @@ def test_an_exported_range_is_read_back_as_it_is(switchyard: Switchyard) -> None
     found = document[0] if isinstance(document, list) else document
     assert found["spec"]["regions"] == [{"region": "us-east-1", "cells": {"min": 2, "max": 8}}]
     assert found["spec"]["scaling"] == {"mode": "act"}
+
+
+def test_cells_by_role_are_set_exported_and_ended_by_a_number(switchyard: Switchyard) -> None:
+    ModelVersion.objects.update(parallelism={rows.KIND: {"nodes": 1}})
+    assert switchyard("scale", "sim-70b", "us-east-1=1p+3d+2m").code == 0
+    assert DeploymentRegion.objects.get().split == RoleSplit(mixed=2, prefill=1, decode=3)
+    (document,) = [json.loads(switchyard("export", "deployments", "sim-70b", "-o", "json").out)]
+    found = document[0] if isinstance(document, list) else document
+    assert found["spec"]["regions"] == [{"region": "us-east-1", "cells": {"prefill": 1, "decode": 3, "mixed": 2}}]
+    for wrong in ("us-east-1=1p+", "us-east-1=1p+1p", "us-east-1=p+3d", "us-east-1=1x+3d"):
+        ended = switchyard("scale", "sim-70b", wrong)
+        assert (ended.code, "by role, REGION=1p+3d" in ended.err) == (2, True)
+    alone = switchyard("scale", "sim-70b", "us-east-1=2p")
+    assert (alone.code, "prefill cells without decode cells" in alone.err) == (3, True)
+    assert switchyard("scale", "sim-70b", "us-east-1=2").code == 0
+    assert DeploymentRegion.objects.get().split == RoleSplit(mixed=2)
 
 
 def test_a_policy_is_set_in_parts(switchyard: Switchyard) -> None:

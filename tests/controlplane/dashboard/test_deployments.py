@@ -4,11 +4,13 @@ from datetime import timedelta
 
 import pytest
 
-from fleet.models import Deployment, DeploymentRegion, NodeReport, ScalingDecision, ScalingState
+from fleet.models import Cell, Deployment, DeploymentRegion, NodeReport, RoleState, ScalingDecision, ScalingState
+from fleet.planning.roles.split import RoleSplit
 from fleet.services.autoscaling import autoscaling_pause
 from fleet.services.history import load_sample
 from fleet.services.quota import quota_set
 from kernel import clock
+from models_registry.models import ModelVersion
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD
 from tests.fleet import rows
@@ -188,3 +190,43 @@ def test_what_is_expected_stands_beside_what_was_with_its_errors() -> None:
     for shown in ("From us-east-1, realtime", "p50, an hour before", "21.0", "20.0", "36.0", "92 %", "has no say"):
         assert shown in text
     assert "the autoscaler does not go by it" in text
+
+
+def test_cells_by_role_are_set_and_shown_with_their_pairs() -> None:
+    assert "switchyard scale sim-70b REGION=1p+3d" in part("deployment-roles")
+    ModelVersion.objects.update(parallelism={"local.cpu": {"nodes": 1}})
+    response = signed_in().post(SCALE, {"cells-us-east-1": "1p + 3d", "confirm": "sim-70b"})
+    assert response.headers["Location"] == URL
+    assert DeploymentRegion.objects.get().split == RoleSplit(prefill=1, decode=3)
+    assert 'value="1p+3d"' in signed_in().get(SCALE).text
+
+    load = {"handovers": {"handovers_total": 5, "alone": {"short": 7}, "fallbacks": {"unreachable": 2}}}
+    rows.cell("prefill-1", rows.node("n-p"), role="prefill")
+    rows.cell("decode-1", rows.node("n-d"), role="decode")
+    NodeReport.objects.filter(node="n-d").update(load=load, last_seen_at=clock.now())
+    text = " ".join(part("deployment-roles").split())
+    for shown in ("1/1", "1/3", "prefill-1", "2 requests", "unreachable", "7 requests", "Beside 5 handed over"):
+        assert shown in text
+
+    Cell.objects.filter(pk="prefill-1").update(state="failed")
+    assert "no prefill cell of its layout serves" in part("deployment-roles")
+
+
+def test_planned_roles_stand_with_their_reason() -> None:
+    ModelVersion.objects.update(parallelism={"local.cpu": {"nodes": 1}})
+    Deployment.objects.update(scaling={"roles": "planned"})
+    assert "No look yet" in part("deployment-roles")
+    RoleState.objects.create(
+        place=DeploymentRegion.objects.get(),
+        mixed=0,
+        prefill=3,
+        decode=1,
+        carries=5.0,
+        mixed_carries=0.9,
+        rule="demand",
+        reason="2.60 requests a second take 3 prefill",
+        acting=False,
+        looked_at=clock.now(),
+    )
+    text = part("deployment-roles")
+    assert "Shadow, would have 3 prefill, 1 decode: 2.60 requests a second take 3 prefill" in text

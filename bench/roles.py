@@ -1,0 +1,66 @@
+"""Which roles the planner gives four cells, beside what each way to tell them apart carries on virtual time. It needs
+no quiet machine.
+
+`python -m bench.roles`: a Markdown table, and the planner's reasons; some ten minutes of a processor.
+"""
+
+import argparse
+import os
+from time import process_time
+
+from bench.prefill_decode.virtual import Fleet, Load, goodput
+from engine_agent.engines.sim.batching import ModelParameters
+from engine_agent.engines.sim.planning.handover import HandoverParameters
+from fleet.planning.roles.capacity import RoleDemand, RoleLimits, RolePace
+from fleet.planning.roles.ratio import RatioView, plan_ratio
+from fleet.planning.roles.split import RoleSplit
+
+CELLS = 4
+TTFT_S, ITL_S = 1.5, 0.05
+LOADS = ((Load(3000, 200), 2.6), (Load(1000, 150), 6.0), (Load(3000, 50), 3.0), (Load(100, 100), 20.0))
+"""And the requests a second that are planned for."""
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=400, help="of one point")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    splits = [RoleSplit(mixed=CELLS), *(RoleSplit(0, prefill, CELLS - prefill) for prefill in range(1, CELLS))]
+    print("| load | " + " | ".join(map(str, splits)) + " | best | planned | of the best |")
+    print("| --- |" + " --- |" * (len(splits) + 3))
+    reasons = []
+    for load, rate in LOADS:
+        carried = {
+            split: goodput(
+                Fleet(split.mixed, split.prefill, split.decode), load, TTFT_S, ITL_S, options.requests, options.seed
+            )
+            for split in splits
+        }
+        best = max(splits, key=lambda split: carried[split])
+        demand = RoleDemand(rate, load.prompt, load.output, requests=1000)
+        planned = plan_ratio(RatioView(CELLS, RoleSplit(mixed=CELLS), RoleLimits(TTFT_S, ITL_S), _pace(), demand))
+        figures = " | ".join(f"{carried[split]:.2f}" for split in splits)
+        share = carried[planned.split] / carried[best]
+        print(f"| {load} at {rate:g}/s | {figures} | {best} | {planned.split} | {share:.0%} |", flush=True)
+        reasons.append(f"{load}: {planned.reason}")
+    print("\n" + "\n".join(reasons))
+    print(f"\n{process_time():.0f} s of a processor; load average {os.getloadavg()[0]:.1f}")
+
+
+def _pace() -> RolePace:
+    engine, handover = ModelParameters(), HandoverParameters()
+    return RolePace(
+        step_s=engine.decode_step_ms / 1000,
+        sequence_s=engine.decode_step_per_seq_ms / 1000,
+        prompt_token_s=1 / engine.prefill_tokens_per_s,
+        chunk_tokens=engine.prefill_chunk_tokens,
+        most_at_once=engine.max_num_seqs,
+        handover_s=handover.base_ms / 1000,
+        handover_token_s=handover.mb_per_token / handover.gb_per_s / 1000,
+    )
+
+
+if __name__ == "__main__":
+    main()
