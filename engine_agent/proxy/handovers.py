@@ -32,7 +32,6 @@ from engine_agent.proxy.prefill_protocol import (
     QUEUE_HEADER,
     TRACE_HEADERS,
     BadParams,
-    handover_members,
     read_answer,
 )
 from engine_agent.proxy.rewrite import members_of
@@ -58,6 +57,8 @@ class _Known:
     told: int = 0
     told_at: float = float("-inf")
     rests_until: float = float("-inf")
+    engine: str = ""
+    """What its engine called itself last."""
 
     def candidate(self, now: float) -> Candidate:
         told = self.told if now - self.told_at < QUEUE_KNOWN_S else 0
@@ -152,6 +153,11 @@ class Handovers:
         cell = choose_cell((each.candidate(now) for each in self._cells.values()), self.kv_layout)
         return cell if isinstance(cell, Alone) else self._cells[cell.cell, cell.generation]
 
+    def is_anothers(self, engine: str, cell: _Known) -> bool:
+        """Whether another cell's engine calls itself so: a decode engine knows engines by this name alone, and would
+        read that one's memory."""
+        return any(each.engine == engine for each in self._cells.values() if each is not cell)
+
     def load(self, now: float) -> HandoverLoad | None:
         """As it is reported; None: the cell does all of its requests."""
         if self.role is CellRole.MIXED:
@@ -236,11 +242,14 @@ class Handover:
         if response.status != HTTPStatus.OK:
             raise _FellBack("failed", is_cells_fault=response.status >= HTTPStatus.INTERNAL_SERVER_ERROR)
         try:
-            answer = read_answer(response.body, cell)
+            elsewhere = read_answer(response.body, cell)
         except BadParams as error:
             raise _FellBack("bad_params") from error
-        self.cached_tokens = answer.cached_tokens
-        return handover_members(answer)
+        if self._handovers.is_anothers(elsewhere.engine, self._known):
+            raise _FellBack("bad_params")
+        self._known.engine = elsewhere.engine
+        self.cached_tokens = elsewhere.cached_tokens
+        return elsewhere.members
 
     def _headers(self, cell: PrefillCell) -> Headers:
         """What the prefill proxy must know of the request; nothing of who sent it."""

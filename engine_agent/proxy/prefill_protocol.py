@@ -6,6 +6,7 @@ cell says, only parameters of this form, with its own host and port, reach the d
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -76,7 +77,17 @@ def prefill_members(path: bytes) -> bytes:
     return msgspec.json.encode({**_ONE_TOKEN, **more, "kv_transfer_params": _TO_PREFILL})[1:-1]
 
 
-def read_answer(body: bytes, cell: PrefillCell) -> PrefillAnswer:
+@dataclass(frozen=True, slots=True)
+class PromptElsewhere:
+    """A prompt that a prefill cell has read. `members`, as they stand in JSON, are what the request to the decode
+    engine gets; of its tokens the cell had `cached_tokens` already; `engine` is what its engine calls itself."""
+
+    members: bytes
+    cached_tokens: int
+    engine: str
+
+
+def read_answer(body: bytes, cell: PrefillCell) -> PromptElsewhere:
     """What a prefill cell answered.
 
     Raises:
@@ -91,12 +102,8 @@ def read_answer(body: bytes, cell: PrefillCell) -> PrefillAnswer:
         place = f"{params.remote_host[:80]}:{params.remote_port}"
         raise BadParams(f"{cell.cell} names {place} as where its prompts lie, and is {cell.host}:{cell.kv_port}")
     # Written anew: of a member that is there twice, the engine may believe the other one.
-    return msgspec.structs.replace(answer, kv_transfer_params=msgspec.Raw(msgspec.json.encode(params)))
-
-
-def handover_members(answer: PrefillAnswer) -> bytes:
-    """The member, as it stands in JSON, that the decode engine gets: what the prefill engine said."""
-    return b'"kv_transfer_params":' + bytes(answer.kv_transfer_params)
+    members = b'"kv_transfer_params":' + msgspec.json.encode(params)
+    return PromptElsewhere(members, answer.cached_tokens, params.remote_engine_id)
 
 
 class _Usage(Struct):

@@ -8,7 +8,6 @@ import pytest
 from engine_agent.protocol.messages import PrefillCell
 from engine_agent.proxy.prefill_protocol import (
     BadParams,
-    handover_members,
     prefill_members,
     read_answer,
     read_engine_answer,
@@ -39,8 +38,8 @@ def answered(**changes: object) -> bytes:
 
 def test_the_decode_engine_gets_exactly_what_the_prefill_engine_said() -> None:
     answer = read_answer(answered(), CELL)
-    assert (answer.prompt_tokens, answer.cached_tokens) == (40, 16)
-    assert msgspec.json.decode(b"{" + handover_members(answer) + b"}") == {"kv_transfer_params": PARAMS}
+    assert (answer.engine, answer.cached_tokens) == ("e-1", 16)
+    assert msgspec.json.decode(b"{" + answer.members + b"}") == {"kv_transfer_params": PARAMS}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_what_a_compromised_prefill_cell_adds_is_not_believed(changes: dict[str,
 
 def test_a_member_that_is_there_twice_means_one_thing() -> None:
     twice = answered().replace(b'"remote_host"', b'"remote_host":"10.6.6.6","remote_host"')
-    assert b"10.6.6.6" not in handover_members(read_answer(twice, CELL))
+    assert b"10.6.6.6" not in read_answer(twice, CELL).members
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"kv_transfer_params": null}', b'{"kv_transfer_params": 7}'])
