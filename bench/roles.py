@@ -11,9 +11,9 @@ from time import process_time
 from bench.prefill_decode.virtual import Fleet, Load, goodput
 from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.engines.sim.planning.handover import HandoverParameters
+from fleet.planning.role_split import RoleSplit
 from fleet.planning.roles.capacity import RoleDemand, RoleLimits, RolePace
 from fleet.planning.roles.ratio import RatioView, plan_ratio
-from fleet.planning.roles.split import RoleSplit
 
 CELLS = 4
 TTFT_S, ITL_S = 1.5, 0.05

@@ -29,7 +29,7 @@ from fleet.planning.decisions import (
 )
 from fleet.planning.faults.guards import CONDEMNED
 from fleet.planning.ledger import LedgerCounts, refusal
-from fleet.planning.roles.split import answers
+from fleet.planning.role_split import answers
 from fleet.planning.snapshot import (
     CellView,
     DeploymentView,

@@ -15,7 +15,7 @@ from fleet.planning.autoscaling.policy import (
 from fleet.planning.claims import PRIORITY_MOST, GrantRule, Preempts, SharingPolicy
 from fleet.planning.load.slo import Objective, parse_objective
 from fleet.planning.policy import UpdatePolicy, parse_policy
-from fleet.planning.roles.split import RoleSplit, split_within
+from fleet.planning.role_split import RoleSplit, split_within
 from fleet.planning.states import choices
 from models_registry.models import ModelVersion
 

@@ -3,8 +3,8 @@
 from django.db import models
 
 from fleet.models.deployment import DeploymentRegion
+from fleet.planning.role_split import RoleSplit
 from fleet.planning.roles.ratio import RatioRule
-from fleet.planning.roles.split import RoleSplit
 from fleet.planning.states import choices
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
-from fleet.planning.roles.split import answers
+from fleet.planning.role_split import answers
 from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, DisruptionCause
 

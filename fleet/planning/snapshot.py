@@ -15,7 +15,7 @@ from fleet.planning.load.counters import CellCounters
 from fleet.planning.markets import ANY, Markets
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.provider_limits import ProviderLimits
-from fleet.planning.roles.split import RoleSplit, split_within
+from fleet.planning.role_split import RoleSplit, split_within
 from fleet.planning.states import (
     CellState,
     DisruptionCause,

@@ -12,7 +12,7 @@ from django.db import transaction
 
 from fleet.models import Cell, Deployment, DeploymentRegion, Region, Rollout
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
-from fleet.planning.roles.split import RoleSplit
+from fleet.planning.role_split import RoleSplit
 from fleet.planning.rollout.preview import objection, order_of_regions
 from fleet.planning.rollout.waves import progress_of
 from fleet.planning.states import CellState, RolloutState

@@ -11,7 +11,7 @@ from fleet.planning.autoscaling.needs import DECISION_S
 from fleet.planning.autoscaling.policy import ScalingPolicy
 from fleet.planning.autoscaling.view import PlaceLoad, PlannedNeed, ScaledPlace, ScalingView
 from fleet.planning.capacity.need import PlacePlan, need_within
-from fleet.planning.roles.split import split_within
+from fleet.planning.role_split import split_within
 from fleet.selectors.autoscaling import (
     Place,
     RangedDeployment,

@@ -12,17 +12,18 @@ from django.db.models import F
 from engine_agent.protocol.states import CellRole
 from fleet.models import Deployment, DeploymentRegion, NodeReport, RoleState, Rollout
 from fleet.planning.autoscaling.policy import InvalidScaling, RolesBy, ScalingPolicy
+from fleet.planning.role_split import RoleSplit, split_within
 from fleet.planning.roles.capacity import RoleLimits, RolePace
 from fleet.planning.roles.counted import Counted, CountedCell, demand_between, handover_s
 from fleet.planning.roles.ratio import RatioView
-from fleet.planning.roles.split import RoleSplit, split_within
 from fleet.selectors.autoscaling import is_acting, scaling_switch
 from fleet.selectors.rollout import ACTIVE
 from models_registry.planning.roles import role_spec
 from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 from traffic.models import TokenFit
+from traffic.planning.demand import Place
 from traffic.planning.token_fit import FIT_KEPT
-from traffic.selectors.demand import FRESH_FOR, Place, expected_loads
+from traffic.selectors.demand import FRESH_FOR, expected_loads
 
 REPLAN_S = 300.0
 """Between two decisions of a place, unless the number of its cells changed."""

@@ -10,8 +10,8 @@ from controlplane.dashboard.selectors.load import load_of, report_of
 from engine_agent.protocol.messages import HandoverLoad
 from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, Deployment, DeploymentRegion, RoleState
+from fleet.planning.role_split import RoleSplit, counted
 from fleet.planning.roles.ratio import RatioRule
-from fleet.planning.roles.split import RoleSplit, counted
 from fleet.planning.states import CellState
 from fleet.selectors.pairs import Pairings, pairings
 from kernel.tones import Tone

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from fleet.planning.decisions import CreateCell, Decision, DrainCell, MoveCell, StopCell
 from fleet.planning.ledger import Ledger
 from fleet.planning.notices import Notices
+from fleet.planning.role_split import beyond, counted
 from fleet.planning.roles.plan import Place
-from fleet.planning.roles.split import beyond, counted
 from fleet.planning.rollout.versions import VersionPlan
 from fleet.planning.rollout.waves import RolloutProgress
 from fleet.planning.snapshot import CellView, FleetView

@@ -20,7 +20,7 @@ and a step of the decode cell come before the first token, which that cell gives
 import math
 from dataclasses import dataclass
 
-from fleet.planning.roles.split import RoleSplit
+from fleet.planning.role_split import RoleSplit
 
 LATE_SHARE = 0.01
 """Of gaps between tokens that may be longer than the objective: it is one of the 99th percentile."""

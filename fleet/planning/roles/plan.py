@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from engine_agent.protocol.states import CellRole
 from fleet.planning.decisions import DrainCell
 from fleet.planning.ledger import Ledger
-from fleet.planning.roles.split import RoleSplit, beyond, counted, most_lacking, next_to_move
+from fleet.planning.role_split import RoleSplit, beyond, counted, most_lacking, next_to_move
 from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, DisruptionCause
 

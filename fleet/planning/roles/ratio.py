@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from fleet.planning.role_split import RoleSplit, split_within
 from fleet.planning.roles.capacity import (
     RoleDemand,
     RoleLimits,
@@ -20,7 +21,6 @@ from fleet.planning.roles.capacity import (
     needed_cells,
     stall_s,
 )
-from fleet.planning.roles.split import RoleSplit, split_within
 
 LEAST_REQUESTS = 20
 """Since the last look; fewer say nothing about lengths."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from fleet.planning.load.counters import CellCounters, pooled
-from fleet.planning.roles.split import answers
+from fleet.planning.role_split import answers
 from fleet.planning.rollout.gates import judge
 from fleet.planning.rollout.goodput import goodput_objection
 from fleet.planning.rollout.versions import VersionPlan

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
-from fleet.planning.roles.split import RoleSplit
+from fleet.planning.role_split import RoleSplit
 from fleet.planning.rollout.waves import canary_cells, stages_of
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
-from fleet.planning.roles.split import RoleSplit
+from fleet.planning.role_split import RoleSplit
 from fleet.planning.snapshot import DeploymentView, RolloutView
 from fleet.planning.states import ROLLOUT_MOVING, RolloutState
 

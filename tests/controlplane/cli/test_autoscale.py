@@ -6,7 +6,7 @@ import pytest
 
 from fleet.models import Deployment, DeploymentRegion, ScalingDecision, ScalingState, ScalingSwitch
 from fleet.planning.capacity.planner import plan_capacity
-from fleet.planning.roles.split import RoleSplit
+from fleet.planning.role_split import RoleSplit
 from fleet.services.capacity_plan import day_plan_store
 from models_registry.models import ModelVersion
 from tests.controlplane.cli.conftest import Switchyard

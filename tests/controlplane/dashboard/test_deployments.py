@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from fleet.models import Cell, Deployment, DeploymentRegion, NodeReport, RoleState, ScalingDecision, ScalingState
-from fleet.planning.roles.split import RoleSplit
+from fleet.planning.role_split import RoleSplit
 from fleet.services.autoscaling import autoscaling_pause
 from fleet.services.history import load_sample
 from fleet.services.quota import quota_set

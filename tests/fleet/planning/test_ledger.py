@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engine_agent.protocol.states import CellRole
 from fleet.planning.ledger import Ledger, LedgerCounts, LedgerLimits, refusal
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.snapshot import RolloutView
@@ -93,3 +94,20 @@ def test_a_cell_is_available_once_it_was_ready_for_long_enough() -> None:
     view = fleet(cell("c0"), young, cell("c2", state=CellState.FAILED), wanted=3)
     ledger = Ledger(view, LIMITS, NOW)
     assert [ledger.is_available(each) for each in view.cells.values()] == [True, False, False]
+
+
+def test_who_only_reads_prompts_is_no_other_cell_that_answers() -> None:
+    alone: dict[str, Any] = {"wanted": 3, "available": 3, "available_prefill": 2, "wanted_here": 3, "available_here": 3}
+    only = "no other cell of the deployment is available, but for such that read prompts"
+    assert answer(**alone) == only
+    assert answer(**alone, is_prefill=True) is None
+    assert answer(**alone | {"available_prefill": 1}) is None
+
+
+def test_a_pass_counts_who_answers() -> None:
+    view = fleet(cell("p", role=CellRole.PREFILL), cell("d", role=CellRole.DECODE), wanted=2)
+    ledger = Ledger(view, LIMITS, NOW)
+    assert "read prompts" in (ledger.refusal(view.cells["d"], DisruptionCause.ROLE) or "")
+    assert ledger.refusal(view.cells["p"], DisruptionCause.ROLE) is None
+    ledger.charge(view.cells["p"], DisruptionCause.ROLE)
+    assert ledger.refusal(view.cells["d"], DisruptionCause.ROLE) == "no other cell of the deployment is available"

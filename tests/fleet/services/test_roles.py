@@ -9,7 +9,7 @@ from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, Deployment, DeploymentRegion, Node
 from fleet.planning.autoscaling.policy import CellPools, CellRange
 from fleet.planning.decisions import CreateCell, DrainCell, MoveCell, StartCell
-from fleet.planning.roles.split import RoleSplit
+from fleet.planning.role_split import RoleSplit
 from fleet.planning.states import CellState, DisruptionCause
 from fleet.selectors.node import desired_for
 from fleet.selectors.snapshot import fleet_view

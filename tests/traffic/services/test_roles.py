@@ -8,7 +8,7 @@ import pytest
 from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, Deployment, DeploymentRegion, NodeReport, RoleState, Rollout
 from fleet.planning.autoscaling.policy import CellPools
-from fleet.planning.roles.split import RoleSplit
+from fleet.planning.role_split import RoleSplit
 from fleet.services.autoscaling import autoscaling_pause
 from fleet.services.deployment import deployment_change, deployment_scale
 from kernel.models import Event

@@ -203,3 +203,16 @@ def test_what_it_may_not_have_now_it_still_wants_and_says_why() -> None:
     decision = decide(view(short))
     assert decision.wanted == 4
     assert decision.reason.endswith("; it may have 3 of them: team search has 3 of 3 local.cpu")
+
+
+def test_where_only_a_part_of_the_cells_answers_each_carries_less() -> None:
+    load = PlaceLoad(14.0)
+    assert decide(view(place(load=load))).wanted == 2
+    assert decide(view(place(load=load, answering=0.25, current=8))).wanted == 8
+    assert decide(view(place(load=load, answering=0.5))).wanted == 4
+
+
+def test_the_planner_of_roles_asks_for_what_both_kinds_take() -> None:
+    decision = decide(view(place(roles=PlannedNeed(5, "2.60 requests a second take 4 prefill, 1 decode"))))
+    assert (decision.wanted, decision.rule) == (5, ScalingRule.ROLES)
+    assert "4 prefill" in decision.reason

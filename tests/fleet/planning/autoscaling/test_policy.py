@@ -5,10 +5,16 @@ from typing import Any
 import pytest
 
 from fleet.planning.autoscaling.policy import (
+    CellPools,
     CellRange,
+    Cells,
     InvalidScaling,
     ScalingMode,
     ScalingPolicy,
+    cells_as_json,
+    cells_from_text,
+    cells_to_text,
+    parse_cells,
     parse_range,
     parse_scaling_policy,
     scaling_policy_as_json,
@@ -83,3 +89,44 @@ def test_a_range_may_begin_at_nothing_and_does_not_end_there() -> None:
     assert parse_range({"min": 0, "max": 3}, "cells") == CellRange(0, 3)
     with pytest.raises(InvalidScaling, match="and 1 <= max"):
         parse_range({"min": 0, "max": 0}, "cells")
+
+
+@pytest.mark.parametrize(
+    ("text", "cells"),
+    [
+        ("3", 3),
+        ("0", 0),
+        ("2-8", CellRange(2, 8)),
+        ("2 .. 8", CellRange(2, 8)),
+        ("1p+3d", CellPools(1, 3)),
+        ("3d + 1p + 2m", CellPools(1, 3, 2)),
+    ],
+)
+def test_what_people_type_is_read_and_shown_again(text: str, cells: Cells) -> None:
+    assert parse_cells(cells_from_text(text), "cells") == cells
+    assert parse_cells(cells_from_text(cells_to_text(cells)), "cells") == cells
+    assert parse_cells(cells_as_json(cells), "cells") == cells
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "2-", "1p+", "1p+2p", "p+d", "1p3d", "\u0663", "1" * 50])
+def test_what_nobody_means_is_nothing(text: str) -> None:
+    assert cells_from_text(text) is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"prefill": 1, "decode": 0}, "has prefill cells without decode cells, which work in pairs"),
+        ({"prefill": 0, "decode": 2}, "has decode cells without prefill cells"),
+        ({"prefill": 1}, "it must be an object with prefill and decode"),
+        ({"prefill": 1, "decode": 1, "other": 1}, "it must be an object with prefill and decode"),
+        ({"prefill": -1, "decode": 1}, "whole numbers from 0"),
+        ({"prefill": 600, "decode": 600}, "the sum is at most 1000"),
+        ("two", "or one with prefill and decode"),
+    ],
+)
+def test_cells_by_role_that_make_no_sense_are_named(stated: Any, words: str) -> None:
+    with pytest.raises(InvalidScaling) as refused:
+        parse_cells(stated, "regions.east.cells")
+
+    assert words in str(refused.value)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.planning.role_split import RoleSplit
 from fleet.planning.roles.capacity import RoleDemand, RoleLimits, RolePace, carries, mixed_carries, needed_cells
 from fleet.planning.roles.ratio import RatioRule, RatioView, plan_ratio
-from fleet.planning.roles.split import RoleSplit
 
 PACE = RolePace(0.020, 0.000_25, 1 / 8000, 2048, 64, handover_s=0.005, handover_token_s=0.33 / 12_500)
 """Of the simulator's default: a 70B model on eight accelerators; 0.33 MB a token at 12.5 GB/s."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine_agent.protocol.states import CellRole
 from fleet.planning.claims import ClaimView
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
-from fleet.planning.roles.split import RoleSplit, answers, counted
+from fleet.planning.role_split import RoleSplit, answers, counted
 from fleet.planning.snapshot import VersionView
 from fleet.planning.states import CellState, RolloutState
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet

@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
+from fleet.planning.role_split import RoleSplit
 from fleet.planning.rollout.preview import objection, order_of_regions, preview_seconds, preview_stages
 from fleet.planning.rollout.waves import RolloutProgress, progress_of
 from fleet.planning.snapshot import DeploymentView, RolloutView
@@ -102,3 +103,13 @@ def test_regions_with_cells_take_their_turn_first() -> None:
 def test_the_only_cell_cannot_be_updated_in_place() -> None:
     assert "use the strategy surge" in objection(POLICY, {"east": 1})
     assert objection(POLICY, {"east": 1, "west": 1}) == ""
+
+
+def test_the_only_cell_that_answers_cannot_be_updated_in_place_either() -> None:
+    assert "surge 2 for a pair" in objection(POLICY, {"east": 3}, {"east": RoleSplit(prefill=2, decode=1)})
+    assert objection(POLICY, {"east": 3}, {"east": RoleSplit(prefill=1, decode=2)}) == ""
+
+
+def test_the_canary_is_a_pair_where_roles_are_apart() -> None:
+    stages = preview_stages(POLICY, {"east": 8}, ("east",), {"east": RoleSplit(prefill=2, decode=6)})
+    assert stages[0].cells == 2

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.protocol.states import CellRole
-from fleet.planning.roles.split import RoleSplit, beyond, counted, most_lacking, next_to_move, split_within
+from fleet.planning.role_split import RoleSplit, beyond, counted, most_lacking, next_to_move, split_within
 
 numbers = st.integers(0, 30)
 
