@@ -56,18 +56,21 @@ async def scenario(prefill: RunningCell, decode: RunningCell) -> None:
         together = await asyncio.gather(*(ask(answers, prompt=prompt) for prompt in PROMPTS))
         assert [answer.json()["choices"][0]["text"] for answer in together] == [alone[prompt] for prompt in PROMPTS]
         load = await handovers(answers)
-        assert (load.handovers_total > 8, load.fallbacks) == (True, {}), load
+        assert (load.handovers_total >= 4, load.fallbacks) == (True, {}), load
         assert decode.metric("vllm:external_prefix_cache_hits_total") > 0
         assert decode.metric("vllm:nixl_num_failed_transfers_total") == 0
+        late = {"prompt": f"Again: {LONG}", "max_tokens": TOKENS, "ignore_eos": True}
+        expected = await asyncio.to_thread(prefill.complete, **late, cache_salt="alone")
         params = await asyncio.to_thread(read_by, prefill, f"Again: {LONG}")
         for part in prefill.parts(0):
             part.kill()
-        late = {"prompt": f"Again: {LONG}", "max_tokens": TOKENS}
-        assert len((await asyncio.to_thread(decode.complete, **late, kv_transfer_params=params))["text"]) > 0
+        again = await asyncio.to_thread(decode.complete, **late, kv_transfer_params=params)
+        assert again["text"] == expected["text"], "what the dead engine had read is read again"
         assert decode.health(0)[0] == 200
         after = await ask(answers, prompt=f"And once more: {LONG}")
         assert (after.status, after.json()["usage"]["completion_tokens"]) == (200, TOKENS)
-        assert sum((await handovers(answers)).fallbacks.values()) == 1
+        fallbacks = (await handovers(answers)).fallbacks
+        assert sum(count for reason, count in fallbacks.items() if reason != "recompute") == 1, fallbacks
 
 
 def before(cell: RunningCell) -> Engine:
