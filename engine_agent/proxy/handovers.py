@@ -104,10 +104,8 @@ class Handovers:
         known, self._cells = self._cells, {}
         for cell in pairs.prefill_cells:
             key = (cell.cell, cell.generation)
-            kept = known.pop(key, None)
-            if kept is None or kept.link.cell != cell:
-                kept = _Known(PrefillLink(cell, self._identity))
-            self._cells[key] = kept
+            is_same = key in known and known[key].link.cell == cell
+            self._cells[key] = known.pop(key) if is_same else _Known(PrefillLink(cell, self._identity))
         for gone in known.values():
             gone.link.close()
 
