@@ -141,14 +141,14 @@ class PrefillExchange:
         priority = PRIORITIES[metadata.serving_class] if settings.priorities else None
         model = (metadata.adapter or settings.model) if metadata.is_routed else None
         try:
+            if prompt_to_hand_over(self._head.path, members_of(body)) is None:
+                paths = ", ".join(path.decode() for path in PROMPT_MEMBERS)
+                raise _Refused(refusals.not_handed_over(paths))
             rewrite = rewrite_body(self._head.path, body, priority, model)
-            prompt = prompt_to_hand_over(self._head.path, members_of(body))
         except RefusedMember as error:
             raise _Refused(refusals.refused_member(error.member.name, error.member.why)) from None
         except BadBody as error:
             raise _Refused(refusals.bad_body(str(error))) from None
-        if prompt is None:
-            raise _Refused(refusals.not_handed_over(", ".join(path.decode() for path in PROMPT_MEMBERS)))
         return b",".join(filter(None, (rewrite.members, prefill_members(self._head.path))))
 
     async def _read(self, body: bytes, metadata: RequestMetadata) -> None:
