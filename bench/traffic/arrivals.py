@@ -8,6 +8,7 @@ import json
 import lzma
 import math
 import random
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
@@ -82,6 +83,24 @@ def heavy_tailed(rate: float, count: int, seed: int) -> list[Arrival]:
 def faster(arrivals: list[Arrival], factor: float) -> list[Arrival]:
     """The same requests, `factor` times as many a second."""
     return [replace(arrival, at_s=arrival.at_s / factor) for arrival in arrivals]
+
+
+def lru_hit_rate(arrivals: list[Arrival], cache_tokens: int) -> float:
+    """Share of the prompt tokens that one cell with a cache of so many would find, were each request done at once. It
+    forgets the block that was used longest ago, the end of a prompt before its beginning: as much as cells that evict
+    like that can find together, but for chance."""
+    known: OrderedDict[int, None] = OrderedDict()
+    found = 0
+    for arrival in arrivals:
+        most = (arrival.prompt_tokens - 1) // MOONCAKE_BLOCK_TOKENS
+        here = arrival.blocks[:most]
+        found += next((at for at, block in enumerate(here) if block not in known), len(here)) * MOONCAKE_BLOCK_TOKENS
+        for block in reversed(arrival.blocks):
+            known[block] = None
+            known.move_to_end(block)
+        while len(known) * MOONCAKE_BLOCK_TOKENS > cache_tokens:
+            known.popitem(last=False)
+    return found / sum(arrival.prompt_tokens for arrival in arrivals)
 
 
 def best_hit_rate(arrivals: list[Arrival]) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.traffic.arrivals import MOONCAKE_BLOCK_TOKENS, Arrival, azure, best_hit_rate, faster, mooncake
+from bench.traffic.arrivals import MOONCAKE_BLOCK_TOKENS, Arrival, azure, best_hit_rate, faster, lru_hit_rate, mooncake
 from bench.traffic.contenders import ROOT
 from bench.traffic.routers import (
     BoundedHash,
@@ -58,21 +58,25 @@ def run(
     factor: float,
     cells: int = CELLS,
     cache_tokens: int = CACHE_TOKENS,
+    slow: float = 1.0,
 ) -> dict[str, Any]:
-    """The whole trace, `factor` times as fast as it was recorded."""
+    """The whole trace, `factor` times as fast as it was recorded, the first cell `slow` times as slow as the others."""
     parameters = ModelParameters(
         prefill_tokens_per_s=PREFILL_TOKENS_PER_S,
         kv_capacity_tokens=cache_tokens,
         max_num_seqs=PLACES,
         prefix_block_tokens=MOONCAKE_BLOCK_TOKENS,
     )
-    outcomes = Simulation(POLICIES[policy](), parameters, [1.0] * cells, PLACES).run(faster(arrivals, factor))
+    outcomes = Simulation(POLICIES[policy](), parameters, [slow] + [1.0] * (cells - 1), PLACES).run(
+        faster(arrivals, factor)
+    )
     return {
         "trace": trace,
         "policy": policy,
         "factor": factor,
         "cells": cells,
         "cache_tokens": cache_tokens,
+        "slow": slow,
         **summary(outcomes),
     }
 
@@ -102,15 +106,20 @@ def main() -> None:
     parser.add_argument("--factors", default="1.0", help="how much faster than recorded, with commas")
     parser.add_argument("--cells", type=int, default=CELLS)
     parser.add_argument("--cache-tokens", type=int, default=CACHE_TOKENS)
+    parser.add_argument("--slow", type=float, default=1.0, help="how many times as slow the first cell is")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.results.parent.mkdir(parents=True, exist_ok=True)
     arrivals = mooncake() if options.trace == "mooncake" else azure()
     with options.results.open("a", encoding="utf-8") as results:
         rows = [{"trace": options.trace, "policy": "ideal", "hit_rate": best_hit_rate(arrivals)}]
+        one = lru_hit_rate(arrivals, options.cells * options.cache_tokens)
+        print(f"one cell with the memory of all would find {one:.1%}", flush=True)
         for factor in map(float, options.factors.split(",")):
             for policy in options.policies.split(","):
-                rows.append(run(options.trace, arrivals, policy, factor, options.cells, options.cache_tokens))
+                rows.append(
+                    run(options.trace, arrivals, policy, factor, options.cells, options.cache_tokens, options.slow)
+                )
                 results.write(json.dumps(rows[-1]) + "\n")
                 results.flush()
                 print(rows[-1], flush=True)

@@ -128,7 +128,11 @@ def real_routing(rows: list[Row]) -> str:
 
 def replay(rows: list[Row]) -> str:
     """One line for each rule and speed; later runs of the same replace earlier ones."""
-    runs = {(row["trace"], row["cells"], row["factor"], row["policy"]): row for row in rows if row["policy"] != "ideal"}
+    runs = {
+        (row["trace"], row["cells"], row["factor"], row["policy"]): row
+        for row in rows
+        if row["policy"] != "ideal" and row.get("slow", 1) == 1
+    }
     lines = [
         [
             f"{row['trace']}, {row['cells']} cells, {row['policy']}", f"{row['factor']:g}x",

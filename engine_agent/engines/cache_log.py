@@ -79,7 +79,9 @@ class CacheLog:
         if life == self._life and oldest <= number <= self._upto:
             news = tuple(self._events)[number - oldest :]
             return BlockChanges(self._life, self._upto, False, self.block_tokens, news)
-        return BlockChanges(self._life, self._upto, True, self.block_tokens, tuple(self._whole()))
+        # While all that ever happened is kept, it says more: for which requests blocks were stored.
+        whole = self._events if oldest == 0 else self._whole()
+        return BlockChanges(self._life, self._upto, True, self.block_tokens, tuple(whole))
 
     def _whole(self) -> Iterator[BlocksStored]:
         """All blocks, those behind each other together. Their parents may be gone."""

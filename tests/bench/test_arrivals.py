@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.traffic.arrivals import Arrival, azure, best_hit_rate, faster, heavy_tailed, mooncake
+from bench.traffic.arrivals import Arrival, azure, best_hit_rate, faster, heavy_tailed, lru_hit_rate, mooncake
 from bench.traffic.client import body_of
 from engine_agent.engines.sim.api.chat_requests import parse_chat
 from engine_agent.engines.sim.prefix_cache import block_hashes
@@ -17,6 +17,7 @@ def test_the_mooncake_trace_is_whole_and_in_order() -> None:
     assert arrivals == sorted(arrivals, key=lambda arrival: arrival.at_s)
     assert all(len(arrival.blocks) == arrival.prompt_tokens // 512 for arrival in arrivals)
     assert best_hit_rate(arrivals) == pytest.approx(0.373, abs=0.001)
+    assert lru_hit_rate(arrivals, 8_000_000) == pytest.approx(0.271, abs=0.001)
 
 
 def test_the_azure_trace_is_whole() -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from bench.traffic.routers import (
     BoundedHash,
     CellLoad,
+    Exact,
     LeastOutstanding,
     RandomCell,
     RoundRobin,
@@ -80,6 +81,19 @@ def test_a_new_key_goes_to_the_least_loaded_cell_and_stays_there_while_that_has_
     assert router.choose("conversation", loads(0, 4, 1)) == 0
     assert router.choose("conversation", loads(3, 0, 1)) == 0
     assert Sticky(1.25).choose("another", loads(4, 4)) is None
+
+
+def test_a_cell_that_has_more_of_a_prompt_gets_it_unless_it_is_overloaded() -> None:
+    def cells(*found: int, busy: int = 0) -> list[CellLoad]:
+        return [CellLoad(busy if at == 1 else 2, 16, 0, tokens) for at, tokens in enumerate(found)]
+
+    router = Exact(1.25)
+
+    assert router.choose("a", cells(0, 4096, 0)) == 1
+    assert router.choose("a", cells(512, 512, 512)) == 1, "of equals the one that it had last"
+    assert router.choose("b", cells(0, 4096, 512)) == 1
+    assert router.choose("c", cells(0, 4096, 512, busy=9)) == 2, "it has more than its share"
+    assert router.choose("d", cells(0, 4096, 0, busy=16)) in {0, 2}
 
 
 @given(st.lists(st.integers(0, 8), min_size=2, max_size=8), st.text(max_size=8), st.sampled_from([1.1, 1.25, 2.0]))

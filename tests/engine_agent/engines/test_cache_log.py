@@ -10,9 +10,10 @@ from engine_agent.protocol.cache_events import BlocksRemoved, BlocksStored, Cach
 
 def test_a_reader_gets_what_is_new_and_one_from_elsewhere_gets_all() -> None:
     log = CacheLog(16)
-    log.add((BlocksStored(0, (1, 2)), BlocksStored(2, (3,), "a")))
+    happened = (BlocksStored(0, (1, 2)), BlocksStored(2, (3,), "a"))
+    log.add(happened)
     whole = log.after("another", 7)
-    assert (whole.is_whole, whole.upto, whole.events) == (True, 2, (BlocksStored(0, (1, 2, 3)),))
+    assert (whole.is_whole, whole.upto, whole.events) == (True, 2, happened)
     log.add((BlocksRemoved((3,)),))
     news = log.after(whole.life, whole.upto)
     assert (news.is_whole, news.upto, news.events) == (False, 3, (BlocksRemoved((3,)),))
@@ -34,7 +35,7 @@ def test_a_reader_too_far_behind_gets_all_as_it_is() -> None:
 
 
 def test_a_whole_list_keeps_who_is_behind_whom() -> None:
-    log = CacheLog(16)
+    log = CacheLog(16, kept_blocks=3)
     log.add((BlocksStored(0, (1, 2, 3)), BlocksStored(1, (4, 5)), BlocksRemoved((2,))))
     events = log.after("", 0).events
     assert events == (BlocksStored(0, (1,)), BlocksStored(2, (3,)), BlocksStored(1, (4, 5)))

@@ -195,7 +195,7 @@ async def test_who_asks_what_is_in_the_cache_is_told_where_that_is_known() -> No
     assert (await get(UsageLedger(engine), EVENTS_PATH)).status == 404
     cache.add((BlocksStored(0, (7,), "e1"),))
     answer = await get(UsageLedger(engine, cache), EVENTS_PATH, "life=none&after=x")
-    assert decode_blocks(answer.messages[1]["body"]).events == (BlocksStored(0, (7,)),)
+    assert decode_blocks(answer.messages[1]["body"]).events == (BlocksStored(0, (7,), "e1"),)
 
 
 async def test_salts_of_one_scope_are_never_those_of_another_whatever_a_client_asks_for() -> None:

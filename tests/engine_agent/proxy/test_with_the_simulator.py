@@ -2,14 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from engine_agent.protocol.cache_events import decode_prefixes, digits_of
 from engine_agent.protocol.held_questions import held_query
+from engine_agent.protocol.messages import CacheLoad
 from tests.engine_agent.engines.sim.cells import CHAT, ENDLESS, MODEL, Cell, Member
 from tests.engine_agent.proxy.engine import Engine
 from tests.engine_agent.proxy.http_stream import Message, read_chunk, read_head, request
@@ -124,3 +127,45 @@ async def test_a_simulator_that_is_well_is_asked_seldom_and_says_at_once_when_it
         assert (await proxy.status())["state"] == ""  # what is unwell is asked often
         await asyncio.to_thread(leader.lift_faults)
         await until(proxy.is_healthy, "the fault is lifted")
+
+
+async def test_the_proxy_lists_the_beginnings_of_what_the_engine_has_computed(tmp_path: Path) -> None:
+    words = " ".join(f"word{number}" for number in range(400))
+    body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": words}]}
+    ends = (800, 1600, 2400)
+    hashes = ("00000000000a", "00000000000b", "00000000000c")
+    named = f"{len(words)}:{','.join(map(str, ends))}:{''.join(hashes)}"
+    async with cell(tmp_path) as (proxy, _):
+
+        async def listed() -> list[str]:
+            answer = await proxy.ask(request("/switchyard/cache-prefixes?life=&after=0", method="GET"))
+            changes = decode_prefixes(answer.body)
+            return sorted(digits_of(changes.added)) if changes.is_known else []
+
+        assert (await ask(proxy, body, x_switchyard_cache_prefixes=named)).status == 200
+        await until(lambda: _is(listed(), list(hashes)), "its beginnings are listed")
+        matched = {"x_switchyard_cache_prefixes": named, "x_switchyard_cache_matched": "2400"}
+        assert (await ask(proxy, body, **matched)).status == 200
+
+        async def cache() -> CacheLoad:
+            return msgspec.convert((await proxy.status())["load"]["cache"], CacheLoad)
+
+        async def compared() -> bool:
+            seen = await cache()
+            predicted, found = seen.predicted_tokens_total, seen.found_tokens_total
+            return seen.asked_tokens_total > 0 and 0 < predicted <= found + seen.block_tokens
+
+        await until(compared, "what was predicted is compared with what was found")
+        before = await cache()
+        assert (await ask(proxy, body, **matched, x_switchyard_cache_scope="tenant:acme")).status == 200
+
+        async def nothing_more_was_found() -> bool:
+            after = await cache()
+            assert after.found_tokens_total == before.found_tokens_total, "another tenant's prompt"
+            return after.asked_tokens_total > before.asked_tokens_total
+
+        await until(nothing_more_was_found, "a tenant finds nothing of others")
+
+
+async def _is(finding: Awaitable[list[str]], wanted: list[str]) -> bool:
+    return await finding == wanted

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from engine_agent.protocol.messages import CacheLoad
 from fleet.models import Cell
 from kernel.models import Event
 from tests.controlplane.api.client import bearer, rules
@@ -33,6 +35,7 @@ NO_LOAD = {
     "itl_p50_ms": None,
     "itl_p99_ms": None,
     "batch": None,
+    "cache": None,
     "reported_at": None,
 }
 
@@ -70,6 +73,13 @@ def test_a_cell_says_everything_about_itself() -> None:
 def test_a_cell_says_what_it_does_of_batch_work() -> None:
     cell = rows.cell("c", rows.node("n-00000001", report={"load": {**LOAD, "batch": BATCH}}))
     assert bearer().get(f"/api/v1/cells/{cell.id}").json()["load"]["batch"] == {**NO_BATCH, **BATCH}
+
+
+def test_a_cell_says_what_is_in_its_cache_and_how_well_that_is_predicted() -> None:
+    cache = msgspec.to_builtins(CacheLoad(True, 18_204, 16, 2_911, 100, 60, 58))
+    cell = rows.cell("c", rows.node("n-00000001", report={"load": {**LOAD, "cache": cache}}))
+    shown = bearer().get(f"/api/v1/cells/{cell.id}").json()["load"]["cache"]
+    assert shown == {"other_tokens_total": 0, "other_found_tokens_total": 0, **cache}
 
 
 def test_a_cell_shows_which_nodes_run_the_same_and_in_what_the_others_differ() -> None:
