@@ -146,7 +146,10 @@ def body_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     """Wait for the whole body, which replays need too, and find the pool of the model that it names. Long bodies go on
     to a body parser, and what names no model to the default backend. Declares `is_large`, `has_pool`."""
     longest = max_buffered_body_bytes(desired, settings)
-    own = (headers.MODEL, headers.AFFINITY, *([headers.BODY] if desired.features.hops else ()))
+    features = desired.features
+    own = [headers.MODEL, headers.AFFINITY]
+    own += [headers.BODY] if features.hops else []
+    own += [headers.PREFIXES] if features.by_cache else []
     return [
         responses.refuse_rule(responses.head_too_large(MAX_HEAD_BYTES), HEAD_TOO_LARGE),
         *(f"http-request del-header {name}" for name in own),

@@ -61,8 +61,11 @@ def large_body_rule() -> str:
     return f"http-request set-header {headers.ATTEMPT} %[uuid]"
 
 
+_PREFIXES_RULE = f"http-request set-header {headers.PREFIXES} %[var(txn.prefixes)] if {{ var(txn.prefixes) -m found }}"
+
+
 def again_backend(desired: DesiredHaproxy, settings: IngressSettings) -> str:
-    """Short requests that may leave. What was found out about one goes along: pool, model, affinity."""
+    """Short requests that may leave. What was found out about one goes along: pool, model, affinity, beginnings."""
     return section(
         f"backend {AGAIN_BACKEND}",
         [
@@ -73,6 +76,7 @@ def again_backend(desired: DesiredHaproxy, settings: IngressSettings) -> str:
             f"http-request set-header {headers.POOL} %[var(txn.pool)]",
             f"http-request set-header {headers.MODEL} %[var(txn.model),url_enc]",
             f"http-request set-header {headers.AFFINITY} %[var(txn.affinity)] if {{ var(txn.affinity) -m found }}",
+            *([_PREFIXES_RULE] if desired.features.by_cache else ()),
             access_log.class_rule(),
             *access_log.trail_rules(),
             f"http-response del-header {headers.MODEL}",

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,8 +26,9 @@ from engine_agent.protocol.ingress_messages import Affinity, Pool
 from engine_agent.proxy.request_prefixes import read_prefixes
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell, Request
-from tests.engine_agent.ingress.ingresses import RunningIngress, pool
+from tests.engine_agent.ingress.ingresses import AWAY, HOME, RunningIngress, pool
 from tests.engine_agent.ingress.keyed import keyed
+from tests.engine_agent.ingress.test_spill import until_spill_is
 
 PREFIXES, MATCHED = "x-switchyard-cache-prefixes", "x-switchyard-cache-matched"
 SCOPE = "x-switchyard-cache-scope"
@@ -35,8 +37,8 @@ processes = pytest.mark.processes
 _keys = (f"key {number}" for number in itertools.count())
 
 
-def by_cache(*cells: FakeCell) -> Pool:
-    return replace(pool(*cells, affinity=Affinity()), by_cache=True)
+def by_cache(*cells: FakeCell, **more: Any) -> Pool:
+    return replace(pool(*cells, affinity=Affinity(), **more), by_cache=True)
 
 
 @contextlib.asynccontextmanager
@@ -108,6 +110,27 @@ async def test_the_cell_that_has_most_of_a_text_gets_it_whatever_its_key(ingress
             while less >= matched:
                 _, less = await found(ingress, cells, LONG)
         assert matched / 3 < less < matched * 2 / 3
+
+
+@processes
+@pytest.mark.asyncio
+async def test_what_may_leave_the_region_goes_by_caches_too_and_brings_no_names_of_its_own(
+    ingress: RunningIngress, tmp_path: Path
+) -> None:
+    forged = {"X-Switchyard-Cache-Prefixes": "9999:256:0123456789ab"}
+    async with (
+        RunningIngress(tmp_path / "away", AWAY).running() as away,
+        FakeCell("c-away").running() as far,
+        cells_by_cache(ingress) as cells,
+    ):
+        await away.route(pool(far))
+        await ingress.route(by_cache(*cells, spill=[away], fractions={HOME: 1.0}))
+        await until_spill_is(True, ingress)
+        await ask(ingress, LONG, forged)
+        first, request = last(cells)
+        assert "0123456789ab" not in request.headers[PREFIXES]
+        compute(first, request, 1)
+        assert (await found(ingress, cells, LONG))[0] is first
 
 
 @processes
