@@ -16,9 +16,10 @@ from engine_agent.protocol.states import ServingClass
 from fleet.api import examples
 from fleet.api.deployment_requests import ChangeDeploymentSerializer, CreateDeploymentSerializer
 from fleet.api.history import WithLoad
-from fleet.models import Deployment, DeploymentRegion
+from fleet.models import Deployment, DeploymentRegion, RoleState
 from fleet.planning.autoscaling.policy import cells_as_json
 from fleet.planning.claims import Preempts
+from fleet.planning.roles.ratio import RatioRule
 from fleet.planning.states import choices
 from fleet.selectors.cell import ready_cells_by_place
 from fleet.selectors.history import deployment_subject
@@ -49,6 +50,20 @@ class CellPoolsSerializer(serializers.Serializer[Any]):
     mixed = serializers.IntegerField(required=False, help_text="Left out: none.")
 
 
+class RolePlanSerializer(serializers.Serializer[RoleState]):
+    """What the planner of roles last wanted. It is so only where it acts."""
+
+    prefill = serializers.IntegerField()
+    decode = serializers.IntegerField()
+    mixed = serializers.IntegerField()
+    acting = serializers.BooleanField(help_text="The cells follow; else it is what they would be.")
+    carries = serializers.FloatField(allow_null=True, help_text="Requests a second within both limits; null: unknown.")
+    mixed_carries = serializers.FloatField(allow_null=True, help_text="The same with mixed cells alone.")
+    rule = serializers.ChoiceField(choices=choices(RatioRule))
+    reason = serializers.CharField()
+    looked_at = serializers.DateTimeField()
+
+
 class PlaceSerializer(serializers.Serializer[Any]):
     region = serializers.CharField()
     cells = serializers.IntegerField(help_text="How many there should be.")
@@ -58,6 +73,7 @@ class PlaceSerializer(serializers.Serializer[Any]):
     pools = CellPoolsSerializer(
         allow_null=True, help_text="How many of them should have which role, stated or planned; null: all are mixed."
     )
+    role_plan = RolePlanSerializer(allow_null=True, help_text="Null: its roles are not planned, or not yet.")
     ready = serializers.IntegerField(help_text="How many serve now.")
     granted = serializers.IntegerField(
         allow_null=True, help_text="How many of them it may have while machines are short; null: all."
@@ -105,12 +121,18 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
                 "cells": place.cells,
                 "range": cells_as_json(place.range) if place.range else None,
                 "pools": cells_as_json(place.pools) if place.pools else None,
+                "role_plan": _role_plan(place),
                 "ready": ready.get((deployment.name, place.region_id), 0),
                 "granted": place.cells_granted,
                 "grant_reason": place.grant_reason if place.cells_granted is not None else "",
             }
             for place in deployment.regions.all()
         ]
+
+
+def _role_plan(place: DeploymentRegion) -> dict[str, Any] | None:
+    state: RoleState | None = getattr(place, "role_state", None)
+    return None if state is None else RolePlanSerializer(state).data
 
 
 class DeploymentFilter(filters.FilterSet):
@@ -141,7 +163,7 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         return deployment.name
 
     def get_queryset(self) -> QuerySet[Deployment]:
-        regions = DeploymentRegion.objects.order_by("region_id")
+        regions = DeploymentRegion.objects.select_related("role_state").order_by("region_id")
         return Deployment.objects.select_related("model_version").prefetch_related(
             Prefetch("regions", queryset=regions)
         )

@@ -135,6 +135,7 @@ DEPLOYMENT: dict[str, Any] = {
             "cells": 4,
             "range": {"min": 2, "max": 8},
             "pools": None,
+            "role_plan": None,
             "ready": 3,
             "granted": 3,
             "grant_reason": (
@@ -146,6 +147,7 @@ DEPLOYMENT: dict[str, Any] = {
             "cells": 2,
             "range": None,
             "pools": None,
+            "role_plan": None,
             "ready": 1,
             "granted": None,
             "grant_reason": "",

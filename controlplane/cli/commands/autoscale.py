@@ -32,18 +32,29 @@ def status(context: typer.Context, deployment: Named = "") -> None:
     places, decisions = resource_named("scaling-places"), resource_named("scaling-decisions")
     rows = list(run.connection.pages(places.path, filters))
     last: list[dict[str, Any]] = []
+    roles: list[dict[str, Any]] = []
     if deployment:
+        regions = run.connection.get(path_of(resource_named("deployments"), deployment))["regions"]
+        roles = [{"region": one["region"], **one["role_plan"]} for one in regions if one["role_plan"]]
         last = run.connection.get(decisions.path, {**filters, "page_size": LAST_DECISIONS})["results"]
     if run.output.is_for_programs:
-        run.output.document({"switch": switch, "places": rows, "decisions": last})
+        run.output.document({"switch": switch, "places": rows, "decisions": last, "roles": roles})
         return
     if switch["paused"]:
         run.output.toned(_line(switch), "warn")
     empty = "No cells are a range; `switchyard scale DEPLOYMENT REGION=2..8` makes them one."
     run.output.rows(places.columns, rows, empty=empty)
+    for one in roles:
+        run.output.plain(_roles_line(one))
     if last:
         run.output.plain("")
         run.output.rows(decisions.columns, last, empty="")
+
+
+def _roles_line(plan: dict[str, Any]) -> str:
+    split = ", ".join(f"{plan[role]} {role}" for role in ("prefill", "decode", "mixed") if plan[role])
+    shadow = "" if plan["acting"] else " (shadow)"
+    return f"roles in {plan['region']}: {split or 'no cells'}{shadow}: {plan['reason']}"
 
 
 @autoscale.command()

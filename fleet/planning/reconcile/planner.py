@@ -54,7 +54,7 @@ def plan_reconcile(fleet: FleetView, settings: FleetSettings, now: datetime) -> 
     scaled, leaving = plan_scale(fleet, work.versions, work.ledger, work.notices)
     work.decisions += scaled
     work.decisions += plan_updates(fleet, work.versions, work.ledger, leaving)
-    work.decisions += plan_role_changes(fleet, work.versions.live, work.ledger, leaving)
+    work.decisions += plan_role_changes(fleet, work.versions.roles, work.versions.live, work.ledger, leaving)
     for cell in fleet.cells.values():
         if problem := fleet.deployments[cell.deployment].problem:
             _leave(work, cell, problem)

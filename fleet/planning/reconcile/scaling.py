@@ -5,6 +5,7 @@ Pure. Whatever takes an available cell down needs leave of the disruption ledger
 
 from collections.abc import Iterator
 
+from engine_agent.protocol.states import CellRole
 from fleet.planning.decisions import CreateCell, Decision, DrainCell, MoveCell, StopCell
 from fleet.planning.ledger import Ledger
 from fleet.planning.notices import Notices
@@ -81,6 +82,9 @@ def _surplus(fleet: FleetView, versions: VersionPlan, place: Place, notices: Not
         stays, has_place = cell.id not in notices.going, cell.role not in too_many
         return stays, surging and is_new, has_place, rank, is_new, -cell.created_at.timestamp(), cell.id
 
+    too_many: frozenset[CellRole] = frozenset()
+    if not versions.roles.are_apart(place):
+        return sorted(cells, key=least_useful)[:excess]
     surplus: list[CellView] = []
     for _ in range(excess):
         too_many = beyond(counted(cell.role for cell in cells), versions.roles.wanted(place))

@@ -35,6 +35,11 @@ class RolePlan:
         """How many cells of each role a place should have."""
         return self._fleet.deployments[place[0]].split(place[1])
 
+    def are_apart(self, place: Place) -> bool:
+        """Whether a place has cells that are not mixed, or should have some."""
+        wanted = self.wanted(place).is_apart
+        return wanted or any(cell.role is not CellRole.MIXED for cell in self._live.get(place, ()))
+
     def of(self, cell: CellView, version: str) -> CellRole:
         """The role that this cell has if it is started now with this version."""
         place = (cell.deployment, cell.region)
@@ -89,13 +94,13 @@ def in_turn(cells: Iterable[CellView], moved: RoleSplit, wanted: RoleSplit) -> I
 
 
 def plan_role_changes(
-    fleet: FleetView, live: Mapping[Place, list[CellView]], ledger: Ledger, leaving: set[str]
+    fleet: FleetView, roles: RolePlan, live: Mapping[Place, list[CellView]], ledger: Ledger, leaving: set[str]
 ) -> Iterator[DrainCell]:
     """Cells to drain so that they come back in the role that is missing; none while a rollout moves cells, whose gates
     compare cells of equal roles."""
     for place in sorted(live):
         deployment = fleet.deployments[place[0]]
-        if deployment.problem or place[0] in fleet.rollouts:
+        if deployment.problem or place[0] in fleet.rollouts or not roles.are_apart(place):
             continue
         cells = [cell for cell in live[place] if cell.id not in leaving]
         wanted = deployment.split(place[1])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleet.models import Deployment, DeploymentRegion, ScalingDecision, ScalingState, ScalingSwitch
+from fleet.models import Deployment, DeploymentRegion, RoleState, ScalingDecision, ScalingState, ScalingSwitch
 from fleet.planning.capacity.planner import plan_capacity
 from fleet.planning.role_split import RoleSplit
 from fleet.services.capacity_plan import day_plan_store
@@ -99,3 +99,10 @@ def test_the_plan_of_the_day(switchyard: Switchyard) -> None:
     assert "cells      8 8 8 8" in shown
     assert "us-east-1 has 8 machines of trn1 then" in shown
     assert json.loads(switchyard("autoscale", "plan", "-o", "json").out)["shifts"] == 6
+
+
+def test_status_says_which_roles_are_planned_and_why(switchyard: Switchyard) -> None:
+    plan = {"mixed": 0, "prefill": 3, "decode": 1, "rule": "demand", "reason": "long prompts", "acting": False}
+    RoleState.objects.create(place=DeploymentRegion.objects.get(), looked_at=NOW, **plan)
+    said = switchyard("autoscale", "status", "sim-70b").out
+    assert "roles in us-east-1: 3 prefill, 1 decode (shadow): long prompts" in said
