@@ -12,7 +12,7 @@ from tests.fleet import rows
 pytestmark = pytest.mark.django_db
 
 URL = "/api/v1/deployments/sim-70b"
-ALL = {"granted": None, "grant_reason": ""}
+ALL = {"pools": None, "role_plan": None, "granted": None, "grant_reason": ""}
 
 
 def scale(*places: Any, username: str = "operator") -> Any:

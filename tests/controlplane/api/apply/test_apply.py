@@ -9,6 +9,7 @@ from accounts.models import Approval, ApprovalRule
 from controlplane.api.apply.view import deployment_described
 from controlplane.cli.documents import read_documents
 from fleet.models import Deployment, DeploymentRegion, FaultRule, InstanceType, Region, Rollout
+from fleet.planning.role_split import RoleSplit
 from fleet.services.demo import demo_seed
 from kernel.models import Event
 from models_registry.models import Model, ModelVersion
@@ -265,3 +266,17 @@ def test_a_repeated_request_is_done_once() -> None:
     body, key = {"documents": [wanted]}, {"Idempotency-Key": "once"}
     first = client.post(URL, body, format="json", headers=key)
     assert client.post(URL, body, format="json", headers=key).json() == first.json()
+
+
+def test_cells_by_role_are_foretold_applied_and_then_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel.clock.now", lambda: rows.NOW)
+    rows.deployment(cells=2, nodes=1)
+    for number in range(2):
+        rows.cell(f"sim-70b-us-east-1-{number}", rows.node(f"n-{number}"))
+    wanted = document("Deployment", "sim-70b", regions=[{"region": "us-east-1", "cells": {"prefill": 1, "decode": 1}}])
+    (effect,) = previewed(wanted).json()["effects"]
+    (place,) = effect["forecast"]["places"]
+    assert (place["wanted"], place["ready_now"], place["ready_then"]) == (2, 2, 2)
+    assert actions(applied(wanted)) == [("Deployment", "sim-70b", "scale")]
+    assert DeploymentRegion.objects.get().split == RoleSplit(prefill=1, decode=1)
+    assert actions(applied(wanted)) == []

@@ -57,6 +57,10 @@ def steps(plan: Plan) -> list[tuple[str, str]]:
             {"regions": [{"region": "us-west-2", "cells": 3}]},
             [("scale", "sim-70b should have 3 cells in us-west-2, not 1 to 4 cells")],
         ),
+        (
+            {"regions": [{"region": "us-west-2", "cells": {"prefill": 1, "decode": 3}}]},
+            [("scale", "sim-70b should have 1 prefill and 3 decode cells in us-west-2, not 1 to 4 cells")],
+        ),
         ({"scaling": {"mode": "act"}}, []),
         ({"scaling": {"slo_burn": None}}, [("change", "Deployment sim-70b differs in scaling.slo_burn")]),
         ({"slo": {"ttft_ms": 900}}, []),
