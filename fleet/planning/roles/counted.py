@@ -1,7 +1,8 @@
 """What cells of a place count of their requests, and what a while between two looks says of one of them. Pure.
 
-Totals belong to one start of a cell: what started anew meanwhile is left out of the difference, and who lies moves the
-means by his own part of the requests.
+Totals belong to one start of a cell: what started anew meanwhile is left out of the difference. Cells of a place get
+requests in turn, so lengths are the median of the cells', and none counts for many times what the median cell has: one
+that lies of itself moves little where there are three.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from fleet.planning.roles.capacity import RoleDemand
 
 LONGEST_S = 3600.0
 """Between two looks; a longer one says nothing of now."""
+MOST_OF_MEDIAN = 4.0
+"""Requests of a cell, as a multiple of the median cell's, that count at most."""
 MOST_GROWTH = 10.0
 """By which a forecast may multiply what comes now."""
 
@@ -56,17 +59,19 @@ Counted = Mapping[str, CountedCell]
 def demand_between(before: Counted, now: Counted, seconds: float, expected_at_once: float | None) -> RoleDemand | None:
     """What came in so many seconds; None: nothing is known. `expected_at_once`: requests at once that are forecast.
 
-    Tokens that a decode cell took over count for it as cached, so those count that prefill cells have read, if they are
-    more.
+    Where engines count what they took over as cached, those tokens count that prefill cells have read, if these are
+    more; never more than the prompts have.
     """
     pairs = ((cell, before[name]) for name, cell in now.items() if name in before)
     added = [one for cell, earlier in pairs if (one := cell.since(earlier)) is not None]
-    answered = [one for one in added if one.role is not CellRole.PREFILL]
-    requests = sum(one.requests for one in answered)
-    if not 0 < seconds <= LONGEST_S or requests <= 0:
+    answered = [one for one in added if one.role is not CellRole.PREFILL and one.requests > 0]
+    if not 0 < seconds <= LONGEST_S or not answered:
         return None
-    own = sum(max(0, one.prompt_tokens - one.cached_tokens) for one in answered)
-    read = sum(one.read_tokens for one in added)
+    most = MOST_OF_MEDIAN * median(one.requests for one in answered)
+    requests = int(sum(min(one.requests, most) for one in answered))
+    prompt = median(one.prompt_tokens / one.requests for one in answered)
+    own = median(max(0, one.prompt_tokens - one.cached_tokens) / one.requests for one in answered)
+    read = min(prompt, sum(one.read_tokens for one in added) / requests)
     per_s = requests / seconds
     at_once = sum(cell.in_flight for cell in now.values() if cell.role is not CellRole.PREFILL)
     expected = None
@@ -74,8 +79,8 @@ def demand_between(before: Counted, now: Counted, seconds: float, expected_at_on
         expected = per_s * min(MOST_GROWTH, expected_at_once / at_once)
     return RoleDemand(
         per_s=per_s,
-        uncached_tokens=max(1.0, max(own, read) / requests),
-        output_tokens=max(1.0, sum(one.completion_tokens for one in answered) / requests),
+        uncached_tokens=max(1.0, own, read),
+        output_tokens=max(1.0, median(one.completion_tokens / one.requests for one in answered)),
         requests=requests,
         expected_per_s=expected,
     )

@@ -71,3 +71,15 @@ def test_a_handover_takes_what_it_took_most_decode_cells() -> None:
 
     assert handover_s(cells) == 0.030
     assert handover_s({"a": AFTER}) is None
+
+
+def test_a_cell_that_lies_of_itself_moves_little() -> None:
+    liar = replace(AFTER, requests=10**12, prompt_tokens=10**18, completion_tokens=10**17)
+    reader = CountedCell(1, CellRole.PREFILL)
+    before = {**dict.fromkeys("abc", BEFORE), "p": reader}
+    after = {"a": AFTER, "b": AFTER, "c": liar, "p": replace(reader, read_tokens=10**18)}
+    demand = demand_between(before, after, 300.0, None)
+
+    assert demand is not None
+    assert demand.per_s == 12.0, "as much as four cells at most"
+    assert (demand.uncached_tokens, demand.output_tokens) == (3000, 200)
