@@ -195,8 +195,11 @@ def parse_cells(stated: Any, path: str) -> Cells:
     Raises:
         InvalidScaling: it is none of these.
     """
+    if isinstance(stated, Mapping) and {"min", "max"} & stated.keys():
+        return parse_range(stated, path)
     if isinstance(stated, Mapping):
-        return parse_range(stated, path) if {"min", "max"} & stated.keys() else parse_pools(stated, path)
+        pools = parse_pools(stated, path)
+        return pools if pools.prefill else pools.mixed
     if isinstance(stated, bool) or not isinstance(stated, int) or not 0 <= stated <= CELLS_MOST:
         rule = f"a whole number from 0 to {CELLS_MOST}, an object with min and max, or one with prefill and decode"
         raise InvalidScaling(path, f"{path} is {stated!r}; it must be {rule}")

@@ -280,3 +280,5 @@ def test_cells_by_role_are_foretold_applied_and_then_unchanged(monkeypatch: pyte
     assert actions(applied(wanted)) == [("Deployment", "sim-70b", "scale")]
     assert DeploymentRegion.objects.get().split == RoleSplit(prefill=1, decode=1)
     assert actions(applied(wanted)) == []
+    regions = [{"region": "us-east-1", "cells": {"prefill": 1, "decode": 1, "mixed": 0}}]
+    assert actions(applied(document("Deployment", "sim-70b", regions=regions))) == []

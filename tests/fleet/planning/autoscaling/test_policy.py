@@ -100,6 +100,7 @@ def test_a_range_may_begin_at_nothing_and_does_not_end_there() -> None:
         ("2 .. 8", CellRange(2, 8)),
         ("1p+3d", CellPools(1, 3)),
         ("3d + 1p + 2m", CellPools(1, 3, 2)),
+        ("4m", 4),
     ],
 )
 def test_what_people_type_is_read_and_shown_again(text: str, cells: Cells) -> None:
