@@ -152,7 +152,7 @@ def _load(options: argparse.Namespace) -> tuple[Any, Any]:
 
 def _counts(options: argparse.Namespace, family: str) -> tuple[int, int]:
     learnt, judged = ANSWERS[family]
-    return max(1, round(learnt * options.share)), max(1, round(judged * options.share))
+    return max(1, round(learnt * options.share)), max(2, round(judged * options.share))
 
 
 def _say(line: str) -> None:
