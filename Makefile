@@ -64,12 +64,12 @@ engine: environment ## Install vLLM and build the demo's weights, as make up doe
 	@PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.weights build --cache $(SWITCHYARD_CACHE) --ranks 2
 
 heads: environment ## Train Medusa heads for the demo's smollm2 and measure its steps, half an hour of one core; then make up has a version with them.
-	@$(MAKE) --no-print-directory engine
-	@PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.medusa train --model $$(ls -d $(SWITCHYARD_CACHE)/artifacts/smollm2-135m-instruct-[0-9a-f]* | head -1) --output $(SWITCHYARD_CACHE)/artifacts --name medusa-smollm2-135m-instruct
-	@for heads in $$(ls -dt $(SWITCHYARD_CACHE)/artifacts/medusa-smollm2-135m-instruct-*/ | head -1); do \
-	  OMP_NUM_THREADS=1 PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.step_cost --heads $${heads%/} --output $${heads%/}.json \
-	    --model $$(ls -d $(SWITCHYARD_CACHE)/artifacts/smollm2-135m-instruct-[0-9a-f]* | head -1) || exit 1; \
-	done
+	@$(VENV) -m engine_agent.engines.vllm.environment install --cache $(SWITCHYARD_CACHE)
+	@folder() { tail -1 | sed 's|.*"uri": "file://\([^"]*\)".*|\1|'; }; \
+	model=$$(PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.weights build --cache $(SWITCHYARD_CACHE) --ranks 2 | folder) && \
+	heads=$$(PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.medusa train --model "$$model" \
+	  --output $(SWITCHYARD_CACHE)/artifacts --name medusa-smollm2-135m-instruct | tee /dev/stderr | folder) && \
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.step_cost --model "$$model" --heads "$$heads" --output "$$heads.json"
 
 test: environment-dev ## Run the whole test suite (FAST=1: only pure tests and services).
 	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,3) --no-loadscope-reorder)
