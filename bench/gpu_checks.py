@@ -176,14 +176,14 @@ def main() -> int:
     """Measure; 1 if anything is not as it should be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=15.0, help="of load")
-    parser.add_argument("--write", action="store_true", help="write docs/bench/gpu_checks.md")
+    parser.add_argument("--write", action="store_true", help="write it beside the other figures")
     options = parser.parse_args()
     results, took_s, status = deep_checks(3.0)
     lines, is_right = report(results, took_s, status, options.seconds)
     text = "\n".join(lines) + "\n"
     print(text)
     if options.write:
-        (ROOT / "docs/bench/gpu_checks.md").write_text(text)
+        (ROOT / "docs/bench" / "gpu_checks.md").write_text(text)
     return int(not is_right)
 
 

@@ -34,6 +34,7 @@ class DeepPlan:
     disk_mib: int = 64
     disk_s: float = 20.0
     links: LinkPlan | None = None
+    computes: bool = True
 
 
 def run_deep(plan: DeepPlan) -> Iterator[Result]:
@@ -41,7 +42,8 @@ def run_deep(plan: DeepPlan) -> Iterator[Result]:
     available = available_memory_bytes()
     yield timed("memory", lambda: check_memory(plan.memory_mib, plan.seconds, available))
     yield timed("disk", lambda: check_disk(plan.state, plan.disk_mib, plan.disk_s))
-    yield from _compute(plan)
+    if plan.computes:
+        yield from _compute(plan)
     if plan.links is not None:
         yield from check_links(plan.links)
 
@@ -87,6 +89,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--state", required=True, type=Path, help="a folder on the disk to check")
     parser.add_argument("--python", action="append", default=[], type=Path, help="an engine's Python; may be repeated")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each check of memory and computing, about")
+    parser.add_argument("--light", action="store_true", help="memory and disk alone: something runs here")
     parser.add_argument("--links", action="store_true", help="read a plan of links from standard input")
     options = parser.parse_args(argv)
     try:
@@ -96,7 +99,8 @@ def main(argv: list[str]) -> int:
         return 2
     os.nice(NICE)
     failed = False
-    for result in run_deep(DeepPlan(options.state, tuple(options.python), options.seconds, links=links)):
+    plan = DeepPlan(options.state, tuple(options.python), options.seconds, links=links, computes=not options.light)
+    for result in run_deep(plan):
         sys.stdout.write(result.as_line() + "\n")
         sys.stdout.flush()
         failed |= result.ok is False

@@ -9,7 +9,6 @@ goes over the links is noise.
 
 import hashlib
 import hmac
-import json
 import random
 import secrets
 import socket
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 
 from engine_agent.checks.result import Result
+from engine_agent.protocol.strict_json import strict_loads
 
 MIB = 1024 * 1024
 NONCE_BYTES = 32
@@ -82,7 +82,7 @@ def plan_from(text: str) -> LinkPlan:
         ValueError: it is none.
     """
     try:
-        fields = json.loads(text)
+        fields = strict_loads(text)
         members = tuple(LinkMember(**member) for member in fields.pop("members"))
         return LinkPlan(members=tuple(sorted(members, key=lambda member: member.rank)), **fields)
     except (TypeError, KeyError, AttributeError, ValueError) as error:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from time import monotonic
 
+from engine_agent.protocol.strict_json import strict_loads
+
 TEXT_CHARS_MAX = 400
 NUMBERS_MAX = 16
 
@@ -39,7 +41,7 @@ def result_from(line: str | bytes) -> Result:
         ValueError: it is none.
     """
     try:
-        return Result(**json.loads(line)).bounded()
+        return Result(**strict_loads(line if isinstance(line, str) else line.decode())).bounded()
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"no result of a check: {str(line)[:80]!r}") from error
 

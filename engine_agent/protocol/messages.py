@@ -373,12 +373,46 @@ class MachineNotice(Struct, frozen=True, omit_defaults=True):
     ends_at: float | None = None
 
 
+class NetworkDevice(Struct, frozen=True, omit_defaults=True):
+    """A device by which nodes reach each other's memory (EFA). `state` of its port: `ACTIVE`, or empty where it is not
+    said. `errors` counts as long as the device lives, by the driver's names."""
+
+    name: str
+    state: str = ""
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+CHECKS_MAX = 32
+
+
+class CheckResult(Struct, frozen=True, omit_defaults=True):
+    """What one deep check of a node found; `engine_agent.checks.result.Result` on the wire. `ok` None: not made."""
+
+    check: Annotated[str, Meta(max_length=64)]
+    ok: bool | None
+    found: Annotated[str, Meta(max_length=400)]
+    wanted: Annotated[str, Meta(max_length=400)] = ""
+    seconds: float = 0.0
+    numbers: Annotated[dict[str, float], Meta(max_length=16)] = field(default_factory=dict)
+
+
+class CheckReport(Struct, frozen=True, omit_defaults=True):
+    """The deep checks that a node made last, or makes now. `request`: which it was told to, or `joining`. Times are
+    seconds since 1970 by its clock; `ended_at` None: they still go on."""
+
+    request: Annotated[str, Meta(max_length=64)]
+    began_at: float
+    ended_at: float | None = None
+    results: Annotated[tuple[CheckResult, ...], Meta(max_length=CHECKS_MAX)] = ()
+
+
 class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     """Use of a node and of its accelerators, and what its agent has trouble with; None and empty: nothing to report.
 
     `accelerator_trouble`: by maker, why its devices may be old or missing. `refused_order`: why the last order that
     was refused was. `journal_error`: why the agent cannot write its journal. `notices`: what the machine's cloud says
     of it, one of each kind; None: it is in no cloud, or its metadata cannot be read. `energy`: what is known of power.
+    `checks`: what its deep checks found; None: it made none. `network`: devices of EFA.
     """
 
     host_cpu_percent: float | None = None
@@ -391,6 +425,8 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     journal_error: str = ""
     notices: Annotated[tuple[MachineNotice, ...], Meta(max_length=len(MachineNoticeKind))] | None = None
     energy: Annotated[tuple[EnergyMeter, ...], Meta(max_length=8)] = ()
+    checks: CheckReport | None = None
+    network: Annotated[tuple[NetworkDevice, ...], Meta(max_length=64)] = ()
 
 
 class StepTimes(Struct, frozen=True):
@@ -508,6 +544,16 @@ class LogRequest(Struct, frozen=True):
     lines: int = 200
 
 
+class CheckRequest(Struct, frozen=True, omit_defaults=True):
+    """A node shall make its deep checks once. `peers`: with which others it checks its links, itself among them, by
+    rank; `secret` proves them to each other. A node that serves checks its memory and its disk alone."""
+
+    id: Annotated[str, Meta(max_length=64)]
+    rank: int = 0
+    peers: Annotated[tuple[Peer, ...], Meta(max_length=32)] = ()
+    secret: str = ""
+
+
 class Cause(Struct, frozen=True, omit_defaults=True):
     """What an order came of, for logs and traces only: the number of a request, and its W3C `traceparent`."""
 
@@ -517,13 +563,15 @@ class Cause(Struct, frozen=True, omit_defaults=True):
 
 class Desired(Struct, frozen=True, tag="desired", omit_defaults=True):
     """All that a node must do. `assignment` None: the node is a spare and runs no engine. `logs` None: nobody reads
-    them. `cause` is no part of the order: the same order may come with another or with none."""
+    them. `check`: the deep checks that it was told to make last. `cause` is no part of the order: the same order may
+    come with another or with none."""
 
     node: str
     version: int
     assignment: Assignment | None
     logs: LogRequest | None = None
     cause: Cause | None = None
+    check: CheckRequest | None = None
 
 
 class Trust(Struct, frozen=True, tag="trust"):

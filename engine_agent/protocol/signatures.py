@@ -29,6 +29,10 @@ class FaultSignature(StrEnum):
     NVIDIA_ROW_REMAP_FAILED = "nvidia_row_remap_failed"
     NVIDIA_ROW_REMAP_PENDING = "nvidia_row_remap_pending"
     ACCELERATOR_MISSING = "accelerator_missing"
+    EFA_ERRORS = "efa_errors"
+    EFA_PORT_DOWN = "efa_port_down"
+    DEEP_CHECK_FAILED = "deep_check_failed"
+    LINK_CHECK_FAILED = "link_check_failed"
 
 
 HARD_SIGNATURES = frozenset(
@@ -45,11 +49,19 @@ HARD_SIGNATURES = frozenset(
         FaultSignature.NVIDIA_RECOVERY_NEEDED,
         FaultSignature.NVIDIA_ROW_REMAP_FAILED,
         FaultSignature.ACCELERATOR_MISSING,
+        FaultSignature.DEEP_CHECK_FAILED,
     }
 )
 """The hardware cannot be trusted and a restart does not help (design.md, faults). The others pass, or need a reload."""
 
-UNATTRIBUTED_SIGNATURES = frozenset({FaultSignature.NEURON_COLLECTIVES_HANG, FaultSignature.NEURON_NETWORK_PROXY})
+UNATTRIBUTED_SIGNATURES = frozenset(
+    {
+        FaultSignature.NEURON_COLLECTIVES_HANG,
+        FaultSignature.NEURON_NETWORK_PROXY,
+        FaultSignature.EFA_ERRORS,
+        FaultSignature.LINK_CHECK_FAILED,
+    }
+)
 """Every rank of a cell sees these when one of them is broken: they say which cell is, and not which node."""
 
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from msgspec import structs
 
@@ -26,10 +27,14 @@ from engine_agent.runtime.imds import NoticeWatch, is_in_aws
 from engine_agent.runtime.launch import NodePlace
 from engine_agent.runtime.log_tail import LogTailSender
 from engine_agent.runtime.node import LocalNode
+from engine_agent.runtime.node_checks import NodeChecks
 from engine_agent.runtime.order_trace import order_trace
 from engine_agent.runtime.watch import POLL_INTERVAL_S
+from engine_agent.telemetry import efa, engine_log
 from engine_agent.telemetry.accelerators import AcceleratorMonitor, OnFault
+from engine_agent.telemetry.efa import EfaDevices
 from engine_agent.telemetry.energy import energy_here
+from engine_agent.telemetry.engine_log import EngineLog
 from engine_agent.telemetry.host import accelerators_here, read_usage
 from engine_agent.telemetry.scraping import serve_metrics
 
@@ -41,6 +46,8 @@ PAUSE_AFTER_ERROR_S = 1.0
 BOUND_LOGS_EVERY_S = 60.0
 SEND_LOGS_EVERY_S = 1.0
 """While logs are being read; else this only checks whether they are."""
+NEURON = "neuron"
+LOOK_FOR_CHECKS_EVERY_S = 1.0
 READ_STACK_EVERY_S = 30.0
 """How late the control plane hears of software that was installed under a running agent."""
 
@@ -80,11 +87,19 @@ class NodeAgent:
         )
         self._accelerators = accelerators(self._connection.send_fault)
         self._energy = energy_here(self._accelerators)
+        self._efa = EfaDevices(self._connection.send_fault)
+        self._engine_log = EngineLog(place.home / "engine.log", self._connection.send_fault)
         self._cloud = NoticeWatch(self._send_report) if is_in_aws() else None
         self._no_contact_since_s: float | None = self._awake.now_s()
         self._last_observed: Observed | None = None
         self._steps: StepTimes | None = None
         self._logs = LogTailSender(place.home)
+        self._checks = NodeChecks(
+            place.home,
+            lambda: _pythons_of(place),
+            self._connection.send_fault,
+            lambda: self._send_report() if self._last_observed is not None else None,
+        )
         self._trace = order_trace(place.node_id)
         self._metrics_port = place.port_base + AGENT_METRICS
 
@@ -103,6 +118,10 @@ class NodeAgent:
                 loops.create_task(self._for_ever("report", self._report_once))
                 loops.create_task(self._for_ever("logs", self._bound_logs_once))
                 loops.create_task(self._for_ever("log tail", self._send_logs_once))
+                loops.create_task(self._for_ever("checks", self._check_once))
+                loops.create_task(self._for_ever("engine log", self._read_engine_log_once))
+                if self._efa.is_any:
+                    loops.create_task(self._for_ever("efa", self._read_efa_once))
                 loops.create_task(self._for_ever("stack", self._read_stack_once))
                 loops.create_task(self._for_ever("traces", self._trace.run))
                 loops.create_task(self._for_ever("metrics", self._serve_metrics))
@@ -119,6 +138,8 @@ class NodeAgent:
         except Exception:
             log.exception("error while looking for accelerators")
         loops.create_task(self._for_ever("accelerators", self._accelerators.run))
+        if not self._node.is_serving:  # an adopted engine has been checked, or serves all the same
+            await self._checks.make_before_joining(len(self._accelerators.devices()))
         await self._for_ever("connection", self._connection.run)
 
     async def _for_ever(self, name: str, once: Callable[[], Awaitable[None]]) -> None:
@@ -178,6 +199,20 @@ class NodeAgent:
         if tail is not None:
             self._connection.send_logs(tail)
 
+    async def _check_once(self) -> None:
+        await asyncio.sleep(LOOK_FOR_CHECKS_EVERY_S)
+        order = self._node.order
+        await self._checks.make_requested(order.check if order else None, is_serving=self._node.is_serving)
+
+    async def _read_engine_log_once(self) -> None:
+        await asyncio.sleep(engine_log.READ_EVERY_S)
+        if self._node.desired is not None and self._node.desired.plan.engine == NEURON:
+            self._engine_log.read()  # of no other: what it looks for are words of Neuron's runtime
+
+    async def _read_efa_once(self) -> None:
+        self._efa.read()
+        await asyncio.sleep(efa.READ_EVERY_S)
+
     async def _read_stack_once(self) -> None:
         await asyncio.sleep(READ_STACK_EVERY_S)
         stack = self._stack()
@@ -228,6 +263,8 @@ class NodeAgent:
             journal_error=self._node.journal_error,
             notices=self._cloud.notices if self._cloud is not None else None,
             energy=self._energy.meters(),
+            checks=self._checks.report,
+            network=self._efa.devices,
         )
         health = _health(observed, seen.health)
         report = Report(
@@ -235,6 +272,12 @@ class NodeAgent:
         )
         self._steps = report.steps if observed.state is EngineState.READY else None
         self._connection.send(report)
+
+
+def _pythons_of(place: NodePlace) -> tuple[Path, ...]:
+    """The interpreters of installed engines; programs of engine generic are none."""
+    installed = place.launch_context().engine_pythons
+    return tuple(path for engine, path in installed.items() if "/" not in engine)
 
 
 def _health(observed: Observed, health: Health | None) -> Health | None:

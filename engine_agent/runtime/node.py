@@ -108,6 +108,11 @@ class LocalNode:
         """The whole order in force."""
         return self._record.desired
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether an engine runs here, ready or not."""
+        return self._processes.running(ProcessKind.ENGINE) is not None
+
     # --- from one agent process to the next -------------------------------------------------------------------------
 
     def resume(self) -> None:
