@@ -27,7 +27,9 @@ from traffic.planning.machine_cost import (
     parts_of_hours,
     split_hour,
 )
+from traffic.planning.power_meter import MeterLook
 from traffic.selectors.token_fit import fits_at, price_of, weighing
+from traffic.services.power_meter import power_meters_judge
 
 CLOCK = ("clock", "machines", "")
 """The mark that says until when machines were counted, in milliseconds since 1970."""
@@ -133,6 +135,7 @@ def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
     }
     marks = _marks()
     kept: dict[str, dict[str, MeterMark]] = {}
+    looks: dict[str, MeterLook] = {}
     found: dict[Kind, _Taken] = defaultdict(_Taken)
     report, member = "report__telemetry__", "member__cell__"
     columns = (
@@ -154,6 +157,7 @@ def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
         )
         if node_marks:
             kept[node] = node_marks
+        looks[node] = MeterLook(energy.refused, energy.measured + energy.rated > 0, bool(believed))
         reference = f"{model}@{version}" if cell is not None else ""
         taken = found[Kind(deployment or "", reference, region, instance_type)]
         taken.machines += 1
@@ -165,6 +169,7 @@ def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
             taken.busy_price += price.micro_usd
             taken.busy_uj += energy.total
     _remember(kept, marks, now)
+    power_meters_judge(looks=looks, now=now)
     return dict(found)
 
 
