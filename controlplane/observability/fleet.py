@@ -40,7 +40,10 @@ class FleetGauges(Collector):
             "cells_withheld", "Cells that deployments may not have now.", ("region", "deployment", "rule"), _withheld()
         )
         yield _gauge(
-            "quota_machines", "Machines of teams: entitled, used.", ("team", "instance_type", "what"), _quotas()
+            "quota_machines",
+            "Machines of teams: entitled, used.",
+            ("team", "instance_type", "region", "what"),
+            _quotas(),
         )
         yield _gauge("nodes", "Nodes by state.", ("region", "state"), _nodes())
         yield _gauge("nodes_cordoned", "Cordoned nodes.", ("region",), _cordoned())
@@ -117,7 +120,7 @@ def _withheld() -> Iterator[Row]:
 
 def _quotas() -> Iterator[Row]:
     for use in quota_uses():
-        owner = (use.quota.team, use.quota.instance_type_id)
+        owner = (use.quota.team, use.quota.instance_type_id, use.quota.region_id or "")
         yield (*owner, "entitled"), use.quota.machines
         yield (*owner, "used"), use.used
 

@@ -182,6 +182,7 @@ QUOTA: dict[str, Any] = {
     "name": "search:local.sim",
     "team": "search",
     "instance_type": "local.sim",
+    "region": "",
     "machines": 4,
     "borrow_most": None,
     "wanted": 8,

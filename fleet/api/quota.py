@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from fleet.api import examples
 from fleet.api.deployment_requests import TEAM
 from fleet.models import Quota
-from fleet.selectors.quota import QuotaUse, quota_uses_of, uses_of
+from fleet.selectors.quota import QuotaUse, owner_of, quota_uses_of, uses_of
 from fleet.services.quota import MACHINES_MOST, quota_remove, quota_set
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer, actor_of
@@ -23,7 +23,8 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet
 class QuotaSerializer(serializers.ModelSerializer[Quota]):
     # The context holds, under `uses`, what each team uses of each type.
     instance_type = serializers.CharField(source="instance_type_id")
-    machines = serializers.IntegerField(help_text="To which the team is entitled, over all regions.")
+    region = serializers.SerializerMethodField(help_text="Empty: over all regions, beside the quotas of each.")
+    machines = serializers.IntegerField(help_text="To which the team is entitled.")
     borrow_most = serializers.IntegerField(
         allow_null=True, help_text="How many of others it may borrow; null: any number."
     )
@@ -36,12 +37,15 @@ class QuotaSerializer(serializers.ModelSerializer[Quota]):
     class Meta:
         model = Quota
         fields = [
-            "name", "team", "instance_type", "machines", "borrow_most", "wanted", "used", "borrowed", "idle",
-            "deployments", "changed_by", "changed_at",
+            "name", "team", "instance_type", "region", "machines", "borrow_most", "wanted", "used", "borrowed",
+            "idle", "deployments", "changed_by", "changed_at",
         ]  # fmt: skip
 
     def _use(self, row: Quota) -> QuotaUse:
         return uses_of(row, self.context["uses"])
+
+    def get_region(self, row: Quota) -> str:
+        return row.region_id or ""
 
     def get_wanted(self, row: Quota) -> int:
         return self._use(row).wanted
@@ -64,7 +68,10 @@ class QuotaSerializer(serializers.ModelSerializer[Quota]):
 class SetQuotaSerializer(StrictSerializer):
     team = serializers.RegexField(TEAM, max_length=64, help_text="As deployments name theirs.")
     instance_type = serializers.CharField(max_length=64)
-    machines = serializers.IntegerField(min_value=0, max_value=MACHINES_MOST, help_text="Over all regions.")
+    region = serializers.CharField(
+        max_length=64, required=False, allow_blank=True, default="", help_text="Left out: over all regions."
+    )
+    machines = serializers.IntegerField(min_value=0, max_value=MACHINES_MOST)
     borrow_most = serializers.IntegerField(
         min_value=0,
         max_value=MACHINES_MOST,
@@ -77,6 +84,7 @@ class SetQuotaSerializer(StrictSerializer):
 class QuotaFilter(filters.FilterSet):
     team = filters.CharFilter()
     instance_type = filters.CharFilter(field_name="instance_type_id")
+    region = filters.CharFilter(field_name="region_id")
 
     class Meta:
         model = Quota
@@ -84,8 +92,8 @@ class QuotaFilter(filters.FilterSet):
 
 
 class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
-    """Machines of a type that a team is entitled to. What it leaves idle the other teams with a quota of the type may
-    borrow, until it wants them."""
+    """Machines of a type that a team is entitled to, in a region or over all. What it leaves idle the other teams with
+    a quota there may borrow, until it wants them."""
 
     serializer_class = QuotaSerializer
     filterset_class = QuotaFilter
@@ -99,7 +107,7 @@ class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
         return Quota.objects.all()
 
     def get_serializer_context(self) -> dict[str, Any]:
-        owners = set(Quota.objects.values_list("team", "instance_type_id"))
+        owners = {owner_of(row) for row in Quota.objects.all()}
         return {**super().get_serializer_context(), "uses": quota_uses_of(owners) if owners else {}}
 
     @extend_schema(operation_id="quotas_set", request=SetQuotaSerializer, responses={200: QuotaSerializer})

@@ -84,13 +84,14 @@ class ClaimView:
 
 @dataclass(frozen=True, slots=True)
 class QuotaView:
-    """Machines of an instance type that a team is entitled to, over all regions. `borrow_most`: how many of other teams
-    it may borrow; None: any number."""
+    """Machines of an instance type that a team is entitled to, in a region, or, where it names none, over all of them.
+    `borrow_most`: how many of other teams it may borrow; None: any number."""
 
     team: str
     instance_type: str
     machines: int
     borrow_most: int | None = None
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True)

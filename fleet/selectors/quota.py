@@ -11,8 +11,8 @@ from fleet.models import CellMember, Deployment, Quota
 from models_registry.planning.engine_arguments import nodes_per_cell
 from models_registry.planning.version_spec import InvalidVersion
 
-Owner = tuple[str, str]
-"""Team, instance type."""
+Owner = tuple[str, str, str]
+"""Team, instance type, region; empty: over all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,19 @@ class QuotaUse:
 def quota_uses(instance_type: str = "") -> list[QuotaUse]:
     """Every quota, or those of one type."""
     quotas = Quota.objects.filter(instance_type=instance_type) if instance_type else Quota.objects.all()
-    rows = list(quotas.order_by("instance_type_id", "team"))
-    uses = quota_uses_of({(row.team, row.instance_type_id) for row in rows}) if rows else {}
+    rows = list(quotas.order_by("instance_type_id", "team", "name"))
+    uses = quota_uses_of({owner_of(row) for row in rows}) if rows else {}
     return [uses_of(row, uses) for row in rows]
+
+
+def owner_of(row: Quota) -> Owner:
+    """Whose it is, and where."""
+    return row.team, row.instance_type_id, row.region_id or ""
 
 
 def uses_of(row: Quota, uses: Mapping[Owner, "OwnerUse"]) -> QuotaUse:
     """A quota with what its owner uses."""
-    use = uses.get((row.team, row.instance_type_id), OwnerUse())
+    use = uses.get(owner_of(row), OwnerUse())
     return QuotaUse(row, use.used, use.wanted, use.withheld, use.deployments)
 
 
@@ -61,25 +66,29 @@ class OwnerUse:
 
 
 def quota_uses_of(owners: set[Owner]) -> dict[Owner, OwnerUse]:
-    """By team and type, in three queries."""
+    """By team, type and region, in three queries."""
     rows = Deployment.objects.filter(
-        team__in={team for team, _ in owners}, instance_type__in={kind for _, kind in owners}
+        team__in={team for team, _, _ in owners}, instance_type__in={kind for _, kind, _ in owners}
     )
-    used: Counter[str] = Counter()
-    members = CellMember.objects.order_by().filter(cell__deployment__in=rows).values_list("cell__deployment")
-    used.update(dict(members.annotate(count=Count("id"))))
+    used: Counter[tuple[str, str]] = Counter()
+    members = CellMember.objects.order_by().filter(cell__deployment__in=rows)
+    for name, region, count in members.values_list("cell__deployment", "cell__region").annotate(count=Count("id")):
+        used[name, region] = count
     wanted: Counter[Owner] = Counter()
     withheld: Counter[Owner] = Counter()
     names: dict[Owner, list[str]] = defaultdict(list)
     in_use: Counter[Owner] = Counter()
     for row in rows.select_related("model_version").prefetch_related("regions").order_by("name"):
-        owner = (row.team, row.instance_type_id)
-        names[owner].append(row.name)
-        in_use[owner] += used[row.name]
         size = _size(row)
-        for place in row.regions.all():
-            wanted[owner] += place.cells * size
-            withheld[owner] += place.cells - place.cells_in_force
+        places = {place.region_id: place for place in row.regions.all()}
+        for region in sorted({*places, *(at for name, at in used if name == row.name)}):
+            place = places.get(region)
+            for owner in ((row.team, row.instance_type_id, ""), (row.team, row.instance_type_id, region)):
+                names[owner] += [] if row.name in names[owner] else [row.name]
+                in_use[owner] += used[row.name, region]
+                if place is not None:
+                    wanted[owner] += place.cells * size
+                    withheld[owner] += place.cells - place.cells_in_force
     return {
         owner: OwnerUse(in_use[owner], wanted[owner], withheld[owner], tuple(of_owner))
         for owner, of_owner in names.items()

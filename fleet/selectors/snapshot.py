@@ -67,7 +67,8 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
 def quota_views() -> tuple[QuotaView, ...]:
     """Every team's quota of every type."""
     return tuple(
-        QuotaView(row.team, row.instance_type_id, row.machines, row.borrow_most) for row in Quota.objects.all()
+        QuotaView(row.team, row.instance_type_id, row.machines, row.borrow_most, row.region_id or "")
+        for row in Quota.objects.all()
     )
 
 
@@ -109,7 +110,7 @@ def _rollouts(active: list[Rollout]) -> tuple[dict[str, RolloutView], dict[str, 
 def deployment_view(name: str) -> DeploymentView:
     """One deployment as planners take it, with no other version than its own."""
     row = Deployment.objects.select_related("model_version", "instance_type").get(name=name)
-    claims = {place.region_id: _claim(place) for place in DeploymentRegion.objects.filter(deployment=row)}
+    claims = {place.region_id: claim_of(place) for place in DeploymentRegion.objects.filter(deployment=row)}
     return _deployment(row, claims, {})
 
 
@@ -122,7 +123,7 @@ def _deployments(
     """`versions`: by deployment, those that its cells run."""
     claims: dict[str, dict[str, ClaimView]] = defaultdict(dict)
     for place in written.get("places", ["fleet_deploymentregion"], lambda: list(DeploymentRegion.objects.all())):
-        claims[place.deployment_id][place.region_id] = _claim(place)
+        claims[place.deployment_id][place.region_id] = claim_of(place)
     goals: dict[str, dict[str, ModelVersion]] = defaultdict(dict)
     for rollout in rollouts:
         ends = (rollout.from_version, rollout.to_version)
@@ -136,7 +137,8 @@ def _deployment_rows() -> list[Deployment]:
     return list(Deployment.objects.select_related("model_version", "instance_type"))
 
 
-def _claim(place: DeploymentRegion) -> ClaimView:
+def claim_of(place: DeploymentRegion) -> ClaimView:
+    """What a deployment was set to have in a region, and may have now."""
     rule = GrantRule(place.grant_rule) if place.grant_rule else None
     return ClaimView(
         place.cells, place.cells_min, place.cells_granted, place.granted_at, rule, place.grant_reason,

@@ -1,11 +1,12 @@
-"""States how many machines of a type a team is entitled to. What follows is the reconciler's."""
+"""States how many machines of a type a team may count on, in a region or over all. What follows is the reconciler's."""
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 
 from django.db import transaction
 
-from fleet.models import Quota
+from fleet.models import Quota, Region
 from fleet.models.quota import quota_name
 from fleet.services.instance_type import instance_type_named
 from kernel import hints, live
@@ -20,13 +21,20 @@ TEAM = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_]{0,63}")
 
 @transaction.atomic
 def quota_set(
-    *, team: str, instance_type: str, machines: int, actor: str, now: datetime, borrow_most: int | None = None
+    *,
+    team: str,
+    instance_type: str,
+    machines: int,
+    actor: str,
+    now: datetime,
+    borrow_most: int | None = None,
+    region: str = "",
 ) -> Quota:
-    """Entitle a team to so many machines of a type; `borrow_most`: how many of others it may borrow, None any number.
-    What is so already is left as it is.
+    """Entitle a team to so many machines of a type, in a region or, without one, over all. `borrow_most`: how many of
+    others it may borrow, None any number. What is so already is left as it is.
 
     Raises:
-        InvalidInput: no such instance type, no name of a team, or a number that cannot be.
+        InvalidInput: no such instance type or region, no name of a team, or a number that cannot be.
     """
     if not TEAM.fullmatch(team):
         message = f"{team[:64]!r} is no name of a team; it must be letters, digits, - and _, 64 of them at most"
@@ -36,15 +44,20 @@ def quota_set(
             message = f"{field} is {number}; it must be from 0 to {MACHINES_MOST}"
             raise InvalidInput(field=field, rule="range", message=message)
     kind = instance_type_named(instance_type)
-    name = quota_name(team, kind.name)
-    before = Quota.objects.select_for_update().filter(name=name).first()
+    place = _region_named(region)
+    of_team = {
+        row.region_id or "": row for row in Quota.objects.select_for_update().filter(team=team, instance_type=kind)
+    }
+    _check_scopes({at: row.machines for at, row in of_team.items()} | {region: machines}, team, kind.name, region)
+    before = of_team.get(region)
     if before is not None and (before.machines, before.borrow_most) == (machines, borrow_most):
         return before
     row, _ = Quota.objects.update_or_create(
-        name=name,
+        name=quota_name(team, kind.name, region),
         defaults={
             "team": team,
             "instance_type": kind,
+            "region": place,
             "machines": machines,
             "borrow_most": borrow_most,
             "changed_by": actor[:64],
@@ -53,8 +66,38 @@ def quota_set(
     )
     was = f"{before.machines} before" if before else "none before"
     borrowing = "" if borrow_most is None else f", may borrow {borrow_most} at most"
-    _tell("set", f"team {team} is entitled to {machines} {kind.name}, {was}{borrowing}, by {actor}", actor, now)
+    where = f" in {region}" if region else ""
+    _tell("set", f"team {team} is entitled to {machines} {kind.name}{where}, {was}{borrowing}, by {actor}", actor, now)
     return row
+
+
+def _region_named(name: str) -> Region | None:
+    """The region that a request names; None: it names none."""
+    if not name:
+        return None
+    found = Region.objects.filter(name=name).first()
+    if found is None:
+        there = ", ".join(Region.objects.values_list("name", flat=True)) or "none"
+        message = f"there is no region {name!r}; there are: {there}"
+        raise InvalidInput(field="region", rule="exists", message=message)
+    return found
+
+
+def _check_scopes(machines: Mapping[str, int], team: str, kind: str, stated: str) -> None:
+    """A team is entitled to no more in a region than over all, where both are stated."""
+    overall = machines.get("")
+    for region, number in sorted(machines.items()):
+        if overall is None or not region or number <= overall or stated not in {"", region}:
+            continue
+        message = (
+            f"team {team} would be entitled to {number} {kind} in {region} and to {overall} over all regions; "
+            + (
+                f"state {overall} at most, or raise that first"
+                if stated
+                else f"state {number} at least, or lower {region} first"
+            )
+        )
+        raise InvalidInput(field="machines", rule="regions", message=message)
 
 
 @transaction.atomic
@@ -62,7 +105,10 @@ def quota_remove(*, name: str, actor: str, now: datetime) -> None:
     """The team is bound by no quota of that type any more, and entitled to none of its machines."""
     row = Quota.objects.select_for_update().get(name=name)
     row.delete()
-    message = f"team {row.team} has no quota of {row.instance_type_id} any more, {row.machines} before, by {actor}"
+    where = f" in {row.region_id}" if row.region_id else ""
+    message = (
+        f"team {row.team} has no quota of {row.instance_type_id}{where} any more, {row.machines} before, by {actor}"
+    )
     _tell("removed", message, actor, now)
 
 

@@ -12,6 +12,9 @@ app = typer.Typer()
 quota = typer.Typer(help="Who may have which machines, and who goes first when they are short.", no_args_is_help=True)
 app.add_typer(quota, name="quota")
 
+Where = Annotated[
+    str, typer.Option("--region", "-r", help="There only; else over all.", autocompletion=names_of("regions"))
+]
 Type = Annotated[str, typer.Argument(metavar="TYPE", autocompletion=names_of("instance-types"))]
 EMPTY = "No team has a quota; `switchyard quota set TEAM TYPE MACHINES` gives it one."
 
@@ -35,23 +38,27 @@ def set_quota(
     instance_type: Type,
     machines: Annotated[int, typer.Argument(min=0)],
     borrow_most: Annotated[int | None, typer.Option(min=0, help="How many of others it may borrow; else any.")] = None,
+    region: Where = "",
 ) -> None:
-    """Entitle a team to so many machines of a type, over all regions.
+    """Entitle a team to so many machines of a type, over all regions or in one.
 
-    switchyard quota set search local.sim 4
+    switchyard quota set search local.sim 4 --region us-east-1
     """
     run = session_of(context)
     body = {"team": team, "instance_type": instance_type, "machines": machines, "borrow_most": borrow_most}
-    result = run.connection.post("quotas", body)
-    run.show(result, [f"team {team} is entitled to {machines} {instance_type}, and uses {result['used']}"])
+    result = run.connection.post("quotas", body | {"region": region})
+    what = f"{instance_type} in {region}" if region else instance_type
+    run.show(result, [f"team {team} is entitled to {machines} {what}, and uses {result['used']}"])
 
 
 @quota.command("remove")
-def remove_quota(context: typer.Context, team: str, instance_type: Type) -> None:
-    """End a team's quota of a type: it is bound by none any more, and entitled to none."""
+def remove_quota(context: typer.Context, team: str, instance_type: Type, region: Where = "") -> None:
+    """End a team's quota of a type, over all regions or in one: it is bound by that no more, and entitled to none."""
     run = session_of(context)
-    result = run.connection.delete(path_of(resource_named("quotas"), f"{team}:{instance_type}"))
-    run.show(result, [f"team {team} has no quota of {instance_type} any more"])
+    name = f"{team}:{instance_type}:{region}" if region else f"{team}:{instance_type}"
+    result = run.connection.delete(path_of(resource_named("quotas"), name))
+    what = f"{instance_type} in {region}" if region else instance_type
+    run.show(result, [f"team {team} has no quota of {what} any more"])
 
 
 @quota.command()

@@ -122,7 +122,7 @@ class Preemption:
             return None
         before = self.grants.get(share.place)
         left = share.kept if before is None or before.granted is None else before.granted
-        borrowed = self._borrowed(share, left) if self._owns(taker, share) else 0
+        borrowed = self._borrowed(taker, share, left)
         is_lower = share.priority < taker.priority
         surplus = max(0, left - share.floor) if is_lower else 0
         most = left if is_lower and share.policy.preemptible else max(borrowed, surplus)
@@ -141,16 +141,19 @@ class Preemption:
         members = (self.fleet.nodes[member.node] for cell in cells for member in cell.members)
         return all(may_use(taker.markets, node.markets) for node in members)
 
-    def _borrowed(self, share: Share, left: int) -> int:
-        """How many of so many cells are on machines that others are entitled to."""
+    def _borrowed(self, taker: Share, share: Share, left: int) -> int:
+        """How many of so many cells are on machines that the taker's team is entitled to: by the quotas of the region,
+        or by those over all."""
         limit = self.quotas.limits.get(share.place)
-        return max(0, left - (limit.cells - limit.borrowed)) if limit else 0
+        if limit is None or share.team == taker.team:
+            return 0
+        return max((max(0, left - own) for scope, own in limit.own.items() if self._owns(taker, scope)), default=0)
 
-    def _owns(self, taker: Share, share: Share) -> bool:
-        """Whether the taker's team wants no more than it is entitled to, and the other one is of another team."""
-        used = {(use.team, use.instance_type): use for use in self.quotas.uses}
-        use = used.get((taker.team, taker.instance_type))
-        return use is not None and share.team != taker.team and use.allowed <= use.entitled
+    def _owns(self, taker: Share, scope: str) -> bool:
+        """Whether the taker's team wants no more there than it is entitled to."""
+        used = {(use.team, use.instance_type, use.region): use for use in self.quotas.uses}
+        use = used.get((taker.team, taker.instance_type, scope))
+        return use is not None and use.allowed <= use.entitled
 
 
 def _taking(taker: Share, victim: _Victim, cells: int) -> GrantCells:

@@ -3,35 +3,44 @@
 Teams with a quota of an instance type have, all together, as many machines as these quotas come to. Each first has its
 own; what a team does not want the others may borrow, in the order of turns, until it does. Who has no quota of a type
 is neither bound by these nor counted in them.
+
+Quotas of a region divide what its teams have there, by themselves, and come first; those over all regions then divide
+what the regions leave each place. So neither is ever exceeded.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from fleet.planning.claims import QuotaView
 from fleet.planning.shares.turns import Place, Share
 
+OVERALL = ""
+"""In place of a region: over all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimit:
-    """Cells that a place may have, the last `borrowed` of them on what others leave idle, and why no more."""
+    """Cells that a place may have, the last `borrowed` of them on what others leave idle, and why no more. `own`: cells
+    that it has on its own by the quotas of its region and by those over all, where such bind or lend to it."""
 
     cells: int
     borrowed: int
     reason: str
+    own: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TeamUse:
-    """What a team comes to of a type: machines that it is entitled to, would want and may have now, of which it borrows
-    some."""
+    """What a team comes to of a type, in a region or over all: machines that it is entitled to, would want and may have
+    now, of which it borrows some."""
 
     team: str
     instance_type: str
     entitled: int
     wanted: int
     allowed: int
+    region: str = OVERALL
 
     @property
     def borrowed(self) -> int:
@@ -50,24 +59,45 @@ def plan_quotas(shares: Iterable[Share], quotas: Iterable[QuotaView]) -> QuotaPl
     """What the quotas of all types allow."""
     limits: dict[Place, QuotaLimit] = {}
     uses: list[TeamUse] = []
-    there = list(shares)
-    by_type: dict[str, dict[str, QuotaView]] = {}
+    there = {share.place: share for share in shares}
+    by_scope: dict[tuple[str, str], dict[str, QuotaView]] = {}
     for quota in quotas:
-        by_type.setdefault(quota.instance_type, {})[quota.team] = quota
-    for kind, rows in sorted(by_type.items()):
-        allotment = _Allotment(rows, [one for one in there if one.instance_type == kind and one.team in rows])
+        by_scope.setdefault((quota.region, quota.instance_type), {})[quota.team] = quota
+    for (region, kind), rows in sorted(by_scope.items(), key=lambda one: (one[0][0] == OVERALL, one[0])):
+        wanting = [
+            share
+            for share in there.values()
+            if share.instance_type == kind and share.team in rows and region in {OVERALL, share.region}
+        ]
+        allotment = _Allotment(rows, wanting, region)
         allotment.fill()
-        limits |= allotment.limits()
+        for place, limit in allotment.limits().items():
+            limits[place] = _both(limits.get(place), limit)
+            there[place] = _capped(there[place], limit.cells)
         uses += allotment.uses(kind)
     return QuotaPlan(limits, tuple(uses))
 
 
-class _Allotment:
-    """The machines of one type on their way to the cells of the teams that have a quota of it."""
+def _both(first: QuotaLimit | None, then: QuotaLimit) -> QuotaLimit:
+    """The limit by the quotas of a region and by those over all; the one that allows less says why."""
+    if first is None:
+        return then
+    reason = then.reason if then.cells < first.cells else first.reason
+    return QuotaLimit(then.cells, max(first.borrowed, then.borrowed), reason, {**first.own, **then.own})
 
-    def __init__(self, quotas: Mapping[str, QuotaView], shares: list[Share]) -> None:
+
+def _capped(share: Share, cells: int) -> Share:
+    return replace(share, claim=replace(share.claim, asked=min(share.claim.asked, cells)))
+
+
+class _Allotment:
+    """The machines of one type on their way to the cells of the teams that have a quota of it, in a region or over
+    all."""
+
+    def __init__(self, quotas: Mapping[str, QuotaView], shares: list[Share], region: str) -> None:
         self.quotas = quotas
         self.shares = shares
+        self.region = region
         self.wanted: Counter[str] = Counter()
         for share in shares:
             self.wanted[share.team] += share.claim.asked * share.size
@@ -123,7 +153,12 @@ class _Allotment:
 
     def limits(self) -> dict[Place, QuotaLimit]:
         return {
-            share.place: QuotaLimit(self.given[share.place], self.borrowed[share.place], self._reason(share))
+            share.place: QuotaLimit(
+                self.given[share.place],
+                self.borrowed[share.place],
+                self._reason(share),
+                {self.region: self.given[share.place] - self.borrowed[share.place]},
+            )
             for share in self.shares
             if self.given[share.place] < share.claim.asked or self.borrowed[share.place]
         }
@@ -131,13 +166,14 @@ class _Allotment:
     def _reason(self, share: Share) -> str:
         quota, used = self.quotas[share.team], self.used[share.team]
         text = f"team {share.team} has {min(used, quota.machines)} of {quota.machines} {share.instance_type}"
+        text += f" in {self.region}" if self.region else ""
         if used > quota.machines:
             text += f" and borrows {used - quota.machines}"
         return f"{text}; {self.bounded[share.place]}" if share.place in self.bounded else text
 
     def uses(self, kind: str) -> list[TeamUse]:
         return [
-            TeamUse(team, kind, quota.machines, self.wanted[team], self.used[team])
+            TeamUse(team, kind, quota.machines, self.wanted[team], self.used[team], self.region)
             for team, quota in sorted(self.quotas.items())
         ]
 

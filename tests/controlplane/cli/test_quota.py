@@ -24,13 +24,23 @@ def test_a_quota_is_set_listed_and_removed(switchyard: Switchyard) -> None:
     said = switchyard("quota", "set", "search", "local.cpu", "4", "--borrow-most", "1")
     assert said.out == "team search is entitled to 4 local.cpu, and uses 0\n"
     assert Quota.objects.get().borrow_most == 1
-    assert switchyard("quota", "list", "--team", "search").out.splitlines()[1].split()[:4] == [
-        "search", "local.cpu", "4", "0",
+    assert switchyard("quota", "list", "--team", "search").out.splitlines()[1].split()[:5] == [
+        "search", "local.cpu", "-", "4", "0",
     ]  # fmt: skip
     assert switchyard("quota", "remove", "search", "local.cpu").out == (
         "team search has no quota of local.cpu any more\n"
     )
     assert not Quota.objects.exists()
+
+
+def test_a_quota_of_a_region_is_set_and_removed_by_itself(switchyard: Switchyard) -> None:
+    switchyard("quota", "set", "search", "local.cpu", "4")
+    said = switchyard("quota", "set", "search", "local.cpu", "2", "--region", "us-east-1")
+    assert said.out == "team search is entitled to 2 local.cpu in us-east-1, and uses 0\n"
+    assert switchyard("quota", "remove", "search", "local.cpu", "--region", "us-east-1").out == (
+        "team search has no quota of local.cpu in us-east-1 any more\n"
+    )
+    assert [row.name for row in Quota.objects.all()] == ["search:local.cpu"]
 
 
 def test_a_quota_of_a_type_that_is_not_there_is_refused(switchyard: Switchyard) -> None:

@@ -37,6 +37,7 @@ def test_a_quota_says_who_uses_and_borrows_what() -> None:
         "name": "search:local.cpu",
         "team": "search",
         "instance_type": "local.cpu",
+        "region": "",
         "machines": 1,
         "borrow_most": None,
         "wanted": 4,
@@ -62,6 +63,41 @@ def test_it_is_set_anew_and_ends() -> None:
     assert AuditRecord.objects.count() == 3
 
 
+def test_a_quota_of_a_region_counts_what_is_there_and_stands_beside_the_one_over_all() -> None:
+    owned("search", cells=2)
+    rows.cell("a", rows.node("n-1"), rows.node("n-2"))
+    rows.region("eu-west-1")
+    give(machines=6)
+    assert give(machines=5, region="us-east-1").json()["used"] == 2
+    assert give(machines=3, region="eu-west-1").json()["used"] == 0
+    listed = {row["name"]: (row["region"], row["wanted"], row["idle"]) for row in bearer().get(URL).json()["results"]}
+    assert listed == {
+        "search:local.cpu": ("", 4, 4),
+        "search:local.cpu:us-east-1": ("us-east-1", 4, 3),
+        "search:local.cpu:eu-west-1": ("eu-west-1", 0, 3),
+    }
+    assert bearer("operator").delete(f"{URL}/search:local.cpu:eu-west-1").json()["region"] == "eu-west-1"
+    assert [row["name"] for row in bearer().get(URL, {"region": "us-east-1"}).json()["results"]] == [
+        "search:local.cpu:us-east-1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "told"),
+    [
+        ({"machines": 4}, {"machines": 5, "region": "us-east-1"}, "state 4 at most, or raise that first"),
+        ({"machines": 5, "region": "us-east-1"}, {"machines": 4}, "state 5 at least, or lower us-east-1 first"),
+    ],
+)
+def test_a_region_has_no_more_than_all_of_them(first: dict[str, Any], then: dict[str, Any], told: str) -> None:
+    rows.deployment()
+    give(**first)
+    refused = give(**then)
+    assert refused.status_code == 400
+    assert told in str(refused.json())
+    assert Quota.objects.count() == 1
+
+
 def test_what_is_so_already_is_no_event() -> None:
     rows.deployment()
     give()
@@ -74,6 +110,7 @@ def test_what_is_so_already_is_no_event() -> None:
     [
         ({"team": "a team"}, "team"),
         ({"instance_type": "none"}, "instance_type"),
+        ({"region": "mars-1"}, "region"),
         ({"machines": -1}, "machines"),
         ({"machines": 1_000_000}, "machines"),
         ({"borrow_most": -1}, "borrow_most"),

@@ -204,3 +204,52 @@ def test_borrowed_machines_go_first_where_the_owner_finds_none() -> None:
 def test_more_of_a_quota_is_had_at_once() -> None:
     limited = Wants("s", 6, 4, team="search", granted=4, rule=QUOTA)
     assert granted(pool(limited, free=5, quotas=QUOTAS)) == {"s": (None, RETURN)}
+
+
+# --- quotas of regions -----------------------------------------------------------------------------------------------
+
+
+def here(team: str, machines: int, borrow_most: int | None = None, region: str = "east") -> QuotaView:
+    return QuotaView(team, KIND, machines, borrow_most, region)
+
+
+@pytest.mark.parametrize(
+    ("quotas", "may_have"),
+    [
+        ((here("search", 3),), {"s": (3, QUOTA)}),
+        ((here("search", 3, region="west"),), {}),
+        ((here("search", 3), QuotaView("search", KIND, 5)), {"s": (3, QUOTA)}),
+        ((here("search", 5), QuotaView("search", KIND, 4)), {"s": (4, QUOTA)}),
+        ((here("search", 3), here("ads", 2)), {"s": (4, QUOTA)}),
+        ((here("search", 3, 0), here("ads", 2)), {"s": (3, QUOTA)}),
+        ((here("search", 3), QuotaView("ads", KIND, 9)), {"s": (3, QUOTA)}),
+    ],
+    ids=[
+        "its own of the region", "of another region", "the region allows less", "all regions allow less",
+        "it borrows there", "it may not borrow there", "what is lent over all is not lent there",
+    ],
+)  # fmt: skip
+def test_the_least_of_the_region_and_of_all_binds(quotas: tuple[QuotaView, ...], may_have: object) -> None:
+    search, ads = Wants("s", 6, 2, team="search"), Wants("a", 1, 1, team="ads")
+    assert granted(pool(search, ads, free=5, quotas=quotas)) == may_have
+
+
+def test_it_says_of_which_region_the_quota_is() -> None:
+    search, ads = Wants("s", 6, 5, team="search"), Wants("a", 1, 1, team="ads")
+    (one,) = plan_shares(pool(search, ads, free=5, quotas=(here("search", 4), here("ads", 2))), SETTINGS, NOW)
+    assert isinstance(one, GrantCells)
+    assert one.reason == (
+        "team search has 4 of 4 local.cpu in east and borrows 1; nothing more can be borrowed: ads has 1 of 2"
+    )
+
+
+def test_machines_that_a_region_lends_come_back_when_their_owner_there_wants_them() -> None:
+    search, ads = Wants("s", 4, 4, team="search", priority=9), Wants("a", 1, 0, team="ads", priority=0)
+    assert granted(pool(search, ads, quotas=(here("search", 3), here("ads", 1)))) == {"s": (3, RECLAIM)}
+
+
+def test_who_owns_over_all_regions_takes_nothing_that_only_a_region_lends() -> None:
+    """search borrows of ads' part of the region; maps is entitled to machines over all, where search borrows none."""
+    quotas = (here("search", 2), here("ads", 2), QuotaView("maps", KIND, 1), QuotaView("search", KIND, 9))
+    search, maps = Wants("s", 4, 4, team="search", priority=6), Wants("m", 1, 0, team="maps", priority=4)
+    assert granted(pool(search, maps, quotas=quotas)) == {}

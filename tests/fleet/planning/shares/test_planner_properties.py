@@ -157,3 +157,43 @@ def test_a_grant_by_quota_stays_once_it_is_in_force(wanted: list[Wants], stated:
                for one in wanted]  # fmt: skip
     again = plan_quotas(shares_of(pool(*bounded, quotas=stated)).values(), stated).limits
     assert {place: one.cells for place, one in again.items()} == {place: one.cells for place, one in limits.items()}
+
+
+scoped_quotas = st.lists(
+    st.builds(
+        QuotaView,
+        st.sampled_from(["search", "ads", "maps"]),
+        st.just(KIND),
+        st.integers(0, 9),
+        st.none() | st.integers(0, 4),
+        st.sampled_from(["", "east", "west"]),
+    ),
+    unique_by=lambda one: (one.team, one.region),
+    max_size=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(claims, max_size=6), scoped_quotas)
+def test_neither_quotas_of_a_region_nor_those_over_all_are_exceeded_and_grants_stay(
+    wanted: list[Wants], stated: list[QuotaView]
+) -> None:
+    fleet = pool(*wanted, quotas=stated)
+    shares = shares_of(fleet)
+    plan = plan_quotas(shares.values(), stated)
+    for scope in ("", "east"):
+        of_scope = {one.team: one for one in stated if one.region == scope}
+        used: Counter[str] = Counter()
+        for place, share in shares.items():
+            cells = plan.limits[place].cells if place in plan.limits else share.claim.asked
+            used[share.team] += cells * share.size
+        assert sum(used[team] for team in of_scope) <= max(sum(one.machines for one in of_scope.values()), 0)
+        for team, quota in of_scope.items():
+            assert quota.borrow_most is None or used[team] <= quota.machines + quota.borrow_most
+    assert all(one.region != "west" or one.allowed == 0 for one in plan.uses)
+    bounded = [replace(one, granted=plan.limits[one.name, "east"].cells) if (one.name, "east") in plan.limits else one
+               for one in wanted]  # fmt: skip
+    again = plan_quotas(shares_of(pool(*bounded, quotas=stated)).values(), stated).limits
+    assert {place: one.cells for place, one in again.items()} == {
+        place: one.cells for place, one in plan.limits.items()
+    }
