@@ -1,7 +1,9 @@
 -- The front of the queue of a pool's held requests: lets its one request go once there is a cell that has room for it, or
--- another region that may serve it; or says that its time is over. It never sends a request anywhere.
+-- another region that may serve it; or says that its time is over, or that the cell may have no machines. It never sends a
+-- request anywhere.
 --
--- In: txn.pool and txn.spill, names of backends; txn.held_since_ms, txn.hold_s. Out: txn.goes, or nothing.
+-- In: txn.deployment; txn.pool and txn.spill, names of backends; txn.held_since_ms, txn.hold_s. Out: txn.goes, or
+-- txn.withheld, or nothing.
 --
 -- Those that were let go come before all others in the pool's queue. So that they do not wait there past its time, as many
 -- go as there are free places, and one more for each cell: the next when a cell has taken one.
@@ -9,6 +11,7 @@
 local POLL_MS = 50
 local FORGET_S = 1 -- one that was let go and met no cell within this has left
 
+local withheld = Map.new("withheld.map", Map._str) -- the one that rules look into: changes of it are seen here, too
 local pools = {} -- name of the backend -> what was let go and no cell has taken yet
 
 local function now_s()
@@ -66,6 +69,11 @@ core.register_action("wait_for_cell", { "http-req" }, function(txn)
         -- A worker that a reload replaced learns of no new cell: who sent the request sends it to the new worker.
         if has_room(pool) or is_served_elsewhere(spill) or tonumber(core.get_info().Stopping) == 1 then
             txn:set_var("txn.goes", 1)
+            return
+        end
+        local by = withheld:lookup(txn:get_var("txn.deployment"))
+        if by then
+            txn:set_var("txn.withheld", by)
             return
         end
         core.msleep(POLL_MS)

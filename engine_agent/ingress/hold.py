@@ -10,11 +10,12 @@ cells.
 
 from engine_agent.ingress import headers, responses
 from engine_agent.ingress.desired import HOLD_PREFIX, LOCAL_PREFIX, SPILL_PREFIX
-from engine_agent.ingress.hold_maps import COLD_STARTS_MAP, HOLDS_MAP, READY_MAP
+from engine_agent.ingress.hold_maps import COLD_STARTS_MAP, HOLDS_MAP, READY_MAP, WITHHELD_MAP
 from engine_agent.ingress.responses import ErrorResponse
 from engine_agent.ingress.running import DOOR_SERVER
 from engine_agent.ingress.sections import HOLD_LUA, UNANSWERED_STATUS, section
 from engine_agent.ingress.settings import IngressSettings
+from engine_agent.protocol.ingress_messages import Withheld
 from engine_agent.protocol.states import ServingClass
 
 DOOR_SOCKET = "door.sock"
@@ -27,6 +28,11 @@ MOST_OFFSET_MS = 500_000
 """What HAProxy's offset of a place in a queue can be is a little more."""
 OVERDUE_RETRY_S = 5
 SHORT, LONG = "short", "long"
+WITHHELD_TEXTS = {
+    Withheld.QUOTA: "the quota of its team leaves it none now",
+    Withheld.MACHINES: "others that go before it need the machines now",
+}
+"""What an application is told; whose quota and which others is on the page of the deployment."""
 IS_HOLD = f"be_name -m beg {HOLD_PREFIX}"
 
 
@@ -101,6 +107,8 @@ def hold_backend(pool: str, hold_s: int, settings: IngressSettings, *, has_tenan
     is_size = {size: f"{{ var(txn.size) -m str {size} }}" for size in (SHORT, LONG)}
     most = {SHORT: settings.max_held, LONG: settings.max_held_long}
     rules = [
+        f"http-request set-var(txn.withheld) var(txn.deployment),map_str({WITHHELD_MAP})",
+        *_withheld_rules(),
         f"{responses.return_rule(not_held())} if {{ req.hdr({headers.CLASS}) {ServingClass.BATCH} }}",
         f"http-request set-var(txn.size) str({SHORT})",
         # A body that does not say how long it is counts as a long one.
@@ -142,6 +150,11 @@ def _deadline_rules() -> list[str]:
     ]
 
 
+def _withheld_rules() -> list[str]:
+    """Who would wait for a cell that may have no machines is told at once."""
+    return [f"{responses.return_rule(withheld(by))} if {{ var(txn.withheld) -m str {by} }}" for by in WITHHELD_TEXTS]
+
+
 def door_frontend(settings: IngressSettings) -> list[str]:
     """Behind the queues' server: one request of each pool at a time."""
     again = f"http-request return status {UNANSWERED_STATUS}"
@@ -159,6 +172,7 @@ def door_frontend(settings: IngressSettings) -> list[str]:
         f"http-request set-var(txn.held_since_ms) req.hdr({headers.HELD})",
         "http-request lua.wait_for_cell",
         f"{again} if {{ var(txn.goes) -m found }}",
+        *_withheld_rules(),
         responses.return_rule(too_late()),
     ]
     stick = f"stick-table type string len 96 size {HELD_KEYS} expire 1h store conn_cur"
@@ -176,6 +190,10 @@ def too_many() -> ErrorResponse:
 
 def too_late() -> ErrorResponse:
     return ErrorResponse(503, "no_cell_in_time", _text("its first cell was not ready in the time that requests wait"))
+
+
+def withheld(by: Withheld) -> ErrorResponse:
+    return ErrorResponse(503, "cell_withheld", _text(WITHHELD_TEXTS[by]))
 
 
 def too_short() -> ErrorResponse:

@@ -7,6 +7,8 @@ from engine_agent.protocol.ingress_messages import Pool
 HOLDS_MAP, COLD_STARTS_MAP, READY_MAP = "holds.map", "cold-starts.map", "ready.map"
 """Pool -> for how many seconds its requests are held; how long a cell takes to start; when, in seconds since 1970, the
 first of those that start is expected, 0 while none does."""
+WITHHELD_MAP = "withheld.map"
+"""Pool -> what keeps its first cell from machines; those alone that are kept."""
 LONGEST_HOLD_S = 600
 """As long as clients of OpenAI and Anthropic wait for an answer; every one of them holds two connections."""
 
@@ -20,4 +22,5 @@ def hold_entries(pools: Iterable[Pool]) -> dict[str, dict[str, str]]:
         HOLDS_MAP: {name: str(hold.for_s) for name, hold in held.items()},
         COLD_STARTS_MAP: {name: str(hold.cold_start_s) for name, hold in held.items()},
         READY_MAP: {name: str(hold.ready_at) for name, hold in held.items()},
+        WITHHELD_MAP: {name: hold.withheld.value for name, hold in held.items() if hold.withheld},
     }

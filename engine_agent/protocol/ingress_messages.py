@@ -1,6 +1,7 @@
 """What ingresses and the control plane send each other: reports up, routing tables down. `messages` has the rules."""
 
 import re
+from enum import StrEnum
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct, field
@@ -167,14 +168,24 @@ class PoolAdapter(Struct, frozen=True, omit_defaults=True):
     cells: tuple[str, ...] | None = None
 
 
+class Withheld(StrEnum):
+    """What keeps a cell that was set from machines: its team's quota, or deployments that go before it."""
+
+    NOTHING = ""
+    QUOTA = "quota"
+    MACHINES = "machines"
+
+
 class Hold(Struct, frozen=True, omit_defaults=True):
     """Requests for a pool that nobody serves wait for its first cell, `for_s` seconds at most: one is started because
     they do. `cold_start_s`: how long that usually takes; `ready_at`: when the first of those that start is expected, in
-    seconds since 1970, 0 while none does."""
+    seconds since 1970, 0 while none does. `withheld`: by what the first cell is kept from machines, so that nobody need
+    wait for it."""
 
     for_s: Count
     cold_start_s: Count
     ready_at: Count = 0
+    withheld: Withheld = Withheld.NOTHING
 
 
 class Pool(Struct, frozen=True, omit_defaults=True):

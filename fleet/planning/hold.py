@@ -4,7 +4,9 @@ import math
 from collections.abc import Iterable
 from datetime import datetime
 
+from engine_agent.protocol.ingress_messages import Withheld
 from fleet.planning.autoscaling.policy import HOLD_MOST_S, CellRange, ScalingPolicy
+from fleet.planning.claims import ClaimView, GrantRule
 
 START_UPS = 2.0
 """So many start-up times: a start that fails once is made again."""
@@ -34,3 +36,12 @@ def ready_at_s(started: Iterable[datetime], start_up_s: float) -> int:
     """When the first of the cells that start is expected, in seconds since 1970; 0: none starts."""
     first = min(started, default=None)
     return 0 if first is None else math.ceil(first.timestamp() + stepped_s(start_up_s))
+
+
+def withheld_by(claims: Iterable[ClaimView]) -> Withheld:
+    """What keeps the first cell from machines: by claims of the places where one may start. Nothing does while one of
+    them may have a cell, or has not been set one yet."""
+    rules = [claim.rule if claim.asked and claim.in_force == 0 else None for claim in claims]
+    if not rules or None in rules or GrantRule.RETURN in rules:
+        return Withheld.NOTHING
+    return Withheld.MACHINES if GrantRule.PRIORITY in rules else Withheld.QUOTA

@@ -3,6 +3,7 @@ what is in force, and how it came to be."""
 
 from django.db import models
 
+from engine_agent.protocol.ingress_messages import Withheld
 from fleet.models import Deployment, Region
 from fleet.planning.states import choices
 from traffic.planning.overrides import EvacuationMode, OverrideKind
@@ -52,13 +53,14 @@ class IngressReport(models.Model):
 class PoolHold(models.Model):
     """A deployment that may have no cells because a request starts its first one: as ingresses are told. `regions` are
     those in which one may start; `ready_at`: when the first of those that start is expected, in seconds since 1970, 0
-    while none does. It counts while the deployment has a range."""
+    while none does; `withheld`: what keeps it from machines. It counts while the deployment has a range."""
 
     deployment = models.OneToOneField(Deployment, on_delete=models.CASCADE, primary_key=True, related_name="pool_hold")
     for_s = models.PositiveIntegerField()
     cold_start_s = models.PositiveIntegerField()
     ready_at = models.PositiveBigIntegerField(default=0)
     regions = models.JSONField(default=list)
+    withheld = models.CharField(max_length=16, choices=choices(Withheld), blank=True, default=Withheld.NOTHING)
 
     def __str__(self) -> str:
         return f"{self.deployment_id} for {self.for_s} s"

@@ -320,6 +320,8 @@ def _affinity_text(pool: Pool) -> str:
 def _hold_text(hold: Hold | None) -> str:
     if hold is None:
         return "holds no requests"
+    if hold.withheld:
+        return f"holds no requests, its cell is withheld ({hold.withheld})"
     return f"holds requests for {hold.for_s} s, " + ("a cell starts" if hold.ready_at else "no cell starts")
 
 

@@ -7,7 +7,7 @@ from django.conf import settings
 from django.db.models import Exists, Max, OuterRef, QuerySet
 from django.utils.crypto import salted_hmac
 
-from engine_agent.protocol.ingress_messages import Hold
+from engine_agent.protocol.ingress_messages import Hold, Withheld
 from engine_agent.protocol.ingress_messages import RoutingTable as TableMessage
 from fleet.models import Deployment
 from traffic.models import Ingress, IngressReport, PoolHold, RoutingTable
@@ -35,7 +35,9 @@ def held_deployments() -> dict[str, HeldDeployment]:
     """Those that may have no cells, by name."""
     rows = PoolHold.objects.filter(deployment__regions__cells_max__isnull=False).distinct()
     return {
-        row.deployment_id: HeldDeployment(Hold(row.for_s, row.cold_start_s, row.ready_at), frozenset(row.regions))
+        row.deployment_id: HeldDeployment(
+            Hold(row.for_s, row.cold_start_s, row.ready_at, Withheld(row.withheld)), frozenset(row.regions)
+        )
         for row in rows
     }
 

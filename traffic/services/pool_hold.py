@@ -1,5 +1,6 @@
 """Keeps what ingresses are told of deployments that may have no cells: for how long a request waits for the first one,
-and when that is expected. Only while the autoscaler would start one: else waiting would be for nothing."""
+when that is expected, and whether it may have machines at all. Only while the autoscaler would start one: else waiting
+would be for nothing."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -7,12 +8,14 @@ from datetime import datetime
 
 from fleet.models import Cell
 from fleet.planning.autoscaling.policy import CellRange
-from fleet.planning.hold import hold_s, may_be_empty, ready_at_s, stepped_s
+from fleet.planning.hold import hold_s, may_be_empty, ready_at_s, stepped_s, withheld_by
 from fleet.planning.states import CellState
+from fleet.selectors.snapshot import claim_of
 from kernel import hints
 from traffic.models import PoolHold
 from traffic.selectors.autoscaling import ScaledDeployment
 
+_TOLD = ("for_s", "cold_start_s", "ready_at", "regions", "withheld")
 _STARTS = (CellState.PENDING.value, CellState.STARTING.value)
 
 
@@ -30,7 +33,7 @@ def pool_holds_follow(*, scaled: Iterable[ScaledDeployment], now: datetime) -> b
         changed,
         update_conflicts=True,
         unique_fields=["deployment"],
-        update_fields=["for_s", "cold_start_s", "ready_at", "regions"],
+        update_fields=list(_TOLD),
     )
     if gone or changed:
         hints.ring("traffic.publish")
@@ -49,12 +52,12 @@ def _row(one: ScaledDeployment, started: list[datetime]) -> PoolHold:
         cold_start_s=stepped_s(one.view.start_up_s),
         ready_at=0 if is_served else ready_at_s(started, one.view.start_up_s),
         regions=sorted(place.region for place in one.view.places),
+        withheld=withheld_by(claim_of(row) for row in one.rows.values()).value,
     )
 
 
 def _is_same(row: PoolHold, other: PoolHold) -> bool:
-    names = ("for_s", "cold_start_s", "ready_at", "regions")
-    return all(getattr(row, name) == getattr(other, name) for name in names)
+    return all(getattr(row, name) == getattr(other, name) for name in _TOLD)
 
 
 def _started(names: Iterable[str]) -> dict[str, list[datetime]]:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from engine_agent.ingress.settings import HoldLimits
-from engine_agent.protocol.ingress_messages import Hold, Pool
+from engine_agent.protocol.ingress_messages import Hold, Pool, Withheld
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import AWAY, HOP_SECRET, RunningIngress, pool
@@ -30,8 +30,15 @@ def body_of(size: int = 100, model: str = "demo") -> bytes:
     return text.replace("%s", "x" * (size - len(text) + 2)).encode()
 
 
-def holding(*cells: FakeCell, for_s: int = FOR_S, ready_at: int = 0, **changes: object) -> Pool:
-    return msgspec.structs.replace(pool(*cells, **changes), hold=Hold(for_s, COLD_START_S, ready_at))  # type: ignore[arg-type]
+def holding(
+    *cells: FakeCell,
+    for_s: int = FOR_S,
+    ready_at: int = 0,
+    withheld: Withheld = Withheld.NOTHING,
+    **changes: object,
+) -> Pool:
+    hold = Hold(for_s, COLD_START_S, ready_at, withheld)
+    return msgspec.structs.replace(pool(*cells, **changes), hold=hold)  # type: ignore[arg-type]
 
 
 def held(ingress: RunningIngress) -> int:
@@ -174,6 +181,30 @@ async def test_who_cannot_wait_so_long_is_told_at_once(ingress: RunningIngress) 
     assert (short.status_code, short.json()["error"]["code"]) == (503, "deadline_before_cell")
     async with asking(ingress, headers={"X-Switchyard-Deadline-Ms": "200000"}):
         pass
+
+
+@pytest.mark.parametrize(("by", "told"), [(Withheld.QUOTA, "quota of its team"), (Withheld.MACHINES, "go before it")])
+async def test_who_would_wait_for_a_cell_that_may_have_no_machines_is_told_at_once(
+    ingress: RunningIngress, by: Withheld, told: str
+) -> None:
+    await ingress.route(holding())
+    worker = ingress.worker_pid
+    async with asking(ingress, 3) as waiting:
+        await ingress.route(holding(withheld=by))
+        for answer in [*(await asyncio.gather(*waiting)), await ingress.post(body_of())]:
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "cell_withheld")
+            assert told in answer.json()["error"]["message"]
+            assert answer.headers["retry-after"] == str(COLD_START_S)
+    await ingress.route(holding())
+    async with asking(ingress), FakeCell("first").running() as cell:
+        await ingress.route(holding(cell))
+    assert ingress.worker_pid == worker, "maps change without a reload"
+
+
+async def test_a_cell_that_is_there_serves_whatever_is_withheld(ingress: RunningIngress) -> None:
+    async with FakeCell("first").running() as cell:
+        await ingress.route(holding(cell, withheld=Withheld.QUOTA))
+        assert (await ingress.post(body_of())).status_code == 200
 
 
 async def test_batch_does_not_wait(ingress: RunningIngress) -> None:

@@ -129,6 +129,22 @@ def test_they_are_told_when_the_first_one_is_expected() -> None:
     assert PoolHold.objects.get().ready_at == 0
 
 
+@pytest.mark.parametrize(("rule", "by"), [("quota", "quota"), ("reclaim", "quota"), ("priority", "machines")])
+def test_they_are_told_that_the_first_one_may_have_no_machines_until_it_may(rule: str, by: str) -> None:
+    fleet = Emptied()
+    fleet.hold(1)
+    fleet.look()
+    place = DeploymentRegion.objects.filter(region=EAST)
+    place.update(cells_granted=0, grant_rule=rule)
+    fleet.look()
+    tables_publish(now=fleet.now)
+    assert told().withheld == by
+    place.update(cells_granted=None)
+    fleet.look()
+    tables_publish(now=fleet.now)
+    assert told().withheld == ""
+
+
 def test_a_range_that_is_ended_holds_nothing() -> None:
     fleet = Emptied()
     fleet.cells_of({EAST: 1})
