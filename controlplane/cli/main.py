@@ -31,6 +31,7 @@ from controlplane.cli.commands import (
     rollouts,
     show,
     speculation,
+    tenants,
     usage,
 )
 from controlplane.cli.errors import Failure
@@ -132,7 +133,7 @@ for part in (
         chat.app,
         batch.app,
     ),
-    *(quota.app, rollouts.model_app, bench.app, speculation.app, usage.app, regions.app, images.app, about),
+    *(quota.app, rollouts.model_app, bench.app, speculation.app, tenants.app, usage.app, regions.app, images.app, about),
 ):  # the order of the help
     app.add_typer(part)
 
