@@ -1,7 +1,7 @@
 """The tables of traffic, one noun a file."""
 
 from traffic.models.async_request import AsyncRequest, CallbackHost
-from traffic.models.batch import Batch, BatchRange, StoredFile
+from traffic.models.batch import Batch, BatchRange, BatchTimeline, StoredFile
 from traffic.models.batch_access import BucketGrant, TenantWebhook
 from traffic.models.cost import CellHour, CostBudget, CostShare
 from traffic.models.demand import DemandDay, DemandForecast, ForecastRecord
@@ -36,6 +36,7 @@ __all__ = [
     "AsyncRequest",
     "Batch",
     "BatchRange",
+    "BatchTimeline",
     "BucketGrant",
     "Budget",
     "CallbackHost",

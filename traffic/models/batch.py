@@ -3,12 +3,14 @@ in it: those lie in the file store."""
 
 import secrets
 
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 
 from fleet.models import Region
 from fleet.planning.states import choices
 from traffic.planning.batch import OPEN, USUAL_PRIORITY, BatchState
+from traffic.planning.batch_timeline import FIRST_STEP_S, Timeline
 from traffic.planning.stored_file import FilePurpose
 
 OPEN_STATES = sorted(state.value for state in OPEN)
@@ -113,6 +115,23 @@ class Batch(models.Model):
 
     def __str__(self) -> str:
         return f"{self.id}: {self.state}"
+
+
+class BatchTimeline(models.Model):
+    """How far a batch was over time: lines with an answer and lines that failed, every `step_s` seconds of its work, of
+    bounded length (`traffic.planning.batch_timeline`); null: nobody looked then."""
+
+    batch = models.OneToOneField(Batch, on_delete=models.CASCADE, primary_key=True, related_name="samples")
+    step_s = models.PositiveIntegerField(default=FIRST_STEP_S)
+    completed = ArrayField(models.PositiveIntegerField(null=True), default=list)
+    failed = ArrayField(models.PositiveIntegerField(null=True), default=list)
+
+    def __str__(self) -> str:
+        return f"{self.batch_id}, every {self.step_s} s"
+
+    def timeline(self) -> Timeline:
+        """As planners take it."""
+        return Timeline(self.step_s, tuple(self.completed), tuple(self.failed))
 
 
 class BatchRange(models.Model):

@@ -44,6 +44,7 @@ from traffic.services.batch_lease import (
 )
 from traffic.services.batch_pacing import batches_pace
 from traffic.services.batch_range import RangeWork
+from traffic.services.batch_timeline import batches_sample
 from traffic.services.batch_validation import batch_validate
 from traffic.services.file_store import NoSuchFile, StoreAway, file_store
 from traffic.services.ingress_client import ingress_post
@@ -179,9 +180,10 @@ class BatchRunner:
         return claimed
 
     def _pace(self, now: datetime) -> None:
-        """Note what falls behind its deadline."""
+        """Note how far batches are, and what falls behind its deadline."""
         if monotonic() - self._paced_at_s >= PACE_EVERY_S:
             self._paced_at_s = monotonic()
+            batches_sample(now=now)
             batches_pace(now=now, rates={target: window.rate for target, window in self._windows.items()})
 
     def _steer(self, now: datetime) -> None:

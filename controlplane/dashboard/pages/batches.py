@@ -6,7 +6,14 @@ from django.urls import reverse
 from controlplane.dashboard.actions import REQUIRED_WHY, Action, ActionMenu, Submission, Target, action_view
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, storable
 from controlplane.dashboard.pages.choices import choose_labelled
-from controlplane.dashboard.selectors.batches import BatchList, BatchRow, batch_find, batch_list
+from controlplane.dashboard.selectors.batches import (
+    BatchList,
+    BatchProgress,
+    BatchRow,
+    batch_find,
+    batch_list,
+    batch_progress,
+)
 from fleet.planning.states import choices
 from traffic.models import Batch
 from traffic.planning.batch import BatchState
@@ -33,6 +40,10 @@ def _batch(request: PageRequest) -> BatchRow:
     return row
 
 
+def _progress(request: PageRequest) -> BatchProgress:
+    return batch_progress(request.once(_batch))
+
+
 def _actions(request: PageRequest) -> ActionMenu:
     row = request.once(_batch)
     if row.state not in CANCELLABLE:
@@ -53,8 +64,10 @@ BATCH = Page(
     title="",
     fragments=(
         Fragment("batch", "", ("batches",), "dashboard/batches/batch.html", _batch),
+        Fragment("batch-progress", "Progress", ("batches",), "dashboard/batches/progress.html", _progress),
         Fragment("batch-actions", "Actions", ("batches",), "dashboard/actions.html", _actions),
     ),
+    charts=True,
 )
 
 

@@ -32,6 +32,7 @@ from traffic.models import (
     ApplicationKey,
     Batch,
     BatchRange,
+    BatchTimeline,
     BucketGrant,
     Budget,
     CallbackHost,
@@ -264,6 +265,7 @@ def _key(number: int) -> None:
         expires_at=NOW,
     )
     BatchRange.objects.create(batch=batch, number=0, start=0, end=1, lines=400, completed=100, failed=3)
+    BatchTimeline.objects.create(batch=batch, completed=[0, 40, None, 100], failed=[0, 1, None, 3])
     StoredResponse.objects.create(
         tenant=tenant, key=prefix, model="m", state="completed", input=b"[]", response=b"{}", bytes=4, created_at=NOW,
         ended_at=NOW,
