@@ -10,10 +10,10 @@ class TrafficConfig(AppConfig):
         from fleet.selectors.agents import agent_source_register
         from models_registry.selectors.benchmark_target import register_benchmark_targets
         from traffic.selectors.ingress import ingress_agents
-        from traffic.services.benchmark_target import benchmark_describe, benchmark_enter
+        from traffic.services.benchmark_target import benchmark_describe, benchmark_enter, benchmark_serve
         from traffic.services.override import EVACUATE, FIX_SHARES
 
-        register_benchmark_targets(describe=benchmark_describe, enter=benchmark_enter)
+        register_benchmark_targets(describe=benchmark_describe, enter=benchmark_enter, serve=benchmark_serve)
         agent_source_register(ingress_agents)
         fleet_action_register(EVACUATE)
         fleet_action_register(FIX_SHARES)

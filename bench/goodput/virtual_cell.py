@@ -20,6 +20,7 @@ from models_registry.planning.goodput import (
     warm_up_s,
 )
 from models_registry.planning.workload import Arrival, Slo, Workload
+from models_registry.services.workload_requests import arrival_gaps
 
 LATE_CHECK_S = 2.0
 """How often a running point looks at what it knows."""
@@ -51,10 +52,9 @@ def mean_field_knee(parameters: ModelParameters, workload: Workload, slo: Slo) -
 
 def arrivals(rate: float, arrival: Arrival, seed: int) -> Iterator[float]:
     """Seconds since the beginning, without an end."""
-    chance = random.Random(seed)
     at_s = 0.0
-    while True:
-        at_s += 1 / rate if arrival is Arrival.UNIFORM else chance.expovariate(1.0) / rate
+    for gap in arrival_gaps(arrival, random.Random(seed)):
+        at_s += gap / rate
         yield at_s
 
 
@@ -104,14 +104,14 @@ class _Point:
         rules = self._cell.rules
         while self._next < len(self.requests) and self._take(self.requests[self._next], now_s):
             self._next += 1
-            if judgement := judge_early(self._outcomes, rules):
+            if judgement := judge_early(self._outcomes, rules, rate):
                 return judgement
         if not self._outcomes or now_s < max(self._warm_s + rules.min_s, self._looked_s + LATE_CHECK_S):
             return None
         self._looked_s = now_s
         if now_s < self._warm_s + length_s(rate, [each.duration_s for each in self._outcomes], rules):
             return None
-        return judge_whole(self._outcomes, rules)
+        return judge_whole(self._outcomes, rules, rate)
 
     def _take(self, request: _Request, now_s: float) -> bool:
         """False: what becomes of it is not known yet."""

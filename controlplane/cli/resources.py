@@ -181,8 +181,8 @@ RESOURCES: tuple[Resource, ...] = (
     ),
     Resource(
         "quotas", "quotas", "name", ("quota",),
-        _of(("TEAM", "team"), ("TYPE", "instance_type"), number("MACHINES", "machines"), number("USED", "used"),
-            number("BORROWED", "borrowed"), number("IDLE", "idle"), number("WANTED", "wanted"),
+        _of(("TEAM", "team"), ("TYPE", "instance_type"), ("REGION", "region"), number("MACHINES", "machines"),
+            number("USED", "used"), number("BORROWED", "borrowed"), number("IDLE", "idle"), number("WANTED", "wanted"),
             ("DEPLOYMENTS", "deployments")),
     ),
     Resource(
@@ -316,6 +316,11 @@ RESOURCES: tuple[Resource, ...] = (
         _of(number("ID", "id"), ("VERSION", "version"), ("TYPE", "instance_type"), STATE, ("WORKLOAD", "workload"),
             ("SLO", "slo"), number("GOODPUT/S", "goodput"), number("BROKE AT", "broke_at"),
             number("AT ONCE", "concurrency"), AGE),
+    ),
+    Resource(
+        "configuration-searches", "configuration-searches", "id", ("configuration-search", "searches"),
+        _of(number("ID", "id"), ("AROUND", "version"), ("DEPLOYMENT", "deployment"), STATE, ("WORKLOAD", "workload"),
+            ("SLO", "slo"), ("BEST", "best"), ("REASON", "reason"), AGE),
     ),
     Resource(
         "prices", "prices", "id", ("price",),

@@ -228,3 +228,54 @@ CALIBRATION: dict[str, Any] = {
     "actor": "operator",
     "created_at": "2026-11-26T12:00:00Z",
 }
+
+NEW_SEARCH: dict[str, Any] = {
+    "version": "smollm2@1",
+    "deployment": "smollm2-bench",
+    "varied": {"engine_options.max_num_seqs": [16, 32, 64], "parallelism.tp": [1, 2]},
+    "workload": "1000+150",
+    "slo": "ttft=1000,itl=60",
+}
+
+SEARCH: dict[str, Any] = {
+    "id": 3,
+    "version": "smollm2@1",
+    "deployment": "smollm2-bench",
+    "region": "us-east-1",
+    "instance_type": "local.cpu",
+    "state": "done",
+    "tone": "ok",
+    "reason": "max_num_seqs=32, tp=1: 3.051 requests a second and chip, 2.984 of the next",
+    "workload": "1000+150",
+    "slo": "ttft=1000,itl=60",
+    "seed": 0,
+    "varied": {"engine_options.max_num_seqs": [16, 32, 64], "parallelism.tp": [1, 2]},
+    "most_trials": 40,
+    "most_hours": 12.0,
+    "best": "smollm2@1-s3-2",
+    "configurations": [
+        {
+            "number": 2,
+            "choice": {"engine_options.max_num_seqs": 32, "parallelism.tp": 1},
+            "version": "smollm2@1-s3-2",
+            "standing": "left",
+            "reason": "3.051/s a chip at 100% of the length",
+            "predicted": None,
+            "scores": {"25%": 3.118, "50%": 3.051, "100%": 3.051},
+            "benchmarks": [9, 14, 17],
+        },
+        {
+            "number": 1,
+            "choice": {"engine_options.max_num_seqs": 16, "parallelism.tp": 1},
+            "version": None,
+            "standing": "pruned",
+            "reason": "predicted 1.402/s a chip, below 70% of the best, 3.118",
+            "predicted": 1.402,
+            "scores": {},
+            "benchmarks": [],
+        },
+    ],
+    "actor": "operator",
+    "created_at": "2026-11-26T12:00:00Z",
+    "ended_at": "2026-11-26T13:40:00Z",
+}  # fmt: skip

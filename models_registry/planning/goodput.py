@@ -6,7 +6,8 @@ by whole steps of 2.2 %.
 
 A point is judged by a sequential test: whether the share inside is above or below what is asked, looked at when 25,
 50, 100, … requests are known, with the error spent over the looks (a half, a quarter, …), so that looking often makes
-no verdict more likely.
+no verdict more likely. Requests that are under way at once meet the same burst: of so many only one counts as a look of
+its own.
 """
 
 import math
@@ -44,6 +45,22 @@ class GoodputRules:
     most_points: int = 10
     lowest_rate: float = 2.0**-7
     highest_rate: float = 2.0**12
+
+
+LENGTHS = ("min_s", "min_requests", "p99_times", "most_s")
+"""Rules that say how long a point is."""
+
+
+def rules_at(
+    fidelity: float, rules: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]
+) -> dict[str, float]:
+    """The rules of points of so large a share of their length; `bounds`: what each may be."""
+    shorter = {
+        name: min(bounds[name][1], max(bounds[name][0], rules[name] * fidelity)) for name in LENGTHS if name in rules
+    }
+    if "min_requests" in shorter:
+        shorter["min_requests"] = round(shorter["min_requests"])
+    return {**rules, **shorter}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,34 +103,44 @@ def warm_up_s(longest_inside_s: float, rules: GoodputRules) -> float:
     return min(rules.most_s, max(rules.warm_up_min_s, longest_inside_s))
 
 
-def judge_early(outcomes: Sequence[Outcome], rules: GoodputRules) -> PointJudgement | None:
+def judge_early(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 0.0) -> PointJudgement | None:
     """The verdict, if these are enough to tell; None: go on. `outcomes` are in the order in which requests were due,
-    without a gap: those that end first are the quick ones."""
+    without a gap: those that end first are the quick ones. `rate`: at which they were due; 0: they are independent."""
     look = _look(len(outcomes))
     if look is None:
         return None
-    inside = sum(outcome.is_inside for outcome in outcomes)
+    inside, counted = _independent(outcomes, rate)
     error = (1 - rules.confidence) / 2 / 2 ** (look + 1)
-    verdict = _tested(inside, len(outcomes), rules.share, error)
-    return None if verdict is None else _judgement(verdict, inside, len(outcomes), rules, is_early=True)
+    verdict = _tested(inside, counted, rules.share, error)
+    return None if verdict is None else _judgement(verdict, outcomes, rate, rules, is_early=True)
 
 
-def judge_whole(outcomes: Sequence[Outcome], rules: GoodputRules) -> PointJudgement:
+def judge_whole(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 0.0) -> PointJudgement:
     """The verdict at the end of a point: by the test if it can tell, else by the share as it is. No request at all is
     a point that broke."""
     inside, requests = sum(outcome.is_inside for outcome in outcomes), len(outcomes)
     if not requests:
         return PointJudgement(PointVerdict.BROKEN, 0, 0, 0.0, 1.0, is_early=False, is_proven=False)
     by_share = PointVerdict.HELD if inside >= rules.share * requests else PointVerdict.BROKEN
-    return _judgement(by_share, inside, requests, rules, is_early=False)
+    return _judgement(by_share, outcomes, rate, rules, is_early=False)
 
 
 def _judgement(
-    verdict: PointVerdict, inside: int, requests: int, rules: GoodputRules, *, is_early: bool
+    verdict: PointVerdict, outcomes: Sequence[Outcome], rate: float, rules: GoodputRules, *, is_early: bool
 ) -> PointJudgement:
-    low, high = share_interval(inside, requests, rules.confidence)
+    low, high = share_interval(*_independent(outcomes, rate), rules.confidence)
     is_proven = is_early or low > rules.share or high < rules.share
-    return PointJudgement(verdict, inside, requests, low, high, is_early, is_proven)
+    inside = sum(outcome.is_inside for outcome in outcomes)
+    return PointJudgement(verdict, inside, len(outcomes), low, high, is_early, is_proven)
+
+
+def _independent(outcomes: Sequence[Outcome], rate: float) -> tuple[int, int]:
+    """How many of how many were inside, counting each once for all that were under way with it (Little's law)."""
+    requests = len(outcomes)
+    at_once = max(1.0, rate * sum(outcome.duration_s for outcome in outcomes) / requests)
+    counted = max(1, round(requests / at_once))
+    outside = sum(not outcome.is_inside for outcome in outcomes)
+    return counted - min(counted, round(outside / at_once)), counted
 
 
 def _look(requests: int) -> int | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from django.db.models import Prefetch, QuerySet
+from django.db.models import Prefetch, Q, QuerySet
 
 from models_registry.models import Benchmark, BenchmarkPoint, ModelVersion
 from models_registry.planning.benchmark import BenchmarkState, ComparedGoodput, version_digest
@@ -20,9 +20,15 @@ def benchmarks_described() -> QuerySet[Benchmark]:
 
 
 def benchmarks_of_use(workload: str, slo: str, instance_type: str = "") -> list[Benchmark]:
-    """Done ones of this workload and objective, newest first; sentences as they are stored."""
-    rows = benchmarks_described().filter(state=BenchmarkState.DONE.value, workload=workload, slo=slo)
+    """Done ones of this workload and objective, newest first, without those that a search measured for less than their
+    length; sentences as they are stored."""
+    rows = whole_benchmarks(benchmarks_described()).filter(state=BenchmarkState.DONE.value, workload=workload, slo=slo)
     return list((rows.filter(instance_type=instance_type) if instance_type else rows)[:COMPARED])
+
+
+def whole_benchmarks(rows: QuerySet[Benchmark]) -> QuerySet[Benchmark]:
+    """Those whose points had their whole length."""
+    return rows.filter(Q(trial=None) | Q(trial__fidelity__gte=1))
 
 
 def measured_of(row: Benchmark) -> Measured | None:
@@ -51,9 +57,11 @@ def figures_at_goodput(row: Benchmark) -> Mapping[str, Any] | None:
 def goodput_compared(before: ModelVersion, after: ModelVersion, instance_type: str) -> tuple[ComparedGoodput, ...]:
     """All conditions under which both were measured as they are now, by the newest benchmark of each: one query."""
     versions = {version.pk: version_digest(version.spec(), instance_type) for version in (before, after)}
-    rows = Benchmark.objects.filter(
-        version_id__in=versions, state=BenchmarkState.DONE.value, instance_type=instance_type
-    ).order_by("id")
+    rows = (
+        whole_benchmarks(Benchmark.objects.all())
+        .filter(version_id__in=versions, state=BenchmarkState.DONE.value, instance_type=instance_type)
+        .order_by("id")
+    )
     found: dict[str, dict[int, Benchmark]] = {}
     for row in rows:
         if row.version_digest == versions[row.version_id]:

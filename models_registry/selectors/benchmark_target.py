@@ -5,6 +5,8 @@ The registry lies below them and imports nothing of theirs."""
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
 
 from models_registry.planning.point_figures import Machines
 
@@ -22,6 +24,8 @@ class BenchmarkTarget:
     cells: tuple[str, ...]
     machines: Machines
     in_flight: int
+    regions: tuple[str, ...] = ()
+    """In which the deployment should have cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,34 @@ class Entrance:
     server_name: str | None = None
 
 
+class ServingState(StrEnum):
+    """Whether a deployment serves a version: it does, it is on its way, or it could not."""
+
+    SERVES = "serves"
+    MOVING = "moving"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """`reason`: what it does meanwhile, or why it could not."""
+
+    state: ServingState
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRequest:
+    """Let a deployment serve a version (`model@version`). A rollout to it that failed after `since` is the answer."""
+
+    deployment: str
+    region: str
+    version: str
+    actor: str
+    since: datetime
+    now: datetime
+
+
 class NoTarget(Exception):
     """Nothing there can be measured; the text says why, and what would help."""
 
@@ -43,20 +75,22 @@ class NoTarget(Exception):
 Describe = Callable[[str, str], BenchmarkTarget]
 """Of a deployment and a region ("": its only one); raises `NoTarget`."""
 Enter = Callable[[str, str], Entrance]
+Serve = Callable[[ServeRequest], Serving]
 
 
 @dataclass
 class _Registered:
     describe: Describe | None = None
     enter: Enter | None = None
+    serve: Serve | None = None
 
 
 _traffic = _Registered()
 
 
-def register_benchmark_targets(*, describe: Describe, enter: Enter) -> None:
+def register_benchmark_targets(*, describe: Describe, enter: Enter, serve: Serve) -> None:
     """Called once, when traffic's app is ready."""
-    _traffic.describe, _traffic.enter = describe, enter
+    _traffic.describe, _traffic.enter, _traffic.serve = describe, enter, serve
 
 
 def benchmark_target(deployment: str, region: str) -> BenchmarkTarget:
@@ -81,3 +115,14 @@ def benchmark_entrance(deployment: str, region: str) -> Entrance:
     if _traffic.enter is None:
         raise LookupError("traffic has not registered where benchmarks enter")
     return _traffic.enter(deployment, region)
+
+
+def benchmark_serve(request: ServeRequest) -> Serving:
+    """Have a deployment serve a version: begins what is needed, and is asked again until it has come to an end.
+
+    Raises:
+        LookupError: traffic has not registered.
+    """
+    if _traffic.serve is None:
+        raise LookupError("traffic has not registered how a deployment serves a version")
+    return _traffic.serve(request)

@@ -80,7 +80,7 @@ def benchmark_start(asked: BenchmarkRequest, *, actor: str, now: datetime) -> Be
         InvalidInput: workload, objective or rules that cannot be read, or what runs there is another version.
         Conflict: too many wait already.
     """
-    workload, slo = _readable(asked)
+    workload, slo = readable_use(asked)
     region = _region_of(asked)
     benchmark_rules(asked.rules)
     if Benchmark.objects.filter(state__in=[state.value for state in BENCHMARK_OPEN]).count() >= MOST_OPEN:
@@ -104,8 +104,12 @@ def benchmark_start(asked: BenchmarkRequest, *, actor: str, now: datetime) -> Be
     return row
 
 
-def _readable(asked: BenchmarkRequest) -> tuple[str, str]:
-    """Workload and objective as they are stored."""
+def readable_use(asked: BenchmarkRequest) -> tuple[str, str]:
+    """Workload and objective as they are stored.
+
+    Raises:
+        InvalidInput: one of them cannot be read.
+    """
     try:
         return parse_workload(asked.workload).text, parse_slo(asked.slo).text
     except InvalidWorkload as wrong:

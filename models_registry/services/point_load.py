@@ -135,15 +135,15 @@ class _Point:
     def _judge(self, sending: "asyncio.Task[None]") -> PointJudgement | None:
         while self._next < len(self._due) and self._take(self._next):
             self._next += 1
-            if judgement := judge_early(self._outcomes, self._rules):
+            if judgement := judge_early(self._outcomes, self._rules, self._rate):
                 return judgement
         self._refuse_hopeless()
         if sending.done() and not sending.cancelled():
             sending.result()
-            return judge_whole([*self._outcomes, Outcome(False, 0.0)], self._rules)  # too many at once
+            return judge_whole([*self._outcomes, Outcome(False, 0.0)], self._rules, self._rate)  # too many at once
         if self._now_s() - self._began_s < self._warm_s + self._length_s() or not self._outcomes:
             return None
-        return judge_whole(self._outcomes, self._rules)
+        return judge_whole(self._outcomes, self._rules, self._rate)
 
     def _take(self, number: int) -> bool:
         """Note what became of a request; False: that is not known yet."""

@@ -1,19 +1,35 @@
-"""What a benchmark of a deployment measures, and the ingress where its requests go in. Registered with the model
-registry, which lies below."""
+"""What a benchmark of a deployment measures, the ingress where its requests go in, and how a deployment comes to serve
+what is to be measured. Registered with the model registry, which lies below."""
 
 from django.conf import settings
 
 from engine_agent.protocol.identity import IdentityKind, IdentityName
 from engine_agent.protocol.ports import hop_port
-from fleet.models import Cell, CellMember, Deployment
+from fleet.models import Cell, CellMember, Deployment, Rollout
 from fleet.planning.fingerprints import stack_digest
-from fleet.planning.states import CellState
+from fleet.planning.states import CellState, RolloutState
+from fleet.selectors.rollout import ACTIVE
+from fleet.services.rollout_actions import rollout_propose, rollout_start
+from kernel.refusals import Conflict, InvalidInput
 from models_registry.planning.point_figures import Machines
-from models_registry.selectors.benchmark_target import BenchmarkTarget, Entrance, NoTarget
+from models_registry.selectors.benchmark_target import (
+    BenchmarkTarget,
+    Entrance,
+    NoTarget,
+    ServeRequest,
+    Serving,
+    ServingState,
+)
 from traffic.planning.key import playground_key_text
 from traffic.selectors.async_request import ingress_addresses_by_region
 from traffic.selectors.key import key_standing
 from traffic.services.ingress_client import NoIdentity, own_identity
+
+AT_ONCE = {
+    "strategy": "in_place", "surge": 0, "canary": False, "waves_percent": [100], "canary_bake_s": 0.0, "bake_s": 0.0,
+    "min_healthy_s": 5.0, "max_failed_cells": 1, "auto_rollback": False, "progress_deadline_s": 3600.0,
+}  # fmt: skip
+"""How a rollout goes of which nobody but the benchmark feels anything."""
 
 
 def benchmark_describe(deployment: str, region: str) -> BenchmarkTarget:
@@ -55,6 +71,7 @@ def benchmark_describe(deployment: str, region: str) -> BenchmarkTarget:
             len(cells), kind.chips * len(members), kind.watts * len(members), kind.price_per_hour * len(members)
         ),
         in_flight=sum(_in_flight(member) for member in members if member.rank == 0),
+        regions=tuple(sorted(place.region_id for place in row.regions.all() if place.cells)),
     )
 
 
@@ -79,6 +96,62 @@ def benchmark_enter(deployment: str, region: str) -> Entrance:
         raise NoTarget(f"this host has no certificate of the control plane: {error}") from None
     name = IdentityName(fleet, IdentityKind.INGRESS, ingress.id).dns
     return Entrance(ingress.address, hop_port(ingress.port), deployment, headers, context, name)
+
+
+def benchmark_serve(request: ServeRequest) -> Serving:
+    """Roll a deployment that serves nobody out to a version, all cells at once and without bakes. A rollout of somebody
+    else is waited for."""
+    row = Deployment.objects.filter(pk=request.deployment).first()
+    if row is None:
+        return Serving(ServingState.REFUSED, f"there is no deployment {request.deployment!r} any more")
+    rollout = Rollout.objects.filter(deployment=row).select_related("to_version").order_by("-id").first()
+    if rollout is not None and rollout.state in ACTIVE:
+        return _under_way(rollout, request)
+    if rollout is not None and _has_failed(rollout, request):
+        return Serving(ServingState.REFUSED, f"its rollout is {rollout.state}: {rollout.reason}")
+    return _served(row, request) or _begun(row, request)
+
+
+def _has_failed(rollout: Rollout, request: ServeRequest) -> bool:
+    is_ours = rollout.to_version.reference == request.version and rollout.created_at >= request.since
+    return is_ours and rollout.state != RolloutState.SUCCEEDED
+
+
+def _under_way(rollout: Rollout, request: ServeRequest) -> Serving:
+    if rollout.to_version.reference != request.version:
+        if rollout.actor != request.actor or rollout.state != RolloutState.PAUSED:
+            return Serving(ServingState.MOVING, f"waits for {rollout}: {rollout.reason}")
+        return _begun(rollout.deployment, request)
+    if rollout.state == RolloutState.PAUSED:
+        return Serving(ServingState.REFUSED, f"its rollout is paused: {rollout.reason}")
+    return Serving(ServingState.MOVING, f"{rollout} to {request.version}: {rollout.reason}")
+
+
+def _served(row: Deployment, request: ServeRequest) -> Serving | None:
+    """Whether all its cells run the version and are ready; None: a rollout is needed."""
+    cells = list(
+        Cell.objects.filter(deployment=row).exclude(state=CellState.STOPPED.value).select_related("model_version")
+    )
+    if row.model_version.reference != request.version or any(
+        cell.model_version.reference != request.version for cell in cells
+    ):
+        return None
+    ready = sum(cell.state == CellState.READY for cell in cells)
+    wanted = sum(place.cells_in_force for place in row.regions.all())
+    if ready >= max(1, wanted):
+        return Serving(ServingState.SERVES)
+    return Serving(ServingState.MOVING, f"{ready} of {wanted} cells are ready")
+
+
+def _begun(row: Deployment, request: ServeRequest) -> Serving:
+    cells = max(1, sum(place.cells_in_force for place in row.regions.all()))
+    policy = {**AT_ONCE, "max_unavailable": cells}
+    try:
+        proposal = rollout_propose(deployment=row.name, version=request.version, policy=policy, allow_unreleased=True)
+        rollout = rollout_start(proposal=proposal, actor=request.actor, now=request.now, why="to be measured")
+    except (InvalidInput, Conflict) as refused:
+        return Serving(ServingState.REFUSED, str(refused))
+    return Serving(ServingState.MOVING, f"{rollout} to {request.version} begins")
 
 
 def _only_region(row: Deployment) -> str:

@@ -13,7 +13,7 @@ from controlplane.dashboard.actions import (
     action_view,
 )
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, storable
-from controlplane.dashboard.selectors.benchmarks import BenchmarksView, model_benchmarks
+from controlplane.dashboard.selectors.benchmarks import BenchmarksView, SearchesView, model_benchmarks, model_searches
 from controlplane.dashboard.selectors.events import EventList, version_events
 from controlplane.dashboard.selectors.models import (
     CellOfVersion,
@@ -70,6 +70,10 @@ def _versions(request: PageRequest) -> VersionList:
 
 def _benchmarks(request: PageRequest) -> BenchmarksView:
     return model_benchmarks(request.key, request.text("use"))
+
+
+def _searches(request: PageRequest) -> SearchesView:
+    return model_searches(request.key)
 
 
 def _version_of(request: PageRequest) -> ModelVersion:
@@ -163,6 +167,7 @@ MODEL = Page(
         Fragment("model", "", TOPICS, "dashboard/models/model.html", _model),
         Fragment("model-versions", "Versions", TOPICS, "dashboard/models/table.html", _versions),
         Fragment("model-benchmarks", "Measured", ("benchmarks",), "dashboard/models/benchmarks.html", _benchmarks),
+        Fragment("model-searches", "Searches", ("benchmarks",), "dashboard/models/searches.html", _searches),
     ),
     charts=True,
 )

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.dashboard.charts import BY_PLACE, HEIGHT_PX, MOST_SERIES, Colour
-from models_registry.models import Benchmark, BenchmarkPoint
+from models_registry.models import Benchmark, BenchmarkPoint, ConfigurationSearch
 from models_registry.planning.best_configuration import Aim, best_configuration, pareto_set
 from models_registry.planning.goodput import PointVerdict
-from models_registry.selectors.benchmark import benchmarks_described, measured_of
+from models_registry.selectors.benchmark import benchmarks_described, measured_of, whole_benchmarks
+from models_registry.selectors.configuration_search import CandidateRow, candidate_rows, searches_described
 
 SHOWN = 60
 """Benchmarks of a model that are looked at, the newest."""
+SEARCHES_SHOWN = 3
+CONFIGURATIONS_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class BenchmarksView:
 
 def model_benchmarks(model: str, use: str) -> BenchmarksView:
     """Of the use that is asked for, or the newest. Two queries."""
-    rows = list(benchmarks_described().filter(version__model_id=model).order_by("-id")[:SHOWN])
+    rows = list(whole_benchmarks(benchmarks_described()).filter(version__model_id=model).order_by("-id")[:SHOWN])
     uses = tuple(dict.fromkeys(map(_use, rows)))
     chosen = use if use in uses else next(iter(uses), "")
     shown = tuple(row for row in rows if _use(row) == chosen)
@@ -95,3 +98,29 @@ def _trace(name: str, points: Sequence[HeldPoint], mode: str, **style: Any) -> d
         "hovertemplate": "%{y:,.1f} of a chip, %{x:,.1f} of a user",
         **style,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPanel:
+    """A search with its configurations, the best first; `hidden`: more than a page shows."""
+
+    search: ConfigurationSearch
+    rows: tuple[CandidateRow, ...]
+    hidden: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchesView:
+    model: str
+    searches: tuple[SearchPanel, ...]
+
+
+def model_searches(model: str) -> SearchesView:
+    """The newest around versions of a model. In a constant number of queries."""
+    found = searches_described().filter(version__model_id=model).order_by("-id")[:SEARCHES_SHOWN]
+    return SearchesView(model, tuple(_search_panel(row) for row in found))
+
+
+def _search_panel(row: ConfigurationSearch) -> SearchPanel:
+    rows = candidate_rows(row)
+    return SearchPanel(row, rows[:CONFIGURATIONS_SHOWN], max(0, len(rows) - CONFIGURATIONS_SHOWN))

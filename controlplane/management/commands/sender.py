@@ -1,5 +1,5 @@
-"""Sends accepted near-real-time requests, takes those that come by queues, and measures benchmarks, until it is told to
-stop."""
+"""Sends accepted near-real-time requests, takes those that come by queues, measures benchmarks and searches among
+configurations, until it is told to stop."""
 
 import asyncio
 import signal
@@ -10,6 +10,7 @@ from django.core.management.base import BaseCommand
 from controlplane.observability.exposition import serve_metrics
 from controlplane.secret_key import require_secret_key
 from models_registry.services.benchmark_runner import BenchmarkRunner
+from models_registry.services.search_runner import SearchRunner
 from traffic.services.async_sender import AsyncSender
 from traffic.services.queue_edge import QueueEdge
 
@@ -31,4 +32,5 @@ async def _send() -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    await asyncio.gather(AsyncSender().run(stopping), QueueEdge().run(stopping), BenchmarkRunner().run(stopping))
+    processes = (AsyncSender(), QueueEdge(), BenchmarkRunner(), SearchRunner())
+    await asyncio.gather(*(process.run(stopping) for process in processes))

@@ -17,7 +17,7 @@ RESOURCES = [
     "incidents", "fault-rules", "webhooks", "webhook-deliveries", "models", "model-versions",
     "ingresses", "routing-tables", "keys", "key-rings",
     "engine-allowances", "callback-hosts", "bucket-grants", "tenant-webhooks", "request-queues", "prices", "budgets",
-    "rates", "forecasts", "quotas", "cost-budgets", "batches", "benchmarks",
+    "rates", "forecasts", "quotas", "cost-budgets", "batches", "benchmarks", "configuration-searches",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
     "entry", "entry-revisions", "autoscaling/places", "autoscaling/decisions",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
@@ -52,6 +52,7 @@ OPERATE = {
     "POST tenant-webhooks", "POST tenant-webhooks/{id}/rotate", "DELETE tenant-webhooks/{id}",
     "POST autoscaling/pause", "POST autoscaling/resume", "POST batches/{id}/cancel",
     "POST quotas", "DELETE quotas/{id}",
+    "POST configuration-searches", "POST configuration-searches/{id}/cancel",
 }  # fmt: skip
 OPERATE_ONE = {  # a grant for the deployment does, too
     "POST cells/{id}/drain", "POST cells/{id}/restart", "PATCH deployments/{id}", "DELETE deployments/{id}",

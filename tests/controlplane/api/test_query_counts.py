@@ -40,7 +40,16 @@ from fleet.planning.policy import UpdatePolicy, policy_as_json
 from fleet.services.machine import invitation_create
 from kernel import clock
 from kernel.models import Event
-from models_registry.models import Benchmark, BenchmarkPoint, EngineAllowance, Model, ModelVersion
+from models_registry.models import (
+    Benchmark,
+    BenchmarkPoint,
+    ConfigurationSearch,
+    EngineAllowance,
+    Model,
+    ModelVersion,
+    SearchCandidate,
+    SearchTrial,
+)
 from tests.controlplane.api.client import DescribedClient, bearer, lists
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -123,6 +132,14 @@ def one_more_batch(region: Region, version: ModelVersion) -> None:
     BenchmarkPoint.objects.create(
         benchmark=benchmark, number=1, rate=1, verdict="held", reason="r", figures={}, histograms={}, measured_at=NOW
     )
+    search = ConfigurationSearch.objects.create(
+        version=version, deployment=batch.id, region="r", instance_type="k", workload="10+10", slo="ttft=9,itl=9",
+        varied={"max_concurrency": [1]}, most_trials=1, most_hours=1, actor="a", created_at=NOW, seen_at=NOW,
+    )  # fmt: skip
+    candidate = SearchCandidate.objects.create(
+        search=search, number=1, choice=[["max_concurrency", 1]], version=version
+    )
+    SearchTrial.objects.create(candidate=candidate, fidelity=0.25, benchmark=benchmark, score=1, begun_at=NOW)
 
 
 def one_more_decision(deployment: Deployment, region: Region) -> None:

@@ -60,7 +60,7 @@ def test_it_shows_every_resource() -> None:
         "request-queues", "rollouts", "plan", "fault-rules",
         "webhooks",
         "webhook-deliveries", "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys",
-        "key-rings", "batches", "benchmarks",
+        "key-rings", "batches", "benchmarks", "configuration-searches",
         "usage", "forecasts", "prices", "budgets", "costs", "rates", "quotas", "cost-budgets",
         "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations",
         "entry", "entry-revisions",

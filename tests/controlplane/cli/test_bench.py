@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from models_registry.models import Benchmark
+from models_registry.models import Benchmark, ConfigurationSearch
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 from tests.models_registry.selectors.test_benchmark import measured
@@ -51,3 +51,27 @@ def test_capacity_is_set_by_hand_from_what_was_found(switchyard: Switchyard) -> 
     bare = measured(rows.version(), 8, deployment="sim-70b")
     refused = switchyard("bench", "apply", str(bare.pk), "--yes")
     assert "found no rate that held" in refused.err
+
+
+SEARCH = ("bench", "search", "sim-70b@1", "--workload", "1000+150", "--slo", "ttft=500,itl=50", "--detach", "--yes")
+
+
+def test_a_search_is_asked_for_shown_and_cancelled(switchyard: Switchyard) -> None:
+    varied = ("--vary", "engine_options.max_num_seqs=8,16", "--vary", "speculation=[{}]")
+    made = switchyard(*SEARCH, *varied, "--most-trials", "9", "--rule", "min_s=20")
+    row = ConfigurationSearch.objects.get()
+    assert (made.code, "waiting" in made.out) == (0, True)
+    assert row.varied == {"engine_options.max_num_seqs": [8, 16], "speculation": [{}]}
+    assert (row.most_trials, row.rules) == (9, {"min_s": 20})
+    shown = switchyard("bench", "search-show", str(row.pk)).out
+    assert "max_num_seqs=8" in shown
+    assert "to be measured at 25% of the length" in shown
+    assert switchyard("get", "searches").out.count("sim-70b@1") == 1
+    assert switchyard("bench", "search-cancel", str(row.pk), "--yes").code == 0
+
+
+@pytest.mark.parametrize("vary", ["max_concurrency", "max_concurrency=", "speculation=[{]"])
+def test_what_cannot_be_read_of_a_search_says_what_can(switchyard: Switchyard, vary: str) -> None:
+    wrong = switchyard(*SEARCH, "--vary", vary)
+    assert (wrong.code, "--vary" in wrong.err) == (2, True)
+    assert not ConfigurationSearch.objects.exists()

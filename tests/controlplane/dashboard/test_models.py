@@ -5,7 +5,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from fleet.models import Deployment
-from models_registry.models import ModelVersion, Validation
+from models_registry.models import ConfigurationSearch, ModelVersion, SearchCandidate, Validation
 from models_registry.planning.artifact_rules import ArtifactLimits
 from models_registry.services.calibration import calibration_store
 from models_registry.services.validation import Slice, validation_start, validations_advance
@@ -66,6 +66,25 @@ def test_a_model_that_was_not_measured_says_how_to() -> None:
     draft()
     shown = fragment(signed_in(), "/models/toy/", "model-benchmarks")
     assert "switchyard bench run toy@VERSION --workload 1000+150" in shown
+
+
+def test_a_model_shows_its_searches_with_the_reason_of_each_configuration() -> None:
+    version = draft()
+    search = ConfigurationSearch.objects.create(
+        version=version, deployment="toy", region="r", instance_type="k", workload="10+10", slo="ttft=9,itl=9",
+        varied={"max_concurrency": [4, 8]}, most_trials=9, most_hours=1, reason="waits for a rollout", actor="ada",
+        created_at=NOW, seen_at=NOW,
+    )  # fmt: skip
+    for number, refused in ((1, ""), (2, "max_concurrency is 8; there is no memory for it")):
+        SearchCandidate.objects.create(
+            search=search, number=number, choice=[["max_concurrency", 4 * number]], refused=refused
+        )
+    shown = fragment(signed_in(), "/models/toy/", "model-searches")
+    assert "waits for a rollout" in shown
+    assert "there is no memory for it" in shown
+    assert "to be measured at 25% of the length" in shown
+    search.delete()
+    assert "switchyard bench search toy@VERSION" in fragment(signed_in(), "/models/toy/", "model-searches")
 
 
 def test_a_version_shows_what_it_says_and_what_a_cell_of_it_is() -> None:

@@ -8,11 +8,17 @@ from models_registry.planning.configuration_search import (
     FIDELITIES,
     Choice,
     Searched,
+    SearchLimits,
+    Spent,
+    Standing,
     TooMany,
     Trial,
     choices_of,
     hopeful,
     plan_search,
+    shape_of,
+    standings,
+    without,
 )
 
 VARIED = {"max_num_batched_tokens": (512, 2048, 8192), "tp": (1, 2), "speculation": ("", "ngram")}
@@ -41,8 +47,9 @@ def test_every_combination_is_one_choice() -> None:
 def test_what_is_predicted_far_from_the_best_is_not_measured() -> None:
     choices = choices_of({"tp": (1, 2, 4)})
     predicted = dict(zip(choices, (10.0, 6.0, 8.0), strict=True))
-    assert hopeful(choices, predicted) == (choices[0], choices[2])
-    assert hopeful(choices, {}) == choices
+    assert hopeful(choices, predicted, {}) == (choices[0], choices[2])
+    assert hopeful(choices, {}, {}) == choices
+    assert hopeful(choices, predicted, {(choices[1], 0.25): 1.0})[-1] == choices[1], "it was measured already"
 
 
 def test_halves_are_measured_for_longer() -> None:
@@ -70,3 +77,76 @@ def test_exact_measurements_find_the_best_there_is(values: list[float]) -> None:
     assert found.choice is not None
     assert true[found.choice] == max(values)
     assert len(trials) <= 2 * len(values) + 3
+
+
+# --- shapes, limits, standings ---------------------------------------------------------------------------------------
+
+SHAPES = choices_of({"engine_options.max_num_seqs": (8, 16, 32), "parallelism.tp": (1, 2)})
+
+
+def test_configurations_that_differ_in_limits_alone_have_one_shape() -> None:
+    assert len({shape_of(choice) for choice in SHAPES}) == 2
+
+
+def test_one_of_each_shape_is_measured_first() -> None:
+    measured: dict[tuple[Choice, float], float] = {}
+    first = []
+    for _ in range(2):
+        step = plan_search(SHAPES, {}, measured)
+        assert isinstance(step, Trial)
+        measured[step.choice, step.fidelity] = 1.0
+        first.append(dict(step.choice)["parallelism.tp"])
+    assert sorted(first) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("spent", "told"),
+    [(Spent(trials=4), "after 4 trials, the most"), (Spent(seconds=7200.0), "after 2.0 hours, the most")],
+)
+def test_at_its_limits_the_best_so_far_is_what_was_found(spent: Spent, told: str) -> None:
+    measured = {(SHAPES[0], 0.25): 3.0, (SHAPES[1], 0.25): 5.0}
+    step = plan_search(SHAPES, {}, measured, SearchLimits(most_trials=4, most_s=7200.0), spent)
+    assert isinstance(step, Searched)
+    assert (step.choice, step.is_whole) == (SHAPES[1], False)
+    assert told in step.reason
+    assert "25% of the length" in step.reason
+
+
+def test_what_cannot_be_measured_is_never_the_best() -> None:
+    measured = {(SHAPES[0], 0.25): 3.0, (SHAPES[1], 0.25): 5.0}
+    left = without(SHAPES[:2], {SHAPES[1]})
+    step = plan_search(left, {}, measured, SearchLimits(most_trials=1), Spent(trials=1))
+    assert isinstance(step, Searched)
+    assert step.choice == SHAPES[0]
+
+
+def test_it_is_told_of_each_why_it_is_where_it_is() -> None:
+    a, b, c, d, e, f = SHAPES
+    measured = {(a, 0.25): 4.0, (b, 0.25): 8.0, (c, 0.25): 7.0}
+    found = standings(SHAPES, {d: 1.0, e: 6.0}, measured, {f: "tp is 2; it must be 1"})
+    assert found[f] == (Standing.REFUSED, "tp is 2; it must be 1")
+    assert found[d] == (Standing.PRUNED, "predicted 1/s a chip, below 70% of the best, 8")
+    assert found[e] == (Standing.WAITING, "to be measured at 25% of the length, 6/s a chip predicted")
+    assert found[b] == (Standing.LEFT, "8/s a chip at 25% of the length")
+    then = standings(SHAPES, {d: 1.0}, measured | {(e, 0.25): 6.5}, {f: "no"})
+    assert then[a] == (Standing.DROPPED, "4/s a chip at 25% of the length, not in the better half")
+    assert then[b] == (Standing.WAITING, "to be measured at 50% of the length")
+
+
+@given(
+    st.lists(st.floats(0, 100), min_size=6, max_size=6),
+    st.dictionaries(st.sampled_from(SHAPES), st.floats(0, 100)),
+    st.integers(1, 12),
+)
+def test_it_ends_and_each_configuration_has_a_standing(
+    values: list[float], predicted: dict[Choice, float], most: int
+) -> None:
+    true = dict(zip(SHAPES, values, strict=True))
+    measured: dict[tuple[Choice, float], float] = {}
+    limits = SearchLimits(most_trials=most)
+    while isinstance(step := plan_search(SHAPES, predicted, measured, limits, Spent(len(measured))), Trial):
+        measured[step.choice, step.fidelity] = true[step.choice]
+        left = {choice: value for choice, value in predicted.items() if (choice, 0.25) not in measured}
+        assert set(standings(SHAPES, left, measured, {})) == set(SHAPES)
+    assert len(measured) <= most
+    assert step.choice is None or true[step.choice] > 0

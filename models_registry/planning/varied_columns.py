@@ -1,0 +1,121 @@
+"""What of a version a search may vary, and the columns of the draft that follow from one choice. Pure.
+
+`engine_options.NAME`, `parallelism.DEGREE` (of the instance type that is searched on), `max_concurrency`, and the whole
+of `speculation` and `quantization`. Whether an engine takes the values is judged where drafts are written.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from models_registry.planning.parallelism import NAMES as DEGREES
+
+MOST_VALUES = 32
+WHOLE = ("max_concurrency", "speculation", "quantization")
+PLACES, BUDGET = ("engine_options.max_num_seqs", "max_concurrency"), "engine_options.max_num_batched_tokens"
+"""How many requests an engine runs at once: the first that is stated. How many tokens a step has at most."""
+LIMITS = frozenset({*PLACES, BUDGET})
+"""Bound what a step has, and do not change what it costs."""
+
+
+class InvalidVaried(ValueError):
+    """What may not be varied so; the text names it and says what would be right."""
+
+
+def parse_varied(stated: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """What is varied, by name, each with its values.
+
+    Raises:
+        InvalidVaried: nothing, an unknown name, no list of values, or a value twice.
+    """
+    if not stated:
+        raise InvalidVaried("nothing is varied; name something, such as engine_options.max_num_seqs: [32, 64]")
+    return {_name(name): _values(name, values) for name, values in stated.items()}
+
+
+def _name(name: str) -> str:
+    column, dot, inner = name.partition(".")
+    if name in WHOLE or (column == "engine_options" and inner):
+        return f"{column}{dot}{inner.replace('-', '_')}" if dot else name
+    if column == "parallelism" and inner in DEGREES:
+        return name
+    degrees = ", ".join(f"parallelism.{degree}" for degree in DEGREES)
+    raise InvalidVaried(
+        f"{name[:60]!r} cannot be varied; it must be engine_options.NAME, {degrees}, {', '.join(WHOLE)}"
+    )
+
+
+def _values(name: str, values: Any) -> tuple[Any, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str) or not 1 <= len(values) <= MOST_VALUES:
+        raise InvalidVaried(f"{name} must have a list of 1 to {MOST_VALUES} values")
+    for value in values:
+        _check(name, value)
+    if any(value in values[:place] for place, value in enumerate(values)):
+        raise InvalidVaried(f"{name} has a value twice")
+    return tuple(values)
+
+
+def _check(name: str, value: Any) -> None:
+    if name in {"speculation", "quantization"}:
+        if not isinstance(value, Mapping):
+            raise InvalidVaried(f"{name} has {value!r}; each value must be an object, {{}} for none")
+    elif name.startswith("parallelism") or name == "max_concurrency":
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100_000:
+            raise InvalidVaried(f"{name} has {value!r}; each value must be a whole number from 1")
+    elif not isinstance(value, str | int | float | bool) and value is not None:
+        raise InvalidVaried(
+            f"{name} has {value!r}; each value must be a number, a text, true, false or null (left out)"
+        )
+
+
+def varied_columns(base: Mapping[str, Any], choice: Iterable[tuple[str, Any]], instance_type: str) -> dict[str, Any]:
+    """The columns in which the choice's draft differs from its base. `base`: `engine_options` and `parallelism` of the
+    version. Of an option null takes it away."""
+    columns: dict[str, Any] = {}
+    for name, value in choice:
+        column, _, inner = name.partition(".")
+        if not inner:
+            columns[column] = value
+        elif column == "engine_options":
+            options = dict(columns.get(column, base[column]))
+            spelt = next((known for known in options if known.replace("-", "_") == inner), inner)
+            options.pop(spelt, None)
+            columns[column] = options if value is None else {**options, spelt: value}
+        else:
+            stated = columns.get(column, base[column])
+            columns[column] = {**stated, instance_type: {**stated.get(instance_type, {}), inner: value}}
+    return columns
+
+
+def places_of(choice: Iterable[tuple[str, Any]], usual: int) -> int:
+    """Requests that an engine of this choice runs at once; `usual`: as its base does."""
+    stated = dict(choice)
+    return next((int(stated[name]) for name in PLACES if isinstance(stated.get(name), int)), usual)
+
+
+def budget_of(choice: Iterable[tuple[str, Any]]) -> int | None:
+    """Tokens of a step at most; None: the choice does not say."""
+    stated = dict(choice).get(BUDGET)
+    return stated if isinstance(stated, int) and not isinstance(stated, bool) else None
+
+
+def choice_text(choice: Iterable[tuple[str, Any]]) -> str:
+    """In a line: `max_num_seqs=32, tp=2`."""
+    return ", ".join(f"{name.rpartition('.')[2]}={_value_text(value)}" for name, value in choice) or "as it is"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return str(value.get("method") or value.get("kind") or dict(value)) if value else "none"
+    return "left out" if value is None else str(value)
+
+
+class FrozenObject(dict[str, Any]):
+    """An object of JSON that can be part of a key, and is never changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(repr(sorted(self.items())))
+
+
+def frozen_choice(pairs: Iterable[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:
+    """A choice as it is stored, in a form that can be a key."""
+    return tuple((name, FrozenObject(value) if isinstance(value, Mapping) else value) for name, value in pairs)

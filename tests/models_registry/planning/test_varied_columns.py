@@ -1,0 +1,77 @@
+"""What may be varied, and which draft follows from a choice: tables."""
+
+from typing import Any
+
+import pytest
+
+from models_registry.planning.varied_columns import (
+    InvalidVaried,
+    budget_of,
+    choice_text,
+    frozen_choice,
+    parse_varied,
+    places_of,
+    varied_columns,
+)
+
+BASE = {"engine_options": {"max-num-seqs": 8, "dtype": "float32"}, "parallelism": {"a": {"tp": 1}, "b": {"tp": 4}}}
+
+
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        ({}, "nothing is varied"),
+        ({"golden_prompts": [[]]}, "'golden_prompts' cannot be varied; it must be engine_options.NAME"),
+        ({"engine_options": [{}]}, "cannot be varied"),
+        ({"parallelism.depth": [1]}, "cannot be varied"),
+        ({"max_concurrency": []}, "must have a list of 1 to 32 values"),
+        ({"max_concurrency": "8"}, "must have a list"),
+        ({"max_concurrency": list(range(1, 40))}, "1 to 32"),
+        ({"max_concurrency": [0]}, "a whole number from 1"),
+        ({"parallelism.tp": [True]}, "a whole number from 1"),
+        ({"speculation": ["ngram"]}, "must be an object"),
+        ({"engine_options.x": [[1]]}, "a number, a text, true, false or null"),
+        ({"engine_options.x": [1, 1]}, "a value twice"),
+    ],
+)
+def test_what_cannot_be_varied_says_what_can(stated: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidVaried, match=told):
+        parse_varied(stated)
+
+
+def test_names_of_options_are_spelt_one_way() -> None:
+    assert parse_varied({"engine_options.max-num-seqs": [1, None]}) == {"engine_options.max_num_seqs": (1, None)}
+
+
+@pytest.mark.parametrize(
+    ("choice", "columns"),
+    [
+        ([("engine_options.max_num_seqs", 32)], {"engine_options": {"max-num-seqs": 32, "dtype": "float32"}}),
+        ([("engine_options.max_num_seqs", None)], {"engine_options": {"dtype": "float32"}}),
+        ([("engine_options.new", True)], {"engine_options": {**BASE["engine_options"], "new": True}}),
+        ([("parallelism.tp", 2)], {"parallelism": {"a": {"tp": 2}, "b": {"tp": 4}}}),
+        ([("parallelism.tp", 2), ("parallelism.pp", 2)], {"parallelism": {"a": {"tp": 2, "pp": 2}, "b": {"tp": 4}}}),
+        ([("max_concurrency", 4), ("speculation", {})], {"max_concurrency": 4, "speculation": {}}),
+    ],
+)
+def test_a_choice_becomes_columns(choice: list[tuple[str, Any]], columns: dict[str, Any]) -> None:
+    assert varied_columns(BASE, choice, "a") == columns
+    assert BASE["engine_options"] == {"max-num-seqs": 8, "dtype": "float32"}, "the base stays"
+
+
+def test_limits_are_read_off_a_choice() -> None:
+    choice = [
+        ("max_concurrency", 4),
+        ("engine_options.max_num_seqs", 6),
+        ("engine_options.max_num_batched_tokens", 512),
+    ]
+    assert (places_of(choice, 16), budget_of(choice)) == (6, 512)
+    assert (places_of([], 16), budget_of([])) == (16, None)
+
+
+def test_a_choice_reads_in_a_line_and_can_be_a_key() -> None:
+    stored = [["engine_options.max_num_seqs", 8], ["speculation", {"method": "ngram"}], ["quantization", {}]]
+    choice = frozen_choice(stored)
+    assert choice_text(choice) == "max_num_seqs=8, speculation=ngram, quantization=none"
+    assert {choice: 1}[frozen_choice(stored)] == 1
+    assert choice_text(()) == "as it is"

@@ -1,0 +1,250 @@
+"""A search from its start to the version that it found: drafts, rollouts and benchmarks, each killed process made good
+by the next, and every configuration with its reason. What a fleet would do is told by the test."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from kernel.models import Event
+from kernel.refusals import Conflict, InvalidInput
+from models_registry.models import Benchmark, BenchmarkPoint, ConfigurationSearch, ModelVersion, SearchTrial
+from models_registry.planning.configuration_search import Standing
+from models_registry.planning.lifecycle import ValidationState
+from models_registry.planning.point_figures import Machines
+from models_registry.selectors import benchmark_target
+from models_registry.selectors.benchmark import benchmarks_of_use
+from models_registry.selectors.benchmark_target import BenchmarkTarget, ServeRequest, Serving, ServingState
+from models_registry.selectors.configuration_search import candidate_rows
+from models_registry.services.configuration_search import SearchRequest, search_cancel, search_start
+from models_registry.services.search_runner import SERVES_WITHIN, search_advance
+from tests.fleet import rows
+from tests.fleet.rows import KIND, NOW
+
+pytestmark = pytest.mark.django_db
+
+WORKLOAD, SLO = "1000+150", "ttft=3000,itl=40"
+BASE_S, WORK_S = 0.020, 0.1625
+
+
+class Fleet:
+    """Serves what it is asked to at once, unless `answer` says otherwise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows.deployment()
+        self.version = rows.version(nodes=1, max_concurrency=64)
+        self.serves = self.version.reference
+        self.asked: list[str] = []
+        self.answer: Serving | None = None
+        self.regions: tuple[str, ...] = ("us-east-1",)
+        monkeypatch.setattr(benchmark_target._traffic, "describe", self.describe)
+        monkeypatch.setattr(benchmark_target._traffic, "serve", self.serve)
+
+    def describe(self, deployment: str, region: str) -> BenchmarkTarget:
+        model, _, name = self.serves.partition("@")
+        version = ModelVersion.objects.get(model=model, version=name)
+        machines = Machines(1, 1, 0, 0)
+        return BenchmarkTarget(deployment, "us-east-1", version.pk, KIND, "f", ("c#1",), machines, 0, self.regions)
+
+    def serve(self, request: ServeRequest) -> Serving:
+        self.asked.append(request.version)
+        if self.answer is not None:
+            return self.answer
+        self.serves = request.version
+        return Serving(ServingState.SERVES)
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    return Fleet(monkeypatch)
+
+
+def start(fleet: Fleet, **fields: Any) -> ConfigurationSearch:
+    varied = {"engine_options.max_num_seqs": [4, 16, 64]}
+    request = SearchRequest(fleet.version, "sim-70b", **{"varied": varied, "workload": WORKLOAD, "slo": SLO, **fields})
+    return search_start(request, actor="ada", now=NOW)
+
+
+def goodput_of(version: ModelVersion) -> float:
+    """As the step model has it, so that predictions are right."""
+    places = version.engine_options.get("max_num_seqs", version.max_concurrency)
+    return min((1 - BASE_S / 0.040) / WORK_S, 1 / (150 * BASE_S / places + WORK_S))
+
+
+def measure(benchmark: Benchmark) -> None:
+    """What the process of benchmarks would do."""
+    goodput = goodput_of(benchmark.version)
+    for number, rate in enumerate((goodput / 2, goodput)):
+        step_s = BASE_S / (1 - rate * WORK_S)
+        figures = {
+            "requests": 200, "failed": 0, "completion_tokens": 30_000, "tokens_per_s": rate * 150,
+            "itl_p50_ms": step_s * 1000, "tokens_per_s_per_user": 1 / step_s, "dollars_per_mtoken": None,
+            "joules_per_token": None,
+        }  # fmt: skip
+        BenchmarkPoint.objects.create(
+            benchmark=benchmark, number=number + 1, rate=rate, verdict="held", reason="r", figures=figures,
+            histograms={}, measured_at=NOW,
+        )  # fmt: skip
+    Benchmark.objects.filter(pk=benchmark.pk).update(
+        state="done", goodput=goodput, cells=1, chips=1, instance_type=KIND, ended_at=NOW,
+        statistics={"prompt_tokens_mean": 1000.0, "output_tokens_mean": 150.0},
+    )  # fmt: skip
+
+
+def run(row: ConfigurationSearch, *, minutes: float = 0.0, most: int = 200) -> ConfigurationSearch:
+    """Advance, with everything that it waits for coming true, until it ends."""
+    for _ in range(most):
+        row.refresh_from_db()
+        if row.state != "running":
+            break
+        search_advance(row, now=NOW + timedelta(minutes=minutes))
+        ModelVersion.objects.filter(state="draft").update(state="validated")
+        for benchmark in Benchmark.objects.filter(state="queued").select_related("version"):
+            measure(benchmark)
+    return row
+
+
+def standings(row: ConfigurationSearch) -> dict[int, tuple[Standing, str]]:
+    return {one.candidate.number: (one.standing, one.reason) for one in candidate_rows(row)}
+
+
+def test_the_best_is_found_few_are_measured_and_the_deployment_has_what_it_had(fleet: Fleet) -> None:
+    row = run(start(fleet))
+    assert (row.state, row.best is not None) == ("done", True)
+    assert row.best is not None
+    assert dict(row.best.as_choice())["engine_options.max_num_seqs"] == 64
+    assert fleet.serves == fleet.version.reference
+    pruned = [number for number, (standing, _) in standings(row).items() if standing is Standing.PRUNED]
+    assert pruned == [1], "four places are predicted to carry a third"
+    fidelities = list(SearchTrial.objects.order_by("id").values_list("candidate__number", "fidelity"))
+    assert fidelities[0][1] == 0.25
+    assert (row.best.number, 1.0) in fidelities
+    assert list(Event.objects.filter(kind__startswith="search.").order_by("pk").values_list("kind", flat=True)) == [
+        "search.started", "search.found", "search.done",
+    ]  # fmt: skip
+
+
+def test_shorter_points_are_asked_for_first_and_are_never_the_best_of_a_use(fleet: Fleet) -> None:
+    row = run(start(fleet, rules={"min_requests": 400}))
+    lengths = list(Benchmark.objects.order_by("pk").values_list("trial__fidelity", "rules__min_requests"))
+    assert {length for fidelity, length in lengths if fidelity == 0.25} == {100}
+    assert {length for fidelity, length in lengths if fidelity == 1} == {400}
+    whole = benchmarks_of_use(WORKLOAD, SLO)
+    assert {one.trial.fidelity for one in whole} == {1.0}
+    assert row.best is not None
+    assert row.best.version_id in {one.version_id for one in whole}
+
+
+def test_what_no_draft_can_be_made_of_is_refused_before_anything_moves(fleet: Fleet) -> None:
+    row = start(fleet, varied={"engine_options.max_num_seqs": [8, "many"], "engine_options.plugin": ["x"]})
+    assert row.candidates.exclude(refused="").count() == 2
+    with pytest.raises(InvalidInput, match="none of 1 configurations can be made"):
+        start(fleet, varied={"engine_options.plugin": ["x"]}, deployment="other")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"varied": {}}, "nothing is varied"),
+        (
+            {"varied": {"max_concurrency": list(range(1, 33)), "parallelism.tp": list(range(1, 33))}},
+            "1024 combinations",
+        ),
+        ({"workload": "all"}, "PROMPT"),
+        ({"slo": "fast"}, "slo"),
+        ({"rules": {"luck": 1}}, "luck"),
+        ({"most_trials": 0}, "most_trials is 0"),
+        ({"most_hours": 1e9}, "most_hours"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(fleet: Fleet, fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        start(fleet, **fields)
+    assert not ConfigurationSearch.objects.exists()
+
+
+def test_a_deployment_of_several_regions_or_of_another_version_is_left_alone(fleet: Fleet) -> None:
+    fleet.regions = ("eu-west-1", "us-east-1")
+    with pytest.raises(InvalidInput, match="search in one of one region"):
+        start(fleet)
+    fleet.regions, fleet.serves = ("us-east-1",), rows.version("2", nodes=1).reference
+    with pytest.raises(InvalidInput, match="search around what it serves"):
+        start(fleet)
+
+
+def test_a_second_search_of_a_deployment_waits_for_nobody(fleet: Fleet) -> None:
+    start(fleet)
+    with pytest.raises(Conflict, match="runs already"):
+        start(fleet)
+
+
+def test_a_rollout_that_fails_takes_a_configuration_out_and_the_search_goes_on(fleet: Fleet) -> None:
+    row = start(fleet)
+    search_advance(row, now=NOW)
+    fleet.answer = Serving(ServingState.REFUSED, "its rollout is failed: 1 failed start")
+    for _ in range(2):
+        search_advance(row, now=NOW)
+        ModelVersion.objects.filter(state="draft").update(state="validated")
+    fleet.answer = None
+    row = run(row)
+    refused = [reason for standing, reason in standings(row).values() if standing is Standing.REFUSED]
+    assert refused == ["its rollout is failed: 1 failed start"]
+    assert row.state == "done"
+
+
+def test_a_draft_that_is_not_valid_takes_a_configuration_out(fleet: Fleet) -> None:
+    row = start(fleet)
+    for _ in range(2):
+        search_advance(row, now=NOW)
+    draft = ModelVersion.objects.get(state="draft")
+    draft.validations.update(state=ValidationState.FAILED.value, reason="no golden prompt")
+    search_advance(row, now=NOW)
+    assert [one for one in standings(row).values() if one[0] is Standing.REFUSED] == [
+        (Standing.REFUSED, f"{draft.reference} is not valid: no golden prompt")
+    ]
+
+
+def test_what_does_not_come_to_serve_is_not_waited_for_for_ever(fleet: Fleet) -> None:
+    row = start(fleet, varied={"engine_options.max_num_seqs": [4]})
+    fleet.answer = Serving(ServingState.MOVING, "0 of 1 cells are ready")
+    run(row, most=6)
+    row = run(row, minutes=SERVES_WITHIN.total_seconds() / 60 + 1, most=6)
+    assert standings(row)[1][0] is Standing.REFUSED
+    assert row.ends_as == "failed", "it waits for what it had"
+    row = run(row, minutes=2 * SERVES_WITHIN.total_seconds() / 60 + 2, most=6)
+    assert (row.state, "does not serve sim-70b@1 again" in row.reason) == ("failed", True)
+
+
+def test_a_search_ends_at_its_limits_with_the_best_so_far(fleet: Fleet) -> None:
+    row = run(start(fleet, most_trials=1))
+    assert (row.state, SearchTrial.objects.count()) == ("done", 1)
+    assert "after 1 trials, the most of this search" in row.reason
+
+
+def test_a_cancelled_one_measures_nothing_more_and_goes_back(fleet: Fleet) -> None:
+    row = start(fleet)
+    for _ in range(4):
+        search_advance(row, now=NOW)
+        ModelVersion.objects.filter(state="draft").update(state="validated")
+    assert Benchmark.objects.get().state == "queued"
+    search_cancel(search_id=row.pk, actor="bo", now=NOW)
+    assert Benchmark.objects.get().state == "cancelled"
+    row = run(row)
+    assert (row.state, row.reason, fleet.serves) == ("cancelled", "cancelled by bo", fleet.version.reference)
+    with pytest.raises(Conflict, match="is cancelled already"):
+        search_cancel(search_id=row.pk, actor="bo", now=NOW)
+
+
+def test_the_version_that_is_searched_around_is_measured_as_it_is(fleet: Fleet) -> None:
+    row = run(start(fleet, varied={"max_concurrency": [64]}))
+    assert row.best is not None
+    assert row.best.version == fleet.version
+    assert ModelVersion.objects.filter(version__contains="-s").count() == 0
+
+
+def test_who_deletes_a_draft_has_it_drafted_again(fleet: Fleet) -> None:
+    row = start(fleet)
+    for _ in range(2):
+        search_advance(row, now=NOW)
+    ModelVersion.objects.filter(state="draft").delete()
+    assert run(row).state == "done"
