@@ -17,6 +17,7 @@ from controlplane.cli.commands import (
     autoscale,
     batch,
     bench,
+    bench_search,
     certificates,
     chat,
     declare,
@@ -49,6 +50,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 about = typer.Typer()
+bench.bench.add_typer(bench_search.app)
 
 SHARED = {"--server", "--token", "--profile", "--timeout", "-o", "--output"}
 """Options of the whole command that take a value."""

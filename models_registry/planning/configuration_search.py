@@ -175,10 +175,11 @@ def _rounds(
         left = tuple(ranked[: math.ceil(len(ranked) / 2)])
 
 
-def _turn(choice: Choice, predicted: Mapping[Choice, float], measured: Measured) -> tuple[bool, bool]:
-    """One of each shape first, then those that nobody predicts, then the others as they are."""
+def _turn(choice: Choice, predicted: Mapping[Choice, float], measured: Measured) -> tuple[bool, bool, float]:
+    """One of each shape first, that with the widest limits, which sees most loads; then those that nobody predicts."""
     shapes = {shape_of(other) for other, _ in measured}
-    return shape_of(choice) in shapes, choice in predicted
+    widest = math.prod(value for name, value in choice if name in LIMITS and isinstance(value, int) and value > 0)
+    return shape_of(choice) in shapes, choice in predicted, -float(widest)
 
 
 def _known(choice: Choice, predicted: Mapping[Choice, float], measured: Measured) -> float | None:

@@ -1,6 +1,5 @@
 """Benchmarks: have a version measured, follow it, compare what was found, and use it."""
 
-import json
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -115,131 +114,6 @@ def cancel(context: typer.Context, benchmark: Named, yes: Yes = False) -> None:
 
 
 @bench.command()
-def search(
-    context: typer.Context,
-    version: Annotated[str, typer.Argument(metavar="MODEL@VERSION", help="Which its deployment serves.")],
-    vary: Annotated[list[str], typer.Option("--vary", help="NAME=VALUE,VALUE; several times. See below.")],
-    workload: Workload,
-    slo: Slo,
-    deployment: Annotated[
-        str,
-        typer.Option(
-            "-d",
-            "--deployment",
-            help="Of one region; else of the model's name.",
-            autocompletion=names_of("deployments"),
-        ),
-    ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="The same gives the same requests.")] = 0,
-    rules: Annotated[
-        list[str] | None, typer.Option("--rule", help="Of points at their whole length: min_s=20, min_requests=100.")
-    ] = None,
-    most_trials: Annotated[int, typer.Option(min=1, help="Measurements, of all lengths together.")] = 40,
-    most_hours: Annotated[float, typer.Option(min=0.01)] = 12.0,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
-    yes: Yes = False,
-) -> None:
-    """Find the configuration of a version that carries most per chip. Its deployment is rolled out to one after the
-    other, so nobody else should need it; at the end it serves again what it does now.
-
-    NAME is engine_options.OPTION, parallelism.DEGREE, max_concurrency, speculation or quantization (JSON values; {} for
-    none). Every combination is one configuration: one of each shape is measured, the others are predicted from what
-    that tells of a step, and the hopeful ones halved at 25, 50 and 100 % of a point's length.
-
-    switchyard bench search sim-70b@1 --vary engine_options.max_num_seqs=8,32,64 -w 1000+150 --slo ttft=1000,itl=60
-    """
-    run = session_of(context)
-    served = deployment or version.partition("@")[0]
-    run.confirm(f"All cells of {served} will serve one configuration after the other.", wanted=served, yes=yes)
-    body: dict[str, Any] = {
-        "version": version, "deployment": served, "varied": dict(_varied(one) for one in vary), "workload": workload,
-        "slo": slo, "seed": seed, "rules": stated(rules or []), "most_trials": most_trials, "most_hours": most_hours,
-    }  # fmt: skip
-    found = run.connection.post("configuration-searches", body)
-    _show_search(run, found if detach else _search_followed(run, found))
-
-
-@bench.command("search-show")
-def search_show(
-    context: typer.Context,
-    search: Annotated[int, typer.Argument(metavar="NUMBER", help="As `switchyard get searches` numbers them.")],
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
-) -> None:
-    """Show a search: each configuration, what was predicted and measured of it, and why it was left out.
-
-    switchyard bench search-show 3
-    """
-    run = session_of(context)
-    found = run.connection.get(f"configuration-searches/{search}")
-    _show_search(run, _search_followed(run, found) if wait else found)
-
-
-@bench.command("search-cancel")
-def search_cancel(
-    context: typer.Context, search: Annotated[int, typer.Argument(metavar="NUMBER")], yes: Yes = False
-) -> None:
-    """End a search; its deployment serves again what it did before.
-
-    switchyard bench search-cancel 3
-    """
-    run = session_of(context)
-    run.confirm(f"Search {search} is not brought to its end.", wanted=str(search), yes=yes)
-    _show_search(run, run.connection.post(f"configuration-searches/{search}/cancel", {}))
-
-
-def _varied(text: str) -> tuple[str, list[Any]]:
-    """`max_num_seqs=8,16` or `speculation=[{}, {"method": "ngram"}]`."""
-    name, equals, values = text.partition("=")
-    if not equals or not values:
-        raise Failure(
-            f"--vary {text!r} must read NAME=VALUE,VALUE, as engine_options.max_num_seqs=32,64", ExitCode.USAGE
-        )
-    if values.startswith("["):
-        try:
-            read = json.loads(values)
-        except ValueError:
-            raise Failure(f"--vary {name}: {values[:60]!r} is no list of JSON", ExitCode.USAGE) from None
-        return name, read
-    return name, [_value(value) for value in values.split(",")]
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-CONFIGURATIONS = (
-    number("NO", "number"), Column("CONFIGURATION", at("choice")), Column("STANDING", at("standing")),
-    number("PREDICTED", "predicted"), number("25 %", "scores.25%"), number("50 %", "scores.50%"),
-    number("100 %", "scores.100%"), Column("REASON", at("reason")),
-)  # fmt: skip
-
-
-def _show_search(run: Session, found: dict[str, Any]) -> None:
-    if run.output.is_for_programs:
-        run.output.document(found)
-        return
-    run.output.plain(f"search {found['id']} around {found['version']} on {found['deployment']}: {found['state']}")
-    run.output.plain(f"{found['workload']} within {found['slo']}: {found['reason']}")
-    if found["best"]:
-        run.output.plain(f"best: {found['best']}; `switchyard rollout start` rolls it out once it is released")
-    run.output.rows(CONFIGURATIONS, found["configurations"], empty="It has no configurations.")
-
-
-def _search_followed(run: Session, found: dict[str, Any]) -> dict[str, Any]:
-    shown = ""
-    while found["state"] in OPEN:
-        if not run.output.is_for_programs and found["reason"] != shown:
-            shown = found["reason"]
-            run.output.note(shown)
-        time.sleep(LOOK_EVERY_S)
-        found = run.connection.get(f"configuration-searches/{found['id']}")
-    return found
-
-
-@bench.command()
 def best(
     context: typer.Context,
     workload: Workload,
@@ -262,11 +136,19 @@ def best(
 
 
 @bench.command()
-def apply(context: typer.Context, benchmark: Named, yes: Yes = False) -> None:
-    """Let its deployment be taken for as able as was measured: set `tested_concurrency`, which shares of traffic and
-    the autoscaler count on.
+def apply(
+    context: typer.Context,
+    benchmark: Named,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Also what its tokens cost in its region beside others measured alike.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Let its deployment be taken for as able as was measured: set `tested_concurrency`, which shares of traffic, the
+    autoscaler and the plan of the day count on. With --cost also the relative `cost` of regions, by which requests go
+    to the cheaper one.
 
-    switchyard bench apply 7
+    switchyard bench apply 7 --cost
     """
     run = session_of(context)
     found = run.connection.get(f"benchmarks/{benchmark}")
@@ -274,15 +156,47 @@ def apply(context: typer.Context, benchmark: Named, yes: Yes = False) -> None:
         raise Failure(f"benchmark {benchmark} is {found['state']} and found no rate that held", ExitCode.CONFLICT)
     capacity = max(1, int(found["concurrency"]))
     deployment = found["deployment"]
-    before = run.connection.get(f"traffic/policies/{deployment}")["tested_concurrency"]
+    policy = run.connection.get(f"traffic/policies/{deployment}")
+    before = policy["tested_concurrency"]
     was = "its version's max_concurrency" if before is None else str(before)
-    run.confirm(
-        f"Each cell of {deployment} will count for {capacity} requests at once instead of {was}.",
-        wanted=deployment,
-        yes=yes,
-    )
-    result = run.connection.patch(f"traffic/policies/{deployment}", {"tested_concurrency": capacity})
-    run.show(result, [f"deployment {deployment} counts for {capacity} requests at once a cell"])
+    change: dict[str, Any] = {"tested_concurrency": capacity}
+    effect = f"Each cell of {deployment} will count for {capacity} requests at once instead of {was}."
+    if cost:
+        change["cost"] = {**policy["cost"], **_relative_costs(run, found)}
+        effect += f" Tokens will cost {_listed(change['cost'])} of the cheapest."
+    run.confirm(effect, wanted=deployment, yes=yes)
+    result = run.connection.patch(f"traffic/policies/{deployment}", change)
+    told = f"deployment {deployment} counts for {capacity} requests at once a cell"
+    run.show(result, [told + (f"; tokens cost {_listed(change['cost'])}" if cost else "")])
+
+
+def _relative_costs(run: Session, found: Mapping[str, Any]) -> dict[str, float]:
+    """Region -> what a token costs there beside the cheapest, by the newest benchmark of the same use in each."""
+    dollars: dict[str, float] = {}
+    same = ("workload", "slo")
+    done = run.connection.pages("benchmarks", {"deployment": found["deployment"], "state": "done"})
+    for row in sorted(done, key=lambda one: int(one["id"])):
+        spent = _dollars(row)
+        if spent and all(row[name] == found[name] for name in same):
+            dollars[row["region"]] = spent
+    own = _dollars(found)
+    if not own:
+        message = (
+            f"benchmark {found['id']} knows no price: `switchyard rate set machine_price` states that of a machine"
+        )
+        raise Failure(message, ExitCode.CONFLICT)
+    dollars[found["region"]] = own
+    return {region: round(spent / min(dollars.values()), 3) for region, spent in sorted(dollars.items())}
+
+
+def _dollars(row: Mapping[str, Any]) -> float | None:
+    """US dollars a million tokens at the rate that held."""
+    held = (point["figures"] for point in row["points"] if point["rate"] == row["goodput"])
+    return next((figures.get("dollars_per_mtoken") for figures in held), None)
+
+
+def _listed(costs: Mapping[str, float]) -> str:
+    return ", ".join(f"{value:g} in {region}" for region, value in costs.items())
 
 
 def _followed(run: Session, found: dict[str, Any]) -> dict[str, Any]:

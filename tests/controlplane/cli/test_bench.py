@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from models_registry.models import Benchmark, ConfigurationSearch
+from models_registry.models import Benchmark, BenchmarkPoint, ConfigurationSearch
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 from tests.models_registry.selectors.test_benchmark import measured
@@ -51,6 +51,29 @@ def test_capacity_is_set_by_hand_from_what_was_found(switchyard: Switchyard) -> 
     bare = measured(rows.version(), 8, deployment="sim-70b")
     refused = switchyard("bench", "apply", str(bare.pk), "--yes")
     assert "found no rate that held" in refused.err
+
+
+def test_what_tokens_cost_in_regions_is_set_by_hand_from_what_was_measured_there(switchyard: Switchyard) -> None:
+    rows.region("eu-west-1")
+    found = {}
+    for region, dollars in (("us-east-1", 2.0), ("eu-west-1", 3.0), ("us-east-1", 2.4)):
+        row = measured(rows.version(), 8, concurrency=18.4, deployment="sim-70b", region=region)
+        figures = {**row.points.get().figures, "dollars_per_mtoken": dollars}
+        row.points.all().delete()
+        BenchmarkPoint.objects.create(
+            benchmark=row, number=1, rate=8, verdict="held", reason="r", figures=figures, histograms={},
+            measured_at=rows.NOW,
+        )  # fmt: skip
+        found[region] = row.pk
+    applied = switchyard("bench", "apply", str(found["eu-west-1"]), "--cost", "--yes")
+    assert applied.out.endswith("tokens cost 1.25 in eu-west-1, 1 in us-east-1\n")
+    assert dict(traffic_policies()["sim-70b"].cost) == {"eu-west-1": 1.25, "us-east-1": 1.0}
+
+
+def test_a_benchmark_without_a_price_says_how_one_is_stated(switchyard: Switchyard) -> None:
+    row = measured(rows.version(), 8, concurrency=18.4, deployment="sim-70b")
+    wrong = switchyard("bench", "apply", str(row.pk), "--cost", "--yes")
+    assert (wrong.code, "switchyard rate set machine_price" in wrong.err) == (6, True)
 
 
 SEARCH = ("bench", "search", "sim-70b@1", "--workload", "1000+150", "--slo", "ttft=500,itl=50", "--detach", "--yes")

@@ -95,8 +95,9 @@ def test_one_of_each_shape_is_measured_first() -> None:
         step = plan_search(SHAPES, {}, measured)
         assert isinstance(step, Trial)
         measured[step.choice, step.fidelity] = 1.0
-        first.append(dict(step.choice)["parallelism.tp"])
-    assert sorted(first) == [1, 2]
+        first.append(dict(step.choice))
+    assert sorted(one["parallelism.tp"] for one in first) == [1, 2]
+    assert {one["engine_options.max_num_seqs"] for one in first} == {32}, "the widest tells most"
 
 
 @pytest.mark.parametrize(

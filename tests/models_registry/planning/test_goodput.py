@@ -19,6 +19,7 @@ from models_registry.planning.goodput import (
     judge_whole,
     length_s,
     plan_goodput,
+    rules_at,
     warm_up_s,
 )
 from models_registry.planning.workload import Arrival, Slo, Workload
@@ -103,6 +104,26 @@ def test_few_requests_prove_nothing_and_many_do() -> None:
     assert late.verdict is HELD
 
 
+def test_requests_that_are_under_way_at_once_are_one_look() -> None:
+    burst = outcomes(20, 5)
+    assert judge_early(burst, RULES) is not None
+    assert judge_early(burst, RULES, rate=10.0) is None, "14 at once met one burst"
+    assert judge_early(outcomes(800, 0), RULES, rate=10.0) is None, "80 looks prove no 99 %"
+    clearly = judge_early(outcomes(0, 25), RULES, rate=10.0)
+    assert clearly is not None
+    assert clearly.verdict is BROKEN
+    wide, narrow = judge_whole(outcomes(198, 2), RULES, rate=10.0), judge_whole(outcomes(198, 2), RULES)
+    assert (wide.verdict, wide.inside, wide.requests) == (HELD, 198, 200)
+    assert wide.high - wide.low > narrow.high - narrow.low
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=200), st.floats(0, 100))
+def test_looks_are_never_more_than_requests(known: list[bool], rate: float) -> None:
+    judged = judge_whole([Outcome(inside, 1.0) for inside in known], RULES, rate)
+    assert 0 <= judged.low <= judged.high <= 1
+    assert judged.requests == len(known)
+
+
 def test_at_its_end_a_point_is_judged_by_its_share() -> None:
     assert judge_whole(outcomes(198, 2), RULES).verdict is HELD
     broken = judge_whole(outcomes(197, 3), RULES)
@@ -114,6 +135,14 @@ def test_looking_often_hardly_ever_errs() -> None:
     """All errors together stay below what one look may err: halves of halves."""
     spent = sum((1 - RULES.confidence) / 2 / 2 ** (look + 1) for look in range(20))
     assert spent <= (1 - RULES.confidence) / 2
+
+
+def test_points_of_a_share_of_the_length_are_so_much_shorter_and_stay_within_bounds() -> None:
+    bounds = {"min_s": (1.0, 600.0), "min_requests": (20, 1000), "share": (0.5, 0.999)}
+    usual = {"min_s": 60.0, "min_requests": 200, "share": 0.99}
+    assert rules_at(0.25, usual, bounds) == {"min_s": 15.0, "min_requests": 50, "share": 0.99}
+    assert rules_at(0.25, {"min_s": 2.0, "min_requests": 30}, bounds) == {"min_s": 1.0, "min_requests": 20}
+    assert rules_at(1.0, usual, bounds) == usual
 
 
 @pytest.mark.parametrize(

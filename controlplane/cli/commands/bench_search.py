@@ -1,0 +1,142 @@
+"""Searches among configurations of a version: have one made, follow it, end it."""
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.commands.act import Yes
+from controlplane.cli.commands.bench import LOOK_EVERY_S, OPEN, Slo, Workload
+from controlplane.cli.commands.rollouts import stated
+from controlplane.cli.completion import names_of
+from controlplane.cli.errors import Failure
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.resources import Column, at, number
+from controlplane.cli.session import Session, session_of
+
+app = typer.Typer()
+
+CONFIGURATIONS = (
+    number("NO", "number"), Column("CONFIGURATION", at("choice")), Column("STANDING", at("standing")),
+    number("PREDICTED", "predicted"), number("25 %", "scores.25%"), number("50 %", "scores.50%"),
+    number("100 %", "scores.100%"), Column("REASON", at("reason")),
+)  # fmt: skip
+
+
+@app.command()
+def search(
+    context: typer.Context,
+    version: Annotated[str, typer.Argument(metavar="MODEL@VERSION", help="Which its deployment serves.")],
+    vary: Annotated[list[str], typer.Option("--vary", help="NAME=VALUE,VALUE; several times. See below.")],
+    workload: Workload,
+    slo: Slo,
+    deployment: Annotated[
+        str,
+        typer.Option(
+            "-d",
+            "--deployment",
+            help="Of one region; else of the model's name.",
+            autocompletion=names_of("deployments"),
+        ),
+    ] = "",
+    seed: Annotated[int, typer.Option(min=0, help="The same gives the same requests.")] = 0,
+    rules: Annotated[
+        list[str] | None, typer.Option("--rule", help="Of points at their whole length: min_s=20, min_requests=100.")
+    ] = None,
+    most_trials: Annotated[int, typer.Option(min=1, help="Measurements, of all lengths together.")] = 40,
+    most_hours: Annotated[float, typer.Option(min=0.01)] = 12.0,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Find the configuration of a version that carries most per chip. Its deployment is rolled out to one after the
+    other, so nobody else should need it; at the end it serves again what it does now.
+
+    NAME is engine_options.OPTION, parallelism.DEGREE, max_concurrency, speculation or quantization (JSON values; {} for
+    none). Every combination is one configuration: one of each shape is measured, the others are predicted from what
+    that tells of a step, and the hopeful ones halved at 25, 50 and 100 % of a point's length.
+
+    switchyard bench search sim-70b@1 --vary engine_options.max_num_seqs=8,32,64 -w 1000+150 --slo ttft=1000,itl=60
+    """
+    run = session_of(context)
+    served = deployment or version.partition("@")[0]
+    run.confirm(f"All cells of {served} will serve one configuration after the other.", wanted=served, yes=yes)
+    body: dict[str, Any] = {
+        "version": version, "deployment": served, "varied": dict(_varied(one) for one in vary), "workload": workload,
+        "slo": slo, "seed": seed, "rules": stated(rules or []), "most_trials": most_trials, "most_hours": most_hours,
+    }  # fmt: skip
+    found = run.connection.post("configuration-searches", body)
+    _show_search(run, found if detach else _search_followed(run, found))
+
+
+@app.command("search-show")
+def search_show(
+    context: typer.Context,
+    search: Annotated[int, typer.Argument(metavar="NUMBER", help="As `switchyard get searches` numbers them.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+) -> None:
+    """Show a search: each configuration, what was predicted and measured of it, and why it was left out.
+
+    switchyard bench search-show 3
+    """
+    run = session_of(context)
+    found = run.connection.get(f"configuration-searches/{search}")
+    _show_search(run, _search_followed(run, found) if wait else found)
+
+
+@app.command("search-cancel")
+def search_cancel(
+    context: typer.Context, search: Annotated[int, typer.Argument(metavar="NUMBER")], yes: Yes = False
+) -> None:
+    """End a search; its deployment serves again what it did before.
+
+    switchyard bench search-cancel 3
+    """
+    run = session_of(context)
+    run.confirm(f"Search {search} is not brought to its end.", wanted=str(search), yes=yes)
+    _show_search(run, run.connection.post(f"configuration-searches/{search}/cancel", {}))
+
+
+def _varied(text: str) -> tuple[str, list[Any]]:
+    """`max_num_seqs=8,16` or `speculation=[{}, {"method": "ngram"}]`."""
+    name, equals, values = text.partition("=")
+    if not equals or not values:
+        raise Failure(
+            f"--vary {text!r} must read NAME=VALUE,VALUE, as engine_options.max_num_seqs=32,64", ExitCode.USAGE
+        )
+    if values.startswith("["):
+        try:
+            read = json.loads(values)
+        except ValueError:
+            raise Failure(f"--vary {name}: {values[:60]!r} is no list of JSON", ExitCode.USAGE) from None
+        return name, read
+    return name, [_value(value) for value in values.split(",")]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _show_search(run: Session, found: dict[str, Any]) -> None:
+    if run.output.is_for_programs:
+        run.output.document(found)
+        return
+    run.output.plain(f"search {found['id']} around {found['version']} on {found['deployment']}: {found['state']}")
+    run.output.plain(f"{found['workload']} within {found['slo']}: {found['reason']}")
+    if found["best"]:
+        run.output.plain(f"best: {found['best']}; `switchyard rollout start` rolls it out once it is released")
+    run.output.rows(CONFIGURATIONS, found["configurations"], empty="It has no configurations.")
+
+
+def _search_followed(run: Session, found: dict[str, Any]) -> dict[str, Any]:
+    shown = ""
+    while found["state"] in OPEN:
+        if not run.output.is_for_programs and found["reason"] != shown:
+            shown = found["reason"]
+            run.output.note(shown)
+        time.sleep(LOOK_EVERY_S)
+        found = run.connection.get(f"configuration-searches/{found['id']}")
+    return found
