@@ -71,9 +71,9 @@ def quota_uses_of(owners: set[Owner]) -> dict[Owner, OwnerUse]:
         team__in={team for team, _, _ in owners}, instance_type__in={kind for _, kind, _ in owners}
     )
     used: Counter[tuple[str, str]] = Counter()
-    members = CellMember.objects.order_by().filter(cell__deployment__in=rows)
-    for name, region, count in members.values_list("cell__deployment", "cell__region").annotate(count=Count("id")):
-        used[name, region] = count
+    members = CellMember.objects.order_by().filter(cell__deployment__in=rows).values("cell__deployment", "cell__region")
+    for counted in members.annotate(count=Count("id")):
+        used[counted["cell__deployment"], counted["cell__region"]] = counted["count"]
     wanted: Counter[Owner] = Counter()
     withheld: Counter[Owner] = Counter()
     names: dict[Owner, list[str]] = defaultdict(list)

@@ -49,7 +49,7 @@ class ConfigurationSerializer(serializers.Serializer[CandidateRow]):
 
     @extend_schema_field(serializers.DictField())
     def get_choice(self, row: CandidateRow) -> dict[str, Any]:
-        return dict(row.candidate.as_choice())
+        return dict(row.candidate.choice)
 
     def get_version(self, row: CandidateRow) -> str | None:
         return row.candidate.version.reference if row.candidate.version else None

@@ -4,7 +4,7 @@
 of `speculation` and `quantization`. Whether an engine takes the values is judged where drafts are written.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from models_registry.planning.parallelism import NAMES as DEGREES
@@ -74,7 +74,7 @@ def varied_columns(base: Mapping[str, Any], choice: Iterable[tuple[str, Any]], i
     for name, value in choice:
         column, _, inner = name.partition(".")
         if not inner:
-            columns[column] = value
+            columns[column] = dict(value) if isinstance(value, Mapping) else value
         elif column == "engine_options":
             options = dict(columns.get(column, base[column]))
             spelt = next((known for known in options if known.replace("-", "_") == inner), inner)
@@ -109,11 +109,26 @@ def _value_text(value: Any) -> str:
     return "left out" if value is None else str(value)
 
 
-class FrozenObject(dict[str, Any]):
+class FrozenObject(Mapping[str, Any]):
     """An object of JSON that can be part of a key, and is never changed."""
 
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(repr(sorted(self.items())))
+    def __init__(self, stated: Mapping[str, Any]) -> None:
+        self._stated = dict(stated)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._stated[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stated)
+
+    def __len__(self) -> int:
+        return len(self._stated)
+
+    def __hash__(self) -> int:
+        return hash(repr(sorted(self._stated.items())))
+
+    def __repr__(self) -> str:
+        return repr(self._stated)
 
 
 def frozen_choice(pairs: Iterable[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:

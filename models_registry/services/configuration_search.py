@@ -11,6 +11,7 @@ from django.db import IntegrityError, transaction
 from kernel import live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
 from models_registry.models import Benchmark, ConfigurationSearch, ModelVersion, SearchCandidate, SearchTrial
 from models_registry.planning.benchmark import BENCHMARK_OPEN, BENCHMARK_TONE, BenchmarkState
 from models_registry.planning.configuration_search import Choice, Searched, TooMany, Trial, choices_of
@@ -222,6 +223,6 @@ def _record(row: ConfigurationSearch, what: str, message: str, now: datetime, ac
         deployment=row.deployment,
         region=row.region,
         detail={"search": row.pk, "version": row.version.reference},
-        **({"tone": tones[what]} if what in tones else {}),
+        tone=tones.get(what, Tone.MOVING),
     )
     live.push("benchmarks", str(row.pk))

@@ -23,8 +23,11 @@ def batches_sample(*, now: datetime) -> int:
         tally = done[batch.id]
         after = add_sample(known, (now - began_at).total_seconds(), tally.completed, tally.failed)
         if after is not None:
-            columns = {"completed": list(after.completed), "failed": list(after.failed)}
-            rows.append(BatchTimeline(batch=batch, step_s=after.step_s, **columns))
+            rows.append(
+                BatchTimeline(
+                    batch=batch, step_s=after.step_s, completed=list(after.completed), failed=list(after.failed)
+                )
+            )
     BatchTimeline.objects.bulk_create(
         rows, update_conflicts=True, unique_fields=["batch"], update_fields=["step_s", "completed", "failed"]
     )

@@ -139,7 +139,7 @@ def test_what_no_draft_can_be_made_of_is_refused_before_anything_moves(fleet: Fl
     row = start(fleet, varied={"engine_options.max_num_seqs": [8], "engine_options.plugin": [None, "x"]})
     assert [one.refused != "" for one in row.candidates.all()] == [False, True]
     with pytest.raises(InvalidInput, match="none of 1 configurations can be made"):
-        start(fleet, varied={"engine_options.plugin": ["x"]}, deployment="other")
+        start(fleet, varied={"engine_options.plugin": ["x"]})
 
 
 @pytest.mark.parametrize(
