@@ -87,7 +87,7 @@ class ConfigurationSearchSerializer(serializers.ModelSerializer[ConfigurationSea
 
     @extend_schema_field(ConfigurationSerializer(many=True))
     def get_configurations(self, row: ConfigurationSearch) -> list[dict[str, Any]]:
-        return list(ConfigurationSerializer(candidate_rows(row), many=True).data)
+        return [dict(ConfigurationSerializer(one).data) for one in candidate_rows(row)]
 
 
 @extend_schema_serializer(examples=[OpenApiExample("of limits and degrees", examples.NEW_SEARCH, request_only=True)])

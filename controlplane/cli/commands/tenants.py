@@ -122,7 +122,8 @@ def _list(context: typer.Context, resource: str, tenant: str, empty: str) -> Non
 def _remove(context: typer.Context, resource: str, number: int, effect: str, *, yes: bool) -> dict[str, Any]:
     run = session_of(context)
     run.confirm(effect, wanted=str(number), yes=yes)
-    return run.connection.delete(path_of(resource_named(resource), str(number)))
+    row: dict[str, Any] = run.connection.delete(path_of(resource_named(resource), str(number)))
+    return row
 
 
 def _whose(row: dict[str, Any]) -> str:

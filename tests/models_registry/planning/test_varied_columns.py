@@ -14,7 +14,10 @@ from models_registry.planning.varied_columns import (
     varied_columns,
 )
 
-BASE = {"engine_options": {"max-num-seqs": 8, "dtype": "float32"}, "parallelism": {"a": {"tp": 1}, "b": {"tp": 4}}}
+BASE: dict[str, Any] = {
+    "engine_options": {"max-num-seqs": 8, "dtype": "float32"},
+    "parallelism": {"a": {"tp": 1}, "b": {"tp": 4}},
+}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,11 @@ def test_limits_are_read_off_a_choice() -> None:
 
 
 def test_a_choice_reads_in_a_line_and_can_be_a_key() -> None:
-    stored = [["engine_options.max_num_seqs", 8], ["speculation", {"method": "ngram"}], ["quantization", {}]]
+    stored: list[list[Any]] = [
+        ["engine_options.max_num_seqs", 8],
+        ["speculation", {"method": "ngram"}],
+        ["quantization", {}],
+    ]
     choice = frozen_choice(stored)
     assert choice_text(choice) == "max_num_seqs=8, speculation=ngram, quantization=none"
     assert {choice: 1}[frozen_choice(stored)] == 1

@@ -67,7 +67,7 @@ def start(fleet: Fleet, **fields: Any) -> ConfigurationSearch:
 
 def goodput_of(version: ModelVersion) -> float:
     """As the step model has it, so that predictions are right."""
-    places = version.engine_options.get("max_num_seqs", version.max_concurrency)
+    places = float(version.engine_options.get("max_num_seqs", version.max_concurrency))
     return min((1 - BASE_S / 0.040) / WORK_S, 1 / (150 * BASE_S / places + WORK_S))
 
 
