@@ -135,7 +135,17 @@ for part in (
         chat.app,
         batch.app,
     ),
-    *(quota.app, rollouts.model_app, bench.app, speculation.app, tenants.app, usage.app, regions.app, images.app, about),
+    *(
+        quota.app,
+        rollouts.model_app,
+        bench.app,
+        speculation.app,
+        tenants.app,
+        usage.app,
+        regions.app,
+        images.app,
+        about,
+    ),
 ):  # the order of the help
     app.add_typer(part)
 

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0041_capacity_plan'),
+        ('fleet', '0042_cell_roles'),
     ]
 
     operations = [

@@ -9,7 +9,7 @@ from kernel.change_triggers import RecordChanges
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('models_registry', '0008_benchmark'),
+        ('models_registry', '0010_roles'),
     ]
 
     operations = [
