@@ -12,7 +12,7 @@ from traffic.selectors.batch import tallies
 def batches_sample(*, now: datetime) -> int:
     """Take a sample of each batch in progress that has none in this step. Returns how many; in three queries."""
     running = Batch.objects.filter(state=BatchState.IN_PROGRESS.value).exclude(in_progress_at=None)
-    batches = list(running.only("id", "in_progress_at", "completed", "failed"))
+    batches = list(running)
     if not batches:
         return 0
     before = {row.batch_id: row.timeline() for row in BatchTimeline.objects.filter(batch__in=batches)}

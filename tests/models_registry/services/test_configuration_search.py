@@ -31,8 +31,8 @@ class Fleet:
     """Serves what it is asked to at once, unless `answer` says otherwise."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        rows.deployment()
         self.version = rows.version(nodes=1, max_concurrency=64)
+        rows.deployment()
         self.serves = self.version.reference
         self.asked: list[str] = []
         self.answer: Serving | None = None

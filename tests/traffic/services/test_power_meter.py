@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 LOOK_S = 15
 
 
-def tell(second: int, *, refused: int = 0, watts: int = 200) -> None:
+def tell(second: int, *, refused: int = 0, watts: int = 2) -> None:
     """What the node's agent has added up at this second, and how many readings it refused."""
     ms = max(0, second) * 1000
     meter = {"covers": "host", "since": "a", "microjoules": watts * 1000 * ms, "covered_ms": ms, "refused": refused}
