@@ -360,6 +360,7 @@ SPECTACULAR_SETTINGS = {
         "MemberRole": "controlplane.api.enums.MEMBER_ROLES",
         "VersionState": "controlplane.api.enums.VERSION_STATES",
         "ValidationState": "controlplane.api.enums.VALIDATION_STATES",
+        "BenchmarkState": "controlplane.api.enums.BENCHMARK_STATES",
         "DiffChange": "controlplane.api.enums.CHANGES",
         "Tone": "controlplane.api.enums.TONES",
         "AuditOutcome": "controlplane.api.enums.AUDIT_OUTCOMES",

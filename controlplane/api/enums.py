@@ -28,6 +28,7 @@ from fleet.planning.states import (
 )
 from fleet.planning.webhooks.messages import WebhookFormat
 from kernel.tones import Tone
+from models_registry.planning.benchmark import BenchmarkState
 from models_registry.planning.diff import Change
 from models_registry.planning.lifecycle import ValidationState, VersionState
 from traffic.api.cost import SOURCES
@@ -69,6 +70,7 @@ KEY_STATES = choices(KeyState)
 BATCH_EVENTS = choices(BatchEvent)
 WEBHOOK_EVENTS = EVENTS
 VALIDATION_STATES = choices(ValidationState)
+BENCHMARK_STATES = choices(BenchmarkState)
 CHANGES = choices(Change)
 RULE_MODES = choices(RuleMode)
 SHIFT_KINDS = choices(ShiftKind)
