@@ -1,13 +1,16 @@
 """vLLM's KV events as block events. What is read here is spelled as vLLM 0.32 spells it."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from engine_agent.engines.vllm.environment import install
 from engine_agent.engines.vllm.kv_events import KvEventDecoder, config_of
 from engine_agent.protocol.cache_events import BlocksRemoved, BlocksStored, CacheCleared
+from tests.engine_agent.engines.vllm.running_cell import CACHE, ROOT
 
 
 def batch(*events: dict[str, Any]) -> bytes:
@@ -76,3 +79,14 @@ def test_the_sockets_are_files_of_the_engine() -> None:
     config = config_of(Path("/run/engine"))
     assert config["endpoint"] == "ipc:///run/engine/kv-events"
     assert config["replay_endpoint"] == "ipc:///run/engine/kv-replay"
+
+
+@pytest.mark.vllm
+def test_a_reader_asks_for_what_it_missed_and_forgets_all_where_that_is_gone() -> None:
+    command = [str(install(CACHE, print)), "-m", "tests.engine_agent.engines.vllm.missed_events"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == [
+        "the first ones came after all",
+        "so did one in the middle",
+        "one that is gone empties the list",
+    ], done.stderr
