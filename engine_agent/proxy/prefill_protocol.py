@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from engine_agent.protocol.messages import PrefillCell
 
@@ -52,6 +52,8 @@ class TransferParams(Struct, forbid_unknown_fields=True):
     remote_num_tokens: _Count = 0
     remote_blocks_expiry_time: float | None = None
     transfer_mode: Literal["pull"] = "pull"
+    remote_prefill_cached_tokens: _Count | UnsetType = UNSET
+    """From 0.32 on: what the decode engine reports as cached, instead of all that it was handed."""
 
 
 class PrefillAnswer(Struct, frozen=True):

@@ -28,8 +28,9 @@ PARAMS: dict[str, Any] = {
     "remote_num_tokens": 40,
     "remote_blocks_expiry_time": None,
     "transfer_mode": "pull",
+    "remote_prefill_cached_tokens": 16,
 }
-"""As vLLM 0.32 answers (`NixlPullConnectorScheduler.request_finished`)."""
+"""As vLLM 0.32 answers (`NixlPullConnectorScheduler.request_finished`, and its scheduler)."""
 
 
 def answered(**changes: object) -> bytes:
@@ -60,6 +61,12 @@ def test_the_decode_engine_gets_exactly_what_the_prefill_engine_said() -> None:
 def test_what_a_compromised_prefill_cell_adds_is_not_believed(changes: dict[str, object]) -> None:
     with pytest.raises(BadParams, match="p-1"):
         read_answer(answered(**changes), CELL)
+
+
+def test_versions_of_before_said_less() -> None:
+    less = {name: value for name, value in PARAMS.items() if name != "remote_prefill_cached_tokens"}
+    body = msgspec.json.encode({"kv_transfer_params": less})
+    assert msgspec.json.decode(b"{" + read_answer(body, CELL).members + b"}") == {"kv_transfer_params": less}
 
 
 def test_a_member_that_is_there_twice_means_one_thing() -> None:

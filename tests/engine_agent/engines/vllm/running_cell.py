@@ -171,10 +171,10 @@ class RunningCell:
         choice: dict[str, Any] = answer.json()["choices"][0]
         return choice
 
-    def texts(self, prompts: Sequence[str], max_tokens: int) -> dict[str, str]:
+    def texts(self, prompts: Sequence[str], max_tokens: int, **asked: Any) -> dict[str, str]:
         """Greedy texts of prompts that are all sent at once, by prompt."""
         with ThreadPoolExecutor(len(prompts)) as clients:
-            choices = clients.map(lambda prompt: self.complete(prompt=prompt, max_tokens=max_tokens), prompts)
+            choices = clients.map(lambda prompt: self.complete(prompt=prompt, max_tokens=max_tokens, **asked), prompts)
             return {prompt: choice["text"] for prompt, choice in zip(prompts, choices, strict=True)}
 
     def metric(self, name: str) -> float:

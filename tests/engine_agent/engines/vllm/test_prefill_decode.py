@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 PATH, LAYOUT = "/v1/completions", "a94f01c2"
 FROM_TOKENS = 16
+ASKED = PROMPTS[1::2]
 LONG = PROMPTS[-1]
 OPTIONS = ("--model", "smollm2", "--max-concurrency", "16", "--kv-layout", LAYOUT, "--prefill-timeout-s", "120")
 
@@ -46,15 +47,16 @@ def test_a_pair_answers_as_one_engine_and_outlives_the_one_that_reads(artifact: 
 
 
 async def scenario(prefill: RunningCell, decode: RunningCell) -> None:
-    alone = await asyncio.to_thread(texts_alone, prefill)
+    # What one engine makes of them by itself, and leaves for nobody in its cache.
+    alone = await asyncio.to_thread(prefill.texts, ASKED, TOKENS, cache_salt="alone", ignore_eos=True)
     async with (
         running_proxy(before(prefill), *OPTIONS, "--cell", "c-p", "--cell-role", "prefill") as reads,
         running_proxy(before(decode), *OPTIONS, "--cell", "c-d", "--cell-role", "decode") as answers,
     ):
         cell = PrefillCell("c-p", 3, "n-1", "127.0.0.1", reads.port, prefill.kv_port, LAYOUT, 16)
         await answers.admin("/pairs", msgspec.json.encode(Pairs("d", (cell,), prefill_from_tokens=FROM_TOKENS)))
-        together = await asyncio.gather(*(ask(answers, prompt=prompt) for prompt in PROMPTS))
-        assert [answer.json()["choices"][0]["text"] for answer in together] == [alone[prompt] for prompt in PROMPTS]
+        together = await asyncio.gather(*(ask(answers, prompt=prompt) for prompt in ASKED))
+        assert [answer.json()["choices"][0]["text"] for answer in together] == [alone[prompt] for prompt in ASKED]
         load = await handovers(answers)
         assert (load.handovers_total >= 4, load.fallbacks) == (True, {}), load
         assert decode.metric("vllm:external_prefix_cache_hits_total") > 0
@@ -78,14 +80,6 @@ def before(cell: RunningCell) -> Engine:
     engine = Engine()
     engine.port = int(cell.url.rpartition(":")[2])
     return engine
-
-
-def texts_alone(cell: RunningCell) -> dict[str, str]:
-    """What one engine makes of the prompts by itself, and leaves for nobody in its cache."""
-    return {
-        prompt: cell.complete(prompt=prompt, max_tokens=TOKENS, cache_salt="alone", ignore_eos=True)["text"]
-        for prompt in PROMPTS
-    }
 
 
 async def ask(proxy: ProxyProcess, **body: Any) -> Message:
