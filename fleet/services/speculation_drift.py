@@ -46,11 +46,12 @@ def speculation_drift_judge(*, now: datetime) -> None:
 
 
 def _guessing(now: datetime) -> list[Guessing]:
-    """What leaders say of their own cells, where the version is calibrated."""
+    """What leaders say of their own cells, and of no other, where the version is calibrated."""
     reports = NodeReport.objects.filter(
         load__has_key="speculation", last_seen_at__gt=now - FRESH_FOR, node__member__rank=0
     ).exclude(load__speculation=None)
-    said = {cell: load for cell, load in reports.values_list("cell", "load__speculation") if isinstance(load, dict)}
+    rows = reports.values_list("node__member__cell_id", "cell", "load__speculation")
+    said = {cell: load for cell, reported, load in rows if cell == reported and isinstance(load, dict)}
     if not said:
         return []
     cells = list(

@@ -53,6 +53,8 @@ def test_followers_old_reports_and_versions_without_a_calibration_open_none() ->
     assert opened() == []
     says("n-a", BAD, last_seen_at=NOW - FRESH_FOR)
     assert opened() == []
+    says("n-a", BAD, cell="other")
+    assert opened() == [], "a leader speaks of its own cell"
     says("n-a", BAD)
     Cell.objects.update(model_version=rows.version())
     assert opened() == []
