@@ -4,8 +4,9 @@ vLLM's scheduler follow the same rule.
 Running requests take a step's tokens first, so a long batch prompt delays every later request, whatever its priority.
 So batch prompts have a share of a step that keeps it short. While an urgent prompt is read, batch requests rest: a
 prompt would lengthen the step, and so do answers, a few per cent for some thirty of them, of which an urgent prompt
-suffers in each of its steps. And an urgent request that finds no room in the engine takes that of the batch request
-that came last, which is read again later.
+suffers in each of its steps. Beside batch work urgent answers take longer, so more of them are there when an urgent
+prompt is read, and the step that reads it is a little shorter for that. And an urgent request that finds no room in the
+engine takes that of the batch request that came last, which is read again later.
 """
 
 from collections.abc import Iterable
@@ -16,9 +17,19 @@ BATCH_PROMPT_TOKENS = 256
 """Of a step, unless a version's engine options say else; docs/bench/batch.md says what other values do."""
 
 
+URGENT_SHARE = 7, 8
+"""Of a step's tokens that urgent prompts have beside batch work."""
+
+
 def is_batch(priority: int) -> bool:
     """Whether a request of this priority is batch work."""
     return priority >= BATCH_PRIORITY
+
+
+def urgent_prompt_tokens(step_tokens: int, *, beside_batch: bool) -> int:
+    """How many tokens of urgent prompts a step reads that may have `step_tokens`."""
+    part, whole = URGENT_SHARE
+    return max(1, step_tokens * part // whole) if beside_batch else step_tokens
 
 
 def batch_prompt_room(limit: int | None, unread: Iterable[tuple[int, int]]) -> int | None:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, batch_prompt_room, is_batch
+from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, batch_prompt_room, is_batch, urgent_prompt_tokens
 from engine_agent.engines.sim.prefix_cache import PrefixCache
 
 _ANY = 2**31
@@ -362,7 +362,9 @@ class BatchingModel:
         unread = [(name, running) for name, running in self._running.items() if running.prompt_left > 0]
         if limit := self.parameters.batch_prompt_tokens:
             urgent = [(name, running) for name, running in unread if not is_batch(running.sequence.priority)]
-            budget, unread = (budget, urgent) if urgent else (min(budget, limit), unread)
+            beside_batch = any(is_batch(each.sequence.priority) for each in self._running.values())
+            room = urgent_prompt_tokens(budget, beside_batch=beside_batch) if urgent else min(budget, limit)
+            budget, unread = room, urgent or unread
         chunk: dict[str, int] = {}
         for name, running in unread:
             if budget == 0:

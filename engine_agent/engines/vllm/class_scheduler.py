@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, is_batch
+from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, is_batch, urgent_prompt_tokens
 from engine_agent.engines.vllm.cell import vllm_versions
 
 TOKENS_VARIABLE = "SWITCHYARD_BATCH_PROMPT_TOKENS"
@@ -34,17 +34,17 @@ class RunningRequest:
 @dataclass(frozen=True, slots=True)
 class StepOrder:
     """What a step may do. `order`: running requests as they take their tokens. `set_aside`: running requests that get
-    none. `holds_waiting`: no batch request is admitted. `most_tokens`: of the step; None: as many as ever."""
+    none. `holds_waiting`: no batch request is admitted. `most_tokens`: of the step."""
 
     order: tuple[str, ...]
+    most_tokens: int
     set_aside: frozenset[str] = frozenset()
     holds_waiting: bool = False
-    most_tokens: int | None = None
 
 
-def plan_step(running: Sequence[RunningRequest], *, urgent_waits: bool, limit: int) -> StepOrder:
+def plan_step(running: Sequence[RunningRequest], *, urgent_waits: bool, limit: int, step_tokens: int) -> StepOrder:
     """The order of one step. `urgent_waits`: a request that is more urgent than batch work may be admitted in it;
-    `limit`: tokens of batch prompts in a step.
+    `limit`: tokens of batch prompts in a step; `step_tokens`: of all in it, at most.
 
     With an urgent prompt to read all batch requests rest. How long it is, less what a cache holds, nobody knows before
     it is admitted, so a limit on the step's tokens could not stand for that. An answer's last token is planned for
@@ -53,7 +53,8 @@ def plan_step(running: Sequence[RunningRequest], *, urgent_waits: bool, limit: i
     order = tuple(each.id for each in sorted(running, key=lambda each: (is_batch(each.priority), each.is_reading)))
     if urgent_waits or any(each.is_reading and not is_batch(each.priority) for each in running):
         aside = frozenset(each.id for each in running if is_batch(each.priority))
-        return StepOrder(order, set_aside=aside, holds_waiting=True)
+        most = urgent_prompt_tokens(step_tokens, beside_batch=bool(aside))
+        return StepOrder(order, set_aside=aside, holds_waiting=True, most_tokens=most)
     answers = sum(each.wanted for each in running if not each.is_reading)
     return StepOrder(order, most_tokens=answers + limit)
 
@@ -71,8 +72,12 @@ class ClassOrder:
         if urgent_waits and (self._has_no_room or len(self.running) >= self.max_num_active_reqs):
             preempt_batch_request(self)
         by_id = {each.request_id: each for each in self.running}
+        most = self.max_num_scheduled_tokens
         plan = plan_step(
-            [_running(each) for each in self.running], urgent_waits=urgent_waits, limit=self.batch_prompt_tokens
+            [_running(each) for each in self.running],
+            urgent_waits=urgent_waits,
+            limit=self.batch_prompt_tokens,
+            step_tokens=most,
         )
         self.running[:] = [by_id[name] for name in plan.order]
         for name in plan.set_aside:
@@ -80,8 +85,7 @@ class ClassOrder:
             by_id[name].next_decode_eligible_step = max(by_id[name].next_decode_eligible_step, self.current_step + 2)
         held = [each for each in self.waiting if is_batch(each.priority)] if plan.holds_waiting else []
         self.waiting.remove_requests(held)
-        most = self.max_num_scheduled_tokens
-        self.max_num_scheduled_tokens = most if plan.most_tokens is None else min(most, plan.most_tokens)
+        self.max_num_scheduled_tokens = min(most, plan.most_tokens)
         try:
             return super().schedule(*args, **named)  # type: ignore[misc]  # of the other base
         finally:

@@ -128,7 +128,7 @@ def test_an_urgent_prompt_overtakes_a_batch_prompt_that_is_being_read() -> None:
         read.append(dict(step.prefilled))
         model.finish_step()
 
-    assert read[:3] == [{"batch": 40}, {"urgent": 100}, {"urgent": 50}]
+    assert read[:3] == [{"batch": 40}, {"urgent": 87}, {"urgent": 63}], "seven eighths of 100, then the rest"
     assert read[3:] == [{"batch": 40}] * 5
 
 

@@ -46,24 +46,29 @@ def running(*requests: tuple[str, int, bool, int]) -> list[RunningRequest]:
         (
             (("b1", BATCH, READING, 900), ("u1", URGENT, READING, 70), ("b2", BATCH, ANSWERING, 1)),
             False,
-            StepOrder(("u1", "b2", "b1"), set_aside=frozenset({"b1", "b2"}), holds_waiting=True),
+            StepOrder(("u1", "b2", "b1"), set_aside=frozenset({"b1", "b2"}), holds_waiting=True, most_tokens=1792),
         ),
         (
             (("b1", BATCH, READING, 900), ("s1", SOON, READING, 70), ("u1", URGENT, ANSWERING, 1)),
             False,
-            StepOrder(("u1", "s1", "b1"), set_aside=frozenset({"b1"}), holds_waiting=True),
+            StepOrder(("u1", "s1", "b1"), set_aside=frozenset({"b1"}), holds_waiting=True, most_tokens=1792),
+        ),
+        (
+            (("u1", URGENT, READING, 70), ("u2", URGENT, ANSWERING, 1)),
+            False,
+            StepOrder(("u2", "u1"), holds_waiting=True, most_tokens=2048),
         ),
         (
             (("b1", BATCH, READING, 900), ("b2", BATCH, ANSWERING, 1)),
             True,
-            StepOrder(("b2", "b1"), set_aside=frozenset({"b1", "b2"}), holds_waiting=True),
+            StepOrder(("b2", "b1"), set_aside=frozenset({"b1", "b2"}), holds_waiting=True, most_tokens=1792),
         ),
     ],
 )
 def test_the_urgent_go_first_and_batch_prompts_have_what_is_left_of_their_share(
     requests: tuple[tuple[str, int, bool, int], ...], urgent_waits: bool, planned: StepOrder
 ) -> None:
-    assert plan_step(running(*requests), urgent_waits=urgent_waits, limit=256) == planned
+    assert plan_step(running(*requests), urgent_waits=urgent_waits, limit=256, step_tokens=2048) == planned
 
 
 def test_a_core_takes_the_launchers_word() -> None:
