@@ -50,8 +50,11 @@ def _places(fleet: FleetView, versions: VersionPlan) -> set[Place]:
 def _create(fleet: FleetView, versions: VersionPlan, place: Place, notices: Notices) -> Iterator[CreateCell]:
     deployment, region = place
     live = versions.live.get(place, ())
-    going = sum(cell.id in notices.going for cell in live)
+    ending = [cell for cell in live if cell.id in notices.going]
+    going = len(ending)
     wanted, there = _wanted(fleet, place), len(live) - going
+    if ending:
+        versions.roles.leave(place, ending)
     for _ in range(wanted - there):
         version = versions.of_new(deployment, region)
         role = versions.roles.of_new(place, version)

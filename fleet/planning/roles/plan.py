@@ -40,11 +40,18 @@ class RolePlan:
         wanted = self.wanted(place).is_apart
         return wanted or any(cell.role is not CellRole.MIXED for cell in self._live.get(place, ()))
 
+    def leave(self, place: Place, cells: Iterable[CellView]) -> None:
+        """These cells of a place, whose machines end, hold their roles no longer: others come in their stead."""
+        given = self._roles(place)
+        for cell in cells:
+            if cell.state in HOLDING:
+                given.remove(cell.role)
+
     def of(self, cell: CellView, version: str) -> CellRole:
         """The role that this cell has if it is started now with this version."""
         place = (cell.deployment, cell.region)
         given, wanted = self._roles(place), self.wanted(place)
-        if cell.state in HOLDING:
+        if cell.state in HOLDING and cell.role in given:
             given.remove(cell.role)
         role = cell.role
         if not self._fleet.deployments[cell.deployment].of(version).hands_over:

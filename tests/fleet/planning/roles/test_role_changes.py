@@ -3,6 +3,7 @@ with new ones while old ones keep theirs."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,8 @@ from engine_agent.protocol.states import CellRole
 from fleet.planning.claims import ClaimView
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
 from fleet.planning.role_split import RoleSplit, answers, counted
-from fleet.planning.snapshot import VersionView
-from fleet.planning.states import CellState, RolloutState
+from fleet.planning.snapshot import NoticeView, VersionView
+from fleet.planning.states import CellState, NoticeKind, RolloutState
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from tests.fleet.planning.fleets import NOW
 from tests.fleet.planning.world import NAME, NEW, OLD, World
@@ -151,3 +152,18 @@ def test_whatever_is_stated_cells_that_answer_never_run_out_and_roles_arrive(
 
     if cells > 1:
         assert ready(made) == made.store.deployments[NAME].split("east")
+
+
+def test_who_comes_for_a_machine_that_ends_has_its_role() -> None:
+    made = world(3, spares=1)
+    state_roles(made, 3, 1, 2)
+    settled(made)
+    ending = next(cell for cell in made.cells() if cell.role is CellRole.PREFILL)
+    node = ending.members[0].node
+    made.store.notices += (NoticeView(node, NoticeKind.INTERRUPTION, made.now, made.now + timedelta(seconds=110)),)
+    created = set(made.store.cells)
+    for _ in ticks(made, 60):
+        pass
+
+    assert [made.store.cells[name].role for name in made.store.cells.keys() - created] in ([], [CellRole.PREFILL])
+    assert ready(made) == RoleSplit(prefill=1, decode=2)
