@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -10,6 +10,8 @@ from rest_framework.response import Response
 from fleet.api import examples
 from fleet.models import DayPlan, DayPlanPlace
 from fleet.selectors.capacity_plan import newest_plan
+from fleet.selectors.snapshot import spares_by_plan
+from kernel import clock
 from kernel.rest.view_sets import ViewSet
 
 SLOTS_HELP = "A value for each slot."
@@ -41,6 +43,15 @@ class PlannedMachinesSerializer(serializers.Serializer[Any]):
     instance_type = serializers.CharField()
     pool = serializers.CharField()
     machines = serializers.ListField(child=serializers.IntegerField(), help_text=SLOTS_HELP)
+
+
+class WarmMachinesSerializer(serializers.Serializer[Any]):
+    """Machines that are launched, or not given back, for cells that the plan has soon, where the autoscaler acts."""
+
+    region = serializers.CharField()
+    instance_type = serializers.CharField()
+    machines = serializers.IntegerField()
+    reason = serializers.CharField()
 
 
 class OrderSerializer(serializers.Serializer[Any]):
@@ -82,6 +93,7 @@ class DayPlanSerializer(serializers.ModelSerializer[DayPlan]):
     dollars = _slots(help_text="US dollars, slot by slot.")
     places = DayPlanPlaceSerializer(many=True)
     machines = PlannedMachinesSerializer(many=True)
+    warm = serializers.SerializerMethodField(help_text="Machines that are kept warm by it at this moment.")
     orders = OrderSerializer(many=True)
     lacks = LackSerializer(many=True)
 
@@ -89,13 +101,20 @@ class DayPlanSerializer(serializers.ModelSerializer[DayPlan]):
         model = DayPlan
         fields = [
             "at", "made_at", "slot_s", "solver", "why", "took_s", "shifts", "total", "dollars", "places", "machines",
-            "orders", "lacks",
+            "warm", "orders", "lacks",
         ]  # fmt: skip
+
+    @extend_schema_field(WarmMachinesSerializer(many=True))
+    def get_warm(self, row: DayPlan) -> list[dict[str, Any]]:
+        return [
+            {"region": region, "instance_type": kind, "machines": spares.count, "reason": spares.reason}
+            for (region, kind), spares in spares_by_plan(clock.now()).items()
+        ]
 
 
 EMPTY: dict[str, Any] = {
     "at": None, "made_at": None, "slot_s": 0, "solver": "", "why": "", "took_s": 0.0, "shifts": 0, "total": 0.0,
-    "dollars": [], "places": [], "machines": [], "orders": [], "lacks": [],
+    "dollars": [], "places": [], "machines": [], "warm": [], "orders": [], "lacks": [],
 }  # fmt: skip
 
 

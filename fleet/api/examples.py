@@ -576,6 +576,14 @@ CAPACITY_PLAN = {
     "machines": [
         {"region": "us-west-2", "instance_type": "trn1.32xlarge", "pool": "on_demand in usw2-az1", "machines": [2, 3]}
     ],
+    "warm": [
+        {
+            "region": "us-west-2",
+            "instance_type": "trn1.32xlarge",
+            "machines": 1,
+            "reason": "from 12:15 UTC on its cells take 1 machine more (+1 of sim-70b)",
+        }
+    ],
     "orders": [
         {
             "at_s": 660.0,

@@ -40,7 +40,7 @@ class DayPlan(models.Model):
 class DayPlanPlace(models.Model):
     """What a plan has for a deployment in a region, slot by slot. `by_type`: its cells by instance type, `cells` all of
     them; requests at once that are expected, to be covered, left to batches, and of these due. `budget` is empty where
-    nobody forecasts the load."""
+    nobody forecasts the load. `start_up_s`: in which time a cell was taken to start."""
 
     plan = models.ForeignKey(DayPlan, on_delete=models.CASCADE, related_name="places")
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="+")
@@ -51,6 +51,7 @@ class DayPlanPlace(models.Model):
     cover = ArrayField(models.FloatField())
     budget = ArrayField(models.FloatField(), default=list)
     due = ArrayField(models.FloatField(), default=list)
+    start_up_s = models.FloatField(default=0.0)
 
     class Meta:
         ordering = ["deployment_id", "region_id"]
@@ -61,5 +62,13 @@ class DayPlanPlace(models.Model):
 
     def slots(self) -> PlacePlan:
         """As planners take it. Its plan must be loaded."""
-        rows = (tuple(getattr(self, name)) for name in ("cells", "expected", "cover", "budget", "due"))
-        return PlacePlan(self.plan.at, self.plan.slot_s, *rows)
+        return PlacePlan(
+            self.plan.at,
+            self.plan.slot_s,
+            tuple(self.cells),
+            tuple(self.expected),
+            tuple(self.cover),
+            tuple(self.budget),
+            tuple(self.due),
+            self.start_up_s,
+        )

@@ -345,6 +345,19 @@ class RolloutView:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedPlaceCells:
+    """What the plan of the day has for a deployment in a region where the autoscaler acts: cells on its type, slot by
+    slot from `at` on. `start_up_s`: from a decision until a cell is ready."""
+
+    deployment: str
+    region: str
+    at: datetime
+    slot_s: int
+    cells: tuple[int, ...]
+    start_up_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RegionView:
     """`spares` maps instance type -> idle nodes to keep warm; `repair_only`: how many of these new cells must leave.
 
@@ -368,7 +381,7 @@ def policy_in_force(deployment: DeploymentView, active: RolloutView | None) -> U
 class FleetView:
     """Everything a pass looks at. `listening_since`: since when agents can reach us without a gap; None: not now.
     `rollouts`: the active one of each deployment that has one. `notices`: of machines that are there, in any order,
-    and as often as they were heard. `quotas`: of teams."""
+    and as often as they were heard. `quotas`: of teams. `planned`: cells by the plan of the day, if any."""
 
     regions: Mapping[str, RegionView]
     nodes: Mapping[str, NodeView]
@@ -379,6 +392,7 @@ class FleetView:
     faults: FaultsView = field(default_factory=FaultsView)
     notices: tuple[NoticeView, ...] = ()
     quotas: tuple[QuotaView, ...] = ()
+    planned: tuple[PlannedPlaceCells, ...] = ()
 
     def policy_of(self, deployment: str) -> UpdatePolicy:
         """What may be done to a deployment now: its rollout's copy while one is active, else its own."""

@@ -33,7 +33,7 @@ _SELDOM_WRITTEN = (
     *("fleet_region", "fleet_deployment", "fleet_deploymentregion", "fleet_rollout", "fleet_disruption", "fleet_quota"),
     "fleet_instancetype",
     *("fleet_signal", "fleet_incident", "fleet_replacement", "fleet_repair", "fleet_faultrule", "fleet_node"),
-    *("fleet_cloudnotice", "models_registry_benchmark"),
+    *("fleet_cloudnotice", "models_registry_benchmark", "fleet_dayplan", "fleet_scalingswitch"),
 )
 
 

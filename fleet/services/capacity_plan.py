@@ -58,4 +58,5 @@ def _places(row: DayPlan, plan: CapacityPlan) -> Iterator[DayPlanPlace]:
                 cover=list(found.cover),
                 budget=list(found.budget),
                 due=list(found.due),
+                start_up_s=found.start_up_s,
             )

@@ -61,14 +61,15 @@ def greatest_need(view: ScalingView, place: ScaledPlace, now: datetime) -> Need:
 def _needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Need]:
     if place.load is not None:
         yield from _asked(view, place, place.load)
-        yield from _forecast(view, place.load)
+        if place.planned is None:  # a plan is made from what is forecast
+            yield from _forecast(view, place.load)
         if place.current > 0:  # without cells it is who asks now that counts, and no mean of before
             yield _utilisation(view, place.load)
             yield from _autopilot(view, place.load)
             yield from _objective(view, place, place.load)
     if place.planned is not None:
         text = f"the plan of the day has {cells_text(place.planned.cells)} there: {place.planned.reason}"
-        yield Need(ScalingRule.PLAN, place.planned.cells, place.planned.cells, text)
+        yield Need(ScalingRule.PLAN, place.planned.cells, place.planned.enough, text)
     if place.roles is not None and place.current > 0:
         yield Need(ScalingRule.ROLES, place.roles.cells, place.roles.cells, place.roles.reason)
     if (window := window_in_force(view.policy.schedule, place.region, now)) and window.cells > 0:

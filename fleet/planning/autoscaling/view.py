@@ -79,10 +79,11 @@ class NeedSample:
 @dataclass(frozen=True, slots=True)
 class PlannedNeed:
     """What the plan of the day has there soon: the most cells of the slots until one that is ordered now has served
-    for a slot, and of which slot and what for."""
+    for a slot, and of which slot and what for. `enough`: the most until some time later; there are not fewer before."""
 
     cells: int
     reason: str
+    enough: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from fleet.planning.capacity.view import (
 Array = Any
 """A numpy array."""
 HOUR_S = 3600.0
+LATE_RESERVE = 0.1
+"""Of its time that late work is to have left in the end, as batches are paced (`traffic.planning.batch_pacing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +163,32 @@ def _demands(
             cover.append(np.full(view.slots, max(least, one.target * there)))
             expected.append(np.full(view.slots, settings.batch_fill * there))
         else:
-            wanted = covered(demand, one.start_up_s, view)
-            cover.append(np.maximum(least, np.where(wanted < FORECAST_LEAST, 0.0, wanted)))
-            expected.append(np.array(demand.p50[: view.slots]))
+            wanted, late = covered(demand, one, view, settings), _late(one, place, view)
+            cover.append(np.maximum(least, np.where(wanted < FORECAST_LEAST, 0.0, wanted) + late))
+            expected.append(np.array(demand.p50[: view.slots]) + late)
     return cover, expected
 
 
-def covered(demand: Demand, start_up_s: float, view: CapacityView) -> Array:
-    """Requests at once to have room for, slot by slot: at p90 over a start-up and a slot more. What comes later is
-    planned again before it must be ordered, when it will be as near: it is covered with the margin of what is near now,
-    and never beyond its own p90."""
-    p50, p90 = np.array(demand.p50[: view.slots]), np.array(demand.p90[: view.slots])
-    near = min(view.slots, math.ceil((start_up_s + view.slot_s) / view.slot_s) + 1)
+def _late(one: PlannedDeployment, place: PlannedPlace, view: CapacityView) -> Array:
+    """Requests at once [t] by which late work of batches is done with a tenth of its time left, from when a cell that
+    is ordered now serves."""
+    row = np.zeros(view.slots)
+    for due in (due for due in place.batch if due.is_late):
+        last = min(view.slots, max(1, int((1 - LATE_RESERVE) * due.within_s // view.slot_s)))
+        first = min(math.ceil(one.start_up_s / view.slot_s), last - 1)
+        share = min(1.0, view.slots * view.slot_s / max(due.within_s, view.slot_s))  # after the plan it goes on so
+        row[first:last] += share * due.work / ((last - first) * view.slot_s)
+    return row
+
+
+def covered(demand: Demand, one: PlannedDeployment, view: CapacityView, settings: CapacitySettings) -> Array:
+    """Requests at once to have room for at the target, slot by slot: what is expected; and p90 with cells as full as
+    `surge_fill`, over a start-up and a slot more. What comes later is planned again before it must be ordered, when it
+    will be as near: it is covered with the margin of what is near now, and never beyond its own p90."""
+    p50 = np.array(demand.p50[: view.slots])
+    fuller = min(1.0, one.target / settings.surge_fill)
+    p90 = np.maximum(p50, np.array(demand.p90[: view.slots]) * fuller)
+    near = min(view.slots, math.ceil((one.start_up_s + view.slot_s) / view.slot_s) + 1)
     margin = float(np.max(p90[:near] / np.maximum(p50[:near], 1e-9))) if p50[:near].max() > 0 else np.inf
     later = np.minimum(p90, np.maximum(p50, p50 * margin)) if np.isfinite(margin) else p90
     return np.concatenate([p90[:near], later[near:]])
@@ -204,7 +220,7 @@ def _dues(view: CapacityView, places: tuple[tuple[PlannedDeployment, PlannedPlac
         if place.demand is None:
             continue
         total, by_last = 0.0, {}
-        for work in sorted(place.batch, key=lambda one: one.within_s):
+        for work in sorted((one for one in place.batch if not one.is_late), key=lambda one: one.within_s):
             last = min(max(int(work.within_s // view.slot_s) - 1, 0), view.slots - 1)
             share = min(1.0, view.slots * view.slot_s / work.within_s) if work.within_s > 0 else 1.0
             total += share * work.work / view.slot_s  # what is due after the plan is done evenly

@@ -39,7 +39,7 @@ def planned_cells(plan: RegionPlan) -> Iterator[PlannedCells]:
 def loads(plan: RegionPlan) -> Iterator[PlannedLoad]:
     for at, (one, place) in enumerate(plan.arrays.places):
         expected, cover = (_rounded(rows[at]) for rows in (plan.arrays.expected, plan.arrays.cover))
-        yield PlannedLoad(one.name, place.region, expected, cover)
+        yield PlannedLoad(one.name, place.region, expected, cover, one.start_up_s)
 
 
 def budgets(plan: RegionPlan) -> Iterator[BatchBudget]:
@@ -120,7 +120,7 @@ def _why(plan: RegionPlan, place: int, slot: int) -> str:
     of = arrays.kinds_of(place)
     _, stated = arrays.places[place]
     if plan.cells[of, slot].sum() >= arrays.most[place]:
-        return f"its range ends at {stated.most}"
+        return f"its {'budget pays for' if stated.is_bound_by_budget else 'range ends at'} {stated.most}"
     groups = set(arrays.group_of[of])
     if slot < arrays.lag[of].min() and any(_room_left(plan, group)[slot] >= arrays.nodes[of].min() for group in groups):
         return f"a cell that is ordered now serves in {arrays.places[place][0].start_up_s:.0f} s"

@@ -36,16 +36,19 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class BatchWork:
-    """Work that should be done `within_s` of `at`; several that are due at different times add up."""
+    """Work that should be done `within_s` of `at`; several that are due at different times add up. `is_late`: it would
+    not be done in time otherwise, so it is covered like real-time work, evenly until a tenth of its time is left."""
 
     work: float
     within_s: float
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPlace:
     """A deployment in a region. `cells`: there now or starting, by instance type. `demand` None: nobody forecasts it,
-    so it keeps what it has. `least` and `most`: cells of all types together; equal where a person sets the number."""
+    so it keeps what it has. `least` and `most`: cells of all types together; equal where a person sets the number.
+    `is_bound_by_budget`: its range goes on beyond `most`."""
 
     region: str
     least: int
@@ -53,6 +56,7 @@ class PlannedPlace:
     cells: Mapping[str, int]
     demand: Demand | None = None
     batch: tuple[BatchWork, ...] = ()
+    is_bound_by_budget: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +100,14 @@ class CapacityView:
 @dataclass(frozen=True, slots=True)
 class CapacitySettings:
     """`batch_fill`: to which share of tested capacity cells are filled with batch work beside what is expected at p50.
+    `surge_fill`: and with real-time work at p90, where they are filled to the target with what is expected: a target's
+    head-room is for what a forecast is off by, too, so it is not bought twice.
     `solve_s`: until the solver of the day must have answered; `whole_s`: that of whole numbers in the first
     `whole_slots`, which is asked up to `whole_most` variables. The prices of what is lacking, in multiples of the
     dearest capacity: a step of priority doubles that of real-time work."""
 
     batch_fill: float = 0.9
+    surge_fill: float = 0.9
     solve_s: float = 30.0
     whole_s: float = 1.0
     whole_slots: int = 2
@@ -135,12 +142,14 @@ class PlannedCells:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """Requests at once of real-time work that are expected, and those that are to be covered, slot by slot."""
+    """Requests at once of real-time work that are expected, and those that are to be covered, slot by slot.
+    `start_up_s`: in which time a cell was taken to start."""
 
     deployment: str
     region: str
     expected: tuple[float, ...]
     cover: tuple[float, ...]
+    start_up_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,16 +34,20 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Spares that a pool keeps, and of which markets."""
+    """Spares that a pool keeps, and of which markets. `why`: so many, where it is not because a person says so.
+    `cells`: how many of them are for each of the cells to come."""
 
     count: int = 0
     markets: Markets = ANY
+    why: str = ""
+    cells: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class MarketShare:
     """What is needed in certain markets, and what of the pool is there for it. `warm`: spares to keep of it. `misfits`:
-    free machines, beside the warm ones, that it may use. `split`: launches of which others get a part."""
+    free machines, beside the warm ones, that it may use. `split`: launches of which others get a part. `why_warm`,
+    `warm_cells`: as of `Warm`."""
 
     markets: Markets
     need: Need
@@ -52,6 +56,8 @@ class MarketShare:
     coming: tuple[NodeView, ...]
     misfits: int
     split: frozenset[str] = frozenset()
+    why_warm: str = ""
+    warm_cells: tuple[int, ...] = ()
 
 
 def market_shares(
@@ -71,6 +77,8 @@ def market_shares(
             coming=tuple(node for node in coming if owner.get(node.id, ANY) == markets),
             misfits=sum(may_use(markets, node.markets) for node in free) - warm.count,
             split=frozenset(units),
+            why_warm=warm.why,
+            warm_cells=warm.cells if markets == warm.markets else (),
         )
         for markets in (*stated, ANY)
     )

@@ -8,9 +8,10 @@ bought in its markets, and what is kept warm in those that all deployments of it
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from fleet.planning.capacity.spares import PlannedSpares, cells_there, planned_spares
 from fleet.planning.decisions import Decision, LaunchNodes, RetireNode
 from fleet.planning.fault_rules import NEEDS_OPERATOR
 from fleet.planning.markets import ANY, Markets, wanted_by_all
@@ -19,7 +20,7 @@ from fleet.planning.placement.market_shares import MarketShare, Need, Warm, Whol
 from fleet.planning.placement.planner import Placed, PlacementRequest, PlacementResult
 from fleet.planning.placement.spares import PoolKey, Spares, is_idle
 from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import FleetView, NodeView
+from fleet.planning.snapshot import FleetView, NodeView, RegionView
 from fleet.planning.states import NodeState, ProviderAction
 from kernel.ages import age_text
 
@@ -77,16 +78,28 @@ def plan_supply(
     pools = {
         (region.name, kind) for region in fleet.regions.values() for kind in (*region.spares, *(region.free or ()))
     }
-    for pool in sorted(pools | set(wanted)):
+    planned = planned_spares(fleet, cells_there(fleet), now) if fleet.planned else {}
+    for pool in sorted(pools | set(wanted) | set(planned)):
         free, needed = fleet.regions[pool[0]].free, wanted.get(pool, {})
         if free is not None:
             decisions += _take_free(fleet, pool, free.get(pool[1], 0), stock[pool], needed, settings)
             continue
-        count = max(0, fleet.regions[pool[0]].spares.get(pool[1], 0) - suspect[pool])
-        warm = Warm(count, _warm_markets(fleet, pool) if count else ANY)
+        kept = _kept_warm(fleet.regions[pool[0]], pool[1], planned.get(pool))
+        count = max(0, kept.count - suspect[pool])
+        warm = replace(kept, count=count, markets=_warm_markets(fleet, pool) if count else ANY)
         shares = market_shares(needed, warm, spares.free(pool), stock[pool].coming)
         decisions += _supply_all(pool, shares, stock[pool].nodes, settings, now)
     return decisions
+
+
+def _kept_warm(region: RegionView, kind: str, planned: PlannedSpares | None) -> Warm:
+    """How many idle machines to have, and why so many where it is for the plan of the day: as many as a person says, or
+    as cells to come need beside those that are for repairs alone."""
+    stated = region.spares.get(kind, 0)
+    if planned is None or (ahead := planned.count + region.repair_only.get(kind, 0)) <= stated:
+        return Warm(stated)
+    why = f"by the plan of the day, {planned.count} of them: {planned.reason}"
+    return Warm(ahead, why=why, cells=planned.cells)
 
 
 def _warm_markets(fleet: FleetView, pool: PoolKey) -> Markets:
@@ -116,6 +129,8 @@ def _supply(
     lacking = need.nodes + warm - spare - coming
     hoped = missing - coming
     reason = f"{need.nodes} needed in cells and {warm} warm, {spare} spare and {coming} on their way"
+    if warm and share.why_warm:
+        reason += f"; {share.why_warm}"
     if hoped > max(lacking, 0) and share.misfits < settings.misfits_kept:
         lacking = min(hoped, max(lacking, 0) + settings.misfits_kept - max(share.misfits, 0))
         reason += f", {max(share.misfits, 0)} of them where they fit no cell"
@@ -142,8 +157,8 @@ def _take_free(
 
 
 def _launch(pool: PoolKey, count: int, reason: str, there: int, share: MarketShare, most: int) -> Iterator[LaunchNodes]:
-    """Those of whole cells together, as far as so many are lacking, the others singly and first: growth keeps no repair
-    waiting. At most `most`, unless one cell alone is larger."""
+    """Those of whole cells together, also of cells to come, as far as so many are lacking, the others singly and first:
+    growth keeps no repair waiting. At most `most`, unless one cell alone is larger."""
     need, missing, units = share.need, Counter(share.need.missing), Counter[int]()
     repairs = max(0, missing.total() - sum(cell.short for cell in need.whole) - len(share.coming))
     for cell in need.whole:
@@ -151,6 +166,10 @@ def _launch(pool: PoolKey, count: int, reason: str, there: int, share: MarketSha
             units[cell.size] += 1
             count -= cell.size
             missing[cell.near] -= cell.short
+    for size in share.warm_cells:
+        if 1 < size <= count - max(repairs, missing.total()):
+            units[size] += 1
+            count -= size
     singly = min(count, most)
     yield from _launch_singly(pool, singly, reason, there, share.coming, missing, share.markets)
     left, there = most - singly, there + singly

@@ -5,10 +5,13 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from fleet.models import DayPlan, DayPlanPlace
+from fleet.models import DayPlan, DayPlanPlace, Deployment, DeploymentRegion, InstanceType
 from fleet.planning.capacity.planner import plan_capacity
 from fleet.planning.capacity.view import BatchWork, CapacityPlan
-from fleet.selectors.capacity_plan import newest_plan, place_plans
+from fleet.selectors.capacity_plan import newest_plan, place_plans, planned_place_cells
+from fleet.selectors.fleet_cache import FleetCache
+from fleet.selectors.snapshot import fleet_view
+from fleet.services.autoscaling import autoscaling_pause
 from fleet.services.capacity_plan import PLANS_KEPT, day_plan_store
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
@@ -69,6 +72,50 @@ def test_what_was_removed_meanwhile_is_left_out() -> None:
     other = view(deployment("gone", place(demand=flat(10.0))), deployment("sim-70b", place(demand=flat(10.0))))
     day_plan_store(plan=plan_capacity(other), took_s=0.2, now=AT)
     assert [row.deployment_id for row in DayPlanPlace.objects.all()] == ["sim-70b"]
+
+
+class TestForTheReconciler:
+    """What it takes from a plan: cells of places where the autoscaler acts."""
+
+    @pytest.fixture(autouse=True)
+    def acting(self) -> None:
+        DeploymentRegion.objects.update(cells_min=1, cells_max=50)
+        Deployment.objects.update(scaling={"mode": "act"})
+
+    def test_cells_on_its_type(self) -> None:
+        Deployment.objects.update(instance_type=InstanceType.objects.create(name="trn1", accelerator="neuron"))
+        store()
+        (found,) = planned_place_cells()
+        assert (found.deployment, found.region, found.at, found.slot_s) == ("sim-70b", EAST, AT, 900)
+        assert (found.cells, found.start_up_s) == (plan().cells[0].cells, 600.0)
+
+    def test_in_shadow_paused_or_without_a_range_there_are_none(self) -> None:
+        Deployment.objects.update(instance_type=InstanceType.objects.create(name="trn1", accelerator="neuron"))
+        store()
+        Deployment.objects.update(scaling={})
+        assert planned_place_cells() == ()
+        Deployment.objects.update(scaling={"mode": "act"})
+        DeploymentRegion.objects.update(cells_min=None, cells_max=None)
+        assert planned_place_cells() == ()
+        DeploymentRegion.objects.update(cells_min=1, cells_max=50)
+        autoscaling_pause(actor="ada", now=AT)
+        assert planned_place_cells() == ()
+
+    def test_cells_of_another_type_count_for_nothing(self) -> None:
+        store()
+        assert planned_place_cells() == ()
+
+    def test_each_snapshot_has_the_newest(self) -> None:
+        Deployment.objects.update(instance_type=InstanceType.objects.create(name="trn1", accelerator="neuron"))
+        cache = FleetCache()
+        assert fleet_view(now=AT, cache=cache).planned == ()
+        store()
+        assert [one.at for one in fleet_view(now=AT, cache=cache).planned] == [AT]
+        later = AT + timedelta(minutes=15)
+        store(later)
+        assert [one.at for one in fleet_view(now=later, cache=cache).planned] == [later]
+        Deployment.objects.update(scaling={})
+        assert fleet_view(now=later, cache=cache).planned == ()
 
 
 class TestOverTheApi:

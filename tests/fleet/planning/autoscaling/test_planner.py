@@ -188,14 +188,27 @@ class TestBudget:
 
 
 def test_the_plan_of_the_day_is_a_need_like_any_other() -> None:
-    soon = place(planned=PlannedNeed(5, "from 13:00 UTC on 30 requests at once are expected"))
+    soon = place(planned=PlannedNeed(5, "from 13:00 UTC on 30 requests at once are expected", 5))
     found = decide(view(soon))
     assert (found.wanted, found.rule) == (5, ScalingRule.PLAN)
     assert found.reason == "the plan of the day has 5 cells there: from 13:00 UTC on 30 requests at once are expected"
-    kept = decide(view(place(current=5, planned=PlannedNeed(2, "less"), history=agreed(2)), policy=ACTING))
+    kept = decide(view(place(current=5, planned=PlannedNeed(2, "less", 2), history=agreed(2)), policy=ACTING))
     assert kept.wanted == 2, "fewer by agreement, as of any need"
-    busy = decide(view(place(load=PlaceLoad(60.0), planned=PlannedNeed(1, "nothing is expected"))))
+    busy = decide(view(place(load=PlaceLoad(60.0), planned=PlannedNeed(1, "nothing is expected", 1))))
     assert (busy.wanted, busy.rule) == (9, ScalingRule.UTILISATION), "a plan takes away nothing that is needed now"
+
+
+def test_a_plan_keeps_cells_for_what_it_has_soon_after_and_asks_for_none_of_it_yet() -> None:
+    soon = place(current=4, planned=PlannedNeed(2, "less", 4), history=agreed(2))
+    assert decide(view(soon, policy=ACTING)).wanted == 4
+    assert decide(view(replace(soon, current=3), policy=ACTING)).wanted == 3
+
+
+def test_a_plan_stands_for_the_forecast_that_it_is_made_from() -> None:
+    forecast = PlaceLoad(5.0, forecast=60.0)
+    assert decide(view(place(load=forecast))).rule is ScalingRule.FORECAST
+    planned = decide(view(place(load=forecast, planned=PlannedNeed(5, "30 are expected", 5))))
+    assert (planned.wanted, planned.rule) == (5, ScalingRule.PLAN)
 
 
 def test_what_it_may_not_have_now_it_still_wants_and_says_why() -> None:

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from fleet.planning.capacity.need import PlacePlan, batch_seconds, batch_time_s, need_within, place_plan
+from fleet.planning.capacity.need import PlacePlan, at_load, batch_seconds, batch_time_s, need_within, place_plan
 from fleet.planning.capacity.planner import plan_capacity
 from tests.fleet.planning.capacity.views import AT, EAST, view
 
@@ -26,6 +26,14 @@ def test_the_most_until_a_cell_that_is_ordered_now_has_served_for_a_slot(
     assert need.cells == cells
 
 
+@pytest.mark.parametrize(("minutes", "enough"), [(0, 9), (20, 9), (30, 7), (44, 7)])
+def test_what_is_enough_is_the_most_until_half_an_hour_later(minutes: int, enough: int) -> None:
+    long = replace(PLAN, cells=(9, 9, 5, 4, 7, 4), expected=(8.0,) * 6, cover=(12.0,) * 6, budget=(1.0,) * 6, due=())
+    need = need_within(long, AT + timedelta(minutes=minutes), 60.0)
+    assert need is not None
+    assert (need.enough, need.cells) == (enough, {0: 9, 20: 9, 30: 5, 44: 7}[minutes])
+
+
 def test_it_says_from_when_on_and_what_for() -> None:
     need = need_within(PLAN, AT, 900.0)
     assert need is not None
@@ -41,6 +49,15 @@ def test_an_old_plan_asks_for_nothing() -> None:
 
 def test_where_nobody_forecasts_the_load_a_plan_keeps_nobody_from_fewer_cells() -> None:
     assert need_within(replace(PLAN, budget=(), due=()), AT, 60.0) is None
+
+
+def test_at_another_load_cells_grow_by_what_they_have_room_for() -> None:
+    assert at_load(PLAN, 1.0) == PLAN
+    double = at_load(PLAN, 2.0)
+    assert double.cells == (4, 6, 10, 8), "the third has 14 to be covered and 2.5 that are due"
+    assert (double.expected[0], double.cover[0], double.budget, double.due) == (16.0, 24.0, PLAN.budget, PLAN.due)
+    assert at_load(PLAN, 0.0).cells == (0, 0, 1, 0), "what is due stays"
+    assert at_load(replace(PLAN, due=()), 2.0).cells == (4, 6, 10, 8)
 
 
 def test_a_place_is_read_out_of_a_plan() -> None:

@@ -52,10 +52,18 @@ def test_cells_follow_what_is_expected(plan: Plan) -> None:
 
 
 def test_a_quantile_is_covered_and_what_is_expected_is_left_to_batches_around_it(plan: Plan) -> None:
-    demand = wave(20.0, 20.0, beyond=1.5)
+    demand = wave(20.0, 20.0, beyond=2.7)
     found = plan(view(deployment("chat", place(demand=demand, cells={"trn1": 6}))))
-    assert set(cells(found)) == {6}  # 30 requests at 5 each
+    assert set(cells(found)) == {6}  # 54 requests at 9 each; what is expected would take 4 at 5 each
     assert set(budget(found)) == {6 * 9.0 - 20.0}  # 90 % of 10 each, without the 20 that are expected
+
+
+def test_a_quantile_that_the_head_room_of_the_target_has_room_for_buys_nothing(plan: Plan) -> None:
+    demand = wave(20.0, 20.0, beyond=1.8)
+    found = plan(view(deployment("chat", place(demand=demand, cells={"trn1": 4}))))
+    assert set(cells(found)) == {4}
+    full = plan(view(deployment("chat", place(demand=demand, cells={"trn1": 4}), target=0.9)))
+    assert set(cells(full)) == {4}, "36 requests at 9 each: a target beyond it has none"
 
 
 def test_no_cell_serves_before_it_can_have_started(plan: Plan) -> None:
@@ -198,3 +206,14 @@ def test_a_view_that_makes_no_sense_is_refused_by_name() -> None:
         plan_capacity(view(deployment("chat", place(demand=flat(1.0, slots=3)))))
     with pytest.raises(ValueError, match="chat in us-east-1: 5 to 2 cells are no range"):
         plan_capacity(view(deployment("chat", place(demand=flat(1.0), least=5, most=2))))
+
+
+def test_late_work_of_a_batch_is_covered_like_real_time_work_until_a_tenth_of_its_time_is_left() -> None:
+    late = place(demand=flat(10.0), batch=(BatchWork(9_000.0 * 9, 10 * 900.0, is_late=True),))
+    found = plan_capacity(view(deployment("chat", late)))
+    load = found.loads[0]
+    assert load.cover[0] == 10.0, "no cell that is ordered now serves yet"
+    assert set(load.cover[1:9]) == {10.0 + 9_000.0 * 9 / (8 * 900.0)}
+    assert set(load.cover[9:]) == {10.0}
+    assert cells(found)[1:9] == (5,) * 8
+    assert found.budgets[0].due[1] == 0.0, "it is no guest"

@@ -1,0 +1,16 @@
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+
+    dependencies = [
+        ('fleet', '0042_cell_roles'),
+    ]
+
+    operations = [
+        migrations.AddField(
+            model_name='dayplanplace',
+            name='start_up_s',
+            field=models.FloatField(default=0.0),
+        ),
+    ]
