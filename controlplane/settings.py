@@ -152,9 +152,10 @@ FILE_MAX_BYTES = int(os.environ.get("SWITCHYARD_FILE_MIB", "200")) * 1024 * 1024
 BATCH_LINES = int(os.environ.get("SWITCHYARD_BATCH_LINES", "50000"))
 """Of one batch."""
 BATCH_AT_RISK = os.environ.get("SWITCHYARD_BATCH_AT_RISK") or "tell"
-"""What is done about a batch that will miss its deadline at its rate: tell, or near_realtime for what is left of it."""
-if BATCH_AT_RISK not in {"tell", "near_realtime"}:
-    raise SystemExit(f"SWITCHYARD_BATCH_AT_RISK must be tell or near_realtime, not {BATCH_AT_RISK!r}")
+"""What is done about a batch that will miss its deadline at its rate, where its deployment's policy does not say: tell;
+near_realtime for what is left of it; or cells, which the plan of the day buys for it then."""
+if BATCH_AT_RISK not in {"tell", "near_realtime", "cells"}:
+    raise SystemExit(f"SWITCHYARD_BATCH_AT_RISK must be tell, near_realtime or cells, not {BATCH_AT_RISK!r}")
 RESPONSES_DAYS = int(os.environ.get("SWITCHYARD_RESPONSES_DAYS", "30"))
 """How long responses of OpenAI's Responses API are kept, where applications want that; 0: none is."""
 REQUIRE_SECOND_FACTOR = os.environ.get("SWITCHYARD_REQUIRE_SECOND_FACTOR", "off")

@@ -268,6 +268,7 @@ POLICY: dict[str, Any] = {
     "shared_caches": False,
     "split": {"sim-70b": 95, "sim-70b-next": 5},
     "split_sticky": True,
+    "batch_at_risk": None,
     "revision": 3,
     "actor": "ada",
     "changed_at": "2026-11-20T09:12:00Z",
@@ -497,6 +498,7 @@ BATCH: dict[str, Any] = {
     "expires_at": "2026-11-24T12:00:00Z",
     "at_risk_at": None,
     "raised_at": None,
+    "cells_asked_at": None,
 }
 
 BATCH_CANCEL: dict[str, Any] = {"why": "its model is retired tonight"}

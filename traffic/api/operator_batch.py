@@ -45,7 +45,7 @@ class BatchSerializer(serializers.ModelSerializer[Batch]):
             "endpoint", "model", "state", "tone", "priority", "window", "lines",
             "completed", "failed", "lines_per_s", "estimated_end_at", "errors", "input_tokens", "output_tokens",
             "created_at", "in_progress_at", "finalizing_at", "expires_at",
-            "at_risk_at", "raised_at",
+            "at_risk_at", "raised_at", "cells_asked_at",
         ]  # fmt: skip
 
     @extend_schema_field(serializers.ChoiceField(choices=choices(Tone)))

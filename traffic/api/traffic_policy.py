@@ -10,11 +10,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet.models import Deployment
+from fleet.planning.states import choices
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import examples
 from traffic.models import TrafficRule
+from traffic.planning.batch_pacing import AtRiskPolicy
 from traffic.planning.traffic_policy import TrafficPolicy, traffic_policy_as_json
 from traffic.services.traffic_policy import traffic_policy_change
 
@@ -56,6 +58,12 @@ class TrafficPolicySerializer(serializers.Serializer[Deployment]):
         help_text="Deployment -> weight by which it answers to this one's model names; empty: this one alone.",
     )
     split_sticky = serializers.BooleanField(help_text="Whether a conversation stays with the deployment it began with.")
+    batch_at_risk = serializers.ChoiceField(
+        choices=choices(AtRiskPolicy),
+        allow_null=True,
+        help_text="What is done about batches that will miss their deadlines: their owners are told; they are sent as"
+        " near-real-time first; and the plan of the day buys cells for them. Null: what the installation says.",
+    )
     revision = serializers.IntegerField(help_text="Grows with every change; 0: all defaults.")
     actor = serializers.CharField(help_text="Who changed it last.")
     changed_at = serializers.DateTimeField(allow_null=True)
@@ -90,6 +98,7 @@ class TrafficPolicyChangeSerializer(StrictSerializer):
     shared_caches = serializers.BooleanField(required=False)
     split = serializers.DictField(child=serializers.IntegerField(), required=False)
     split_sticky = serializers.BooleanField(required=False)
+    batch_at_risk = serializers.ChoiceField(choices=choices(AtRiskPolicy), required=False, allow_null=True)
 
 
 class TrafficPolicyFilter(filters.FilterSet):

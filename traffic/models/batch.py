@@ -56,7 +56,9 @@ class Batch(models.Model):
     work file is the batch's; `expired` says that its time ran out before its lines did. Its input is a file of the
     tenant's or an object, `input_uri`, whose content when it was validated `input_etag` names. The counts are exact
     once it has ended, and until then those of its ranges come on top. `at_risk_at`: since when its deadline is in
-    danger; `raised_at`: since when its lines are sent as near-real-time for that.
+    danger and its owner knows; `raised_at`: since when its lines are sent as near-real-time for that; `cells_asked_at`:
+    since when the plan of the day is to buy cells for it. `paced_at`: when the last of these was, after `paced_done`
+    lines.
     """
 
     id = models.CharField(max_length=40, primary_key=True, default=new_batch_id)
@@ -99,6 +101,9 @@ class Batch(models.Model):
     cancelled_at = models.DateTimeField(null=True)
     at_risk_at = models.DateTimeField(null=True)
     raised_at = models.DateTimeField(null=True)
+    cells_asked_at = models.DateTimeField(null=True)
+    paced_at = models.DateTimeField(null=True)
+    paced_done = models.PositiveIntegerField(default=0)
 
     class Meta:
         ordering = ["-created_at", "-id"]

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from kernel.constraints import InvalidField, struct_changed
+from traffic.planning.batch_pacing import AtRiskPolicy
 
 MOST_UTILISED = 0.8
 """design.md §5: at most 80 % of tested capacity. The rest is for bursts and for the seconds before a shift."""
@@ -44,6 +45,7 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
     prompts in a cell's cache, and so can measure them. `split` maps deployments to the weights by which they answer to
     this one's model names (empty: this one alone), and `split_sticky` keeps a conversation with the one that it began
     with.
+    `batch_at_risk`: what is done about batches that will miss their deadlines; None: what the installation says.
     """
 
     residency: Mapping[str, Regions] = {}
@@ -57,6 +59,7 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
     shared_caches: bool = False
     split: Mapping[str, Weight] = {}
     split_sticky: bool = True
+    batch_at_risk: AtRiskPolicy | None = None
 
     def may_serve(self, origin: str, region: str) -> bool:
         """Whether residency lets `region` serve requests that arrive in `origin`."""

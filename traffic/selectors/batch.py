@@ -1,26 +1,28 @@
 """What is known of batches. Whoever is not the tenant of one finds none (I15)."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from msgspec import convert
 
 from engine_agent.protocol.messages import BatchLoad
 from engine_agent.protocol.states import ServingClass
-from fleet.models import CellMember
+from fleet.models import CellMember, Deployment
 from fleet.planning.states import CellState
 from fleet.selectors.load import load_in_short
 from traffic.models import ApplicationKey, Batch, BatchRange, RoutingTable
 from traffic.models.batch import OPEN_STATES
 from traffic.planning.batch import BATCH_ID, STAMPS, BatchState, Tally
 from traffic.planning.batch_order import BatchJob, estimated_end
-from traffic.planning.batch_pacing import PacedBatch
-from traffic.selectors.batch_budget import BatchBudgets, batch_budgets
+from traffic.planning.batch_pacing import AtRiskPolicy, PacedBatch, PaceStep
+from traffic.selectors.batch_budget import BatchBudgets, batch_budgets, served_names
 from traffic.selectors.routing import UnreadableTable, table_message
+from traffic.selectors.steering import traffic_policies
 
 MEASURED_SINCE = timedelta(days=7)
 HEARD_WITHIN = timedelta(seconds=15)
@@ -167,28 +169,62 @@ def batches_by_state() -> list[dict[str, Any]]:
     return [dict(row) for row in rows.annotate(n=Count("pk"))]
 
 
+STEP_FIELDS = {PaceStep.RAISE: "raised_at", PaceStep.ASK: "cells_asked_at", PaceStep.TELL: "at_risk_at"}
+"""Where a batch has the time of each step."""
+
+
 def batches_paced(now: datetime, rates: Mapping[str, float]) -> list[PacedBatch]:
-    """Batches in progress whose class was not raised yet."""
-    batches = list(Batch.objects.filter(state=BatchState.IN_PROGRESS.value, raised_at=None, expires_at__gt=now))
-    done = tallies(batches)
+    """Batches in progress, each with the policy of the deployment that answers to its model; where that has none, with
+    what the installation says."""
+    batches = list(Batch.objects.filter(state=BatchState.IN_PROGRESS.value, expires_at__gt=now))
+    if not batches:
+        return []
+    done, policies = tallies(batches), _at_risk_policies({batch.model for batch in batches})
+    usual = AtRiskPolicy(settings.BATCH_AT_RISK)
     modest = set(
         ApplicationKey.objects.filter(
             prefix__in={batch.key for batch in batches}, serving_class=ServingClass.BATCH.value
         ).values_list("prefix", flat=True)
     )
-    return [_paced(batch, done[batch.id], rates, now, may_raise=batch.key not in modest) for batch in batches]
+    return [
+        replace(
+            _paced(batch, done[batch.id], rates, now),
+            policy=policies.get(batch.model, usual),
+            may_raise=batch.key not in modest,
+        )
+        for batch in batches
+    ]
 
 
-def _paced(batch: Batch, done: Tally, rates: Mapping[str, float], now: datetime, *, may_raise: bool) -> PacedBatch:
+def _paced(batch: Batch, done: Tally, rates: Mapping[str, float], now: datetime) -> PacedBatch:
+    """Its rate counts from its last step on: what was before says nothing of whether that helped."""
+    answered = done.completed + done.failed
+    began_at = batch.in_progress_at or batch.created_at
+    since = batch.paced_at or began_at
+    seconds = (now - since).total_seconds()
+    rate = max(0, answered - batch.paced_done) / seconds if seconds > 0 else 0.0
+    of_late = rates.get(f"{batch.region_id} {batch.model}", 0.0)
     return PacedBatch(
         id=batch.id,
-        began_at=batch.in_progress_at or batch.created_at,
+        began_at=began_at,
         expires_at=batch.expires_at,
-        remaining=batch.lines - done.completed - done.failed,
-        rate=_rate(batch, done, now) or rates.get(f"{batch.region_id} {batch.model}", 0.0),
-        may_raise=may_raise,
-        is_at_risk=batch.at_risk_at is not None,
+        remaining=batch.lines - answered,
+        rate=rate if batch.paced_at else rate or of_late,
+        taken=frozenset(step for step, field in STEP_FIELDS.items() if getattr(batch, field) is not None),
+        since=since,
+        done=answered,
     )
+
+
+def _at_risk_policies(models: set[str]) -> dict[str, AtRiskPolicy]:
+    """By the model names that batches ask for: what the policies of their deployments say, where they do."""
+    stated = {
+        name: policy.batch_at_risk for name, policy in traffic_policies().items() if policy.batch_at_risk is not None
+    }
+    if not stated:
+        return {}
+    served = served_names(Deployment.objects.select_related("model_version"))
+    return {model: stated[served[model]] for model in models if served.get(model) in stated}
 
 
 def _warnings(batch: Batch) -> list[dict[str, Any]]:

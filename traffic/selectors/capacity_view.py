@@ -9,6 +9,7 @@ from datetime import datetime
 from fleet.models import Cell, Deployment, DeploymentRegion
 from fleet.planning.autoscaling.needs import BELOW_CAP
 from fleet.planning.autoscaling.policy import InvalidScaling
+from fleet.planning.capacity.budget import within_budget
 from fleet.planning.capacity.view import (
     BatchWork,
     CapacityView,
@@ -88,10 +89,11 @@ def _planned(one: Deployment, known: _Known, price: Callable[[str, str], float])
         scaling, nodes = one.scaling_policy(), nodes_per_cell(version.spec(), kind)
     except (InvalidScaling, InvalidVersion):
         return None
+    prices = {row.region_id: nodes * price(row.region_id, kind) for row in one.regions.all()}
     places = tuple(_place(row, known) for row in one.regions.all())
     if not places:
         return None
-    hour = nodes * max(price(place.region, kind) for place in places)
+    places, hour = within_budget(places, prices, scaling.budget_per_hour), max(prices.values())
     per_cell = float(policy.tested_concurrency or version.max_concurrency)
     return PlannedDeployment(
         one.name,
@@ -146,6 +148,7 @@ def _works(deployments: Iterable[Deployment], now: datetime) -> dict[Place, tupl
         place = (served.get(batch.model, ""), batch.region_id)
         left = batch.lines - done[batch.id].completed - done[batch.id].failed
         if place in line_s and left > 0:
-            work = BatchWork(left * line_s[place], (batch.expires_at - now).total_seconds())
+            within_s, is_late = (batch.expires_at - now).total_seconds(), batch.cells_asked_at is not None
+            work = BatchWork(left * line_s[place], within_s, is_late)
             found[place].append(work)
     return {place: tuple(works) for place, works in found.items()}

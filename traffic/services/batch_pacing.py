@@ -1,10 +1,10 @@
-"""Watches the pace of open batches: each that falls behind is noted once, with an event and a message to its tenant, in
-one transaction that names what it saw. Any process may do it, and any number at once."""
+"""Watches the pace of open batches: each that falls behind is sent as near-real-time, has the plan of the day asked for
+cells, and has its tenant told, step by step as far as the policy of its deployment goes. Each step is noted with an
+event, in one transaction that names what it saw. Any process may do it, and any number at once."""
 
 from collections.abc import Mapping
 from datetime import datetime
 
-from django.conf import settings as django_settings
 from django.db import transaction
 
 from kernel import live
@@ -13,38 +13,48 @@ from kernel.tones import Tone
 from traffic.models import Batch
 from traffic.planning.batch import BatchState
 from traffic.planning.batch_event import BatchEvent
-from traffic.planning.batch_pacing import AtRiskPolicy, Pace, plan_paces
-from traffic.selectors.batch import batches_paced
+from traffic.planning.batch_pacing import Pace, PaceStep, plan_paces
+from traffic.selectors.batch import STEP_FIELDS, batches_paced
 from traffic.services.tenant_webhook import tenant_webhooks_notify
+
+DONE = {
+    PaceStep.RAISE: "they are sent as near-real-time from now on",
+    PaceStep.ASK: "the plan of the day is asked for cells",
+    PaceStep.TELL: "its owner is told",
+}
 
 
 def batches_pace(*, now: datetime, rates: Mapping[str, float]) -> int:
-    """Note batches that will miss their deadline, and raise the class of what is left of them where that is wanted.
-    `rates`: lines a second as of late, by `region model`. Returns how many."""
-    policy = AtRiskPolicy(django_settings.BATCH_AT_RISK)
-    paces = plan_paces(batches_paced(now, rates), policy, now)
-    return sum(_apply(pace, now) for pace in paces)
+    """Take the next step for each batch that will miss its deadline. `rates`: lines a second as of late, by
+    `region model`. Returns for how many."""
+    return sum(_apply(pace, now) for pace in plan_paces(batches_paced(now, rates), now))
 
 
 @transaction.atomic
 def _apply(pace: Pace, now: datetime) -> bool:
-    rows = Batch.objects.filter(id=pace.batch, state=BatchState.IN_PROGRESS.value, raised_at=None)
-    batch = rows.select_for_update().first()
-    if batch is None or (batch.at_risk_at is not None and not pace.raises):
+    """Steps that another process has taken meanwhile are left out."""
+    batch = Batch.objects.filter(id=pace.batch, state=BatchState.IN_PROGRESS.value).select_for_update().first()
+    steps = [step for step in pace.steps if batch is not None and getattr(batch, STEP_FIELDS[step]) is None]
+    if batch is None or not steps:
         return False
-    is_new, batch.at_risk_at = batch.at_risk_at is None, batch.at_risk_at or now
-    batch.raised_at = now if pace.raises else None
-    batch.save(update_fields=["at_risk_at", "raised_at"])
-    done = "; they are sent as near-real-time from now on" if pace.raises else ""
-    detail = {"batch": batch.id, "tenant": batch.tenant, "region": batch.region_id, "raised": pace.raises}
+    for step in steps:
+        setattr(batch, STEP_FIELDS[step], now)
+    batch.paced_at, batch.paced_done = now, pace.done
+    batch.save(update_fields=["paced_at", "paced_done", *(STEP_FIELDS[step] for step in steps)])
     event_record(
         kind="batch.deadline_at_risk",
-        message=f"the deadline of batch {batch.id} of {batch.tenant or 'nobody'} is at risk: {pace.reason}{done}",
+        message=f"the deadline of batch {batch.id} of {batch.tenant or 'nobody'} is at risk: {pace.reason}; "
+        + ", ".join(DONE[step] for step in steps),
         tone=Tone.WARN,
         now=now,
-        detail=detail,
+        detail={
+            "batch": batch.id,
+            "tenant": batch.tenant,
+            "region": batch.region_id,
+            "steps": [step.value for step in steps],
+        },
     )
-    if is_new:
+    if PaceStep.TELL in steps:
         tenant_webhooks_notify(tenant=batch.tenant, event=BatchEvent.AT_RISK, batch_id=batch.id, now=now)
     live.push("batches")
     return True

@@ -24,6 +24,7 @@ WHOLE: dict[str, Any] = {
     "routing": "exact",
     "shared_caches": True,
     "split_sticky": False,
+    "batch_at_risk": "cells",
 }
 
 
@@ -64,6 +65,7 @@ def test_residency_binds_only_the_origins_that_it_names() -> None:
         ({"routing": "nearest", "load_bound": 1.25}, "routing", "sticky"),
         ({"routing": "exact"}, "routing", "exact needs a load_bound"),
         ({"shared_caches": "yes"}, "shared_caches", "true or false"),
+        ({"batch_at_risk": "hope"}, "batch_at_risk", "tell"),
         ({"tested_concurrency": 1.5}, "tested_concurrency", "whole number"),
     ],
 )

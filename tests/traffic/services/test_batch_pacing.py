@@ -20,6 +20,7 @@ from traffic.services.batch_pacing import batches_pace
 from traffic.services.callback_host import callback_host_allow
 from traffic.services.key import key_create
 from traffic.services.tenant_webhook import tenant_webhook_create
+from traffic.services.traffic_policy import traffic_policy_change
 
 pytestmark = pytest.mark.django_db
 LATE = NOW + timedelta(hours=12)
@@ -57,7 +58,7 @@ def test_its_owner_is_told_once_and_its_class_stays(settings: Any) -> None:
         "type": "switchyard.batch.deadline_at_risk", "data": {"id": batch.id},
     }  # fmt: skip
     event = Event.objects.get(kind="batch.deadline_at_risk")
-    assert (event.detail["batch"], event.detail["raised"]) == (batch.id, False)
+    assert (event.detail["batch"], event.detail["steps"]) == (batch.id, ["tell"])
     ours = batch_json(batch, Tally(), now=LATE)["switchyard"]
     assert (ours["deadline_at_risk_at"], ours["warnings"][0]["code"], ours["serving_class"]) == (
         int(LATE.timestamp()), "deadline_at_risk", "batch",
@@ -76,9 +77,34 @@ def test_where_it_is_wanted_what_is_left_is_sent_as_near_real_time(settings: Any
     after = range_claim(batch_id=batch.id, now=LATE, settings=SOON)
     assert after is not None
     assert after.serving_class == "near_realtime"
-    assert [event.detail["raised"] for event in Event.objects.filter(kind="batch.deadline_at_risk").order_by("id")] == [
-        False, True,
-    ]  # fmt: skip
+    assert steps() == [["tell"], ["raise"]]
+
+
+def steps() -> list[list[str]]:
+    return [event.detail["steps"] for event in Event.objects.filter(kind="batch.deadline_at_risk").order_by("id")]
+
+
+def test_the_policy_of_its_deployment_says_how_far_it_goes_and_each_step_has_its_time(settings: Any) -> None:
+    settings.BATCH_AT_RISK = "tell"
+    batch = behind()
+    traffic_policy_change(deployment=MODEL, stated={"batch_at_risk": "cells"}, actor="ada", now=NOW)
+    assert paced(batch) == (1, False, True)
+    assert paced(batch, LATE + timedelta(minutes=9)) == (0, False, True)
+    assert paced(batch, LATE + timedelta(minutes=10)) == (1, False, True)
+    assert batch.cells_asked_at == LATE + timedelta(minutes=10)
+    assert paced(batch, LATE + timedelta(minutes=20)) == (1, True, True)
+    assert paced(batch, LATE + timedelta(hours=1)) == (0, True, True)
+    assert steps() == [["raise"], ["ask"], ["tell"]]
+
+
+def test_a_step_that_helped_is_the_last_one(settings: Any) -> None:
+    settings.BATCH_AT_RISK = "cells"
+    batch = behind()
+    assert paced(batch) == (1, False, True)
+    batch.ranges.update(completed=600)
+    assert paced(batch, LATE + timedelta(hours=1)) == (0, False, True), "600 lines within an hour, and 400 are left"
+    assert paced(batch, LATE + timedelta(hours=9)) == (1, False, True), "no more came since, and time is short"
+    assert steps() == [["raise"], ["ask"]]
 
 
 def test_a_key_that_is_for_batches_alone_is_never_raised(settings: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from fleet.models import DayPlan, DayPlanPlace, Deployment, DeploymentRegion, ScalingState
+from fleet.models import DayPlan, DayPlanPlace, Deployment, DeploymentRegion, Rate, ScalingState
 from fleet.planning.autoscaling.policy import CellRange
 from fleet.services.deployment import deployment_scale
 from models_registry.models import ModelVersion
@@ -70,8 +70,8 @@ def test_a_child_plans_the_day_and_it_is_stored(day: DayPlanner, ranged: Deploym
     row = make(day)
     assert (row.at, row.solver, row.slot_s, len(row.dollars)) == (MADE, "whole", 900, 96)
     (place,) = DayPlanPlace.objects.all()
-    assert (place.deployment_id, place.cells[2]) == ("sim-70b", 3), "120 at 70 % of 64"
-    assert (place.expected[0], place.cover[0]) == (100.0, 120.0)
+    assert (place.deployment_id, place.cells[2], place.start_up_s) == ("sim-70b", 3, 60.0), "100 at 70 % of 64"
+    assert (place.expected[0], place.cover[0]) == (100.0, 100.0), "120 are less than 90 % of these"
     assert place.budget[2] == pytest.approx(3 * 0.9 * 64 - 100.0, abs=0.1)
 
 
@@ -93,6 +93,28 @@ def test_lines_that_wait_become_work_that_is_due(ranged: Deployment) -> None:
     assert view is not None
     (work,) = view.deployments[0].places[0].batch
     assert (work.work, work.within_s) == (36_000.0, 4 * 3600.0)
+
+
+def test_a_batch_for_which_cells_were_asked_is_late_work(ranged: Deployment) -> None:
+    forecast_row(load=20.0)
+    batch(lines=3600, hours=4)
+    Batch.objects.update(cells_asked_at=NOW)
+    view = capacity_view(NOW)
+    assert view is not None
+    (work,) = view.deployments[0].places[0].batch
+    assert work.is_late
+
+
+def test_no_more_cells_are_planned_than_the_budget_pays_for(ranged: Deployment) -> None:
+    forecast_row(load=100.0)
+    Rate.objects.create(
+        kind="machine_price", subject=rows.KIND, value="2.5", valid_from=NOW, actor="ada", created_at=NOW
+    )
+    Deployment.objects.update(scaling={"budget_per_hour": 17.0})
+    view = capacity_view(NOW)
+    assert view is not None
+    place = view.deployments[0].places[0]
+    assert (place.least, place.most, place.is_bound_by_budget) == (1, 3, True), "two machines of $2.50 each"
 
 
 def test_where_nobody_knows_how_long_a_line_takes_nothing_is_planned_for_them(ranged: Deployment) -> None:
