@@ -6,12 +6,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from fleet.models import DeploymentRegion, Region
+from fleet.planning.autoscaling.needs import cells_text
 from fleet.planning.autoscaling.planner import agreement_s, plan_scaling
 from fleet.planning.autoscaling.policy import CellPools, CellRange, Cells, ScalingMode
-from fleet.planning.autoscaling.view import NeedSample, PlaceLoad, ScalingView
+from fleet.planning.autoscaling.view import NeedSample, PlaceLoad, ScaledPlace, ScalingView
+from fleet.planning.capacity.need import PlacePlan, at_load, need_within
 from fleet.planning.rate import Source
 from fleet.planning.snapshot import FleetView
 from fleet.selectors.autoscaling import scaling_mode, scaling_switch
+from fleet.selectors.capacity_plan import place_plans
 from fleet.selectors.rate import machine_prices
 from fleet.selectors.snapshot import fleet_view, version_view
 from fleet.selectors.start_up import start_times_s, typical_s
@@ -71,7 +74,8 @@ def plan_scale(*, deployment: str, cells: Mapping[str, Cells], now: datetime, ha
     wanted = {region: _count(stated, before.get(region, 0)) for region, stated in cells.items()}
     roles = {region: (one.prefill, one.decode) for region, one in cells.items() if isinstance(one, CellPools)}
     forecast = _predict(view, Scale(deployment, wanted, roles), now, has_time)
-    return _noting(forecast, [*_scaling_notes(deployment=deployment), *_price_notes(view, deployment, wanted, now)])
+    notes = (*_scaling_notes(deployment=deployment), *_plan_notes(deployment, wanted, now))
+    return _noting(forecast, [*notes, *_price_notes(view, deployment, wanted, now)])
 
 
 def _count(stated: Cells, before: int) -> int:
@@ -82,7 +86,7 @@ def _count(stated: Cells, before: int) -> int:
 
 def plan_load(*, deployment: str, factor: float, now: datetime, has_time: HasTime) -> Forecast:
     """What the autoscaler would come to, and the fleet with it, if the load of this moment was so many times as large
-    and stayed so. Its policy counts as acting.
+    and stayed so, and what is planned for the day as well. Its policy counts as acting.
 
     Raises:
         InvalidInput: there is no such deployment, its cells are a range nowhere, or its load is unknown.
@@ -98,19 +102,26 @@ def plan_load(*, deployment: str, factor: float, now: datetime, has_time: HasTim
         raise InvalidInput(
             field="load.deployment", rule="load", message=f"nobody has reported the load of {deployment}"
         )
-    decisions = plan_scaling(_with_load(scaled[0].view, factor, now), now)
+    decisions = plan_scaling(_with_load(scaled[0].view, place_plans(now, [deployment]), factor, now), now)
     wanted = {one.region: one.wanted for one in decisions}
     forecast = _predict(view, Scale(deployment, wanted), now, has_time)
     notes = [f"{deployment} in {one.region} would have {one.wanted}: {one.reason}" for one in decisions]
     return _noting(forecast, [*notes, *_price_notes(view, deployment, wanted, now)])
 
 
-def _with_load(view: ScalingView, factor: float, now: datetime) -> ScalingView:
-    """As it would be seen once that load had lasted for the whole agreement."""
+def _with_load(
+    view: ScalingView, plans: Mapping[tuple[str, str], PlacePlan], factor: float, now: datetime
+) -> ScalingView:
+    """As it would be seen once that load had lasted for the whole agreement, and the day had been planned by it."""
     ago = now - timedelta(seconds=agreement_s(view))
     history = (NeedSample(ago, 0), NeedSample(now, 0))
-    places = (replace(one, load=one.load and _times(one.load, factor), history=history) for one in view.places)
-    return replace(view, places=tuple(places))
+
+    def seen(place: ScaledPlace) -> ScaledPlace:
+        plan = plans.get((view.deployment, place.region))
+        planned = None if plan is None else need_within(at_load(plan, factor), now, view.start_up_s)
+        return replace(place, load=place.load and _times(place.load, factor), history=history, planned=planned)
+
+    return replace(view, places=tuple(seen(place) for place in view.places))
 
 
 def _times(load: PlaceLoad, factor: float) -> PlaceLoad:
@@ -139,6 +150,15 @@ def _scaling_notes(**of: str) -> Iterable[str]:
         if scaling_mode(place.deployment) is ScalingMode.ACT:
             where = f"{place.deployment_id} in {place.region_id}"
             yield f"{where} is scaled by load within {place.range}; that is not part of this"
+
+
+def _plan_notes(deployment: str, wanted: Mapping[str, int], now: datetime) -> Iterable[str]:
+    """Where the plan of the day has other cells within a start-up and a slot than would be wanted."""
+    for (name, region), plan in sorted(place_plans(now, [deployment]).items()):
+        need = need_within(plan, now, plan.start_up_s)
+        if need is not None and region in wanted and need.cells != wanted[region]:
+            would = f"the plan of the day has {cells_text(need.cells)} of {name} in {region}, not {wanted[region]}"
+            yield f"{would}: {need.reason}"
 
 
 def _price_notes(view: FleetView, deployment: str, wanted: Mapping[str, int], now: datetime) -> Iterable[str]:
@@ -176,7 +196,8 @@ def plan_onwards(*, view: FleetView, deployment: str, now: datetime, has_time: H
     Raises:
         KeyError: the snapshot has no such deployment.
     """
-    return _predict(view, Scale(deployment, _asked(view, deployment)), now, has_time)
+    wanted = _asked(view, deployment)
+    return _noting(_predict(view, Scale(deployment, wanted), now, has_time), _plan_notes(deployment, wanted, now))
 
 
 def _asked(view: FleetView, deployment: str) -> dict[str, int]:

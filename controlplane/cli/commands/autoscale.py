@@ -136,6 +136,9 @@ def plan(context: typer.Context, deployment: Named = "") -> None:
             run.output.plain(f"  cells      {_hours(place['cells'], found['slot_s'])}")
             run.output.plain(f"  to cover   {_hours(place['cover'], found['slot_s'])}")
             run.output.plain(f"  batches    {_hours(place['budget'], found['slot_s']) or 'nobody forecasts its load'}")
+    for warm in found["warm"]:
+        where = f"{warm['region']}, {warm['instance_type']}"
+        run.output.plain(f"\n{where}: {warm['machines']} kept warm, for {warm['reason']}")
     for lack in found["lacks"]:
         if deployment in ("", lack["deployment"]):
             where = f"{lack['deployment']} in {lack['region']}"

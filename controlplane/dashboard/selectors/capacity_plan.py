@@ -1,6 +1,6 @@
 """The plan of the day as its page shows it: cells, what they are for, what batches may have, dollars, orders, lacks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -8,7 +8,9 @@ from typing import Any
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Series
 from fleet.models import DayPlan, DayPlanPlace
 from fleet.planning.capacity.need import FRESH_S
-from fleet.selectors.capacity_plan import newest_plan
+from fleet.selectors.autoscaling import scaling_switch
+from fleet.selectors.capacity_plan import newest_plan, planned_place_cells
+from fleet.selectors.snapshot import spares_by_plan
 
 ROWS_SHOWN = 60
 ALL_OTHERS = "all others"
@@ -23,14 +25,28 @@ class PlanRow:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmMachines:
+    """Machines that are kept warm by the plan at this moment."""
+
+    region: str
+    instance_type: str
+    machines: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DayPlanView:
-    """`plan` None: there is none yet. `is_old`: nothing goes by it any more."""
+    """`plan` None: there is none yet. `is_old`: nothing goes by it any more. `acting`: deployments whose autoscaler
+    acts by it; `is_paused`: none does."""
 
     plan: DayPlan | None
     is_old: bool = False
     charts: tuple[Chart, ...] = ()
     orders: tuple[PlanRow, ...] = ()
     lacks: tuple[PlanRow, ...] = ()
+    warm: tuple[WarmMachines, ...] = ()
+    acting: tuple[str, ...] = ()
+    is_paused: bool = False
 
     @property
     def per_hour(self) -> float:
@@ -53,9 +69,16 @@ def day_plan_view(*, deployment: str, region: str, now: datetime) -> DayPlanView
     return DayPlanView(
         plan,
         is_old=(now - plan.at).total_seconds() >= FRESH_S,
-        charts=_charts(plan, list(places)),
+        charts=_charts(plan, list(places), region),
         orders=_rows(plan, plan.orders, wanted),
         lacks=_rows(plan, plan.lacks, wanted),
+        warm=tuple(
+            WarmMachines(where, kind, spares.count, spares.reason)
+            for (where, kind), spares in spares_by_plan(now).items()
+            if region in ("", where)
+        ),
+        acting=tuple(sorted({one.deployment for one in planned_place_cells()})),
+        is_paused=scaling_switch().paused,
     )
 
 
@@ -64,9 +87,10 @@ def _rows(plan: DayPlan, rows: Sequence[dict[str, Any]], wanted: dict[str, str])
     return tuple(PlanRow(plan.at + timedelta(seconds=row["at_s"]), row) for row in found[:ROWS_SHOWN])
 
 
-def _charts(plan: DayPlan, places: Sequence[DayPlanPlace]) -> tuple[Chart, ...]:
+def _charts(plan: DayPlan, places: Sequence[DayPlanPlace], region: str) -> tuple[Chart, ...]:
     loads = (("expected", "expected"), ("to be covered", "cover"), ("left to batches", "budget"), ("due", "due"))
     price = tuple(dollars * 3600.0 / plan.slot_s for dollars in plan.dollars)
+    pools = _machines(plan, region)
     return (
         Chart("planned-cells", "Cells", "cells", plan.at, plan.slot_s, _cells(places), decimals=0),
         Chart(
@@ -77,6 +101,7 @@ def _charts(plan: DayPlan, places: Sequence[DayPlanPlace]) -> tuple[Chart, ...]:
             plan.slot_s,
             tuple(Series(label, _sum([getattr(place, name) for place in places])) for label, name in loads),
         ),
+        Chart("planned-machines", "Machines by pool", "machines", plan.at, plan.slot_s, pools, decimals=0),
         Chart("planned-cost", "Cost of the fleet", "$/h", plan.at, plan.slot_s, (Series("cost", price),), decimals=2),
     )
 
@@ -87,6 +112,19 @@ def _cells(places: Sequence[DayPlanPlace]) -> tuple[Series, ...]:
     by_name: dict[str, list[Sequence[float]]] = {}
     for place in places:
         by_name.setdefault(place.deployment_id if len(names) > 1 else place.region_id, []).append(place.cells)
+    return _greatest(by_name)
+
+
+def _machines(plan: DayPlan, region: str) -> tuple[Series, ...]:
+    """By pool; of all regions or of this one."""
+    by_name: dict[str, list[Sequence[float]]] = {}
+    for row in plan.machines:
+        if region in ("", row["region"]):
+            by_name.setdefault(f"{row['pool']} in {row['region']}", []).append(row["machines"])
+    return _greatest(by_name)
+
+
+def _greatest(by_name: Mapping[str, list[Sequence[float]]]) -> tuple[Series, ...]:
     ranked = sorted(by_name, key=lambda name: (-sum(map(sum, by_name[name])), name))
     most = MOST_SERIES if len(ranked) <= MOST_SERIES else MOST_SERIES - 1
     shown = [Series(name, _sum(by_name[name])) for name in ranked[:most]]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fleet.models import Cell, Deployment, DeploymentRegion, Rate, Rollout
+from fleet.models import Cell, DayPlan, DayPlanPlace, Deployment, DeploymentRegion, Rate, Rollout
 from kernel.models import Event
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
@@ -128,6 +128,38 @@ class TestLoad:
         fewer = plan({"load": {"deployment": "sim-70b", "factor": 0}}).json()
         assert {place["region"]: place["wanted"] for place in fewer["places"]} == {EAST: 1, WEST: 3}
         assert DeploymentRegion.objects.get(region=EAST).cells == 3
+
+    def test_the_plan_of_the_day_is_scaled_with_it(self, loaded: Steered) -> None:
+        self.planned(loaded, cells=8)
+        found = plan({"load": {"deployment": "sim-70b", "factor": 1.0}}).json()
+        assert {place["region"]: place["wanted"] for place in found["places"]}[EAST] == 8
+        assert any("the plan of the day has 8 cells there" in note for note in found["warnings"])
+        half = plan({"load": {"deployment": "sim-70b", "factor": 0.5}}).json()
+        assert {place["region"]: place["wanted"] for place in half["places"]}[EAST] == 4
+
+    def test_a_scaling_says_where_the_plan_of_the_day_has_other_cells(self, loaded: Steered) -> None:
+        self.planned(loaded, cells=5)
+        body = {"scale": {"deployment": "sim-70b", "regions": [{"region": EAST, "cells": 3}]}}
+        note = f"the plan of the day has 5 cells of sim-70b in {EAST}, not 3: from "
+        assert any(one.startswith(note) for one in plan(body).json()["warnings"])
+        loaded.now += timedelta(hours=1)
+        assert not any("plan of the day" in one for one in plan(body).json()["warnings"]), "it is too old"
+
+    def planned(self, loaded: Steered, cells: int) -> None:
+        """A plan of so many cells, all day."""
+        row = DayPlan.objects.create(
+            at=loaded.now, made_at=loaded.now, slot_s=900, solver="lp", took_s=1, shifts=0, dollars=[]
+        )
+        DayPlanPlace.objects.create(
+            plan=row,
+            deployment_id="sim-70b",
+            region_id=EAST,
+            cells=[cells] * 96,
+            by_type={rows.KIND: [cells] * 96},
+            expected=[40.0] * 96,
+            cover=[7.0 * cells] * 96,
+            budget=[1.0] * 96,
+        )
 
     def test_it_needs_a_range_and_a_load(self, loaded: Steered) -> None:
         assert "nobody has reported" not in str(plan({"load": {"deployment": "sim-70b", "factor": 1}}).json())

@@ -5,8 +5,10 @@ from datetime import timedelta
 
 import pytest
 
+from fleet.models import Deployment, DeploymentRegion, InstanceType
 from fleet.planning.capacity.planner import plan_capacity
 from fleet.planning.capacity.view import BatchWork, CapacitySettings
+from fleet.services.autoscaling import autoscaling_pause
 from fleet.services.capacity_plan import day_plan_store
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
@@ -59,3 +61,37 @@ def test_it_can_be_narrowed_to_a_deployment() -> None:
 def test_an_old_plan_says_that_nothing_goes_by_it() -> None:
     store(minutes_ago=50)
     assert "nothing goes by it any more" in show()
+
+
+class TestWhoGoesByIt:
+    """The page says whether anything does, and which machines are warm for it."""
+
+    @pytest.fixture(autouse=True)
+    def grown(self) -> None:
+        """A plan of six cells, where one is wanted."""
+        rows.deployment(cells=1, nodes=1)
+        rows.cell("sim-70b-us-east-1-1", rows.node("n-1"))
+        Deployment.objects.update(instance_type=InstanceType.objects.create(name="trn1", accelerator="neuron"))
+        DeploymentRegion.objects.update(cells_min=1, cells_max=50)
+        day = view(deployment("sim-70b", place(demand=flat(30.0))))
+        at = clock.now() - timedelta(minutes=1)
+        day_plan_store(plan=plan_capacity(replace(day, at=at)), took_s=0.2, now=at)
+
+    def test_in_shadow_it_says_how_to_let_it(self) -> None:
+        text = show()
+        assert "It changes nothing yet" in text
+        assert "kept warm for it now" not in text
+
+    def test_where_the_autoscaler_acts_machines_are_warm(self) -> None:
+        Deployment.objects.update(scaling={"mode": "act"})
+        text = show()
+        assert "acts by it for sim-70b" in text
+        assert "its cells take 5 machines more (+5 of sim-70b)" in text
+        assert "planned-machines-figure" in text
+
+    def test_paused_it_says_so(self) -> None:
+        Deployment.objects.update(scaling={"mode": "act"})
+        autoscaling_pause(actor="ada", now=clock.now())
+        text = show()
+        assert "autoscaling is paused" in text
+        assert "kept warm for it now" not in text
