@@ -1,8 +1,9 @@
-"""What a plan of the day costs and what users notice, over two recorded weeks of three deployments that share machines:
-the live planners (forecast, plan, autoscaler, reconciler) over a simulated fleet whose machines boot and whose engines
-load. Beside them a fleet of the size of the peaks, a reactive one, a schedule, and a plan that knows what will come.
+"""What a plan of the day costs and what users notice, over recorded weeks of deployments that share machines: the live
+planners (forecast, plan, autoscaler, reconciler) over a simulated fleet whose machines boot and whose engines load.
+Beside them a fleet of the size of the peaks, a reactive one, a schedule, and a plan that knows what will come.
 
     .venv/bin/python -m bench.capacity_plan --days 14 --figure docs/bench/capacity_plan.svg
+    .venv/bin/python -m bench.capacity_plan --load azure --days 7 --figure docs/bench/capacity_plan_azure.svg
     .venv/bin/python -m bench.capacity_plan --size
 """
 
@@ -10,151 +11,54 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
-from bench.autoscaling import BOOT_SHARE, DAY_S, NODES, PACE, SERVICE_S, Fixed, Load, servegen, with_bursts
+from bench.autoscaling import (
+    BOOT_SHARE,
+    DAY_S,
+    NODES,
+    PACE,
+    SERVICE_S,
+    Fixed,
+    Load,
+    azure_2024,
+    servegen,
+    with_bursts,
+)
 from bench.capacity_demand import REGION, forecasts, mean_rate, perfect
+from bench.capacity_policies import (
+    BATCH_SHARE,
+    FILL,
+    LOOK_S,
+    PEAK_CELLS,
+    PRICE,
+    START_UP_S,
+    TARGET,
+    TOKENS,
+    Batches,
+    Planned,
+    Planner,
+    Schedule,
+)
 from bench.capacity_size import print_sizes
 from fleet.planning.autoscaling.policy import CellRange, parse_scaling_policy
-from fleet.planning.autoscaling.view import PlannedNeed, ScaledPlace
-from fleet.planning.capacity.need import need_within, place_plan
-from fleet.planning.capacity.planner import plan_capacity
+from fleet.planning.autoscaling.view import PlannedNeed
 from fleet.planning.capacity.view import (
-    BatchWork,
-    CapacityPlan,
-    CapacitySettings,
-    CapacityView,
-    CellKind,
     Demand,
-    MachinePool,
-    PlannedDeployment,
-    PlannedPlace,
 )
 from fleet.planning.forecast.series import SLOT_S
 from fleet.planning.provider_limits import ProviderLimits
-from simulator.clock import EPOCH
-from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet
+from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.load_replay import Course, LoadReplay, PolicyScaler, Scaler, Serving
 from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
-NAMES = ("m_large", "m_mid", "m_small")
-PEAK_CELLS = 20
-"""Of each at its peak: the shapes count, not the sizes."""
-TARGET = 0.76
-"""1 / 1.3: 30 % head-room. No policy here may be fuller or emptier by design."""
-PRICE = 21.5
-"""US dollars an hour of a machine: trn1.32xlarge on demand."""
-FILL = 0.9
-TOKENS = 1700
-"""Of a line of a batch: 1,500 read and 200 written."""
-BATCH_AT_S = 20 * 3600.0
-BATCH_WITHIN_S = 12 * 3600.0
-BATCH_SHARE = 0.3
-"""Of a day's real-time work, due in the twelve hours of the night."""
-START_UP_S = 240.0
-LOOK_S = 30.0
-PARTS = CapacitySettings(whole_most=0)
-"""No whole numbers in the first slots: they cost five times the time, over thousands of plans."""
-
-
-@dataclass
-class Batches:
-    """Every evening a batch for each deployment. It takes what real-time work leaves free of cells, whoever scales."""
-
-    daily: Mapping[str, float]
-    left: dict[str, float] = field(default_factory=dict)
-    due_s: float = 0.0
-    given: float = 0.0
-    missed: float = 0.0
-    done: float = 0.0
-
-    def at(self, now_s: float) -> None:
-        """What ends and begins at this look."""
-        if self.left and now_s >= self.due_s:
-            self.missed += sum(self.left.values())
-            self.left = {}
-        if now_s % DAY_S == BATCH_AT_S:
-            self.left, self.due_s = dict(self.daily), now_s + BATCH_WITHIN_S
-            self.given += sum(self.daily.values())
-
-    def serve(self, name: str, free: float, seconds: float) -> None:
-        took = min(self.left.get(name, 0.0), max(free, 0.0) * seconds)
-        if took:
-            self.left[name] -= took
-            self.done += took
-
-    def work(self, name: str, now_s: float) -> tuple[BatchWork, ...]:
-        left = self.left.get(name, 0.0)
-        return (BatchWork(left, self.due_s - now_s),) if left > 1.0 else ()
-
-
-@dataclass
-class Planner:
-    """Plans every 15 minutes by what somebody expects, and says what the autoscaler is to have of it."""
-
-    expected: Callable[[str, float], Demand | None]
-    per_cell: Mapping[str, float]
-    start_up_s: float
-    batches: Batches
-    machines: int
-    cells: dict[str, int] = field(default_factory=dict)
-    plan: CapacityPlan | None = None
-    took_s: float = 0.0
-    plans: int = 0
-
-    def need(self, name: str, now: datetime) -> PlannedNeed | None:
-        now_s = (now - EPOCH).total_seconds()
-        if self.plan is None or (now - self.plan.at).total_seconds() >= SLOT_S:
-            self.plan = self._plan(now, now_s)
-        found = place_plan(self.plan, name, REGION)
-        return need_within(found, now, self.start_up_s) if found else None
-
-    def _plan(self, now: datetime, now_s: float) -> CapacityPlan:
-        began = time.process_time()
-        deployments = []
-        for name in NAMES:
-            here = PlannedPlace(
-                REGION, 1, 3 * PEAK_CELLS, {KIND: self.cells[name]}, self.expected(name, now_s),
-                self.batches.work(name, now_s),
-            )  # fmt: skip
-            kinds = (CellKind(KIND, self.per_cell[name], NODES),)
-            deployments.append(PlannedDeployment(name, self.start_up_s, kinds, (here,), TARGET))
-        pools = (MachinePool(REGION, KIND, "on_demand", self.machines, PRICE),)
-        plan = plan_capacity(CapacityView(now, tuple(deployments), pools), PARTS)
-        self.took_s += time.process_time() - began
-        self.plans += 1
-        return plan
-
-
-@dataclass
-class Planned:
-    """The autoscaler with the plan's need; or, `alone`, what the plan has for a slot and nothing else."""
-
-    name: str
-    planner: Planner
-    policy: PolicyScaler
-    alone: bool = False
-
-    def wanted(self, place: ScaledPlace, now: datetime) -> int:
-        self.planner.cells[self.name] = place.current
-        if not self.alone:
-            return self.policy.wanted(place, now)
-        need = self.planner.need(self.name, now)
-        return place.current if need is None else place.range.clamped(need.cells)
-
-
-@dataclass
-class Schedule:
-    """Windows of the hours of a day, as somebody sets them who looks at the first week: the most of each hour."""
-
-    cells: tuple[int, ...]
-
-    def wanted(self, place: ScaledPlace, now: datetime) -> int:
-        ahead = now + timedelta(seconds=START_UP_S)
-        return max(self.cells[now.hour], self.cells[ahead.hour])
+RECORDS: Mapping[str, tuple[Callable[[str, float], Load], tuple[str, ...]]] = {
+    "servegen": (servegen, ("m_large", "m_mid", "m_small")),
+    "azure": (azure_2024, ("conversation", "code")),
+}
 
 
 @dataclass
@@ -179,9 +83,9 @@ def replay(
     start_up_s: float,
     seconds: float,
 ) -> Run:
-    """One run: three deployments, machines that any of them may use, no spares, and the loads."""
+    """One run: deployments, machines that any of them may use, no spares, and the loads."""
     began, load_s, boot_s = time.process_time(), (1 - BOOT_SHARE) * start_up_s, BOOT_SHARE * start_up_s
-    specs = tuple(DeploymentSpec(name, {REGION: begin[name]}, size=NODES, ready_timeout_s=3 * load_s) for name in NAMES)
+    specs = tuple(DeploymentSpec(name, {REGION: begin[name]}, size=NODES, ready_timeout_s=3 * load_s) for name in loads)
     fleet = build_fleet(FleetSpec(specs, spares=0))
     limits = ProviderLimits(join_timeout_s=4 * boot_s, boot_s=boot_s)
     regions = {name: replace(region, limits=limits) for name, region in fleet.regions.items()}
@@ -189,15 +93,19 @@ def replay(
     world = World(replace(fleet, regions=regions), behaviours=behaviours, skip_repeats=True)
     world.provider.boot_s = boot_s
     world.reconciler.pace = PACE
+    if planner is not None:
+        world.reconciler.prepare = planner.seen
+    if planner is not None:
+        world.reconciler.prepare = planner.seen
     replays = {
         name: LoadReplay(
             world, (name, REGION), loads[name].rate, scalers[name],
             serving=Serving(per_cell[name], SERVICE_S, waiting_per_cell=per_cell[name] / 4),
             cells=CellRange(1, 3 * PEAK_CELLS), look_every_s=LOOK_S,
         )
-        for name in NAMES
+        for name in loads
     }  # fmt: skip
-    cells: dict[str, list[int]] = {name: [] for name in NAMES}
+    cells: dict[str, list[int]] = {name: [] for name in loads}
 
     def guests() -> None:
         batches.at(world.queue.now_s)
@@ -227,9 +135,9 @@ class Comparison:
     def runs(self, only: str) -> Iterator[tuple[str, Run]]:
         """The policies, by name."""
         policies: Mapping[str, Callable[[], Run]] = {
-            "static peak": lambda: self._run({name: Fixed(PEAK_CELLS) for name in NAMES}, begin=PEAK_CELLS),
-            "reactive, 30 % head-room": lambda: self._run({name: self._reactive(name) for name in NAMES}),
-            "schedule": lambda: self._run({name: Schedule(self._windows(name)) for name in NAMES}),
+            "static peak": lambda: self._run({name: Fixed(PEAK_CELLS) for name in self.loads}, begin=PEAK_CELLS),
+            "reactive, 30 % head-room": lambda: self._run({name: self._reactive(name) for name in self.loads}),
+            "schedule": lambda: self._run({name: Schedule(self._windows(name)) for name in self.loads}),
             "ours: forecast and plan": lambda: self._planned(self._forecast()),
             "oracle: the same, all known": lambda: self._planned(self._known()),
             "oracle's plan alone": lambda: self._planned(self._known(), alone=True),
@@ -240,7 +148,7 @@ class Comparison:
 
     def _run(self, scalers: Mapping[str, Scaler], planner: Planner | None = None, begin: int = 0) -> Run:
         batches = planner.batches if planner else Batches(self._daily)
-        first = {name: begin or self._cells(name, self.loads[name].rate(0.0)) for name in NAMES}
+        first = {name: begin or self._cells(name, self.loads[name].rate(0.0)) for name in self.loads}
         return replay(self.loads, self.per_cell, scalers, batches, planner, first, self.start_up_s, self.seconds)
 
     def _reactive(self, name: str, planned: Callable[[datetime], PlannedNeed | None] | None = None) -> PolicyScaler:
@@ -249,12 +157,12 @@ class Comparison:
 
     def _planned(self, expected: Callable[[str, float], Demand | None], alone: bool = False) -> Run:
         planner = Planner(expected, self.per_cell, self.start_up_s, Batches(self._daily), 6 * PEAK_CELLS * NODES)
-        planner.cells = {name: self._cells(name, self.loads[name].rate(0.0)) for name in NAMES}
+        planner.cells = {name: self._cells(name, self.loads[name].rate(0.0)) for name in self.loads}
 
         def needs(name: str) -> Callable[[datetime], PlannedNeed | None]:
             return lambda now: planner.need(name, now)
 
-        scalers = {name: Planned(name, planner, self._reactive(name, needs(name)), alone) for name in NAMES}
+        scalers = {name: Planned(name, planner, self._reactive(name, needs(name)), alone) for name in self.loads}
         return self._run(scalers, planner)
 
     def _forecast(self) -> Callable[[str, float], Demand | None]:
@@ -266,7 +174,7 @@ class Comparison:
         return lambda name, now_s: known[name](now_s)
 
     def _windows(self, name: str) -> tuple[int, ...]:
-        load, week = self.loads[name], range(min(7, math.ceil(self.days)))
+        load, week = self.loads[name], range(max(1, int(self.days / 2)))
         return tuple(
             max(self._cells(name, mean_rate(load, day * DAY_S + hour * 3600.0 + part * 600.0, 600.0))
                 for day in week for part in range(6))
@@ -328,12 +236,13 @@ def draw(runs: Mapping[str, Run], comparison: Comparison, path: Path) -> None:
             for name, load in comparison.loads.items())
         for slot in slots
     ]  # fmt: skip
-    lines = {name: [sum(run.cells[each][slot] for each in NAMES) for slot in slots] for name, run in runs.items()}
+    lines = {name: [sum(run.cells[each][slot] for each in run.cells) for slot in slots] for name, run in runs.items()}
     path.write_text(figure_svg([slot / 96 for slot in slots], needed, lines))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--load", choices=sorted(RECORDS), default="servegen")
     parser.add_argument("--days", type=float, default=14.0)
     parser.add_argument("--bursts", action="store_true", help="With the bursts of Azure's hour laid over it.")
     parser.add_argument("--start-up", type=float, default=START_UP_S, help="Seconds until a cell is ready.")
@@ -344,7 +253,8 @@ def main() -> None:
     if given.size:
         print_sizes()
         return
-    loads = {name: servegen(name, given.days) for name in NAMES}
+    record, names = RECORDS[given.load]
+    loads = {name: record(name, given.days) for name in names}
     if given.bursts:
         loads = {name: with_bursts(load) for name, load in loads.items()}
     comparison = Comparison(loads, given.days, given.start_up)
