@@ -69,7 +69,8 @@ def _needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Nee
             yield from _objective(view, place, place.load)
     if place.planned is not None:
         text = f"the plan of the day has {cells_text(place.planned.cells)} there: {place.planned.reason}"
-        yield Need(ScalingRule.PLAN, place.planned.cells, place.planned.enough, text)
+        enough = max(place.planned.cells, place.planned.enough)
+        yield Need(ScalingRule.PLAN, place.planned.cells, enough, text)
     if place.roles is not None and place.current > 0:
         yield Need(ScalingRule.ROLES, place.roles.cells, place.roles.cells, place.roles.reason)
     if (window := window_in_force(view.policy.schedule, place.region, now)) and window.cells > 0:

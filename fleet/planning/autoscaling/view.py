@@ -79,11 +79,12 @@ class NeedSample:
 @dataclass(frozen=True, slots=True)
 class PlannedNeed:
     """What the plan of the day has there soon: the most cells of the slots until one that is ordered now has served
-    for a slot, and of which slot and what for. `enough`: the most until some time later; there are not fewer before."""
+    for a slot, and of which slot and what for. `enough`: the most until some time later, if
+    that is more; there are not fewer before."""
 
     cells: int
     reason: str
-    enough: int
+    enough: int = 0
 
 
 @dataclass(frozen=True, slots=True)
