@@ -4,7 +4,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('traffic', '0024_demand'),
+        ('traffic', '0026_batch_timeline'),
     ]
 
     operations = [

@@ -4,7 +4,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0042_cell_roles'),
+        ('fleet', '0043_quotas_of_regions'),
     ]
 
     operations = [
