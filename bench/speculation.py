@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,10 @@ def main() -> None:
     measuring = Measuring(plain, guessing, calibration.heads, options.tokens)
     rows = []
     for task in calibration.tasks:
-        figures = task_figures(task)
-        chosen = choose(figures, cost, is_tree=False)
+        chosen = choose(task_figures(task), cost, is_tree=False)
+        # What comes first in an answer is guessed better: only as much of each as is asked for here.
+        short = tuple(answer[: options.tokens * task.heads] for answer in task.answers)
+        figures = task_figures(replace(task, answers=short))
         print(f"{task.name}: {chosen.reason}; ranges {list(chosen.ranges)}", flush=True)
         for batch in batches:
             sums = measuring.sums(task.name, batch, chosen.ranges)
