@@ -58,17 +58,20 @@ def _running(launch: Launch, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
             process.wait()
 
 
-def _once(client: httpx.Client, url: str, wanted: int, limit_s: float) -> float:
-    """Seconds until this address answers so."""
-    began_s = monotonic()
+def _once(client: httpx.Client, url: str, wanted: int, limit_s: float, log: Path | None = None) -> float:
+    """Seconds until this address answers so; else the end of `log` says why."""
+    began_s, last = monotonic(), "nothing"
     while monotonic() - began_s < limit_s:
         try:
-            if client.get(url).status_code == wanted:
+            answer = client.get(url)
+            if answer.status_code == wanted:
                 return monotonic() - began_s
-        except httpx.TransportError:
-            pass
+            last = f"{answer.status_code} {answer.text[:200]}"
+        except httpx.TransportError as error:
+            last = str(error)
         sleep(0.05)
-    raise SystemExit(f"{url} does not answer {wanted} within {limit_s:g} s")
+    said = log.read_text(errors="replace")[-1500:] if log is not None else ""
+    raise SystemExit(f"{url} does not answer {wanted} within {limit_s:g} s, but {last}\n{said}")
 
 
 def _ask(client: httpx.Client, proxy: str, question: str, *, stream: bool) -> tuple[str, dict[str, Any]]:
@@ -114,7 +117,7 @@ def _serve(client: httpx.Client, folder: Path, digest: str, programs: Any, optio
     with _running(adapter.launch(assignment, node), folder.parent / "engine.log") as engine:
         up_s = _once(client, adapter.health_url(assignment, node), 200, READY_WITHIN_S)
         with _running(proxy_launch(assignment, node), folder.parent / "proxy.log"):
-            ready_s = _once(client, f"{proxy}/healthz", 200, 60.0)
+            ready_s = _once(client, f"{proxy}/healthz", 200, READY_WITHIN_S / 2, folder.parent / "proxy.log")
             print(f"engine up after {up_s:.1f} s, proxy ready {ready_s:.1f} s later")
             completion = 0
             for question in ASKED:
