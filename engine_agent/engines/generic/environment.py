@@ -42,7 +42,20 @@ def install(cache: Path, say: Say) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with exclusively(folder.with_suffix(".lock"), lambda: say(f"waiting for another process that installs {NAME} …")):
         found = installed_programs(cache).get(PREFIX + NAME)
-        return found or _install_anew(folder, say)
+        if found is None:
+            return _install_anew(folder, say)
+        _refresh(folder)
+        return found
+
+
+def _refresh(folder: Path) -> None:
+    """How the server is started may have changed since it was compiled."""
+    ours, there = SERVER.read_bytes(), folder / "serve.py"
+    if there.exists() and there.read_bytes() == ours:
+        return
+    fresh = folder / "serve.py.new"
+    fresh.write_bytes(ours)
+    fresh.replace(there)
 
 
 def _install_anew(folder: Path, say: Say) -> Path:
