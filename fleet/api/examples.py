@@ -32,6 +32,7 @@ LOAD: dict[str, Any] = {
         "other_tokens_total": 3_110_020,
         "other_found_tokens_total": 201_344,
     },
+    "handovers": None,
     "reported_at": "2026-11-21T12:00:01Z",
 }
 

@@ -19,6 +19,7 @@ from fleet.models import (
     Quota,
     Rate,
     Region,
+    RoleState,
     Rollout,
     ScalingDecision,
     ScalingState,
@@ -88,7 +89,10 @@ def one_more_of_everything(number: int) -> Cell:
     )
     granted = {"cells_granted": 1, "granted_at": NOW, "grant_rule": "priority", "grant_reason": "others go before"}
     place = DeploymentRegion.objects.create(
-        deployment=deployment, region=region, cells=2, cells_min=1, cells_max=9, **granted
+        deployment=deployment, region=region, cells=2, cells_min=1, cells_max=9, prefill=1, decode=1, **granted
+    )
+    RoleState.objects.create(
+        place=place, mixed=0, prefill=1, decode=1, rule="demand", reason="long prompts", acting=False, looked_at=NOW
     )
     Quota.objects.create(
         name=f"team-{number}:{kind.name}", team=f"team-{number}", instance_type=kind, machines=2, changed_at=NOW
