@@ -3,7 +3,8 @@ reads that: the rank's process writes its sums to a file of its engine's runtime
 
 A slow rank holds up a whole cell, and each rank's step then takes as long as the slowest's: only what is left without
 the time in collectives tells them apart. That time is known of CPU workers, which call them in the thread that
-computes. Where devices wait among themselves (CUDA, Neuron) nothing is measured, rather than the wrong thing.
+computes. Where devices wait among themselves (CUDA, Neuron), or a cell's model is compiled with its collectives inside,
+nothing is measured, rather than the wrong thing.
 """
 
 import os

@@ -69,6 +69,9 @@ def test_a_request_is_made_once_also_by_an_agent_that_starts_again(
     for request in (CheckRequest("r1"), CheckRequest("r2")):
         asyncio.run(again.make_requested(request, is_serving=False))
     assert len(node.argv) == 2
+    assert NodeChecks(tmp_path, tuple, node.faults.append, lambda: None).report == again.report
+    (tmp_path / node_checks.REPORT_FILE).write_text("torn")
+    assert NodeChecks(tmp_path, tuple, node.faults.append, lambda: None).report is None
 
 
 def test_links_are_checked_with_the_peers_unless_the_node_serves(

@@ -50,7 +50,7 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         try:
             super()._init_executor()
             use_sockets(self._member, self._token, self._store)
-            self._own_steps = measure_steps()
+            self._own_steps = measure_steps(self.vllm_config)
         except CellEnded as error:
             self._process_shutdown.end(str(error))
         except Exception as error:

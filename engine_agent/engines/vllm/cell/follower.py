@@ -44,7 +44,7 @@ def follow(member: Member, model_dir: Path, say: Say, shutdown: Shutdown) -> NoR
         say("building the engine")
         worker = _build(setup, member, secret, model_dir)
         say("waiting for the leader to be ready")
-        _work(worker, link)
+        _work(worker, link, setup.vllm_config)
     except CellEnded as error:
         shutdown.end(str(error))
     except Exception as error:
@@ -76,8 +76,8 @@ def _build(setup: Setup, member: Member, secret: bytes, model_dir: Path) -> Work
     return worker
 
 
-def _work(worker: WorkerWrapperBase, link: FollowerLink) -> NoReturn:
-    own_steps = measure_steps()
+def _work(worker: WorkerWrapperBase, link: FollowerLink, vllm_config: Any) -> NoReturn:
+    own_steps = measure_steps(vllm_config)
     while True:
         number, payload = link.next_call()
         call: Step | Call = pickle.loads(payload)  # noqa: S301  (from the leader, which has proved itself)

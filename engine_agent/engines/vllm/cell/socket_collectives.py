@@ -42,12 +42,13 @@ def use_sockets(member: Member, token: str, store: Store) -> None:
     communicator.dist_module = SocketCollectives(communicator.ranks, member.rank, mesh)
 
 
-def measure_steps() -> OwnSteps | None:
-    """The meter of this rank's steps, whose collectives count as waiting from now on; None: they cannot be told apart.
+def measure_steps(vllm_config: Any) -> OwnSteps | None:
+    """The meter of this rank's steps, whose collectives count as waiting from now on; None: they cannot be told apart,
+    as where they are compiled into the model's graph, or are a device's.
 
     Call it once the worker is built and its collectives are what they will be.
     """
-    communicator = vllm_versions.cpu_communicator()
+    communicator = vllm_versions.cpu_communicator() if vllm_config.model_config.enforce_eager else None
     if communicator is None:
         return None
     steps = OwnSteps(runtime_folder())
