@@ -156,14 +156,16 @@ class Sticky:
 
 @dataclass
 class Exact(Sticky):
-    """The cell that has most of the prompt, as engines' cache events say it; of equals the key's sticky cell, else the
-    least loaded. A cell beyond the bound, or full, is passed over; one that is lightly loaded is not.
+    """The cell for which most of the prompt need not be read, as engines' cache events say it, less `load_tokens` for
+    each request there: who has much of it and is busy is worth less than who has less and is idle. Where no cell has
+    `worth_tokens` of it, the key's sticky cell, else the least loaded.
 
-    What a cell must have more of than the sticky one is `margin_tokens`: less is not worth to leave it.
+    A cell beyond the bound, or full, is passed over; one that is lightly loaded is not beyond it.
     """
 
     light_share: float = 0.25
-    margin_tokens: int = 0
+    worth_tokens: int = 512
+    load_tokens: int = 2000
     reads_caches: ClassVar[bool] = True
 
     def choose(self, key: str, loads: Sequence[CellLoad]) -> int | None:
@@ -171,13 +173,15 @@ class Exact(Sticky):
         fit = [cell for cell, load in enumerate(loads) if self._fits(load, loads)]
         if not fit:
             return super().choose(key, loads)
-        best = min(fit, key=lambda cell: (-loads[cell].found_tokens, cell != home, loads[cell].in_flight))
-        if home in fit and loads[best].found_tokens - loads[home].found_tokens <= self.margin_tokens:
-            best = home
-        elif loads[best].found_tokens <= self.margin_tokens:
-            best = min(fit, key=lambda cell: loads[cell].in_flight)
+        if max(loads[cell].found_tokens for cell in fit) >= self.worth_tokens:
+            best = min(fit, key=lambda cell: (self._cost(loads[cell]), cell != home))
+        else:
+            best = home if home in fit else min(fit, key=lambda cell: loads[cell].in_flight)
         self._homes[key] = best
         return best
+
+    def _cost(self, load: CellLoad) -> int:
+        return load.in_flight * self.load_tokens - load.found_tokens
 
     def _fits(self, load: CellLoad, loads: Sequence[CellLoad]) -> bool:
         return load.has_place and (load.in_flight < self.light_share * load.most or self._may_take(load, loads))

@@ -14,7 +14,8 @@
 local LIGHT_SHARE = 0.25 -- of what a cell runs at once: up to here it is not overloaded
 
 local STATUS_AGE_S = 0.1
-local WORTH_BYTES = 2048 -- a cell must have so much more than another: a few hundred tokens are read in no time
+local WORTH_BYTES = 2048 -- less of a text is read in no time, and many texts begin alike
+local LOAD_BYTES = 8192   -- what a request that a cell has is worth: 2,000 tokens, see docs/bench/caches.md
 local MASK = 0xffffffffffff
 
 local pools = {} -- backend -> its cells, read anew when the text changes
@@ -94,35 +95,21 @@ local function scoped_prefixes(txn)
     return numbers, places
 end
 
--- Those that have so much more of the text than the sticky cell that it is worth to leave that, those with most of it first.
-local function candidates(pool, numbers, places, least)
-    local found = {}
+-- The cell for which most of the text need not be read, less what each request there is worth, and how many bytes it has; of
+-- equals `sticky`, the key's cell, if it may be used. Nothing where no cell has enough of it.
+local function by_cache(txn, backend, pool, sticky, numbers, places)
+    local best, has, score, most = nil, nil, -math.huge, 0
     for at = 1, #pool.cells do
         local cell = pool.cells[at]
-        local has = places[cache_index.depth(cell.name, numbers)] or 0
-        if has >= least then found[#found + 1] = { cell = cell, has = has } end
+        local here = places[cache_index.depth(cell.name, numbers)] or 0
+        local load = bounded_load(txn, backend, pool, cell)
+        if load then
+            local worth = here - LOAD_BYTES * load * cell.limit
+            most = math.max(most, here)
+            if worth > score or (worth == score and cell == sticky) then best, has, score = cell, here, worth end
+        end
     end
-    table.sort(found, function(one, other) return one.has > other.has end)
-    return found
-end
-
--- The cell that has most of the text, if that is worth it, and how many bytes; `sticky` is the key's cell, if it may be used.
--- What a cell's load is costs more to know than what it has, so it is asked of those alone that come into question.
-local function by_cache(txn, backend, pool, sticky, numbers, places)
-    local known = 0
-    if sticky then
-        local depth = cache_index.depth(sticky.name, numbers)
-        if not depth then return sticky end
-        known = places[depth] or 0
-    end
-    local best, least = nil, math.huge
-    for _, each in ipairs(candidates(pool, numbers, places, known + WORTH_BYTES)) do
-        if best and each.has < best.has then break end
-        local load = bounded_load(txn, backend, pool, each.cell)
-        if load and load < least then best, least = each, load end
-    end
-    if best then return best.cell, best.has end
-    return sticky, sticky and known
+    if most >= WORTH_BYTES then return best, has end
 end
 
 local function pick_cell(txn)
@@ -138,13 +125,9 @@ local function pick_cell(txn)
     local numbers, places = scoped_prefixes(txn)
     if numbers and cache_index.is_fresh() then
         local found, bytes = by_cache(txn, backend, pool, cell, numbers, places)
-        cell = found or cell
-        if not cell then
-            cell = least_loaded(txn, backend, pool)
-            local depth = cell and cache_index.depth(cell.name, numbers)
-            bytes = depth and (places[depth] or 0)
-        end
-        if bytes then txn:set_var("txn.matched", bytes) end
+        cell = found or cell or least_loaded(txn, backend, pool)
+        local depth = cell and cache_index.depth(cell.name, numbers)
+        if depth then txn:set_var("txn.matched", bytes or places[depth] or 0) end
     end
     cell = cell or least_loaded(txn, backend, pool)
     if cell then

@@ -16,7 +16,7 @@ from engine_agent.protocol.exchange_usage import CACHE_SCOPE_HEADER, EXCHANGE_HE
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.running_cell import ANSWER_LIMIT_S, RunningCell
 
-PROMPTS = 12
+PROMPTS = 10
 """Of some 600 tokens each, where the cache has room for some 4,000."""
 WORDS = ("river", "stone", "cloud", "paper", "glass", "wheel", "bread", "light")
 
