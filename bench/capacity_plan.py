@@ -42,6 +42,7 @@ from bench.capacity_policies import (
     Planner,
     Schedule,
 )
+from bench.capacity_quick import quick
 from bench.capacity_size import print_sizes
 from fleet.planning.autoscaling.policy import CellRange, parse_scaling_policy
 from fleet.planning.autoscaling.view import PlannedNeed
@@ -125,8 +126,9 @@ def replay(
 class Comparison:
     """What is the same for all policies."""
 
-    def __init__(self, loads: Mapping[str, Load], days: float, start_up_s: float) -> None:
+    def __init__(self, loads: Mapping[str, Load], days: float, start_up_s: float, is_quick: bool = False) -> None:
         self.loads, self.days, self.seconds, self.start_up_s = loads, days, days * DAY_S, start_up_s
+        self.is_quick = is_quick
         self.per_cell = {name: load.peak * SERVICE_S / (TARGET * PEAK_CELLS) for name, load in loads.items()}
         self._daily = {
             name: BATCH_SHARE * DAY_S * SERVICE_S * _average(load, self.seconds) for name, load in loads.items()
@@ -149,7 +151,11 @@ class Comparison:
     def _run(self, scalers: Mapping[str, Scaler], planner: Planner | None = None, begin: int = 0) -> Run:
         batches = planner.batches if planner else Batches(self._daily)
         first = {name: begin or self._cells(name, self.loads[name].rate(0.0)) for name in self.loads}
-        return replay(self.loads, self.per_cell, scalers, batches, planner, first, self.start_up_s, self.seconds)
+        if not self.is_quick:
+            return replay(self.loads, self.per_cell, scalers, batches, planner, first, self.start_up_s, self.seconds)
+        began, times = time.process_time(), (self.start_up_s, self.seconds)
+        courses, cells = quick(self.loads, self.per_cell, scalers, batches, first, *times)
+        return Run(courses, batches, planner, cells, time.process_time() - began)
 
     def _reactive(self, name: str, planned: Callable[[datetime], PlannedNeed | None] | None = None) -> PolicyScaler:
         policy = parse_scaling_policy({"mode": "act", "target_utilisation": TARGET})
@@ -247,6 +253,9 @@ def main() -> None:
     parser.add_argument("--bursts", action="store_true", help="With the bursts of Azure's hour laid over it.")
     parser.add_argument("--start-up", type=float, default=START_UP_S, help="Seconds until a cell is ready.")
     parser.add_argument("--only", default="", help="Policies whose names have one of these in them, between commas.")
+    parser.add_argument(
+        "--quick", action="store_true", help="The planners alone, without a fleet: for trying settings."
+    )
     parser.add_argument("--figure", type=Path, help="Where to write the figure.")
     parser.add_argument("--size", action="store_true", help="How long plans of several sizes take, and nothing else.")
     given = parser.parse_args()
@@ -257,7 +266,7 @@ def main() -> None:
     loads = {name: record(name, given.days) for name in names}
     if given.bursts:
         loads = {name: with_bursts(load) for name, load in loads.items()}
-    comparison = Comparison(loads, given.days, given.start_up)
+    comparison = Comparison(loads, given.days, given.start_up, given.quick)
     print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
     runs = {}
     for name, run in comparison.runs(given.only):

@@ -49,7 +49,9 @@ def planned_spares(fleet: FleetView, there: Mapping[Place, int], now: datetime) 
     for place in fleet.planned:
         spec, region = fleet.deployments.get(place.deployment), fleet.regions.get(place.region)
         age_s = (now - place.at).total_seconds()
-        if spec is None or region is None or not 0 <= age_s < FRESH_S or spec.claim(place.region).granted is not None:
+        if spec is None or spec.problem or region is None or not 0 <= age_s < FRESH_S:
+            continue
+        if spec.claim(place.region).granted is not None:
             continue
         wanted, have = spec.cells_wanted.get(place.region, 0), there.get((place.deployment, place.region), 0)
         ahead_s = place.start_up_s + place.slot_s + region.limits.boot_s

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from fleet.models import Deployment, DeploymentRegion, InstanceType
+from fleet.models import Deployment, DeploymentRegion
 from fleet.planning.capacity.planner import plan_capacity
-from fleet.planning.capacity.view import BatchWork, CapacitySettings
+from fleet.planning.capacity.view import BatchWork, CapacitySettings, CellKind
 from fleet.services.autoscaling import autoscaling_pause
 from fleet.services.capacity_plan import day_plan_store
 from kernel import clock
@@ -71,9 +71,10 @@ class TestWhoGoesByIt:
         """A plan of six cells, where one is wanted."""
         rows.deployment(cells=1, nodes=1)
         rows.cell("sim-70b-us-east-1-1", rows.node("n-1"))
-        Deployment.objects.update(instance_type=InstanceType.objects.create(name="trn1", accelerator="neuron"))
         DeploymentRegion.objects.update(cells_min=1, cells_max=50)
-        day = view(deployment("sim-70b", place(demand=flat(30.0))))
+        grown = place(demand=flat(30.0), cells={rows.KIND: 1})
+        kinds = (CellKind(rows.KIND, 10.0),)
+        day = view(deployment("sim-70b", grown, kinds=kinds), pools=(pool(instance_type=rows.KIND),))
         at = clock.now() - timedelta(minutes=1)
         day_plan_store(plan=plan_capacity(replace(day, at=at)), took_s=0.2, now=at)
 

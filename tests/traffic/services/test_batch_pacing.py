@@ -72,7 +72,7 @@ def test_where_it_is_wanted_what_is_left_is_sent_as_near_real_time(settings: Any
     assert before.serving_class == "batch"
     assert paced(batch) == (1, True, False)
     settings.BATCH_AT_RISK = "near_realtime"
-    assert paced(batch) == (1, True, True)
+    assert paced(batch, LATE + timedelta(minutes=10)) == (1, True, True)
     assert paced(batch) == (0, True, True)
     after = range_claim(batch_id=batch.id, now=LATE, settings=SOON)
     assert after is not None
