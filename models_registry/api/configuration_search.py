@@ -33,7 +33,7 @@ from models_registry.services.configuration_search import (
 
 VARIED_HELP = (
     "Name -> values: `engine_options.NAME` (null: left out), `parallelism.DEGREE`, `max_concurrency`, `speculation`, "
-    "`quantization`. Every combination is one configuration."
+    "`quantization`, `roles`. Every combination is one configuration."
 )
 
 

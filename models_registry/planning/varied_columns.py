@@ -1,7 +1,7 @@
 """What of a version a search may vary, and the columns of the draft that follow from one choice. Pure.
 
 `engine_options.NAME`, `parallelism.DEGREE` (of the instance type that is searched on), `max_concurrency`, and the whole
-of `speculation` and `quantization`. Whether an engine takes the values is judged where drafts are written.
+of `speculation`, `quantization` and `roles`. Whether an engine takes the values is judged where drafts are written.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,8 @@ from typing import Any
 from models_registry.planning.parallelism import NAMES as DEGREES
 
 MOST_VALUES = 32
-WHOLE = ("max_concurrency", "speculation", "quantization")
+OBJECTS = ("speculation", "quantization", "roles")
+WHOLE = ("max_concurrency", *OBJECTS)
 PLACES, BUDGET = ("engine_options.max_num_seqs", "max_concurrency"), "engine_options.max_num_batched_tokens"
 """How many requests an engine runs at once: the first that is stated. How many tokens a step has at most."""
 LIMITS = frozenset({*PLACES, BUDGET})
@@ -55,7 +56,7 @@ def _values(name: str, values: Any) -> tuple[Any, ...]:
 
 
 def _check(name: str, value: Any) -> None:
-    if name in {"speculation", "quantization"}:
+    if name in OBJECTS:
         if not isinstance(value, Mapping):
             raise InvalidVaried(f"{name} has {value!r}; each value must be an object, {{}} for none")
     elif name.startswith("parallelism") or name == "max_concurrency":

@@ -55,6 +55,7 @@ def test_names_of_options_are_spelt_one_way() -> None:
         ([("parallelism.tp", 2)], {"parallelism": {"a": {"tp": 2}, "b": {"tp": 4}}}),
         ([("parallelism.tp", 2), ("parallelism.pp", 2)], {"parallelism": {"a": {"tp": 2, "pp": 2}, "b": {"tp": 4}}}),
         ([("max_concurrency", 4), ("speculation", {})], {"max_concurrency": 4, "speculation": {}}),
+        ([("roles", {"prefill": {"max_concurrency": 4}})], {"roles": {"prefill": {"max_concurrency": 4}}}),
     ],
 )
 def test_a_choice_becomes_columns(choice: list[tuple[str, Any]], columns: dict[str, Any]) -> None:
