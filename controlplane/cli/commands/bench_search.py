@@ -53,8 +53,8 @@ def search(
     other, so nobody else should need it; at the end it serves again what it does now.
 
     NAME is engine_options.OPTION, parallelism.DEGREE, max_concurrency, speculation, quantization or roles (JSON values;
-    {} for none). Every combination is one configuration: one of each shape is measured, the others are predicted from what
-    that tells of a step, and the hopeful ones halved at 25, 50 and 100 % of a point's length.
+    {} for none). Every combination is one configuration: one of each shape is measured, the others are predicted from
+    what that tells of a step, and the hopeful ones halved at 25, 50 and 100 % of a point's length.
 
     switchyard bench search sim-70b@1 --vary engine_options.max_num_seqs=8,32,64 -w 1000+150 --slo ttft=1000,itl=60
     """
