@@ -36,13 +36,7 @@ def quota_set(
     Raises:
         InvalidInput: no such instance type or region, no name of a team, or a number that cannot be.
     """
-    if not TEAM.fullmatch(team):
-        message = f"{team[:64]!r} is no name of a team; it must be letters, digits, - and _, 64 of them at most"
-        raise InvalidInput(field="team", rule="name", message=message)
-    for field, number in (("machines", machines), ("borrow_most", borrow_most)):
-        if number is not None and not 0 <= number <= MACHINES_MOST:
-            message = f"{field} is {number}; it must be from 0 to {MACHINES_MOST}"
-            raise InvalidInput(field=field, rule="range", message=message)
+    _check_stated(team, machines, borrow_most)
     kind = instance_type_named(instance_type)
     place = _region_named(region)
     of_team = {
@@ -69,6 +63,16 @@ def quota_set(
     where = f" in {region}" if region else ""
     _tell("set", f"team {team} is entitled to {machines} {kind.name}{where}, {was}{borrowing}, by {actor}", actor, now)
     return row
+
+
+def _check_stated(team: str, machines: int, borrow_most: int | None) -> None:
+    if not TEAM.fullmatch(team):
+        message = f"{team[:64]!r} is no name of a team; it must be letters, digits, - and _, 64 of them at most"
+        raise InvalidInput(field="team", rule="name", message=message)
+    for field, number in (("machines", machines), ("borrow_most", borrow_most)):
+        if number is not None and not 0 <= number <= MACHINES_MOST:
+            message = f"{field} is {number}; it must be from 0 to {MACHINES_MOST}"
+            raise InvalidInput(field=field, rule="range", message=message)
 
 
 def _region_named(name: str) -> Region | None:
