@@ -108,7 +108,8 @@ def choose(figures: TaskFigures, cost: StepCost, *, is_tree: bool, least_gain: f
     gains: dict[int, float] = {}
     for batch in range(1, cost.most_batch + 1):
         plain = cost.step_s(batch, 1)
-        gain, best = max((tokens[each] * plain / cost.step_s(batch, each + 1), -each) for each in range(1, most + 1))
+        tried = ((tokens[each] * plain / cost.step_s(batch, each + 1), -each) for each in range(1, most + 1))
+        gain, best = max(tried, default=(1.0, 0))  # a tree has no path where no guess was ever right
         pays = gain >= least_gain
         chosen[batch], gains[batch] = (-best, gain) if pays else (0, 1.0)
         most = min(most, chosen[batch])

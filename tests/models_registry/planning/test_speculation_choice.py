@@ -43,6 +43,11 @@ def test_a_tree_is_sized_by_the_cost_of_its_paths() -> None:
     assert choose(PLAN, FREE, is_tree=True).tokens == 2
 
 
+def test_a_tree_without_a_path_guesses_nothing() -> None:
+    nothing = TaskFigures("noise", 10, ((0.0,),), (1.0, 1.0), (), (), (1.0,))
+    assert choose(nothing, FREE, is_tree=True).ranges == ((1, 1, 0),)
+
+
 @given(
     st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4),
     st.dictionaries(
