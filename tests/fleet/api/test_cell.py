@@ -36,6 +36,7 @@ NO_LOAD = {
     "itl_p99_ms": None,
     "batch": None,
     "cache": None,
+    "handovers": None,
     "reported_at": None,
 }
 
@@ -53,6 +54,7 @@ def test_a_cell_says_everything_about_itself() -> None:
         "region": "us-east-1",
         "model_version": "sim-70b@1",
         "serving_class": "realtime",
+        "role": "mixed",
         "state": "ready",
         "reason": "all 2 ranks are ready",
         "tone": "ok",
