@@ -25,7 +25,7 @@ RESOURCES = [
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
     "GET usage", "GET costs", "GET usage/responses", "GET autoscaling", "GET capacity-plan", "GET me",
     "GET benchmarks/best", "GET benchmarks/{id}/histograms",
-    "GET model-versions/{id}/diff", "GET cells/{id}/logs", "GET keys/policy",
+    "GET model-versions/{id}/diff", "GET model-versions/{id}/calibration", "GET cells/{id}/logs", "GET keys/policy",
     "GET cells/{id}/load", "GET deployments/{id}/load", "GET regions/{id}/load",
 }  # fmt: skip
 ASKED_BY_POST = {  # and nothing is changed
@@ -44,7 +44,8 @@ OPERATE = {
     "POST incidents/{id}/dismiss", "POST webhooks/{id}/test", "POST models", "PATCH models/{id}",
     "DELETE models/{id}", "POST model-versions",
     "PATCH model-versions/{id}", "DELETE model-versions/{id}", "POST model-versions/{id}/release",
-    "POST model-versions/{id}/retire", "POST model-versions/{id}/validate", "POST keys", "PATCH keys/{id}",
+    "POST model-versions/{id}/retire", "POST model-versions/{id}/validate", "POST model-versions/{id}/calibrate",
+    "POST keys", "PATCH keys/{id}",
     "POST keys/{id}/revoke", "POST keys/{id}/rotate", "POST apply", "GET audit", "GET audit/{id}",
     "POST capacity-pools", "PATCH capacity-pools/{id}", "POST capacity-pools/{id}/remove",
     "POST capacity-pools/{id}/resume", "POST image-moves", "POST image-moves/{id}/back",
