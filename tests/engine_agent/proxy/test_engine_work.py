@@ -103,6 +103,7 @@ async def test_a_cell_reports_what_its_engine_guessed() -> None:
             engine.ledger = {"/metrics": json_answer(GUESSES.replace(b"100.0", b"%d" % drafts))}
             await reader.read()
             cell.leave(request)
-        assert cell.status().load.speculation is not None
-        assert cell.status().load.speculation.drafts == 50
+        reported = cell.status().load.speculation
+        assert reported is not None
+        assert reported.drafts == 50
         cell.pool.close()

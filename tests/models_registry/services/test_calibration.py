@@ -56,7 +56,8 @@ def test_a_version_without_heads_has_no_calibration() -> None:
 
 def test_step_costs_are_read_before_anything_is_stored() -> None:
     version = with_heads()
-    for wrong in ([{}], [STEP_COST] * 9):
+    several: tuple[list[dict[str, Any]], ...] = ([{}], [STEP_COST] * 9)
+    for wrong in several:
         with pytest.raises(InvalidInput) as refused:
             store(version.pk, step_costs=wrong)
         assert refused.value.field == "step_costs"
