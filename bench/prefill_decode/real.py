@@ -84,9 +84,8 @@ async def _scenario(prefill: RunningCell, decode: RunningCell) -> bool:
         began = monotonic()
         again = await asyncio.to_thread(decode.complete, **late, kv_transfer_params=params)
         is_same = again["text"] == expected["text"]
-        print(
-            f"| killed after its answer: text, seconds | {'same' if is_same else 'another'}, {monotonic() - began:.1f} |"
-        )
+        text = "same" if is_same else "another"
+        print(f"| killed after its answer: text, seconds | {text}, {monotonic() - began:.1f} |")
         began = monotonic()
         after = await _ask(answers, prompt=f"And once more: {LONG}")
         print(f"| killed before: status, seconds | {after.status}, {monotonic() - began:.1f} |")
