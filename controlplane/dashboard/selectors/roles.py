@@ -102,7 +102,7 @@ def roles_of(deployment: Deployment, now: datetime) -> Roles:
         deployment.name,
         is_planned,
         deployment.scaling.get("itl_p99_ms", 50.0),
-        tuple(row for row in rows if is_planned or row.wanted.is_apart or row.ready.is_apart),
+        tuple(row for row in rows if is_planned or row.place.prefill or row.ready.is_apart),
         shown,
         sum(load.handovers_total for load in loads),
         (*_reasons((load.fallbacks for load in loads), is_fallback=True), *_reasons(load.alone for load in loads)),
