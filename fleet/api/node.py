@@ -24,6 +24,7 @@ from fleet.selectors.node import nodes_described
 from fleet.services.enrolment import EnrolmentRefused, agent_enrol
 from fleet.services.machine import InvitationRefused, is_ticket, join_refused, machine_enrol
 from fleet.services.node_actions import node_cordon, node_drain, node_replacement_request, node_uncordon
+from fleet.services.node_check import TOGETHER_MOST, node_checks_request
 from fleet.services.revocation import node_revoke
 from kernel import clock
 from kernel.addresses import client_network
@@ -78,18 +79,37 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
         help_text="What its agent reported last; null before its first report.",
     )
 
+    checks = serializers.SerializerMethodField(
+        help_text="What its deep checks found last: `request`, `began_at`, `ended_at` (null: not yet), `results`."
+    )
+
     class Meta:
         model = Node
         fields = [
             "id", "region", "instance_type", "state", "reason", "tone", "cordoned", "cell", "deployment", "rank",
             "role", "address", "port_base", "topology", "fingerprint", "accelerators", "connected", "last_seen_at",
-            "agent_version", "engine", "state_since", "created_at",
+            "agent_version", "engine", "checks", "state_since", "created_at",
         ]  # fmt: skip
 
     @extend_schema_field(serializers.ChoiceField(choices=ROLES))
     def get_role(self, node: Node) -> str:
         member: CellMember | None = getattr(node, "member", None)
         return member.role.value if member else SPARE
+
+    @extend_schema_field(serializers.DictField(allow_null=True))
+    def get_checks(self, node: Node) -> dict[str, Any] | None:
+        report: NodeReport | None = getattr(node, "report", None)
+        return report.telemetry.get("checks") if report is not None else None
+
+
+class CheckSerializer(WhySerializer):
+    with_nodes = serializers.ListField(
+        child=serializers.CharField(max_length=64),
+        required=False,
+        default=list,
+        max_length=TOGETHER_MOST,
+        help_text="Spare nodes whose links to this one, and to each other, are checked.",
+    )
 
 
 class NodeFilter(EndedHidden):
@@ -126,7 +146,7 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("id", "state", "cordoned", "state_since", "created_at", "region", "instance_type")
     watch_kind = "node"
-    measured = frozenset({"last_seen_at", "connected", "engine", "agent_version"})
+    measured = frozenset({"last_seen_at", "connected", "engine", "agent_version", "checks"})
 
     def get_queryset(self) -> QuerySet[Node]:
         return nodes_described()
@@ -165,11 +185,20 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
         cell goes on elsewhere. 409 if it is retired."""
         return self._act(node_revoke, request)
 
-    def _act(self, service: Any, request: Request) -> Response:
+    @extend_schema(operation_id="nodes_check", request=CheckSerializer, responses={200: NodeSerializer})
+    @action(detail=True, methods=["post"])
+    def check(self, request: Request, id: str) -> Response:
+        """Have a node try its memory, its disk and what it computes, and its links to `with_nodes`, which are checked,
+        too. What it found is in `checks` some seconds later; a failure is a fault, on which the fleet's rules act. One
+        that serves checks its memory and its disk alone. 409 if it is not there, or if links of one in a cell are to be
+        checked."""
+        return self._act(node_checks_request, request, CheckSerializer)
+
+    def _act(self, service: Any, request: Request, takes: type[WhySerializer] = WhySerializer) -> Response:
         node = self.get_object()
-        payload = WhySerializer(data=request.data)
+        payload = takes(data=request.data)
         payload.is_valid(raise_exception=True)
-        service(node_id=node.id, actor=actor_of(request), now=clock.now(), why=payload.validated_data["why"])
+        service(node_id=node.id, actor=actor_of(request), now=clock.now(), **payload.validated_data)
         return Response(self.get_serializer(self.get_object()).data)
 
 

@@ -114,6 +114,24 @@ class NodeLog(models.Model):
         return f"logs of {self.node_id}"
 
 
+class NodeCheck(models.Model):
+    """The deep checks that a node was told to make last; what they found is in its report (`telemetry.checks`).
+
+    `request` names them. `peers`: with which nodes it checks its links, by rank, itself among them; empty: none.
+    `secret` proves them to each other.
+    """
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="check_request")
+    request = models.CharField(max_length=64)
+    peers = models.JSONField(default=list)
+    secret = models.CharField(max_length=64, blank=True)
+    requested_at = models.DateTimeField()
+    requested_by = models.CharField(max_length=150)
+
+    def __str__(self) -> str:
+        return f"checks {self.request} of {self.node_id}"
+
+
 class JoinToken(models.Model):
     """A short-lived right to enrol, bound to one agent that the control plane itself launched and, from its first use
     on, to the process that used it: `nonce_digest` is of a number that only that one knows."""

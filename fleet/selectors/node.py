@@ -5,14 +5,15 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import connection
 from django.db.models import Count, Q, QuerySet, Value
 from django.db.models.functions import Coalesce
 
-from engine_agent.protocol.messages import Assignment, Desired, LogRequest, Peer
+from engine_agent.protocol.messages import Assignment, CheckRequest, Desired, LogRequest, Peer
 from engine_agent.protocol.states import CellRole, Phase
-from fleet.models import CellMember, Node, NodeLog
+from fleet.models import CellMember, Node, NodeCheck, NodeLog
 from fleet.planning.faults.liveness import WATCHED
 from fleet.planning.settings import FleetSettings
 from fleet.planning.states import CELL_PHASE, CellState, NodeState
@@ -68,8 +69,11 @@ def newer_versions(sent: Mapping[str, int]) -> dict[str, int]:
 
 
 def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
-    """The desired state of these nodes, in five queries; without those whose version cannot be rendered."""
-    nodes = {node.id: node for node in Node.objects.filter(id__in=list(node_ids)).select_related("log")}
+    """The desired state of these nodes, in five queries; without those whose version cannot be rendered. One more where
+    links are checked."""
+    nodes = {
+        node.id: node for node in Node.objects.filter(id__in=list(node_ids)).select_related("log", "check_request")
+    }
     own = {
         member.node_id: member
         for member in CellMember.objects.filter(node_id__in=nodes).select_related(
@@ -82,6 +86,7 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
         peers[member.cell_id].append(
             Peer(node=member.node_id, rank=member.rank, address=member.node.address, port_base=member.node.port(0))
         )
+    addresses = _addresses({peer for node in nodes.values() for peer in _check_of(node, "peers", [])})
     desired = {}
     allowances = engine_allowances() if own else {}
     pairs = pairings(member.cell for member in own.values())
@@ -95,7 +100,9 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
             # It goes on with what it was sent last; the others get their changes all the same.
             log.error("cannot render the desired state of node %s: %s", node.id, error)
         else:
-            desired[node.id] = Desired(node.id, node.desired_version, assignment, _log_request(node))
+            desired[node.id] = Desired(
+                node.id, node.desired_version, assignment, _log_request(node), check=_check_request(node, addresses)
+            )
     return desired
 
 
@@ -119,6 +126,29 @@ def _assignment(
         prefill_cells=pairs.prefill_cells(cell.id),
         decode_nodes=pairs.decode_nodes(cell.id),
     )
+
+
+def _check_of(node: Node, name: str, default: Any) -> Any:
+    return getattr(getattr(node, "check_request", None), name, default)
+
+
+def _addresses(names: set[str]) -> dict[str, Node]:
+    return {node.id: node for node in Node.objects.filter(id__in=names)} if names else {}
+
+
+def _check_request(node: Node, addresses: Mapping[str, Node]) -> CheckRequest | None:
+    """The deep checks that it was told to make last. Peers that are gone leave the others without a check of links."""
+    known: NodeCheck | None = getattr(node, "check_request", None)
+    if known is None:
+        return None
+    peers = tuple(
+        Peer(node=name, rank=rank, address=addresses[name].address, port_base=addresses[name].port(0))
+        for rank, name in enumerate(known.peers)
+        if name in addresses and addresses[name].port_base is not None
+    )
+    if len(peers) < len(known.peers):
+        return CheckRequest(known.request)
+    return CheckRequest(known.request, known.peers.index(node.id) if peers else 0, peers, known.secret)
 
 
 def _log_request(node: Node) -> LogRequest | None:

@@ -98,6 +98,28 @@ def uncordon(context: typer.Context, names: Nodes, why: Why = "") -> None:
     _act(session_of(context), resource_named("nodes"), names, "uncordon", why)
 
 
+@app.command("check")
+def check(
+    context: typer.Context,
+    names: Nodes,
+    why: Why = "",
+    links: Annotated[bool, typer.Option("--links", help="And their links to each other: of spares.")] = False,
+) -> None:
+    """Have nodes try their memory, disk, what they compute and, with --links, their links to each other.
+
+    What they found is on their pages and in `switchyard describe node`. A failure cordons a node, by rule.
+
+    switchyard check n-1a0a1784 n-9f31c2aa --links
+    """
+    run = session_of(context)
+    if not links:
+        _act(run, resource_named("nodes"), names, "check", why)
+        return
+    first, *others = names
+    run.connection.post(f"{path_of(resource_named('nodes'), first)}/check", {"why": why, "with_nodes": others})
+    run.output.line(f"{', '.join(names)} are checked, and their links to each other")
+
+
 @app.command()
 def replace(context: typer.Context, names: Nodes, why: Why = "", yes: Yes = False) -> None:
     """Swap nodes for others and end the machines."""

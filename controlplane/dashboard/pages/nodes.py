@@ -58,6 +58,7 @@ NODE = Page(
     fragments=(
         Fragment("node", "", ("nodes:{key}", "cells"), "dashboard/nodes/node.html", _node),
         Fragment("node-report", "Last report", ("nodes:{key}", "load"), "dashboard/nodes/report.html", _node),
+        Fragment("node-checks", "Deep checks", ("nodes:{key}", "load"), "dashboard/nodes/checks.html", _node),
         Fragment("node-events", "Events", ("events",), "dashboard/events/list.html", _events),
     ),
 )

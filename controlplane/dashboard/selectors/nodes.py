@@ -1,9 +1,11 @@
 """Nodes with their place and last report, for the lists and for one node's page."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import groupby
+from typing import Any
 
 from django.db.models import Case, Q, QuerySet, When
 
@@ -26,6 +28,18 @@ class NodeRow:
     member: CellMember | None
     report: NodeReport | None
     silent_s: float | None
+
+    @property
+    def checks(self) -> Mapping[str, Any] | None:
+        """What its deep checks found last, as its agent reports it."""
+        found = self.report.telemetry.get("checks") if self.report is not None else None
+        return found if isinstance(found, dict) else None
+
+    @property
+    def checked_at(self) -> datetime | None:
+        """When they ended, by the node's clock; None: they still go on."""
+        ended = self.checks.get("ended_at") if self.checks else None
+        return datetime.fromtimestamp(ended, UTC) if isinstance(ended, int | float) else None
 
     @property
     def accelerators(self) -> str:

@@ -41,6 +41,7 @@ def test_a_node_says_everything_about_itself() -> None:
         "last_seen_at": "2026-11-21T12:00:00Z",
         "agent_version": "0.1.0",
         "engine": {"state": "ready", "reason": "", "pid": 42, "generation": 1},
+        "checks": None,
         "state_since": "2026-11-21T12:00:00Z",
         "created_at": "2026-11-21T12:00:00Z",
     }
@@ -107,3 +108,18 @@ def test_a_field_that_nobody_knows_changes_nothing() -> None:
     response = bearer().post("/api/v1/nodes/n-00000001/cordon", {"cordoned": False}, format="json")
     assert rules(response) == {"cordoned": "unknown"}
     assert not Node.objects.get().cordoned
+
+
+def test_a_node_is_checked_alone_and_with_others() -> None:
+    found = {"request": "r1", "began_at": 1.0, "results": [{"check": "memory", "ok": True, "found": "fine"}]}
+    rows.node("n-00000001", report={"telemetry": {"checks": found}})
+    rows.node("n-00000002")
+    answer = bearer().post(
+        "/api/v1/nodes/n-00000001/check", {"why": "new", "with_nodes": ["n-00000002"]}, format="json"
+    )
+    assert answer.status_code == 200, answer.content
+    assert answer.json()["checks"] == found
+    assert Node.objects.filter(check_request__isnull=False).count() == 2
+    refused = bearer().post("/api/v1/nodes/n-00000001/check", {"with_nodes": ["n-9"]}, format="json")
+    assert refused.status_code in (400, 422)
+    assert "there is no node 'n-9'" in refused.content.decode()
