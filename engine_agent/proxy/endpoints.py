@@ -3,7 +3,7 @@ engine and nothing else of it, `/healthz` is answered here. Administration, on l
 and what it changes: the phase, and the cells that this one pairs with."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import msgspec
@@ -65,13 +65,20 @@ class LocalExchange:
         self._client.answered(keep_alive=keep_alive)
 
 
-class HeldStatus(LocalExchange):
-    """The status, once there is something new to it, if the question can wait."""
+class HeldAnswer(LocalExchange):
+    """An answer, once there is something new to it, if the question can wait: `hold` waits for as long as the question
+    says, and `answer` then gives it."""
 
-    def __init__(self, cell: Cell, head: RequestHead, client: ClientConnection) -> None:
-        super().__init__(head, client, lambda _head, _body: _status(cell))
-        self._watch = cell.watch
-        self._query = head.target.partition(b"?")[2].decode("latin-1")
+    def __init__(
+        self,
+        head: RequestHead,
+        client: ClientConnection,
+        hold: Callable[[str], Awaitable[object]],
+        answer: Callable[[str], LocalResponse],
+    ) -> None:
+        query = head.target.partition(b"?")[2].decode("latin-1")
+        super().__init__(head, client, lambda _head, _body: answer(query))
+        self._hold: Callable[[], Awaitable[object]] = lambda: hold(query)
         self._holding: asyncio.Task[None] | None = None
 
     def feed(self, data: bytes, *, complete: bool) -> None:
@@ -83,29 +90,7 @@ class HeldStatus(LocalExchange):
             self._holding.cancel()
 
     async def _answer(self) -> None:
-        await self._watch.hold(self._query)
-        super().feed(b"", complete=True)
-
-
-class HeldPrefixes(LocalExchange):
-    """What changed of the prefixes that the cell has, once something did."""
-
-    def __init__(self, cell: Cell, head: RequestHead, client: ClientConnection) -> None:
-        super().__init__(head, client, lambda _head, _body: cell.cache.answer(self._query))
-        self._cache = cell.cache
-        self._query = head.target.partition(b"?")[2].decode("latin-1")
-        self._holding: asyncio.Task[None] | None = None
-
-    def feed(self, data: bytes, *, complete: bool) -> None:
-        if complete:
-            self._holding = asyncio.get_running_loop().create_task(self._answer())
-
-    def client_gone(self) -> None:
-        if self._holding is not None:
-            self._holding.cancel()
-
-    async def _answer(self) -> None:
-        await self._cache.hold(self._query)
+        await self._hold()
         super().feed(b"", complete=True)
 
 
@@ -119,7 +104,7 @@ def respond_public(cell: Cell, head: RequestHead, client: ClientConnection) -> R
     if head.method in _ENGINE_METHODS.get(head.path, ()):
         return Exchange(cell, head, client)
     if (head.method, head.path) == (b"GET", PREFIXES_PATH.encode()):
-        return HeldPrefixes(cell, head, client)
+        return HeldAnswer(head, client, cell.cache.hold, cell.cache.answer)
     return LocalExchange(head, client, partial(_handle_public, cell))
 
 
@@ -157,7 +142,7 @@ class PhaseOrder(msgspec.Struct, frozen=True):
 def respond_admin(cell: Cell, head: RequestHead, client: ClientConnection) -> Responder:
     """The responder for one request on the administration port."""
     if (head.method, head.path) == (b"GET", b"/status"):
-        return HeldStatus(cell, head, client)
+        return HeldAnswer(head, client, cell.watch.hold, lambda _query: _status(cell))
     return LocalExchange(head, client, partial(_handle_admin, cell))
 
 

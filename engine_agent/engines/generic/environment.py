@@ -5,15 +5,15 @@ Run by the control plane's Python, with the standard library and uv alone. The p
 is there, which is written last. PyPI has sources of llama-cpp-python alone: this compiles them, for some minutes.
 """
 
-import argparse
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine_agent.engines.exclusive import exclusively
 from engine_agent.engines.generic.programs import FOLDER, PREFIX, PROGRAM, installed_programs
+from engine_agent.engines.install_command import CannotInstall, Say, install_command
 from engine_agent.engines.uv_program import UvFailed, UvProgram
 
 NAME = "llama-cpp"
@@ -24,12 +24,6 @@ LOCK = Path(__file__).with_name("requirements.lock")
 SERVER = Path(__file__).with_name("llama_cpp_server.py")
 SCRIPT = '#!/bin/sh\nhere=$(dirname "$0")\nexec "$here/bin/python" -I "$here/serve.py" "$@"\n'
 NEEDED = ("cmake", "c++")
-
-Say = Callable[[str], None]
-
-
-class CannotInstall(Exception):
-    """Why it is not there; one sentence for a person."""
 
 
 def install(cache: Path, say: Say) -> Path:
@@ -83,23 +77,9 @@ def _install_anew(folder: Path, say: Say) -> Path:
     return program
 
 
-def _say_on_stdout(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def main(argv: Sequence[str]) -> int:
-    """Exit status: 0 with the program's path on the last line of standard output, or 1 with the reason."""
-    parser = argparse.ArgumentParser(prog="engine_agent.engines.generic.environment", description=__doc__)
-    install_parser = parser.add_subparsers(required=True).add_parser("install", help="make the program")
-    install_parser.add_argument("--cache", type=Path, required=True, help="folder that holds engines/")
-    options = parser.parse_args(argv)
-    try:
-        _say_on_stdout(str(install(options.cache.resolve(), _say_on_stdout)))
-    except (CannotInstall, OSError) as error:
-        sys.stderr.write(f"cannot install {NAME}: {error}\n")
-        return 1
-    return 0
+    """Exit status of the command line."""
+    return install_command("engine_agent.engines.generic.environment", __doc__, NAME, install, argv)
 
 
 if __name__ == "__main__":

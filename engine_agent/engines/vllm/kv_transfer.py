@@ -6,17 +6,17 @@ the standard library and uv alone; the settings are read by the engine's. What p
 of collectives: it belongs into a network of its own.
 """
 
-import argparse
 import hashlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from engine_agent.engines.exclusive import exclusively
+from engine_agent.engines.install_command import CannotInstall, Say, install_command
 from engine_agent.engines.uv_program import UvFailed, UvProgram
 
 NAME = "vllm-kv-transfer"
@@ -34,12 +34,6 @@ CONNECTOR = {
 }
 """Who reads and who is read, each request says. What cannot be had from the other engine is computed here: vLLM's own
 default fails the request."""
-
-Say = Callable[[str], None]
-
-
-class CannotInstall(Exception):
-    """Why it is not there; one sentence for a person."""
 
 
 def kv_transfer_packages(python: Path) -> Path:
@@ -97,23 +91,9 @@ def install(cache: Path, say: Say) -> Path:
     return folder
 
 
-def _say_on_stdout(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def main(argv: Sequence[str]) -> int:
-    """Exit status: 0 with the folder on the last line of standard output, or 1 with the reason."""
-    parser = argparse.ArgumentParser(prog="engine_agent.engines.vllm.kv_transfer", description=__doc__)
-    install_parser = parser.add_subparsers(required=True).add_parser("install", help="fetch the connector's packages")
-    install_parser.add_argument("--cache", type=Path, required=True, help="folder that holds engines/")
-    options = parser.parse_args(argv)
-    try:
-        _say_on_stdout(str(install(options.cache.resolve(), _say_on_stdout)))
-    except (CannotInstall, OSError) as error:
-        sys.stderr.write(f"cannot install {NAME}: {error}\n")
-        return 1
-    return 0
+    """Exit status of the command line."""
+    return install_command("engine_agent.engines.vllm.kv_transfer", __doc__, NAME, install, argv)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from engine_agent.engines.artifact import describe_folder, file_sha256, read_manifest, verify_folder, write_manifest
 from engine_agent.engines.exclusive import exclusively
+from engine_agent.engines.install_command import say_on_stdout
 from engine_agent.protocol.manifest import DIGEST_PREFIX, BadArtifact, Manifest
 
 NAME = "smollm2-135m-instruct"
@@ -114,10 +115,6 @@ def _convert_for(ranks: int) -> Convert:
     return partial(convert, ranks=ranks)
 
 
-def _say_on_stdout(line: str) -> None:
-    print(line, flush=True)
-
-
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 with the artifact as JSON on the last line of standard output, or 1 with the reason."""
     parser = argparse.ArgumentParser(prog="engine_agent.engines.vllm.weights", description=__doc__)
@@ -131,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
         build_parser.error(f"argument --ranks: expected a whole number from 1, got {options.ranks}")
     try:
         gguf_path, convert = shipped_gguf(), _convert_for(options.ranks)
-        folder, manifest = build(options.cache.resolve(), gguf_path, convert, _say_on_stdout, options.ranks)
+        folder, manifest = build(options.cache.resolve(), gguf_path, convert, say_on_stdout, options.ranks)
     except (BadArtifact, OSError) as error:
         print(f"cannot build {NAME}: {error}", file=sys.stderr)
         return 1
