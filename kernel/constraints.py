@@ -79,6 +79,8 @@ def _rule(kind: inspect.Type) -> str:
             rule = ", or ".join(map(_rule, types))
         case inspect.EnumType(cls=choices):
             rule = " or ".join(str(choice.value) for choice in choices)
+        case inspect.LiteralType(values=values):
+            rule = " or ".join(map(str, values))
         case inspect.IntType(ge=low, le=high):
             rule = f"a whole number from {low} to {high}"
         case inspect.FloatType(ge=low, le=high):

@@ -32,7 +32,7 @@ def status(health: Health) -> ProxyStatus:
 
 def test_a_proxys_word_is_taken_whole() -> None:
     seen = after_proxy(ProbeResults(proxy_silent_since_s=1.0), status(OK), 5.0)
-    assert seen == ProbeResults(OK, Load(in_flight=2), was_ready=True, proxy_phase=Phase.SERVE)
+    assert seen == ProbeResults(OK, Load(in_flight=2), was_ready=True, proxy_phase=Phase.SERVE, proxy_pairs="")
 
 
 def test_who_was_ready_once_stays_so() -> None:
