@@ -112,6 +112,12 @@ NODE: dict[str, Any] = {
     "last_seen_at": "2026-11-21T12:00:01Z",
     "agent_version": "0.1.0",
     "engine": {"state": "ready", "reason": "", "pid": 4242, "generation": 1},
+    "checks": {
+        "request": "joining",
+        "began_at": 1795262221.0,
+        "ended_at": 1795262233.9,
+        "results": [{"check": "memory", "ok": True, "found": "256 MiB held 5 of 5 patterns", "seconds": 0.6}],
+    },
     "state_since": "2026-11-21T11:57:02Z",
     "created_at": "2026-11-21T11:57:00Z",
 }

@@ -53,6 +53,8 @@ TRUSTED = {
     "kernel/control_loops.py": "our own processes wrote it",
     "controlplane/api/audit.py": "our own records",
     "controlplane/chat_stream.py": "an answer of our own cells, shown and never acted on",
+    "controlplane/cli/commands/bench_search.py": "values of one's own command line; the server judges the whole again",
+    "controlplane/cli/commands/speculation.py": "one's own file; the server judges the whole again",
     "controlplane/cli/commands/rollouts.py": "a value of one's own command line; the server judges the whole again",
     "controlplane/cli/profiles.py": "one's own file",
     "controlplane/cli/server_target.py": "our own file",
