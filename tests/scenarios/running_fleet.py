@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,10 @@ class AskedFleet:
     def post(self, path: str, body: Any = None) -> Any:
         return self._ask("POST", path, json=body or {})
 
+    def delete(self, path: str) -> Any:
+        """Whatever it is now."""
+        return self._ask("DELETE", path, headers={"If-Match": "*"})
+
     def cells(self, **query: str) -> dict[str, Any]:
         return {cell["id"]: cell for cell in self.api("cells", **query)["results"]}
 
@@ -104,11 +108,11 @@ class AskedFleet:
         """As long as a start of vLLM may take."""
         eventually(self.is_whole, START_LIMIT_S)
 
-    def _ask(self, method: str, path: str, **arguments: Any) -> Any:
+    def _ask(self, method: str, path: str, headers: Mapping[str, str] | None = None, **arguments: Any) -> Any:
         answer = CLIENT.request(
             method,
             f"{self.url}/api/v1/{path.strip('/')}/",
-            headers={"Authorization": f"Bearer {self.token()}"},
+            headers={"Authorization": f"Bearer {self.token()}", **(headers or {})},
             **arguments,
         )
         if answer.is_server_error:

@@ -30,7 +30,7 @@ FILES = {
     ".s.PGSQL.5432": "PostgreSQL", "valkey.sock": "Valkey", "admin.sock": "HAProxy administration",
     "master.sock": "HAProxy administration",
     **dict.fromkeys(("parsed.sock", "parser.sock", "no-cell.sock", "sticky.sock", "door.sock"), "HAProxy internal"),
-    "held.sock": "bell of held requests",
+    "held.sock": "bell of held requests", "cache-index.sock": "index of caches",
 }  # fmt: skip
 
 

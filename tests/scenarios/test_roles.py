@@ -56,6 +56,7 @@ def apart(fleet: AskedFleet) -> Iterator[AskedFleet]:
     finally:
         fleet.patch(f"deployments/{NAME}", {"regions": [{"region": WHERE, "cells": 0}]})
         eventually(lambda: not fleet.cells(deployment=NAME), START_LIMIT_S)
+        fleet.delete(f"deployments/{NAME}")
 
 
 def test_a_long_prompt_is_handed_over_and_without_the_prefill_cell_it_is_answered_all_the_same(
