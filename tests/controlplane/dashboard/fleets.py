@@ -58,6 +58,8 @@ from traffic.models import (
 
 COUNTS = {"ttft_counts": {"12": 3}, "itl_counts": {"7": 40}}
 LOAD = {"in_flight": 7, "queued": 2, "tokens_per_s": 431.5, "ttft_p50_ms": 80.0, "ttft_p99_ms": 410.0, **COUNTS}
+FOUND = {"check": "memory", "ok": True, "found": "256 MiB held 5 of 5 patterns", "seconds": 0.6}
+CHECKS = {"request": "joining", "began_at": 1795262221.0, "ended_at": 1795262233.9, "results": [FOUND]}
 STATES = ("ready", "starting", "failed", "draining", "pending", "lost")
 
 
@@ -168,8 +170,9 @@ def validated(version: ModelVersion) -> Validation:
 
 def _cell(number: int, deployment: Deployment, version: ModelVersion) -> Cell:
     region = f"region-{number}"
+    report = {"load": LOAD, "telemetry": {"checks": CHECKS}}
     nodes = [
-        rows.node(f"n-{number:06x}{rank:02x}", where=region, fingerprint={"sim.engine": "sim 1"}, report={"load": LOAD})
+        rows.node(f"n-{number:06x}{rank:02x}", where=region, fingerprint={"sim.engine": "sim 1"}, report=report)
         for rank in range(2)
     ]
     return rows.cell(
