@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from fleet.models import DeploymentRegion, Region
+from fleet.models import Deployment, DeploymentRegion, Region
 from fleet.planning.autoscaling.needs import cells_text
 from fleet.planning.autoscaling.planner import agreement_s, plan_scaling
 from fleet.planning.autoscaling.policy import CellPools, CellRange, Cells, ScalingMode
@@ -20,6 +20,8 @@ from fleet.selectors.snapshot import fleet_view, version_view
 from fleet.selectors.start_up import start_times_s, typical_s
 from fleet.services.rollout_actions import rollout_propose
 from kernel.refusals import InvalidInput
+from models_registry.planning.roles import apart_objection
+from models_registry.selectors.engine_allowance import engine_allowances
 from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
 from traffic.selectors.autoscaling import scaled_deployments
 
@@ -64,7 +66,7 @@ def plan_scale(*, deployment: str, cells: Mapping[str, Cells], now: datetime, ha
     """What this number of cells would do; of a range, what it leaves of the number that there is.
 
     Raises:
-        InvalidInput: an unknown deployment or region.
+        InvalidInput: an unknown deployment or region, or cells by role that its version cannot have.
     """
     view = fleet_view(now=now)
     if deployment not in view.deployments:
@@ -73,9 +75,17 @@ def plan_scale(*, deployment: str, cells: Mapping[str, Cells], now: datetime, ha
     before = _asked(view, deployment)
     wanted = {region: _count(stated, before.get(region, 0)) for region, stated in cells.items()}
     roles = {region: (one.prefill, one.decode) for region, one in cells.items() if isinstance(one, CellPools)}
+    if any(prefill for prefill, _ in roles.values()):
+        _can_be_apart(deployment)
     forecast = _predict(view, Scale(deployment, wanted, roles), now, has_time)
     notes = (*_scaling_notes(deployment=deployment), *_plan_notes(deployment, wanted, now))
     return _noting(forecast, [*notes, *_price_notes(view, deployment, wanted, now)])
+
+
+def _can_be_apart(deployment: str) -> None:
+    row = Deployment.objects.select_related("model_version", "instance_type").get(name=deployment)
+    if objection := apart_objection(row.model_version.spec(engine_allowances()), row.instance_type.shape()):
+        raise InvalidInput(field="scale.regions", rule="roles", message=objection)
 
 
 def _count(stated: Cells, before: int) -> int:

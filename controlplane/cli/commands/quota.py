@@ -42,7 +42,7 @@ def set_quota(
 ) -> None:
     """Entitle a team to so many machines of a type, over all regions or in one.
 
-    switchyard quota set search local.sim 4 --region us-east-1
+    switchyard quota set search local.cpu 4 --region us-east-1
     """
     run = session_of(context)
     body = {"team": team, "instance_type": instance_type, "machines": machines, "borrow_most": borrow_most}

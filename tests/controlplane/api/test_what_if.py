@@ -94,6 +94,15 @@ def test_the_loss_of_a_region_is_predicted(cell_in_service: Cell) -> None:
             {"scale": {"deployment": "b", "regions": [{"region": "us-east-1", "cells": 1}]}},
             "there is no deployment 'b'",
         ),
+        (
+            {
+                "scale": {
+                    "deployment": "sim-70b",
+                    "regions": [{"region": "us-east-1", "cells": {"prefill": 1, "decode": 1}}],
+                }
+            },
+            "cannot have prefill and decode cells",
+        ),
         ({"loose_region": "us-east-1"}, "unknown field"),
     ],
 )
