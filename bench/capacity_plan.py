@@ -95,9 +95,8 @@ def replay(
     world.provider.boot_s = boot_s
     world.reconciler.pace = PACE
     if planner is not None:
-        world.reconciler.prepare = planner.seen
-    if planner is not None:
-        world.reconciler.prepare = planner.seen
+        of_the_world = world.reconciler.prepare
+        world.reconciler.prepare = lambda view: planner.seen(of_the_world(view))
     replays = {
         name: LoadReplay(
             world, (name, REGION), loads[name].rate, scalers[name],
