@@ -85,7 +85,9 @@ def compare(options: argparse.Namespace) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url, model = options.url, options.model
         if not url:
-            (cell,) = stack.enter_context(sim_cells(folder, options.base, ModelParameters(), (1.0,)))
+            # Nothing is cached: who came second would find the prompts of the first.
+            parameters = ModelParameters(prefix_block_tokens=0)
+            (cell,) = stack.enter_context(sim_cells(folder, options.base, parameters, (1.0,)))
             url, model = f"http://127.0.0.1:{cell.engine_port}", "tiny"
         bodies = [
             (request, body_of(request, model, workload, f"{number}"))
