@@ -115,6 +115,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """By layer; within a layer the order is pytest-randomly's."""
     layers = {item.nodeid: layer_of(item) for item in items}
+    if config.getoption("fast"):  # a file of a fast layer may have a slow test
+        items[:] = [item for item in items if layers[item.nodeid] in FAST]
     for item in items:
         item.user_properties.append(("layer", layers[item.nodeid]))
     rank = RANKS.__getitem__ if hasattr(config, "workerinput") else LAYERS.index
