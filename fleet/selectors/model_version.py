@@ -14,7 +14,7 @@ from models_registry.planning.instance_types import INSTANCE_TYPES, InstanceShap
 from models_registry.planning.lifecycle import may_be_rolled_out
 from models_registry.planning.version_spec import InvalidVersion
 from models_registry.selectors.engine_allowance import engine_allowances
-from models_registry.selectors.model import version_by_reference
+from models_registry.selectors.model import version_stated
 
 NAMED = 5
 """Uses that are named before the rest is counted."""
@@ -32,9 +32,7 @@ def version_fit(
     def refuse(rule: str, message: str) -> InvalidInput:
         return InvalidInput(field=field, rule=rule, message=message)
 
-    version = version_by_reference(ModelVersion.objects.all(), reference)
-    if version is None:
-        raise refuse("exists", f"there is no model version {reference!r}; it reads model@version")
+    version = version_stated(reference, field=field)
     if model and version.model_id != model.partition("@")[0]:
         raise refuse("same_model", f"{reference} is another model than {model}")
     if version.state == VersionState.RETIRED:

@@ -21,14 +21,14 @@ from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 from models_registry.api import examples
-from models_registry.models import Benchmark, BenchmarkPoint, ModelVersion
+from models_registry.models import Benchmark, BenchmarkPoint
 from models_registry.planning.benchmark import BenchmarkState
 from models_registry.planning.best_configuration import Aim, best_configuration
 from models_registry.planning.goodput import PointVerdict
 from models_registry.planning.lifecycle import choices
 from models_registry.planning.workload import InvalidWorkload, parse_slo, parse_workload
 from models_registry.selectors.benchmark import benchmarks_described, benchmarks_of_use, measured_of
-from models_registry.selectors.model import version_by_reference
+from models_registry.selectors.model import version_stated
 from models_registry.services.benchmark import BenchmarkRequest, benchmark_cancel, benchmark_start
 
 WORKLOAD_HELP = "`1000+150`, `3000+200,prefix=512,groups=8`, `mooncake,longest=4096`, `azure`."
@@ -166,11 +166,7 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
         body = StartBenchmarkSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         fields = dict(body.validated_data)
-        reference = fields.pop("version")
-        version = version_by_reference(ModelVersion.objects.all(), reference)
-        if version is None:
-            message = f"there is no model version {reference!r}; it reads model@version"
-            raise InvalidInput(field="version", rule="exists", message=message)
+        version = version_stated(fields.pop("version"), field="version")
         row = benchmark_start(BenchmarkRequest(version, **fields), actor=actor_of(request), now=clock.now())
         return self._answer(row.pk)
 

@@ -11,18 +11,17 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from kernel import clock
-from kernel.refusals import InvalidInput
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 from models_registry.api import examples
 from models_registry.api.benchmark import SLO_HELP, WORKLOAD_HELP
-from models_registry.models import ConfigurationSearch, ModelVersion
+from models_registry.models import ConfigurationSearch
 from models_registry.planning.benchmark import BenchmarkState
 from models_registry.planning.configuration_search import Standing
 from models_registry.planning.lifecycle import choices
 from models_registry.selectors.configuration_search import CandidateRow, candidate_rows, searches_described
-from models_registry.selectors.model import version_by_reference
+from models_registry.selectors.model import version_stated
 from models_registry.services.configuration_search import (
     MOST_HOURS,
     MOST_TRIALS,
@@ -140,11 +139,7 @@ class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
         body = StartSearchSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         fields = dict(body.validated_data)
-        reference = fields.pop("version")
-        version = version_by_reference(ModelVersion.objects.all(), reference)
-        if version is None:
-            message = f"there is no model version {reference!r}; it reads model@version"
-            raise InvalidInput(field="version", rule="exists", message=message)
+        version = version_stated(fields.pop("version"), field="version")
         row = search_start(SearchRequest(version, **fields), actor=actor_of(request), now=clock.now())
         return self._answer(row.pk)
 

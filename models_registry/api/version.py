@@ -20,7 +20,6 @@ from rest_framework.response import Response
 
 from kernel import clock
 from kernel.access import access_of
-from kernel.refusals import InvalidInput
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
@@ -32,7 +31,7 @@ from models_registry.planning.diff import Change, diff_versions
 from models_registry.planning.lifecycle import ValidationState, VersionState, choices
 from models_registry.planning.variables import FIELD, diff_without_values, names_only
 from models_registry.selectors.fleet_hooks import instance_shapes
-from models_registry.selectors.model import latest_validation, version_by_reference, versions_described
+from models_registry.selectors.model import latest_validation, version_by_reference, version_stated, versions_described
 from models_registry.selectors.rendering import renderings
 from models_registry.services.draft import draft_change, draft_create, draft_delete
 from models_registry.services.lifecycle import version_release, version_retire
@@ -283,10 +282,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         type, side by side."""
         fields = _validated(AgainstSerializer(data=request.query_params.dict()))
         version = self._found(self.get_queryset())
-        against = version_by_reference(self.get_queryset(), fields["against"])
-        if against is None:
-            message = f"there is no model version {fields['against']!r}; it reads model@version"
-            raise InvalidInput(field="against", rule="exists", message=message)
+        against = version_stated(fields["against"], field="against", versions=self.get_queryset())
         difference = diff_versions(against.spec(), version.spec(), instance_shapes())
         if not access_of(request).operate:
             difference = diff_without_values(difference)

@@ -2,6 +2,7 @@
 
 from django.db.models import Prefetch, QuerySet
 
+from kernel.refusals import InvalidInput
 from models_registry.models import Model, ModelVersion, Validation
 
 _LAST = "last_validations"
@@ -28,3 +29,16 @@ def version_by_reference(versions: QuerySet[ModelVersion], reference: str) -> Mo
     """The version that `model@version` names, or None."""
     model, _, version = reference.partition("@")
     return versions.filter(model_id=model, version=version).first()
+
+
+def version_stated(reference: str, *, field: str, versions: QuerySet[ModelVersion] | None = None) -> ModelVersion:
+    """The version that a request names in this field, of `versions` or of all.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    version = version_by_reference(ModelVersion.objects.all() if versions is None else versions, reference)
+    if version is None:
+        message = f"there is no model version {reference!r}; it reads model@version"
+        raise InvalidInput(field=field, rule="exists", message=message)
+    return version

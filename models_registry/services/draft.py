@@ -19,7 +19,7 @@ from models_registry.planning.version_checks import BrokenRule, check_draft
 from models_registry.planning.version_spec import InvalidVersion
 from models_registry.selectors.engine_allowance import engine_allowances
 from models_registry.selectors.fleet_hooks import version_uses
-from models_registry.selectors.model import version_by_reference
+from models_registry.selectors.model import version_stated
 
 COLUMNS = (
     "engine", "artifact_uri", "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s", "parallelism",
@@ -165,10 +165,7 @@ def refuse_if_used(row: ModelVersion, action: str) -> None:
 def _columns_of(reference: str) -> dict[str, Any]:
     if not reference:
         return {}
-    row = version_by_reference(ModelVersion.objects.all(), reference)
-    if row is None:
-        message = f"there is no model version {reference!r}; it reads model@version"
-        raise InvalidInput(field="based_on", rule="exists", message=message)
+    row = version_stated(reference, field="based_on")
     return {name: getattr(row, name) for name in COLUMNS}
 
 

@@ -3,9 +3,9 @@ in the middle, and one for good. Writes what was shown, a line each."""
 
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from threading import Condition
 
 import msgspec
 import zmq
@@ -15,6 +15,8 @@ from engine_agent.protocol.cache_events import BlocksStored
 
 LIMIT_S = 30.0
 told: list[str] = []
+heard = Condition()
+"""Of the reader's thread, which tells."""
 
 
 class Publisher:
@@ -58,11 +60,15 @@ class Publisher:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    ends_at = time.monotonic() + LIMIT_S
-    while not condition():
-        if time.monotonic() > ends_at:
+    with heard:
+        if not heard.wait_for(condition, LIMIT_S):
             sys.exit(f"told only {told}")
-        time.sleep(0.01)
+
+
+def tell(words: Iterable[str]) -> None:
+    with heard:
+        told.extend(words)
+        heard.notify_all()
 
 
 def say(line: str) -> None:
@@ -75,8 +81,8 @@ def main() -> None:
         publisher.publish(0)
         reader = KvEventReader(
             Path(name),
-            lambda events, _: told.extend(each.exchange for each in events if isinstance(each, BlocksStored)),
-            lambda: told.append("lost"),
+            lambda events, _: tell(each.exchange for each in events if isinstance(each, BlocksStored)),
+            lambda: tell(["lost"]),
         )
         reader.start()
         numbers = iter(range(1, 256))
