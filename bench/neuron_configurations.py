@@ -14,14 +14,10 @@ if they ever differ. Some 20 s for each target. Prints Markdown; `--write` puts 
 """
 
 import argparse
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -31,6 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench.neuron_classes import PLATFORMS, native_taker, nxdi_taker
 from engine_agent.engines.vllm.environment import installed_python
 from engine_agent.protocol.neuron_targets import NATIVE_0_24, NXDI_2_28, NXDI_2_29, TARGET_BY_NAME, NeuronTarget
 from models_registry.planning.engine_arguments import render_version
@@ -43,12 +40,6 @@ CACHE = Path(os.environ.get("SWITCHYARD_CACHE") or ROOT / ".cache").resolve()
 LIMIT_S = 300
 TRN2 = INSTANCE_TYPES["trn2.48xlarge"]
 MACHINES = {NXDI_2_28.name: (TRN1, INF2), NXDI_2_29.name: (TRN2,), NATIVE_0_24.name: (TRN2,)}
-PLATFORMS = {"trainium": "trn1", "inferentia2": "inf2", "trainium2": "trn2"}
-ABSENT = (
-    *("torch_xla", "torch_neuronx", "libneuronxla", "neuronxcc", "nki", "nkilib", "neuronxlogger", "lightning"),
-    *("torchvision", "tenacity", "boto3", "botocore", "s3transfer", "awscrt", "transformers.utils.fx"),
-)
-"""What the sources import and no machine without devices has, or what their configuration does not use."""
 INT8 = {"dtype": "int8", "checkpoints_path": "/var/quantized"}
 EAGLE3 = {"method": "eagle3", "tokens": 5, "draft_uri": "file:///models/draft", "draft_digest": "sha256:cd"}
 
@@ -130,134 +121,6 @@ NATIVE_PROBES: dict[str, dict[str, Any]] = {
 
 
 # --- what only a machine of Neuron has ---
-
-
-class _Anything(type):
-    """A class whose every attribute is another such class."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _anything(name)
-
-    def __or__(cls, other: object) -> Any:
-        return cls
-
-    __ror__ = __or__
-
-    def __getitem__(cls, key: object) -> Any:
-        return cls
-
-    def __iter__(cls) -> Iterator[Any]:
-        return iter(())
-
-
-def _anything(name: str) -> Any:
-    def call(self: object, *given: Any, **more: Any) -> Any:
-        return given[0] if given else None
-
-    return _Anything(name, (), {"__init__": lambda self, *given, **more: None, "__call__": call})
-
-
-class _Absent(types.ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        value = _anything(name)
-        setattr(self, name, value)
-        return value
-
-
-class _Stands(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what is absent, as empty modules."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name in ABSENT or name.partition(".")[0] in ABSENT:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, module: Any) -> Any:
-        made = _Absent(module.name)
-        made.__path__ = []
-        return made
-
-    def exec_module(self, module: Any) -> None:
-        if module.__name__ == "torch_neuronx.utils":
-            module.get_platform_target = lambda: os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"]
-
-
-# --- in a process of its own for each target ---
-
-
-def nxdi_taker(nxdi: Path, nxd: Path, platform: str) -> Callable[[VersionSpec, Any, dict[str, Any]], str]:
-    """Gives a configuration to NxDI's class; says why it was refused, or which value it did not keep."""
-    os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = platform
-    sys.path[:0] = [str(nxdi / "src"), str(nxd / "src")]
-    sys.meta_path.insert(0, _Stands())
-    import torch
-
-    torch.classes.neuron = _anything("neuron")  # type: ignore[attr-defined]
-    config: Any = importlib.import_module("neuronx_distributed_inference.models.config")
-
-    def take(version: VersionSpec, machine: Any, settings: dict[str, Any]) -> str:
-        del version, machine
-        is_moe = bool({"moe_tp_degree", "moe_ep_degree", "blockwise_matmul_config"} & settings.keys())
-        kind = config.MoENeuronConfig if is_moe else config.NeuronConfig
-        try:
-            made = kind(**json.loads(json.dumps(settings)))
-        except (AssertionError, ValueError, KeyError, TypeError) as error:
-            return f"{type(error).__name__}: {error}"
-        return _not_kept(made, settings)
-
-    return take
-
-
-def _not_kept(made: Any, settings: dict[str, Any]) -> str:
-    for name, value in settings.items():
-        kept = getattr(made, name, "(no such attribute)")
-        if isinstance(value, dict) and not isinstance(kept, dict):
-            kept = {key: getattr(kept, key, None) for key in value}
-        if kept != value and str(kept).removeprefix("torch.") != str(value):
-            return f"it keeps {kept!r} of {name}"
-    return ""
-
-
-def native_taker(plugin: Path) -> Callable[[VersionSpec, Any, dict[str, Any]], str]:
-    """Gives a configuration to the native plugin's class and to its checks of buckets."""
-    config = _module(plugin / "vllm_neuron/model/neuron_config.py")
-    buckets = _module(plugin / "vllm_neuron/utils/bucket_utils.py")
-
-    def take(version: VersionSpec, machine: Any, settings: dict[str, Any]) -> str:
-        del machine
-        try:
-            made = config.NeuronConfig.from_dict(json.loads(json.dumps(settings)))
-            if settings.get("num_seqs_buckets") is not None:
-                buckets.validate_num_seqs_buckets(settings["num_seqs_buckets"], version.max_concurrency)
-            if (segments := settings.get("kv_segment_size_buckets")) is not None:
-                buckets.validate_kv_segment_size_buckets(segments, settings.get("num_batched_tokens_buckets"))
-            if (contexts := settings.get("decode_context_length_buckets")) is not None:
-                buckets.validate_decode_context_length_buckets(contexts, version.max_model_len)
-            most = version.engine_options.get("max_num_batched_tokens")
-            if segments is None and most is not None:
-                buckets.resolve_segmented_prefill_config(most, version.max_model_len)
-            if settings.get("num_batched_tokens_buckets") is not None and most is not None:
-                buckets.validate_num_batched_tokens_buckets(settings["num_batched_tokens_buckets"], most)
-        except (AssertionError, ValueError, KeyError, TypeError) as error:
-            return f"{type(error).__name__}: {error}"
-        kept = {name: value for name, value in settings.items() if name != "on_device_sampling_config"}
-        return _not_kept(made, kept)
-
-    return take
-
-
-def _module(path: Path) -> Any:
-    made = importlib.util.spec_from_file_location(path.stem, path)
-    if made is None or made.loader is None:
-        raise SystemExit(f"{path} is no module")
-    module = importlib.util.module_from_spec(made)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    made.loader.exec_module(module)
-    return module
 
 
 def goldens(target: NeuronTarget, machine: Any) -> Iterator[tuple[str, VersionSpec, dict[str, Any]]]:
