@@ -5,12 +5,10 @@ valid one. A cell, or an ingress of another region, that nobody could connect to
 named. It never reads what runs.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -21,6 +19,7 @@ from engine_agent.ingress.bad_table import BadTable, check_distinct, check_name,
 from engine_agent.ingress.hold_maps import LONGEST_HOLD_S, hold_entries
 from engine_agent.ingress.hops import HOPS_MAP, hop_entries
 from engine_agent.ingress.key_map import KEYS_MAP, key_entries
+from engine_agent.ingress.model_listing import LISTING_MAP, listing_entries
 from engine_agent.ingress.splits import (
     FALLBACKS_MAP,
     SHARES_MAP,
@@ -35,7 +34,6 @@ from engine_agent.protocol.ingress_messages import (
     MODEL_NAME,
     CellEndpoint,
     Pool,
-    PoolAdapter,
     RoutingTable,
     SpillTarget,
     cell_server_name,
@@ -59,10 +57,6 @@ STANDBY_SUFFIX = ".standby"
 """Ends the name of another region's server that has no share."""
 MODELS_MAP = "models.map"
 """Model -> backend of its pool."""
-LISTING_MAP = "listing.map"
-"""`all` -> the body of GET /v1/models; `=MODEL` -> its entry there; `/MODEL` -> the backends of the pools that it leads
-to, with blanks between."""
-LISTING_ALL, LISTING_ONE = "all", "="
 MAP_NAMES = (MODELS_MAP, LISTING_MAP, KEYS_MAP, SPLITS_MAP, FALLBACKS_MAP, HOPS_MAP)
 """Those that are always there."""
 
@@ -245,7 +239,7 @@ def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]
     cells = {backends[pool.name]: cells_entry(pool, _named_cells(pool)) for pool in pools if pool.affinity}
     return {
         MODELS_MAP: models,
-        LISTING_MAP: _listing(table, pools) | _pools_of_models(table, of_pools, backends),
+        LISTING_MAP: listing_entries(table, pools) | _pools_of_models(table, of_pools, backends),
         KEYS_MAP: key_entries(table, backends),
         SPLITS_MAP: split_ranges(table.splits, backends),
         FALLBACKS_MAP: split_fallbacks(table.splits, backends),
@@ -377,31 +371,3 @@ def _pools_of_models(table: RoutingTable, of_pools: dict[str, str], backends: di
         if split.shares.keys() <= backends.keys()
     }
     return {f"/{model}": pools for model, pools in (of_pools | of_splits).items()}
-
-
-def _listing(table: RoutingTable, pools: tuple[Pool, ...]) -> dict[str, str]:
-    """What applications read of each model. A name that several pools answer promises what all of them can do."""
-    served: dict[str, tuple[Pool, ...]] = {model: (pool,) for pool in pools for model in pool.models}
-    named = {pool.name: pool for pool in pools}
-    for split in table.splits:
-        used = [pool for pool, share in sorted(split.shares.items()) if share > 0]
-        served[split.model] = tuple(named[pool] for pool in used if pool in named)
-    listed = [_entry(model, pools) for model, pools in served.items()]
-    listed += [_entry(adapter.name, (pool,), adapter) for pool in pools for adapter in pool.adapters]
-    entries = {entry["id"]: json.dumps(entry, separators=(",", ":")) for entry in sorted(listed, key=itemgetter("id"))}
-    return {
-        LISTING_ALL: f'{{"object":"list","data":[{",".join(entries.values())}]}}',
-        **{f"{LISTING_ONE}{model}": entry for model, entry in entries.items()},
-    }
-
-
-def _entry(model: str, pools: tuple[Pool, ...], adapter: PoolAdapter | None = None) -> dict[str, str | int]:
-    lengths = [pool.max_model_len for pool in pools]
-    return {
-        "id": model,
-        "object": "model",
-        "created": max((pool.created_at for pool in pools), default=0),
-        "owned_by": "switchyard",
-        **({"parent": adapter.parent} if adapter else {}),
-        **({"max_model_len": min(lengths)} if lengths and all(lengths) else {}),
-    }

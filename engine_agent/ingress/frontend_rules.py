@@ -20,14 +20,8 @@ from engine_agent.ingress import (
     stored_responses,
 )
 from engine_agent.ingress.api_paths import HEALTH_PATHS, IS_INFERENCE, MODELS_PATH, wrong_method_rule
-from engine_agent.ingress.desired import (
-    LISTING_ALL,
-    LISTING_MAP,
-    LISTING_ONE,
-    MODELS_MAP,
-    DesiredHaproxy,
-    Features,
-)
+from engine_agent.ingress.desired import MODELS_MAP, DesiredHaproxy, Features
+from engine_agent.ingress.model_listing import LISTING_ALL, LISTING_MAP, LISTING_ONE
 from engine_agent.ingress.sections import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,

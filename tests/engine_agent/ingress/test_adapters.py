@@ -14,7 +14,8 @@ import pytest_asyncio
 from engine_agent.ingress.adapters import ADAPTERS_MAP
 from engine_agent.ingress.affinity import CELLS_MAP
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.ingress.desired import LISTING_MAP, MODELS_MAP, desired_from
+from engine_agent.ingress.desired import MODELS_MAP, desired_from
+from engine_agent.ingress.model_listing import LISTING_MAP
 from engine_agent.protocol.api_surface import LOADING_PATHS
 from engine_agent.protocol.ingress_messages import Affinity, Pool, PoolAdapter, cell_server_name
 from tests.engine_agent.ingress.cells import FakeCell

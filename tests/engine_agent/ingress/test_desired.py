@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.ingress.desired import LISTING_MAP, MODELS_MAP, PoolBackends, Server, desired_from
+from engine_agent.ingress.desired import MODELS_MAP, PoolBackends, Server, desired_from
+from engine_agent.ingress.model_listing import LISTING_MAP
 from engine_agent.ingress.splits import SHARES_MAP
 from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget
 from engine_agent.protocol.states import ServingClass

@@ -2,7 +2,8 @@
 
 import pytest
 
-from engine_agent.ingress.desired import LISTING_MAP, ServerKey, desired_from
+from engine_agent.ingress.desired import ServerKey, desired_from
+from engine_agent.ingress.model_listing import LISTING_MAP
 from engine_agent.ingress.report import cell_traffic, cell_views, telemetry
 from engine_agent.ingress.running import (
     CellView,
