@@ -48,6 +48,7 @@ class HeldBell:
             os.chown(self._path, *self._account)
         return server
 
-    async def _ring(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _ring(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # No coroutine: a task that is cancelled before its first step would leave the connection open.
         self._hear()
         writer.close()
