@@ -108,16 +108,16 @@ async def _run(each: Callable[[Arrival], Awaitable[None]], arrival: Arrival) -> 
     await each(arrival)
 
 
-def body_of(arrival: Arrival, model: str, block_tokens: int) -> dict[str, Any]:
+def body_of(arrival: Arrival, model: str, block_tokens: int, word: str = ".") -> dict[str, Any]:
     """A chat whose prompt has the arrival's length and begins with its blocks: one word is one token of a sim cell.
 
-    Equal blocks give equal text, a name and `block_tokens` - 1 full stops. The first block is the system's message and
+    Equal blocks give equal text, a name and `block_tokens` - 1 times the `word`. The first block is the system's message and
     the second one the user's first, as in the conversations that the traces recorded.
     """
-    texts = [f"b{block}" + " ." * (block_tokens - 1) for block in arrival.blocks]
+    texts = [f"b{block}" + f" {word}" * (block_tokens - 1) for block in arrival.blocks]
     rest = arrival.prompt_tokens - block_tokens * len(texts)
     if rest > 0:
-        texts.append(f"{arrival.key}" + " ." * (rest - 1))
+        texts.append(f"{arrival.key}" + f" {word}" * (rest - 1))
     messages = [
         {"role": "system" if place == 0 and len(texts) > 1 else "user", "content": text}
         for place, text in enumerate(texts[:2])

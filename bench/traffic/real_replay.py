@@ -37,6 +37,8 @@ CELL = ModelParameters(
     prefix_block_tokens=MOONCAKE_BLOCK_TOKENS,
 )
 LONGEST_TOKENS = 200_000
+WORD = "the"
+"""With the space before it four bytes, as a token of a text has: ingresses weigh text by its bytes."""
 RULES = {"least": None, "sticky": Affinity(), "exact": Affinity()}
 
 
@@ -52,7 +54,7 @@ async def measure(port: int, arrivals: list[Arrival]) -> dict[str, Any]:
     tries: list[Seen] = []
 
     async def one(arrival: Arrival) -> None:
-        tries.append(await ask(port, body_of(arrival, MODEL, MOONCAKE_BLOCK_TOKENS)))
+        tries.append(await ask(port, body_of(arrival, MODEL, MOONCAKE_BLOCK_TOKENS, WORD)))
 
     await play(arrivals, one)
     ttft_s = [seen.ttft_s for seen in tries if seen.whole]
