@@ -6,8 +6,9 @@ which blocks each of its beginnings is made of, and nobody has to make tokens of
 block ends is told by proportion; where two requests begin alike and their blocks part, the last block that both have
 counts, so what is listed too much by proportion is corrected by the second request of its kind.
 
-A prefix is listed while the last of its blocks is there: an engine evicts the end of a prompt before its beginning. All
-of it is bounded: blocks, requests that are under way, prefixes known, and changes kept for ingresses.
+A prefix is listed while the last of its blocks is there: an engine evicts the end of a prompt before its beginning. So
+of a text that is listed all shorter beginnings are, and readers may halve where they look. All of it is bounded:
+blocks, requests that are under way, prefixes known, and changes kept for ingresses.
 """
 
 from collections import OrderedDict, deque
@@ -160,7 +161,7 @@ class PrefixIndex:
     def begin(self, exchange: str, request: RequestPrefixes) -> None:
         """A request goes to the engine under this name."""
         self._under_way[exchange] = _UnderWay(request)
-        for prefix in request.prefixes:
+        for prefix in reversed(request.prefixes):  # its end is forgotten before its beginning
             if prefix in self._last_blocks:
                 self._last_blocks.move_to_end(prefix)
         while len(self._under_way) > MAX_UNDER_WAY:
@@ -190,13 +191,12 @@ class PrefixIndex:
             return
         known.is_bound = (len(known.blocks) + 1) * self.block_tokens > known.prompt_tokens
         places = {block: at for at, block in enumerate(known.blocks)}
-        for prefix, end in zip(request.prefixes, request.ends, strict=True):
-            count = end * known.prompt_tokens // request.text_bytes // self.block_tokens
-            if count == 0:
-                continue
-            if count > len(known.blocks):
-                break
-            self._bind_to(prefix, self._shared(self._last_blocks.get(prefix, 0), places) or known.blocks[count - 1])
+        # The longest first, so that it is the first to be forgotten. What is shorter than a block is there with it.
+        for prefix, end in zip(reversed(request.prefixes), reversed(request.ends), strict=True):
+            count = max(1, end * known.prompt_tokens // request.text_bytes // self.block_tokens)
+            if count <= len(known.blocks):
+                last = self._shared(self._last_blocks.get(prefix, 0), places) or known.blocks[count - 1]
+                self._bind_to(prefix, last)
 
     def _shared(self, block: int, places: dict[int, int]) -> int:
         """The last block of another request's beginning that is also one of these; 0: none is known."""

@@ -135,6 +135,26 @@ def test_prefixes_are_bounded_and_those_used_last_stay() -> None:
     assert cell.listed == {11, 13}
 
 
+def test_the_end_of_a_text_is_forgotten_before_its_beginning() -> None:
+    cell = Cell(most_prefixes=4)
+    cell.compute("a", (11, 12, 13), (1, 2, 3))
+    cell.compute("b", (21, 22), (4, 5))
+    assert cell.listed == {11, 12, 21, 22}
+    cell.index.begin("again", RequestPrefixes((11, 12), (10, 20), 20))
+    cell.compute("c", (31,), (6,))
+    assert cell.listed == {11, 12, 21, 31}
+
+
+def test_a_beginning_that_is_shorter_than_a_block_is_there_with_it() -> None:
+    cell = Cell()
+    cell.index.begin("a", RequestPrefixes((11, 12, 13, 14), (5, 10, 15, 20), 20))
+    cell.index.count("a", 2 * TOKENS)
+    cell.tell(BlocksStored(0, (1,), "a"))
+    assert cell.listed == {11, 12, 13}
+    cell.tell(BlocksStored(1, (2,), "a"))
+    assert cell.listed == {11, 12, 13, 14}
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(1, 30), min_size=1, max_size=4)), max_size=40))
 def test_a_reader_of_changes_ends_with_what_a_reader_of_all_has(steps: list[tuple[int, list[int]]]) -> None:
