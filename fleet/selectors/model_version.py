@@ -43,7 +43,7 @@ def version_fit(
         raise refuse("released", f"{reference} is {version.state}; release it, or say allow_unreleased")
     try:
         spec = version.spec(engine_allowances())
-        check_engine_options(spec)
+        check_engine_options(spec, kind.pk)
         render_engine_plan(spec, kind.shape())
     except InvalidVersion as wrong:
         raise refuse("runs_there", str(wrong)) from None

@@ -63,7 +63,7 @@ class Pairings:
             port=node.port(PROXY),
             kv_port=node.port(KV_TRANSFER),
             kv_layout=one.layout,
-            max_concurrency=role_spec(cell.model_version.spec(), CellRole.PREFILL).max_concurrency,
+            max_concurrency=_prefill_concurrency(cell),
         )
 
 
@@ -92,9 +92,15 @@ def pairings(cells: Iterable[Cell]) -> Pairings:
 
 def _pairing(leader: CellMember) -> PairingCell:
     cell, version = leader.cell, leader.cell.model_version
-    software = stack_digest(leader.node.fingerprint, version.engine)
+    kind = cell.deployment.instance_type.shape()
     try:
-        layout = kv_layout(version.spec(), cell.deployment.instance_type.shape(), software)
+        spec = version.spec().on(kind.name)
+        layout = kv_layout(spec, kind, stack_digest(leader.node.fingerprint, spec.engine))
     except InvalidVersion:
         layout = ""
     return PairingCell(cell.pk, CellRole(cell.role), layout, leader.node_id, cell.state == CellState.READY)
+
+
+def _prefill_concurrency(cell: Cell) -> int:
+    kind = cell.deployment.instance_type_id
+    return role_spec(cell.model_version.spec(), CellRole.PREFILL, kind).max_concurrency

@@ -70,6 +70,7 @@ VERSION: dict[str, Any] = {
         }
     ],
     "roles": {},
+    "by_type": {},
     "engine_options": {"enforce_eager": True},
     "engine_env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
     "golden_prompts": [{"prompt": "2 + 2 =", "expect": "4"}],
@@ -77,6 +78,10 @@ VERSION: dict[str, Any] = {
     "renderings": [
         {
             "instance_type": "local.cpu",
+            "engine": "vllm",
+            "artifact_uri": "file:///srv/artifacts/smollm2",
+            "artifact_digest": "sha256:1f3c…",
+            "max_concurrency": 16,
             "problem": "",
             "degrees": {"nodes": 2, "tp": 2, "cp": 1, "dp": 1, "pp": 1},
             "arguments": [

@@ -29,7 +29,7 @@ from models_registry.api.version_requests import CreateDraftSerializer, EditDraf
 from models_registry.models import ModelVersion, Validation
 from models_registry.planning.diff import Change, diff_versions
 from models_registry.planning.lifecycle import ValidationState, VersionState, choices
-from models_registry.planning.variables import FIELD, diff_without_values, names_only
+from models_registry.planning.variables import BY_TYPE, FIELD, diff_without_values, without_values
 from models_registry.selectors.fleet_hooks import instance_shapes
 from models_registry.selectors.model import latest_validation, version_by_reference, version_stated, versions_described
 from models_registry.selectors.rendering import renderings
@@ -89,6 +89,10 @@ class DegreesSerializer(serializers.Serializer[Any]):
 
 class RenderingSerializer(serializers.Serializer[Any]):
     instance_type = serializers.CharField()
+    engine = serializers.CharField(help_text="That serves it there; empty where nothing of it can be read.")
+    artifact_uri = serializers.CharField()
+    artifact_digest = serializers.CharField()
+    max_concurrency = serializers.IntegerField(help_text="Requests of one cell at once.")
     problem = serializers.CharField(help_text="Why it cannot be served there: field, value and rule. Empty if it can.")
     degrees = DegreesSerializer(allow_null=True, help_text="Stated ones, and the defaults of the instance type.")
     arguments = serializers.ListField(
@@ -139,6 +143,9 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
         child=serializers.DictField(),
         help_text="What `prefill` and `decode` cells have otherwise; empty: nothing.",
     )
+    by_type = serializers.DictField(
+        child=serializers.DictField(), help_text="Instance type -> what differs there; empty: it is the same on all."
+    )
     renderings = serializers.SerializerMethodField(help_text="What a cell of it is on each instance type.")
     validation = serializers.SerializerMethodField(help_text="Null before the first one.")
 
@@ -147,15 +154,15 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
         fields = [
             "id", "model", "version", "state", "tone", "reason", "revision", "engine", "artifact_uri",
             "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s", "attention_heads", "kv_heads",
-            "layers", "parallelism", "speculation", "quantization", "adapters", "roles", "engine_options", "engine_env",
-            "golden_prompts", "golden_waiver", "renderings", "validation", "created_at", "state_since",
+            "layers", "parallelism", "speculation", "quantization", "adapters", "roles", "by_type", "engine_options",
+            "engine_env", "golden_prompts", "golden_waiver", "renderings", "validation", "created_at", "state_since",
         ]  # fmt: skip
 
     def to_representation(self, instance: ModelVersion) -> dict[str, Any]:
         """Without the values of variables, for who only looks."""
         shown: dict[str, Any] = super().to_representation(instance)
         if not access_of(self.context["request"]).operate:
-            shown[FIELD] = names_only(shown[FIELD])
+            shown |= {name: without_values(name, shown[name]) for name in (FIELD, BY_TYPE)}
         return shown
 
     @extend_schema_field(RenderingSerializer(many=True))

@@ -10,10 +10,10 @@ from models_registry.api import examples
 from models_registry.planning.adapters import ADAPTERS_MAX, RANKS
 from models_registry.planning.engine_arguments import ENGINES
 from models_registry.planning.version_checks import GOLDEN_PROMPTS_MAX
+from models_registry.planning.version_spec import READY_TIMEOUT_MAX_S
 
 COUNT_MAX = 2**31 - 1
 TOKENS_MAX = 10_000_000
-READY_TIMEOUT_MAX_S = 24 * 3600.0
 
 
 class DegreeSerializer(serializers.DictField):
@@ -40,6 +40,35 @@ class AskedAdapterSerializer(StrictSerializer):
     )
     rank = serializers.IntegerField(
         min_value=1, max_value=RANKS[-1], default=None, allow_null=True, help_text="Of its matrices; left out: 16."
+    )
+
+
+class OnTypeSerializer(StrictSerializer):
+    """What differs on one instance type. What is left out is as the version says; of another engine, `engine_options`,
+    `engine_env`, `speculation`, `quantization` and `roles` are empty."""
+
+    engine = serializers.ChoiceField(choices=ENGINES, required=False)
+    artifact_uri = serializers.CharField(
+        max_length=512, required=False, help_text="`file:///folder` or `s3://bucket/prefix`."
+    )
+    artifact_digest = serializers.CharField(
+        max_length=80,
+        required=False,
+        allow_blank=True,
+        help_text="`sha256:` and the digest of its manifest; left empty, validation computes it.",
+    )
+    max_concurrency = serializers.IntegerField(min_value=1, max_value=65_536, required=False)
+    ready_timeout_s = serializers.FloatField(min_value=1, max_value=READY_TIMEOUT_MAX_S, required=False)
+    engine_options = serializers.DictField(required=False, help_text="Laid over the version's; null takes one away.")
+    engine_env = serializers.DictField(
+        child=serializers.CharField(allow_blank=True, allow_null=True, max_length=4000, trim_whitespace=False),
+        required=False,
+        help_text="Laid over the version's; null takes one away.",
+    )
+    speculation = serializers.DictField(required=False, help_text="In place of the version's; empty: none.")
+    quantization = serializers.DictField(required=False, help_text="In place of the version's; empty: none.")
+    roles = serializers.DictField(
+        child=serializers.DictField(), required=False, help_text="In place of the version's; empty: none."
     )
 
 
@@ -98,6 +127,11 @@ class ChangeDraftSerializer(StrictSerializer):
         required=False,
         help_text="What `prefill` and `decode` cells have otherwise: `parallelism` (instance type -> `tp`), "
         "`engine_options`, `max_concurrency`.",
+    )
+    by_type = serializers.DictField(
+        child=OnTypeSerializer(),
+        required=False,
+        help_text="Instance type of `parallelism` -> what else differs there: engine, artifact, options and the like.",
     )
 
 

@@ -37,8 +37,9 @@ class ModelVersion(models.Model):
     `engine_options` holds the engine's own options by name; `golden_prompts` is a list of {"prompt", "expect"}, and
     `golden_waiver` says why it is empty, where it is. `attention_heads`, `kv_heads` and `layers` are the model's own
     and let degrees be checked; null is unknown. `speculation` and `quantization` are read by the modules of these names
-    in `models_registry.planning`, as are `adapters`, a list of objects, and `roles`, role -> object. `reason` is why it
-    is in its state; `state_since` null: since it was registered.
+    in `models_registry.planning`, as are `adapters`, a list of objects, and `roles`, role -> object. `by_type` maps
+    instance type -> the fields that are others there (`models_registry.planning.version_spec.BY_TYPE`). `reason` is why
+    it is in its state; `state_since` null: since it was registered.
     """
 
     model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="versions")
@@ -63,6 +64,7 @@ class ModelVersion(models.Model):
     quantization = models.JSONField(default=dict, blank=True)
     adapters = models.JSONField(default=list, blank=True)
     roles = models.JSONField(default=dict, blank=True)
+    by_type = models.JSONField(default=dict, blank=True)
     revision = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()
     state_since = models.DateTimeField(null=True)
@@ -109,7 +111,8 @@ class ModelVersion(models.Model):
             quantization=self.quantization,
             adapters=tuple(self.adapters),
             roles=self.roles,
-            widened=tuple(allowances.get(self.engine, ())),
+            by_type=self.by_type,
+            allowances=dict(allowances),
         )
 
 

@@ -72,7 +72,12 @@ class ComparedGoodput:
 
 
 def version_digest(spec: VersionSpec, instance_type: str) -> str:
-    """Digest of what a cell of a version computes with on an instance type, whatever the version is called."""
+    """Digest of what a cell of a version computes with on an instance type, whatever the version is called.
+
+    Raises:
+        InvalidVersion: it is not served there.
+    """
+    spec = spec.on(instance_type)
     return digest_of(
         {
             "model": spec.model,
@@ -80,7 +85,7 @@ def version_digest(spec: VersionSpec, instance_type: str) -> str:
             "artifact": spec.artifact_digest or spec.artifact_uri,
             "context_length": spec.context_length,
             "max_concurrency": spec.max_concurrency,
-            "parallelism": dict(spec.parallelism.get(instance_type, {})),
+            "parallelism": dict(spec.parallelism[instance_type]),
             "options": dict(spec.engine_options),
             "env": dict(spec.engine_env),
             "speculation": dict(spec.speculation),

@@ -14,7 +14,7 @@ from models_registry.planning.engine_arguments import Rendering, render_version
 from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
-NAMES_ONLY = ("model", "version")
+LEFT_OUT = ("model", "version", "allowances", "differs_on")
 SHOWN_APART = ("parallelism", "heads")
 """The first goes with what it renders to; the second is named as the API names it."""
 
@@ -85,7 +85,7 @@ def diff_versions(before: VersionSpec, after: VersionSpec, machines: Mapping[str
 
 def said_by(spec: VersionSpec) -> dict[str, Any]:
     """What a version says of its engine, artifacts and prompts, by dotted name; what it leaves empty is left out."""
-    stated = {name: value for name, value in asdict(spec).items() if name not in (*NAMES_ONLY, *SHOWN_APART)}
+    stated = {name: value for name, value in asdict(spec).items() if name not in (*LEFT_OUT, *SHOWN_APART)}
     stated |= {"attention_heads": spec.heads.attention, "kv_heads": spec.heads.kv, "layers": spec.heads.layers}
     stated["golden_prompts"] = [{"prompt": prompt, "expect": expect} for prompt, expect in spec.golden_prompts]
     stated["adapters"] = [
@@ -146,7 +146,7 @@ def _rendered(spec: VersionSpec, kind: str, machines: Mapping[str, InstanceShape
     try:
         return render_version(spec, machines[kind]), ""
     except InvalidVersion as error:
-        return None, str(error).removeprefix(f"{spec.reference}: ")
+        return None, str(error).removeprefix(f"{spec.reference}: ").removeprefix(f"{spec.reference} on {kind}: ")
 
 
 def _degrees(spec: VersionSpec, kind: str, rendering: Rendering | None) -> dict[str, Any]:

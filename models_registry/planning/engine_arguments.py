@@ -97,9 +97,10 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
     """Check a version for cells of these machines and render it.
 
     Raises:
-        InvalidVersion: unknown engine, degrees or speculation or quantization that the engine cannot run, or an
-            option of a type that no command line can carry. The text names field, value and rule.
+        InvalidVersion: it is not served there; unknown engine, degrees or speculation or quantization that the engine
+            cannot run, or an option of a type that no command line can carry. The text names field, value and rule.
     """
+    spec = spec.on(machine.name)
     if spec.engine not in ENGINES:
         raise InvalidVersion(f"{spec.reference}: engine is {spec.engine!r}; {one_of(ENGINES, spec.engine)}")
     if spec.engine in WITH_WEIGHTS and not spec.artifact_uri:
@@ -167,12 +168,14 @@ def refused_engine_option(spec: VersionSpec) -> tuple[str, RefusedOption] | None
     return None
 
 
-def check_engine_options(spec: VersionSpec) -> None:
-    """Check what the engine is given against the lists.
+def check_engine_options(spec: VersionSpec, instance_type: str) -> None:
+    """Check what the engine is given on this instance type against the lists.
 
     Raises:
-        InvalidVersion: it may not be given one of them; the text names it and the nearest that it may.
+        InvalidVersion: it may not be given one of them; the text names it and the nearest that it may. Or the version
+            is not served there.
     """
+    spec = spec.on(instance_type)
     if refused := refused_engine_option(spec):
         raise InvalidVersion(f"{spec.reference}: {refused[1].message}")
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from models_registry.planning.version_spec import InvalidVersion
+
+class InvalidVersion(ValueError):
+    """A version that cannot be rendered; the text names field, value and rule."""
 
 
 def one_of(names: Iterable[str], wrong: str) -> str:
@@ -91,6 +93,13 @@ class FieldReader:
         if value is not None and not isinstance(value, bool):
             raise self.wrong(name, "it must be true or false")
         return bool(value)
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """An object; unsaid is empty."""
+        value = self.given(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.wrong(name, "it must be an object")
+        return value or {}
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of texts; unsaid is empty."""

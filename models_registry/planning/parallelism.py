@@ -9,7 +9,7 @@ from typing import Any
 
 from models_registry.planning.fields import FieldReader, one_of
 from models_registry.planning.instance_types import InstanceShape
-from models_registry.planning.version_spec import InvalidVersion
+from models_registry.planning.version_spec import InvalidVersion, not_served
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,7 @@ def stated_degrees(reference: str, parallelism: Mapping[str, Mapping[str, Any]],
     """
     stated = parallelism.get(instance_type)
     if stated is None:
-        raise InvalidVersion(
-            f"{reference}: parallelism has no entry for instance type {instance_type!r} "
-            f"(it has: {', '.join(sorted(parallelism)) or 'none'})"
-        )
+        raise not_served(reference, parallelism, instance_type)
     read = FieldReader(f"{reference}: parallelism.{instance_type}", stated)
     known = (*NAMES, WITHIN)
     for name in stated:

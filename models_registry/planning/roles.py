@@ -38,15 +38,19 @@ class RoleOptions:
     max_concurrency: int | None = None
 
 
-def role_spec(spec: VersionSpec, role: CellRole) -> VersionSpec:
-    """The version as cells of this role run it.
+def role_spec(spec: VersionSpec, role: CellRole, instance_type: str) -> VersionSpec:
+    """The version as cells of this role run it on this instance type.
 
     Raises:
-        InvalidVersion: what it says of the role is nonsense.
+        InvalidVersion: it is not served there, or what it says of the role is nonsense.
     """
+    spec = spec.on(instance_type)
     options = read_roles(spec).get(role)
-    if options is None:
-        return spec
+    return spec if options is None else with_role(spec, options)
+
+
+def with_role(spec: VersionSpec, options: RoleOptions) -> VersionSpec:
+    """The version with what a role has otherwise."""
     split = {
         kind: {**degrees, "tp": options.tp[kind]} for kind, degrees in spec.parallelism.items() if kind in options.tp
     }
@@ -112,6 +116,7 @@ def check_apart(spec: VersionSpec, machine: InstanceShape) -> None:
     Raises:
         InvalidVersion: they cannot; the text says why, and what would do.
     """
+    spec = spec.on(machine.name)
     place = f"{spec.reference} cannot have prefill and decode cells"
     if spec.engine not in CONNECTORS:
         raise InvalidVersion(f"{place}: engine {spec.engine} hands over nothing, {' and '.join(CONNECTORS)} do")
@@ -122,7 +127,10 @@ def check_apart(spec: VersionSpec, machine: InstanceShape) -> None:
         raise InvalidVersion(
             f"{place}: speculation.method is {method!r}, whose own KV cache is not handed over; use ngram or suffix"
         )
-    degrees = [render_version(role_spec(spec, role), machine).degrees for role in (CellRole.PREFILL, CellRole.DECODE)]
+    degrees = [
+        render_version(role_spec(spec, role, machine.name), machine).degrees
+        for role in (CellRole.PREFILL, CellRole.DECODE)
+    ]
     for one in degrees:
         if one.nodes > 1 or one.pp > 1:
             what = f"{one.nodes} nodes" if one.nodes > 1 else f"{one.pp} pipeline stages"
@@ -143,23 +151,25 @@ def render_role(spec: VersionSpec, role: CellRole, machine: InstanceShape) -> Re
     """
     if role is not CellRole.MIXED:
         check_apart(spec, machine)
-    return render_version(role_spec(spec, role), machine)
+    return render_version(role_spec(spec, role, machine.name), machine)
 
 
 def kv_layout(spec: VersionSpec, machine: InstanceShape, software: str = "") -> str:
     """Fingerprint of what cells of the version hand over on these machines, the same in both roles: two cells may pair
     only if theirs are equal. `software`: what the engine of the cell is, where that is known.
 
-    Weights, data types, block size, how tensors are split in both roles, the connector and its version.
+    Instance type, weights, data types, block size, how tensors are split in both roles, the connector and its version.
 
     Raises:
         InvalidVersion: nothing is handed over, see `check_apart`.
     """
     check_apart(spec, machine)
+    spec = spec.on(machine.name)
     split = [_degrees(spec, role, machine).tp for role in (CellRole.PREFILL, CellRole.DECODE)]
     stated = {name.replace("-", "_"): value for name, value in spec.engine_options.items()}
     return digest_of(
         {
+            "instance_type": machine.name,
             "model": spec.model,
             "artifact": spec.artifact_digest or spec.artifact_uri,
             "engine": spec.engine,
@@ -173,5 +183,5 @@ def kv_layout(spec: VersionSpec, machine: InstanceShape, software: str = "") -> 
 
 
 def _degrees(spec: VersionSpec, role: CellRole, machine: InstanceShape) -> Degrees:
-    of_role = role_spec(spec, role)
+    of_role = role_spec(spec, role, machine.name)
     return degrees_on(of_role.reference, of_role.parallelism, machine)

@@ -6,28 +6,40 @@ from typing import Any
 
 from models_registry.planning.diff import Line, VersionDiff
 
-FIELD = "engine_env"
+FIELD, BY_TYPE = "engine_env", "by_type"
 HIDDEN = "(hidden)"
 
 
-def is_variable(path: str) -> bool:
-    """Whether a dotted path names the variables, or one of them."""
-    return path == FIELD or path.startswith(f"{FIELD}.")
-
-
-def names_only(value: Any) -> Any:
-    """Variables, or the value of one, as who only looks sees it; what is not there stays so."""
-    if isinstance(value, Mapping):
-        return dict.fromkeys(value, HIDDEN)
-    return value if value is None else HIDDEN
+def without_values(path: str, value: Any) -> Any:
+    """What a version says at a dotted path, as who only looks sees it: variables by their names, also those that
+    `by_type` states. What is not there stays so."""
+    if path == BY_TYPE and isinstance(value, Mapping):
+        return {kind: _of_type(stated) for kind, stated in value.items()}
+    return _names_only(value) if _is_variable(path) else value
 
 
 def diff_without_values(diff: VersionDiff) -> VersionDiff:
     """A difference that says which variables differ, and not in what."""
-    return replace(diff, fields=tuple(_line_without_value(line) for line in diff.fields))
+    return replace(diff, fields=tuple(map(_line_without_value, diff.fields)))
 
 
 def _line_without_value(line: Line) -> Line:
-    if not is_variable(line.name):
-        return line
-    return replace(line, before=names_only(line.before), after=names_only(line.after))
+    return replace(line, before=without_values(line.name, line.before), after=without_values(line.name, line.after))
+
+
+def _is_variable(path: str) -> bool:
+    """Names of instance types have dots, so that of the field is looked for behind them."""
+    is_of_type = path.startswith(f"{BY_TYPE}.") and f".{FIELD}." in f"{path}."
+    return is_of_type or path == FIELD or path.startswith(f"{FIELD}.")
+
+
+def _of_type(stated: Any) -> Any:
+    if not isinstance(stated, Mapping):
+        return stated
+    return {name: _names_only(value) if name == FIELD else value for name, value in stated.items()}
+
+
+def _names_only(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict.fromkeys(value, HIDDEN)
+    return value if value is None else HIDDEN

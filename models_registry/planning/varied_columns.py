@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from models_registry.planning.parallelism import NAMES as DEGREES
+from models_registry.planning.version_spec import VersionSpec
 
 MOST_VALUES = 32
 OBJECTS = ("speculation", "quantization", "roles")
@@ -68,23 +69,54 @@ def _check(name: str, value: Any) -> None:
         )
 
 
-def varied_columns(base: Mapping[str, Any], choice: Iterable[tuple[str, Any]], instance_type: str) -> dict[str, Any]:
-    """The columns in which the choice's draft differs from its base. `base`: `engine_options` and `parallelism` of the
-    version. Of an option null takes it away."""
-    columns: dict[str, Any] = {}
+def varied_columns(base: VersionSpec, choice: Iterable[tuple[str, Any]], instance_type: str) -> dict[str, Any]:
+    """The columns in which the choice's draft differs from its base. Of an option null takes it away. Where the version
+    serves on other instance types too, it stays there as it is: what differs is then stated in `by_type`.
+
+    Raises:
+        InvalidVersion: the base is not served on this instance type.
+    """
+    there = base.on(instance_type)
+    degrees: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    whole: dict[str, Any] = {}
     for name, value in choice:
         column, _, inner = name.partition(".")
-        if not inner:
-            columns[column] = dict(value) if isinstance(value, Mapping) else value
-        elif column == "engine_options":
-            options = dict(columns.get(column, base[column]))
-            spelt = next((known for known in options if known.replace("-", "_") == inner), inner)
-            options.pop(spelt, None)
-            columns[column] = options if value is None else {**options, spelt: value}
-        else:
-            stated = columns.get(column, base[column])
-            columns[column] = {**stated, instance_type: {**stated.get(instance_type, {}), inner: value}}
+        if column == "parallelism":
+            degrees[inner] = value
+        elif inner:
+            spelt = next((known for known in there.engine_options if known.replace("-", "_") == inner), inner)
+            if not _same(there.engine_options.get(spelt), value):
+                options[spelt] = value
+        elif getattr(there, name) != value:
+            whole[name] = dict(value) if isinstance(value, Mapping) else value
+    columns: dict[str, Any] = {}
+    if not degrees.items() <= there.parallelism[instance_type].items():
+        columns["parallelism"] = {
+            **base.parallelism, instance_type: {**base.parallelism[instance_type], **degrees}
+        }  # fmt: skip
+    if base.instance_types == (instance_type,) and not base.by_type:
+        return columns | whole | ({"engine_options": _laid_over(base.engine_options, options)} if options else {})
+    if options or whole:
+        columns["by_type"] = {**base.by_type, instance_type: _stated(base, instance_type, options, whole)}
     return columns
+
+
+def _stated(
+    base: VersionSpec, instance_type: str, options: Mapping[str, Any], whole: Mapping[str, Any]
+) -> dict[str, Any]:
+    before = base.by_type.get(instance_type, {})
+    laid = {"engine_options": {**before.get("engine_options", {}), **options}} if options else {}
+    return {**before, **whole, **laid}
+
+
+def _laid_over(before: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in {**before, **options}.items() if value is not None}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """As engines see it: `True` is not 1."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 def places_of(choice: Iterable[tuple[str, Any]], usual: int) -> int:

@@ -14,7 +14,6 @@ from engine_agent.protocol.messages import Artifact
 from models_registry.planning.artifact_rules import DIGEST, parse_place
 from models_registry.planning.engine_arguments import (
     ENGINES,
-    WITH_WEIGHTS,
     adapters_of,
     check_engine_options,
     refused_engine_option,
@@ -24,9 +23,9 @@ from models_registry.planning.fields import one_of
 from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.parallelism import stated_degrees
 from models_registry.planning.quantization import read_quantization
-from models_registry.planning.roles import check_apart, read_roles, role_spec
+from models_registry.planning.roles import check_apart, read_roles, with_role
 from models_registry.planning.speculation import Draft, read_speculation
-from models_registry.planning.version_spec import InvalidVersion, VersionSpec
+from models_registry.planning.version_spec import OF_AN_ENGINE, InvalidVersion, VersionSpec
 
 GOLDEN_PROMPTS_MAX = 16
 """Each is sent before a cell takes traffic, one after the other."""
@@ -46,23 +45,44 @@ class BrokenRule(ValueError):
 
 
 def check_draft(spec: VersionSpec) -> None:
-    """Check each field by itself.
+    """Check each field by itself, then as it is on every instance type where something differs.
 
     Raises:
         BrokenRule: the first field that breaks a rule.
     """
-    if spec.engine not in ENGINES:
-        raise BrokenRule("engine", "choice", f"engine is {spec.engine!r}; {one_of(ENGINES, spec.engine)}")
-    _check_artifact(spec)
     _check_storable(spec)
-    _check_engine(spec)
     _check_golden(spec)
     for kind in spec.parallelism:
         _read("parallelism", stated_degrees, spec.reference, spec.parallelism, kind)
+    _check_fields(spec)
+    for kind in spec.by_type:
+        _check_type(spec, kind)
+
+
+def _check_fields(spec: VersionSpec) -> None:
+    """Those that may differ by instance type."""
+    if spec.engine not in ENGINES:
+        raise BrokenRule("engine", "choice", f"engine is {spec.engine!r}; {one_of(ENGINES, spec.engine)}")
+    _check_artifact(spec)
+    _check_engine(spec)
     _read("speculation", read_speculation, spec.reference, spec.engine, spec.speculation)
     _read("quantization", read_quantization, spec.reference, spec.engine, spec.quantization)
     _read("adapters", adapters_of, spec)
     _check_roles(spec)
+
+
+def _check_type(spec: VersionSpec, kind: str) -> None:
+    """What breaks a rule on this instance type alone is named where the version states it."""
+    _read("by_type", spec.on, kind)
+    on_type = spec.on(kind)
+    try:
+        _check_fields(on_type)
+    except BrokenRule as broken:
+        place = f"by_type.{kind}"
+        if broken.field.partition(".")[0] in spec.by_type[kind]:
+            place += f".{broken.field}"
+        message = broken.message.removeprefix(f"{on_type.reference}: ")
+        raise BrokenRule(place, broken.rule, f"on {kind}, {message}") from None
 
 
 def _read(field: str, read: Any, *arguments: Any) -> None:
@@ -74,8 +94,8 @@ def _read(field: str, read: Any, *arguments: Any) -> None:
 
 def _check_roles(spec: VersionSpec) -> None:
     _read("roles", read_roles, spec)
-    for role in read_roles(spec):
-        if refused := refused_engine_option(role_spec(spec, role)):
+    for role, options in read_roles(spec).items():
+        if refused := refused_engine_option(with_role(spec, options)):
             field, why = refused
             raise BrokenRule(f"roles.{role}.{field}", why.rule, why.message)
 
@@ -121,7 +141,7 @@ def _check_golden(spec: VersionSpec) -> None:
 
 
 def _check_storable(spec: VersionSpec) -> None:
-    for field in ("parallelism", "engine_options", "engine_env", "speculation", "quantization", "adapters", "roles"):
+    for field in ("parallelism", "by_type", "adapters", *OF_AN_ENGINE):
         if _has_nul(getattr(spec, field)):
             raise BrokenRule(field, "nul", f"{field} holds a NUL character, which no column takes")
 
@@ -156,24 +176,29 @@ def judge_version(spec: VersionSpec, machines: Mapping[str, InstanceShape]) -> J
 
 
 def artifacts_of(spec: VersionSpec) -> tuple[Artifact, ...]:
-    """The weights that a version names: its own, those of its draft model, then those of its adapters, each once. A
-    digest may be empty: not known yet.
+    """The weights that a version names, on any instance type: its own, those of its draft model, then those of its
+    adapters, each once. A digest may be empty: not known yet.
 
     Raises:
         InvalidVersion: its speculation or an adapter is nonsense.
     """
+    everywhere = (spec, *(spec.on(kind) for kind in spec.by_type))
+    return tuple(dict.fromkeys(artifact for each in everywhere for artifact in _artifacts_of(each)))
+
+
+def _artifacts_of(spec: VersionSpec) -> tuple[Artifact, ...]:
     speculation = read_speculation(spec.reference, spec.engine, spec.speculation)
     own = (Artifact(spec.artifact_uri, spec.artifact_digest),) if spec.artifact_uri else ()
     drafts = (speculation.artifact,) if isinstance(speculation, Draft) else ()
     of_adapters = (adapter.artifact for adapter in adapters_of(spec) if adapter.artifact is not None)
-    return tuple(dict.fromkeys((*own, *drafts, *of_adapters)))
+    return (*own, *drafts, *of_adapters)
 
 
 def _problem(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape]) -> str:
     if name not in machines:
         return f"there is no instance type {name!r}; there are {', '.join(sorted(machines))}"
     try:
-        check_engine_options(spec)
+        check_engine_options(spec, name)
         plan = render_version(spec, machines[name]).plan
         if spec.roles:
             check_apart(spec, machines[name])
@@ -190,8 +215,6 @@ def _objection(spec: VersionSpec, problems: Mapping[str, str]) -> str:
         return "parallelism names no instance type, so there is nothing that a cell could be made of"
     if all(problems.values()):
         return "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-    if spec.engine in WITH_WEIGHTS and not spec.artifact_uri:
-        return f"engine {spec.engine} needs artifact_uri, the place of the weights"
     if not spec.golden_prompts and not spec.golden_waiver.strip():
         return "it has no golden prompts; add some, or say in golden_waiver why it has none"
     return ""

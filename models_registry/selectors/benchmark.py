@@ -55,7 +55,10 @@ def figures_at_goodput(row: Benchmark) -> Mapping[str, Any] | None:
 
 
 def goodput_compared(before: ModelVersion, after: ModelVersion, instance_type: str) -> tuple[ComparedGoodput, ...]:
-    """All conditions under which both were measured as they are now, by the newest benchmark of each: one query."""
+    """All conditions under which both were measured as they are now, by the newest benchmark of each: one query. None
+    where one of them is not served."""
+    if any(instance_type not in version.parallelism for version in (before, after)):
+        return ()
     versions = {version.pk: version_digest(version.spec(), instance_type) for version in (before, after)}
     rows = (
         whole_benchmarks(Benchmark.objects.all())

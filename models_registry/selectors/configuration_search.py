@@ -143,8 +143,9 @@ def _step(point: BenchmarkPoint, cells: int) -> LoadedStep | None:
 
 
 def _usual(row: ConfigurationSearch) -> Usual:
-    stated = {f"engine_options.{name.replace('-', '_')}": value for name, value in row.version.engine_options.items()}
+    spec = row.version.spec().on(row.instance_type)
+    stated = {f"engine_options.{name.replace('-', '_')}": value for name, value in spec.engine_options.items()}
     places, budget = stated.get(PLACES[0]), stated.get(BUDGET)
     return Usual(
-        places if isinstance(places, int) else row.version.max_concurrency, budget if isinstance(budget, int) else None
+        places if isinstance(places, int) else spec.max_concurrency, budget if isinstance(budget, int) else None
     )

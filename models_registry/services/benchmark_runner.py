@@ -135,7 +135,8 @@ class BenchmarkRunner:
         entrance = await _in_thread(partial(benchmark_entrance, row.deployment, row.region))
         load_target = _load_target(entrance)
         if row.first_rate is None:
-            first = first_rate(await self._alone_s(row, load_target), row.version.max_concurrency * row.cells, rules)
+            at_once = row.version.spec().on(row.instance_type).max_concurrency
+            first = first_rate(await self._alone_s(row, load_target), at_once * row.cells, rules)
             await self._note(row, first_rate=first)
         points = await _in_thread(lambda: dict(row.points.values_list("rate", "verdict")))
         verdicts = {rate: PointVerdict(verdict) for rate, verdict in points.items()}

@@ -141,8 +141,7 @@ def _changed(base: ModelVersion, choice: Choice, instance_type: str) -> ModelVer
 
 def choice_columns(base: ModelVersion, choice: Choice, instance_type: str) -> dict[str, Any]:
     """The columns of a draft of this choice that differ from its base."""
-    before = {"engine_options": base.engine_options, "parallelism": base.parallelism}
-    return varied_columns(before, choice, instance_type)
+    return varied_columns(base.spec(), choice, instance_type)
 
 
 def search_cancel(*, search_id: int, actor: str, now: datetime) -> ConfigurationSearch:

@@ -24,7 +24,7 @@ from models_registry.selectors.model import version_stated
 COLUMNS = (
     "engine", "artifact_uri", "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s", "parallelism",
     "engine_options", "engine_env", "golden_prompts", "golden_waiver", "attention_heads", "kv_heads", "layers",
-    "speculation", "quantization", "adapters", "roles",
+    "speculation", "quantization", "adapters", "roles", "by_type",
 )  # fmt: skip
 """What a draft says; everything else of the row is the registry's own."""
 
@@ -209,7 +209,6 @@ def version_register(
     """
     made = ModelVersion(model=model, version=version, created_at=now, **columns)
     spec = made.spec(engine_allowances())
-    check_engine_options(spec)
     if not spec.parallelism:
         raise InvalidVersion(f"{spec.reference}: parallelism is empty; it must name an instance type")
     for name in spec.parallelism:
@@ -217,6 +216,7 @@ def version_register(
             raise InvalidVersion(
                 f"{spec.reference}: parallelism names instance type {name!r}; there are {', '.join(sorted(machines))}"
             )
+        check_engine_options(spec, name)
         render_version(spec, machines[name])
     made.save(force_insert=True)
     return made

@@ -240,7 +240,7 @@ def _pass(validation: Validation, artifacts: list[OpenArtifact], now: datetime) 
         )
         if not ended:
             raise _TurnLost
-        reason = f"validated for {validation.actor}: {read}"
+        reason = f"validated for {validation.actor}: {read}; {_shown_on(evidence)}"
         if version_move(version, VersionState.VALIDATED, reason=reason, actor=validation.actor, now=now, **columns):
             return
         transaction.set_rollback(True)
@@ -253,15 +253,21 @@ def _digest_columns(version: ModelVersion, digests: Mapping[str, str]) -> dict[s
     if version.artifact_uri in digests:
         columns["artifact_digest"] = digests[version.artifact_uri]
     if version.adapters:
-        columns["adapters"] = [
-            {**one, "artifact_digest": digests[one["artifact_uri"]]} if one.get("artifact_uri") in digests else one
-            for one in version.adapters
-        ]
+        columns["adapters"] = [_with_digest(one, digests) for one in version.adapters]
+    if version.by_type:
+        columns["by_type"] = {kind: _with_digest(stated, digests) for kind, stated in version.by_type.items()}
     return columns
 
 
+def _with_digest(stated: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Any]:
+    """Where it names an artifact."""
+    uri: str = stated.get("artifact_uri", "")
+    return {**stated, "artifact_digest": digests[uri]} if uri in digests else dict(stated)
+
+
 def _evidence(version: ModelVersion, artifacts: list[OpenArtifact]) -> dict[str, Any]:
-    problems: Mapping[str, str] = judge_version(version.spec(engine_allowances()), instance_shapes()).problems
+    spec = version.spec(engine_allowances())
+    problems = judge_version(spec, instance_shapes()).problems
     return {
         "artifacts": [
             {
@@ -272,10 +278,21 @@ def _evidence(version: ModelVersion, artifacts: list[OpenArtifact]) -> dict[str,
             }
             for each in artifacts
         ],
-        "instance_types": [{"instance_type": name, "problem": problem} for name, problem in problems.items()],
+        "instance_types": [
+            {"instance_type": name, "engine": spec.on(name).engine, "problem": problem}
+            for name, problem in problems.items()
+        ],
         "golden_prompts": len(version.golden_prompts),
         "golden_waiver": version.golden_waiver,
     }
+
+
+def _shown_on(evidence: Mapping[str, Any]) -> str:
+    """On which instance types a cell of it is possible, and on which it is not."""
+    possible = [one["instance_type"] for one in evidence["instance_types"] if not one["problem"]]
+    impossible = [one["instance_type"] for one in evidence["instance_types"] if one["problem"]]
+    told = f"a cell is possible on {', '.join(possible)}"
+    return f"{told}, not on {', '.join(impossible)}" if impossible else told
 
 
 def _end(validation: Validation, state: ValidationState, reason: str, now: datetime) -> None:

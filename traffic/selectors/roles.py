@@ -172,9 +172,9 @@ def _pace(fit: TokenFit | None, deployment: Deployment, there: Counted) -> RoleP
     """As cells were measured; None: nobody has."""
     if fit is None:
         return None
-    spec = deployment.model_version.spec()
+    spec, kind = deployment.model_version.spec(), deployment.instance_type_id
     try:
-        prefill, decode = (role_spec(spec, role) for role in (CellRole.PREFILL, CellRole.DECODE))
+        prefill, decode = (role_spec(spec, role, kind) for role in (CellRole.PREFILL, CellRole.DECODE))
     except InvalidVersion:
         return None
     measured = handover_s(there)

@@ -29,7 +29,7 @@ from kernel.access import access_of
 from kernel.refusals import Conflict
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ViewSet
-from models_registry.planning.variables import is_variable, names_only
+from models_registry.planning.variables import without_values
 
 DEPLOYMENT: dict[str, Any] = {
     "apiVersion": "switchyard/v1",
@@ -215,9 +215,8 @@ def _without_values(result: ApplyResult) -> ApplyResult:
     """For who only looks."""
 
     def shown(change: Change) -> Change:
-        if not is_variable(change.field):
-            return change
-        return replace(change, before=names_only(change.before), after=names_only(change.after))
+        before, after = (without_values(change.field, value) for value in (change.before, change.after))
+        return replace(change, before=before, after=after)
 
     steps = tuple(replace(step, changes=tuple(map(shown, step.changes))) for step in result.plan.steps)
     return replace(result, plan=replace(result.plan, steps=steps))

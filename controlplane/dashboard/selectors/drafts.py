@@ -21,7 +21,8 @@ NUMBERS = (
 )
 TEXTS = ("artifact_uri", "artifact_digest", "golden_waiver")
 NESTED = (
-    "parallelism", "engine_options", "engine_env", "quantization", "speculation", "adapters", "roles", "golden_prompts",
+    "parallelism", "engine_options", "engine_env", "quantization", "speculation", "adapters", "roles", "by_type",
+    "golden_prompts",
 )  # fmt: skip
 OPTIONAL = frozenset({"attention_heads", "kv_heads", "layers"})
 

@@ -23,7 +23,7 @@ from models_registry.planning.diff import (
     diff_versions,
     said_by,
 )
-from models_registry.planning.variables import diff_without_values, is_variable, names_only
+from models_registry.planning.variables import diff_without_values, without_values
 from models_registry.selectors.fleet_hooks import instance_shapes, version_uses
 from models_registry.selectors.model import latest_validation, version_by_reference, versions_described
 from models_registry.selectors.rendering import renderings
@@ -248,7 +248,7 @@ def version_find(reference: str) -> ModelVersion | None:
 def version_page(version: ModelVersion, *, values: bool) -> VersionPage:
     """With or without the `values` of the engine's variables."""
     said = {name: value for name, value in said_by(version.spec()).items() if _is_option(name)}
-    shown = {name: names_only(value) if is_variable(name) and not values else value for name, value in said.items()}
+    shown = {name: value if values else without_values(name, value) for name, value in said.items()}
     return VersionPage(
         version=version,
         options=tuple(sorted(shown.items())),

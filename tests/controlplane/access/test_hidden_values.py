@@ -20,7 +20,7 @@ DOCUMENT = {
     "apiVersion": "switchyard/v1",
     "kind": "ModelVersion",
     "metadata": {"name": "sim-70b@3"},
-    "spec": {"engine_env": {"HF_TOKEN": "guess"}},
+    "spec": {"engine_env": {"HF_TOKEN": "guess"}, "by_type": {"local.cpu": {"engine_env": {"HF_TOKEN": "guess"}}}},
 }
 
 
@@ -44,10 +44,15 @@ def browser(role: Role) -> Client:
 @pytest.fixture(autouse=True)
 def _versions() -> None:
     rows.deployment()
-    ModelVersion.objects.filter(version="1").update(engine_env={"HF_TOKEN": SECRET}, state="draft")
+    variables = {"HF_TOKEN": SECRET}
+    ModelVersion.objects.filter(version="1").update(
+        engine_env=variables, by_type={"local.cpu": {"engine_env": variables}}, state="draft"
+    )
     rows.version("2", engine_env={"HF_TOKEN": OTHER})
     EngineAllowance.objects.create(engine="sim", name="HF_TOKEN", why="weights", actor="ada", created_at=NOW)
-    rows.version("3", engine_env={"HF_TOKEN": OTHER}, state="draft")
+    rows.version(
+        "3", engine_env={"HF_TOKEN": OTHER}, by_type={"local.cpu": {"engine_env": {"HF_TOKEN": OTHER}}}, state="draft"
+    )
 
 
 def is_shown(text: str) -> bool:

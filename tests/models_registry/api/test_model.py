@@ -85,6 +85,7 @@ def test_a_version_says_how_it_is_served() -> None:
         "quantization": {},
         "adapters": [],
         "roles": {},
+        "by_type": {},
         "engine_options": {"enforce_eager": True, "seed": 7},
         "engine_env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
         "golden_prompts": [{"prompt": "2 + 2 =", "expect": "4"}],
@@ -92,6 +93,10 @@ def test_a_version_says_how_it_is_served() -> None:
         "renderings": [
             {
                 "instance_type": "local.cpu",
+                "engine": "vllm",
+                "artifact_uri": "",
+                "artifact_digest": "",
+                "max_concurrency": 16,
                 "problem": "smollm2@1: engine vllm needs artifact_uri, the place of the weights",
                 "degrees": None,
                 "arguments": [],

@@ -57,6 +57,19 @@ def test_adapters_are_written_shown_whole_and_taken_from_the_version_that_a_draf
     assert bearer().get(f"{URL}/toy@3").json()["adapters"] == [whole]
 
 
+def test_what_differs_by_instance_type_is_written_shown_and_taken_along() -> None:
+    draft("1")
+    by_type = {"p5.48xlarge": {"engine": "vllm", "artifact_uri": "file:///llama", "max_concurrency": 4}}
+    both = {**SIM, "parallelism": {"local.cpu": {"nodes": 2}, "p5.48xlarge": {"tp": 1}}, "by_type": by_type}
+    made = post("", {"model": "toy", "version": "2", **both}).json()
+    assert made["by_type"] == by_type
+    shown = [(one["instance_type"], one["engine"], one["max_concurrency"]) for one in made["renderings"]]
+    assert shown == [("local.cpu", "sim", 16), ("p5.48xlarge", "vllm", 4)]
+    based = post("", {"model": "toy", "version": "3", "based_on": "toy@2"}).json()
+    assert based["by_type"] == by_type
+    assert patch("toy@3", {"by_type": {}, "revision": 1}).json()["renderings"][1]["engine"] == "sim"
+
+
 def test_a_draft_may_be_unfinished_and_says_what_is_wrong_where() -> None:
     draft("1")
     made = post("", {"model": "toy", "version": "2", "engine": "vllm", "parallelism": {"local.cpu": {}}}).json()
@@ -86,6 +99,15 @@ def test_a_draft_may_be_unfinished_and_says_what_is_wrong_where() -> None:
         ({"golden_prompts": [{"prompt": "a"}]}, {"golden_prompts.0.expect": "required"}),
         ({"golden_prompts": [{"prompt": "a", "expect": "b", "c": 1}]}, {"golden_prompts.0.c": "unknown"}),
         ({"golden_waiver": "none needed"}, {"golden_waiver": "either"}),
+        ({"by_type": {"p5.48xlarge": {}}}, {"by_type": "readable"}),
+        ({"by_type": {"local.cpu": {"engin": "vllm"}}}, {"by_type.local.cpu.engin": "unknown"}),
+        ({"by_type": {"local.cpu": {"context_length": 9}}}, {"by_type.local.cpu.context_length": "unknown"}),
+        (
+            {"by_type": {"local.cpu": {"speculation": {"method": "ngram"}}}},
+            {"by_type.local.cpu.speculation": "readable"},
+        ),
+        ({"by_type": {"local.cpu": {"artifact_uri": "x"}}}, {"by_type.local.cpu.artifact_uri": "place"}),
+        ({"by_type": {"local.cpu": {"engine_options": {"ab": 1}}}}, {"by_type.local.cpu.engine_options.ab": "allowed"}),
     ],
 )
 def test_what_breaks_a_rule_is_named_with_its_field(fields: dict[str, Any], broken: dict[str, str]) -> None:

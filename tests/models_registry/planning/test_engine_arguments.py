@@ -55,7 +55,7 @@ def test_a_version_that_asks_for_priority_scheduling_gets_it() -> None:
 def test_the_plan_names_what_admins_allow_and_the_version_uses() -> None:
     allowed = ("--middleware", "--trust-remote-code", "LD_PRELOAD", "PYTHONPATH")
     env = {"LD_PRELOAD": "x", "PYTHONPATH": "y"}
-    spec = replace(SPEC, engine_options={"trust_remote_code": True}, engine_env=env, widened=allowed)
+    spec = replace(SPEC, engine_options={"trust_remote_code": True}, engine_env=env, allowances={SPEC.engine: allowed})
     assert render_engine_plan(spec, LOCAL).widened == ("--trust-remote-code", "LD_PRELOAD")
 
 

@@ -45,7 +45,7 @@ def test_the_native_plugin_is_told_what_is_stated_and_nothing_of_nxdi() -> None:
 
 
 def test_options_of_the_native_plugin_are_on_the_list_of_agents() -> None:
-    check_engine_options(spec("neuron", TRN2, engine_options={**NATIVE, "neuron_config": {"ep_degree": 1}}))
+    check_engine_options(spec("neuron", TRN2, engine_options={**NATIVE, "neuron_config": {"ep_degree": 1}}), TRN2.name)
     harmful = ["--additional-config", json.dumps({"neuron_config": {"tensor_replacement": {"tensors_path": "/x"}}})]
     refused = refused_in_plan("neuron", harmful, {})
     assert refused is not None

@@ -42,7 +42,7 @@ def test_each_role_has_its_own_options_and_split() -> None:
 def test_a_version_without_roles_is_the_same_in_each() -> None:
     plain = replace(SPEC, roles={})
 
-    assert role_spec(plain, CellRole.DECODE) == plain
+    assert role_spec(plain, CellRole.DECODE, MACHINE.name) == plain
 
 
 def test_the_layout_is_that_of_both_roles_and_of_what_is_handed_over() -> None:

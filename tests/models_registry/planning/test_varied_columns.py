@@ -1,5 +1,6 @@
 """What may be varied, and which draft follows from a choice: tables."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +14,11 @@ from models_registry.planning.varied_columns import (
     places_of,
     varied_columns,
 )
+from tests.models_registry.planning.specs import LOCAL, P5, spec
 
-BASE: dict[str, Any] = {
-    "engine_options": {"max-num-seqs": 8, "dtype": "float32"},
-    "parallelism": {"a": {"tp": 1}, "b": {"tp": 4}},
-}
+NGRAM = {"method": "ngram", "tokens": 3}
+ON_P5 = {"max_concurrency": 2}
+BASE = spec("vllm", LOCAL, {"tp": 1}, engine_options={"max-num-seqs": 8, "dtype": "float32"})
 
 
 @pytest.mark.parametrize(
@@ -51,16 +52,36 @@ def test_names_of_options_are_spelt_one_way() -> None:
     [
         ([("engine_options.max_num_seqs", 32)], {"engine_options": {"max-num-seqs": 32, "dtype": "float32"}}),
         ([("engine_options.max_num_seqs", None)], {"engine_options": {"dtype": "float32"}}),
-        ([("engine_options.new", True)], {"engine_options": {**BASE["engine_options"], "new": True}}),
-        ([("parallelism.tp", 2)], {"parallelism": {"a": {"tp": 2}, "b": {"tp": 4}}}),
-        ([("parallelism.tp", 2), ("parallelism.pp", 2)], {"parallelism": {"a": {"tp": 2, "pp": 2}, "b": {"tp": 4}}}),
-        ([("max_concurrency", 4), ("speculation", {})], {"max_concurrency": 4, "speculation": {}}),
+        ([("engine_options.new", True)], {"engine_options": {**BASE.engine_options, "new": True}}),
+        ([("parallelism.tp", 2)], {"parallelism": {"local.cpu": {"tp": 2}}}),
+        ([("parallelism.tp", 2), ("parallelism.pp", 2)], {"parallelism": {"local.cpu": {"tp": 2, "pp": 2}}}),
+        ([("max_concurrency", 4), ("speculation", NGRAM)], {"max_concurrency": 4, "speculation": NGRAM}),
         ([("roles", {"prefill": {"max_concurrency": 4}})], {"roles": {"prefill": {"max_concurrency": 4}}}),
     ],
 )
 def test_a_choice_becomes_columns(choice: list[tuple[str, Any]], columns: dict[str, Any]) -> None:
-    assert varied_columns(BASE, choice, "a") == columns
-    assert BASE["engine_options"] == {"max-num-seqs": 8, "dtype": "float32"}, "the base stays"
+    assert varied_columns(BASE, choice, LOCAL.name) == columns
+    assert BASE.engine_options == {"max-num-seqs": 8, "dtype": "float32"}, "the base stays"
+
+
+@pytest.mark.parametrize(
+    ("choice", "columns"),
+    [
+        (
+            [("engine_options.max_num_seqs", 32)],
+            {"by_type": {P5.name: {**ON_P5, "engine_options": {"max-num-seqs": 32}}}},
+        ),
+        ([("engine_options.dtype", None)], {"by_type": {P5.name: {**ON_P5, "engine_options": {"dtype": None}}}}),
+        ([("max_concurrency", 4)], {"by_type": {P5.name: {"max_concurrency": 4}}}),
+        ([("parallelism.tp", 2)], {"parallelism": {"local.cpu": {"tp": 1}, P5.name: {"tp": 2}}}),
+        ([("max_concurrency", 2), ("engine_options.max_num_seqs", 8), ("parallelism.tp", 4)], {}),
+    ],
+)
+def test_a_choice_for_one_of_several_instance_types_is_for_that_one_alone(
+    choice: list[tuple[str, Any]], columns: dict[str, Any]
+) -> None:
+    several = replace(BASE, parallelism={LOCAL.name: {"tp": 1}, P5.name: {"tp": 4}}, by_type={P5.name: ON_P5})
+    assert varied_columns(several, choice, P5.name) == columns
 
 
 def test_limits_are_read_off_a_choice() -> None:

@@ -25,8 +25,8 @@ DRAFT = spec("vllm", LOCAL, artifact_uri="file:///weights", artifact_digest=DIGE
         {"golden_waiver": "a toy"},
         {"engine_options": {"seed": None, "enforce_eager": True, "tensor_parallel_size": 2}},
         {"engine": "neuron", "engine_options": {"neuron_config": {"buckets": [1]}}},
-        {"engine_options": {"trust_remote_code": True}, "widened": ("--trust-remote-code",)},
-        {"engine_env": {"LD_PRELOAD": "libtcmalloc.so"}, "widened": ("LD_PRELOAD",)},
+        {"engine_options": {"trust_remote_code": True}, "allowances": {"vllm": ["--trust-remote-code"]}},
+        {"engine_env": {"LD_PRELOAD": "libtcmalloc.so"}, "allowances": {"vllm": ["LD_PRELOAD"]}},
     ],
 )
 def test_what_is_unfinished_is_no_mistake(changes: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ def test_what_is_unfinished_is_no_mistake(changes: dict[str, Any]) -> None:
         ({"engine_options": {"dtype": "--uds"}}, "engine_options.dtype", "value", "a value cannot begin with -"),
         ({"engine_env": {"LD_PRELOAD": "/x.so"}}, "engine_env.LD_PRELOAD", "allowed", "the variable LD_PRELOAD"),
         (
-            {"engine_env": {"PYTHONPATH": "/x"}, "widened": ("PYTHONPATH",)},
+            {"engine_env": {"PYTHONPATH": "/x"}, "allowances": {"vllm": ["PYTHONPATH"]}},
             *("engine_env.PYTHONPATH", "allowed", "which the agent sets itself"),
         ),
         ({"golden_prompts": (("p", "e"),) * 17}, "golden_prompts", "count", "17 golden prompts; at most 16"),

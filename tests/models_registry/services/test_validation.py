@@ -37,14 +37,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def of_folder(folder: Path, version: str = "1", **columns: Any) -> ModelVersion:
-    return draft(
-        version,
-        engine="vllm",
-        parallelism={"local.cpu": {}},
-        engine_options={},
-        artifact_uri=folder.as_uri(),
-        **columns,
-    )
+    plain = {"engine": "vllm", "parallelism": {"local.cpu": {}}, "engine_options": {}, "artifact_uri": folder.as_uri()}
+    return draft(version, **{**plain, **columns})
 
 
 def start(row: ModelVersion) -> Validation:
@@ -71,15 +65,33 @@ def test_a_draft_whose_artifact_is_whole_is_validated_with_its_evidence(folder: 
     assert (found.state, found.reason) == ("passed", "2 files, 8.0 kB, are as their digests say")
     assert found.evidence == {
         "artifacts": [{"uri": folder.as_uri(), "digest": digest, "files": 2, "bytes": 8002}],
-        "instance_types": [{"instance_type": "local.cpu", "problem": ""}],
+        "instance_types": [{"instance_type": "local.cpu", "engine": "vllm", "problem": ""}],
         "golden_prompts": 1,
         "golden_waiver": "",
     }
     assert state(row) == "validated"
     assert (row.artifact_digest, row.revision) == (digest, 2)
-    assert row.reason == "validated for ada: 2 files, 8.0 kB, are as their digests say"
+    assert row.reason == (
+        "validated for ada: 2 files, 8.0 kB, are as their digests say; a cell is possible on local.cpu"
+    )
     kinds = list(Event.objects.order_by("id").values_list("kind", flat=True))
     assert kinds == ["version.drafted", "version.validation_started", "version.validated"]
+
+
+def test_the_artifacts_of_every_instance_type_are_read_and_their_digests_noted(folder: Path) -> None:
+    gguf = folder.with_name("gguf")
+    digest = artifact(gguf, {"weights.gguf": b"GGUF"}).digest
+    on_p5 = {"engine": "generic", "artifact_uri": gguf.as_uri(), "engine_options": {"command": "llama-cpp"}}
+    row = of_folder(folder, parallelism={"local.cpu": {}, "p5.48xlarge": {}}, by_type={"p5.48xlarge": on_p5})
+    start(row)
+    found = advance(folder)
+    assert [one["uri"] for one in found.evidence["artifacts"]] == [folder.as_uri(), gguf.as_uri()]
+    assert {one["instance_type"]: one["engine"] for one in found.evidence["instance_types"]} == {
+        "local.cpu": "vllm", "p5.48xlarge": "generic"
+    }  # fmt: skip
+    assert state(row) == "validated"
+    assert row.reason.startswith("validated for ada: 3 files")
+    assert row.by_type == {"p5.48xlarge": {**on_p5, "artifact_digest": digest}}
 
 
 def test_an_engine_without_weights_needs_no_artifact(folder: Path) -> None:
