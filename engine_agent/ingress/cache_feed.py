@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine_agent.links.conversations import conversing
 from engine_agent.protocol.cache_events import (
     HOLD_S,
     MAX_PREFIXES,
@@ -168,7 +169,7 @@ class CacheFeed:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
-        server = await asyncio.start_unix_server(self._greet, self._path)
+        server = await asyncio.start_unix_server(conversing(self._greet), self._path)
         self._path.chmod(0o600)
         if self._account is not None:
             os.chown(self._path, *self._account)
@@ -187,7 +188,6 @@ class CacheFeed:
             pass
         finally:
             self._readers.discard(writer)
-            writer.close()
 
     def _tell(self, lines: Iterable[str]) -> None:
         text = "".join(lines).encode()

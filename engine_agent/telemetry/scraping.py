@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from engine_agent.links.conversations import conversing
 from engine_agent.telemetry.prometheus_text import CONTENT_TYPE
 
 HOST = "127.0.0.1"
@@ -25,11 +26,10 @@ async def serve_metrics(port: int, exposition: Callable[[], str]) -> None:
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(_response(head, exposition))
                 await writer.drain()
-        writer.close()
 
     while True:
         try:
-            async with await asyncio.start_server(answer, HOST, port, limit=MAX_HEAD_BYTES) as server:
+            async with await asyncio.start_server(conversing(answer), HOST, port, limit=MAX_HEAD_BYTES) as server:
                 await server.serve_forever()
         except OSError as error:
             log.warning("no metrics on %s:%d: %s", HOST, port, error.strerror or error)

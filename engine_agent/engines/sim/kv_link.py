@@ -18,6 +18,7 @@ from engine_agent.engines.sim.listening import bind_port
 from engine_agent.engines.sim.planning.generation_request import Source
 from engine_agent.engines.sim.planning.handover import HandoverParameters
 from engine_agent.engines.sim.settings import Endpoint
+from engine_agent.links.conversations import conversing
 
 ANSWER_LIMIT_S = 2.0
 IDLE_LIMIT_S = 60.0
@@ -58,17 +59,16 @@ class KvServer:
     async def run(self) -> None:
         """Listen, and end leases that are due, for ever."""
         with closing(self._socket):
-            async with await asyncio.start_server(self._serve, sock=self._socket, limit=LINE_BYTES_MAX):
+            async with await asyncio.start_server(conversing(self._serve), sock=self._socket, limit=LINE_BYTES_MAX):
                 await self._leases.run()
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        with closing(writer):
-            try:
-                while line := await asyncio.wait_for(reader.readline(), IDLE_LIMIT_S):
-                    writer.write(msgspec.json.encode(_Answer(self._answered(_question.decode(line)))) + b"\n")
-                    await writer.drain()
-            except (OSError, ValueError, msgspec.DecodeError) as error:  # a TimeoutError is one of the first
-                log.info("a transfer ended: %s", str(error) or type(error).__name__)
+        try:
+            while line := await asyncio.wait_for(reader.readline(), IDLE_LIMIT_S):
+                writer.write(msgspec.json.encode(_Answer(self._answered(_question.decode(line)))) + b"\n")
+                await writer.drain()
+        except (OSError, ValueError, msgspec.DecodeError) as error:  # a TimeoutError is one of the first
+            log.info("a transfer ended: %s", str(error) or type(error).__name__)
 
     def _answered(self, question: _Question) -> int | None:
         if question.ask == "free":

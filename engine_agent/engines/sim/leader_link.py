@@ -18,6 +18,7 @@ from engine_agent.engines.sim.faults import Effects
 from engine_agent.engines.sim.frames import BadFrame, Beat, Farewell, encode, read_line, read_living
 from engine_agent.engines.sim.listening import bind_port
 from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
+from engine_agent.links.conversations import conversing
 from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class LeaderLink:
         """
         rendezvous = bind_port(self._settings.leader)
         self._server = await asyncio.start_server(
-            partial(self._serve, certificate.binding),
+            conversing(partial(self._serve, certificate.binding)),
             sock=rendezvous,
             limit=MAX_LINE_BYTES,
             ssl=certificate.context,
@@ -106,8 +107,6 @@ class LeaderLink:
                 await self._attend(follower, reader)
         except OSError as error:
             log.warning("rendezvous: %s", error)
-        finally:
-            writer.close()
 
     async def _admit(
         self, binding: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
