@@ -17,6 +17,7 @@ from fleet.planning.webhooks.delivery import DeliveryState
 from fleet.selectors.cache import cache_totals
 from fleet.selectors.quota import quota_uses
 from fleet.selectors.snapshot import LISTENING_LEASE
+from fleet.selectors.speculation import cell_guesses
 from kernel import clock
 from kernel.control_hosts import control_hosts
 from kernel.leases import lease_held_since
@@ -77,6 +78,12 @@ class FleetGauges(Collector):
             "Requests of ready decode cells since their proxies started: handed over, fallen back, done alone by rule.",
             ("region", "deployment", "outcome"),
             _decode_requests(),
+        )
+        yield _gauge(
+            "speculation_tokens",
+            "Of cells that guess, in the last hour: drafts, tokens guessed in them, tokens accepted.",
+            ("region", "deployment", "model_version", "what"),
+            _speculation_tokens(),
         )
         yield _gauge("batches", "Open batches by state.", ("state",), _batches())
         yield _gauge("responses", "Kept responses.", (), _responses())
@@ -218,6 +225,15 @@ def _decode_requests() -> Iterator[Row]:
         totals[region, deployment, "handed_over"] += counted.get("handovers_total", 0)
         totals[region, deployment, "fallback"] += sum(counted.get("fallbacks", {}).values())
         totals[region, deployment, "alone"] += sum(counted.get("alone", {}).values())
+    yield from totals.items()
+
+
+def _speculation_tokens() -> Iterator[Row]:
+    totals: Counter[tuple[str, str, str, str]] = Counter()
+    for each in cell_guesses(clock.now()):
+        place = (each.cell.region_id, each.cell.deployment_id, each.cell.model_version.reference)
+        for what in ("drafts", "guessed", "accepted"):
+            totals[*place, what] += getattr(each, what)
     yield from totals.items()
 
 

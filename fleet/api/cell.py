@@ -99,6 +99,15 @@ class HandoverLoadSerializer(serializers.Serializer[Any]):
     prefill_tokens_total = serializers.IntegerField(help_text="Tokens in them.")
 
 
+class SpeculationLoadSerializer(serializers.Serializer[Any]):
+    """What a cell's engine guessed over the last hour, by its own counters."""
+
+    covered_s = serializers.FloatField(help_text="Seconds that were watched, some hour at most.")
+    drafts = serializers.IntegerField(help_text="One for each sequence in each step that guessed.")
+    guessed_tokens = serializers.IntegerField(help_text="In them.")
+    accepted_tokens = serializers.IntegerField(help_text="Of those, what the model took.")
+
+
 class LoadSerializer(serializers.Serializer[CellLoad]):
     """Rates and percentiles cover the last 30 s."""
 
@@ -112,6 +121,7 @@ class LoadSerializer(serializers.Serializer[CellLoad]):
     batch = BatchLoadSerializer(allow_null=True, help_text="Batch requests; null: no report, or of an older agent.")
     cache = CacheLoadSerializer(allow_null=True, help_text="Its prefix cache; null: no report, or of an older agent.")
     handovers = HandoverLoadSerializer(allow_null=True, help_text="Null: no report, or a mixed cell.")
+    speculation = SpeculationLoadSerializer(allow_null=True, help_text="Null: no report, or nothing was guessed.")
     reported_at = serializers.DateTimeField(
         allow_null=True, help_text="When the leader's agent reported it; null: no report of this generation yet."
     )
@@ -184,7 +194,7 @@ class CellSerializer(serializers.ModelSerializer[Cell]):
     @extend_schema_field(LoadSerializer)
     def get_load(self, cell: Cell) -> dict[str, Any]:
         load = cell_load(cell)  # plain values: a serializer for each of a hundred cells costs more than the query
-        parts = {"batch": load.batch, "cache": load.cache, "handovers": load.handovers}
+        parts = {name: getattr(load, name) for name in ("batch", "cache", "handovers", "speculation")}
         plain = {name: None if part is None else structs.asdict(part) for name, part in parts.items()}
         return {field.name: getattr(load, field.name) for field in fields(load)} | plain
 

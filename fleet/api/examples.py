@@ -33,6 +33,7 @@ LOAD: dict[str, Any] = {
         "other_found_tokens_total": 201_344,
     },
     "handovers": None,
+    "speculation": None,
     "reported_at": "2026-11-21T12:00:01Z",
 }
 
@@ -87,6 +88,7 @@ CELL_THAT_CANNOT_FORM: dict[str, Any] = {
         "batch": None,
         "cache": None,
         "handovers": None,
+        "speculation": None,
         "reported_at": None,
     },
 }

@@ -5,7 +5,7 @@ How much a draft should bring depends on how many tokens it has, which changes w
 each number. Of several tasks the one that is guessed worst counts: nobody knows the mix.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 KIND = "speculation-drift"
@@ -89,7 +89,7 @@ def _drifts(cells: Iterable[Guessing]) -> Iterable[Drift]:
         if drafts < DRAFTS_LEAST:
             continue
         guessed = sum(each.guessed for each in found) / drafts
-        expected = min(_accepted(chain, guessed) for chain in found[0].chains.values())
+        expected = min(accepted_expected(chain, guessed) for chain in found[0].chains.values())
         if expected <= 0 or (deployment in largest and largest[deployment].drafts >= drafts):
             continue
         accepted = sum(each.accepted for each in found) / drafts
@@ -97,8 +97,9 @@ def _drifts(cells: Iterable[Guessing]) -> Iterable[Drift]:
     return largest.values()
 
 
-def _accepted(chain: tuple[float, ...], guessed: float) -> float:
-    """Tokens beyond the step's own, between whole numbers of guesses along a straight line."""
+def accepted_expected(chain: Sequence[float], guessed: float) -> float:
+    """Tokens of a draft that a calibration expects to be right, by how many it has; between whole numbers of them along
+    a straight line."""
     low = min(int(guessed), len(chain) - 1)
     high = min(low + 1, len(chain) - 1)
     return chain[low] + (chain[high] - chain[low]) * (guessed - low) - 1

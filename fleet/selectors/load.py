@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from engine_agent.protocol.messages import BatchLoad, CacheLoad, HandoverLoad, Load
+from engine_agent.protocol.messages import BatchLoad, CacheLoad, HandoverLoad, Load, SpeculationLoad
 from fleet.models import Cell, NodeReport
 
 
@@ -25,6 +25,7 @@ class CellLoad:
     batch: BatchLoad | None = None
     handovers: HandoverLoad | None = None
     cache: CacheLoad | None = None
+    speculation: SpeculationLoad | None = None
     reported_at: datetime | None = None
 
 

@@ -1,4 +1,4 @@
-"""Calibrations of what versions guess. One is never changed; the newest of a version counts."""
+"""Calibrations of what versions guess. The database refuses to change one; the newest of a version counts."""
 
 from django.db import models
 

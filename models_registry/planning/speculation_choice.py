@@ -100,15 +100,28 @@ def read_step_cost(stated: Any) -> StepCost:
     )
 
 
+def gains_by_size(tokens: Sequence[float], cost: StepCost, batch: int) -> tuple[float, ...]:
+    """How much faster `batch` sequences are than without, by how many are guessed, from none on; as far as steps were
+    measured. `tokens`: of a step, by the same."""
+    plain = cost.step_s(batch, 1)
+    return tuple(
+        each * plain / cost.step_s(batch, size + 1) for size, each in enumerate(tokens[: cost.most_verified()])
+    )
+
+
+def guessed_at(ranges: Sequence[Sequence[int]], batch: int) -> int:
+    """How many are guessed with so many sequences; the last range goes on."""
+    return next((tokens for first, _, tokens in reversed(ranges) if first <= batch), 0)
+
+
 def choose(figures: TaskFigures, cost: StepCost, *, is_tree: bool, least_gain: float = LEAST_GAIN) -> Choice:
     """What pays most at each batch size that was measured or lies between. Larger batches never guess more."""
     tokens = figures.tree if is_tree else figures.chain
-    most = min(len(tokens), cost.most_verified()) - 1
+    most = len(tokens) - 1
     chosen: dict[int, int] = {}
     gains: dict[int, float] = {}
     for batch in range(1, cost.most_batch + 1):
-        plain = cost.step_s(batch, 1)
-        tried = ((tokens[each] * plain / cost.step_s(batch, each + 1), -each) for each in range(1, most + 1))
+        tried = ((gain, -each) for each, gain in enumerate(gains_by_size(tokens, cost, batch)[: most + 1]) if each)
         gain, best = max(tried, default=(1.0, 0))  # a tree has no path where no guess was ever right
         pays = gain >= least_gain
         chosen[batch], gains[batch] = (-best, gain) if pays else (0, 1.0)

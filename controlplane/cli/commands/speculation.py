@@ -25,16 +25,25 @@ TASKS = (
     Column("TASK", at("name")), number("POSITIONS", "positions"), Column("RIGHT, BY HEAD", at("right")),
     Column("TOKENS A STEP, CHAIN", at("chains")), Column("TREE OF 7, 15, 31, 63", at("trees")),
 )  # fmt: skip
+ACCEPTED = (
+    Column("CELL", at("cell")), number("MINUTES", "minutes"), number("DRAFTS", "drafts"),
+    number("GUESSED", "guessed"), number("TOKENS A DRAFT", "tokens"),
+)  # fmt: skip
 
 
 @speculation.command()
 def show(context: typer.Context, version: Version) -> None:
-    """Show a version's newest calibration: how often guesses are right, and how many should be made at which load.
+    """Show a version's newest calibration: how often guesses are right, how many should be made at which load, and what
+    its cells accepted in the last hour.
 
     switchyard speculation show smollm2@135m-medusa
     """
     run = session_of(context)
     _show(run, run.connection.get(f"{path_of(resource_named('model-versions'), version)}/calibration"))
+    if not run.output.is_for_programs:
+        cells = run.connection.pages("cells", {"model_version": version})
+        guesses = [_accepted(each["id"], each["load"]["speculation"]) for each in cells if each["load"]["speculation"]]
+        run.output.rows(ACCEPTED, guesses, empty="No cell of it guessed in the last hour.")
 
 
 @speculation.command()
@@ -80,6 +89,18 @@ def _task(found: dict[str, Any]) -> dict[str, Any]:
         "right": " ".join(f"{ranks[0]:.2f}" for ranks in found["accuracies"]),
         "chains": " ".join(f"{each:.2f}" for each in found["chain"][1:]),
         "trees": " ".join(f"{each:.2f}" for each in sizes),
+    }
+
+
+def _accepted(cell: str, load: dict[str, Any]) -> dict[str, Any]:
+    """The model's own token is one of a draft's."""
+    drafts = max(1, load["drafts"])
+    return {
+        "cell": cell,
+        "minutes": f"{load['covered_s'] / 60:.0f}",
+        "drafts": load["drafts"],
+        "guessed": f"{load['guessed_tokens'] / drafts:.1f}",
+        "tokens": f"{1 + load['accepted_tokens'] / drafts:.2f}",
     }
 
 

@@ -100,7 +100,7 @@ def _runs(request: PageRequest) -> VersionRuns:
 
 
 def _speculation(request: PageRequest) -> SpeculationView:
-    return version_speculation(request.once(_version_of))
+    return version_speculation(request.once(_version_of), request.now)
 
 
 def _measured(request: PageRequest) -> tuple[MeasuredCells, ...]:
@@ -182,7 +182,13 @@ VERSION = Page(
         Fragment("version-actions", "Actions", (*OWN_TOPICS, "deployments"), "dashboard/actions.html", _actions),
         Fragment("version-runs", "Where it runs", ("cells", "rollouts"), "dashboard/models/runs.html", _runs),
         Fragment("version-measured", "Measured, last hour", ("load",), "dashboard/models/measured.html", _measured),
-        Fragment("version-speculation", "Speculation", OWN_TOPICS, "dashboard/models/speculation.html", _speculation),
+        Fragment(
+            "version-speculation",
+            "Speculation",
+            (*OWN_TOPICS, "load"),
+            "dashboard/models/speculation.html",
+            _speculation,
+        ),
         Fragment(
             "version-cells",
             "Engine arguments",
@@ -194,6 +200,7 @@ VERSION = Page(
         Fragment("version-options", "Configuration", OWN_TOPICS, "dashboard/models/options.html", _version),
         Fragment("version-events", "Events", ("events",), "dashboard/models/events.html", _events),
     ),
+    charts=True,
 )
 
 VERSION_DIFF = Page(

@@ -3,16 +3,19 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from engine_agent.protocol.messages import Load, SpeculationLoad
 from tests.controlplane.cli.conftest import Switchyard
+from tests.fleet import rows
 from tests.models_registry.calibrations import DOCUMENT, STEP_COST, with_heads
 
 pytestmark = pytest.mark.django_db
 
 
 def test_one_is_stored_from_files_and_shown(switchyard: Switchyard, tmp_path: Path) -> None:
-    with_heads()
+    version = with_heads()
     files = tmp_path / "calibration.json", tmp_path / "cost.json"
     for file, content in zip(files, (DOCUMENT, STEP_COST), strict=True):
         file.write_text(json.dumps(content))
@@ -20,8 +23,13 @@ def test_one_is_stored_from_files_and_shown(switchyard: Switchyard, tmp_path: Pa
     assert made.code == 0, made.err
     shown = switchyard("speculation", "show", "toy@1")
     assert shown.out == made.out
+    assert "No cell of it guessed in the last hour." in shown.err
     assert "2 guessed tokens make 2.50 tokens of a step" in shown.out
     assert json.loads(switchyard("speculation", "show", "toy@1", "-o", "json").out)["version"] == "toy@1"
+    load = msgspec.to_builtins(Load(speculation=SpeculationLoad(600.0, 500, 1000, 700)))
+    rows.cell("c-1", rows.node("n-00000001", report={"load": load}), model_version=version)
+    told = switchyard("speculation", "show", "toy@1").out.splitlines()[-1].split()
+    assert told == ["c-1", "10", "500", "2.0", "2.40"]
 
 
 def test_a_file_that_is_not_there_is_named(switchyard: Switchyard) -> None:

@@ -1,10 +1,15 @@
 """The pages of models and their versions: what they show, and the actions of operators."""
 
+import json
+
+import msgspec
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from fleet.models import Deployment
+from controlplane.dashboard.selectors.speculation import GainRow, version_speculation
+from engine_agent.protocol.messages import Load, SpeculationLoad
+from fleet.models import Deployment, NodeReport
 from models_registry.models import ConfigurationSearch, ModelVersion, SearchCandidate, Validation
 from models_registry.planning.artifact_rules import ArtifactLimits
 from models_registry.services.calibration import calibration_store
@@ -120,6 +125,40 @@ def test_a_version_shows_what_its_guesses_are_worth() -> None:
     text = fragment(signed_in(), URL, "version-speculation")
     assert "1: 2.00, 2: 2.50" in text
     assert "no guess makes chat 1.05 times as fast on local.cpu, even alone" in text
+
+
+def test_a_calibrations_figures_show_what_was_chosen_by_what_steps_cost() -> None:
+    version = with_heads()
+    calibration_store(version_id=version.pk, document=DOCUMENT, step_costs=[STEP_COST], actor="ada", now=NOW)
+    view = version_speculation(version, NOW)
+    tokens = {trace["name"]: (trace["x"], trace["y"]) for trace in json.loads(view.tokens_figure)["data"]}
+    assert tokens["plan, chain"] == ([1, 2], [2.0, 2.5])
+    assert tokens["plan, tree"][1][-1] > tokens["plan, chain"][1][-1] - 0.1
+    (cost,) = view.costs
+    plan = next(row for row in cost.rows if (row.task, row.batch) == ("plan", 1))
+    assert plan.chosen == 2
+    assert plan.gains == pytest.approx((1.0, 2.0 * 2 / (1 + 3**0.3), 2.5 / 3**0.3))
+    ring = json.loads(cost.figure)["data"][-1]
+    assert (ring["x"][0], ring["y"][0]) == (2, round(plan.gains[2], 3))
+    assert (0, 1.0) in zip(ring["x"], ring["y"], strict=True), "chat guesses nothing"
+    assert "Times as fast, by tokens" in fragment(signed_in(), URL, "version-speculation")
+
+
+def test_what_cells_accepted_is_shown_beside_what_was_calibrated() -> None:
+    version = with_heads()
+    calibration_store(version_id=version.pk, document=DOCUMENT, step_costs=[], actor="ada", now=NOW)
+    rows.cell("c", rows.node("n-a"), rows.node("n-b"), model_version=version)
+    load = msgspec.to_builtins(Load(speculation=SpeculationLoad(60.0, 500, 1000, 700)))
+    NodeReport.objects.filter(node="n-a").update(cell="c", load=load, last_seen_at=NOW)
+    (row,) = version_speculation(version, NOW).accepted
+    assert (row.drafts, row.guessed, row.tokens, row.is_low) == (500, 2.0, 2.4, False)
+    assert dict(row.expected) == {"plan": pytest.approx(2.5), "chat": pytest.approx(1.05, abs=0.01)}
+    assert version_speculation(stored("released", "2"), NOW).accepted == ()
+
+
+def test_a_long_row_of_gains_tells_some_sizes_and_the_chosen_one() -> None:
+    row = GainRow("plan", 1, tuple(map(float, range(40))), chosen=26)
+    assert [size for size, _ in row.told] == [1, 2, 4, 8, 16, 26, 32]
 
 
 def test_a_version_that_guesses_nothing_says_so() -> None:

@@ -1,10 +1,13 @@
 """What Prometheus gets: for those who may read, without names that people chose elsewhere than in the database."""
 
+import msgspec
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine_agent.protocol.messages import Load, SpeculationLoad
+from kernel import clock
 from tests.controlplane.api.client import anonymous, bearer
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.fleet import rows
@@ -34,6 +37,17 @@ def test_the_fleet_is_counted() -> None:
     assert metrics["switchyard_nodes{region=us-east-1,state=ready}"] == 2
     assert metrics["switchyard_nodes_connected{region=us-east-1}"] == 1
     assert metrics["switchyard_agents_listened{}"] == 0
+
+
+def test_what_cells_guess_and_accept_is_told_by_version() -> None:
+    load = msgspec.to_builtins(Load(speculation=SpeculationLoad(3600.0, 500, 1000, 700)))
+    rows.cell("c-1", rows.node("n-00000001", report={"load": load, "last_seen_at": clock.now()}))
+    metrics = samples(bearer("visitor").get("/metrics").content.decode())
+    place = "deployment=sim-70b,model_version=sim-70b@1,region=us-east-1"
+    told = [
+        metrics[f"switchyard_speculation_tokens{{{place},what={what}}}"] for what in ("drafts", "guessed", "accepted")
+    ]
+    assert told == [500, 1000, 700]
 
 
 def test_requests_are_counted_by_surface_and_status() -> None:

@@ -37,6 +37,7 @@ NO_LOAD = {
     "batch": None,
     "cache": None,
     "handovers": None,
+    "speculation": None,
     "reported_at": None,
 }
 
@@ -82,6 +83,12 @@ def test_a_cell_says_what_is_in_its_cache_and_how_well_that_is_predicted() -> No
     cell = rows.cell("c", rows.node("n-00000001", report={"load": {**LOAD, "cache": cache}}))
     shown = bearer().get(f"/api/v1/cells/{cell.id}").json()["load"]["cache"]
     assert shown == {"other_tokens_total": 0, "other_found_tokens_total": 0, **cache}
+
+
+def test_a_cell_says_what_it_guessed_and_how_much_of_that_was_right() -> None:
+    guesses = {"covered_s": 3600.0, "drafts": 500, "guessed_tokens": 1000, "accepted_tokens": 700}
+    cell = rows.cell("c", rows.node("n-00000001", report={"load": {**LOAD, "speculation": guesses}}))
+    assert bearer().get(f"/api/v1/cells/{cell.id}").json()["load"]["speculation"] == guesses
 
 
 def test_a_cell_shows_which_nodes_run_the_same_and_in_what_the_others_differ() -> None:

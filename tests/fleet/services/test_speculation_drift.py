@@ -8,7 +8,8 @@ import pytest
 from engine_agent.protocol.messages import Load, SpeculationLoad
 from fleet.models import Cell, Incident, NodeReport
 from fleet.planning.speculation_drift import KIND
-from fleet.services.speculation_drift import FRESH_FOR, speculation_drift_judge
+from fleet.selectors.speculation import FRESH_FOR
+from fleet.services.speculation_drift import speculation_drift_judge
 from models_registry.services.calibration import calibration_store
 from tests.fleet import rows
 from tests.fleet.rows import NOW

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from django.db import DatabaseError
 
 from kernel.models import Event
 from kernel.refusals import InvalidInput
@@ -61,3 +62,9 @@ def test_step_costs_are_read_before_anything_is_stored() -> None:
         with pytest.raises(InvalidInput) as refused:
             store(version.pk, step_costs=wrong)
         assert refused.value.field == "step_costs"
+
+
+def test_what_is_stored_is_never_changed() -> None:
+    row = store(with_heads().pk)
+    with pytest.raises(DatabaseError, match="a calibration is never changed; store another"):
+        SpeculationCalibration.objects.filter(pk=row.pk).update(choices=[])
