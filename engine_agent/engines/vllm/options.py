@@ -1,8 +1,10 @@
 """The launcher's command line, for a leader and for a follower. It reads; it opens no file and no socket."""
 
 import argparse
+import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +58,15 @@ class ServeOptions:
     def role(self) -> MemberRole:
         """Rank 0 leads."""
         return MemberRole.LEADER if self.rank == 0 else MemberRole.FOLLOWER
+
+    @property
+    def speculation_method(self) -> str:
+        """As vLLM is told; empty where it guesses nothing. What cannot be read, vLLM complains of."""
+        with suppress(ValueError):
+            stated = json.loads(option_value(self.vllm_args, "--speculative-config") or "{}")
+            if isinstance(stated, dict):
+                return str(stated.get("method", ""))
+        return ""
 
     def member(self, runtime: Path) -> Member:
         """This process's place in a cell of several nodes; `runtime` is its own folder."""

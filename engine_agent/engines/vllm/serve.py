@@ -29,18 +29,14 @@ from typing import NoReturn
 from engine_agent.engines.artifact import verify_folder
 from engine_agent.engines.artifact_cache import mark_damaged
 from engine_agent.engines.cell.member_health import LOOPBACK, MemberHealth
+from engine_agent.engines.vllm import kv_transfer, suffix_tree
 from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, certificate_from, left_reason, secret_from
 from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
 from engine_agent.engines.vllm.class_scheduler import TOKENS_VARIABLE
 from engine_agent.engines.vllm.core_process import one_process_server
 from engine_agent.engines.vllm.kv_events import FOLDER_VARIABLE, config_of
-from engine_agent.engines.vllm.kv_transfer import (
-    CONNECTOR_PACKAGE,
-    HOW,
-    kv_transfer_config,
-    kv_transfer_environment,
-)
-from engine_agent.engines.vllm.options import ServeOptions, option_value, parse
+from engine_agent.engines.vllm.kv_transfer import kv_transfer_config, kv_transfer_environment
+from engine_agent.engines.vllm.options import ServeOptions, parse
 from engine_agent.engines.vllm.own_steps import FOLLOWER_STEPS_PATH, written_steps
 from engine_agent.engines.vllm.speculation_mends import EXTENSION, MENDED_METHODS
 from engine_agent.protocol.manifest import BadArtifact
@@ -152,11 +148,7 @@ def scheduler_argv(options: ServeOptions, server: Server) -> tuple[str, ...]:
 
 def speculation_argv(options: ServeOptions, server: Server) -> tuple[str, ...]:
     """What mends vLLM's workers, where they guess tokens in a way that needs it."""
-    try:
-        stated = json.loads(option_value(options.vllm_args, "--speculative-config") or "{}")
-    except ValueError:
-        return ()  # vLLM says what is wrong with it
-    needs = isinstance(stated, dict) and stated.get("method") in MENDED_METHODS
+    needs = options.speculation_method in MENDED_METHODS
     return ("--worker-extension-cls", server.speculation) if needs and server.speculation else ()
 
 
@@ -303,18 +295,24 @@ def main(argv: Sequence[str], server: Server | None = None) -> int:
     try:
         if options.followers > 0:
             _check_membership(options.role)
+        _check_packages(options)
         if options.role is MemberRole.FOLLOWER:
             return _follow(options)
-        if options.kv_port and find_spec(CONNECTOR_PACKAGE) is None:
-            raise CannotServe(
-                EXIT_NO_VLLM, f"{sys.executable} has no {CONNECTOR_PACKAGE}, which hands prompts over: {HOW}"
-            )
         with hold_address(LOOPBACK, options.port):
             check_artifacts(options)
             return _serve(options, server or OWN_SERVER)
     except CannotServe as error:
         print(f"node {options.node_id}: {error}", file=sys.stderr)
         return error.exit_status
+
+
+def _check_packages(options: ServeOptions) -> None:
+    """Find now what vLLM would miss only after its imports."""
+    needed = [kv_transfer] if options.kv_port else []
+    needed += [suffix_tree] if options.speculation_method == suffix_tree.METHOD else []
+    for each in needed:
+        if find_spec(each.PACKAGE) is None:
+            raise CannotServe(EXIT_NO_VLLM, f"{sys.executable} has no {each.PACKAGE}, {each.USE}: {each.HOW}")
 
 
 def _check_membership(role: MemberRole) -> None:
