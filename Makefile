@@ -33,6 +33,7 @@ help: ## Show this list.
 	@echo "  DATABASE_URL, REDIS_URL  use these servers instead of the embedded PostgreSQL and Valkey"
 	@echo "  TESTS='tests/fleet -k x' what make test runs (everything)"
 	@echo "  FILE=…                   make backup writes it, make restore reads it"
+	@echo "  SHARE=0.3                make heads learns from so much of its prompts, for a short try"
 	@echo "  FAST=1                   make test runs only pure tests and services, in some three minutes"
 
 up: $(if $(CLOUD),environment-dev,environment) ## Install what is missing, start the fleet, show its logs until Ctrl-C.
@@ -65,10 +66,10 @@ engine: environment ## Install vLLM and build the demo's weights, as make up doe
 
 heads: environment ## Train Medusa heads for the demo's smollm2 and measure its steps, half an hour of one core; then make up has a version with them.
 	@$(VENV) -m engine_agent.engines.vllm.environment install --cache $(SWITCHYARD_CACHE)
-	@folder() { tail -1 | sed 's|.*"uri": "file://\([^"]*\)".*|\1|'; }; \
-	model=$$(PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.weights build --cache $(SWITCHYARD_CACHE) --ranks 2 | folder) && \
-	heads=$$(PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.medusa train --model "$$model" \
-	  --output $(SWITCHYARD_CACHE)/artifacts --name medusa-smollm2-135m-instruct | tee /dev/stderr | folder) && \
+	@folder() { tail -1 | sed -n 's|.*"uri": "file://\([^"]*\)".*|\1|p'; }; \
+	model=$$(PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.weights build --cache $(SWITCHYARD_CACHE) --ranks 2 | folder) && test -n "$$model" && \
+	heads=$$(OMP_NUM_THREADS=1 PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.medusa train --model "$$model" \
+	  --output $(SWITCHYARD_CACHE)/artifacts --name medusa-smollm2-135m-instruct $(if $(SHARE),--share $(SHARE)) | tee -a /dev/stderr | folder) && test -n "$$heads" && \
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.step_cost --model "$$model" --heads "$$heads" --output "$$heads.json"
 
 test: environment-dev ## Run the whole test suite (FAST=1: only pure tests and services).
