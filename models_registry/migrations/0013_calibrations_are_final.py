@@ -13,5 +13,5 @@ FOR EACH ROW EXECUTE FUNCTION calibration_is_final();
 
 
 class Migration(migrations.Migration):
-    dependencies = [("models_registry", "0011_configuration_search")]
+    dependencies = [("models_registry", "0012_by_type")]
     operations = [migrations.RunSQL(FINAL, "DROP FUNCTION IF EXISTS calibration_is_final() CASCADE;")]
