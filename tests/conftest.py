@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = _own_folder(config)
     servers = EmbeddedServers(folder / "servers")
     config.stash[_servers] = servers
-    addresses = servers.start()
-    os.environ.setdefault("DATABASE_URL", addresses["database_url"])
-    os.environ.setdefault("REDIS_URL", addresses["redis_url"])
+    servers.start()
+    os.environ.setdefault("DATABASE_URL", servers.addresses["database_url"])
+    os.environ.setdefault("REDIS_URL", servers.addresses["redis_url"])
     os.environ.setdefault("SWITCHYARD_SECRET_KEY", "of-tests-" + secrets.token_urlsafe(48))
     # Tests that commit empty all tables after them; the table of audit records takes that only when told so.
     os.environ.setdefault("PGOPTIONS", "-c switchyard.audit_truncate=on")
@@ -143,6 +144,36 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def django_db_keepdb(request: pytest.FixtureRequest) -> bool:
     """The database goes with this process's server; dropping it would fail while a thread of a test has it open."""
     return bool(request.config.stash[_servers].pid) or bool(request.config.getvalue("reuse_db"))
+
+
+@pytest.fixture(scope="session")
+def _migrated(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """None where the database is another server's."""
+    from tests.migrated import migrated_database  # needs Django's settings
+
+    if os.environ["DATABASE_URL"] != request.config.stash[_servers].addresses["database_url"]:
+        yield None
+        return
+    with migrated_database() as database:
+        yield database
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(
+    django_db_modify_db_settings_parallel_suffix: None, _migrated: Any, django_db_blocker: Any
+) -> None:
+    """Before Django looks for the database, it may be there."""
+    if _migrated:
+        with django_db_blocker.unblock():
+            _migrated.restore()
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, _migrated: Any, django_db_blocker: Any) -> None:
+    """It is migrated now."""
+    if _migrated:
+        with django_db_blocker.unblock():
+            _migrated.keep()
 
 
 @pytest.hookimpl(trylast=True)

@@ -20,6 +20,7 @@ class EmbeddedServers:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._process: subprocess.Popen[str] | None = None
+        self.addresses: dict[str, str] = {}
 
     @property
     def pid(self) -> int:
@@ -28,7 +29,7 @@ class EmbeddedServers:
         return self._process.pid
 
     def start(self) -> dict[str, str]:
-        """Start them and wait until they answer: `database_url` and `redis_url`."""
+        """Start them and wait until they answer: `database_url` and `redis_url`, as in `addresses`."""
         guard = [sys.executable, "-I", "-S", str(GUARD), "--parent", str(os.getpid())]
         guard += ["--death-signal", str(int(signal.SIGTERM)), "--"]
         self._home.parent.mkdir(parents=True, exist_ok=True)
@@ -47,8 +48,8 @@ class EmbeddedServers:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError((self._home.parent / "servers.log").read_text())
-        addresses: dict[str, str] = json.loads(line)
-        return addresses
+        self.addresses = json.loads(line)
+        return self.addresses
 
     def stop(self) -> None:
         """Stop them and wait until they are gone."""
