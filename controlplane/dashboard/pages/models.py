@@ -32,7 +32,12 @@ from controlplane.dashboard.selectors.models import (
     version_page,
     version_runs,
 )
-from controlplane.dashboard.selectors.speculation import SpeculationView, version_speculation
+from controlplane.dashboard.selectors.speculation import (
+    AcceptedRow,
+    SpeculationView,
+    version_accepted,
+    version_speculation,
+)
 from models_registry.models import ModelVersion
 from models_registry.planning.lifecycle import ValidationState, VersionState
 from models_registry.services.draft import draft_delete
@@ -100,7 +105,11 @@ def _runs(request: PageRequest) -> VersionRuns:
 
 
 def _speculation(request: PageRequest) -> SpeculationView:
-    return version_speculation(request.once(_version_of), request.now)
+    return version_speculation(request.once(_version_of))
+
+
+def _accepted(request: PageRequest) -> tuple[AcceptedRow, ...]:
+    return version_accepted(request.once(_version_of), request.now)
 
 
 def _measured(request: PageRequest) -> tuple[MeasuredCells, ...]:
@@ -182,13 +191,8 @@ VERSION = Page(
         Fragment("version-actions", "Actions", (*OWN_TOPICS, "deployments"), "dashboard/actions.html", _actions),
         Fragment("version-runs", "Where it runs", ("cells", "rollouts"), "dashboard/models/runs.html", _runs),
         Fragment("version-measured", "Measured, last hour", ("load",), "dashboard/models/measured.html", _measured),
-        Fragment(
-            "version-speculation",
-            "Speculation",
-            (*OWN_TOPICS, "load"),
-            "dashboard/models/speculation.html",
-            _speculation,
-        ),
+        Fragment("version-speculation", "Speculation", OWN_TOPICS, "dashboard/models/speculation.html", _speculation),
+        Fragment("version-accepted", "Guessed, last hour", ("load",), "dashboard/models/accepted.html", _accepted),
         Fragment(
             "version-cells",
             "Engine arguments",

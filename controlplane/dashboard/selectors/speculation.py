@@ -18,6 +18,8 @@ LEGIBLE_SIZES = (1, 2, 4, 8, 16, 32, 63)
 """Marked on the axis of sizes, which is logarithmic: four guesses of a chain and 63 paths of a tree share it."""
 SHORT_AXIS = 8
 """Sizes up to here are all marked."""
+LEGEND_PX = 64
+"""Five names take three lines on a narrow screen."""
 GAIN_TASKS = MOST_SERIES // 2
 """Tasks in a figure of gains, which has a line for one sequence and another for the largest batch."""
 
@@ -107,14 +109,12 @@ class SpeculationView:
     choices: tuple[ChoiceRow, ...]
     tokens_figure: str
     costs: tuple[CostFigure, ...]
-    accepted: tuple[AcceptedRow, ...]
 
 
-def version_speculation(version: ModelVersion, now: datetime) -> SpeculationView:
-    """The newest calibration, and what its cells accepted in the last hour, in three queries."""
+def version_speculation(version: ModelVersion) -> SpeculationView:
+    """The newest calibration, in one query."""
     method = str(version.speculation.get("method", ""))
     found = latest_calibration(version) if method else None
-    own = [each for each in cell_guesses(now) if each.cell.model_version_id == version.pk] if method else []
     return SpeculationView(
         reference=version.reference,
         method=method,
@@ -125,8 +125,14 @@ def version_speculation(version: ModelVersion, now: datetime) -> SpeculationView
         choices=tuple(map(_choice, found.choices)) if found else (),
         tokens_figure=_tokens_figure(found.figures) if found else "",
         costs=tuple(_cost_figures(found.figures, found.choices, found.step_costs)) if found else (),
-        accepted=tuple(_accepted(own, found.figures if found else ())),
     )
+
+
+def version_accepted(version: ModelVersion, now: datetime) -> tuple[AcceptedRow, ...]:
+    """What its cells guessed and accepted in the last hour, in three queries."""
+    own = [each for each in cell_guesses(now) if each.cell.model_version_id == version.pk]
+    found = latest_calibration(version) if own else None
+    return tuple(_accepted(own, found.figures if found else ()))
 
 
 def _accepted(cells: Sequence[CellGuesses], figures: Sequence[Mapping[str, Any]]) -> Iterable[AcceptedRow]:
@@ -175,7 +181,7 @@ def _tokens_figure(figures: Sequence[Mapping[str, Any]]) -> str:
             mode = "lines+markers" if kind == "chain" else "lines"
             traces.append(_line(f"{task['name']}, {kind}", points, BY_PLACE[place], dash, mode, "tokens"))
     most = max((max(len(task["tree"]), len(task["chain"])) - 1 for task in figures), default=1)
-    return _figure(traces, {**_marked(LEGIBLE_SIZES, most), "type": "log"}, {"rangemode": "tozero"})
+    return _figure(traces, {**_marked(LEGIBLE_SIZES, most), "type": "log"})
 
 
 def _cost_figures(
@@ -191,10 +197,10 @@ def _cost_figures(
                 gains = gains_by_size(tokens, cost, batch)
                 rows.append(GainRow(one["task"], batch, gains, guessed_at(one["ranges"], batch)))
         what = "paths" if any(one["is_tree"] for one in here) else "tokens"
-        yield CostFigure(f"gains-{number}", cost.instance_type, what, tuple(rows), _gains_figure(rows, what))
+        yield CostFigure(f"gains-{number}", cost.instance_type, what, tuple(rows), _gains_figure(rows))
 
 
-def _gains_figure(rows: Sequence[GainRow], what: str) -> str:
+def _gains_figure(rows: Sequence[GainRow]) -> str:
     """Of one sequence a line, of the largest batch a dashed one, with a ring at what was chosen."""
     batches = sorted({row.batch for row in rows})
     dashes = {batches[-1]: "dash", batches[0]: "solid"} if batches else {}
@@ -210,7 +216,7 @@ def _gains_figure(rows: Sequence[GainRow], what: str) -> str:
     traces.append({**_trace("chosen", rings, "markers", "times as fast"), "marker": ring})
     most = max((len(row.gains) - 1 for row in shown), default=1)
     marks = range(most + 1) if most <= SHORT_AXIS else (0, *LEGIBLE_SIZES[3:])
-    return _figure(traces, {**_marked(marks, most), "title": {"text": f"guessed {what}"}}, {"rangemode": "tozero"})
+    return _figure(traces, _marked(marks, most))
 
 
 def _line(
@@ -236,6 +242,6 @@ def _marked(marks: Iterable[int], most: int) -> dict[str, Any]:
     return {"tickvals": kept, "ticktext": [str(each) for each in kept]}
 
 
-def _figure(traces: Sequence[Mapping[str, Any]], xaxis: Mapping[str, Any], yaxis: Mapping[str, Any]) -> str:
-    layout = {"height": HEIGHT_PX, "showlegend": True, "xaxis": xaxis, "yaxis": yaxis}
+def _figure(traces: Sequence[Mapping[str, Any]], xaxis: Mapping[str, Any]) -> str:
+    layout = {"height": HEIGHT_PX + LEGEND_PX, "showlegend": True, "xaxis": xaxis, "yaxis": {"rangemode": "tozero"}}
     return json.dumps({"data": list(traces), "layout": layout}, separators=(",", ":"))

@@ -7,7 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from controlplane.dashboard.selectors.speculation import GainRow, version_speculation
+from controlplane.dashboard.selectors.speculation import GainRow, version_accepted, version_speculation
 from engine_agent.protocol.messages import Load, SpeculationLoad
 from fleet.models import Deployment, NodeReport
 from models_registry.models import ConfigurationSearch, ModelVersion, SearchCandidate, Validation
@@ -130,7 +130,7 @@ def test_a_version_shows_what_its_guesses_are_worth() -> None:
 def test_a_calibrations_figures_show_what_was_chosen_by_what_steps_cost() -> None:
     version = with_heads()
     calibration_store(version_id=version.pk, document=DOCUMENT, step_costs=[STEP_COST], actor="ada", now=NOW)
-    view = version_speculation(version, NOW)
+    view = version_speculation(version)
     tokens = {trace["name"]: (trace["x"], trace["y"]) for trace in json.loads(view.tokens_figure)["data"]}
     assert tokens["plan, chain"] == ([1, 2], [2.0, 2.5])
     assert tokens["plan, tree"][1][-1] > tokens["plan, chain"][1][-1] - 0.1
@@ -150,10 +150,11 @@ def test_what_cells_accepted_is_shown_beside_what_was_calibrated() -> None:
     rows.cell("c", rows.node("n-a"), rows.node("n-b"), model_version=version)
     load = msgspec.to_builtins(Load(speculation=SpeculationLoad(60.0, 500, 1000, 700)))
     NodeReport.objects.filter(node="n-a").update(cell="c", load=load, last_seen_at=NOW)
-    (row,) = version_speculation(version, NOW).accepted
+    (row,) = version_accepted(version, NOW)
     assert (row.drafts, row.guessed, row.tokens, row.is_low) == (500, 2.0, 2.4, False)
     assert dict(row.expected) == {"plan": pytest.approx(2.5), "chat": pytest.approx(1.05, abs=0.01)}
-    assert version_speculation(stored("released", "2"), NOW).accepted == ()
+    assert version_accepted(stored("released", "2"), NOW) == ()
+    assert "No cell of it guessed in the last hour." in fragment(signed_in(), "/models/toy@2/", "version-accepted")
 
 
 def test_a_long_row_of_gains_tells_some_sizes_and_the_chosen_one() -> None:
