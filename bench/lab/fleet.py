@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,6 +39,13 @@ JOIN_TRIES = 3
 ANSWERS_WITHIN_S = 60.0
 POLL_S = 0.25
 Row = dict[str, Any]
+
+
+@cache
+def _client() -> httpx.Client:
+    """Each new one reads all certificates that there are, which takes longer than most answers. It keeps no connection:
+    who answers may lose its power."""
+    return httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,7 @@ class Fleet:
     @staticmethod
     def _ask(method: str, path: str, body: Row | None, headers: dict[str, str]) -> Any:
         try:
-            answer = httpx.request(method, path, json=body, headers=headers, timeout=ANSWERS_WITHIN_S)
+            answer = _client().request(method, path, json=body, headers=headers, timeout=ANSWERS_WITHIN_S)
             found = answer.json()
         except (httpx.HTTPError, ValueError) as error:
             raise NoLaboratory(f"{method} {path}: {error!r}") from None
