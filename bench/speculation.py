@@ -229,15 +229,14 @@ def report(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         print(
             f"| {row['task']} | {row['batch']} | {row['plain']} | {row['always']:.2f}x | {row['by_load']:.2f}x "
-            f"| {row['tokens_a_draft']:.2f} | {row['calibrated'] or '–'} |"
+            f"| {row['tokens_a_draft']:.2f} | {row['calibrated'] or 'none'} |"
         )
     for task in {row["task"]: None for row in rows}:
         of_task = [row for row in rows if row["task"] == task]
         drafts = sum(row["drafts"] for row in of_task)
         mean = sum(row["tokens_a_draft"] * row["drafts"] for row in of_task) / max(1, drafts)
-        print(
-            f"{task}: {mean:.3f} tokens a draft over {drafts} drafts, calibrated {of_task[0]['calibrated'] or 'by nobody'}"
-        )
+        calibrated = of_task[0]["calibrated"] or "none"
+        print(f"{task}: {mean:.3f} tokens a draft over {drafts} drafts, calibrated {calibrated}")
     differ, answers = (sum(row[name] for row in rows) for name in ("differ", "answers"))
     print(f"\n{differ} of {answers} answers differ from plain greedy; load average {os.getloadavg()[0]:.1f}")
 
