@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_agent.links.conversations import conversing
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool, waits
 from tests.engine_agent.ingress.keyed import keyed
@@ -32,7 +33,7 @@ class ControlPlane:
         self._conversations: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(conversing(self._serve), "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

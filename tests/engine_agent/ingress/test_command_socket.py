@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine_agent.ingress.command_socket import CommandRefused, CommandSocket, Unreachable
+from engine_agent.links.conversations import conversing
 
 
 async def answer_with(folder: Path, text: str, after: asyncio.Event | None = None) -> asyncio.Server:
@@ -16,9 +17,8 @@ async def answer_with(folder: Path, text: str, after: asyncio.Event | None = Non
         if after is not None:
             await after.wait()
         writer.write(text.encode())
-        writer.close()
 
-    return await asyncio.start_unix_server(serve, folder / "s")
+    return await asyncio.start_unix_server(conversing(serve), folder / "s")
 
 
 @pytest.mark.asyncio

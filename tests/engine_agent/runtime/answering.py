@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from engine_agent.links.conversations import conversing
+
 
 @contextlib.asynccontextmanager
 async def answering(content: bytes | None) -> AsyncIterator[str]:
@@ -18,9 +20,8 @@ async def answering(content: bytes | None) -> AsyncIterator[str]:
             writer.write(content)
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(conversing(serve), "127.0.0.1", 0)
     async with server:
         host, port = server.sockets[0].getsockname()
         yield f"http://{host}:{port}/asked"

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, closing
 
 import pytest
 
+from engine_agent.links.conversations import conversing
 from engine_agent.runtime.http import MAX_RESPONSE_BYTES, HttpClient, HttpResponse, NoResponse
 from tests.engine_agent.runtime.answering import answering
 from tests.ports import free_port
@@ -34,7 +35,7 @@ async def connections(serve: Serve) -> AsyncIterator[tuple[str, list[int]]]:
                 asked.append(number)
                 await serve(number, writer)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(conversing(accept), "127.0.0.1", 0)
     async with server:
         host, port = server.sockets[0].getsockname()
         yield f"http://{host}:{port}/health", asked
