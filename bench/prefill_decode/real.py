@@ -71,8 +71,7 @@ async def _scenario(prefill: RunningCell, decode: RunningCell) -> bool:
         print("| what | figure |\n| --- | --- |")
         print(f"| prompts with the text of one engine | {same} of {len(ASKED)} |")
         for answer in together:
-            if answer.status != 200:
-                print(f"| an answer of status {answer.status} | {answer.body.decode()[:300]} |")
+            _show_if_none(answer)
         print(f"| handovers | {await _handovers(answers)} |")
         for name in ("external_prefix_cache_hits_total", "nixl_num_failed_transfers_total"):
             print(f"| decode engine, `{name}` | {decode.metric(f'vllm:{name}'):.0f} |")
@@ -89,12 +88,20 @@ async def _scenario(prefill: RunningCell, decode: RunningCell) -> bool:
         began = monotonic()
         after = await _ask(answers, prompt=f"And once more: {LONG}")
         print(f"| killed before: status, seconds | {after.status}, {monotonic() - began:.1f} |")
+        _show_if_none(after)
         print(f"| handovers | {await _handovers(answers)} |\n| load average | {os.getloadavg()[0]:.1f} |")
         return same == len(ASKED) and is_same and _text(after) is not None
 
 
+def _show_if_none(answer: Message) -> None:
+    """All that was said where it is no text."""
+    if _text(answer) is None:
+        said = f"{answer.first_line}, {answer.headers}, {'whole' if answer.whole else 'cut'}: {answer.body.decode()}"
+        print(f"| an answer without text | {said} |")
+
+
 def _text(answer: Message) -> str | None:
-    said = answer.json()
+    said = answer.json() if answer.status == 200 and answer.whole else {}
     return said["choices"][0]["text"] if "choices" in said else None
 
 
