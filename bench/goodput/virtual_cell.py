@@ -109,7 +109,9 @@ class _Point:
         if not self._outcomes or now_s < max(self._warm_s + rules.min_s, self._looked_s + LATE_CHECK_S):
             return None
         self._looked_s = now_s
-        if now_s < self._warm_s + length_s(rate, [each.duration_s for each in self._outcomes], rules):
+        ends_s = self._warm_s + length_s(rate, [each.duration_s for each in self._outcomes], rules)
+        is_known = self._next >= len(self.requests) or self.requests[self._next].due_s >= ends_s
+        if now_s < ends_s or not is_known:
             return None
         return judge_whole(self._outcomes, rules, rate)
 

@@ -70,7 +70,8 @@ def point_figures(samples: Sequence[Sample], span_s: float, slo: Slo, machines: 
     """The numbers of a point; `span_s`: for how long requests were due. Times in milliseconds, money in US dollars.
 
     Tokens are those of whole answers, over the span and what the last one took beyond it: none is counted in a shorter
-    time than it took.
+    time than it took. Concurrency is by Little's law: the others were under way beyond the span as those before it were
+    within.
     """
     whole = [sample for sample in samples if sample.is_whole]
     began_s = min((sample.due_s for sample in samples), default=0.0)
@@ -84,7 +85,7 @@ def point_figures(samples: Sequence[Sample], span_s: float, slo: Slo, machines: 
         "failed": len(samples) - len(whole),
         "inside": inside,
         "goodput_per_s": inside / span_s if span_s else 0.0,
-        "concurrency": sum(sample.duration_s for sample in whole) / lasted_s if lasted_s else 0.0,
+        "concurrency": sum(sample.duration_s for sample in whole) / span_s if span_s else 0.0,
         **_quantiles("ttft", [sample.ttft_s for sample in whole]),
         **_quantiles("itl", [itl_s for sample in whole if (itl_s := sample.itl_s) is not None]),
         **_quantiles("e2e", [sample.duration_s for sample in whole]),

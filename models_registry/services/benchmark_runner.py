@@ -49,7 +49,7 @@ from models_registry.services.point_load import HopelessPoint, MeasuredPoint, Of
 from models_registry.services.workload_requests import body_of, prefix_statistics, requests
 
 LEASE = "benchmark"
-LEASE_TTL_S = 30.0
+LEASE_TTL_S = 12.0
 LOOK_EVERY_S = 5.0
 DATABASE_PAUSE_S = 2.0
 MOST_TROUBLES = 3

@@ -141,9 +141,15 @@ class _Point:
         if sending.done() and not sending.cancelled():
             sending.result()
             return judge_whole([*self._outcomes, Outcome(False, 0.0)], self._rules, self._rate)  # too many at once
-        if self._now_s() - self._began_s < self._warm_s + self._length_s() or not self._outcomes:
+        if not self._outcomes or not self._is_over(self._warm_s + self._length_s()):
             return None
         return judge_whole(self._outcomes, self._rules, self._rate)
+
+    def _is_over(self, length_s: float) -> bool:
+        """Whether so much time has passed, and what became of each request that was due in it is known: those that take
+        long would be left out else."""
+        is_known = self._next >= len(self._due) or self._due[self._next] - self._began_s >= length_s
+        return is_known and self._now_s() - self._began_s >= length_s
 
     def _take(self, number: int) -> bool:
         """Note what became of a request; False: that is not known yet."""
