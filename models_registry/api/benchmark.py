@@ -53,11 +53,14 @@ class BenchmarkSerializer(serializers.ModelSerializer[Benchmark]):
     conditions = serializers.CharField(help_text="Equal for those that differ in the version alone.")
     workload = serializers.CharField(help_text=WORKLOAD_HELP)
     slo = serializers.CharField(help_text=SLO_HELP)
+    split = serializers.CharField(help_text="How many of its cells had which role: `1p+3d`; empty: all were mixed.")
     statistics = serializers.DictField(help_text="Mean lengths of the workload, and what of its prompts is repeated.")
     progress = serializers.DictField(help_text="Of the point that is being measured.")
     goodput = serializers.FloatField(allow_null=True, help_text="The highest rate that held, in requests a second.")
     broke_at = serializers.FloatField(allow_null=True, help_text="The lowest rate above it that broke.")
-    concurrency = serializers.FloatField(allow_null=True, help_text="Requests at once of a cell at `goodput`.")
+    concurrency = serializers.FloatField(
+        allow_null=True, help_text="Requests at once of a cell that answers, at `goodput`."
+    )
     watts = serializers.FloatField(help_text="As its machines are rated, together.")
     price_per_hour = serializers.FloatField(help_text="Of its machines together, in US dollars.")
     points = BenchmarkPointSerializer(many=True, help_text="By rate.")
@@ -66,9 +69,9 @@ class BenchmarkSerializer(serializers.ModelSerializer[Benchmark]):
         model = Benchmark
         fields = [
             "id", "version", "deployment", "region", "state", "tone", "reason", "key", "conditions", "version_digest",
-            "instance_type", "fingerprint", "workload", "slo", "seed", "cells", "chips", "watts", "price_per_hour",
-            "statistics", "progress", "goodput", "broke_at", "concurrency", "points", "actor", "created_at",
-            "started_at", "ended_at",
+            "instance_type", "fingerprint", "workload", "slo", "seed", "cells", "split", "chips", "watts",
+            "price_per_hour", "statistics", "progress", "goodput", "broke_at", "concurrency", "points", "actor",
+            "created_at", "started_at", "ended_at",
         ]  # fmt: skip
 
 
@@ -106,6 +109,7 @@ class HistogramsSerializer(serializers.Serializer[Any]):
 class BestSerializer(serializers.Serializer[Any]):
     version = serializers.CharField(help_text="`model@version`")
     instance_type = serializers.CharField()
+    split = serializers.CharField(help_text="How its cells were told apart by role; empty: all were mixed.")
     benchmark = serializers.IntegerField()
     goodput_per_chip = serializers.FloatField()
     tokens_per_s_per_chip = serializers.FloatField()
@@ -216,6 +220,6 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
 
 def _best(best: Any) -> dict[str, Any]:
     chosen = best.chosen
-    names = ("version", "instance_type", "benchmark", "goodput_per_chip", "tokens_per_s_per_chip",
+    names = ("version", "instance_type", "split", "benchmark", "goodput_per_chip", "tokens_per_s_per_chip",
              "tokens_per_s_per_user", "dollars_per_mtoken", "joules_per_token")  # fmt: skip
     return {**{name: getattr(chosen, name) for name in names}, "reason": best.reason}

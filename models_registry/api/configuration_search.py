@@ -32,7 +32,8 @@ from models_registry.services.configuration_search import (
 
 VARIED_HELP = (
     "Name -> values: `engine_options.NAME` (null: left out), `parallelism.DEGREE`, `max_concurrency`, `speculation`, "
-    "`quantization`, `roles`. Every combination is one configuration."
+    '`quantization`, `roles`, `cells` (as a region of a deployment states them: `4`, `{"prefill": 1, "decode": 3}`; '
+    "not more than it has). Every combination is one configuration."
 )
 
 

@@ -154,6 +154,7 @@ BENCHMARK: dict[str, Any] = {
     "slo": "ttft=1000,itl=60",
     "seed": 0,
     "cells": 1,
+    "split": "",
     "chips": 1,
     "watts": 65.0,
     "price_per_hour": 0.1,
@@ -190,6 +191,7 @@ BEST: dict[str, Any] = {
     "best": {
         "version": "smollm2@1",
         "instance_type": "local.cpu",
+        "split": "",
         "benchmark": 7,
         "goodput_per_chip": 3.084,
         "tokens_per_s_per_chip": 462.6,

@@ -14,10 +14,11 @@ class Benchmark(models.Model):
     the version; several may have the same. At most one is running.
 
     `workload` and `slo` are sentences (`models_registry.planning.workload`). `cells`, `chips`, `watts` (rated, of all
-    nodes) and `price_per_hour` are those of the deployment's cells in the region as it began. `rules` states what
-    differs from `GoodputRules`. `progress` is of the point that is being measured, `statistics` says what the workload
-    has of shared prefixes. `goodput` is the highest rate that held, in requests a second of all cells, and `broke_at`
-    the lowest that broke; null: none. `concurrency`: requests at once, on average, of a cell at the rate that held.
+    nodes) and `price_per_hour` are those of the deployment's cells in the region as it began; `split`: how many of them
+    had which role (`1p+3d`), empty: all were mixed. `rules` states what differs from `GoodputRules`. `progress` is of
+    the point that is being measured, `statistics` says what the workload has of shared prefixes. `goodput` is the
+    highest rate that held, in requests a second of all cells, and `broke_at` the lowest that broke; null: none.
+    `concurrency`: requests at once, on average, of a cell that answers, at the rate that held.
     `troubles` counts points that came to nothing.
     """
 
@@ -37,6 +38,7 @@ class Benchmark(models.Model):
     rules = models.JSONField(default=dict, blank=True)
     beside_traffic = models.BooleanField(default=False)
     cells = models.PositiveIntegerField(default=0)
+    split = models.CharField(max_length=40, blank=True)
     chips = models.PositiveIntegerField(default=0)
     watts = models.FloatField(default=0)
     price_per_hour = models.FloatField(default=0)
@@ -73,7 +75,13 @@ class Benchmark(models.Model):
     def known_by(self) -> BenchmarkKey:
         """What it measured, as its key has it."""
         workload = self.parsed_workload().digest
-        return BenchmarkKey(self.version_digest, self.instance_type, self.fingerprint, workload, self.slo, self.seed)
+        machine = (self.instance_type, self.fingerprint)
+        return BenchmarkKey(self.version_digest, *machine, workload, self.slo, self.seed, self.split)
+
+    @property
+    def answering(self) -> int:
+        """Its cells that answer; the others read prompts for them."""
+        return self.cells - int(self.split.partition("p")[0] or 0)
 
     def parsed_workload(self) -> Workload:
         return parse_workload(self.workload)

@@ -16,7 +16,7 @@ class ConfigurationSearch(models.Model):
 
     It has the states of a benchmark. `reason`: what it does now, or what was found. `ends_as`: the state that it will
     have once the deployment serves the version again that it had before; empty: it goes on. `best`: the configuration
-    that was found.
+    that was found. `cells_before`: the cells that the deployment had, where they are varied or apart; null: they stay.
     """
 
     version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="+")
@@ -27,6 +27,7 @@ class ConfigurationSearch(models.Model):
     slo = models.CharField(max_length=80)
     seed = models.PositiveIntegerField(default=0)
     varied = models.JSONField()
+    cells_before = models.JSONField(null=True)
     rules = models.JSONField(default=dict, blank=True)
     most_trials = models.PositiveIntegerField()
     most_hours = models.FloatField()

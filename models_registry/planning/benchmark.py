@@ -38,7 +38,8 @@ BENCHMARK_TONE: Mapping[BenchmarkState, Tone] = MappingProxyType(
 @dataclass(frozen=True, slots=True)
 class BenchmarkKey:
     """`version` and `workload` are digests; `fingerprint` is that of the machines with the engine's software, without
-    what the version states itself; `slo` its sentence."""
+    what the version states itself; `slo` its sentence. `split`: how many cells had which role; empty: all were mixed.
+    """
 
     version: str
     instance_type: str
@@ -46,6 +47,7 @@ class BenchmarkKey:
     workload: str
     slo: str
     seed: int
+    split: str = ""
 
     @property
     def digest(self) -> str:
@@ -58,7 +60,8 @@ class BenchmarkKey:
 
     @property
     def _conditions(self) -> list[Any]:
-        return [self.instance_type, self.fingerprint, self.workload, self.slo, self.seed]
+        own = [self.instance_type, self.fingerprint, self.workload, self.slo, self.seed]
+        return [*own, self.split] if self.split else own
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,16 +21,23 @@ class Aim(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A benchmark that is done, at the rate that held. None: not known, as of a machine without a price."""
+    """A benchmark that is done, at the rate that held. `split`: how its cells were told apart by role, empty: all were
+    mixed. None: not known, as of a machine without a price."""
 
     benchmark: int
     version: str
     instance_type: str
+    split: str
     goodput_per_chip: float
     tokens_per_s_per_chip: float
     tokens_per_s_per_user: float | None
     dollars_per_mtoken: float | None
     joules_per_token: float | None
+
+    @property
+    def text(self) -> str:
+        """What runs, where, and how its cells are told apart."""
+        return f"{self.version} on {self.instance_type}" + (f" as {self.split}" if self.split else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +64,12 @@ def best_configuration(measured: Iterable[Measured], aim: Aim) -> Best | None:
         return None
     ranked = sorted(known, key=lambda pair: (-pair[0] if is_more else pair[0], -pair[1].benchmark))
     number, chosen = ranked[0]
-    others = [
-        pair for pair in ranked if pair[1].version != chosen.version or pair[1].instance_type != chosen.instance_type
-    ]
+    others = [pair for pair in ranked if pair[1].text != chosen.text]
     reason = f"{number:.4g} {words}"
     if not others:
         return Best(chosen, f"{reason}; nothing else was measured so")
     second, other = others[0]
-    return Best(chosen, f"{reason}, {second:.4g} of {other.version} on {other.instance_type} behind it")
+    return Best(chosen, f"{reason}, {second:.4g} of {other.text} behind it")
 
 
 def pareto_set(points: Mapping[int, tuple[float, float]]) -> frozenset[int]:

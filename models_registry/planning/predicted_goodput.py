@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from models_registry.planning.configuration_search import Choice, shape_of
 from models_registry.planning.step_model import LoadedStep, NoFit, StepModel, fit_loaded_steps
-from models_registry.planning.varied_columns import budget_of, places_of
+from models_registry.planning.varied_columns import budget_of, is_apart, places_of
 from models_registry.planning.workload import Slo
 
 
@@ -32,12 +32,13 @@ class Usual:
 def predict_goodput(
     choices: Iterable[Choice], shapes: Mapping[str, MeasuredShape], slo: Slo, usual: Usual
 ) -> dict[Choice, float]:
-    """Goodput per chip of those whose shape was measured, as far as its points tell what a step costs."""
+    """Goodput per chip of those whose shape was measured, as far as its points tell what a step costs. Of cells apart
+    it tells nothing: what bounds them is now the one role, now the other."""
     models = {name: model for name, shape in shapes.items() if (model := _model(shape)) is not None}
     found: dict[Choice, float] = {}
     for choice in choices:
         shape, model = shapes.get(shape_of(choice)), models.get(shape_of(choice))
-        if shape is None or model is None:
+        if shape is None or model is None or is_apart(choice):
             continue
         tokens = budget_of(choice)
         a_cell = model.goodput(

@@ -1,7 +1,8 @@
-"""What of a version a search may vary, and the columns of the draft that follow from one choice. Pure.
+"""What a search may vary, and the columns of the draft that follow from one choice. Pure.
 
-`engine_options.NAME`, `parallelism.DEGREE` (of the instance type that is searched on), `max_concurrency`, and the whole
-of `speculation`, `quantization` and `roles`. Whether an engine takes the values is judged where drafts are written.
+Of a version: `engine_options.NAME`, `parallelism.DEGREE` (of the instance type that is searched on), `max_concurrency`,
+and the whole of `speculation`, `quantization` and `roles`. Whether an engine takes the values is judged where drafts
+are written. Of its deployment: `cells`, a number of mixed ones or an object with `prefill`, `decode` and `mixed`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,12 @@ from models_registry.planning.version_spec import VersionSpec
 
 MOST_VALUES = 32
 OBJECTS = ("speculation", "quantization", "roles")
-WHOLE = ("max_concurrency", *OBJECTS)
+CELLS = "cells"
+"""How many cells its deployment has of each role: no column of a version."""
+Cells = int | Mapping[str, int]
+"""As the API of deployments takes them."""
+_POOLS = ("prefill", "decode", "mixed")
+WHOLE = ("max_concurrency", *OBJECTS, CELLS)
 PLACES, BUDGET = ("engine_options.max_num_seqs", "max_concurrency"), "engine_options.max_num_batched_tokens"
 """How many requests an engine runs at once: the first that is stated. How many tokens a step has at most."""
 LIMITS = frozenset({*PLACES, BUDGET})
@@ -57,15 +63,27 @@ def _values(name: str, values: Any) -> tuple[Any, ...]:
 
 
 def _check(name: str, value: Any) -> None:
-    if name in OBJECTS:
+    if name == CELLS and isinstance(value, Mapping):
+        _check_pools(value)
+    elif name in OBJECTS:
         if not isinstance(value, Mapping):
             raise InvalidVaried(f"{name} has {value!r}; each value must be an object, {{}} for none")
-    elif name.startswith("parallelism") or name == "max_concurrency":
+    elif name.startswith("parallelism") or name in ("max_concurrency", CELLS):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100_000:
             raise InvalidVaried(f"{name} has {value!r}; each value must be a whole number from 1")
     elif not isinstance(value, str | int | float | bool) and value is not None:
         raise InvalidVaried(
             f"{name} has {value!r}; each value must be a number, a text, true, false or null (left out)"
+        )
+
+
+def _check_pools(value: Mapping[str, Any]) -> None:
+    counts = [value.get(name, 0) for name in _POOLS]
+    is_whole = all(isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= 100_000 for count in counts)
+    if value.keys() - set(_POOLS) or not is_whole or not all(counts[:2]):
+        raise InvalidVaried(
+            f"{CELLS} has {value!r}; each value must be a whole number of mixed cells, or an object with prefill and "
+            "decode from 1, and mixed where there are such cells"
         )
 
 
@@ -82,6 +100,8 @@ def varied_columns(base: VersionSpec, choice: Iterable[tuple[str, Any]], instanc
     whole: dict[str, Any] = {}
     for name, value in choice:
         column, _, inner = name.partition(".")
+        if name == CELLS:
+            continue
         if column == "parallelism":
             degrees[inner] = value
         elif inner:
@@ -119,6 +139,22 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
+def cells_of(choice: Iterable[tuple[str, Any]]) -> Cells | None:
+    """The cells that its deployment has, as its API takes them; None: the choice does not say."""
+    stated = dict(choice).get(CELLS)
+    return dict(stated) if isinstance(stated, Mapping) else stated
+
+
+def cells_count(cells: Cells) -> int:
+    """Of all roles."""
+    return cells if isinstance(cells, int) else sum(cells.values())
+
+
+def is_apart(choice: Iterable[tuple[str, Any]]) -> bool:
+    """Whether some of its cells read prompts for others."""
+    return isinstance(dict(choice).get(CELLS), Mapping)
+
+
 def places_of(choice: Iterable[tuple[str, Any]], usual: int) -> int:
     """Requests that an engine of this choice runs at once; `usual`: as its base does."""
     stated = dict(choice)
@@ -137,9 +173,16 @@ def choice_text(choice: Iterable[tuple[str, Any]]) -> str:
 
 
 def _value_text(value: Any) -> str:
+    if isinstance(value, Mapping) and value.keys() & {"prefill"} and isinstance(value["prefill"], int):
+        return split_text(value["prefill"], value.get("decode", 0), value.get("mixed", 0))
     if isinstance(value, Mapping):
         return str(value.get("method") or value.get("kind") or dict(value)) if value else "none"
     return "left out" if value is None else str(value)
+
+
+def split_text(prefill: int, decode: int, mixed: int = 0) -> str:
+    """As people write it: `1p+3d`, `1p+3d+2m`."""
+    return f"{prefill}p+{decode}d" + (f"+{mixed}m" if mixed else "")
 
 
 class FrozenObject(Mapping[str, Any]):

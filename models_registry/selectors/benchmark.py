@@ -41,6 +41,7 @@ def measured_of(row: Benchmark) -> Measured | None:
         benchmark=row.pk,
         version=row.version.reference,
         instance_type=row.instance_type,
+        split=row.split,
         goodput_per_chip=row.goodput / chips,
         tokens_per_s_per_chip=figures["tokens_per_s"] / chips,
         tokens_per_s_per_user=figures["tokens_per_s_per_user"],

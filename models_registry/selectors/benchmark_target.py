@@ -9,12 +9,14 @@ from datetime import datetime
 from enum import StrEnum
 
 from models_registry.planning.point_figures import Machines
+from models_registry.planning.varied_columns import Cells
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkTarget:
     """The cells of a deployment in a region. `cells` are their names with their generations: while they stay, the same
-    is measured. `fingerprint` is that of their machines and engine. `in_flight`: requests that they have now."""
+    is measured. `fingerprint` is that of their machines and engine. `in_flight`: requests that they have now. `split`:
+    how many of them have which role (`1p+3d`); empty: all are mixed."""
 
     deployment: str
     region: str
@@ -26,6 +28,10 @@ class BenchmarkTarget:
     in_flight: int
     regions: tuple[str, ...] = ()
     """In which the deployment should have cells."""
+    split: str = ""
+    stated: Cells | None = None
+    """Cells that a person stated for it there, as its API takes them; None: something else decides how many, or which
+    roles they have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,8 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class ServeRequest:
-    """Let a deployment serve a version (`model@version`). A rollout to it that failed after `since` is the answer."""
+    """Let a deployment serve a version (`model@version`). A rollout to it that failed after `since` is the answer.
+    `cells`: with so many cells of each role; None: with those that it has."""
 
     deployment: str
     region: str
@@ -66,6 +73,7 @@ class ServeRequest:
     actor: str
     since: datetime
     now: datetime
+    cells: Cells | None = None
 
 
 class NoTarget(Exception):

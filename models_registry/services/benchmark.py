@@ -154,6 +154,7 @@ def benchmark_begin(row: Benchmark, target: BenchmarkTarget, statistics: Mapping
         row.parsed_workload().digest,
         row.slo,
         row.seed,
+        target.split,
     )
     with transaction.atomic():
         return _move(
@@ -167,6 +168,7 @@ def benchmark_begin(row: Benchmark, target: BenchmarkTarget, statistics: Mapping
             version_digest=key.version,
             instance_type=target.instance_type,
             fingerprint=target.fingerprint,
+            split=target.split,
             statistics=dict(statistics),
             **asdict(target.machines),
         )
@@ -224,7 +226,7 @@ def benchmark_finish(row: Benchmark, found: Found, now: datetime) -> None:
             now,
             goodput=found.rate or None,
             broke_at=found.broke_at,
-            concurrency=concurrency / max(1, row.cells) if concurrency else None,
+            concurrency=concurrency / max(1, row.answering) if concurrency else None,
         )
 
 

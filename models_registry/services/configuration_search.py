@@ -14,15 +14,30 @@ from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from models_registry.models import Benchmark, ConfigurationSearch, ModelVersion, SearchCandidate, SearchTrial
 from models_registry.planning.benchmark import BENCHMARK_OPEN, BENCHMARK_TONE, BenchmarkState
-from models_registry.planning.configuration_search import Choice, Searched, TooMany, Trial, choices_of
+from models_registry.planning.configuration_search import Choice, Searched, Standing, TooMany, Trial, choices_of
 from models_registry.planning.engine_arguments import render_version
-from models_registry.planning.varied_columns import InvalidVaried, choice_text, parse_varied, varied_columns
+from models_registry.planning.lifecycle import VersionState
+from models_registry.planning.roles import apart_objection
+from models_registry.planning.varied_columns import (
+    CELLS,
+    Cells,
+    InvalidVaried,
+    cells_count,
+    cells_of,
+    choice_text,
+    is_apart,
+    parse_varied,
+    varied_columns,
+)
 from models_registry.planning.version_checks import BrokenRule, check_draft
 from models_registry.planning.version_spec import InvalidVersion
 from models_registry.selectors.benchmark_target import BenchmarkTarget, NoTarget, benchmark_target
+from models_registry.selectors.configuration_search import candidate_rows
 from models_registry.selectors.engine_allowance import engine_allowances
 from models_registry.selectors.fleet_hooks import instance_shapes
 from models_registry.services.benchmark import BenchmarkRequest, benchmark_cancel, benchmark_rules, readable_use
+from models_registry.services.draft import draft_delete
+from models_registry.services.lifecycle import version_retire
 
 MOST_TRIALS = 200
 MOST_HOURS = 7 * 24.0
@@ -60,7 +75,11 @@ def search_start(asked: SearchRequest, *, actor: str, now: datetime) -> Configur
     _check_limits(asked)
     varied, choices = _varied(asked.varied)
     target = _target(asked)
-    refused = {place: _objection(asked.version, choice, target.instance_type) for place, choice in enumerate(choices)}
+    cells_before = _cells_before(target, is_varied=CELLS in varied)
+    refused = {
+        place: _too_many_cells(choice, cells_before) or _objection(asked.version, choice, target.instance_type)
+        for place, choice in enumerate(choices)
+    }
     if all(refused.values()):
         message = f"none of {len(choices)} configurations can be made: {refused[0]}"
         raise InvalidInput(field="varied", rule="possible", message=message)
@@ -70,8 +89,8 @@ def search_start(asked: SearchRequest, *, actor: str, now: datetime) -> Configur
                 version=asked.version, deployment=asked.deployment, region=target.region,
                 instance_type=target.instance_type, workload=workload, slo=slo, seed=asked.seed,
                 varied={name: list(values) for name, values in varied.items()}, rules=dict(asked.rules),
-                most_trials=asked.most_trials, most_hours=asked.most_hours, reason=f"{len(choices)} configurations",
-                actor=actor[:64], created_at=now, seen_at=now,
+                cells_before=cells_before, most_trials=asked.most_trials, most_hours=asked.most_hours,
+                reason=f"{len(choices)} configurations", actor=actor[:64], created_at=now, seen_at=now,
             )  # fmt: skip
             SearchCandidate.objects.bulk_create(
                 SearchCandidate(
@@ -120,15 +139,37 @@ def _target(asked: SearchRequest) -> BenchmarkTarget:
     return target
 
 
+def _cells_before(target: BenchmarkTarget, *, is_varied: bool) -> Cells | None:
+    """The cells that a search may tell apart, and that its deployment has again at the end; None: they stay as they
+    are, since they are mixed, or since their load decides."""
+    if not is_varied:
+        return target.stated if target.split else None
+    if target.stated is None:
+        message = (
+            f"cells are varied, and how many {target.deployment} has in {target.region}, or of which role, is not "
+            "stated but decided by its load; state a number (switchyard scale) and roles=stated first"
+        )
+        raise InvalidInput(field="varied", rule="stated", message=message)
+    return target.stated
+
+
+def _too_many_cells(choice: Choice, before: Cells | None) -> str:
+    """Why a configuration has more cells than its deployment; empty: it has not."""
+    cells = cells_of(choice)
+    if cells is None or before is None or cells_count(cells) <= cells_count(before):
+        return ""
+    return f"{choice_text(choice)} takes {cells_count(cells)} cells, and the deployment has {cells_count(before)}"
+
+
 def _objection(base: ModelVersion, choice: Choice, instance_type: str) -> str:
     """Why no draft can be made of a configuration; empty: one can."""
-    spec = _changed(base, choice, instance_type).spec(engine_allowances())
+    spec, machine = _changed(base, choice, instance_type).spec(engine_allowances()), instance_shapes()[instance_type]
     try:
         check_draft(spec)
-        render_version(spec, instance_shapes()[instance_type])
+        render_version(spec, machine)
     except (BrokenRule, InvalidVersion) as wrong:
         return str(wrong)
-    return ""
+    return apart_objection(spec, machine) if is_apart(choice) else ""
 
 
 def _changed(base: ModelVersion, choice: Choice, instance_type: str) -> ModelVersion:
@@ -203,13 +244,41 @@ def search_found(row: ConfigurationSearch, found: Searched, best: SearchCandidat
 
 
 def search_end(row: ConfigurationSearch, note: str, *, now: datetime) -> None:
-    """The deployment serves what it did before; `note`: or why it does not."""
+    """The deployment serves what it did before; `note`: or why it does not. Of the versions that the search made only
+    the one that it found stays."""
     state = BenchmarkState(row.ends_as)
-    reason = f"{row.found}; {note}" if note else row.found
     with transaction.atomic():
         rows = ConfigurationSearch.objects.filter(pk=row.pk, state=RUNNING)
-        if rows.update(state=state.value, reason=reason[:1000], ended_at=now, seen_at=now):
-            _record(row, str(state), f"{row} is {state}: {reason}", now)
+        if not rows.update(state=state.value, ended_at=now, seen_at=now):
+            return
+        kept = _retire_losers(row, now)
+        reason = "; ".join(filter(None, (row.found, note, kept)))
+        ConfigurationSearch.objects.filter(pk=row.pk).update(reason=reason[:1000])
+        _record(row, str(state), f"{row} is {state}: {reason}", now)
+
+
+def _retire_losers(row: ConfigurationSearch, now: datetime) -> str:
+    """Retire what the search made and did not find, each with what became of it; what was never valid is deleted.
+    Returns which could not be, and why."""
+    rows = candidate_rows(row)
+    best = next((one.candidate.version_id for one in rows if one.is_best), None)
+    left = {row.version_id, best, None}
+    kept = []
+    for one in rows:
+        version = one.candidate.version
+        if version is None or version.pk in left:
+            continue
+        left.add(version.pk)
+        why = "it was not measured" if one.standing is Standing.WAITING else one.reason
+        try:
+            if version.state == VersionState.DRAFT:
+                draft_delete(version_id=version.pk, actor="switchyard", now=now)
+            elif version.state == VersionState.VALIDATED:  # not what somebody released meanwhile
+                why = f"{row} ended without it: {why}"
+                version_retire(version_id=version.pk, why=why, actor="switchyard", now=now)
+        except Conflict as used:
+            kept.append(str(used))
+    return "; ".join(kept)
 
 
 def _record(row: ConfigurationSearch, what: str, message: str, now: datetime, actor: str = "switchyard") -> None:

@@ -6,8 +6,9 @@ It decides nothing: what is measured next, and when it is over, is planned elsew
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, close_old_connections, transaction
@@ -20,6 +21,7 @@ from models_registry.planning.benchmark import BENCHMARK_OPEN, BenchmarkState
 from models_registry.planning.configuration_search import Spent, Trial, plan_search, without
 from models_registry.planning.goodput import GoodputRules, rules_at
 from models_registry.planning.lifecycle import ValidationState, VersionState
+from models_registry.planning.varied_columns import Cells, cells_of
 from models_registry.selectors.benchmark_target import ServeRequest, Serving, ServingState, benchmark_serve
 from models_registry.selectors.configuration_search import SearchView, search_view
 from models_registry.services.benchmark import BOUNDS, BenchmarkRequest, benchmark_start
@@ -33,11 +35,11 @@ from models_registry.services.configuration_search import (
     trial_begin,
     trial_score,
 )
-from models_registry.services.draft import draft_create
+from models_registry.services.draft import COLUMNS, draft_create
 from models_registry.services.validation import validation_start
 
 LEASE = "configuration-search"
-LEASE_TTL_S = 30.0
+LEASE_TTL_S = 12.0
 LOOK_EVERY_S = 5.0
 STEPS_AT_ONCE = 20
 SERVES_WITHIN = timedelta(hours=1)
@@ -119,7 +121,8 @@ def _advance_trial(row: ConfigurationSearch, trial: SearchTrial, now: datetime) 
         return True
     if version.state == VersionState.DRAFT:
         return _validate(row, trial, version, now)
-    serving = _serve(row, version, since=trial.begun_at, now=now)
+    cells = cells_of(candidate.as_choice()) or row.cells_before
+    serving = _serve(row, version, cells, since=trial.begun_at, now=now)
     if serving.state is ServingState.REFUSED:
         candidate_refuse(candidate, serving.reason, now=now)
         return True
@@ -131,20 +134,28 @@ def _advance_trial(row: ConfigurationSearch, trial: SearchTrial, now: datetime) 
 def _draft(row: ConfigurationSearch, candidate: SearchCandidate, now: datetime) -> ModelVersion:
     """The draft of a configuration, named after its search."""
     columns = choice_columns(row.version, candidate.as_choice(), row.instance_type)
-    if not any(getattr(row.version, name) != value for name, value in columns.items()):
-        version = row.version  # it is the version that is searched around
-    else:
-        with transaction.atomic():
-            version = draft_create(
-                model=row.version.model_id,
-                version=f"{row.version.version[:40]}-s{row.pk}-{candidate.number}",
-                based_on=row.version.reference,
-                columns=columns,
-                actor=row.actor,
-                now=now,
-            )
-    SearchCandidate.objects.filter(pk=candidate.pk).update(version=version)
+    with transaction.atomic():  # a draft that nobody knows would be in the way of the next process
+        version = _like(row, columns) or draft_create(
+            model=row.version.model_id,
+            version=f"{row.version.version[:40]}-s{row.pk}-{candidate.number}",
+            based_on=row.version.reference,
+            columns=columns,
+            actor=row.actor,
+            now=now,
+        )
+        SearchCandidate.objects.filter(pk=candidate.pk).update(version=version)
     return version
+
+
+def _like(row: ConfigurationSearch, columns: Mapping[str, Any]) -> ModelVersion | None:
+    """A version that is this configuration already: that which is searched around, or one of the search's own of which
+    another number of cells was measured."""
+    if not columns:
+        return row.version
+    made = row.candidates.exclude(version=None).select_related("version")
+    wanted = {name: columns.get(name, getattr(row.version, name)) for name in COLUMNS}
+    known = (one.version for one in made if one.version is not None)
+    return next((one for one in known if all(getattr(one, name) == value for name, value in wanted.items())), None)
 
 
 def _validate(row: ConfigurationSearch, trial: SearchTrial, version: ModelVersion, now: datetime) -> bool:
@@ -157,8 +168,10 @@ def _validate(row: ConfigurationSearch, trial: SearchTrial, version: ModelVersio
     return _wait_for(row, trial, f"{version.reference} is being validated", now)
 
 
-def _serve(row: ConfigurationSearch, version: ModelVersion, *, since: datetime, now: datetime) -> Serving:
-    return benchmark_serve(ServeRequest(row.deployment, row.region, version.reference, row.actor, since, now))
+def _serve(
+    row: ConfigurationSearch, version: ModelVersion, cells: Cells | None, *, since: datetime, now: datetime
+) -> Serving:
+    return benchmark_serve(ServeRequest(row.deployment, row.region, version.reference, row.actor, since, now, cells))
 
 
 def _measure(row: ConfigurationSearch, trial: SearchTrial, version: ModelVersion, now: datetime) -> bool:
@@ -193,7 +206,7 @@ def _follow(row: ConfigurationSearch, trial: SearchTrial, benchmark: Benchmark, 
 
 def _restore(row: ConfigurationSearch, now: datetime) -> bool:
     """Have the deployment serve what it did before, and end."""
-    serving = _serve(row, row.version, since=row.seen_at, now=now)
+    serving = _serve(row, row.version, row.cells_before, since=row.seen_at, now=now)
     if serving.state is ServingState.MOVING and now - row.seen_at <= SERVES_WITHIN:
         reason = f"{row.found}; {serving.reason}"
         ConfigurationSearch.objects.filter(pk=row.pk, state=RUNNING).update(reason=reason[:1000])

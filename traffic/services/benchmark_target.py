@@ -5,13 +5,25 @@ from django.conf import settings
 
 from engine_agent.protocol.identity import IdentityKind, IdentityName
 from engine_agent.protocol.ports import hop_port
+from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, CellMember, Deployment, Rollout
+from fleet.planning.autoscaling.policy import (
+    CellPools,
+    CellRange,
+    InvalidScaling,
+    cells_as_json,
+    cells_to_text,
+    parse_cells,
+)
 from fleet.planning.fingerprints import stack_digest
+from fleet.planning.role_split import RoleSplit, counted
 from fleet.planning.states import CellState, RolloutState
 from fleet.selectors.rollout import ACTIVE
+from fleet.services.deployment import deployment_scale
 from fleet.services.rollout_actions import rollout_propose, rollout_start
 from kernel.refusals import Conflict, InvalidInput
 from models_registry.planning.point_figures import Machines
+from models_registry.planning.varied_columns import Cells, cells_count, split_text
 from models_registry.selectors.benchmark_target import (
     BenchmarkTarget,
     Entrance,
@@ -60,6 +72,7 @@ def benchmark_describe(deployment: str, region: str) -> BenchmarkTarget:
         what = "run different software (fingerprints differ)" if len(stacks) > 1 else "are of several instance types"
         raise NoTarget(f"the machines of {deployment} in {region} {what}, so a number would be of neither")
     kind = kinds.pop()
+    there = counted(CellRole(cell.role) for cell in cells)
     return BenchmarkTarget(
         deployment=deployment,
         region=region,
@@ -72,7 +85,16 @@ def benchmark_describe(deployment: str, region: str) -> BenchmarkTarget:
         ),
         in_flight=sum(_in_flight(member) for member in members if member.rank == 0),
         regions=tuple(sorted(place.region_id for place in row.regions.all() if place.cells)),
+        split=split_text(there.prefill, there.decode, there.mixed) if there.is_apart else "",
+        stated=_stated(row, region),
     )
+
+
+def _stated(row: Deployment, region: str) -> Cells | None:
+    """What a person stated; None: the autoscaler or the planner of roles decides."""
+    place = row.regions.filter(region=region).first()
+    stated = place.stated(plans_roles=row.plans_roles) if place is not None else None
+    return None if stated is None or row.plans_roles or isinstance(stated, CellRange) else cells_as_json(stated)
 
 
 def benchmark_enter(deployment: str, region: str) -> Entrance:
@@ -100,7 +122,8 @@ def benchmark_enter(deployment: str, region: str) -> Entrance:
 
 def benchmark_serve(request: ServeRequest) -> Serving:
     """Roll a deployment that serves nobody out to a version, all cells at once and without bakes. A rollout of somebody
-    else is waited for."""
+    else is waited for. Cells by role are made of mixed ones that serve it already: so a rollout never has to leave one
+    that answers, and a version that cannot have its cells apart can follow one that had."""
     row = Deployment.objects.filter(pk=request.deployment).first()
     if row is None:
         return Serving(ServingState.REFUSED, f"there is no deployment {request.deployment!r} any more")
@@ -109,7 +132,28 @@ def benchmark_serve(request: ServeRequest) -> Serving:
         return _under_way(rollout, request)
     if rollout is not None and _has_failed(rollout, request):
         return Serving(ServingState.REFUSED, f"its rollout is {rollout.state}: {rollout.reason}")
-    return _served(row, request) or _begun(row, request)
+    served = _served(row, request)
+    if request.cells is not None:
+        cells = request.cells if served is not None else cells_count(request.cells)
+        if moving := _scaled(row, request, cells):
+            return moving
+    return served or _begun(row, request)
+
+
+def _scaled(row: Deployment, request: ServeRequest, wanted: Cells) -> Serving | None:
+    """Have its cells be these; None: they are, and all of them serve."""
+    try:
+        cells = parse_cells(wanted, "cells")
+        scales = deployment_scale(name=row.name, cells={request.region: cells}, actor=request.actor, now=request.now)
+    except (InvalidScaling, InvalidInput) as refused:
+        return Serving(ServingState.REFUSED, str(refused))
+    pools = cells if isinstance(cells, CellPools) else CellPools(0, 0, cells_count(wanted))
+    there = Cell.objects.filter(deployment=row, region=request.region).exclude(state=CellState.STOPPED.value)
+    roles = counted(CellRole(cell.role) for cell in there)
+    is_ready = all(cell.state == CellState.READY for cell in there)
+    if not scales and is_ready and roles == RoleSplit(pools.mixed, pools.prefill, pools.decode):
+        return None
+    return Serving(ServingState.MOVING, f"its cells become {cells_to_text(cells)}: {roles} are there")
 
 
 def _has_failed(rollout: Rollout, request: ServeRequest) -> bool:

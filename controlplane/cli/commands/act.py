@@ -181,13 +181,13 @@ def wanted_cells(text: str) -> dict[str, Any]:
     least, dots, most = count.partition("..")
     if region and least.isdecimal() and (most.isdecimal() if dots else not most):
         return {"region": region, "cells": {"min": int(least), "max": int(most)} if dots else int(least)}
-    if region and (pools := _pools(count)):
+    if region and (pools := pools_of(count)):
         return {"region": region, "cells": pools}
     rule = "REGION=CELLS, REGION=MIN..MAX or, by role, REGION=1p+3d (prefill, decode, and 2m more that are mixed)"
     raise Failure(f"{text!r} must read {rule}", ExitCode.USAGE)
 
 
-def _pools(text: str) -> dict[str, int]:
+def pools_of(text: str) -> dict[str, int]:
     """`1p+3d+2m`; empty: it reads otherwise."""
     parts = text.split("+")
     roles = [ROLES.get(part[-1:], "") for part in parts]

@@ -131,7 +131,8 @@ def best(
     query = {"workload": workload, "slo": slo, "aim": aim} | ({"instance_type": instance_type} if instance_type else {})
     found = run.connection.get("benchmarks/best", query)
     one = found["best"]
-    told = one and f"{one['version']} on {one['instance_type']}: {one['reason']} (benchmark {one['benchmark']})"
+    split = one and one["split"] and f" as {one['split']}"
+    told = one and f"{one['version']} on {one['instance_type']}{split}: {one['reason']} (benchmark {one['benchmark']})"
     run.show(found, [told or "Nothing was measured so; `switchyard bench run` does."])
 
 

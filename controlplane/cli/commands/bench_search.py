@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.cli.commands.act import Yes
+from controlplane.cli.commands.act import Yes, pools_of
 from controlplane.cli.commands.bench import LOOK_EVERY_S, OPEN, Slo, Workload
 from controlplane.cli.commands.rollouts import stated
 from controlplane.cli.completion import names_of
@@ -53,10 +53,13 @@ def search(
     other, so nobody else should need it; at the end it serves again what it does now.
 
     NAME is engine_options.OPTION, parallelism.DEGREE, max_concurrency, speculation, quantization or roles (JSON values;
-    {} for none). Every combination is one configuration: one of each shape is measured, the others are predicted from
-    what that tells of a step, and the hopeful ones halved at 25, 50 and 100 % of a point's length.
+    {} for none), or cells: how many the deployment has of each role. Every combination is one configuration: one of
+    each shape is measured, the others are predicted from what that tells of a step, and the hopeful ones halved at 25,
+    50 and 100 % of a point's length.
 
     switchyard bench search sim-70b@1 --vary engine_options.max_num_seqs=8,32,64 -w 1000+150 --slo ttft=1000,itl=60
+
+    switchyard bench search sim-70b@1 --vary cells=4,1p+3d,2p+2d,3p+1d -w 3000+200 --slo ttft=1500,itl=50
     """
     run = session_of(context)
     served = deployment or version.partition("@")[0]
@@ -110,7 +113,7 @@ def _varied(text: str) -> tuple[str, list[Any]]:
         except ValueError:
             raise Failure(f"--vary {name}: {values[:60]!r} is no list of JSON", ExitCode.USAGE) from None
         return name, read
-    return name, [_value(value) for value in values.split(",")]
+    return name, [(name == "cells" and pools_of(value)) or _value(value) for value in values.split(",")]
 
 
 def _value(text: str) -> Any:

@@ -64,7 +64,7 @@ def model_benchmarks(model: str, use: str) -> BenchmarksView:
     chosen = use if use in uses else next(iter(uses), "")
     shown = tuple(row for row in rows if _use(row) == chosen)
     best = best_configuration(filter(None, map(measured_of, shown)), Aim.GOODPUT)
-    said = f"{best.chosen.version} on {best.chosen.instance_type}: {best.reason}" if best else ""
+    said = f"{best.chosen.text}: {best.reason}" if best else ""
     return BenchmarksView(model, uses, chosen, _points(shown), shown, said)
 
 

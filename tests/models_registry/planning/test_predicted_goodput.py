@@ -53,6 +53,12 @@ def test_few_tokens_of_a_step_bound_the_rate() -> None:
     assert TRUE.goodput(PROMPT, OUTPUT, Slo(0.1, 0.04), 64, 64) == 0, "16 steps until the first token"
 
 
+def test_of_cells_apart_points_of_their_own_tell_nothing() -> None:
+    (choice,) = choices_of({"cells": ({"prefill": 1, "decode": 3},)})
+    shape = MeasuredShape((loaded(1.0), loaded(2.5)), PROMPT, OUTPUT, 1.0)
+    assert predict_goodput([choice], {shape_of(choice): shape}, SLO, Usual(64)) == {}
+
+
 def test_what_no_point_tells_of_is_not_predicted() -> None:
     choices = choices_of({"engine_options.max_num_seqs": (4, 8), "parallelism.tp": (1, 2)})
     one = MeasuredShape((loaded(1.0),), PROMPT, OUTPUT, 1.0)

@@ -8,8 +8,11 @@ import pytest
 from models_registry.planning.varied_columns import (
     InvalidVaried,
     budget_of,
+    cells_count,
+    cells_of,
     choice_text,
     frozen_choice,
+    is_apart,
     parse_varied,
     places_of,
     varied_columns,
@@ -36,6 +39,12 @@ BASE = spec("vllm", LOCAL, {"tp": 1}, engine_options={"max-num-seqs": 8, "dtype"
         ({"speculation": ["ngram"]}, "must be an object"),
         ({"engine_options.x": [[1]]}, "a number, a text, true, false or null"),
         ({"engine_options.x": [1, 1]}, "a value twice"),
+        ({"cells": [0]}, "a whole number from 1"),
+        ({"cells": ["1p+3d"]}, "a whole number from 1"),
+        ({"cells": [{"prefill": 1}]}, "prefill and decode from 1"),
+        ({"cells": [{"prefill": 0, "decode": 2}]}, "prefill and decode from 1"),
+        ({"cells": [{"prefill": 1, "decode": 2, "more": 1}]}, "prefill and decode from 1"),
+        ({"cells": [4, {"prefill": 1, "decode": 3}, {"prefill": 1, "decode": 3}]}, "a value twice"),
     ],
 )
 def test_what_cannot_be_varied_says_what_can(stated: dict[str, Any], told: str) -> None:
@@ -82,6 +91,16 @@ def test_a_choice_for_one_of_several_instance_types_is_for_that_one_alone(
 ) -> None:
     several = replace(BASE, parallelism={LOCAL.name: {"tp": 1}, P5.name: {"tp": 4}}, by_type={P5.name: ON_P5})
     assert varied_columns(several, choice, P5.name) == columns
+
+
+def test_cells_are_no_column_and_are_read_off_a_choice() -> None:
+    pools = {"prefill": 1, "decode": 2, "mixed": 1}
+    assert varied_columns(BASE, [("cells", pools)], LOCAL.name) == {}
+    choice = frozen_choice([["cells", pools], ["max_concurrency", 4]])
+    assert (cells_of(choice), is_apart(choice)) == (pools, True)
+    assert choice_text(choice) == "cells=1p+2d+1m, max_concurrency=4"
+    assert (cells_of([("cells", 4)]), is_apart([("cells", 4)]), cells_of([])) == (4, False, None)
+    assert (cells_count(pools), cells_count(4)) == (4, 4)
 
 
 def test_limits_are_read_off_a_choice() -> None:

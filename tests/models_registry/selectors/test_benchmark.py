@@ -18,7 +18,8 @@ KIND, WORKLOAD, SLO = "local.cpu", "1000+150", "ttft=500,itl=50"
 
 
 def measured(version: ModelVersion, goodput: float, *, fingerprint: str = "f", **columns: Any) -> Benchmark:
-    key = BenchmarkKey(version_digest(version.spec(), KIND), KIND, fingerprint, parse_workload(WORKLOAD).digest, SLO, 0)
+    what = (version_digest(version.spec(), KIND), KIND, fingerprint, parse_workload(WORKLOAD).digest, SLO, 0)
+    key = BenchmarkKey(*what, columns.get("split", ""))
     row = Benchmark.objects.create(
         **{
             "version": version, "deployment": "d", "region": "r", "state": "done", "instance_type": KIND,
@@ -54,6 +55,20 @@ def test_a_version_that_has_changed_since_was_not_measured() -> None:
     measured(old, 8)
     measured(new, 8, version_digest="of before")
     assert goodput_compared(old, new, KIND) == ()
+
+
+def test_cells_that_were_told_apart_otherwise_do_not_compare() -> None:
+    old, new = rows.version("1"), rows.version("2", max_concurrency=8)
+    measured(old, 8)
+    measured(new, 5, split="1p+1d")
+    assert goodput_compared(old, new, KIND) == ()
+    measured(old, 6, split="1p+1d")
+    assert [(one.before, one.after) for one in goodput_compared(old, new, KIND)] == [(3.0, 2.5)]
+    best = best_configuration(filter(None, map(measured_of, benchmarks_of_use(WORKLOAD, SLO))), Aim.GOODPUT)
+    assert best is not None
+    assert best.reason == f"2 requests a second and chip, 1.5 of {old.reference} on {KIND} as 1p+1d behind it"
+    assert Benchmark(cells=4, split="1p+3d").answering == 3
+    assert Benchmark(cells=4).answering == 4
 
 
 def test_the_best_of_a_use_is_told_with_its_reason() -> None:

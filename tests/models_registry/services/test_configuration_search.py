@@ -12,6 +12,7 @@ from models_registry.models import Benchmark, BenchmarkPoint, ConfigurationSearc
 from models_registry.planning.configuration_search import Standing
 from models_registry.planning.lifecycle import ValidationState
 from models_registry.planning.point_figures import Machines
+from models_registry.planning.varied_columns import choice_text
 from models_registry.selectors import benchmark_target
 from models_registry.selectors.benchmark import benchmarks_of_use
 from models_registry.selectors.benchmark_target import BenchmarkTarget, ServeRequest, Serving, ServingState
@@ -37,6 +38,7 @@ class Fleet:
         self.asked: list[str] = []
         self.answer: Serving | None = None
         self.regions: tuple[str, ...] = ("us-east-1",)
+        self.cells: Any = 4
         monkeypatch.setattr(benchmark_target._traffic, "describe", self.describe)
         monkeypatch.setattr(benchmark_target._traffic, "serve", self.serve)
 
@@ -44,13 +46,15 @@ class Fleet:
         model, _, name = self.serves.partition("@")
         version = ModelVersion.objects.get(model=model, version=name)
         machines = Machines(1, 1, 0, 0)
-        return BenchmarkTarget(deployment, "us-east-1", version.pk, KIND, "f", ("c#1",), machines, 0, self.regions)
+        split = choice_text([("", self.cells)])[1:] if isinstance(self.cells, dict) else ""
+        where = (deployment, "us-east-1", version.pk, KIND, "f", ("c#1",), machines, 0, self.regions)
+        return BenchmarkTarget(*where, split, self.cells)
 
     def serve(self, request: ServeRequest) -> Serving:
         self.asked.append(request.version)
         if self.answer is not None:
             return self.answer
-        self.serves = request.version
+        self.serves, self.cells = request.version, self.cells if request.cells is None else request.cells
         return Serving(ServingState.SERVES)
 
 
@@ -98,10 +102,15 @@ def run(row: ConfigurationSearch, *, minutes: float = 0.0, most: int = 200) -> C
         if row.state != "running":
             break
         search_advance(row, now=NOW + timedelta(minutes=minutes))
-        ModelVersion.objects.filter(state="draft").update(state="validated")
+        ModelVersion.objects.filter(state="draft", pk__in=_not_invalid()).update(state="validated")
         for benchmark in Benchmark.objects.filter(state="queued").select_related("version"):
             measure(benchmark)
     return row
+
+
+def _not_invalid() -> list[int]:
+    failed = ValidationState.FAILED.value
+    return list(ModelVersion.objects.exclude(validations__state=failed).values_list("pk", flat=True))
 
 
 def standings(row: ConfigurationSearch) -> dict[int, tuple[Standing, str]]:
@@ -235,11 +244,127 @@ def test_a_cancelled_one_measures_nothing_more_and_goes_back(fleet: Fleet) -> No
         search_cancel(search_id=row.pk, actor="bo", now=NOW)
 
 
+def made_by(row: ConfigurationSearch) -> dict[str, tuple[str, str]]:
+    """The versions that a search made, their states and reasons."""
+    made = ModelVersion.objects.filter(version__contains=f"-s{row.pk}-")
+    return {one.version: (one.state, one.reason) for one in made}
+
+
+def test_of_the_versions_that_it_made_the_best_stays_and_each_other_is_retired_with_its_reason(fleet: Fleet) -> None:
+    row = run(start(fleet, varied={"engine_options.max_num_seqs": [16, 48, 64], "max_concurrency": [64]}))
+    assert row.best is not None
+    assert row.best.version is not None
+    fleet.version.refresh_from_db()
+    assert (row.best.version.state, fleet.version.state) == ("validated", "released")
+    others = {name: said for name, said in made_by(row).items() if name != row.best.version.version}
+    assert others
+    for state, reason in others.values():
+        assert state == "retired"
+        assert reason.startswith(f"retired by switchyard: {row} ended without it: ")
+        assert "s a chip at " in reason
+
+
+def test_what_was_released_meanwhile_or_is_in_use_stays(fleet: Fleet) -> None:
+    row = start(fleet, varied={"engine_options.max_num_seqs": [56, 60, 64]})
+    while not row.ends_as:
+        run(row, most=1)
+        row.refresh_from_db()
+    assert row.best is not None
+    assert row.best.version is not None
+    released, used = ModelVersion.objects.filter(version__contains=f"-s{row.pk}-").exclude(pk=row.best.version.pk)[:2]
+    ModelVersion.objects.filter(pk=released.pk).update(state="released")
+    other = rows.deployment("other")
+    other.model_version = used
+    other.save()
+    row = run(row)
+    states = {name: state for name, (state, _) in made_by(row).items()}
+    assert (states[released.version], states[used.version]) == ("released", "validated")
+    assert f"{used.reference} is in use by deployment other; it cannot be retired" in row.reason
+
+
+def test_a_draft_that_never_was_valid_is_deleted_and_its_configuration_says_why(fleet: Fleet) -> None:
+    row = start(fleet)
+    for _ in range(2):
+        search_advance(row, now=NOW)
+    draft = ModelVersion.objects.get(state="draft")
+    draft.validations.update(state=ValidationState.FAILED.value, reason="no golden prompt")
+    search_advance(row, now=NOW)
+    row = run(row)
+    assert not ModelVersion.objects.filter(pk=draft.pk).exists()
+    assert f"{draft.reference} is not valid: no golden prompt" in {reason for _, reason in standings(row).values()}
+
+
 def test_the_version_that_is_searched_around_is_measured_as_it_is(fleet: Fleet) -> None:
     row = run(start(fleet, varied={"max_concurrency": [64]}))
     assert row.best is not None
     assert row.best.version == fleet.version
     assert ModelVersion.objects.filter(version__contains="-s").count() == 0
+
+
+PAIRS = [4, {"prefill": 1, "decode": 3}, {"prefill": 2, "decode": 2}]
+
+
+def test_cells_by_role_are_measured_of_one_version_and_it_has_those_that_it_had(fleet: Fleet) -> None:
+    row = run(start(fleet, varied={"cells": PAIRS}))
+    assert (row.state, fleet.cells) == ("done", 4)
+    assert set(fleet.asked) == {fleet.version.reference}, "none of them is a version of its own"
+    measured = set(SearchTrial.objects.filter(fidelity=0.25).values_list("candidate__number", flat=True))
+    assert measured == {1, 2, 3}, "what cells of one ratio do says nothing of another"
+
+
+def test_one_version_is_drafted_for_all_cells_that_it_is_measured_with(fleet: Fleet) -> None:
+    row = run(start(fleet, varied={"engine_options.max_num_seqs": [48, 64], "cells": PAIRS[:2]}))
+    assert row.state == "done"
+    assert len(made_by(row)) == 2
+
+
+def test_cells_that_are_apart_are_so_for_each_configuration_and_afterwards(fleet: Fleet) -> None:
+    fleet.cells = PAIRS[1]
+    row = start(fleet)
+    assert row.cells_before == PAIRS[1]
+    assert run(row).state == "done"
+    assert fleet.cells == PAIRS[1]
+    fleet.cells = 4
+    assert start(fleet).cells_before is None
+
+
+def test_more_cells_than_there_are_take_no_part(fleet: Fleet) -> None:
+    row = start(fleet, varied={"cells": [5, *PAIRS]})
+    assert row.candidates.get(number=1).refused == "cells=5 takes 5 cells, and the deployment has 4"
+    search_cancel(search_id=row.pk, actor="bo", now=NOW)
+    run(row)
+    fleet.cells = None
+    with pytest.raises(InvalidInput, match="is not stated but decided by its load"):
+        start(fleet, varied={"cells": PAIRS})
+
+
+def test_a_version_that_hands_over_nothing_has_mixed_cells_alone(fleet: Fleet) -> None:
+    ModelVersion.objects.filter(pk=fleet.version.pk).update(parallelism={KIND: {"nodes": 2}})
+    fleet.version.refresh_from_db()
+    row = start(fleet, varied={"cells": PAIRS})
+    assert ["cannot have prefill and decode cells" in one.refused for one in row.candidates.all()] == [
+        False, True, True,
+    ]  # fmt: skip
+
+
+def test_a_process_that_is_killed_leaves_no_draft_that_nobody_knows(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = start(fleet)
+    search_advance(row, now=NOW)
+
+    class Killed:
+        @property
+        def objects(self) -> None:
+            raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("models_registry.services.search_runner.SearchCandidate", Killed())
+        with pytest.raises(RuntimeError, match="killed"):
+            search_advance(row, now=NOW)
+    row = run(row)
+    assert row.state == "done"
+    assert not [one for one in standings(row).values() if one[0] is Standing.REFUSED]
 
 
 def test_who_deletes_a_draft_has_it_drafted_again(fleet: Fleet) -> None:
