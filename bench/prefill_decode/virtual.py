@@ -33,12 +33,13 @@ class Load:
 @dataclass(frozen=True)
 class Fleet:
     """How many cells of each kind. Prefill cells only read prompts, mixed ones do all, and so do decode ones where no
-    prefill cell has room."""
+    prefill cell has room. Prompts from `from_tokens` on are handed over."""
 
     mixed: int = 0
     prefill: int = 0
     decode: int = 0
     chunk: int = ModelParameters().prefill_chunk_tokens
+    from_tokens: int = PREFILL_FROM_TOKENS
 
     def __str__(self) -> str:
         if self.mixed:
@@ -129,7 +130,7 @@ class _World:
         self._submit(reads, now_s, number, 1, Handover(is_kept=True))
 
     def _reads(self) -> _Cell | None:
-        if self.load.prompt < PREFILL_FROM_TOKENS:
+        if self.load.prompt < self.fleet.from_tokens:
             return None
         chosen = choose_cell([Candidate(cell.place, cell.in_flight) for cell in self.prefill], LAYOUT)
         return None if isinstance(chosen, Alone) else next(cell for cell in self.prefill if cell.place == chosen)

@@ -59,6 +59,9 @@ class RolePlanSerializer(serializers.Serializer[RoleState]):
     acting = serializers.BooleanField(help_text="The cells follow; else it is what they would be.")
     carries = serializers.FloatField(allow_null=True, help_text="Requests a second within both limits; null: unknown.")
     mixed_carries = serializers.FloatField(allow_null=True, help_text="The same with mixed cells alone.")
+    from_tokens = serializers.IntegerField(
+        allow_null=True, help_text="Uncached tokens from which a prompt is handed over; null: 512."
+    )
     rule = serializers.ChoiceField(choices=choices(RatioRule))
     reason = serializers.CharField()
     looked_at = serializers.DateTimeField()

@@ -11,7 +11,8 @@ from fleet.planning.states import choices
 class RoleState(models.Model):
     """The last look at a deployment in a region. `mixed`, `prefill` and `decode`: cells that it wants of each role;
     `needed_…`: what the demand takes at least; None: unknown, or mixed is better. `carries` and `mixed_carries`:
-    requests a second within both limits, so and all mixed. `acting`: the cells follow; else it is what would be wanted.
+    requests a second within both limits, so and all mixed. `from_tokens`: uncached tokens of a prompt from which its
+    decode cells have it read elsewhere; null: the usual. `acting`: the cells follow; else it is what would be wanted.
     `figures`: what was seen, by name. `counted`: what was counted of its requests when it was looked at."""
 
     place = models.OneToOneField(
@@ -24,6 +25,7 @@ class RoleState(models.Model):
     needed_decode = models.PositiveIntegerField(null=True)
     carries = models.FloatField(null=True)
     mixed_carries = models.FloatField(null=True)
+    from_tokens = models.PositiveIntegerField(null=True)
     rule = models.CharField(max_length=16, choices=choices(RatioRule))
     reason = models.TextField()
     acting = models.BooleanField()

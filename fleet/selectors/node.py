@@ -124,6 +124,7 @@ def _assignment(
         cell_role=role,
         kv_layout=pairs.layout(cell.id),
         prefill_cells=pairs.prefill_cells(cell.id),
+        prefill_from_tokens=pairs.prefill_from_tokens(cell.id),
         decode_nodes=pairs.decode_nodes(cell.id),
     )
 

@@ -1,13 +1,15 @@
 """Which prefill and decode cells pair, as the orders of their leaders name each other. One query, none without any."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from engine_agent.protocol.messages import PrefillCell
+from django.db.models import OuterRef, Subquery
+
+from engine_agent.protocol.messages import PREFILL_FROM_TOKENS, PrefillCell
 from engine_agent.protocol.ports import KV_TRANSFER, PROXY
 from engine_agent.protocol.states import CellRole
-from fleet.models import Cell, CellMember
+from fleet.models import Cell, CellMember, RoleState
 from fleet.planning.fingerprints import stack_digest
 from fleet.planning.roles.pairs import PairingCell, decode_nodes_of, prefill_cells_of
 from fleet.planning.states import CellState
@@ -21,11 +23,13 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Pairings:
-    """`leaders`: cell -> its leader, of cells apart; `there`: place -> these cells as planners see them."""
+    """`leaders`: cell -> its leader, of cells apart; `there`: place -> these cells as planners see them. `from_tokens`:
+    cell -> what the planner of roles found, where it acts."""
 
-    leaders: dict[str, CellMember]
+    leaders: Mapping[str, CellMember]
     cells: dict[str, PairingCell]
     there: dict[Place, list[PairingCell]]
+    from_tokens: dict[str, int]
 
     def layout(self, cell: str) -> str:
         """The fingerprint of what it hands over; empty: nothing."""
@@ -37,6 +41,10 @@ class Pairings:
         if own is None or own.role is not CellRole.DECODE:
             return ()
         return tuple(self._called(one) for one in prefill_cells_of(own, self._around(cell)))
+
+    def prefill_from_tokens(self, cell: str) -> int:
+        """From so many uncached tokens on a decode cell has a prompt read by a prefill cell."""
+        return self.from_tokens.get(cell, PREFILL_FROM_TOKENS)
 
     def decode_nodes(self, cell: str) -> tuple[str, ...]:
         """The nodes whose proxies may call a prefill cell."""
@@ -71,13 +79,20 @@ def pairings(cells: Iterable[Cell]) -> Pairings:
     """Of the places of these cells, those that are apart."""
     places = {(cell.deployment_id, cell.region_id) for cell in cells if cell.role != CellRole.MIXED}
     if not places:
-        return Pairings({}, {}, {})
-    rows = CellMember.objects.filter(
-        cell__deployment__in={deployment for deployment, _ in places},
-        cell__region__in={region for _, region in places},
-        cell__state__in=RUNNING,
-        rank=0,
-    ).exclude(cell__role=CellRole.MIXED.value)
+        return Pairings({}, {}, {}, {})
+    planned = RoleState.objects.filter(
+        place__deployment=OuterRef("cell__deployment"), place__region=OuterRef("cell__region"), acting=True
+    )
+    rows = (
+        CellMember.objects.annotate(from_tokens=Subquery(planned.values("from_tokens")[:1]))
+        .filter(
+            cell__deployment__in={deployment for deployment, _ in places},
+            cell__region__in={region for _, region in places},
+            cell__state__in=RUNNING,
+            rank=0,
+        )
+        .exclude(cell__role=CellRole.MIXED.value)
+    )
     leaders = {
         row.cell_id: row
         for row in rows.select_related("node", "cell__deployment__instance_type", "cell__model_version")
@@ -87,7 +102,10 @@ def pairings(cells: Iterable[Cell]) -> Pairings:
     there: dict[Place, list[PairingCell]] = defaultdict(list)
     for name, row in leaders.items():
         there[row.cell.deployment_id, row.cell.region_id].append(found[name])
-    return Pairings(leaders, found, there)
+    from_tokens = {
+        name: row.from_tokens for name, row in leaders.items() if row.from_tokens and row.cell.deployment.plans_roles
+    }
+    return Pairings(leaders, found, there, from_tokens)
 
 
 def _pairing(leader: CellMember) -> PairingCell:

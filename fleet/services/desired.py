@@ -21,14 +21,17 @@ def desired_changed(node_ids: Iterable[str]) -> None:
 def pairs_changed(cell: Cell) -> None:
     """Call in the transaction that changed this cell's state: prefill and decode cells of its place name each other in
     their orders, those that serve or are about to."""
-    if cell.role == CellRole.MIXED:
-        return
-    others = CellMember.objects.filter(
-        cell__deployment=cell.deployment_id,
-        cell__region=cell.region_id,
+    if cell.role != CellRole.MIXED:
+        place_pairs_changed(cell.deployment_id, cell.region_id, besides=cell.pk)
+
+
+def place_pairs_changed(deployment: str, region: str, *, besides: str = "") -> None:
+    """Call in the transaction that changed what the orders of a place's prefill and decode cells say of handovers."""
+    leaders = CellMember.objects.filter(
+        cell__deployment=deployment,
+        cell__region=region,
         cell__state__in=[CellState.STARTING.value, CellState.READY.value, CellState.DRAINING.value],
         rank=0,
     )
-    desired_changed(
-        others.exclude(cell=cell.pk).exclude(cell__role=CellRole.MIXED.value).values_list("node_id", flat=True)
-    )
+    apart = leaders.exclude(cell=besides).exclude(cell__role=CellRole.MIXED.value)
+    desired_changed(apart.values_list("node_id", flat=True))

@@ -13,6 +13,7 @@ from django.db import transaction
 from fleet.models import DeploymentRegion, RoleState
 from fleet.planning.roles.ratio import RatioDecision
 from fleet.services.deployment import announce_scaled
+from fleet.services.desired import place_pairs_changed
 from kernel import live
 from kernel.events import event_record
 from kernel.tones import Tone
@@ -58,7 +59,10 @@ def role_apply(*, look: RoleLook, now: datetime) -> bool:
         announce_scaled(place.deployment_id)
     elif not rows.exists():
         return False
+    before = RoleState.objects.filter(place_id=place.pk).values_list("acting", "from_tokens").first()
     RoleState.objects.update_or_create(place_id=place.pk, defaults=_columns(look, now))
+    if before != (look.acting, decision.from_tokens):
+        place_pairs_changed(place.deployment_id, place.region_id)
     live.push("deployments", place.deployment_id)
     return True
 
@@ -74,6 +78,7 @@ def _columns(look: RoleLook, now: datetime) -> dict[str, Any]:
         "needed_decode": needed.decode if needed else None,
         "carries": decision.carries,
         "mixed_carries": decision.mixed_carries,
+        "from_tokens": decision.from_tokens,
         "rule": decision.rule.value,
         "reason": decision.reason,
         "acting": look.acting,

@@ -112,6 +112,7 @@ def _planned(
         pace=pace,
         demand=demand,
         is_rolling=is_rolling,
+        from_tokens=state.from_tokens if state else None,
     )
     figures = {**(asdict(demand) if demand else {}), **(asdict(pace) if pace else {})}
     return PlannedPlace(row, view, acting, figures, {name: asdict(cell) for name, cell in there.items()})

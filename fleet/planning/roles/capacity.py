@@ -15,6 +15,9 @@ A mixed cell stalls every answer that it gives while it reads a prompt. That is 
 takes no longer than `itl_s`, or if less than `LATE_SHARE` of all gaps between tokens are such: of the O - 1 gaps of a
 request that came, n others lose k each, k being the steps of its prompt, so n <= LATE_SHARE (O - 1) / k. The handover
 and a step of the decode cell come before the first token, which that cell gives.
+
+So a handover never hastens the request itself: it pays from the length on at which reading it in a step beside the n
+answers that a decode cell is planned to give would keep these waiting for longer than `itl_s`, (itl_s - a - b n) / c.
 """
 
 import math
@@ -26,6 +29,8 @@ LATE_SHARE = 0.01
 """Of gaps between tokens that may be longer than the objective: it is one of the 99th percentile."""
 _LN_OF_LATE = -math.log(LATE_SHARE)
 PREFILL_CELLS_MOST = 1000
+BLOCK_TOKENS = 16
+"""Of a KV cache, which is handed over in whole ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,17 @@ class RoleLimits:
     itl_s: float
     utilisation: float = 0.8
     gain: float = 0.2
+
+
+def handover_from_tokens(pace: RolePace, limits: RoleLimits) -> int | None:
+    """Uncached tokens of a prompt from which a decode cell has it read elsewhere; None: no step is too long for it, so
+    it never has."""
+    beside = limits.utilisation * pace.at_once(limits.itl_s)
+    left_s = limits.itl_s - pace.step_s - pace.sequence_s * beside
+    if left_s >= pace.prompt_token_s * pace.chunk_tokens:
+        return None
+    blocks = int(max(0.0, left_s) / pace.prompt_token_s) // BLOCK_TOKENS
+    return max(1, blocks) * BLOCK_TOKENS
 
 
 def needed_cells(pace: RolePace, demand: RoleDemand, limits: RoleLimits) -> RoleSplit:

@@ -15,6 +15,7 @@ from fleet.planning.roles.capacity import (
     RoleLimits,
     RolePace,
     carries,
+    handover_from_tokens,
     handover_s,
     is_stall_short,
     mixed_carries,
@@ -22,6 +23,8 @@ from fleet.planning.roles.capacity import (
     stall_s,
 )
 
+FROM_TOKENS_HELD = 0.25
+"""By which part the length from which prompts are handed over must move before decode cells are told another."""
 LEAST_REQUESTS = 20
 """Since the last look; fewer say nothing about lengths."""
 
@@ -42,7 +45,9 @@ class RatioRule(StrEnum):
 @dataclass(frozen=True, slots=True)
 class RatioView:
     """A place whose roles are planned: `cells` that it should have, and the roles that it should have now. None: nobody
-    has measured it, or asked lately. `is_rolling`: its cells move to another version, and are compared by role."""
+    has measured it, or asked lately. `is_rolling`: its cells move to another version, and are compared by role.
+    `from_tokens`: from so many uncached tokens on its decode cells have prompts read elsewhere; None: nobody said so.
+    """
 
     cells: int
     current: RoleSplit
@@ -50,12 +55,14 @@ class RatioView:
     pace: RolePace | None = None
     demand: RoleDemand | None = None
     is_rolling: bool = False
+    from_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RatioDecision:
     """`needed`: what the demand takes at least; None: unknown, or apart is not better. `carries` and `mixed_carries`:
-    requests a second within both limits that the cells would do so, and all mixed."""
+    requests a second within both limits that the cells would do so, and all mixed. `from_tokens` is as in `RatioView`.
+    """
 
     split: RoleSplit
     rule: RatioRule
@@ -63,13 +70,24 @@ class RatioDecision:
     needed: RoleSplit | None = None
     carries: float | None = None
     mixed_carries: float | None = None
+    from_tokens: int | None = None
 
     def explained(self, more: str) -> "RatioDecision":
         return replace(self, reason=f"{self.reason}; {more}")
 
 
 def plan_ratio(view: RatioView) -> RatioDecision:
-    """The roles that the cells of a place should have."""
+    """The roles that the cells of a place should have, and from which length on prompts are handed over."""
+    found = replace(_plan_split(view), from_tokens=view.from_tokens)
+    if not found.split.is_apart or view.pace is None or view.is_rolling:
+        return found
+    tokens = handover_from_tokens(view.pace, view.limits)
+    if tokens is None or (view.from_tokens and abs(tokens - view.from_tokens) <= FROM_TOKENS_HELD * view.from_tokens):
+        return found
+    return replace(found, from_tokens=tokens)
+
+
+def _plan_split(view: RatioView) -> RatioDecision:
     kept = split_within(view.cells, view.current.prefill, view.current.decode)
     demand, pace = view.demand, view.pace
     if view.is_rolling:

@@ -223,6 +223,7 @@ def test_planned_roles_stand_with_their_reason() -> None:
         decode=1,
         carries=5.0,
         mixed_carries=0.9,
+        from_tokens=128,
         rule="demand",
         reason="2.60 requests a second take 3 prefill",
         acting=False,
@@ -230,3 +231,4 @@ def test_planned_roles_stand_with_their_reason() -> None:
     )
     text = part("deployment-roles")
     assert "Shadow, would have 3 prefill, 1 decode: 2.60 requests a second take 3 prefill" in text
+    assert "Prompts of 128 uncached tokens or more are handed over" in text

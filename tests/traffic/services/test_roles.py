@@ -9,6 +9,7 @@ from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, Deployment, DeploymentRegion, NodeReport, RoleState, Rollout
 from fleet.planning.autoscaling.policy import CellPools
 from fleet.planning.role_split import RoleSplit
+from fleet.selectors.node import desired_for
 from fleet.services.autoscaling import autoscaling_pause
 from fleet.services.deployment import deployment_change, deployment_scale
 from kernel.models import Event
@@ -80,6 +81,27 @@ def test_long_prompts_have_cells_of_their_own() -> None:
         "sim-70b in us-east-1 should have 3 prefill, 1 decode: 2.60 requests a second of 3000"
     )
     assert event.actor == "role planner"
+
+
+def test_decode_cells_are_told_from_which_length_a_handover_pays() -> None:
+    fleet = Planned()
+    fleet.serve(2.6, 3000, 200)
+    fleet.look()
+    Cell.objects.filter(pk="c0").update(role=CellRole.DECODE.value)
+    before = desired_for(["n-0", "n-1"])
+    fleet.serve(2.6, 3000, 200)
+    fleet.look()
+    after = desired_for(["n-0", "n-1"])
+
+    assert fleet.state.from_tokens == 128
+    told = [order["n-0"].assignment.prefill_from_tokens for order in (before, after) if order["n-0"].assignment]
+    assert told == [512, 128]
+    assert after["n-0"].version > before["n-0"].version, "its proxy is told so, and runs on"
+    assert after["n-1"].version == before["n-1"].version, "a mixed cell hands nothing over"
+    deployment_change(name="sim-70b", actor="ada", now=fleet.now, scaling={"roles": "stated"})
+    order = desired_for(["n-0"])["n-0"].assignment
+    assert order is not None
+    assert order.prefill_from_tokens == 512
 
 
 def test_between_two_looks_are_five_minutes_unless_the_number_of_cells_changes() -> None:

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.planning.role_split import RoleSplit
-from fleet.planning.roles.capacity import RoleDemand, RoleLimits, RolePace, carries, mixed_carries, needed_cells
+from fleet.planning.roles.capacity import (
+    BLOCK_TOKENS,
+    RoleDemand,
+    RoleLimits,
+    RolePace,
+    carries,
+    handover_from_tokens,
+    mixed_carries,
+    needed_cells,
+)
 from fleet.planning.roles.ratio import RatioRule, RatioView, plan_ratio
 
 PACE = RolePace(0.020, 0.000_25, 1 / 8000, 2048, 64, handover_s=0.005, handover_token_s=0.33 / 12_500)
@@ -76,6 +85,40 @@ def test_says_what_the_demand_takes() -> None:
 def test_a_forecast_counts_where_it_is_more_than_comes_now() -> None:
     assert needed_cells(PACE, replace(LONG, expected_per_s=5.2), LIMITS) == RoleSplit(prefill=4, decode=1)
     assert needed_cells(PACE, replace(LONG, expected_per_s=0.1), LIMITS) == needed_cells(PACE, LONG, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("pace", "limits", "tokens"),
+    [
+        (PACE, LIMITS, 128),  # 50 ms less 20 and 51 answers of 0.25 ms leave 17.2 ms, and a token takes 0.125
+        (replace(PACE, prompt_token_s=1 / 16000), LIMITS, 272),
+        (PACE, replace(LIMITS, itl_s=0.1), 528),
+        (PACE, replace(LIMITS, itl_s=1.0), None),  # a whole chunk fits in
+        (PACE, replace(LIMITS, itl_s=0.01), 16),  # no step is as short as that
+    ],
+)
+def test_a_handover_pays_from_the_length_on_that_would_keep_answers_waiting(
+    pace: RolePace, limits: RoleLimits, tokens: int | None
+) -> None:
+    assert handover_from_tokens(pace, limits) == tokens
+
+
+def test_what_decode_cells_were_told_stays_unless_it_moves_by_a_quarter() -> None:
+    told = [plan_ratio(replace(view(LONG), from_tokens=tokens)).from_tokens for tokens in (None, 103, 102, 170, 172)]
+    assert told == [128, 103, 128, 170, 128]
+    short = RoleDemand(20, 100, 100, 500)
+    assert plan_ratio(replace(view(short), from_tokens=300)).from_tokens == 300, "mixed cells hand nothing over"
+    assert plan_ratio(replace(view(LONG), from_tokens=300, is_rolling=True)).from_tokens == 300
+
+
+@given(pace=paces, itl_s=st.floats(0.001, 1))
+def test_the_step_of_a_prompt_that_is_not_handed_over_is_within_the_limit(pace: RolePace, itl_s: float) -> None:
+    limits = RoleLimits(1.5, itl_s)
+    tokens = handover_from_tokens(pace, limits)
+    beside = limits.utilisation * pace.at_once(itl_s)
+    read = pace.chunk_tokens if tokens is None else tokens
+    if tokens != BLOCK_TOKENS:
+        assert pace.step_s + pace.sequence_s * beside + pace.prompt_token_s * read <= itl_s * (1 + 1e-9)
 
 
 def test_a_single_cell_is_mixed() -> None:
