@@ -1,5 +1,5 @@
-"""Prefill and decode cells killed under load: real cell proxies over TLS, real engines `sim`, and a client that picks
-cells and tries again as an ingress does. It counts what no client may see, and what an engine may not keep.
+"""Prefill and decode cells killed under load: a real ingress with its HAProxy, real cell proxies over TLS and real
+engines `sim`. It counts what no client may see, and what an engine may not keep.
 
 `python -m bench.prefill_decode.kills --seconds 120`: two cells of each role; an engine or a proxy of any is killed
 every two seconds and started anew. Exit status 1 if a request failed without a byte, or a block was kept after its
@@ -11,11 +11,10 @@ import asyncio
 import contextlib
 import os
 import random
-import signal
-import ssl
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -24,31 +23,46 @@ from typing import Any
 import msgspec
 
 from engine_agent.protocol.identity import IdentityKind
+from engine_agent.protocol.ingress_messages import CellEndpoint, Pool
 from engine_agent.protocol.messages import PrefillCell
 from engine_agent.protocol.pairs import Pairs
-from tests.engine_agent.authority import FleetOfTests
-from tests.engine_agent.proxy.http_stream import ask, read_head, request
+from tests.engine_agent.ingress.ingresses import RunningIngress
+from tests.engine_agent.proxy.http_stream import ask, read_body, read_head, request
+from tests.engine_agent.tls import fleet_of_rigs
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-HOST, MODEL, LAYOUT = "127.0.0.1", "sim", "a94f01c2"
+HOST, LAYOUT = "127.0.0.1", "a94f01c2"
 LEASE_S = 3.0
-REQUEST_LIMIT_S, ADMIN_LIMIT_S = 30.0, 5.0
-TRIES = 8
-"""Of one request on cells in turn, half a second apart after the second: HAProxy's are 3 over as many servers as there
-are, and a queue before them."""
-PROMPT = "one of many words in a long prompt " * 60
+ADMIN_LIMIT_S = 5.0
 ENGINE_OPTIONS = ("--load-time-s", "0.1", "--prefill-tokens-per-s", "4000", "--decode-step-ms", "10")
 
 
-@dataclass
+@dataclass(frozen=True)
+class Trial:
+    """What is asked, how often, and when something is killed. `prompt` comes after the number of its request.
+    `lease_s`: so long an engine keeps what nobody fetches."""
+
+    model: str = "sim"
+    prompt: str = "one of many words in a long prompt " * 60
+    tokens: int = 30
+    from_tokens: int = 128
+    lease_s: float = LEASE_S
+    limit_s: float = 30.0
+    seconds: float = 120.0
+    rate: float = 6.0
+    kill_every_s: float = 2.0
+    seed: int = 1
+
+
+@dataclass(eq=False)
 class Cell:
     """One cell: an engine and a proxy, which are started anew where they died."""
 
     name: str
     role: str
-    fleet: FleetOfTests
     folder: Path
+    trial: Trial
     ports: dict[str, int] = field(
         default_factory=lambda: {each: free_port() for each in ("engine", "engine_admin", "kv", "proxy", "admin")}
     )
@@ -62,20 +76,25 @@ class Cell:
     def place(self) -> PrefillCell:
         return PrefillCell(self.name, 1, self.node, HOST, self.ports["proxy"], self.ports["kv"], LAYOUT, 16)
 
+    def endpoint(self) -> CellEndpoint:
+        """As a routing table has it."""
+        return CellEndpoint(self.name, 1, HOST, self.ports["proxy"], 16, node=self.node)
+
     def command(self, part: str) -> list[str]:
         ports = {name: str(port) for name, port in self.ports.items()}
         if part == "engine":
             return [
                 *("engine_agent.engines.sim", "--node-id", self.node, "--cell", self.name, "--generation", "1"),
                 *("--rank", "0", "--role", "leader", "--leader", f"{HOST}:1", "--followers", "0"),
-                *("--port", ports["engine"], "--admin-port", ports["engine_admin"], "--served-model", MODEL),
+                *("--port", ports["engine"], "--admin-port", ports["engine_admin"]),
+                *("--served-model", self.trial.model),
                 *("--cell-role", self.role, "--kv-endpoint", f"{HOST}:{ports['kv']}", "--lease-s", str(LEASE_S)),
                 *ENGINE_OPTIONS,
             ]
         return [
             *("engine_agent.proxy", "--node-id", self.node, "--cell", self.name, "--generation", "1"),
             *("--port", ports["proxy"], "--admin-port", ports["admin"], "--engine", f"http://{HOST}:{ports['engine']}"),
-            *("--model", MODEL, "--max-concurrency", "16", "--no-access-log", "--priorities"),
+            *("--model", self.trial.model, "--max-concurrency", "16", "--no-access-log", "--priorities"),
             *("--cell-role", self.role, "--kv-layout", LAYOUT, "--identity", str(self.folder / self.node)),
         ]
 
@@ -84,6 +103,18 @@ class Cell:
             self.processes[part] = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", *self.command(part), cwd=ROOT, stdout=log, stderr=log
             )
+
+    def is_dead(self, part: str) -> bool:
+        return self.processes[part].returncode is not None
+
+    def kill(self, part: str) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.processes[part].kill()
+
+    async def end(self) -> None:
+        for part, process in self.processes.items():
+            self.kill(part)
+            await process.wait()
 
     async def is_ready(self) -> bool:
         """Healthy; its proxy is told its pairs by the way, as an agent does that finds others there."""
@@ -117,10 +148,12 @@ class Cell:
 class Rig:
     """All cells and what became of requests."""
 
-    cells: list[Cell]
-    context: ssl.SSLContext
-    fleet: FleetOfTests
+    cells: Sequence[Cell]
+    ingress_port: int
+    trial: Trial
     chance: random.Random
+    texts: dict[str, str] = field(default_factory=dict)
+    """Prompt -> what was answered whole."""
     outcomes: Counter[str] = field(default_factory=Counter)
     killed: Counter[str] = field(default_factory=Counter)
     reported: Counter[str] = field(default_factory=Counter)
@@ -129,47 +162,35 @@ class Rig:
     def decode(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.role == "decode"]
 
-    async def ask_once(self, cell: Cell, body: bytes) -> str:
-        """`whole`, `broken` after a byte, or `nothing`."""
-        name = self.fleet.name(IdentityKind.NODE, cell.node).dns
-        begun = False
+    async def ask(self, number: int) -> None:
+        """One request of an application, which tries nothing twice."""
+        prompt = f"{number} {self.trial.prompt}"
+        asked = {"model": self.trial.model, "prompt": prompt, "max_tokens": self.trial.tokens, "temperature": 0}
+        body = msgspec.json.encode({**asked, "ignore_eos": True, "stream": True})
+        outcome = "nothing"
         try:
-            async with asyncio.timeout(REQUEST_LIMIT_S):
-                reader, writer = await asyncio.open_connection(
-                    HOST, cell.ports["proxy"], ssl=self.context, server_hostname=name
-                )
-            try:
-                writer.write(request("/v1/completions", body, connection="close"))
-                async with asyncio.timeout(REQUEST_LIMIT_S):
-                    first_line, _ = await read_head(reader)
-                    if first_line.split()[1] != "200":
-                        return "nothing"
-                    begun = True
-                    text = await reader.read()
-                return "whole" if b"[DONE]" in text else "broken"
-            finally:
-                writer.transport.abort()
+            async with asyncio.timeout(self.trial.limit_s):
+                reader, writer = await asyncio.open_connection(HOST, self.ingress_port)
+                try:
+                    writer.write(request("/v1/completions", body, content_type="application/json"))
+                    head = await read_head(reader)
+                    status = head[0].split()[1]
+                    outcome = "broken" if status == "200" else f"nothing, {status}"
+                    answer = await read_body(reader, *head)
+                    if status == "200" and b"data: [DONE]" in answer.body:
+                        outcome, self.texts[prompt] = "whole", _text(answer.body)
+                finally:
+                    writer.transport.abort()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            return "broken" if begun else "nothing"
-
-    async def ask_as_an_ingress(self, number: int) -> None:
-        body = msgspec.json.encode(
-            {"model": MODEL, "prompt": f"{number} {PROMPT}", "max_tokens": 30, "ignore_eos": True, "stream": True}
-        )
-        for attempt in range(TRIES):
-            outcome = await self.ask_once(self.decode[(number + attempt) % len(self.decode)], body)
-            if outcome != "nothing":
-                self.outcomes[outcome] += 1
-                return
-            await asyncio.sleep(0.5 if attempt else 0.0)
-        self.outcomes["nothing"] += 1
+            pass  # what it is so far
+        self.outcomes[outcome] += 1
 
     async def keep_alive(self) -> None:
         """Start what died, and tell proxies their pairs: what agents do."""
         while True:
             for cell in self.cells:
                 for part in ("engine", "proxy"):
-                    if cell.processes[part].returncode is not None:
+                    if cell.is_dead(part):
                         await cell.start(part)
                 await cell.is_ready()
             await asyncio.sleep(0.1)
@@ -185,8 +206,7 @@ class Rig:
             part = self.chance.choice(("engine", "proxy"))
             if part == "proxy":
                 await self.note_reports(victim)
-            with contextlib.suppress(ProcessLookupError):
-                victim.processes[part].send_signal(signal.SIGKILL)
+            victim.kill(part)
             self.killed[f"{victim.role} {part}"] += 1
 
     async def note_reports(self, cell: Cell) -> None:
@@ -209,16 +229,25 @@ class Rig:
         return sum(filter(None, kept)), max(each or 0.0 for each in used)
 
 
-async def run(folder: Path, seconds: float, rate: float, every_s: float, seed: int) -> bool:
-    fleet = FleetOfTests()
-    cells = [Cell(f"{role}{n}", role, fleet, folder) for role in ("prefill", "decode") for n in (1, 2)]
+def _text(stream: bytes) -> str:
+    events = [line.removeprefix(b"data: ") for line in stream.splitlines() if line.startswith(b"data: {")]
+    return "".join(choice["text"] for event in events for choice in msgspec.json.decode(event).get("choices", ()))
+
+
+async def run(
+    folder: Path, cells: Sequence[Cell], trial: Trial, judge: Callable[[Rig], Awaitable[bool]] | None = None
+) -> bool:
+    """Start these cells and an ingress before them, and kill some of them under load. Whether no request failed without
+    a byte, nothing was kept, and `judge`, asked while all of them serve, finds no fault."""
+    fleet = fleet_of_rigs()
     prefill = tuple(cell.place() for cell in cells if cell.role == "prefill")
     nodes = tuple(cell.node for cell in cells if cell.role == "decode")
     for cell in cells:
-        cell.pairs = Pairs("d", prefill, (), 128) if cell.role == "decode" else Pairs("p", (), nodes)
+        is_decode = cell.role == "decode"
+        cell.pairs = Pairs("d", prefill, (), trial.from_tokens) if is_decode else Pairs("p", (), nodes)
         fleet.certify(folder / cell.node, IdentityKind.NODE, cell.node)
-    ingress = fleet.certify(folder / "ingress", IdentityKind.INGRESS, "i-1")
-    rig = Rig(cells, ingress.client_context(), fleet, random.Random(seed))
+    ingress = RunningIngress(folder / "ingress")
+    rig = Rig(cells, ingress.settings.port, trial, random.Random(trial.seed))
     keeping: asyncio.Task[None] | None = None
     try:
         for cell in cells:
@@ -227,39 +256,44 @@ async def run(folder: Path, seconds: float, rate: float, every_s: float, seed: i
         while not all([await cell.is_ready() for cell in cells]):  # noqa: ASYNC110 - they are other processes
             await asyncio.sleep(0.1)
         keeping = asyncio.create_task(rig.keep_alive())
-        return await _load(rig, seconds, rate, every_s)
+        async with ingress.running():
+            endpoints = tuple(cell.endpoint() for cell in rig.decode)
+            await ingress.route(Pool(trial.model, (trial.model,), "realtime", endpoints, (), {}))
+            await ingress.sees(**{cell.name: "up" for cell in rig.decode})
+            held = await _load(rig)
+            return (judge is None or await judge(rig)) and held
     finally:
         if keeping is not None:
             keeping.cancel()
             await asyncio.wait([keeping])
         for cell in cells:
-            for process in cell.processes.values():
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+            await cell.end()
 
 
-async def _load(rig: Rig, seconds: float, rate: float, every_s: float) -> bool:
-    killing = asyncio.create_task(rig.kill_some(every_s))
-    asking, ends, number = set[asyncio.Task[None]](), monotonic() + seconds, 0
+async def _load(rig: Rig) -> bool:
+    trial = rig.trial
+    killing = asyncio.create_task(rig.kill_some(trial.kill_every_s))
+    asking, ends, number = set[asyncio.Task[None]](), monotonic() + trial.seconds, 0
     while monotonic() < ends:
-        asking.add(asyncio.create_task(rig.ask_as_an_ingress(number)))
+        asking.add(asyncio.create_task(rig.ask(number)))
         number += 1
-        await asyncio.sleep(rig.chance.expovariate(rate))
+        await asyncio.sleep(rig.chance.expovariate(trial.rate))
     killing.cancel()
     await asyncio.wait(asking)  # each request has a limit
     for cell in rig.cells:
         await rig.note_reports(cell)
-    deadline = monotonic() + LEASE_S + 30.0
+    deadline = monotonic() + trial.lease_s + 60.0
     while (kept := await rig.kept()) != (0.0, 0.0) and monotonic() < deadline:  # noqa: ASYNC110 - the same
         await asyncio.sleep(0.2)
-    lost = rig.outcomes["nothing"]
+    lost = number - rig.outcomes["whole"] - rig.outcomes["broken"]
     print(f"| requests | {number} |\n| answered whole | {rig.outcomes['whole']} |")
     print(f"| broken after a byte | {rig.outcomes['broken']} |\n| failed without a byte | {lost} |")
+    for outcome in sorted(rig.outcomes.keys() - {"whole", "broken"}):
+        print(f"| {outcome} | {rig.outcomes[outcome]} |")
     print(f"| prompts kept after the lease, and the cache in use | {kept} |")
     for name, counts in (("killed", rig.killed), ("reported", rig.reported)):
         print(f"| {name} | {', '.join(f'{key} {count}' for key, count in sorted(counts.items()))} |")
-    print(f"| load average | {os.getloadavg()[0]:.1f} |")
+    print(f"| load average | {os.getloadavg()[0]:.1f} |", flush=True)
     return lost == 0 and kept == (0.0, 0.0)
 
 
@@ -269,10 +303,12 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=6.0, help="requests a second")
     parser.add_argument("--kill-every-s", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
+    trial = Trial(**vars(parser.parse_args()))
     print("| what | figure |\n| --- | --- |")
-    with tempfile.TemporaryDirectory(prefix="prefill-decode-") as folder:
-        held = asyncio.run(run(Path(folder), options.seconds, options.rate, options.kill_every_s, options.seed))
+    with tempfile.TemporaryDirectory(prefix="prefill-decode-") as name:
+        folder = Path(name)
+        cells = [Cell(f"{role}{n}", role, folder, trial) for role in ("prefill", "decode") for n in (1, 2)]
+        held = asyncio.run(run(folder, cells, trial))
     return 0 if held else 1
 
 
