@@ -76,7 +76,7 @@ def test_a_model_that_was_not_measured_says_how_to() -> None:
 def test_a_model_shows_its_searches_with_the_reason_of_each_configuration() -> None:
     version = draft()
     search = ConfigurationSearch.objects.create(
-        version=version, deployment="toy", region="r", instance_type="k", workload="10+10", slo="ttft=9,itl=9",
+        version=version, deployment="toy", region="r", instance_type="local.cpu", workload="10+10", slo="ttft=9,itl=9",
         varied={"max_concurrency": [4, 8]}, most_trials=9, most_hours=1, reason="waits for a rollout", actor="ada",
         created_at=NOW, seen_at=NOW,
     )  # fmt: skip
