@@ -1,4 +1,4 @@
-"""One engine for all that can be asked of one: a start takes a quarter of a minute on two idle cores."""
+"""One engine for all that can be asked of one, and what others are compared with."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,8 @@ import pytest
 
 from engine_agent.engines.vllm.environment import install
 from engine_agent.protocol.messages import Artifact
+from tests.engine_agent.engines.vllm.fewer_layers import first_layers
+from tests.engine_agent.engines.vllm.forks import Begin, ForkServers
 from tests.engine_agent.engines.vllm.running_cell import (
     CACHE,
     PROMPTS,
@@ -23,14 +25,28 @@ def artifact() -> Artifact:
 
 
 @pytest.fixture(scope="session")
-def engine(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
+def forked() -> Iterator[Begin]:
+    with ForkServers() as servers:
+        yield servers.start
+
+
+@pytest.fixture(scope="session")
+def small(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """What most engines are asked with: the same with a quarter of its layers."""
+    return first_layers(artifact, tmp_path_factory.mktemp("small") / "model")
+
+
+@pytest.fixture(scope="session")
+def plain(small: Artifact, forked: Begin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
     """Of one process, which takes one request at a time, the most urgent first, as vLLM's own scheduler has them."""
-    plan = plan_of(artifact, max_num_seqs=1, scheduling_policy="priority", batch_prompt_tokens=0)
-    with running_cell(plan, tmp_path_factory.mktemp("one") / "logs", nodes=1) as engine:
+    plan = plan_of(small, max_num_seqs=1, scheduling_policy="priority", batch_prompt_tokens=0)
+    with running_cell(plan, tmp_path_factory.mktemp("plain") / "logs", nodes=1, begin=forked) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
-def texts(engine: RunningCell) -> dict[str, str]:
+def texts(plain: RunningCell) -> dict[str, str]:
     """What one process makes of the prompts, by prompt."""
-    return engine.texts(PROMPTS, TOKENS)
+    made = plain.texts(PROMPTS, TOKENS)
+    assert len(set(made.values())) > len(PROMPTS) // 2, made
+    return made

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import httpx
 import msgspec
@@ -30,6 +31,7 @@ from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.planning.version_spec import HeadCounts, VersionSpec
 from tests.asking import CLIENT
+from tests.engine_agent.engines.vllm.forks import Begin, EngineProcess, started
 from tests.ports import free_ports
 from tests.session_guard import holds_within
 
@@ -46,6 +48,8 @@ TEXT = "The capital of France is Paris, and trains run on rails between the citi
 PROMPTS = tuple((TEXT * 3)[index : index + 5 + 20 * index] for index in range(16))
 """Of 5 to 300 characters; a text that repeats itself gives drafts something to find."""
 TOKENS = 12
+KV_BYTES_OF_A_LAYER = 9 * 1024 * 1024
+"""Room for some 4,000 tokens."""
 
 
 def plan_of(
@@ -57,6 +61,8 @@ def plan_of(
 ) -> EnginePlan:
     """A version over so many nodes, rendered. In 32 bits: greedy text of a 16-bit model differs with the number of
     ranks, which add up in another order, and with how a CPU rounds."""
+    config = json.loads((Path(urlparse(artifact.uri).path) / "config.json").read_text())
+    layers: int = config["num_hidden_layers"]
     version = VersionSpec(
         model="smollm2",
         version="1",
@@ -67,11 +73,11 @@ def plan_of(
         max_concurrency=16,
         ready_timeout_s=START_LIMIT_S,
         parallelism={LOCAL.name: {"nodes": nodes, "tp": nodes}},
-        heads=HeadCounts(attention=12, kv=4, layers=30),
+        heads=HeadCounts(attention=12, kv=4, layers=layers),
         engine_options={
             "enforce_eager": True,
             "dtype": "float32",
-            "kv_cache_memory_bytes": 256 * 1024 * 1024,
+            "kv_cache_memory_bytes": KV_BYTES_OF_A_LAYER * layers,
             **options,
         },
         speculation=speculation or {},
@@ -91,9 +97,16 @@ class RunningCell:
     """The engine processes of one generation of one cell, rank by rank."""
 
     def __init__(
-        self, plan: EnginePlan, home: Path, nodes: int, hang_s: float, role: CellRole = CellRole.MIXED
+        self,
+        plan: EnginePlan,
+        home: Path,
+        nodes: int,
+        hang_s: float,
+        role: CellRole = CellRole.MIXED,
+        begin: Begin = started,
     ) -> None:
         self.home = home
+        self._begin = begin
         self._role = role
         self._plan = msgspec.structs.replace(plan, env={**plan.env, HANG_VARIABLE: str(hang_s)})
         base = free_ports(nodes * PORTS_PER_NODE)
@@ -104,24 +117,18 @@ class RunningCell:
             )
             for rank in range(nodes)
         )
-        self.ranks: list[subprocess.Popen[bytes]] = []
+        self.ranks: list[EngineProcess] = []
         self.url = engine_adapter("vllm").health_url(self._assignment(0), self._context(0)).removesuffix("/health")
 
     # --- starting and ending ----------------------------------------------------------------------------------------
 
-    def start(self, rank: int) -> "subprocess.Popen[bytes]":
+    def start(self, rank: int) -> EngineProcess:
         """Start the engine process of a rank."""
         given = self._assignment(rank)
         launch = with_certificate(engine_adapter("vllm").launch(given, self._context(rank)), given)
-        with (self.home / f"{rank}.log").open("wb") as output:
-            return subprocess.Popen(
-                launch.argv,
-                # Not the session's home, in which tests of `fleet_stop` end all machines.
-                env={**os.environ, **launch.env, "SWITCHYARD_HOME": str(self.home)},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        # Not the session's home, in which tests of `fleet_stop` end all machines.
+        environment = {**os.environ, **launch.env, "SWITCHYARD_HOME": str(self.home)}
+        return self._begin(rank, launch.argv, environment, self.home / f"{rank}.log")
 
     def start_all(self) -> None:
         self.ranks = [self.start(peer.rank) for peer in self._peers]
@@ -223,11 +230,16 @@ class RunningCell:
 
 @contextmanager
 def running_cell(
-    plan: EnginePlan, home: Path, nodes: int = 2, hang_s: float = 30.0, role: CellRole = CellRole.MIXED
+    plan: EnginePlan,
+    home: Path,
+    nodes: int = 2,
+    hang_s: float = 30.0,
+    role: CellRole = CellRole.MIXED,
+    begin: Begin = started,
 ) -> Iterator[RunningCell]:
-    """A cell that serves, until the block ends."""
+    """A cell that serves, until the block ends. `begin`: how its processes are started."""
     home.mkdir()
-    cell = RunningCell(plan, home, nodes, hang_s, role)
+    cell = RunningCell(plan, home, nodes, hang_s, role, begin)
     try:
         cell.start_all()
         yield cell
@@ -235,7 +247,7 @@ def running_cell(
         cell.end()
 
 
-def parts_of(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+def parts_of(process: EngineProcess) -> list[psutil.Process]:
     """Live processes of its session."""
     return [part for part in psutil.process_iter() if _is_of_session(part, process.pid)]
 

@@ -11,6 +11,7 @@ from engine_agent.protocol.messages import Artifact
 from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy.rewrite import PRIORITIES
 from tests.asking import CLIENT
+from tests.engine_agent.engines.vllm.forks import Begin
 from tests.engine_agent.engines.vllm.running_cell import (
     ANSWER_LIMIT_S,
     PROMPTS,
@@ -26,8 +27,8 @@ URGENT, SOON, BATCH = (
 )
 READING, ANSWERING = True, False
 PLACES = 4
-LONG_TOKENS = 1200
-"""Of a batch prompt; at 16 a step that is 75 steps, in which several short requests find an end."""
+LONG_TOKENS = 1600
+"""Of a batch prompt; at 16 a step that is 100 steps, in which several short requests find an end."""
 
 
 def running(*requests: tuple[str, int, bool, int]) -> list[RunningRequest]:
@@ -76,11 +77,11 @@ def test_a_core_takes_the_launchers_word() -> None:
 
 
 @pytest.fixture(scope="module")
-def ordered(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
+def ordered(small: Artifact, forked: Begin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
     plan = plan_of(
-        artifact, max_num_seqs=PLACES, scheduling_policy="priority", batch_prompt_tokens=16, enable_prefix_caching=False
+        small, max_num_seqs=PLACES, scheduling_policy="priority", batch_prompt_tokens=16, enable_prefix_caching=False
     )
-    with running_cell(plan, tmp_path_factory.mktemp("ordered") / "logs", nodes=1) as engine:
+    with running_cell(plan, tmp_path_factory.mktemp("ordered") / "logs", nodes=1, begin=forked) as engine:
         yield engine
 
 
@@ -112,7 +113,7 @@ def test_urgent_requests_take_the_places_of_batch_requests_which_are_answered_al
         prompt, priority = PROMPTS[number], BATCH if number >= len(PROMPTS) // 2 else URGENT
         if priority == URGENT:
             ordered.wait_until(lambda: ordered.metric("vllm:num_requests_running") == PLACES, ANSWER_LIMIT_S)
-        tokens = TOKENS if priority == URGENT else 8 * TOKENS
+        tokens = TOKENS if priority == URGENT else 16 * TOKENS
         return str(ordered.complete(prompt=prompt, max_tokens=tokens, priority=priority)["text"])
 
     with ThreadPoolExecutor(len(PROMPTS)) as clients:

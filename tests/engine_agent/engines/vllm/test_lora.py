@@ -10,6 +10,7 @@ import pytest
 from engine_agent.engines.artifact import describe_folder, write_manifest
 from engine_agent.protocol.messages import Artifact
 from tests.asking import CLIENT
+from tests.engine_agent.engines.vllm.forks import Begin
 from tests.engine_agent.engines.vllm.running_cell import PROMPTS, TOKENS, plan_of, running_cell
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
@@ -43,16 +44,16 @@ def random_adapter(folder: Path, model: Path, seed: int) -> Artifact:
 
 
 def test_each_adapter_answers_as_its_weights_say_and_the_model_as_without_them(
-    artifact: Artifact, texts: dict[str, str], tmp_path: Path
+    small: Artifact, forked: Begin, texts: dict[str, str], tmp_path: Path
 ) -> None:
-    model = Path(artifact.uri.removeprefix("file://"))
+    model = Path(small.uri.removeprefix("file://"))
     made = {f"acme/{seed}": random_adapter(tmp_path / str(seed), model, seed) for seed in (1, 2)}
     stated = [
         {"name": name, "artifact_uri": each.uri, "artifact_digest": each.digest, "rank": RANK}
         for name, each in made.items()
     ]
     prompts = PROMPTS[::6]
-    with running_cell(plan_of(artifact, adapters=stated), tmp_path / "logs", nodes=1) as engine:
+    with running_cell(plan_of(small, adapters=stated), tmp_path / "logs", nodes=1, begin=forked) as engine:
         said = {
             name: tuple(engine.complete(model=name, prompt=prompt, max_tokens=TOKENS)["text"] for prompt in prompts)
             for name in ("smollm2", *made, *made)

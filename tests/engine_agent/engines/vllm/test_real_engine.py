@@ -1,40 +1,61 @@
-"""The real engine, from the package's weights to streamed tokens and to its death: one test, for one slow start."""
+"""The real engine, from the package's weights to streamed tokens and to its death; what it has cached; and the proxy
+before it."""
 
 import asyncio
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from engine_agent.protocol.messages import Artifact
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.cached_blocks import (
     tenants_find_their_own_prompts_only,
     the_index_is_what_the_engine_has_cached,
 )
 from tests.engine_agent.engines.vllm.proxied_engine import proxy_controls_the_engine
-from tests.engine_agent.engines.vllm.running_cell import ANSWER_LIMIT_S, RunningCell, runtime_folder
+from tests.engine_agent.engines.vllm.running_cell import (
+    ANSWER_LIMIT_S,
+    RunningCell,
+    plan_of,
+    running_cell,
+    runtime_folder,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 DEATH_LIMIT_S = 90.0
 
 
+@pytest.fixture
+def engine(artifact: Artifact, tmp_path: Path) -> Iterator[RunningCell]:
+    """With all layers of the model, started as an agent starts it."""
+    with running_cell(plan_of(artifact), tmp_path / "logs", nodes=1) as engine:
+        yield engine
+
+
 def test_the_engine_serves_what_it_should_until_its_core_is_killed(
-    engine: RunningCell, texts: dict[str, str], subtests: pytest.Subtests
+    engine: RunningCell, subtests: pytest.Subtests
 ) -> None:
-    """The last that happens to the engine, so `texts`, which other tests compare with theirs, are there before."""
-    assert texts
     for check in (
         greedy_text_is_what_the_weights_know,
         a_chat_streams_tokens_and_ends_where_the_template_says,
         every_process_carries_the_nodes_id,
         all_that_vllm_leaves_lying_about_is_in_one_folder,
-        the_index_is_what_the_engine_has_cached,
-        tenants_find_their_own_prompts_only,
-        the_proxy_controls_it,
         when_its_core_is_killed_the_engine_is_unhealthy_and_ends,
     ):
         with subtests.test(check.__name__):
             check(engine)
+
+
+def test_the_index_is_what_the_engine_has_cached_and_tenants_find_their_own_prompts_only(plain: RunningCell) -> None:
+    the_index_is_what_the_engine_has_cached(plain)
+    tenants_find_their_own_prompts_only(plain)
+
+
+def test_the_proxy_controls_the_engine(plain: RunningCell) -> None:
+    asyncio.run(proxy_controls_the_engine(plain.url))
 
 
 def greedy_text_is_what_the_weights_know(engine: RunningCell) -> None:
@@ -66,10 +87,6 @@ def every_process_carries_the_nodes_id(engine: RunningCell) -> None:
 
 def all_that_vllm_leaves_lying_about_is_in_one_folder(engine: RunningCell) -> None:
     assert list(runtime_folder(engine.node(0)).glob("vllm_dist_*"))
-
-
-def the_proxy_controls_it(engine: RunningCell) -> None:
-    asyncio.run(proxy_controls_the_engine(engine.url))
 
 
 def when_its_core_is_killed_the_engine_is_unhealthy_and_ends(engine: RunningCell) -> None:

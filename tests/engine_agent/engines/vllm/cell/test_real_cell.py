@@ -15,6 +15,7 @@ import pytest
 from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED
 from engine_agent.protocol.messages import Artifact
 from tests.asking import CLIENT
+from tests.engine_agent.engines.vllm.forks import Begin
 from tests.engine_agent.engines.vllm.running_cell import (
     ANSWER_LIMIT_S,
     PROMPTS,
@@ -28,8 +29,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 NOTICED_WITHIN_S = 90.0
 """Generous, for busy machines; bench/executor_detection.py says how long it takes."""
-HANG_S = 60.0
-"""A step takes 0.1 s, and many seconds where busy processes share the cores."""
+HANG_S = 30.0
+"""A step takes a hundredth of a second, and many seconds where busy processes share the cores."""
 NGRAM = {"method": "ngram", "tokens": 3, "lookup_max": 3, "lookup_min": 1}
 
 
@@ -74,11 +75,11 @@ def leaves_nothing(cell: RunningCell, shared: set[str], *ranks: int) -> None:
 
 
 def test_two_processes_give_the_text_of_one_with_speculation_until_a_follower_hangs(
-    artifact: Artifact, texts: dict[str, str], tmp_path: Path, subtests: pytest.Subtests
+    small: Artifact, forked: Begin, texts: dict[str, str], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     """That a follower is killed, `tests/scenarios/test_real_inference.py` does to a whole fleet."""
-    plan = plan_of(artifact, nodes=2, speculation=NGRAM, scheduling_policy="priority", batch_prompt_tokens=16)
-    with running_cell(plan, tmp_path / "logs", hang_s=HANG_S) as cell:
+    plan = plan_of(small, nodes=2, speculation=NGRAM, scheduling_policy="priority", batch_prompt_tokens=16)
+    with running_cell(plan, tmp_path / "logs", hang_s=HANG_S, begin=forked) as cell:
         shared = cell.shared_memory()
         with subtests.test("greedy texts are the same, token by token, and some drafts were right"):
             assert cell.texts(PROMPTS, TOKENS) == texts

@@ -1,0 +1,129 @@
+"""Engine processes as forks of one that has vLLM imported, where a test asks what an engine does and not how it starts.
+
+Ranks are forks of different servers: they hash texts differently, as processes that are started apart do.
+"""
+
+import json
+import os
+import select
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from engine_agent.engines.vllm.options import parse
+from engine_agent.engines.vllm.serve import node_environment
+
+ROOT = Path(__file__).resolve().parents[4]
+FORK_SERVER = "tests.engine_agent.engines.vllm.fork_server"
+READ_BY_IMPORTS = frozenset(
+    {"HF_HUB_OFFLINE", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TORCH_COMPILE_DISABLE", "VLLM_NO_USAGE_STATS"}
+)
+"""Variables that libraries read while they are imported: who wants others has a server of his own."""
+
+
+class EngineProcess(Protocol):
+    """As much of `subprocess.Popen` as is asked of one."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
+Begin = Callable[[int, Sequence[str], Mapping[str, str], Path], EngineProcess]
+"""Starts the process of a rank: its command line, its environment, and the file for what it prints."""
+
+
+def started(_: int, argv: Sequence[str], environment: Mapping[str, str], output: Path) -> EngineProcess:
+    """A process of its own, with all its imports before it."""
+    with output.open("wb") as log:
+        return subprocess.Popen(
+            argv, env=dict(environment), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+class ForkServers:
+    """One for each rank and what imports are told; they end with the block."""
+
+    def __init__(self) -> None:
+        self._ends = ExitStack()
+        self._servers: dict[tuple[object, ...], _ForkServer] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def start(self, rank: int, argv: Sequence[str], environment: Mapping[str, str], output: Path) -> EngineProcess:
+        """Run `python -m MODULE ARGUMENTS` in a fork."""
+        python, _, module, *arguments = argv
+        own = node_environment(parse(arguments), output.parent, len(os.sched_getaffinity(0)), environment)
+        read = {name: value for name, value in {**environment, **own}.items() if name in READ_BY_IMPORTS}
+        key = (rank, python, *sorted(read.items()))
+        if key not in self._servers:
+            self._servers[key] = self._ends.enter_context(_ForkServer(python, read))
+        asked = {"module": module, "arguments": arguments, "environment": dict(environment), "output": str(output)}
+        return _Fork(self._servers[key], self._servers[key].ask(asked))
+
+
+class _ForkServer:
+    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [python, "-m", FORK_SERVER],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def ask(self, question: object) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, f"{FORK_SERVER} ended with {self._process.wait()}; what it printed stands above"
+        return json.loads(answer)
+
+
+class _Fork:
+    """A child of its server, which alone hears how it ends."""
+
+    def __init__(self, server: _ForkServer, pid: int) -> None:
+        self._server = server
+        self._ended: int | None = None
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        if self._ended is None:
+            self._ended = self._server.ask(self.pid)
+        return self._ended
+
+    def wait(self, timeout: float | None = None) -> int:
+        if (ended := self.poll()) is not None:
+            return ended
+        descriptor = os.pidfd_open(self.pid)
+        try:
+            select.select([descriptor], [], [], timeout)
+        finally:
+            os.close(descriptor)
+        if (ended := self.poll()) is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return ended
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
