@@ -15,13 +15,13 @@ from fleet.planning.rate import Source
 from fleet.planning.snapshot import FleetView
 from fleet.selectors.autoscaling import scaling_mode, scaling_switch
 from fleet.selectors.capacity_plan import place_plans
+from fleet.selectors.model_version import roles_objection, shapes_of
 from fleet.selectors.rate import machine_prices
 from fleet.selectors.snapshot import fleet_view, version_view
 from fleet.selectors.start_up import start_times_s, typical_s
+from fleet.services.deployment_types import ByType, check_by_type
 from fleet.services.rollout_actions import rollout_propose
 from kernel.refusals import InvalidInput
-from models_registry.planning.roles import apart_objection
-from models_registry.selectors.engine_allowance import engine_allowances
 from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
 from traffic.selectors.autoscaling import scaled_deployments
 
@@ -55,18 +55,21 @@ def plan_rollout(
         InvalidInput: it could not be started; the same rules as for starting it.
     """
     proposal = rollout_propose(deployment=deployment, version=version, policy=policy, allow_unreleased=allow_unreleased)
-    size = version_view(proposal.version, proposal.deployment.instance_type.shape(), is_apart=True)
+    size, *more = (version_view(proposal.version, on, is_apart=True) for on in shapes_of(proposal.deployment))
+    further = dict(zip(proposal.deployment.instance_types[1:], more, strict=True))
     view = fleet_view(now=now)
-    change = RollOut(deployment, proposal.version.reference, proposal.policy, size)
+    change = RollOut(deployment, proposal.version.reference, proposal.policy, size, further)
     forecast = _predict(view, change, now, has_time, {change.to_version: _usual(view, deployment)})
     return _noting(forecast, _scaling_notes(deployment=deployment))
 
 
-def plan_scale(*, deployment: str, cells: Mapping[str, Cells], now: datetime, has_time: HasTime) -> Forecast:
+def plan_scale(
+    *, deployment: str, cells: Mapping[str, Cells], now: datetime, has_time: HasTime, by_type: ByType | None = None
+) -> Forecast:
     """What this number of cells would do; of a range, what it leaves of the number that there is.
 
     Raises:
-        InvalidInput: an unknown deployment or region, or cells by role that its version cannot have.
+        InvalidInput: an unknown deployment, region or instance type, or cells by role that its version cannot have.
     """
     view = fleet_view(now=now)
     if deployment not in view.deployments:
@@ -77,14 +80,15 @@ def plan_scale(*, deployment: str, cells: Mapping[str, Cells], now: datetime, ha
     roles = {region: (one.prefill, one.decode) for region, one in cells.items() if isinstance(one, CellPools)}
     if any(prefill for prefill, _ in roles.values()):
         _can_be_apart(deployment)
-    forecast = _predict(view, Scale(deployment, wanted, roles), now, has_time)
+    check_by_type(by_type or {}, view.deployments[deployment].instance_types)
+    forecast = _predict(view, Scale(deployment, wanted, roles, by_type or {}), now, has_time)
     notes = (*_scaling_notes(deployment=deployment), *_plan_notes(deployment, wanted, now))
     return _noting(forecast, [*notes, *_price_notes(view, deployment, wanted, now)])
 
 
 def _can_be_apart(deployment: str) -> None:
-    row = Deployment.objects.select_related("model_version", "instance_type").get(name=deployment)
-    if objection := apart_objection(row.model_version.spec(engine_allowances()), row.instance_type.shape()):
+    row = Deployment.objects.select_related("model_version").get(name=deployment)
+    if objection := roles_objection(row.model_version, shapes_of(row)):
         raise InvalidInput(field="scale.regions", rule="roles", message=objection)
 
 
@@ -175,14 +179,17 @@ def _price_notes(view: FleetView, deployment: str, wanted: Mapping[str, int], no
     """What its machines cost an hour, as cells are wanted now and as they would be, by the prices in force."""
     spec, prices = view.deployments[deployment], machine_prices()
     before, after = spec.cells_wanted, {**spec.cells_wanted, **wanted}
-    found = {region: prices.of(region, spec.instance_type, now) for region in after}
-    if unpriced := sorted(region for region, price in found.items() if price.usd is None):
-        yield f"nobody states what {spec.instance_type} costs in {', '.join(unpriced)}: set a rate to see more"
-        return
-    hourly = {region: spec.nodes_per_cell * (price.usd or 0.0) for region, price in found.items()}
-    was, would = (sum(hourly[region] * cells for region, cells in there.items()) for there in (before, after))
-    source = max((price.source for price in found.values()), default=Source.MEASURED)
-    yield f"its machines cost ${was:,.2f} an hour now and ${would:,.2f} then, by prices that are {source.label}"
+    for kind in spec.instance_types:
+        found = {region: prices.of(region, kind, now) for region in after}
+        if unpriced := sorted(region for region, price in found.items() if price.usd is None):
+            yield f"nobody states what {kind} costs in {', '.join(unpriced)}: set a rate to see more"
+            continue
+        size = spec.of(spec.version, kind).nodes_per_cell
+        hourly = {region: size * (price.usd or 0.0) for region, price in found.items()}
+        was, would = (sum(hourly[region] * cells for region, cells in there.items()) for there in (before, after))
+        source = max((price.source for price in found.values()), default=Source.MEASURED)
+        then = f"then, with all cells on {kind}," if spec.further else "then,"
+        yield f"its machines cost ${was:,.2f} an hour now and ${would:,.2f} {then} by prices that are {source.label}"
 
 
 def _noting(forecast: Forecast, notes: Iterable[str]) -> Forecast:

@@ -37,11 +37,12 @@ def without_other_deployments(fleet: FleetView, deployment: str) -> FleetView:
 def _share_machines(fleet: FleetView, one: DeploymentView | None, other: DeploymentView) -> bool:
     """Whether cells of one may have to make room for the other's: in a region whose machines are a pool of its own, or
     under quotas of the same type."""
-    if one is None or one.instance_type != other.instance_type:
+    both_on = set(one.instance_types) & set(other.instance_types) if one is not None else set()
+    if one is None or not both_on:
         return False
-    teams = {quota.team for quota in fleet.quotas if quota.instance_type == one.instance_type}
-    if {one.team, other.team} <= teams:
-        return True
+    for kind in both_on:
+        if {one.team, other.team} <= {quota.team for quota in fleet.quotas if quota.instance_type == kind}:
+            return True
     both = set(one.cells_wanted) & set(other.cells_wanted)
     return any(fleet.regions[region].free is not None for region in both if region in fleet.regions)
 

@@ -118,6 +118,7 @@ def _cell(name: str, spec: DeploymentSpec, region: str, members: tuple[MemberVie
         id=name,
         deployment=spec.name,
         region=region,
+        instance_type=KIND,
         state=CellState.READY,
         generation=1,
         created_at=since,

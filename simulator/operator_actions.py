@@ -21,7 +21,9 @@ def roll_out(world: World, deployment: str, to_version: str, policy: UpdatePolic
     store = world.store
     spec = store.deployments[deployment]
     store.deployments[deployment] = replace(
-        spec, others={**spec.others, to_version: VersionView(spec.nodes_per_cell, spec.ready_timeout_s)}
+        spec,
+        others={**spec.others, to_version: VersionView(spec.nodes_per_cell, spec.ready_timeout_s)},
+        further={kind: {**views, to_version: views[spec.version]} for kind, views in spec.further.items()},
     )
     store.rollouts = {key: rollout for key, rollout in store.rollouts.items() if rollout.deployment != deployment}
     store.rollouts_begun += 1

@@ -37,21 +37,24 @@ STEP_KINDS = ("rollout.", "cell.", "node.", "grant.")
 
 @dataclass(frozen=True, slots=True)
 class RollOut:
-    """Move a deployment to a version; `size` is what that needs on its machines."""
+    """Move a deployment to a version; `size` is what that needs on its machines, `further` on those of other types."""
 
     deployment: str
     to_version: str
     policy: UpdatePolicy
     size: VersionView
+    further: Mapping[str, VersionView] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Want so many cells in these regions; `roles`: prefill and decode cells among them, mixed where none are named."""
+    """Want so many cells in these regions; `roles`: prefill and decode cells among them, mixed where none are named;
+    `by_type`: how many should be on which instance types, in regions of which something else is stated than now."""
 
     deployment: str
     cells: Mapping[str, int]
     roles: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    by_type: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +141,20 @@ def _by_name(place: PlaceForecast) -> Place:
 
 def _begin(world: World, change: Change) -> None:
     match change:
-        case RollOut(deployment=name, to_version=version, policy=policy, size=size):
+        case RollOut(deployment=name, to_version=version, policy=policy, size=size, further=more):
             roll_out(world, name, version, policy)
             spec = world.store.deployments[name]
-            world.store.deployments[name] = replace(spec, others={**spec.others, version: size})
-        case Scale(deployment=name, cells=cells, roles=roles):
+            further = {kind: {**views, version: more[kind]} for kind, views in spec.further.items()}
+            others = {**spec.others, version: size}
+            world.store.deployments[name] = replace(spec, others=others, further=further)
+        case Scale(deployment=name, cells=cells, roles=roles, by_type=by_type):
             for region, count in cells.items():
                 scale(world, name, region, count)
             _state_roles(world, name, cells, roles)
+            for region, stated in by_type.items():
+                spec = world.store.deployments[name]
+                claim = replace(spec.claim(region), by_type=stated)
+                world.store.deployments[name] = spec.claiming(region, claim)
         case LoseRegion(region=region):
             for machine in list(world.provider.machines.values()):
                 if world.region_of(machine.node) == region:

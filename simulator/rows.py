@@ -150,7 +150,7 @@ def _relevant_part(report: ReportView) -> tuple[object, ...]:
 def assignment_of(cell: CellView, spec: DeploymentView, node: str) -> Assignment:
     """What a member of a cell is to run, as the services derive it from the same rows."""
     rank = next(member.rank for member in cell.members if member.node == node)
-    timeout_s = spec.of(cell.version).ready_timeout_s
+    timeout_s = spec.of_cell(cell).ready_timeout_s
     return Assignment(
         cell=cell.id,
         generation=cell.generation,

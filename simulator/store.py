@@ -171,6 +171,7 @@ class Store(Rows):
             id=next(name for number in self._cell_numbers if (name := f"{place}-{number}") not in self.cells),
             deployment=decision.deployment,
             region=decision.region,
+            instance_type=decision.instance_type,
             state=CellState.PENDING,
             generation=0,
             created_at=now,

@@ -113,7 +113,7 @@ class CloudFleet(Fleet):
         self._until(self._every_region_is_read, REGION_READ_WITHIN_S, "not every region is ready")
         self._say("every region is read from its stack")
         cells = [{"region": region, "cells": 1} for region in stacks]
-        wanted: dict[str, Any] = {"name": DEPLOYMENT, "model_version": VERSION, "instance_type": INSTANCE_TYPE}
+        wanted: dict[str, Any] = {"name": DEPLOYMENT, "model_version": VERSION, "instance_types": [INSTANCE_TYPE]}
         self.ask("POST", "deployments/", {**wanted, "regions": cells})
         self._until(self._every_cell_is_ready, READY_WITHIN_S, "not every cell is ready")
         self._say(f"every cell is ready, on {NODES_PER_CELL} instances each")

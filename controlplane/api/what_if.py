@@ -164,7 +164,8 @@ def _predict(change: dict[str, Any], now: datetime, has_time: HasTime) -> Foreca
         return plan_rollout(**change["rollout"], now=now, has_time=has_time)
     if "scale" in change:
         cells = cells_stated(change["scale"]["regions"])
-        return plan_scale(deployment=change["scale"]["deployment"], cells=cells, now=now, has_time=has_time)
+        name, by_type = change["scale"]["deployment"], change["scale"].get("by_type", {})
+        return plan_scale(deployment=name, cells=cells, by_type=by_type, now=now, has_time=has_time)
     if "load" in change:
         return plan_load(**change["load"], now=now, has_time=has_time)
     return plan_lost_region(region=change["lose_region"], now=now, has_time=has_time)

@@ -174,12 +174,13 @@ def _version(row: Row) -> Spec:
 
 def _deployment(row: Row) -> Spec:
     plain = (
-        "model_version", "instance_type", "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling",
+        "model_version", "instance_types", "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling",
         "markets", "team", "priority", "preemptible", "preempts",
     )  # fmt: skip
     plans_roles = row["scaling"].get("roles") == "planned"
     regions = [{"region": place["region"], "cells": _cells(place, plans_roles)} for place in row["regions"]]
-    return {**{field: row[field] for field in plain}, "regions": regions}
+    by_type = {place["region"]: place["by_type"] for place in row["regions"] if place["by_type"]}
+    return {**{field: row[field] for field in plain}, "regions": regions, **({"by_type": by_type} if by_type else {})}
 
 
 def _cells(place: Row, plans_roles: bool) -> Any:

@@ -176,7 +176,7 @@ RESOURCES: tuple[Resource, ...] = (
     ),
     Resource(
         "deployments", "deployments", "name", ("deployment", "deploy", "dep"),
-        _of(("NAME", "name"), ("VERSION", "model_version"), ("CLASS", "serving_class"), ("TYPE", "instance_type"),
+        _of(("NAME", "name"), ("VERSION", "model_version"), ("CLASS", "serving_class"), ("TYPES", "instance_types"),
             Column("READY", _places), AGE),
     ),
     Resource(

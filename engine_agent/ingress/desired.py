@@ -42,7 +42,8 @@ from engine_agent.protocol.ports import hop_port
 from engine_agent.protocol.states import ServingClass
 
 CELL_WEIGHT = 100
-"""All cells weigh the same: which is free is for `leastconn` to see."""
+"""Of the cells of a pool that run the most requests at once. Others weigh as much less as they run fewer: `leastconn`
+gives each the part of what is outstanding that it was tested for, and which is free is for it to see."""
 MAX_WEIGHT = 256
 """HAProxy's greatest server weight."""
 
@@ -204,7 +205,7 @@ def _usable(pool: Pool, own_region: str, fleet: str, left_out: list[str]) -> Poo
             return False
         return True
 
-    cells = tuple(cell for cell in pool.cells if fits(partial(_cell, "", cell, fleet)))
+    cells = tuple(cell for cell in pool.cells if fits(partial(_cell, "", cell, cell.max_connections, fleet)))
     spill = tuple(
         target
         for target in pool.spill
@@ -282,11 +283,12 @@ def _backends(pool: Pool) -> PoolBackends:
 
 def _cells(pool: Pool, fleet: str) -> Iterable[Server]:
     check_distinct(f"cell of pool {pool.name}", (cell_server_name(c.cell, c.generation) for c in pool.cells))
+    most = max((cell.max_connections for cell in pool.cells), default=0)
     for cell in sorted(pool.cells, key=lambda cell: (cell.cell, cell.generation)):
-        yield _cell(f"{LOCAL_PREFIX}{pool.name}", cell, fleet)
+        yield _cell(f"{LOCAL_PREFIX}{pool.name}", cell, most, fleet)
 
 
-def _cell(backend: str, cell: CellEndpoint, fleet: str) -> Server:
+def _cell(backend: str, cell: CellEndpoint, most: int, fleet: str) -> Server:
     check_name("cell", cell.cell)
     if cell.max_connections <= 0:
         raise BadTable(f"max_connections of cell {cell.cell} must be positive, not {cell.max_connections}")
@@ -295,7 +297,7 @@ def _cell(backend: str, cell: CellEndpoint, fleet: str) -> Server:
         name=cell_server_name(cell.cell, cell.generation),
         address=checked_address(f"cell {cell.cell}", cell.address),
         port=checked_port(f"cell {cell.cell}", cell.port),
-        weight=CELL_WEIGHT,
+        weight=max(1, round(CELL_WEIGHT * cell.max_connections / most)),
         max_connections=cell.max_connections,
         drain=cell.drain,
         cell=cell.cell,

@@ -3,7 +3,7 @@
 -- else the least loaded that has room. Its cell is the sticky cell of its key from then on. It notes a name, or none; HAProxy
 -- then goes there, or to the cell with the fewest requests, or queues for all of them.
 --
--- Overloaded is full, or above `load_bound` times the mean; but a cell that is lightly loaded keeps its keys whatever the
+-- Overloaded is full, or above `load_bound` times its part of what there is, by what each cell runs at once; but a cell that is lightly loaded keeps its keys whatever the
 -- others do, because a bound on the mean forbids a second request at a cell while the pool is nearly idle.
 --
 -- In: txn.cells, the value of the pool's entry in cells.map; the request, tracked as sc2 by its key, with its sticky cell
@@ -30,11 +30,12 @@ end
 
 local function read(text)
     local bound, cells = text:match("^(%d+)e? (.*)$")
-    local pool = { text = text, bound = tonumber(bound) / 100, cells = {}, by_number = {} }
+    local pool = { text = text, bound = tonumber(bound) / 100, cells = {}, by_number = {}, limits = 0 }
     for name, limit in cells:gmatch("([^,:]+):(%d+)") do
         local cell = { name = name, limit = tonumber(limit), number = number_of(name) }
         pool.cells[#pool.cells + 1] = cell
         pool.by_number[cell.number] = cell
+        pool.limits = pool.limits + cell.limit
     end
     return pool
 end
@@ -73,8 +74,9 @@ local function bounded_load(txn, backend, pool, cell)
     local load = load_of(txn, backend, cell)
     if load and load >= LIGHT_SHARE then
         -- be_conn counts this request, too; nbsrv is not 0, because this cell is up.
-        local mean_bound = math.ceil(pool.bound * txn.f:be_conn(backend) / txn.f:nbsrv(backend))
-        if load * cell.limit >= mean_bound then return end
+        local mean = txn.f:be_conn(backend) / txn.f:nbsrv(backend)
+        local part = cell.limit * #pool.cells / pool.limits -- 1 where all cells are alike
+        if load * cell.limit >= math.ceil(pool.bound * mean * part) then return end
     end
     return load
 end

@@ -168,6 +168,7 @@ class FingerprintsSerializer(serializers.Serializer[StackComparison]):
 class CellSerializer(serializers.ModelSerializer[Cell]):
     deployment = serializers.CharField(source="deployment_id")
     region = serializers.CharField(source="region_id")
+    instance_type = serializers.CharField(source="instance_type_id", help_text="Of all its nodes.")
     model_version = serializers.CharField(source="model_version.reference", help_text="`model@version`")
     serving_class = serializers.ChoiceField(choices=choices(ServingClass), source="deployment.serving_class")
     role = serializers.ChoiceField(
@@ -183,8 +184,9 @@ class CellSerializer(serializers.ModelSerializer[Cell]):
     class Meta:
         model = Cell
         fields = [
-            "id", "deployment", "region", "model_version", "serving_class", "role", "state", "reason", "tone",
-            "generation", "restarts", "nodes", "fingerprints", "load", "unrouted_at", "state_since", "created_at",
+            "id", "deployment", "region", "instance_type", "model_version", "serving_class", "role", "state", "reason",
+            "tone", "generation", "restarts", "nodes", "fingerprints", "load", "unrouted_at", "state_since",
+            "created_at",
         ]  # fmt: skip
 
     @extend_schema_field(FingerprintsSerializer)

@@ -21,7 +21,7 @@ from fleet.planning.autoscaling.policy import cells_as_json
 from fleet.planning.claims import Preempts
 from fleet.planning.roles.ratio import RatioRule
 from fleet.planning.states import choices
-from fleet.selectors.cell import ready_cells_by_place
+from fleet.selectors.cell import cells_by_type, ready_cells_by_place
 from fleet.selectors.history import deployment_subject
 from fleet.services.deployment import (
     cells_stated,
@@ -77,6 +77,13 @@ class PlaceSerializer(serializers.Serializer[Any]):
         allow_null=True, help_text="How many of them should have which role, stated or planned; null: all are mixed."
     )
     role_plan = RolePlanSerializer(allow_null=True, help_text="Null: its roles are not planned, or not yet.")
+    by_type = serializers.DictField(
+        child=serializers.IntegerField(),
+        help_text="How many of them should be on which instance type; the rest is wherever is best.",
+    )
+    types = serializers.DictField(
+        child=serializers.IntegerField(), help_text="How many cells there are now on which instance type."
+    )
     ready = serializers.IntegerField(help_text="How many serve now.")
     granted = serializers.IntegerField(
         allow_null=True, help_text="How many of them it may have while machines are short; null: all."
@@ -86,9 +93,11 @@ class PlaceSerializer(serializers.Serializer[Any]):
 
 @extend_schema_serializer(examples=[OpenApiExample("deployment", examples.DEPLOYMENT, response_only=True)])
 class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
-    # The context holds, under `ready`, (deployment, region) -> number of ready cells.
+    # The context holds, under `ready`, (deployment, region) -> number of ready cells; under `types`, of all by type.
     model_version = serializers.CharField(source="model_version.reference", help_text="`model@version`")
-    instance_type = serializers.CharField(source="instance_type_id")
+    instance_types = serializers.ListField(
+        child=serializers.CharField(), help_text="That its cells may be on, the preferred first."
+    )
     update_policy = serializers.DictField(help_text="What differs from the defaults.")
     slo = serializers.DictField(help_text="What differs from the objective of its serving class.")
     scaling = serializers.DictField(
@@ -111,13 +120,14 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
     class Meta:
         model = Deployment
         fields = [
-            "name", "model_version", "serving_class", "instance_type", "drain_deadline_s", "update_policy", "slo",
+            "name", "model_version", "serving_class", "instance_types", "drain_deadline_s", "update_policy", "slo",
             "scaling", "markets", "team", "priority", "preemptible", "preempts", "regions", "created_at",
         ]  # fmt: skip
 
     @extend_schema_field(PlaceSerializer(many=True))
     def get_regions(self, deployment: Deployment) -> list[dict[str, Any]]:
         ready: dict[tuple[str, str], int] = self.context["ready"]
+        types: dict[tuple[str, str], dict[str, int]] = self.context["types"]
         return [
             {
                 "region": place.region_id,
@@ -125,6 +135,8 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
                 "range": cells_as_json(place.range) if place.range else None,
                 "pools": cells_as_json(place.pools) if place.pools else None,
                 "role_plan": _role_plan(place),
+                "by_type": place.by_type,
+                "types": types.get((deployment.name, place.region_id), {}),
                 "ready": ready.get((deployment.name, place.region_id), 0),
                 "granted": place.cells_granted,
                 "grant_reason": place.grant_reason if place.cells_granted is not None else "",
@@ -142,12 +154,15 @@ class DeploymentFilter(filters.FilterSet):
     serving_class = filters.ChoiceFilter(choices=choices(ServingClass))
     region = filters.CharFilter(field_name="regions__region_id", help_text="Should serve in this region.")
     model = filters.CharFilter(field_name="model_version__model_id")
-    instance_type = filters.CharFilter(field_name="instance_type_id")
+    instance_type = filters.CharFilter(method="on_type", help_text="Its cells may be on this one.")
     team = filters.CharFilter()
 
     class Meta:
         model = Deployment
         fields: list[str] = []
+
+    def on_type(self, rows: QuerySet[Deployment], name: str, value: str) -> QuerySet[Deployment]:
+        return rows.filter(instance_types__contains=[value])
 
 
 class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
@@ -157,9 +172,9 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
     filterset_class = DeploymentFilter
     lookup_field = "name"
     lookup_value_regex = r"[-\w.:@+]+"
-    ordering_fields = ("name", "serving_class", "created_at", "instance_type")
+    ordering_fields = ("name", "serving_class", "created_at", "instance_types")
     watch_kind = "deployment"
-    measured = frozenset({"ready"})
+    measured = frozenset({"ready", "types"})
     needs_if_match = frozenset({"destroy"})
 
     def deployment_of(self, deployment: Deployment) -> str:
@@ -175,7 +190,7 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         return deployment_subject(row.name)
 
     def get_serializer_context(self) -> dict[str, Any]:
-        return {**super().get_serializer_context(), "ready": ready_cells_by_place()}
+        return {**super().get_serializer_context(), "ready": ready_cells_by_place(), "types": cells_by_type()}
 
     @extend_schema(
         operation_id="deployments_create", request=CreateDeploymentSerializer, responses={200: DeploymentSerializer}

@@ -63,6 +63,15 @@ class CellsField(serializers.Field[Any, Any, Any, Any]):
             raise serializers.ValidationError(str(wrong), "range") from None
 
 
+def _by_type() -> serializers.DictField:
+    return serializers.DictField(
+        child=serializers.DictField(child=serializers.IntegerField(min_value=0, max_value=CELLS_MOST)),
+        required=False,
+        help_text="Region -> instance type -> how many of its cells should be on it; the rest is wherever is best. In "
+        "a change, other regions stay as they are, and an empty object leaves all cells of a region to that.",
+    )
+
+
 class WantedCellsSerializer(StrictSerializer):
     """How many cells a region should have, or within which range the autoscaler sets their number."""
 
@@ -85,9 +94,19 @@ class ScaleSerializer(StrictSerializer):
     """Regions that are not named stay as they are."""
 
     regions = serializers.ListField(child=WantedCellsSerializer(), min_length=1)
+    by_type = _by_type()
 
     def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return _each_once(wanted)
+
+
+def _instance_types(**options: Any) -> serializers.ListField:
+    return serializers.ListField(
+        child=serializers.CharField(max_length=64),
+        min_length=1,
+        help_text="That its cells may be on, the preferred first. Each cell is on one of them.",
+        **options,
+    )
 
 
 class _Columns(StrictSerializer):
@@ -143,6 +162,8 @@ class _Columns(StrictSerializer):
         "with or that a person set; `need`, all; `nothing`.",
     )
 
+    by_type = _by_type()
+
     def validate_preempts(self, value: str) -> str:
         return Preempts(value).value
 
@@ -155,6 +176,7 @@ class _Columns(StrictSerializer):
         OpenApiExample("one more in one region", examples.SCALE, request_only=True),
         OpenApiExample("as the load wants", examples.SCALE_BY_LOAD, request_only=True),
         OpenApiExample("prefill and decode apart", examples.SCALE_BY_ROLE, request_only=True),
+        OpenApiExample("on other machines", examples.CHANGE_TYPES, request_only=True),
         OpenApiExample("with a smaller risk", examples.CHANGE_DEPLOYMENT, request_only=True),
     ]
 )
@@ -164,6 +186,7 @@ class ChangeDeploymentSerializer(_Columns):
     regions = serializers.ListField(
         child=WantedCellsSerializer(), min_length=1, required=False, help_text="Others stay as they are."
     )
+    instance_types = _instance_types(required=False)
 
     def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return _each_once(wanted)
@@ -180,7 +203,7 @@ class ChangeDeploymentSerializer(_Columns):
 class CreateDeploymentSerializer(_Columns):
     name = serializers.RegexField(NAME, max_length=96, help_text="Letters, digits, `-` and `_`; it never changes.")
     model_version = serializers.CharField(max_length=170, help_text="`model@version`")
-    instance_type = serializers.CharField(max_length=64)
+    instance_types = _instance_types()
     regions = serializers.ListField(child=WantedCellsSerializer(), min_length=1)
     allow_unreleased = serializers.BooleanField(
         required=False, default=False, help_text="Take a validated version that is not released."

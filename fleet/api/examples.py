@@ -41,6 +41,7 @@ CELL: dict[str, Any] = {
     "id": "sim-70b-us-east-1-1",
     "deployment": "sim-70b",
     "region": "us-east-1",
+    "instance_type": "trn1.32xlarge",
     "model_version": "sim-70b@1",
     "serving_class": "realtime",
     "role": "mixed",
@@ -128,7 +129,7 @@ DEPLOYMENT: dict[str, Any] = {
     "name": "sim-70b",
     "model_version": "sim-70b@1",
     "serving_class": "realtime",
-    "instance_type": "local.sim",
+    "instance_types": ["trn1.32xlarge", "inf2.48xlarge"],
     "drain_deadline_s": 60.0,
     "update_policy": {"canary_bake_s": 60.0},
     "slo": {"ttft_ms": 1500.0},
@@ -145,10 +146,12 @@ DEPLOYMENT: dict[str, Any] = {
             "range": {"min": 2, "max": 8},
             "pools": None,
             "role_plan": None,
+            "by_type": {"inf2.48xlarge": 1},
+            "types": {"trn1.32xlarge": 2, "inf2.48xlarge": 1},
             "ready": 3,
             "granted": 3,
             "grant_reason": (
-                "team search has 4 of 4 local.sim and borrows 2; nothing more can be borrowed: ads has 4 of 6"
+                "team search has 4 of 4 trn1.32xlarge and borrows 2; nothing more can be borrowed: ads has 4 of 6"
             ),
         },
         {
@@ -157,6 +160,8 @@ DEPLOYMENT: dict[str, Any] = {
             "range": None,
             "pools": None,
             "role_plan": None,
+            "by_type": {},
+            "types": {"trn1.32xlarge": 2},
             "ready": 1,
             "granted": None,
             "grant_reason": "",
@@ -168,12 +173,17 @@ DEPLOYMENT: dict[str, Any] = {
 NEW_DEPLOYMENT: dict[str, Any] = {
     "name": "sim-70b",
     "model_version": "sim-70b@1",
-    "instance_type": "local.sim",
+    "instance_types": ["trn1.32xlarge", "inf2.48xlarge"],
     "regions": [{"region": "us-east-1", "cells": 2}, {"region": "us-west-2", "cells": 2}],
     "update_policy": {"canary_bake_s": 60.0},
 }
 
 CHANGE_DEPLOYMENT: dict[str, Any] = {"drain_deadline_s": 120.0, "update_policy": {"waves_percent": [5, 25, 100]}}
+
+CHANGE_TYPES: dict[str, Any] = {
+    "instance_types": ["trn1.32xlarge", "inf2.48xlarge", "p5.48xlarge"],
+    "by_type": {"us-west-2": {"p5.48xlarge": 1}},
+}
 
 SCALE: dict[str, Any] = {"regions": [{"region": "us-west-2", "cells": 3}]}
 

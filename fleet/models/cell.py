@@ -5,7 +5,7 @@ from django.db import models
 from engine_agent.protocol.states import CellRole, MemberRole
 from fleet.models.deployment import Deployment
 from fleet.models.node import Node
-from fleet.models.region import Region
+from fleet.models.region import InstanceType, Region
 from fleet.models.rollout import Rollout
 from fleet.planning.states import CELL_TONE, CellState, DisruptionCause, choices
 from kernel.tones import Tone
@@ -18,11 +18,13 @@ class Cell(models.Model):
     `secret` authenticates the members of one generation to each other. `restarts` counts starts since it was last
     ready and spaces the next. `unrouted_at`: every ingress has acknowledged a table that sends it nothing new.
     `failed_by`: of a failed one, the node whose report said so. `role` is, as the version, of its generation.
+    `instance_type` of all its members, for as long as it lives.
     """
 
     id = models.CharField(max_length=160, primary_key=True)
     deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="cells")
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="cells")
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="cells")
     model_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="cells")
     role = models.CharField(max_length=8, choices=choices(CellRole), default=CellRole.MIXED.value)
     state = models.CharField(max_length=16, choices=choices(CellState), default=CellState.PENDING)

@@ -3,7 +3,7 @@
 from django.db import models
 
 from engine_agent.protocol.states import ServingClass
-from fleet.models.region import InstanceType, Region
+from fleet.models.region import Region
 from fleet.planning.autoscaling.policy import (
     CellPools,
     CellRange,
@@ -22,6 +22,7 @@ from models_registry.models import ModelVersion
 
 class Deployment(models.Model):
     """A model version that should be served. `next_ordinal` numbers its cells; numbers are never used twice.
+    `instance_types`: names of those that its cells may be on, the preferred first; each cell is on one of them.
 
     `update_policy` states what differs from the defaults of `fleet.planning.policy.UpdatePolicy`, `slo` what differs
     from those of its serving class (`fleet.planning.load.slo`), `scaling` what differs from those of
@@ -32,7 +33,7 @@ class Deployment(models.Model):
 
     name = models.SlugField(max_length=96, primary_key=True)
     model_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
-    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="deployments")
+    instance_types = models.JSONField()
     serving_class = models.CharField(max_length=16, choices=choices(ServingClass), default=ServingClass.REALTIME.value)
     drain_deadline_s = models.FloatField(default=60.0)
     update_policy = models.JSONField(default=dict, blank=True)
@@ -49,6 +50,9 @@ class Deployment(models.Model):
     class Meta:
         ordering = ["name"]
         constraints = [
+            models.CheckConstraint(
+                condition=models.Q(instance_types__0__isnull=False), name="deployment_instance_types_some"
+            ),
             models.CheckConstraint(
                 condition=models.Q(priority__isnull=True) | models.Q(priority__lte=PRIORITY_MOST),
                 name="deployment_priority_most",
@@ -83,7 +87,8 @@ class Deployment(models.Model):
 
 class DeploymentRegion(models.Model):
     """How many cells of a deployment a region should have, and how many of them, `prefill` and `decode`, should have
-    these roles; the rest is mixed. `cells_min` and `cells_max`: between which the autoscaler may set that number; None:
+    these roles; the rest is mixed. `by_type`: how many should be on which instance type; the planner says where the
+    rest goes. `cells_min` and `cells_max`: between which the autoscaler may set that number; None:
     a person alone does.
 
     `cells_granted`: how many of them it may have while machines are short (`fleet.planning.shares`); None: all.
@@ -95,6 +100,7 @@ class DeploymentRegion(models.Model):
     cells = models.PositiveIntegerField()
     prefill = models.PositiveIntegerField(default=0)
     decode = models.PositiveIntegerField(default=0)
+    by_type = models.JSONField(default=dict, blank=True)
     cells_min = models.PositiveIntegerField(null=True, blank=True)
     cells_max = models.PositiveIntegerField(null=True, blank=True)
     cells_granted = models.PositiveIntegerField(null=True, blank=True)

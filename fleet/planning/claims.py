@@ -3,7 +3,7 @@ it takes from others, what it was set to have and may have now, and quotas. Pure
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -60,7 +60,8 @@ UNSTATED = SharingPolicy(PRIORITIES[ServingClass.REALTIME], preemptible=False)
 class ClaimView:
     """What a deployment was set to have in a region: `asked` cells, of which `floor` are no surplus; None: all, as of a
     number that a person set. `granted`: how many of them it may have while machines are short, since when and by which
-    rule; None: all. `prefill` and `decode`: so many of the asked cells should have these roles, the rest is mixed."""
+    rule; None: all. `prefill` and `decode`: so many of the asked cells should have these roles, the rest is mixed.
+    `by_type`: so many should be on these instance types, the rest wherever is best."""
 
     asked: int
     floor: int | None = None
@@ -70,6 +71,7 @@ class ClaimView:
     reason: str = ""
     prefill: int = 0
     decode: int = 0
+    by_type: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def in_force(self) -> int:

@@ -165,6 +165,7 @@ class CreateCell:
 
     deployment: str
     region: str
+    instance_type: str
     reason: str
     version: str = ""
     role: CellRole = CellRole.MIXED

@@ -154,12 +154,12 @@ class Notices:
     def order_whole(self, cell: CellView) -> PlacementRequest:
         """What another cell in its place would ask for."""
         spec = self.fleet.deployments[cell.deployment]
-        version = spec.of(cell.version)
+        version = spec.of_cell(cell)
         return PlacementRequest(
             cell=cell.id,
             deployment=cell.deployment,
             region=cell.region,
-            instance_type=spec.instance_type,
+            instance_type=cell.instance_type,
             count=version.nodes_per_cell,
             within=version.within,
             engine=version.engine,

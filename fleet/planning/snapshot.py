@@ -197,13 +197,15 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class CellView:
-    """`version` and `role`: of its current generation, or that it is meant for before its first. `disruption`: why it
+    """`instance_type`: of all its machines. `version` and `role`: of its current generation, or that it is meant for
+    before its first. `disruption`: why it
     was taken down on purpose, until it is ready again or stopped. `counters`: what its leader last reported of this
     generation; None: nothing yet. `failed_by`: of a failed one, the node whose report said so; empty: none did."""
 
     id: str
     deployment: str
     region: str
+    instance_type: str
     state: CellState
     generation: int
     created_at: datetime
@@ -231,7 +233,8 @@ class CellView:
 
 @dataclass(frozen=True, slots=True)
 class VersionView:
-    """What planners need to know of a model version on the deployment's machines. `within`: how many network nodes,
+    """What planners need to know of a model version on machines of a type. `concurrency`: requests at once that a cell
+    was tested for. `within`: how many network nodes,
     counted from the widest, all nodes of a cell must share; 0: any. `hands_over`: whether its cells can be told apart
     by role."""
 
@@ -240,6 +243,7 @@ class VersionView:
     engine: str = ""
     within: int = 0
     hands_over: bool = False
+    concurrency: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +251,8 @@ class DeploymentView:
     """`cells_wanted` maps region -> number of cells that there should be: what was set, or what `claims` says is
     granted of it while machines are short. `version` is the one that it should serve and that new cells take; size,
     times, engine and tightness of the `others` that some cell runs, or a rollout leads to, may differ from its own.
+    All that is said of versions is said on `instance_type`, the preferred one; `further` maps the other types that its
+    cells may be on, in order, to what its versions are there.
     `markets`: in which its machines may be bought. `team`: whose quota it counts against. `problem`: what is stored of
     it and makes no sense; then it is explained and left as it is."""
 
@@ -259,8 +265,10 @@ class DeploymentView:
     engine: str = ""
     within: int = 0
     hands_over: bool = False
+    concurrency: int = 1
     version: str = ""
     others: Mapping[str, VersionView] = field(default_factory=dict)
+    further: Mapping[str, Mapping[str, VersionView]] = field(default_factory=dict)
     policy: UpdatePolicy = field(default_factory=UpdatePolicy)
     markets: Markets = ANY
     team: str = ""
@@ -290,10 +298,29 @@ class DeploymentView:
         """Set to so many cells there."""
         return self.claiming(region, replace(self.claim(region), asked=cells))
 
-    def of(self, version: str) -> VersionView:
-        """A version's size and times, of the deployment's own unless stated otherwise."""
-        own = VersionView(self.nodes_per_cell, self.ready_timeout_s, self.engine, self.within, self.hands_over)
+    @property
+    def instance_types(self) -> tuple[str, ...]:
+        """That its cells may be on, the preferred first."""
+        return self.instance_type, *self.further
+
+    def of(self, version: str, instance_type: str = "") -> VersionView:
+        """A version's size and times on a type, the preferred one unless stated; of the deployment's own version
+        unless known otherwise. A type that is no longer listed is taken for the preferred one."""
+        if versions := self.further.get(instance_type):
+            return versions.get(version) or versions[self.version]
+        own = VersionView(
+            self.nodes_per_cell, self.ready_timeout_s, self.engine, self.within, self.hands_over, self.concurrency
+        )
         return self.others.get(version) or own
+
+    def within_on(self, instance_type: str) -> int:
+        """How many network nodes the nodes of any of its cells on a type must share; 1, the zone, at least."""
+        versions = self.further.get(instance_type) or {**self.others, "": self.of("")}
+        return max(1, *(version.within for version in versions.values()))
+
+    def of_cell(self, cell: CellView) -> VersionView:
+        """What a cell runs, on its machines."""
+        return self.of(cell.version, cell.instance_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +373,8 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPlaceCells:
-    """What the plan of the day has for a deployment in a region where the autoscaler acts: cells on its type, slot by
-    slot from `at` on. `start_up_s`: from a decision until a cell is ready."""
+    """What the plan of the day has for a deployment in a region where the autoscaler acts: cells on one type, the
+    preferred one unless stated, slot by slot from `at` on. `start_up_s`: from a decision until a cell is ready."""
 
     deployment: str
     region: str
@@ -355,11 +382,13 @@ class PlannedPlaceCells:
     slot_s: int
     cells: tuple[int, ...]
     start_up_s: float
+    instance_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionView:
     """`spares` maps instance type -> idle nodes to keep warm; `repair_only`: how many of these new cells must leave.
+    `prices`: instance type -> US dollars an hour for a machine, of the types that somebody has to choose between.
 
     `free`: of a region whose machines are a pool of its own, instance type -> free machines; None: machines are bought.
     `limits`: its provider's.
@@ -369,6 +398,7 @@ class RegionView:
     spares: Mapping[str, int] = field(default_factory=dict)
     repair_only: Mapping[str, int] = field(default_factory=dict)
     free: Mapping[str, int] | None = None
+    prices: Mapping[str, float] = field(default_factory=dict)
     limits: ProviderLimits = field(default_factory=ProviderLimits)
 
 

@@ -42,14 +42,15 @@ def planned_place_cells() -> tuple[PlannedPlaceCells, ...]:
         return ()
     ranged = DeploymentRegion.objects.filter(cells_max__isnull=False).select_related("deployment")
     acting = {
-        (row.deployment_id, row.region_id): row.deployment.instance_type_id
+        (row.deployment_id, row.region_id): row.deployment.instance_types
         for row in ranged
         if scaling_mode(row.deployment) is ScalingMode.ACT
     }
     return tuple(
         PlannedPlaceCells(
-            row.deployment_id, row.region_id, plan.at, plan.slot_s, tuple(row.by_type[kind]), row.start_up_s
+            row.deployment_id, row.region_id, plan.at, plan.slot_s, tuple(row.by_type[kind]), row.start_up_s, kind
         )
         for row in plan.places.all()
-        if (kind := acting.get((row.deployment_id, row.region_id))) in row.by_type and row.budget
+        for kind in acting.get((row.deployment_id, row.region_id), ())
+        if kind in row.by_type and row.budget
     )

@@ -1,7 +1,7 @@
 """Cells as they are shown, in a number of queries that does not grow with the number of cells, and whether those
 that should be ready are."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from django.db.models import Count, Prefetch, QuerySet
@@ -9,6 +9,7 @@ from django.db.models import Count, Prefetch, QuerySet
 from fleet.models import Cell, CellMember, DeploymentRegion, Node
 from fleet.planning.fingerprints import StackComparison, compare_stacks, member_stacks
 from fleet.planning.states import CellState, NodeState
+from fleet.selectors.model_version import engine_on
 
 LONG_COLUMNS = (
     "node__topology", "node__accelerators", "node__report__telemetry", "node__report__steps", "node__report__health",
@@ -27,7 +28,7 @@ def cells_described() -> QuerySet[Cell]:
 def cell_stacks(cell: Cell) -> StackComparison:
     """What the members of a described cell run, side by side. No query."""
     members = ((member.rank, member.node_id, member.node.fingerprint) for member in cell.members.all())
-    return compare_stacks(member_stacks(cell.model_version.engine, members))
+    return compare_stacks(member_stacks(engine_on(cell.model_version, cell.instance_type_id), members))
 
 
 def cell_counts_by_region() -> dict[str, dict[str, int]]:
@@ -44,6 +45,16 @@ def ready_cells_by_place() -> dict[tuple[str, str], int]:
     ready = Cell.objects.filter(state=CellState.READY.value).order_by()
     rows = ready.values_list("deployment_id", "region_id").annotate(count=Count("id"))
     return {(deployment, region): count for deployment, region, count in rows}
+
+
+def cells_by_type() -> dict[tuple[str, str], dict[str, int]]:
+    """(deployment, region) -> instance type -> number of cells that have not stopped. One query."""
+    live = Cell.objects.exclude(state=CellState.STOPPED.value).order_by("instance_type_id")
+    found: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    columns = ("deployment_id", "region_id", "instance_type_id")
+    for deployment, region, kind, count in live.values_list(*columns).annotate(count=Count("id")):
+        found[deployment, region][kind] = count
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ _VERSIONS = ("models_registry_model", "models_registry_modelversion")
 _SELDOM_WRITTEN = (
     *_VERSIONS,
     *("fleet_region", "fleet_deployment", "fleet_deploymentregion", "fleet_rollout", "fleet_disruption", "fleet_quota"),
-    "fleet_instancetype",
+    *("fleet_instancetype", "fleet_rate", "fleet_capacitypool"),
     *("fleet_signal", "fleet_incident", "fleet_replacement", "fleet_repair", "fleet_faultrule", "fleet_node"),
     *("fleet_cloudnotice", "models_registry_benchmark", "fleet_dayplan", "fleet_scalingswitch"),
 )
@@ -56,7 +56,7 @@ _REPORTS = (
 )
 _CELLS = (
     *("id", "deployment_id", "region_id", "state", "generation", _epoch("created_at"), _epoch("state_since")),
-    *("restarts", _epoch("unrouted_at"), "reason", "failed_by", "role", "model_version_id"),
+    *("restarts", _epoch("unrouted_at"), "reason", "failed_by", "role", "instance_type_id", "model_version_id"),
 )
 _VERSION = -1
 _SILENT = ReportView(connected=False, last_seen_at=None)
@@ -189,12 +189,13 @@ class FleetCache:
 
     def _cell_view(self, cell: str, row: Row) -> CellView:
         deployment, region, state, generation, created_at, state_since, restarts, unrouted_at, *rest = row
-        reason, failed_by, role, version = rest
+        reason, failed_by, role, instance_type, version = rest
         disruption = self._disruptions.get(cell)
         return CellView(
             id=cell,
             deployment=deployment,
             region=region,
+            instance_type=instance_type,
             state=CellState(state),
             role=CellRole(role),
             generation=generation,

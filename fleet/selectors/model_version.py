@@ -1,9 +1,11 @@
 """Model versions as the fleet uses them: which ones machines of a type can serve, and who uses one."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from django.db.models import Q
 
+from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, Deployment, InstanceType, Rollout
 from fleet.planning.states import CellState
 from fleet.selectors.rollout import ACTIVE
@@ -12,6 +14,7 @@ from models_registry.models import ModelVersion, VersionState
 from models_registry.planning.engine_arguments import check_engine_options, render_engine_plan
 from models_registry.planning.instance_types import INSTANCE_TYPES, InstanceShape
 from models_registry.planning.lifecycle import may_be_rolled_out
+from models_registry.planning.roles import apart_objection, role_spec
 from models_registry.planning.version_spec import InvalidVersion
 from models_registry.selectors.engine_allowance import engine_allowances
 from models_registry.selectors.model import version_stated
@@ -21,9 +24,10 @@ NAMED = 5
 
 
 def version_fit(
-    reference: str, kind: InstanceType, *, allow_unreleased: bool, field: str, model: str = ""
+    reference: str, kinds: Iterable[InstanceShape], *, allow_unreleased: bool, field: str, model: str = ""
 ) -> ModelVersion:
-    """The version that `model@version` names, if a cell of it can be made there. `field`: what a refusal speaks of.
+    """The version that `model@version` names, if a cell of it can be made on all of these instance types. `field`: what
+    a refusal speaks of.
 
     Raises:
         InvalidInput: unknown, of another model than `model` (its deployment's version), not released, or no fit.
@@ -43,8 +47,9 @@ def version_fit(
         raise refuse("released", f"{reference} is {version.state}; release it, or say allow_unreleased")
     try:
         spec = version.spec(engine_allowances())
-        check_engine_options(spec, kind.pk)
-        render_engine_plan(spec, kind.shape())
+        for kind in kinds:
+            check_engine_options(spec, kind.name)
+            render_engine_plan(spec, kind)
     except InvalidVersion as wrong:
         raise refuse("runs_there", str(wrong)) from None
     return version
@@ -62,6 +67,55 @@ def version_uses(version_id: int) -> list[str]:
     return uses if len(uses) <= NAMED else [*uses[:NAMED], f"{len(uses) - NAMED} more"]
 
 
+def fleet_shapes(names: Collection[str] | None = None) -> dict[str, InstanceShape]:
+    """The fleet's instance types, all or these."""
+    rows = InstanceType.objects.all() if names is None else InstanceType.objects.filter(name__in=names)
+    return {row.name: row.shape() for row in rows}
+
+
+def concurrency_on(version: ModelVersion, instance_type: str) -> int:
+    """Requests at once that a cell of a version on this type was tested for.
+
+    Raises:
+        InvalidVersion: it says nothing of this type.
+    """
+    return version.spec().on(instance_type).max_concurrency
+
+
+def concurrency_by_type(version: ModelVersion) -> dict[tuple[str, str], int]:
+    """Instance type and role -> requests at once of such a cell, of a version that differs by type; types that it says
+    nonsense of are left out."""
+    if not version.by_type:
+        return {}
+    spec, found = version.spec(), dict[tuple[str, str], int]()
+    for kind in version.parallelism:
+        with suppress(InvalidVersion):
+            found |= {(kind, role.value): role_spec(spec, role, kind).max_concurrency for role in CellRole}
+    return found
+
+
+def engine_on(version: ModelVersion, instance_type: str) -> str:
+    """The engine of its cells on this type; the version's own where what it says of the type cannot be read."""
+    try:
+        return version.spec().on(instance_type).engine
+    except InvalidVersion:
+        return version.engine
+
+
+def shapes_of(deployment: Deployment) -> list[InstanceShape]:
+    """The instance types that its cells may be on, the preferred first."""
+    there = fleet_shapes(deployment.instance_types)
+    return [there[name] for name in deployment.instance_types]
+
+
+def roles_objection(version: ModelVersion, kinds: Sequence[InstanceShape]) -> str:
+    """Why cells of a version cannot have roles on these instance types; empty: they can. What one hands over another
+    must be able to take, so they are all of one type."""
+    if len(kinds) > 1:
+        return f"cells by role are of one instance type, and there are {len(kinds)}: list one"
+    return apart_objection(version.spec(engine_allowances()), kinds[0])
+
+
 def instance_shapes() -> Mapping[str, InstanceShape]:
     """The fleet's instance types, and the public ones that it has no row of."""
-    return {**INSTANCE_TYPES, **{row.name: row.shape() for row in InstanceType.objects.all()}}
+    return {**INSTANCE_TYPES, **fleet_shapes()}

@@ -77,7 +77,7 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
     own = {
         member.node_id: member
         for member in CellMember.objects.filter(node_id__in=nodes).select_related(
-            "cell__deployment__instance_type", "cell__model_version"
+            "cell__deployment", "cell__instance_type", "cell__model_version"
         )
     }
     peers: dict[str, list[Peer]] = defaultdict(list)
@@ -110,7 +110,7 @@ def _assignment(
     member: CellMember, peers: tuple[Peer, ...], pairs: Pairings, allowances: Mapping[str, Sequence[str]]
 ) -> Assignment:
     cell, role = member.cell, CellRole(member.cell.role)
-    shape = cell.deployment.instance_type.shape()
+    shape = cell.instance_type.shape()
     return Assignment(
         cell=cell.id,
         generation=cell.generation,

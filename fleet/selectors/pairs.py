@@ -95,7 +95,7 @@ def pairings(cells: Iterable[Cell]) -> Pairings:
     )
     leaders = {
         row.cell_id: row
-        for row in rows.select_related("node", "cell__deployment__instance_type", "cell__model_version")
+        for row in rows.select_related("node", "cell__instance_type", "cell__model_version")
         if row.node.port_base is not None
     }
     found = {name: _pairing(row) for name, row in leaders.items()}
@@ -110,7 +110,7 @@ def pairings(cells: Iterable[Cell]) -> Pairings:
 
 def _pairing(leader: CellMember) -> PairingCell:
     cell, version = leader.cell, leader.cell.model_version
-    kind = cell.deployment.instance_type.shape()
+    kind = cell.instance_type.shape()
     try:
         spec = version.spec().on(kind.name)
         layout = kv_layout(spec, kind, stack_digest(leader.node.fingerprint, spec.engine))
@@ -120,5 +120,4 @@ def _pairing(leader: CellMember) -> PairingCell:
 
 
 def _prefill_concurrency(cell: Cell) -> int:
-    kind = cell.deployment.instance_type_id
-    return role_spec(cell.model_version.spec(), CellRole.PREFILL, kind).max_concurrency
+    return role_spec(cell.model_version.spec(), CellRole.PREFILL, cell.instance_type_id).max_concurrency

@@ -67,37 +67,40 @@ class OwnerUse:
 
 def quota_uses_of(owners: set[Owner]) -> dict[Owner, OwnerUse]:
     """By team, type and region, in three queries."""
-    rows = Deployment.objects.filter(
-        team__in={team for team, _, _ in owners}, instance_type__in={kind for _, kind, _ in owners}
-    )
-    used: Counter[tuple[str, str]] = Counter()
-    members = CellMember.objects.order_by().filter(cell__deployment__in=rows).values("cell__deployment", "cell__region")
-    for counted in members.annotate(count=Count("id")):
-        used[counted["cell__deployment"], counted["cell__region"]] = counted["count"]
+    rows = Deployment.objects.filter(team__in={team for team, _, _ in owners})
+    used: Counter[tuple[str, str, str]] = Counter()
+    members = CellMember.objects.order_by().filter(cell__deployment__in=rows)
+    columns = ("cell__deployment", "cell__region", "cell__instance_type")
+    for counted in members.values(*columns).annotate(count=Count("id")):
+        used[tuple(counted[column] for column in columns)] = counted["count"]
     wanted: Counter[Owner] = Counter()
     withheld: Counter[Owner] = Counter()
     names: dict[Owner, list[str]] = defaultdict(list)
     in_use: Counter[Owner] = Counter()
     for row in rows.select_related("model_version").prefetch_related("regions").order_by("name"):
-        size = _size(row)
+        sizes = {kind: _size(row, kind) for kind in row.instance_types}
         places = {place.region_id: place for place in row.regions.all()}
-        for region in sorted({*places, *(at for name, at in used if name == row.name)}):
+        for region in sorted({*places, *(at for name, at, _ in used if name == row.name)}):
             place = places.get(region)
-            for owner in ((row.team, row.instance_type_id, ""), (row.team, row.instance_type_id, region)):
-                names[owner] += [] if row.name in names[owner] else [row.name]
-                in_use[owner] += used[row.name, region]
-                if place is not None:
-                    wanted[owner] += place.cells * size
-                    withheld[owner] += place.cells - place.cells_in_force
+            there = {kind: used[row.name, region, kind] // size for kind, size in sizes.items()}
+            for kind, size in sizes.items():
+                # Which type cells to come will be on is not decided yet: they count for the preferred one.
+                is_first, others = kind == row.instance_types[0], sum(there.values()) - there[kind]
+                for owner in ((row.team, kind, ""), (row.team, kind, region)):
+                    names[owner] += [] if row.name in names[owner] else [row.name]
+                    in_use[owner] += used[row.name, region, kind]
+                    if place is not None:
+                        wanted[owner] += size * (max(0, place.cells - others) if is_first else there[kind])
+                        withheld[owner] += is_first * (place.cells - place.cells_in_force)
     return {
         owner: OwnerUse(in_use[owner], wanted[owner], withheld[owner], tuple(of_owner))
         for owner, of_owner in names.items()
     }
 
 
-def _size(row: Deployment) -> int:
+def _size(row: Deployment, instance_type: str) -> int:
     """Machines of a cell; 1 if its version cannot be read, which its deployment says elsewhere."""
     try:
-        return nodes_per_cell(row.model_version.spec(), row.instance_type_id)
+        return nodes_per_cell(row.model_version.spec(), instance_type)
     except InvalidVersion:
         return 1

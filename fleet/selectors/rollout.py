@@ -27,7 +27,7 @@ def active_rollouts() -> list[Rollout]:
     rows = list(rollouts_described().filter(state__in=ACTIVE))
     for row in rows:
         if (row.policy.get("gate") or {}).get("goodput_ratio"):
-            kind = row.deployment.instance_type_id
+            kind = row.deployment.instance_types[0]
             row.compared_goodput = goodput_compared(row.from_version, row.to_version, kind)
     return rows
 

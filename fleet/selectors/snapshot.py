@@ -1,7 +1,7 @@
 """Loads the fleet as planners take it, in a constant number of queries: what is large from a cache, the rest whole."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 
@@ -26,6 +26,8 @@ from fleet.selectors.capacity_plan import PLANNED_CELLS_OF, planned_place_cells
 from fleet.selectors.faults import faults_view
 from fleet.selectors.fleet_cache import FleetCache
 from fleet.selectors.machine import free_machines
+from fleet.selectors.model_version import fleet_shapes
+from fleet.selectors.rate import machine_prices
 from fleet.selectors.rollout import active_rollouts, rollout_view
 from kernel.leases import lease_held_since
 from kernel.written_tables import WrittenTables
@@ -53,11 +55,13 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
     rollouts, unreadable = _rollouts(active)
     judged = [cell for cell in cells.values() if cell.deployment in rollouts]
     cells |= {cell.id: cell for cell in known.with_counters(judged)}
+    deployments = {view.name: view for view in _deployments(written, known.versions, active, unreadable)}
+    regions = _regions(written.get("regions", ["fleet_region"], lambda: list(Region.objects.all())))
     return FleetView(
-        regions=_regions(written.get("regions", ["fleet_region"], lambda: list(Region.objects.all()))),
+        regions=_with_prices(regions, deployments.values(), written, now),
         nodes=known.nodes,
         cells=cells,
-        deployments={view.name: view for view in _deployments(written, known.versions, active, unreadable)},
+        deployments=deployments,
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
         rollouts=rollouts,
         faults=faults_view(now=now, windows=known.windows, written=written),
@@ -77,7 +81,7 @@ def spares_by_plan(now: datetime) -> dict[tuple[str, str], PlannedSpares]:
     deployments = {view.name: view for view in _deployments(tables, {}, [], {})}
     fleet = FleetView(_regions(list(Region.objects.all())), {}, {}, deployments, None, planned=planned)
     staying = Cell.objects.exclude(state__in=[state.value for state in LEAVING])
-    found = planned_spares(fleet, Counter(staying.values_list("deployment_id", "region_id")), now)
+    found = planned_spares(fleet, Counter(staying.values_list("deployment_id", "region_id", "instance_type_id")), now)
     return {pool: spares for pool, spares in found.items() if fleet.regions[pool[0]].free is None}
 
 
@@ -112,6 +116,24 @@ def _region(region: Region, free: Mapping[str, int] | None) -> RegionView:
     )
 
 
+def _with_prices(
+    regions: dict[str, RegionView], deployments: Iterable[DeploymentView], written: WrittenTables, now: datetime
+) -> dict[str, RegionView]:
+    """What machines cost where cells may be on one type or another; nothing is loaded where none may."""
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for spec in deployments:
+        for region in spec.cells_wanted if spec.further else ():
+            kinds[region].update(spec.instance_types)
+    if not kinds:
+        return regions
+    prices = written.get("prices", ("fleet_rate", "fleet_capacitypool", "fleet_instancetype"), machine_prices)
+    found = {
+        region: {kind: usd for kind in there if (usd := prices.of(region, kind, now).usd) is not None}
+        for region, there in kinds.items()
+    }
+    return {name: replace(view, prices=found.get(name, {})) for name, view in regions.items()}
+
+
 def _rollouts(active: list[Rollout]) -> tuple[dict[str, RolloutView], dict[str, str]]:
     """By deployment: its rollout, or why that cannot be read."""
     views: dict[str, RolloutView] = {}
@@ -126,9 +148,9 @@ def _rollouts(active: list[Rollout]) -> tuple[dict[str, RolloutView], dict[str, 
 
 def deployment_view(name: str) -> DeploymentView:
     """One deployment as planners take it, with no other version than its own."""
-    row = Deployment.objects.select_related("model_version", "instance_type").get(name=name)
+    row = Deployment.objects.select_related("model_version").get(name=name)
     claims = {place.region_id: claim_of(place) for place in DeploymentRegion.objects.filter(deployment=row)}
-    return _deployment(row, claims, {})
+    return _deployment(row, claims, {}, fleet_shapes(row.instance_types))
 
 
 def _deployments(
@@ -145,13 +167,14 @@ def _deployments(
     for rollout in rollouts:
         ends = (rollout.from_version, rollout.to_version)
         goals[rollout.deployment_id] = {version.reference: version for version in ends}
+    shapes = written.get("shapes", ["fleet_instancetype"], fleet_shapes)
     for row in written.get("deployments", _OF_DEPLOYMENTS, _deployment_rows):
-        view = _deployment(row, claims[row.name], versions.get(row.name, {}) | goals[row.name])
+        view = _deployment(row, claims[row.name], versions.get(row.name, {}) | goals[row.name], shapes)
         yield replace(view, problem=unreadable[row.name]) if row.name in unreadable else view
 
 
 def _deployment_rows() -> list[Deployment]:
-    return list(Deployment.objects.select_related("model_version", "instance_type"))
+    return list(Deployment.objects.select_related("model_version"))
 
 
 def claim_of(place: DeploymentRegion) -> ClaimView:
@@ -159,18 +182,23 @@ def claim_of(place: DeploymentRegion) -> ClaimView:
     rule = GrantRule(place.grant_rule) if place.grant_rule else None
     return ClaimView(
         place.cells, place.cells_min, place.cells_granted, place.granted_at, rule, place.grant_reason,
-        place.prefill, place.decode,
+        place.prefill, place.decode, place.by_type,
     )  # fmt: skip
 
 
-def _deployment(row: Deployment, claims: dict[str, ClaimView], versions: dict[str, ModelVersion]) -> DeploymentView:
+def _deployment(
+    row: Deployment,
+    claims: dict[str, ClaimView],
+    versions: dict[str, ModelVersion],
+    shapes: Mapping[str, InstanceShape],
+) -> DeploymentView:
     """Something in it that makes no sense is its problem alone, and must not stop the planning of others."""
     try:
-        return _valid_deployment(row, claims, versions)
+        return _valid_deployment(row, claims, versions, shapes)
     except (InvalidVersion, InvalidPolicy, InvalidMarkets) as wrong:
         return DeploymentView(
             name=row.name,
-            instance_type=row.instance_type_id,
+            instance_type=row.instance_types[0],
             nodes_per_cell=1,
             cells_wanted=_in_force(claims),
             drain_deadline_s=row.drain_deadline_s,
@@ -184,13 +212,17 @@ def _in_force(claims: Mapping[str, ClaimView]) -> dict[str, int]:
 
 
 def _valid_deployment(
-    row: Deployment, claims: dict[str, ClaimView], versions: dict[str, ModelVersion]
+    row: Deployment,
+    claims: dict[str, ClaimView],
+    versions: dict[str, ModelVersion],
+    shapes: Mapping[str, InstanceShape],
 ) -> DeploymentView:
-    shape, is_apart = row.instance_type.shape(), any(claim.prefill for claim in claims.values())
+    (first, *further), is_apart = row.instance_types, any(claim.prefill for claim in claims.values())
+    shape, own_name = shapes[first], row.model_version.reference
     own = version_view(row.model_version, shape, is_apart=is_apart)
     return DeploymentView(
         name=row.name,
-        instance_type=row.instance_type_id,
+        instance_type=first,
         nodes_per_cell=own.nodes_per_cell,
         cells_wanted=_in_force(claims),
         ready_timeout_s=own.ready_timeout_s,
@@ -198,8 +230,17 @@ def _valid_deployment(
         engine=own.engine,
         within=own.within,
         hands_over=own.hands_over,
-        version=row.model_version.reference,
+        concurrency=own.concurrency,
+        version=own_name,
         others={name: version_view(other, shape, is_apart=is_apart) for name, other in versions.items()},
+        further={
+            kind: {
+                name: version_view(one, shapes[kind], is_apart=is_apart)
+                for name, one in {**versions, own_name: row.model_version}.items()
+                if name == own_name or kind in one.parallelism
+            }
+            for kind in further
+        },
         policy=row.policy(),
         markets=parse_markets(row.markets),
         team=row.team,
@@ -215,10 +256,12 @@ def version_view(version: ModelVersion, machine: InstanceShape, *, is_apart: boo
         InvalidVersion: it does not state this instance type, or is invalid.
     """
     spec = version.spec()
+    there = spec.on(machine.name)
     return VersionView(
-        nodes_per_cell(spec, machine.name),
-        version.ready_timeout_s,
-        version.engine,
-        network_nodes_shared(spec, machine.name),
+        nodes_per_cell(there, machine.name),
+        there.ready_timeout_s,
+        there.engine,
+        network_nodes_shared(there, machine.name),
         hands_over=is_apart and not apart_objection(spec, machine),
+        concurrency=there.max_concurrency,
     )

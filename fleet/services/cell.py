@@ -34,6 +34,7 @@ def cell_create(decision: CreateCell, *, now: datetime) -> None:
             id=cell_id,
             deployment=deployment,
             region_id=decision.region,
+            instance_type_id=decision.instance_type,
             model_version_id=_version_id(decision.version) or deployment.model_version_id,
             role=decision.role.value,
             state=CellState.PENDING.value,

@@ -246,7 +246,7 @@ def _deploy(name: str, version: ModelVersion, cells: dict[str, int], policy: dic
         name=name,
         defaults={
             "model_version": version,
-            "instance_type_id": LOCAL,
+            "instance_types": [LOCAL],
             "update_policy": policy,
             "created_at": now,
         },

@@ -9,14 +9,13 @@ from django.db import IntegrityError, transaction
 from accounts.models import Approval
 from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, requires_approval
 from engine_agent.protocol.states import ServingClass
-from fleet.models import Deployment, DeploymentRegion, InstanceType, Region, ScalingState
+from fleet.models import Deployment, DeploymentRegion, Region, ScalingState
 from fleet.planning.autoscaling.policy import (
     CELLS_MOST,
     CellPools,
     CellRange,
     Cells,
     InvalidScaling,
-    RolesBy,
     ScalingPolicy,
     cells_as_json,
     parse_cells,
@@ -29,24 +28,28 @@ from fleet.planning.markets import InvalidMarkets, parse_markets, stored
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
 from fleet.planning.provider_limits import provider_limits
 from fleet.planning.states import CellState
-from fleet.selectors.model_version import version_fit
+from fleet.selectors.model_version import shapes_of, version_fit
 from fleet.selectors.rollout import ACTIVE
 from fleet.selectors.served_names import check_names_free
-from fleet.services.instance_type import instance_type_named
+from fleet.services.deployment_types import (
+    ByType,
+    by_type_set,
+    check_planned_roles,
+    check_roles,
+    instance_types_changed,
+)
+from fleet.services.instance_type import instance_types_named
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
-from models_registry.models import ModelVersion
-from models_registry.planning.roles import apart_objection
-from models_registry.selectors.engine_allowance import engine_allowances
 from models_registry.services.lifecycle import version_hold
 
 EVACUATE_RULE = "evacuate-region"
 """The rule for whatever empties a region: its evacuation, fixed shares, and scaling it down."""
 CHANGEABLE = (
     "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling", "markets", "team", "priority",
-    "preemptible", "preempts",
+    "preemptible", "preempts", "instance_types", "by_type",
 )  # fmt: skip
 
 
@@ -54,15 +57,15 @@ def deployment_create(
     *,
     name: str,
     model_version: str,
-    instance_type: str,
+    instance_types: Sequence[str],
     cells: Mapping[str, Cells],
     actor: str,
     now: datetime,
     allow_unreleased: bool = False,
     **columns: Any,
 ) -> Deployment:
-    """Serve a model version (`model@version`) on machines of a type, with so many cells in these regions. `columns` are
-    of `CHANGEABLE`.
+    """Serve a model version (`model@version`) on machines of these types, with so many cells in these regions.
+    `columns` are of `CHANGEABLE`; `by_type` of these is by region.
 
     Raises:
         InvalidInput: an unknown version, instance type, region or market, a version that does not fit, a broken policy
@@ -70,12 +73,13 @@ def deployment_create(
             others for.
         Conflict: the name is taken, or the version was retired meanwhile.
 
-    Cells by role need a version whose cells can hand prompts over.
+    Cells by role need a version whose cells can hand prompts over, and one instance type.
     """
-    kind = instance_type_named(instance_type)
-    version = version_fit(model_version, kind, allow_unreleased=allow_unreleased, field="model_version")
+    kinds = [kind.shape() for kind in instance_types_named(instance_types)]
+    version = version_fit(model_version, kinds, allow_unreleased=allow_unreleased, field="model_version")
     _check_cells(cells)
-    _check_roles(version, kind, cells.values())
+    check_roles(version, kinds, cells.values())
+    by_type: ByType = columns.pop("by_type", {})
     if "update_policy" in columns:
         columns["update_policy"] = _policy(columns["update_policy"], UpdatePolicy())
     _check_objective(columns.get("slo", {}), columns.get("serving_class", ServingClass.REALTIME))
@@ -89,12 +93,13 @@ def deployment_create(
             version_hold(version_id=version.pk, allow_unreleased=allow_unreleased)
             check_names_free(name, version, field="name")
             deployment = Deployment.objects.create(
-                name=name, model_version=version, instance_type=kind, created_at=now, **columns
+                name=name, model_version=version, instance_types=list(instance_types), created_at=now, **columns
             )
             DeploymentRegion.objects.bulk_create(
                 DeploymentRegion(deployment=deployment, region_id=region, **_columns(stated, DeploymentRegion(cells=0)))
                 for region, stated in sorted(cells.items())
             )
+            by_type_set(deployment, by_type)
             _record(deployment, "created", f"{name} created by {actor}: {version.reference}", actor, now)
     except IntegrityError:
         raise Conflict(f"there is a deployment {name!r} already") from None
@@ -105,7 +110,9 @@ def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -
     """Change what is given of `CHANGEABLE`; of the update policy, the SLO and the scaling, what is not stated stays.
 
     Raises:
-        InvalidInput: a broken policy, an unknown market, or markets for a region that has none.
+        InvalidInput: a broken policy, an unknown market, or markets for a region that has none; instance types on which
+            it cannot be, or cells wanted on one that it does not list.
+        Conflict: it has cells on an instance type that is no longer listed.
     """
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(name=name)
@@ -113,18 +120,23 @@ def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -
             columns["update_policy"] = _policy(columns["update_policy"], deployment.policy())
         if "scaling" in columns:
             columns["scaling"] = _scaling(columns["scaling"], deployment.scaling_policy())
-            _check_planned_roles(deployment, columns["scaling"])
+            check_planned_roles(deployment, columns["scaling"])
         if "slo" in columns:
             columns["slo"] = {**deployment.slo, **columns["slo"]}
             _check_objective(columns["slo"], columns.get("serving_class", deployment.serving_class))
         if "markets" in columns:
             columns["markets"] = _markets(columns["markets"])
             _check_regions_have_markets(columns["markets"], _cells_of(deployment))
+        if "instance_types" in columns:
+            columns["instance_types"] = instance_types_changed(deployment, columns["instance_types"])
+        by_type = columns.pop("by_type", {})
         changed = {column: value for column, value in columns.items() if getattr(deployment, column) != value}
         for column, value in changed.items():
             setattr(deployment, column, value)
         if changed:
             deployment.save(update_fields=list(changed))
+        changed |= {f"by_type.{region}": wanted for region, wanted in by_type_set(deployment, by_type).items()}
+        if changed:
             message = f"{name} changed by {actor}: {', '.join(sorted(changed))}"
             _record(deployment, "changed", message, actor, now, **changed)
     return deployment
@@ -251,7 +263,7 @@ def deployment_scale(*, name: str, cells: Mapping[str, Cells], actor: str, now: 
     """
     deployment = Deployment.objects.select_for_update().get(name=name)
     _check_cells(cells)
-    _check_roles(deployment.model_version, deployment.instance_type, cells.values())
+    check_roles(deployment.model_version, shapes_of(deployment), cells.values())
     _check_regions_have_markets(deployment.markets, _least_of(cells))
     before = {place.region_id: place for place in DeploymentRegion.objects.filter(deployment=deployment)}
     nothing = DeploymentRegion(cells=0)
@@ -367,22 +379,6 @@ def _check_cells(cells: Mapping[str, Cells]) -> None:
                 rule="range",
                 message=f"{stated} cells in {region}; the number must be from 0 to {CELLS_MOST}",
             )
-
-
-def _check_roles(version: ModelVersion, kind: InstanceType, stated: Iterable[Cells]) -> None:
-    """Cells by role take a version that can hand prompts over on these machines."""
-    if not any(isinstance(one, CellPools) and one.prefill for one in stated):
-        return
-    if objection := apart_objection(version.spec(engine_allowances()), kind.shape()):
-        raise InvalidInput(field="regions", rule="roles", message=objection)
-
-
-def _check_planned_roles(deployment: Deployment, scaling: Mapping[str, Any]) -> None:
-    if scaling.get("roles") != RolesBy.PLANNED.value:
-        return
-    spec = deployment.model_version.spec(engine_allowances())
-    if objection := apart_objection(spec, deployment.instance_type.shape()):
-        raise InvalidInput(field="scaling.roles", rule="roles", message=objection)
 
 
 def _check_regions_exist(regions: Iterable[str], field: str) -> None:

@@ -122,7 +122,7 @@ def _deployment(number: int, cells: int, nodes: int, now: datetime) -> Deploymen
         for version in (1, 2)
     ]
     name = f"deployment-{number:02d}"
-    return Deployment.objects.create(name=name, model_version=made[0], instance_type_id=LOCAL_CPU, created_at=now)
+    return Deployment.objects.create(name=name, model_version=made[0], instance_types=[LOCAL_CPU], created_at=now)
 
 
 def _nodes(nodes: int, now: datetime) -> None:
@@ -157,6 +157,7 @@ def _cells(cells: int, deployments: list[Deployment], now: datetime) -> list[Cel
                 id=f"{deployment.name}-region-{region:02d}-{number}",
                 deployment=deployment,
                 region_id=f"region-{region:02d}",
+                instance_type_id=LOCAL_CPU,
                 model_version=deployment.model_version,
                 state=state.value,
                 reason="" if state is CellState.READY else "seeded in this state",

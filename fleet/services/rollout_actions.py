@@ -16,7 +16,7 @@ from fleet.planning.role_split import RoleSplit
 from fleet.planning.rollout.preview import objection, order_of_regions
 from fleet.planning.rollout.waves import progress_of
 from fleet.planning.states import CellState, RolloutState
-from fleet.selectors.model_version import version_fit
+from fleet.selectors.model_version import roles_objection, shapes_of, version_fit
 from fleet.selectors.rollout import ACTIVE, rollout_view
 from fleet.selectors.served_names import check_names_free
 from fleet.selectors.snapshot import deployment_view
@@ -24,8 +24,6 @@ from fleet.services.rollout import rollout_event, rollout_locked, rollout_save
 from kernel import hints, live
 from kernel.refusals import Conflict, InvalidInput
 from models_registry.models import ModelVersion
-from models_registry.planning.roles import apart_objection
-from models_registry.selectors.engine_allowance import engine_allowances
 from models_registry.services.lifecycle import version_hold
 
 
@@ -51,12 +49,12 @@ def rollout_propose(
         InvalidInput: an unknown deployment or version, one that cannot run there or has an adapter whose name is
             taken, or a policy that breaks a rule.
     """
-    row = Deployment.objects.select_related("instance_type", "model_version").filter(name=deployment).first()
+    row = Deployment.objects.select_related("model_version").filter(name=deployment).first()
     if row is None:
         raise InvalidInput(field="deployment", rule="exists", message=f"there is no deployment {deployment!r}")
     chosen = version_fit(
         version,
-        row.instance_type,
+        shapes_of(row),
         allow_unreleased=allow_unreleased,
         field="version",
         model=row.model_version.reference,
@@ -80,7 +78,7 @@ def _check_roles(chosen: ModelVersion, row: Deployment, splits: Mapping[str, Rol
     """Cells that are told apart stay so."""
     if not any(split.is_apart for split in splits.values()):
         return
-    if against := apart_objection(chosen.spec(engine_allowances()), row.instance_type.shape()):
+    if against := roles_objection(chosen, shapes_of(row)):
         message = f"{against}; or give every region of {row.name} a plain number of cells first"
         raise InvalidInput(field="version", rule="roles", message=message)
 

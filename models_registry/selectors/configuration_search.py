@@ -143,7 +143,9 @@ def _step(point: BenchmarkPoint, cells: int) -> LoadedStep | None:
 
 
 def _usual(row: ConfigurationSearch) -> Usual:
-    spec = row.version.spec().on(row.instance_type)
+    spec = row.version.spec()
+    if row.instance_type in spec.parallelism:  # a draft may have lost it since
+        spec = spec.on(row.instance_type)
     stated = {f"engine_options.{name.replace('-', '_')}": value for name, value in spec.engine_options.items()}
     places, budget = stated.get(PLACES[0]), stated.get(BUDGET)
     return Usual(

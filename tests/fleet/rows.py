@@ -36,9 +36,9 @@ def version(name: str = "1", *, nodes: int = 2, **columns: Any) -> ModelVersion:
 
 
 def deployment(name: str = "sim-70b", *, cells: int = 1, where: str = "us-east-1", nodes: int = 2) -> Deployment:
-    kind, _ = InstanceType.objects.get_or_create(name=KIND, defaults={"accelerator": "cpu"})
+    InstanceType.objects.get_or_create(name=KIND, defaults={"accelerator": "cpu"})
     row, _ = Deployment.objects.get_or_create(
-        name=name, defaults={"model_version": version(nodes=nodes), "instance_type": kind, "created_at": NOW}
+        name=name, defaults={"model_version": version(nodes=nodes), "instance_types": [KIND], "created_at": NOW}
     )
     DeploymentRegion.objects.get_or_create(deployment=row, region=region(where), defaults={"cells": cells})
     return row
@@ -70,6 +70,7 @@ def cell(name: str = "sim-70b-us-east-1-1", *nodes: Node, **columns: Any) -> Cel
     defaults = {
         "deployment": deployment(),
         "region": region(),
+        "instance_type_id": KIND,
         "model_version": version(),
         "state": CellState.READY.value,
         "generation": 1,

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 
-from fleet.models import CloudNotice
+from fleet.models import CloudNotice, Deployment
 from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db
@@ -59,3 +59,27 @@ def test_of_doubled_notices_the_one_that_ends_first_stays_and_knows_who_said_it(
     with connection.cursor() as cursor:  # what the migration does next holds now
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
         cursor.execute("CREATE UNIQUE INDEX one ON fleet_cloudnotice (machine_id, kind) WHERE settled_at IS NULL")
+
+
+def test_a_deployment_lists_the_instance_type_that_it_had_and_its_cells_are_on_it() -> None:
+    before = MigrationLoader(connection).project_state(("fleet", "0046_instance_types")).apps
+    rows.cell("c1", rows.node("n-1"))
+    with connection.cursor() as cursor:  # as it was between the two migrations
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute("ALTER TABLE fleet_deployment DROP CONSTRAINT deployment_instance_types_some")
+        cursor.execute("ALTER TABLE fleet_deployment ALTER instance_types DROP NOT NULL")
+        cursor.execute(f"ALTER TABLE fleet_deployment ADD instance_type_id varchar(64) DEFAULT '{rows.KIND}'")
+        cursor.execute("ALTER TABLE fleet_cell ALTER instance_type_id DROP NOT NULL")
+        cursor.execute("UPDATE fleet_deployment SET instance_types = NULL")
+        cursor.execute("UPDATE fleet_cell SET instance_type_id = NULL")
+    migration = import_module("fleet.migrations.0046_instance_types")
+
+    migration.list_the_one(before, None)
+
+    deployment = Deployment.objects.get()
+    assert (deployment.instance_types, deployment.cells.get().instance_type_id) == ([rows.KIND], rows.KIND)
+    Deployment.objects.update(instance_types=["local.big", rows.KIND])
+    migration.keep_the_first(before, None)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT instance_type_id FROM fleet_deployment")
+        assert cursor.fetchall() == [("local.big",)]

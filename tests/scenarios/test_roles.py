@@ -43,7 +43,7 @@ def apart(fleet: AskedFleet) -> Iterator[AskedFleet]:
     fleet.post("model-versions/sim-70b@alone/validate")
     eventually(lambda: fleet.api("model-versions/sim-70b@alone")["state"] == "validated")
     pools = {"region": WHERE, "cells": {"prefill": 1, "decode": 1}}
-    deployment = {"name": NAME, "model_version": "sim-70b@alone", "instance_type": "local.cpu", "regions": [pools]}
+    deployment = {"name": NAME, "model_version": "sim-70b@alone", "instance_types": ["local.cpu"], "regions": [pools]}
     fleet.post("deployments", {**deployment, "allow_unreleased": True})
 
     def states() -> list[tuple[str, str]]:

@@ -107,7 +107,7 @@ class Draw:
         return self._random.random() < LIKELY
 
     def _create(self) -> Decision:
-        return CreateCell("sim-70b", REGION, "one more", self._random.choice(("", "sim-70b@2")))
+        return CreateCell("sim-70b", REGION, rows.KIND, "one more", self._random.choice(("", "sim-70b@2")))
 
     def _start(self) -> Decision:
         name, state, generation = self._cell()

@@ -263,6 +263,7 @@ POLICY: dict[str, Any] = {
     "cost_latency_ms": 50.0,
     "utilisation_cap": 0.8,
     "tested_concurrency": None,
+    "tested_by_type": {"trn1.32xlarge": 16, "inf2.48xlarge": 8},
     "load_bound": 1.25,
     "routing": "exact",
     "shared_caches": False,

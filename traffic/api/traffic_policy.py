@@ -42,6 +42,9 @@ class TrafficPolicySerializer(serializers.Serializer[Deployment]):
     tested_concurrency = serializers.IntegerField(
         allow_null=True, help_text="Requests at once that a cell was tested for; null: its version's `max_concurrency`."
     )
+    tested_by_type = serializers.DictField(
+        child=serializers.IntegerField(), help_text="Instance type -> the same of cells on it, where it is another."
+    )
     load_bound = serializers.FloatField(
         allow_null=True,
         help_text="Requests of one prefix keep to a cell with at most this many times the mean load; null: no.",
@@ -93,6 +96,7 @@ class TrafficPolicyChangeSerializer(StrictSerializer):
     cost_latency_ms = serializers.FloatField(required=False)
     utilisation_cap = serializers.FloatField(required=False)
     tested_concurrency = serializers.IntegerField(required=False, allow_null=True)
+    tested_by_type = serializers.DictField(child=serializers.IntegerField(), required=False)
     load_bound = serializers.FloatField(required=False, allow_null=True)
     routing = serializers.ChoiceField(["sticky", "exact"], required=False)
     shared_caches = serializers.BooleanField(required=False)

@@ -22,6 +22,7 @@ Regions = Annotated[
     tuple[str, ...], Meta(min_length=1, description="a list of the regions that may serve, at least one")
 ]
 Price = Annotated[float, Meta(ge=0.01, le=100)]
+Tested = Annotated[int, Meta(ge=1, le=10_000)]
 Weight = Annotated[int, Meta(ge=0, le=MAX_WEIGHT)]
 
 
@@ -38,7 +39,8 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
     `residency` maps an origin to the regions that may serve its requests; an origin that is not named may use all.
     `cost` is a region's relative price (1.0 where not named): while a cheaper region is filled to less than
     `cost_utilisation`, requests go there from a dearer one, if it is at most `cost_latency_ms` away.
-    `tested_concurrency` is how many requests at once a cell was tested for; None: its version's `max_concurrency`.
+    `tested_concurrency` is how many requests at once a cell was tested for, and `tested_by_type` the same on instance
+    types where it is another number; neither: its version's `max_concurrency` there.
     `load_bound`: requests that share a prefix keep to one cell, while it has at most so many times the mean load; None:
     each goes to the cell with the fewest. `routing` says which cell: `sticky`, the one that served that prefix last,
     or `exact`, the one that says that it has most of it in its cache. `shared_caches`: tenants may find each other's
@@ -53,7 +55,8 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
     cost_utilisation: Annotated[float, Meta(ge=0, le=MOST_UTILISED)] = 0.6
     cost_latency_ms: Annotated[float, Meta(ge=0, le=1000)] = 50.0
     utilisation_cap: Annotated[float, Meta(ge=0.05, le=MOST_UTILISED)] = MOST_UTILISED
-    tested_concurrency: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    tested_concurrency: Tested | None = None
+    tested_by_type: Mapping[str, Tested] = {}
     load_bound: Annotated[float, Meta(ge=1, le=10)] | None = None
     routing: Literal["sticky", "exact"] = "sticky"
     shared_caches: bool = False
@@ -64,6 +67,10 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
     def may_serve(self, origin: str, region: str) -> bool:
         """Whether residency lets `region` serve requests that arrive in `origin`."""
         return origin not in self.residency or region in self.residency[origin]
+
+    def tested_on(self, instance_type: str) -> int | None:
+        """Requests at once that a cell on this type was tested for; None: what its version says."""
+        return self.tested_by_type.get(instance_type) or self.tested_concurrency
 
     def price(self, region: str) -> float:
         return self.cost.get(region, 1.0)

@@ -1,7 +1,7 @@
 """Loads what the autoscaler looks at: places with a range, the load that ingresses report there, and what the region
 autopilot sends. In a constant number of queries."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -12,6 +12,7 @@ from fleet.planning.autoscaling.policy import ScalingPolicy
 from fleet.planning.autoscaling.view import PlaceLoad, PlannedNeed, ScaledPlace, ScalingView
 from fleet.planning.capacity.need import PlacePlan, need_within
 from fleet.planning.role_split import split_within
+from fleet.planning.type_split import TypeChoice, cheapest_first
 from fleet.selectors.autoscaling import (
     Place,
     RangedDeployment,
@@ -23,6 +24,7 @@ from fleet.selectors.autoscaling import (
     scaling_state,
 )
 from fleet.selectors.capacity_plan import place_plans
+from fleet.selectors.model_version import concurrency_on
 from traffic.models import TrafficMatrix, TrafficWindow
 from traffic.planning.backlog import QueuedWork, requests_at_once
 from traffic.planning.demand import GUEST
@@ -81,16 +83,18 @@ def _scaled(
 ) -> ScaledDeployment:
     acting = is_acting(one.policy, fleet.is_paused)
     name = one.deployment.name
+    capacities = _Capacities(one, policy)
     view = ScalingView(
         deployment=name,
         policy=one.policy,
-        per_cell=float(policy.tested_concurrency or one.deployment.model_version.max_concurrency),
+        per_cell=capacities.of(one.deployment.instance_types[0]),
         utilisation_cap=policy.utilisation_cap,
         start_up_s=one.start_up_s,
         places=tuple(
             replace(
                 _place(row, fleet.ready.get((name, row.region_id), []), loads.get((name, row.region_id)), acting, now),
                 cell_price=one.cell_prices[row.region_id],
+                capacities=capacities.in_turn((name, row.region_id), fleet),
             )
             for row in one.places
         ),
@@ -98,6 +102,31 @@ def _scaled(
         is_rolling=one.is_rolling,
     )
     return ScaledDeployment(view, {row.region_id: row for row in one.places}, acting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Capacities:
+    """What cells of a deployment were tested for, by instance type."""
+
+    one: RangedDeployment
+    policy: TrafficPolicy
+
+    def of(self, instance_type: str) -> float:
+        version = self.one.deployment.model_version
+        return float(self.policy.tested_on(instance_type) or concurrency_on(version, instance_type))
+
+    def in_turn(self, place: Place, fleet: RangedFleet) -> tuple[float, ...]:
+        """Of the cells of a place, as they stay: those that are there, the cheapest for what they carry first, and then
+        one of the type that a further cell would be of: the cheapest on which none waits for machines."""
+        kinds = self.one.deployment.instance_types
+        if len(kinds) == 1:
+            return ()
+        prices = self.one.type_prices[place[1]]
+        choices = [TypeChoice(kind, self.of(kind), prices.get(kind)) for kind in kinds]
+        order = [choice.name for choice in cheapest_first(choices)]
+        there, waiting = (cells.get(place, Counter[str]()) for cells in (fleet.types, fleet.waiting))
+        next_one = next((kind for kind in order if not waiting.get(kind)), order[0])
+        return tuple(self.of(kind) for kind in (*(k for k in order for _ in range(there.get(k, 0))), next_one))
 
 
 def _place(

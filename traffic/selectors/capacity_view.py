@@ -21,6 +21,7 @@ from fleet.planning.capacity.view import (
 from fleet.planning.forecast.series import SLOT_S, SLOTS
 from fleet.planning.states import CellState
 from fleet.selectors.machine_pools import machine_pools
+from fleet.selectors.model_version import concurrency_on
 from fleet.selectors.rate import machine_prices
 from fleet.selectors.start_up import CREATED, start_times_s, typical_s
 from models_registry.planning.engine_arguments import nodes_per_cell
@@ -44,13 +45,14 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of all places. `start_s`: seconds that starts of a deployment took."""
+    """What is known of all places. `cells`: of a deployment in a region on a type; `start_s`: seconds
+    that starts of a deployment took."""
 
     at: datetime
     now: datetime
     demands: Mapping[Place, Demand]
     works: Mapping[Place, tuple[BatchWork, ...]]
-    cells: Mapping[Place, int]
+    cells: Mapping[tuple[str, str, str], int]
     policies: Mapping[str, TrafficPolicy]
     start_s: Mapping[str, list[float]]
 
@@ -63,7 +65,7 @@ def capacity_view(now: datetime) -> CapacityView | None:
         return None
     at = max(row.made_at for row in rows)
     deployments = list(Deployment.objects.select_related("model_version").prefetch_related("regions"))
-    cells = Counter(Cell.objects.filter(state__in=THERE).values_list("deployment_id", "region_id"))
+    cells = Counter(Cell.objects.filter(state__in=THERE).values_list("deployment_id", "region_id", "instance_type_id"))
     known = _Known(
         at,
         now,
@@ -84,21 +86,33 @@ def capacity_view(now: datetime) -> CapacityView | None:
 
 def _planned(one: Deployment, known: _Known, price: Callable[[str, str], float]) -> PlannedDeployment | None:
     """None: it is nowhere, or what is stored of it makes no sense; the page of the deployment says so."""
-    policy, version, kind = known.policies.get(one.name, TrafficPolicy()), one.model_version, one.instance_type_id
+    policy, version = known.policies.get(one.name, TrafficPolicy()), one.model_version
     try:
-        scaling, nodes = one.scaling_policy(), nodes_per_cell(version.spec(), kind)
+        spec, scaling = version.spec(), one.scaling_policy()
+        nodes = {kind: nodes_per_cell(spec, kind) for kind in one.instance_types}
+        ready_timeout_s = max(spec.on(kind).ready_timeout_s for kind in one.instance_types)
     except (InvalidScaling, InvalidVersion):
         return None
-    prices = {row.region_id: nodes * price(row.region_id, kind) for row in one.regions.all()}
-    places = tuple(_place(row, known) for row in one.regions.all())
-    if not places:
+    rows = list(one.regions.all())
+    if not rows:
         return None
-    places, hour = within_budget(places, prices, scaling.budget_per_hour), max(prices.values())
-    per_cell = float(policy.tested_concurrency or version.max_concurrency)
+    prices = {
+        row.region_id: {kind: count * price(row.region_id, kind) for kind, count in nodes.items()} for row in rows
+    }
+    dearest = {region: max(there.values()) for region, there in prices.items()}
+    places = within_budget(tuple(_place(row, known) for row in rows), dearest, scaling.budget_per_hour)
     return PlannedDeployment(
         one.name,
-        start_up_s=scaling.start_up_s or typical_s(known.start_s.get(one.name), version.ready_timeout_s),
-        kinds=(CellKind(kind, per_cell, nodes, lost_cache=hour * COLD_S / 3600.0),),
+        start_up_s=scaling.start_up_s or typical_s(known.start_s.get(one.name), ready_timeout_s),
+        kinds=tuple(
+            CellKind(
+                kind,
+                float(policy.tested_on(kind) or concurrency_on(version, kind)),
+                count,
+                lost_cache=max(there[kind] for there in prices.values()) * COLD_S / 3600.0,
+            )
+            for kind, count in nodes.items()
+        ),
         places=places,
         target=min(scaling.target_utilisation, BELOW_CAP * policy.utilisation_cap),
         priority=one.sharing().priority or 0,
@@ -113,7 +127,7 @@ def _place(row: DeploymentRegion, known: _Known) -> PlannedPlace:
         row.region_id,
         least=cells.min if cells else row.cells,
         most=cells.max if cells else row.cells,
-        cells={row.deployment.instance_type_id: known.cells.get(place, 0)},
+        cells={kind: known.cells.get((*place, kind), 0) for kind in row.deployment.instance_types},
         demand=known.demands.get(place),
         batch=known.works.get(place, ()),
     )

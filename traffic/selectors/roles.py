@@ -103,7 +103,7 @@ def _planned(
     before = _counted_before(state)
     passed_s = (now - state.looked_at).total_seconds() if state else 0.0
     demand = demand_between(before, there, passed_s, expected.get(place))
-    pace = _pace(fits.get((deployment.model_version.reference, deployment.instance_type_id)), deployment, there)
+    pace = _pace(fits.get((deployment.model_version.reference, deployment.instance_types[0])), deployment, there)
     acting = is_acting(policy, is_paused)
     view = RatioView(
         cells=row.cells,
@@ -173,7 +173,7 @@ def _pace(fit: TokenFit | None, deployment: Deployment, there: Counted) -> RoleP
     """As cells were measured; None: nobody has."""
     if fit is None:
         return None
-    spec, kind = deployment.model_version.spec(), deployment.instance_type_id
+    spec, kind = deployment.model_version.spec(), deployment.instance_types[0]
     try:
         prefill, decode = (role_spec(spec, role, kind) for role in (CellRole.PREFILL, CellRole.DECODE))
     except InvalidVersion:

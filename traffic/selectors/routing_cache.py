@@ -16,6 +16,7 @@ from engine_agent.protocol.messages import JsonObject
 from engine_agent.protocol.ports import PROXY
 from fleet.models import Cell, Incident, Region
 from fleet.planning.states import IncidentState
+from fleet.selectors.model_version import concurrency_by_type
 from kernel.row_cache import FullLooks, RowCache, RowCaches
 from kernel.written_tables import WrittenTables
 from models_registry.models import ModelVersion
@@ -64,10 +65,12 @@ class ServedVersion:
     max_concurrency: int
     adapters: tuple[str, ...]
     of_roles: Mapping[str, int] = field(default_factory=dict)
+    of_types: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By instance type and role, where it differs by type."""
 
-    def concurrency(self, role: str) -> int:
+    def concurrency(self, instance_type: str, role: str) -> int:
         """Requests at once of a cell."""
-        return self.of_roles.get(role, self.max_concurrency)
+        return self.of_types.get((instance_type, role), self.of_roles.get(role, self.max_concurrency))
 
 
 class RoutingCache:
@@ -80,7 +83,7 @@ class RoutingCache:
     def _forget(self) -> None:
         self._cells = RowCache(
             "fleet_cell",
-            ("id", "deployment_id", "region_id", "state", "generation", "model_version_id", "role"),
+            ("id", "deployment_id", "region_id", "state", "generation", "model_version_id", "role", "instance_type_id"),
             kept="state IN ('ready', 'draining') AND role <> 'prefill'",
         )
         self._leaders = RowCache("fleet_cellmember", ("id", "cell_id", "node_id"), kept="rank = 0")
@@ -167,7 +170,7 @@ class RoutingCache:
         return cell in self._cells.rows and node in self._nodes.rows and self._cells.rows[cell][4] in self._versions
 
     def _cell(self, cell: str, node: str) -> RoutableCell:
-        deployment, region, state, generation, version, role = self._cells.rows[cell]
+        deployment, region, state, generation, version, role, kind = self._cells.rows[cell]
         address, port_base = self._nodes.rows[node]
         return RoutableCell(
             id=cell,
@@ -178,15 +181,19 @@ class RoutingCache:
             node=node,
             address=address,
             port=port_base + PROXY,
-            max_connections=self._versions[version].concurrency(role),
+            max_connections=self._versions[version].concurrency(kind, role),
             adapters=self._versions[version].adapters,
         )
 
 
 def _versions() -> dict[int, ServedVersion]:
-    rows = ModelVersion.objects.values_list("pk", "max_concurrency", "adapters", "roles")
+    rows = list(ModelVersion.objects.values_list("pk", "max_concurrency", "adapters", "roles", "by_type"))
+    differing = [pk for pk, *_, by_type in rows if by_type]
+    versions = ModelVersion.objects.in_bulk(differing) if differing else {}
+    of_types = {pk: concurrency_by_type(version) for pk, version in versions.items()}
     return {
-        pk: ServedVersion(most, adapter_names(adapters), role_concurrency(roles)) for pk, most, adapters, roles in rows
+        pk: ServedVersion(most, adapter_names(adapters), role_concurrency(roles), of_types.get(pk, {}))
+        for pk, most, adapters, roles, _ in rows
     }
 
 

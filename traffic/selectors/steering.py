@@ -13,7 +13,9 @@ from engine_agent.protocol.messages import JsonObject
 from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, Deployment
 from fleet.planning.states import CellState
+from fleet.selectors.model_version import concurrency_by_type
 from kernel.written_tables import WrittenTables
+from models_registry.models import ModelVersion
 from models_registry.planning.roles import role_concurrency
 from traffic.models import Ingress, IngressReport, TrafficMatrix, TrafficOverride, TrafficRule, TrafficWindow
 from traffic.planning.demand_placement import latencies_ms
@@ -48,11 +50,12 @@ class IngressView:
 
 @dataclass(frozen=True, slots=True)
 class ReadyCell:
-    """A cell that its fleet calls ready, and how many requests at once its version was tested for."""
+    """A cell that its fleet calls ready, and how many requests at once its version was tested for on its type."""
 
     id: str
     deployment: str
     region: str
+    instance_type: str
     concurrency: int
 
 
@@ -75,11 +78,29 @@ def ready_cells() -> list[ReadyCell]:
     """Those that answer requests."""
     rows = Cell.objects.filter(state=CellState.READY.value).exclude(role=CellRole.PREFILL.value).order_by("id")
     columns = rows.values_list(
-        "id", "deployment_id", "region_id", "role", "model_version__roles", "model_version__max_concurrency"
+        "id",
+        "deployment_id",
+        "region_id",
+        "instance_type_id",
+        "role",
+        "model_version__roles",
+        "model_version__max_concurrency",
+        "model_version_id",
+        "model_version__by_type",
     )
+    there = list(columns)
+    differing = {version for *_, version, by_type in there if by_type}
+    versions = ModelVersion.objects.in_bulk(differing) if differing else {}
+    of_types = {version: concurrency_by_type(row) for version, row in versions.items()}
     return [
-        ReadyCell(name, deployment, region, role_concurrency(roles).get(role, most))
-        for name, deployment, region, role, roles, most in columns
+        ReadyCell(
+            name,
+            deployment,
+            region,
+            kind,
+            of_types.get(version, {}).get((kind, role), role_concurrency(roles).get(role, most)),
+        )
+        for name, deployment, region, kind, role, roles, most, version, _ in there
     ]
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 
 from fleet.planning.autoscaling.planner import plan_scaling
+from fleet.planning.autoscaling.view import ScaledPlace, ScalingView
 from fleet.selectors.autoscaling import has_ranges
 from fleet.services.autoscaling import ScalingLook, scaling_apply
 from kernel.leases import lease_release, lease_take, this_holder
@@ -42,20 +43,25 @@ def autoscaling_run(*, now: datetime) -> list[str]:
 
 
 def _looks(one: ScaledDeployment, now: datetime) -> list[ScalingLook]:
-    loads = {place.region: place.load for place in one.view.places}
+    places = {place.region: place for place in one.view.places}
     return [
         ScalingLook(
             place=one.rows[decision.region],
             acting=one.acting,
             decision=decision,
             load={
-                "per_cell": one.view.per_cell,
+                "per_cell": _per_cell(one.view, places[decision.region]),
                 "start_up_s": round(one.view.start_up_s, 1),
-                **(_rounded(asdict(load)) if (load := loads[decision.region]) else {}),
+                **(_rounded(asdict(load)) if (load := places[decision.region].load) else {}),
             },
         )
         for decision in plan_scaling(one.view, now)
     ]
+
+
+def _per_cell(view: ScalingView, place: ScaledPlace) -> float:
+    """Requests at once of a cell there; the mean where they are not alike."""
+    return round(view.at(place).per_cell, 2) if place.capacities else view.per_cell
 
 
 def _rounded(load: dict[str, float | None]) -> dict[str, float | None]:

@@ -18,6 +18,7 @@ from fleet.planning.autoscaling.policy import (
 from fleet.planning.fingerprints import stack_digest
 from fleet.planning.role_split import RoleSplit, counted
 from fleet.planning.states import CellState, RolloutState
+from fleet.selectors.model_version import engine_on
 from fleet.selectors.rollout import ACTIVE
 from fleet.services.deployment import deployment_scale
 from fleet.services.rollout_actions import rollout_propose, rollout_start
@@ -50,7 +51,7 @@ def benchmark_describe(deployment: str, region: str) -> BenchmarkTarget:
     Raises:
         NoTarget: there are none, the region is not said and there are several, or cells differ.
     """
-    row = Deployment.objects.select_related("instance_type").filter(pk=deployment).first()
+    row = Deployment.objects.filter(pk=deployment).first()
     if row is None:
         raise NoTarget(f"there is no deployment {deployment!r}")
     region = region or _only_region(row)
@@ -64,7 +65,7 @@ def benchmark_describe(deployment: str, region: str) -> BenchmarkTarget:
     versions = sorted({cell.model_version.reference for cell in cells})
     if len(versions) > 1:
         raise NoTarget(f"{deployment} serves {' and '.join(versions)} in {region}; measure when its rollout has ended")
-    engine = cells[0].model_version.engine
+    engine = engine_on(cells[0].model_version, cells[0].instance_type_id)
     members = list(CellMember.objects.filter(cell__in=cells).select_related("node__report", "node__instance_type"))
     stacks = {stack_digest(member.node.fingerprint, engine) for member in members}
     kinds = {member.node.instance_type for member in members}

@@ -101,7 +101,7 @@ def _add_sample(
         at=round(now.timestamp(), 3),
         arrivals_per_s=round(arrivals, 3),
         in_service=sum(in_service(ingress.telemetry, [cell.id for cell in cells]) for ingress in rated),
-        capacity=float(sum(policy.tested_concurrency or cell.concurrency for cell in healthy)),
+        capacity=float(sum(policy.tested_on(cell.instance_type) or cell.concurrency for cell in healthy)),
         queued=sum(queued(ingress.telemetry, window.deployment_id) for ingress in ingresses),
         to_cells_per_s=round(sum(one.local_per_s for one in _stored_counters(window).values()), 3),
     )

@@ -34,7 +34,8 @@ def traffic_policy_change(*, deployment: str, stated: Mapping[str, Any], actor: 
         policy = _parse(stated, before)
         if policy == before:
             return policy
-        if policy.tested_concurrency != before.tested_concurrency:
+        tested = (policy.tested_concurrency, policy.tested_by_type)
+        if tested != (before.tested_concurrency, before.tested_by_type):
             # In another measure the old samples would look like capacity that came or went.
             TrafficWindow.objects.filter(deployment_id=deployment).update(samples=[])
         revision = rule.revision + 1 if rule else 1

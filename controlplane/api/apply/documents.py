@@ -41,7 +41,6 @@ class DeploymentSpec(ChangeDeploymentSerializer):
     """Which version, on what, how many cells, by which rules."""
 
     model_version = serializers.RegexField(VERSION_NAME, max_length=170, required=False)
-    instance_type = serializers.CharField(max_length=64, required=False)
     allow_unreleased = serializers.BooleanField(required=False)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:

@@ -95,10 +95,9 @@ Present = Mapping[tuple[Kind, str], Mapping[str, Any] | None]
 """What is there, in the terms of specs; None where there is nothing of that name. Keys that begin with `_` say more
 than a spec may: `_state` of a version, `_target` of a deployment on its way to another version."""
 
-REQUIRED: Mapping[Kind, tuple[str, ...]] = {Kind.DEPLOYMENT: ("model_version", "instance_type", "regions")}
+REQUIRED: Mapping[Kind, tuple[str, ...]] = {Kind.DEPLOYMENT: ("model_version", "instance_types", "regions")}
 """Without these, something new of the kind cannot be created."""
 FIXED: Mapping[Kind, Mapping[str, str]] = {
-    Kind.DEPLOYMENT: {"instance_type": "its cells live on machines of one type: describe another deployment"},
     Kind.REGION: {"provider": "its machines belong to it: describe another region"},
 }
 """What cannot change once the thing is there, and what to do instead."""
@@ -208,6 +207,10 @@ def _changes(spec: Mapping[str, Any], current: Mapping[str, Any], stated: Mappin
             yield from _parts("scaling", spec[field], scaling_policy_as_json(parse_scaling_policy(current[field])))
         elif field == "slo":
             yield from _parts("slo", spec[field], current[field])
+        elif field == "by_type":
+            before = current["by_type"]
+            differing = {region: wanted for region, wanted in spec[field].items() if wanted != before.get(region, {})}
+            yield from (Change(f"by_type.{region}", before.get(region), differing[region]) for region in differing)
         elif field in current and not _says_the_same(field, spec[field], current[field]):
             yield Change(field, current[field], spec[field])
 
@@ -263,12 +266,9 @@ def _change(document: Document, changes: tuple[Change, ...]) -> Step:
 
 def _deployment_steps(document: Document, current: Mapping[str, Any], changes: Sequence[Change]) -> Iterator[Step]:
     scales = tuple(change for change in changes if change.field.startswith("regions."))
-    plain = tuple(change for change in changes if change not in scales and change.field != "model_version")
-    if plain:
-        fields = tuple(dict.fromkeys(change.field.partition(".")[0] for change in plain))
-        named = ", ".join(change.field for change in plain)
-        arguments = {field: document.spec[field] for field in fields}
-        yield Step(document, Action.CHANGE, f"{document.title} differs in {named}", plain, arguments)
+    mixes = tuple(change for change in changes if change.field.startswith("by_type."))
+    plain = tuple(change for change in changes if change not in (*scales, *mixes) and change.field != "model_version")
+    yield from _plain_change(document, plain)
     if scales:
         cells = {change.field.split(".", 1)[1].removesuffix(".cells"): change.after for change in scales}
         before = current["regions"]
@@ -278,7 +278,16 @@ def _deployment_steps(document: Document, current: Mapping[str, Any], changes: S
         yield Step(
             document, Action.SCALE, f"{document.name} should have {', '.join(differences)}", scales, {"regions": cells}
         )
+    yield from _plain_change(document, mixes)  # of a region that may have had no cells before
     yield from _rollout(document, current)
+
+
+def _plain_change(document: Document, changes: tuple[Change, ...]) -> Iterator[Step]:
+    if changes:
+        fields = tuple(dict.fromkeys(change.field.partition(".")[0] for change in changes))
+        named = ", ".join(change.field for change in changes)
+        arguments = {field: document.spec[field] for field in fields}
+        yield Step(document, Action.CHANGE, f"{document.title} differs in {named}", changes, arguments)
 
 
 def cells_text(count: int | Mapping[str, int]) -> str:

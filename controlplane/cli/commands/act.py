@@ -201,6 +201,14 @@ def scale(
     context: typer.Context,
     deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
     cells: Annotated[list[str], typer.Argument(metavar="REGION=CELLS|MIN..MAX|1p+3d…")],
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            metavar="TYPE=CELLS,…",
+            help="How many of them should be on which instance types; the rest, or with `any` all, wherever is best.",
+        ),
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would become of it.")] = False,
 ) -> None:
     """Set how many cells a deployment should have in regions, between which numbers the autoscaler may choose, or how
@@ -211,17 +219,48 @@ def scale(
     switchyard scale sim-70b us-west-2=2..8
 
     switchyard scale sim-70b us-west-2=1p+3d
+
+    switchyard scale sim-70b us-west-2=4 --on trn1.32xlarge=3,inf2.48xlarge=1
     """
     run = session_of(context)
     regions = [wanted_cells(one) for one in cells]
+    by_type = {"by_type": {place["region"]: wanted_types(on) for place in regions}} if on else {}
     if dry_run:
-        result = run.connection.post("plan", {"scale": {"deployment": deployment, "regions": regions}})
+        result = run.connection.post("plan", {"scale": {"deployment": deployment, "regions": regions, **by_type}})
         run.show(result, [text for text, _ in forecast_lines(deployment, result)])
         return
-    result = run.connection.patch(path_of(resource_named("deployments"), deployment), {"regions": regions})
+    result = run.connection.patch(path_of(resource_named("deployments"), deployment), {"regions": regions, **by_type})
     _require_done(result)
-    ready = ", ".join(f"{place['region']} {place['ready']}/{place['cells']}" for place in result["regions"])
+    ready = ", ".join(
+        f"{place['region']} {place['ready']}/{place['cells']}{_types(place)}" for place in result["regions"]
+    )
     run.show(result, [f"deployment {deployment}: {ready} cells ready"])
+
+
+def wanted_types(text: str) -> dict[str, int]:
+    """`trn1.32xlarge=3,inf2.48xlarge=1` as instance type -> cells; `any`: none is stated.
+
+    Raises:
+        Failure: it reads otherwise.
+    """
+    if text == "any":
+        return {}
+    wanted: dict[str, int] = {}
+    for part in text.split(","):
+        kind, _, count = part.strip().partition("=")
+        if not kind or not count.isdecimal() or kind in wanted:
+            message = (
+                f"--on {text!r}: give TYPE=CELLS once for each type, such as trn1.32xlarge=3,inf2.48xlarge=1, or any"
+            )
+            raise Failure(message, ExitCode.USAGE)
+        wanted[kind] = int(count)
+    return wanted
+
+
+def _types(place: dict[str, Any]) -> str:
+    """Where its cells are, if that is more than one type."""
+    there = place["types"]
+    return f" ({', '.join(f'{count} on {kind}' for kind, count in there.items())})" if len(there) > 1 else ""
 
 
 @app.command()

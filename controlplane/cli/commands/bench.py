@@ -158,10 +158,14 @@ def apply(
     capacity = max(1, int(found["concurrency"]))
     deployment = found["deployment"]
     policy = run.connection.get(f"traffic/policies/{deployment}")
-    before = policy["tested_concurrency"]
+    kinds, kind = run.connection.get(f"deployments/{deployment}")["instance_types"], found["instance_type"]
+    before = policy["tested_by_type"].get(kind) or policy["tested_concurrency"]
     was = "its version's max_concurrency" if before is None else str(before)
     change: dict[str, Any] = {"tested_concurrency": capacity}
-    effect = f"Each cell of {deployment} will count for {capacity} requests at once instead of {was}."
+    of_which = f"of {deployment}"
+    if len(kinds) > 1:
+        change, of_which = {"tested_by_type": {**policy["tested_by_type"], kind: capacity}}, f"{of_which} on {kind}"
+    effect = f"Each cell {of_which} will count for {capacity} requests at once instead of {was}."
     if cost:
         change["cost"] = {**policy["cost"], **_relative_costs(run, found)}
         effect += f" Tokens will cost {_listed(change['cost'])} of the cheapest."

@@ -18,6 +18,7 @@ from controlplane.dashboard.actions import (
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, storable
 from controlplane.dashboard.selectors.autoscaling import Autoscaling, autoscaling_of
 from controlplane.dashboard.selectors.cells import CellList, cells_of
+from controlplane.dashboard.selectors.deployment_types import DeploymentTypes, deployment_types
 from controlplane.dashboard.selectors.deployments import (
     DeploymentList,
     DeploymentRow,
@@ -78,6 +79,10 @@ def _slo(request: PageRequest) -> Slo:
     return slo_of(request.once(_model), request.now)
 
 
+def _types(request: PageRequest) -> DeploymentTypes:
+    return deployment_types(request.once(_model), request.now)
+
+
 def _autoscaling(request: PageRequest) -> Autoscaling:
     return autoscaling_of(request.once(_model))
 
@@ -128,6 +133,13 @@ DEPLOYMENT = Page(
             ("deployments:{key}", "cells", "load"),
             "dashboard/deployments/deployment.html",
             _deployment,
+        ),
+        Fragment(
+            "deployment-types",
+            "Instance types",
+            ("deployments:{key}", "cells"),
+            "dashboard/deployments/types.html",
+            _types,
         ),
         Fragment("deployment-slo", "Error budget", ("history",), "dashboard/load/slo.html", _slo),
         Fragment(

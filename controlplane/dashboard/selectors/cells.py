@@ -15,6 +15,7 @@ from fleet.planning.fingerprints import compare_stacks, member_stacks, stack_dig
 from fleet.planning.placement.distance import depth_of, distance
 from fleet.planning.states import CellState
 from fleet.selectors.history import deployment_subject, last_windows
+from fleet.selectors.model_version import engine_on
 
 CELLS_SHOWN = 100
 """Rows on one page."""
@@ -163,7 +164,7 @@ def cell_find(*, cell_id: str, now: datetime) -> CellRow | None:
 
 def cell_stack(row: CellRow) -> Stack:
     """The members' stack fingerprints side by side, in the fields that count for the cell's engine."""
-    engine = row.cell.model_version.engine
+    engine = engine_on(row.cell.model_version, row.cell.instance_type_id)
     ranks = member_stacks(engine, ((member.rank, member.node.pk, member.node.fingerprint) for member in row.members))
     stacks = {rank.node: rank.fingerprint for rank in ranks}
     differing = {difference.field for difference in compare_stacks(ranks).differing}

@@ -126,7 +126,7 @@ def deployment_find(*, name: str, now: datetime) -> DeploymentRow | None:
 
 
 def _deployments() -> "QuerySet[Deployment]":
-    return Deployment.objects.select_related("model_version", "instance_type").prefetch_related("regions__region")
+    return Deployment.objects.select_related("model_version").prefetch_related("regions__region")
 
 
 def _placed(deployments: "QuerySet[Deployment]") -> tuple[Placed, ...]:

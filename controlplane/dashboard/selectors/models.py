@@ -35,14 +35,13 @@ CELLS_MEASURED = 50
 """Of a version, the longest ready ones: an hour of each is 240 windows."""
 
 _MEASURED = """
-SELECT cell.deployment_id, cell.region_id, deployment.instance_type_id, count(DISTINCT cell.id),
+SELECT cell.deployment_id, cell.region_id, cell.instance_type_id, count(DISTINCT cell.id),
     sum(requests)::bigint, sum(errors)::bigint, max(tokens_per_s), max(in_flight), max(ttft_p50_ms), max(ttft_p95_ms),
     max(itl_p95_ms)
 FROM (
-    SELECT id, deployment_id, region_id, state_since FROM fleet_cell
+    SELECT id, deployment_id, region_id, instance_type_id, state_since FROM fleet_cell
     WHERE model_version_id = %(version)s AND state = 'ready' ORDER BY state_since, id LIMIT %(most)s
 ) cell
-JOIN fleet_deployment deployment ON deployment.name = cell.deployment_id
 JOIN fleet_loadsubject subject ON subject.name = 'cell:' || cell.id
 JOIN fleet_loadwindow load ON load.subject_id = subject.id AND load.step_s = %(step)s
     AND load.at >= greatest(%(since)s, cell.state_since)

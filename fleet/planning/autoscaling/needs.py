@@ -5,6 +5,7 @@ before there are fewer: the same load at a lower target, so that a load at the e
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -156,11 +157,24 @@ def _complaint(view: ScalingView, load: PlaceLoad) -> str:
 
 
 def _cells(requests: float, share: float, view: ScalingView) -> int:
-    return math.ceil(requests / (share * view.per_cell) - ROUNDING)
+    """The fewest cells, in the order in which they stay and come, that carry so much together."""
+    if not view.capacities:
+        return math.ceil(requests / (share * view.per_cell) - ROUNDING)
+    left = requests / share
+    for number, capacity in enumerate(view.capacities):
+        if left <= ROUNDING * capacity:
+            return number
+        left -= capacity
+    return len(view.capacities) + max(0, math.ceil(left / view.capacities[-1] - ROUNDING))
 
 
 def _taking(view: ScalingView, requests: float, share: float) -> str:
-    return f"{cells_text(_cells(requests, share, view))} at {share:.0%} of {view.per_cell:g} each"
+    cells = _cells(requests, share, view)
+    each = f"{view.per_cell:g} each"
+    if view.capacities:
+        of = Counter(view.carried(cells, view.capacities))
+        each = "what each was tested for: " + " and ".join(f"{n} for {most:g}" for most, n in sorted(of.items()))
+    return f"{cells_text(cells)} at {share:.0%} of {each}"
 
 
 def cells_text(count: int) -> str:

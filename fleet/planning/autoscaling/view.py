@@ -95,7 +95,8 @@ class ScaledPlace:
     `planned` None: there is no plan, or it is too old. `idle_since`: since when nobody has asked, by the look before;
     None: somebody did. `granted`: how many cells it may have while machines are short, and why; None: all.
     `answering`: which part of its cells should answer requests, where others only read prompts; `roles`: how many cells
-    the planner of roles needs of both; None: it plans none apart."""
+    the planner of roles needs of both; None: it plans none apart. `capacities`: requests at once of its cells, in the
+    order in which they stay and others come, the last also of all further ones; none: all as the deployment's."""
 
     region: str
     range: CellRange
@@ -111,6 +112,7 @@ class ScaledPlace:
     grant_reason: str = ""
     answering: float = 1.0
     roles: PlannedNeed | None = None
+    capacities: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +133,22 @@ class ScalingView:
     """Cells where no range is have no room for more, or there are none."""
     crowded_out: frozenset[str] = frozenset()
     """Regions whose requests no other one has room for: for the planner to fill in."""
+    capacities: tuple[float, ...] = ()
+    """As of the place that is looked at: what its cells carry one by one, where they are not alike."""
 
     def at(self, place: ScaledPlace) -> "ScalingView":
-        """With what a cell of a place carries, where only a part of its cells answers."""
-        return replace(self, per_cell=self.per_cell * place.answering)
+        """With what the cells of a place carry, where only a part of them answers, or they are of several types;
+        `per_cell` is then the mean of those that there should be."""
+        if not place.capacities:
+            return replace(self, per_cell=self.per_cell * place.answering)
+        count = max(1, place.current)
+        mean = sum(self.carried(count, place.capacities)) / count
+        return replace(self, per_cell=mean, capacities=place.capacities)
+
+    @staticmethod
+    def carried(count: int, capacities: tuple[float, ...]) -> tuple[float, ...]:
+        """What so many cells carry, one by one."""
+        return (*capacities[:count], *[capacities[-1]] * (count - len(capacities)))
 
 
 @dataclass(frozen=True, slots=True)

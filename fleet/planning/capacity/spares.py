@@ -20,8 +20,8 @@ NAMED_MOST = 3
 """Deployments in a reason."""
 Group = tuple[str, str]
 """Region, instance type."""
-Place = tuple[str, str]
-"""Deployment, region."""
+CellGroup = tuple[str, str, str]
+"""Deployment, region, instance type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,21 @@ class PlannedSpares:
     cells: tuple[int, ...] = ()
 
 
-def cells_there(fleet: FleetView) -> Counter[Place]:
-    """How many cells places have that stay."""
-    return Counter((cell.deployment, cell.region) for cell in fleet.cells.values() if cell.state not in LEAVING)
+def cells_there(fleet: FleetView) -> Counter[CellGroup]:
+    """How many cells places have that stay, by type."""
+    staying = (cell for cell in fleet.cells.values() if cell.state not in LEAVING)
+    return Counter((cell.deployment, cell.region, cell.instance_type) for cell in staying)
 
 
-def planned_spares(fleet: FleetView, there: Mapping[Place, int], now: datetime) -> dict[Group, PlannedSpares]:
+def planned_spares(fleet: FleetView, there: Mapping[CellGroup, int], now: datetime) -> dict[Group, PlannedSpares]:
     """Machines beside those of the cells that there are: the most of any slot until a machine that is ordered now has
     booted, and a cell on it has served for a slot. Cells that are wanted and not there yet count, or the machines that
-    were ready for them would be given back in the pass that makes them. What another deployment will need less is
+    were ready for them would be given back in the pass that makes them; not where they may be of one type or another,
+    which is decided as they come. What another deployment will need less is
     counted off. What is planned is all of one plan; one that is too old, or whose deployment may have no more cells for
     want of machines, counts for nothing."""
     more: dict[Group, dict[datetime, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
+    sizes: dict[tuple[str, str], int] = {}
     for place in fleet.planned:
         spec, region = fleet.deployments.get(place.deployment), fleet.regions.get(place.region)
         age_s = (now - place.at).total_seconds()
@@ -53,16 +56,20 @@ def planned_spares(fleet: FleetView, there: Mapping[Place, int], now: datetime) 
             continue
         if spec.claim(place.region).granted is not None:
             continue
-        wanted, have = spec.cells_wanted.get(place.region, 0), there.get((place.deployment, place.region), 0)
+        kind = place.instance_type or spec.instance_type
+        size, have = spec.of(spec.version, kind).nodes_per_cell, there.get((spec.name, place.region, kind), 0)
+        wanted = have if spec.further else spec.cells_wanted.get(place.region, 0)
         ahead_s = place.start_up_s + place.slot_s + region.limits.boot_s
         for slot in range(int(age_s // place.slot_s), int((age_s + ahead_s) // place.slot_s) + 1):
             if slot < len(place.cells):
                 begins_at = place.at + timedelta(seconds=slot * place.slot_s)
                 planned = place.cells[slot] if wanted <= have else max(place.cells[slot], wanted)
-                nodes = (planned - have) * spec.nodes_per_cell
-                more[place.region, spec.instance_type][begins_at][place.deployment] = nodes
-    sizes = {name: spec.nodes_per_cell for name, spec in fleet.deployments.items()}
-    found = {group: _most(slots, sizes) for group, slots in sorted(more.items())}
+                more[place.region, kind][begins_at][spec.name] = (planned - have) * size
+                sizes[kind, spec.name] = size
+    found = {
+        group: _most(slots, {name: size for (kind, name), size in sizes.items() if kind == group[1]})
+        for group, slots in sorted(more.items())
+    }
     return {group: spares for group, spares in found.items() if spares.count > 0}
 
 

@@ -170,8 +170,8 @@ def _awaits_its_place(case: _Case) -> bool:
 
 def _within(fleet: FleetView, instance_type: str) -> int:
     """How many network nodes must be known of machines of a type; 1, the zone, always is."""
-    specs = [spec for spec in fleet.deployments.values() if spec.instance_type == instance_type]
-    return max((max(spec.within, *(other.within for other in spec.others.values()), 1) for spec in specs), default=1)
+    specs = [spec for spec in fleet.deployments.values() if instance_type in spec.instance_types]
+    return max((spec.within_on(instance_type) for spec in specs), default=1)
 
 
 def _judge_joined(case: _Case) -> Decision | None:

@@ -176,7 +176,7 @@ def _is_soon(work: _Pass, notice: NoticeView, cell: CellView) -> bool:
 
 def _is_vain(work: _Pass, notice: NoticeView, cell: CellView) -> bool:
     """Whether a cell that starts would hardly serve before it has to drain."""
-    ready_s = work.fleet.deployments[cell.deployment].of(cell.version).ready_timeout_s
+    ready_s = work.fleet.deployments[cell.deployment].of_cell(cell).ready_timeout_s
     is_late = work.left_s(notice) <= ready_s + work.notices.drain_s(cell)
     return cell.state is CellState.STARTING and is_late
 

@@ -104,7 +104,7 @@ def _kept_warm(region: RegionView, kind: str, planned: PlannedSpares | None) -> 
 
 def _warm_markets(fleet: FleetView, pool: PoolKey) -> Markets:
     """A warm spare should do for every deployment that may need it."""
-    there = (spec for spec in fleet.deployments.values() if spec.instance_type == pool[1])
+    there = (spec for spec in fleet.deployments.values() if pool[1] in spec.instance_types)
     return wanted_by_all([spec.markets for spec in there if spec.cells_wanted.get(pool[0], 0) > 0])
 
 

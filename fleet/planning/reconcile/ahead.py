@@ -28,6 +28,6 @@ def supply_ahead(cell: CellView, fleet: FleetView, notices: Notices) -> Placemen
 def _has_time(cell: CellView, fleet: FleetView, notices: Notices) -> bool:
     """Whether machines that are bought now serve in another cell before this one must drain."""
     end = notices.end_of_cell(cell)
-    ready_s = fleet.deployments[cell.deployment].of(cell.version).ready_timeout_s
+    ready_s = fleet.deployments[cell.deployment].of_cell(cell).ready_timeout_s
     needed_s = fleet.regions[cell.region].limits.boot_s + ready_s + notices.drain_s(cell)
     return end is not None and (end - notices.now).total_seconds() > needed_s

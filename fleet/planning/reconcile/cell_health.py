@@ -42,7 +42,7 @@ def _judge(cell: CellView, fleet: FleetView, settings: FleetSettings, now: datet
 
 def _mismatch(cell: CellView, fleet: FleetView) -> str:
     """Why the members' software forms no cell (I2); the engines compare again, with flags and weights."""
-    engine = fleet.deployments[cell.deployment].of(cell.version).engine
+    engine = fleet.deployments[cell.deployment].of_cell(cell).engine
     software = ((member.rank, member.node, fleet.nodes[member.node].software) for member in cell.members)
     return first_mismatch(member_stacks(engine, software))
 
@@ -66,7 +66,7 @@ def _judge_start(
 ) -> Decision | None:
     if all(node.report.is_about(cell) and node.report.state is EngineState.READY for node in nodes):
         return _move(cell, CellState.READY, f"all {len(nodes)} ranks are ready")
-    timeout_s = fleet.deployments[cell.deployment].of(cell.version).ready_timeout_s + settings.start_grace_s
+    timeout_s = fleet.deployments[cell.deployment].of_cell(cell).ready_timeout_s + settings.start_grace_s
     if age_s > timeout_s:
         waiting = ", ".join(node.id for node in nodes if node.report.state is not EngineState.READY)
         return _move(cell, CellState.FAILED, f"not ready within {timeout_s:.0f} s; waiting for {waiting}")

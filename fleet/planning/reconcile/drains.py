@@ -26,7 +26,7 @@ def drain_ended(cell: CellView, notices: Notices) -> str:
 
 
 def _has_spare(cell: CellView, fleet: FleetView) -> bool:
-    pool = (cell.region, fleet.deployments[cell.deployment].instance_type)
+    pool = (cell.region, cell.instance_type)
     nodes = (node for node in fleet.nodes.values() if (node.region, node.instance_type) == pool)
     return any(is_idle(node) and fleet.cell_of(node.id) is None for node in nodes)
 

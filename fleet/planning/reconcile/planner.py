@@ -51,7 +51,7 @@ class _Pass:
 def plan_reconcile(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
     """Steps towards the desired state. Repairs come before new cells, so that they get the nearest spares."""
     work = _Pass(fleet, settings, now)
-    scaled, leaving = plan_scale(fleet, work.versions, work.ledger, work.notices)
+    scaled, leaving = plan_scale(fleet, work.versions, work.ledger, work.notices, settings)
     work.decisions += scaled
     work.decisions += plan_updates(fleet, work.versions, work.ledger, leaving)
     work.decisions += plan_role_changes(fleet, work.versions.roles, work.versions.live, work.ledger, leaving)
@@ -101,7 +101,7 @@ def _start_again(work: _Pass, cell: CellView, reason: str, wait_s: float = 0.0) 
     """Start a cell on the same nodes where they live; ask for the ones that are missing. While one of them is silent
     nothing is started: it may be dead, and the new generation would fail with it."""
     version = work.versions.of(cell)
-    size = work.fleet.deployments[cell.deployment].of(version).nodes_per_cell
+    size = work.fleet.deployments[cell.deployment].of(version, cell.instance_type).nodes_per_cell
     members = [work.fleet.nodes[member.node] for member in cell.members]
     staying = tuple(node for node in members if node.state not in DEAD)[:size]
     if not all(_is_heard(work, cell, node) for node in staying):
@@ -138,15 +138,16 @@ def _is_heard(work: _Pass, cell: CellView, node: NodeView) -> bool:
 
 def _order(work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, ...], count: int) -> PlacementRequest:
     spec = work.fleet.deployments[cell.deployment]
+    there = spec.of(version, cell.instance_type)
     return PlacementRequest(
         cell=cell.id,
         deployment=cell.deployment,
         region=cell.region,
-        instance_type=spec.instance_type,
+        instance_type=cell.instance_type,
         count=count,
         staying=staying,
-        within=spec.of(version).within,
-        engine=spec.of(version).engine,
+        within=there.within,
+        engine=there.engine,
         is_repair=cell.state in BROKEN,
         markets=spec.markets,
     )

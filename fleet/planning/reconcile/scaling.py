@@ -3,6 +3,7 @@
 Pure. Whatever takes an available cell down needs leave of the disruption ledger, and waits if that refuses.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from engine_agent.protocol.states import CellRole
@@ -13,8 +14,10 @@ from fleet.planning.role_split import beyond, counted
 from fleet.planning.roles.plan import Place
 from fleet.planning.rollout.versions import VersionPlan
 from fleet.planning.rollout.waves import RolloutProgress
+from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, DisruptionCause
+from fleet.planning.type_plan import TypePlan
 
 # When a region has too many cells, the least useful goes first.
 SURPLUS_ORDER = (
@@ -28,17 +31,18 @@ SURPLUS_ORDER = (
 
 
 def plan_scale(
-    fleet: FleetView, versions: VersionPlan, ledger: Ledger, notices: Notices
+    fleet: FleetView, versions: VersionPlan, ledger: Ledger, notices: Notices, settings: FleetSettings
 ) -> tuple[list[Decision], set[str]]:
     """What to create and to end, and the cells that are on their way out. Cells whose machines end are too many as soon
     as others are there in their place."""
     decisions: list[Decision] = []
     leaving: set[str] = set()
+    types = TypePlan(fleet, versions.live, notices, settings)
     for place in sorted(_places(fleet, versions)):
-        decisions += _create(fleet, versions, place, notices)
-        surplus = _surplus(fleet, versions, place, notices)
+        decisions += _create(fleet, versions, types, place, notices)
+        surplus = _surplus(fleet, versions, types, place, notices)
         leaving |= {cell.id for cell in surplus}
-        decisions += _end(fleet, versions, ledger, place, surplus, notices)
+        decisions += _end(fleet, versions, types, ledger, place, surplus, notices)
     return decisions, leaving
 
 
@@ -47,7 +51,9 @@ def _places(fleet: FleetView, versions: VersionPlan) -> set[Place]:
     return {place for place in wanted | set(versions.live) if not fleet.deployments[place[0]].problem}
 
 
-def _create(fleet: FleetView, versions: VersionPlan, place: Place, notices: Notices) -> Iterator[CreateCell]:
+def _create(
+    fleet: FleetView, versions: VersionPlan, types: TypePlan, place: Place, notices: Notices
+) -> Iterator[CreateCell]:
     deployment, region = place
     live = versions.live.get(place, ())
     ending = [cell for cell in live if cell.id in notices.going]
@@ -55,10 +61,10 @@ def _create(fleet: FleetView, versions: VersionPlan, place: Place, notices: Noti
     wanted, there = _wanted(fleet, place), len(live) - going
     if ending:
         versions.roles.leave(place, ending)
-    for _ in range(wanted - there):
+    for kind, why in _new_types(fleet, types, place, wanted - there):
         version = versions.of_new(deployment, region)
         role = versions.roles.of_new(place, version)
-        yield CreateCell(deployment, region, _reason(wanted, there, going), version, role)
+        yield CreateCell(deployment, region, kind, _reason(wanted, there, going) + why, version, role)
     progress = versions.progress(deployment)
     if progress is None or not progress.is_surging:
         return
@@ -67,10 +73,24 @@ def _create(fleet: FleetView, versions: VersionPlan, place: Place, notices: Noti
         versions.create_at_goal(deployment, region)
         reason = f"rollout {progress.rollout.id}: comes before a cell of {progress.stage.region} goes"
         role = versions.roles.of_new(place, progress.goal, goal=progress.goal)
-        yield CreateCell(deployment, region, reason, progress.goal, role)
+        yield CreateCell(deployment, region, types.of_surge(place, progress.goal), reason, progress.goal, role)
 
 
-def _surplus(fleet: FleetView, versions: VersionPlan, place: Place, notices: Notices) -> list[CellView]:
+def _new_types(fleet: FleetView, types: TypePlan, place: Place, lacking: int) -> Iterator[tuple[str, str]]:
+    """The instance type of each cell that is missing, and why that one. A cell of another type may come before one that
+    waits in vain, or works where it should not, goes."""
+    if not types.has_choice(place):
+        yield from [(fleet.deployments[place[0]].instance_type, "")] * max(0, lacking)
+        return
+    split, there = types.split(place), types.there(place)
+    for kind, count in split.cells.items():
+        why = f"; on {kind}: {split.why[kind]}" if kind in split.why else ""
+        yield from [(kind, why)] * max(0, count - there[kind])
+
+
+def _surplus(
+    fleet: FleetView, versions: VersionPlan, types: TypePlan, place: Place, notices: Notices
+) -> list[CellView]:
     cells = list(versions.live.get(place, ()))
     progress = versions.progress(place[0])
     excess = len(cells) - _wanted(fleet, place) - _held(progress, versions, place)
@@ -79,17 +99,24 @@ def _surplus(fleet: FleetView, versions: VersionPlan, place: Place, notices: Not
     surging = progress is not None and progress.is_surging
     goal = progress.goal if progress else fleet.deployments[place[0]].version
 
-    def least_useful(cell: CellView) -> tuple[bool, bool, bool, int, bool, float, str]:
+    def least_useful(cell: CellView) -> tuple[bool, bool, bool, bool, int, bool, float, str]:
         is_new = cell.version == goal
         rank = SURPLUS_ORDER.index(cell.state)
         stays, has_place = cell.id not in notices.going, cell.role not in too_many
-        return stays, surging and is_new, has_place, rank, is_new, -cell.created_at.timestamp(), cell.id
+        is_right = cell.instance_type not in wrong
+        return stays, surging and is_new, has_place, is_right, rank, is_new, -cell.created_at.timestamp(), cell.id
 
     too_many: frozenset[CellRole] = frozenset()
-    if not versions.roles.are_apart(place):
+    wrong: frozenset[str] = frozenset()
+    # What a rollout moves goes by version alone, or it would never be over.
+    by_type = types.split(place).cells if types.has_choice(place) and progress is None else None
+    if not versions.roles.are_apart(place) and by_type is None:
         return sorted(cells, key=least_useful)[:excess]
     surplus: list[CellView] = []
     for _ in range(excess):
+        if by_type is not None:
+            there = Counter(cell.instance_type for cell in cells)
+            wrong = frozenset(kind for kind, count in there.items() if count > by_type.get(kind, 0))
         too_many = beyond(counted(cell.role for cell in cells), versions.roles.wanted(place))
         surplus.append(min(cells, key=least_useful))
         cells.remove(surplus[-1])
@@ -106,6 +133,7 @@ def _held(progress: RolloutProgress | None, versions: VersionPlan, place: Place)
 def _end(
     fleet: FleetView,
     versions: VersionPlan,
+    types: TypePlan,
     ledger: Ledger,
     place: Place,
     surplus: list[CellView],
@@ -120,8 +148,10 @@ def _end(
     superfluous = len(surplus) - (claim.asked - wanted)
     for number, cell in enumerate(surplus):
         makes_room = number >= superfluous
+        kind = cell.instance_type
+        by_type = types.split(place).why.get(kind) if types.has_choice(place) else None
         cause = DisruptionCause.PREEMPTION if makes_room else DisruptionCause.SCALE
-        reason = claim.reason if makes_room else scale_reason
+        reason = claim.reason if makes_room else scale_reason + (f"; not on {kind}: {by_type}" if by_type else "")
         if cell.state is CellState.READY:
             refused = ledger.refusal(cell, cause) is not None
             forced = refused and cell.id in notices.going and _cannot_wait(fleet, cell, notices)

@@ -1,6 +1,7 @@
 """What a bake is judged by: which cells are compared, what they had counted when it began, and what since. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from fleet.planning.load.counters import CellCounters, pooled
 from fleet.planning.role_split import answers
@@ -13,6 +14,9 @@ from fleet.planning.states import CellState
 
 CELLS_COMPARED = 100
 """Of each kind; more would not make the verdict better, only the rollout's row larger."""
+
+
+_GRAVEST_FIRST = (Finding.WORSE, Finding.INCONCLUSIVE, Finding.PASSED)
 
 
 def updated_cells(progress: RolloutProgress, versions: VersionPlan, region: str) -> list[CellView]:
@@ -48,18 +52,36 @@ def bake_verdict(progress: RolloutProgress, versions: VersionPlan, is_fresh: Cal
         for cell in updated_cells(progress, versions, region):
             if not is_fresh(cell):
                 return Verdict(Finding.INCONCLUSIVE, f"{cell.id}, updated, has not reported lately that it is well")
-    before = progress.rollout.counters
-    updated = _since(updated_cells(progress, versions, progress.stage.region), before)
-    if not updated:
-        return Verdict(Finding.INCONCLUSIVE, "no updated cell has reported what it served during the bake")
-    old = control_cells(progress, versions)
-    control = _since(filter(is_fresh, old), before)
-    if old and not control:
-        return Verdict(Finding.INCONCLUSIVE, "no cell of the old version has reported what it served during the bake")
-    verdict = judge(pooled(updated), pooled(control) if old else None, progress.rollout.policy.gate)
+    updated, old = updated_cells(progress, versions, progress.stage.region), control_cells(progress, versions)
+    groups = [(updated, old)]
+    if progress.deployment.further and updated:
+        kinds = sorted({cell.instance_type for cell in updated})
+        groups = [(_on(kind, updated), _on(kind, old)) for kind in kinds]
+    verdicts = [_of_alike(progress, new, before, is_fresh) for new, before in groups]
+    verdict = min(verdicts, key=lambda one: _GRAVEST_FIRST.index(one.finding))
     if verdict.finding is not Finding.PASSED:
         return verdict
     return goodput_objection(progress.rollout.goodput, progress.rollout.policy.gate) or verdict
+
+
+def _of_alike(
+    progress: RolloutProgress, updated: list[CellView], old: list[CellView], is_fresh: Callable[[CellView], bool]
+) -> Verdict:
+    """Of cells on the same machines: one on others is faster or slower whatever it runs."""
+    before = progress.rollout.counters
+    served = _since(updated, before)
+    if not served:
+        return Verdict(Finding.INCONCLUSIVE, "no updated cell has reported what it served during the bake")
+    control = _since(filter(is_fresh, old), before)
+    if old and not control:
+        return Verdict(Finding.INCONCLUSIVE, "no cell of the old version has reported what it served during the bake")
+    verdict = judge(pooled(served), pooled(control) if old else None, progress.rollout.policy.gate)
+    where = f"on {updated[0].instance_type}: " if progress.deployment.further else ""
+    return replace(verdict, reason=where + verdict.reason)
+
+
+def _on(kind: str, cells: Iterable[CellView]) -> list[CellView]:
+    return [cell for cell in cells if cell.instance_type == kind]
 
 
 def _is_serving(cell: CellView) -> bool:

@@ -137,8 +137,20 @@ def _not_serving(versions: VersionPlan, deployment: str, region: str, goal: str)
 
 
 def _candidates(versions: VersionPlan, progress: RolloutProgress, region: str, leaving: set[str]) -> Iterator[CellView]:
-    """Serving cells of other versions, roles in turn, the oldest first."""
+    """Serving cells of other versions, roles and instance types in turn, the oldest first."""
     place, goal = (progress.deployment.name, region), progress.goal
     cells = versions.live.get(place, ())
     old = [c for c in cells if c.state is CellState.READY and c.version != goal and c.id not in leaving]
-    return in_turn(old, versions.roles.at(place, goal), versions.roles.wanted(place))
+    turn = in_turn(old, versions.roles.at(place, goal), versions.roles.wanted(place))
+    return _types_in_turn(turn, cells, goal) if progress.deployment.further else turn
+
+
+def _types_in_turn(turn: Iterable[CellView], cells: Iterable[CellView], goal: str) -> Iterator[CellView]:
+    """So that a version is seen on each type early: next is one on that on which the fewest run it."""
+    moved = Counter(cell.instance_type for cell in cells if cell.version == goal or cell.returns)
+    left = list(turn)
+    while left:
+        cell = min(left, key=lambda one: moved[one.instance_type])
+        left.remove(cell)
+        moved[cell.instance_type] += 1
+        yield cell

@@ -12,7 +12,7 @@ from fleet.planning.claims import GrantRule
 from fleet.planning.decisions import Decision, GrantCells
 from fleet.planning.settings import FleetSettings
 from fleet.planning.shares.preemption import PoolState, Preemption, pool_states
-from fleet.planning.shares.quotas import QuotaLimit, plan_quotas
+from fleet.planning.shares.quotas import QuotaLimit, machines_held, plan_quotas
 from fleet.planning.shares.turns import WITHOUT_MACHINES, Place, Share, shares_of
 from fleet.planning.snapshot import FleetView
 
@@ -25,7 +25,7 @@ def plan_shares(fleet: FleetView, settings: FleetSettings, now: datetime) -> tup
     if not _has_work(fleet):
         return ()
     shares = shares_of(fleet)
-    quotas = plan_quotas(shares.values(), fleet.quotas)
+    quotas = plan_quotas(shares.values(), fleet.quotas, machines_held(fleet))
     bounded = [one for share in shares.values() if (one := _bounded(share, quotas.limits.get(share.place))) is not None]
     if bounded:
         return tuple(bounded)  # what others may take depends on these

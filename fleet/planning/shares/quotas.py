@@ -11,9 +11,11 @@ what the regions leave each place. So neither is ever exceeded.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from fleet.planning.claims import QuotaView
 from fleet.planning.shares.turns import Place, Share
+from fleet.planning.snapshot import FleetView
 
 OVERALL = ""
 """In place of a region: over all of them."""
@@ -55,7 +57,21 @@ class QuotaPlan:
     uses: tuple[TeamUse, ...]
 
 
-def plan_quotas(shares: Iterable[Share], quotas: Iterable[QuotaView]) -> QuotaPlan:
+Held = Mapping[tuple[str, str, str], int]
+"""Team, instance type, region -> machines of it in cells that might be on another type; no limit here binds them."""
+
+
+def machines_held(fleet: FleetView) -> Counter[tuple[str, str, str]]:
+    """By teams, where a deployment lists several types."""
+    held: Counter[tuple[str, str, str]] = Counter()
+    for cell in fleet.cells.values():
+        spec = fleet.deployments[cell.deployment]
+        if spec.further and spec.team:
+            held[spec.team, cell.instance_type, cell.region] += len(cell.members)
+    return held
+
+
+def plan_quotas(shares: Iterable[Share], quotas: Iterable[QuotaView], held: Held = MappingProxyType({})) -> QuotaPlan:
     """What the quotas of all types allow."""
     limits: dict[Place, QuotaLimit] = {}
     uses: list[TeamUse] = []
@@ -69,7 +85,15 @@ def plan_quotas(shares: Iterable[Share], quotas: Iterable[QuotaView]) -> QuotaPl
             for share in there.values()
             if share.instance_type == kind and share.team in rows and region in {OVERALL, share.region}
         ]
-        allotment = _Allotment(rows, wanting, region)
+        taken = {
+            team: sum(
+                count
+                for (who, what, where), count in held.items()
+                if (who, what) == (team, kind) and region in {OVERALL, where}
+            )
+            for team in rows
+        }
+        allotment = _Allotment(rows, wanting, region, taken)
         allotment.fill()
         for place, limit in allotment.limits().items():
             limits[place] = _both(limits.get(place), limit)
@@ -94,15 +118,17 @@ class _Allotment:
     """The machines of one type on their way to the cells of the teams that have a quota of it, in a region or over
     all."""
 
-    def __init__(self, quotas: Mapping[str, QuotaView], shares: list[Share], region: str) -> None:
+    def __init__(
+        self, quotas: Mapping[str, QuotaView], shares: list[Share], region: str, taken: Mapping[str, int]
+    ) -> None:
         self.quotas = quotas
         self.shares = shares
         self.region = region
-        self.wanted: Counter[str] = Counter()
+        self.wanted: Counter[str] = Counter(taken)
         for share in shares:
             self.wanted[share.team] += share.claim.asked * share.size
         self.total = sum(quota.machines for quota in quotas.values())
-        self.used: Counter[str] = Counter()
+        self.used: Counter[str] = Counter(taken)
         self.given: Counter[Place] = Counter()
         self.borrowed: Counter[Place] = Counter()
         self.bounded: dict[Place, str] = {}

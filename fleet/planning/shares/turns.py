@@ -101,13 +101,15 @@ def cells_in_turn(fleet: FleetView, waiting: Collection[str]) -> dict[str, Turn]
 
 
 def shares_of(fleet: FleetView) -> dict[Place, Share]:
-    """Every place of a deployment of which something sensible is known."""
+    """Every place of a deployment of which something sensible is known, and whose cells are of one type: who may be on
+    another goes there instead of taking machines, and gives none."""
     cells: dict[Place, list[CellView]] = {}
     for cell in fleet.cells.values():
         cells.setdefault((cell.deployment, cell.region), []).append(cell)
-    sound = [spec for spec in fleet.deployments.values() if not spec.problem]
+    sound = [spec for spec in fleet.deployments.values() if not spec.problem and not spec.further]
     places = {(spec.name, region) for spec in sound for region in spec.cells_wanted}
-    places |= {place for place in cells if not fleet.deployments[place[0]].problem}
+    names = {spec.name for spec in sound}
+    places |= {place for place in cells if place[0] in names}
     return {place: _share(fleet, place, cells.get(place, [])) for place in sorted(places)}
 
 
@@ -156,7 +158,7 @@ def _lack(fleet: FleetView, spec: DeploymentView, cell: CellView) -> Lack | None
     if cell.state not in WITHOUT_MACHINES:
         return None
     alive = sum(fleet.nodes[member.node].state not in DEAD for member in cell.members)
-    short = spec.of(cell.version).nodes_per_cell - alive
+    short = spec.of_cell(cell).nodes_per_cell - alive
     return Lack(cell, short) if short > 0 else None
 
 

@@ -208,7 +208,7 @@ def one_more_of_everything(number: int) -> None:
     versions = [ModelVersion.objects.create(model=model, version=v, engine="sim", created_at=NOW) for v in ("1", "2")]
     EngineAllowance.objects.create(engine="sim", name=f"--option-{number}", why="w", actor="a", created_at=NOW)
     deployment = Deployment.objects.create(
-        name=f"deployment-{number}", model_version=versions[0], instance_type=kind, created_at=NOW
+        name=f"deployment-{number}", model_version=versions[0], instance_types=[kind.name], created_at=NOW
     )
     one_more_decision(deployment, region)
     nodes = [rows.node(f"n-{number:06x}{rank:02x}", where=region.name) for rank in range(3)]

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fleet.models import Deployment
 from models_registry.models import Benchmark, BenchmarkPoint, ConfigurationSearch
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
@@ -51,6 +52,16 @@ def test_capacity_is_set_by_hand_from_what_was_found(switchyard: Switchyard) -> 
     bare = measured(rows.version(), 8, deployment="sim-70b")
     refused = switchyard("bench", "apply", str(bare.pk), "--yes")
     assert "found no rate that held" in refused.err
+
+
+def test_capacity_is_set_by_type_where_there_are_several(switchyard: Switchyard) -> None:
+    rows.deployment()
+    Deployment.objects.update(instance_types=["local.cpu", "local.big"])
+    row = measured(rows.version(), 8, concurrency=18.4, deployment="sim-70b")
+    applied = switchyard("bench", "apply", str(row.pk), "--yes")
+    assert applied.out == "deployment sim-70b counts for 18 requests at once a cell\n"
+    policy = traffic_policies()["sim-70b"]
+    assert (policy.tested_on("local.cpu"), policy.tested_on("local.big")) == (18, None)
 
 
 def test_what_tokens_cost_in_regions_is_set_by_hand_from_what_was_measured_there(switchyard: Switchyard) -> None:

@@ -55,6 +55,8 @@ def test_lists_are_filtered_and_an_empty_one_says_so(switchyard: Switchyard, cel
         (("evacuate", "us-east-1", "--for", "soon"), 2, "'soon' is no duration"),
         (("apply", "-f", "/nowhere.yaml"), 2, "cannot read /nowhere.yaml"),
         (("scale", "sim-70b", "us-east-1"), 2, "must read REGION=CELLS"),
+        (("scale", "sim-70b", "us-east-1=2", "--on", "trn1"), 2, "give TYPE=CELLS once for each type"),
+        (("scale", "sim-70b", "us-east-1=2", "--on", "trn1=1,trn1=1"), 2, "give TYPE=CELLS once for each type"),
     ],
 )
 def test_what_goes_wrong_has_an_exit_code_and_a_sentence(
@@ -158,6 +160,19 @@ def test_what_cuts_requests_needs_confirmation(switchyard: Switchyard, cell: Cel
     assert Cell.objects.get().state == "ready"
     assert switchyard("restart", cell.id, "--yes").code == 0
     assert Cell.objects.get().state != "ready"
+
+
+@pytest.mark.usefixtures("cell")
+def test_cells_are_put_on_types_by_hand_and_back(switchyard: Switchyard) -> None:
+    shown = switchyard("scale", "sim-70b", "us-east-1=2", "--on", "local.cpu=2")
+    assert (shown.out, shown.err) == ("deployment sim-70b: us-east-1 1/2 cells ready\n", "")
+    assert DeploymentRegion.objects.get().by_type == {"local.cpu": 2}
+    assert "predicted for sim-70b" in switchyard("scale", "sim-70b", "us-east-1=2", "--on", "any", "--dry-run").out
+    assert DeploymentRegion.objects.get().by_type == {"local.cpu": 2}
+    refused = switchyard("scale", "sim-70b", "us-east-1=2", "--on", "trn1=1")
+    assert (refused.code, "'trn1' is none of its instance types" in refused.err) == (3, True)
+    assert switchyard("scale", "sim-70b", "us-east-1=2", "--on", "any").code == 0
+    assert DeploymentRegion.objects.get().by_type == {}
 
 
 def test_scaling_is_foretold_and_done(switchyard: Switchyard, cell: Cell) -> None:

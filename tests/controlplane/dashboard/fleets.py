@@ -85,7 +85,7 @@ def one_more_of_everything(number: int) -> Cell:
     deployment = Deployment.objects.create(
         name=f"deployment-{number}",
         model_version=version,
-        instance_type=kind,
+        instance_types=[kind.name],
         created_at=NOW,
         team=f"team-{number}",
     )

@@ -43,6 +43,16 @@ def test_cells_and_other_regions_become_servers() -> None:
     )
 
 
+def test_a_cell_weighs_what_it_runs_at_once_beside_the_largest_of_its_pool() -> None:
+    limits = {"c-1": 32, "c-2": 8, "c-3": 1, "c-4": 32}
+    cells = [msgspec.structs.replace(CELL, cell=name, max_connections=most) for name, most in limits.items()]
+    desired = desired_from(with_pool(cells=tuple(cells)))
+    weights = {server.cell: server.weight for server in desired.servers if server.cell}
+    assert weights == {"c-1": 100, "c-2": 25, "c-3": 3, "c-4": 100}
+    huge = desired_from(with_pool(cells=(*cells, msgspec.structs.replace(CELL, cell="c-5", max_connections=10_000))))
+    assert min(server.weight for server in huge.servers if server.cell) == 1, "0 would take no requests at all"
+
+
 def test_models_shares_and_the_listing_become_maps() -> None:
     maps = desired_from(TABLE).maps
     assert maps[MODELS_MAP] == {"org/chat": "pool.chat", "chat": "pool.chat"}

@@ -47,7 +47,7 @@ def test_cells_may_be_a_range_and_a_number_ends_it() -> None:
 
 
 def test_a_deployment_is_created_with_a_range_and_a_policy() -> None:
-    new = {"name": "chat", "model_version": "sim-70b@1", "instance_type": KIND, "scaling": {"mode": "act"}}
+    new = {"name": "chat", "model_version": "sim-70b@1", "instance_types": [KIND], "scaling": {"mode": "act"}}
     response = bearer("ada").post("/api/v1/deployments", {**new, "regions": [WEST_RANGE]}, format="json")
     assert response.status_code == 200, response.content
     assert (response.json()["regions"][0]["cells"], response.json()["scaling"]) == (2, {"mode": "act"})

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fleet.models import Deployment, DeploymentRegion
+from fleet.models import Deployment, DeploymentRegion, InstanceType
 from kernel.models import Event
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
@@ -12,7 +12,7 @@ from tests.fleet import rows
 pytestmark = pytest.mark.django_db
 
 URL = "/api/v1/deployments/sim-70b"
-ALL = {"pools": None, "role_plan": None, "granted": None, "grant_reason": ""}
+ALL = {"pools": None, "role_plan": None, "by_type": {}, "types": {}, "granted": None, "grant_reason": ""}
 
 
 def scale(*places: Any, username: str = "operator") -> Any:
@@ -32,7 +32,7 @@ def test_a_deployment_says_everything_about_itself() -> None:
         "name": "sim-70b",
         "model_version": "sim-70b@1",
         "serving_class": "realtime",
-        "instance_type": "local.cpu",
+        "instance_types": ["local.cpu"],
         "drain_deadline_s": 60.0,
         "update_policy": {},
         "slo": {},
@@ -43,7 +43,7 @@ def test_a_deployment_says_everything_about_itself() -> None:
         "preemptible": None,
         "preempts": "min",
         "regions": [
-            {"region": "us-east-1", "cells": 2, "range": None, "ready": 1, **ALL},
+            {"region": "us-east-1", "cells": 2, "range": None, "ready": 1, **ALL, "types": {"local.cpu": 2}},
             {"region": "us-west-2", "cells": 1, "range": None, "ready": 0, **ALL},
         ],
         "created_at": "2026-11-21T12:00:00Z",
@@ -53,7 +53,8 @@ def test_a_deployment_says_everything_about_itself() -> None:
 def test_deployments_are_found_by_what_they_are() -> None:
     rows.deployment()
     client = bearer()
-    for query in ({"region": "us-east-1"}, {"serving_class": "realtime"}, {"model": "sim-70b"}):
+    of_type = {"instance_type": "local.cpu"}
+    for query in ({"region": "us-east-1"}, {"serving_class": "realtime"}, {"model": "sim-70b"}, of_type):
         assert [row["name"] for row in client.get("/api/v1/deployments", query).json()["results"]] == ["sim-70b"]
     for query in ({"region": "us-west-2"}, {"serving_class": "batch"}, {"instance_type": "other"}):
         assert client.get("/api/v1/deployments", query).json()["results"] == []
@@ -125,7 +126,7 @@ def test_scaling_what_is_not_there_is_not_found() -> None:
 NEW = {
     "name": "chat",
     "model_version": "sim-70b@1",
-    "instance_type": "local.cpu",
+    "instance_types": ["local.cpu"],
     "regions": [{"region": "us-east-1", "cells": 2}],
 }
 
@@ -153,7 +154,11 @@ def test_a_name_that_is_taken_is_a_conflict() -> None:
     ("wrong", "broken"),
     [
         ({"model_version": "sim-70b@9"}, {"model_version": "exists"}),
-        ({"instance_type": "none"}, {"instance_type": "exists"}),
+        ({"instance_types": ["none"]}, {"instance_types": "exists"}),
+        ({"instance_types": []}, {"instance_types": "min_length"}),
+        ({"instance_type": "local.cpu"}, {"instance_type": "unknown"}),
+        ({"by_type": {"us-east-1": {"none": 1}}}, {"by_type.us-east-1": "listed"}),
+        ({"by_type": {"us-east-1": {"local.cpu": -1}}}, {"by_type.us-east-1.local.cpu": "min_value"}),
         ({"regions": [{"region": "nowhere", "cells": 1}]}, {"regions": "exists"}),
         ({"update_policy": {"surge": -1}}, {"update_policy.surge": "policy"}),
         ({"name": "a/b"}, {"name": "invalid"}),
@@ -214,3 +219,13 @@ def test_an_objective_is_stated_in_parts_and_checked() -> None:
     changed = client.patch(URL, {"slo": {"availability": 0.999}}, format="json").json()
     assert changed["slo"] == {"ttft_ms": 800, "availability": 0.999}
     assert rules(client.patch(URL, {"slo": {"availability": 2}}, format="json")) == {"slo.availability": "objective"}
+
+
+def test_types_and_mix_of_a_deployment_are_changed_together() -> None:
+    InstanceType.objects.create(name="local.big", accelerator="cpu")
+    row = rows.deployment(cells=2, nodes=1)
+    type(row.model_version).objects.update(parallelism={"local.cpu": {"nodes": 1}, "local.big": {"nodes": 1}})
+    change = {"instance_types": ["local.big", "local.cpu"], "by_type": {"us-east-1": {"local.cpu": 1}}}
+    changed = bearer("operator").patch(URL, change, format="json").json()
+    assert changed["instance_types"] == ["local.big", "local.cpu"]
+    assert changed["regions"][0]["by_type"] == {"local.cpu": 1}

@@ -47,7 +47,7 @@ def test_markets_are_stated_and_taken_back_and_each_change_is_recorded() -> None
 
 
 def test_a_deployment_is_created_with_its_markets() -> None:
-    new = {"name": "chat", "model_version": "sim-70b@1", "instance_type": KIND, "markets": ["spot"]}
+    new = {"name": "chat", "model_version": "sim-70b@1", "instance_types": [KIND], "markets": ["spot"]}
     response = bearer("ada").post("/api/v1/deployments", new | {"regions": _cells("us-east-1")}, format="json")
     assert response.json()["markets"] == ["spot"]
     other = new | {"name": "other", "regions": _cells("us-west-2")}

@@ -52,6 +52,7 @@ def cell(name: str, *members: str, state: CellState = CellState.READY, **changes
         id=name,
         deployment="llama",
         region="east",
+        instance_type=KIND,
         state=state,
         generation=3,
         created_at=ago(500),

@@ -25,7 +25,7 @@ def version(name: str, *adapters: str, model: str = "sim-70b") -> ModelVersion:
 
 def create(name: str, reference: str) -> Deployment:
     return deployment_create(
-        name=name, model_version=reference, instance_type=KIND, cells={"us-east-1": 1}, actor="ada", now=NOW
+        name=name, model_version=reference, instance_types=[KIND], cells={"us-east-1": 1}, actor="ada", now=NOW
     )
 
 

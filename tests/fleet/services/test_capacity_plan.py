@@ -83,14 +83,16 @@ class TestForTheReconciler:
         Deployment.objects.update(scaling={"mode": "act"})
 
     def test_cells_on_its_type(self) -> None:
-        Deployment.objects.update(instance_type=InstanceType.objects.create(name="trn1", accelerator="neuron"))
+        InstanceType.objects.create(name="trn1", accelerator="neuron")
+        Deployment.objects.update(instance_types=["trn1"])
         store()
         (found,) = planned_place_cells()
         assert (found.deployment, found.region, found.at, found.slot_s) == ("sim-70b", EAST, AT, 900)
         assert (found.cells, found.start_up_s) == (plan().cells[0].cells, 600.0)
 
     def test_in_shadow_paused_or_without_a_range_there_are_none(self) -> None:
-        Deployment.objects.update(instance_type=InstanceType.objects.create(name="trn1", accelerator="neuron"))
+        InstanceType.objects.create(name="trn1", accelerator="neuron")
+        Deployment.objects.update(instance_types=["trn1"])
         store()
         Deployment.objects.update(scaling={})
         assert planned_place_cells() == ()
@@ -106,7 +108,8 @@ class TestForTheReconciler:
         assert planned_place_cells() == ()
 
     def test_each_snapshot_has_the_newest(self) -> None:
-        Deployment.objects.update(instance_type=InstanceType.objects.create(name="trn1", accelerator="neuron"))
+        InstanceType.objects.create(name="trn1", accelerator="neuron")
+        Deployment.objects.update(instance_types=["trn1"])
         cache = FleetCache()
         assert fleet_view(now=AT, cache=cache).planned == ()
         store()

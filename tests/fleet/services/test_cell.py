@@ -25,9 +25,9 @@ def members(cell: str) -> list[str]:
 def test_cells_get_numbers_that_are_never_used_twice() -> None:
     rows.deployment(cells=2)
     for _ in range(2):
-        cell_create(CreateCell("sim-70b", "us-east-1", "wanted"), now=NOW)
+        cell_create(CreateCell("sim-70b", "us-east-1", rows.KIND, "wanted"), now=NOW)
     Cell.objects.filter(id="sim-70b-us-east-1-2").delete()
-    cell_create(CreateCell("sim-70b", "us-east-1", "wanted"), now=NOW)
+    cell_create(CreateCell("sim-70b", "us-east-1", rows.KIND, "wanted"), now=NOW)
     assert set(Cell.objects.values_list("id", flat=True)) == {"sim-70b-us-east-1-1", "sim-70b-us-east-1-3"}
 
 

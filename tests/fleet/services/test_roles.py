@@ -98,7 +98,7 @@ def test_what_cannot_be_told_apart_is_refused_by_name(
         lambda: scale(CellPools(1, 3)),
         lambda: deployment_change(name="sim-70b", actor="ada", now=NOW, scaling={"roles": "planned"}),
         lambda: deployment_create(
-            name="other", model_version="sim-70b@1", instance_type=rows.KIND, cells={EAST: CellPools(1, 1)},
+            name="other", model_version="sim-70b@1", instance_types=[rows.KIND], cells={EAST: CellPools(1, 1)},
             actor="ada", now=NOW,
         ),
     ):  # fmt: skip
@@ -122,7 +122,7 @@ def test_a_rollout_to_a_version_that_hands_nothing_over_is_refused_and_so_is_tak
 
 @pytest.mark.usefixtures("deployment")
 def test_a_role_is_written_with_the_cell_and_its_start() -> None:
-    cell_create(CreateCell("sim-70b", EAST, "wanted", role=CellRole.DECODE), now=NOW)
+    cell_create(CreateCell("sim-70b", EAST, rows.KIND, "wanted", role=CellRole.DECODE), now=NOW)
     cell = Cell.objects.get()
     assert cell.role == "decode"
     rows.node("n-a")

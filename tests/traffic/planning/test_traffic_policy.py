@@ -19,6 +19,7 @@ WHOLE: dict[str, Any] = {
     "cost_latency_ms": 100.0,
     "utilisation_cap": 0.7,
     "tested_concurrency": 24,
+    "tested_by_type": {"trn1.32xlarge": 12},
     "load_bound": 1.5,
     "split": {"chat": 95, "chat-v2": 5},
     "routing": "exact",
@@ -31,6 +32,12 @@ WHOLE: dict[str, Any] = {
 def test_what_is_stated_counts_and_the_rest_is_the_default() -> None:
     policy = parse_traffic_policy({"utilisation_cap": 0.7}, REGIONS)
     assert (policy.utilisation_cap, policy.cost_utilisation) == (0.7, TrafficPolicy().cost_utilisation)
+
+
+def test_a_type_may_have_been_tested_for_another_number() -> None:
+    policy = parse_traffic_policy(WHOLE, REGIONS)
+    assert (policy.tested_on("trn1.32xlarge"), policy.tested_on("p5.48xlarge")) == (12, 24)
+    assert TrafficPolicy().tested_on("p5.48xlarge") is None, "then its version says"
 
 
 def test_a_policy_survives_being_stored() -> None:
@@ -67,6 +74,7 @@ def test_residency_binds_only_the_origins_that_it_names() -> None:
         ({"shared_caches": "yes"}, "shared_caches", "true or false"),
         ({"batch_at_risk": "hope"}, "batch_at_risk", "tell"),
         ({"tested_concurrency": 1.5}, "tested_concurrency", "whole number"),
+        ({"tested_by_type": {"trn1.32xlarge": 0}}, "tested_by_type.trn1.32xlarge", "from 1 to 10000"),
     ],
 )
 def test_what_breaks_a_rule_is_named_with_what_would_be_right(stated: dict[str, Any], field: str, words: str) -> None:

@@ -142,7 +142,7 @@ def test_a_pass_over_ten_deployments_asks_hardly_more_than_one_over_one() -> Non
             Deployment.objects.create(
                 name=f"d-{index}",
                 model_version=base.model_version,
-                instance_type=base.instance_type,
+                instance_types=base.instance_types,
                 created_at=rows.NOW,
             )
         autopilot_run(now=fleet.now + timedelta(seconds=4 + 4 * number))

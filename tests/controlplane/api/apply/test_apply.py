@@ -44,7 +44,7 @@ def a_whole_fleet() -> list[dict[str, Any]]:
     return [
         document("FaultRule", "slow", mode="shadow"),
         document("TrafficPolicy", "chat", cost={"eu-west-1": 0.5}),
-        document("Deployment", "chat", model_version="sim-70b@1", instance_type="local.cpu", regions=places),
+        document("Deployment", "chat", model_version="sim-70b@1", instance_types=["local.cpu"], regions=places),
         document("Model", "tiny", description="a small one"),
         document("ModelVersion", "tiny@1", engine="sim", parallelism={"local.cpu": {"nodes": 1}}),
         document("Region", "eu-west-1", spares={"local.cpu": 1}),

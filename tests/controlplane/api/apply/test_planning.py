@@ -9,7 +9,8 @@ from traffic.planning.traffic_policy import TrafficPolicy, traffic_policy_as_jso
 
 SERVED: dict[str, Any] = {
     "model_version": "sim-70b@1",
-    "instance_type": "local.cpu",
+    "instance_types": ["local.cpu"],
+    "by_type": {"us-east-1": {}, "us-west-2": {"local.cpu": 1}},
     "serving_class": "realtime",
     "drain_deadline_s": 60.0,
     "update_policy": {"bake_s": 10},
@@ -49,6 +50,18 @@ def steps(plan: Plan) -> list[tuple[str, str]]:
             [("change", "Deployment sim-70b differs in update_policy.gate.min_samples")],
         ),
         ({"regions": [{"region": "us-west-2", "cells": {"max": 4, "min": 1}}]}, []),
+        ({"instance_types": ["local.cpu"], "by_type": {"us-west-2": {"local.cpu": 1}}}, []),
+        (
+            {"instance_types": ["local.sim", "local.cpu"], "by_type": {"us-east-1": {"local.sim": 2}}},
+            [
+                ("change", "Deployment sim-70b differs in instance_types"),
+                ("change", "Deployment sim-70b differs in by_type.us-east-1"),
+            ],
+        ),
+        (
+            {"by_type": {"us-west-2": {}}},
+            [("change", "Deployment sim-70b differs in by_type.us-west-2")],
+        ),
         (
             {"regions": [{"region": "us-west-2", "cells": {"min": 2, "max": 4}}]},
             [("scale", "sim-70b should have 2 to 4 cells in us-west-2, not 1 to 4 cells")],
@@ -110,8 +123,7 @@ def test_what_there_is_not_is_created_with_all_that_is_stated() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "spec", "found", "field", "rule"),
     [
-        (Kind.DEPLOYMENT, "a", {"model_version": "m@1"}, None, "spec.instance_type", "required"),
-        (Kind.DEPLOYMENT, "a", {"instance_type": "p5.48xlarge"}, SERVED, "spec.instance_type", "fixed"),
+        (Kind.DEPLOYMENT, "a", {"model_version": "m@1"}, None, "spec.instance_types", "required"),
         (Kind.DEPLOYMENT, "a", {"update_policy": {"bake": 1}}, SERVED, "spec.update_policy.bake", "policy"),
         (Kind.REGION, "a", {"provider": "aws"}, {"provider": "local"}, "spec.provider", "fixed"),
         (Kind.MODEL_VERSION, "m@1", {"context_length": 9}, VERSION, "spec.context_length", "immutable"),

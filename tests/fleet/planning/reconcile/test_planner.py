@@ -40,7 +40,7 @@ def test_a_fleet_that_is_as_wanted_needs_nothing() -> None:
 
 def test_missing_cells_are_created_one_by_one() -> None:
     view = fleet(member("a"), member("b"), cell("c1", "a", "b"), wanted=3)
-    assert plan(view) == (CreateCell("llama", "east", "3 cells wanted, 1 there"),) * 2
+    assert plan(view) == (CreateCell("llama", "east", KIND, "3 cells wanted, 1 there"),) * 2
 
 
 def test_a_pending_cell_starts_on_spares() -> None:
