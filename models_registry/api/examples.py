@@ -18,6 +18,27 @@ NEW_DRAFT: dict[str, Any] = {
     "engine_options": {"enforce_eager": False},
 }
 
+SEVERAL_TYPES: dict[str, Any] = {
+    "model": "llama",
+    "version": "7",
+    "engine": "vllm",
+    "artifact_uri": "s3://models/llama-7",
+    "context_length": 4096,
+    "max_concurrency": 64,
+    "parallelism": {"p5.48xlarge": {"tp": 4}, "inf2.48xlarge": {"tp": 8}, "local.cpu": {}},
+    "engine_options": {"max_num_batched_tokens": 8192},
+    "golden_prompts": [{"prompt": "2 + 2 =", "expect": "4"}],
+    "by_type": {
+        "inf2.48xlarge": {"engine": "neuron", "max_concurrency": 4, "ready_timeout_s": 3600},
+        "local.cpu": {
+            "engine": "generic",
+            "artifact_uri": "s3://models/llama-7-gguf",
+            "max_concurrency": 2,
+            "engine_options": {"command": "llama-cpp"},
+        },
+    },
+}
+
 CHANGE_DRAFT: dict[str, Any] = {"context_length": 4096, "revision": 1}
 
 VALIDATION: dict[str, Any] = {
@@ -33,7 +54,7 @@ VALIDATION: dict[str, Any] = {
         "artifacts": [
             {"uri": "file:///srv/artifacts/smollm2", "digest": "sha256:1f3c…", "files": 9, "bytes": 269080000}
         ],
-        "instance_types": [{"instance_type": "local.cpu", "problem": ""}],
+        "instance_types": [{"instance_type": "local.cpu", "engine": "vllm", "problem": ""}],
         "golden_prompts": 1,
         "golden_waiver": "",
     },

@@ -142,7 +142,12 @@ class EditDraftSerializer(ChangeDraftSerializer):
     )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("new draft", examples.NEW_DRAFT, request_only=True)])
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("new draft", examples.NEW_DRAFT, request_only=True),
+        OpenApiExample("several instance types", examples.SEVERAL_TYPES, request_only=True),
+    ]
+)
 class CreateDraftSerializer(ChangeDraftSerializer):
     model = serializers.CharField(max_length=96)
     version = serializers.RegexField(

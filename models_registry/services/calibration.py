@@ -21,6 +21,7 @@ from models_registry.planning.calibration import (
 )
 from models_registry.planning.speculation import Method
 from models_registry.planning.speculation_choice import BadStepCost, StepCost, choose, read_step_cost
+from models_registry.planning.version_spec import VersionSpec
 
 MOST_STEP_COSTS = 8
 """Kinds of machine that one calibration is for."""
@@ -38,14 +39,18 @@ def calibration_store(
     figures = [task_figures(task) for task in read.tasks]
     with transaction.atomic():
         version = ModelVersion.objects.select_for_update().get(pk=version_id)
-        _check_fits(version, read)
-        is_tree = version.engine == "neuron"
+        guessing = _guessing(version, read)
+        is_tree = _is_tree(next(iter(guessing.values())))
         row = SpeculationCalibration.objects.create(
             version=version,
             document=document,
             step_costs=list(step_costs),
             figures=[asdict(each) for each in figures],
-            choices=[_choice(each, cost, is_tree=is_tree) for cost in costs for each in figures],
+            choices=[
+                _choice(each, cost, is_tree=_is_tree(_on(version, guessing, cost)))
+                for cost in costs
+                for each in figures
+            ],
             actor=actor[:64],
             created_at=now,
         )
@@ -77,22 +82,60 @@ def _costs(step_costs: Sequence[Any]) -> list[StepCost]:
         raise InvalidInput(field="step_costs", rule="readable", message=str(wrong)) from None
 
 
-def _check_fits(version: ModelVersion, read: Calibration) -> None:
-    """What can be told without the weights: the method, how many heads there are, and which model answered."""
-    stated: Mapping[str, Any] = version.speculation
+def _guessing(version: ModelVersion, read: Calibration) -> dict[str, VersionSpec]:
+    """The version on the instance types where it guesses by these heads; under no name, as it is on all of them.
+
+    Raises:
+        InvalidInput: there is none; the text says why not on the first.
+    """
+    spec = version.spec()
+    there = {kind: spec.on(kind) for kind in spec.instance_types} if spec.by_type else {"": spec}
+    refused = {kind: _check_fits(each, read) for kind, each in there.items()}
+    fitting = {kind: each for kind, each in there.items() if refused[kind] is None}
+    if fitting:
+        return fitting
+    by_heads = [why for kind, why in refused.items() if there[kind].speculation.get("method") == Method.MEDUSA]
+    raise next(why for why in (*by_heads, *refused.values()) if why is not None)
+
+
+def _on(version: ModelVersion, guessing: Mapping[str, VersionSpec], cost: StepCost) -> VersionSpec:
+    """The version on the machines that steps were measured on.
+
+    Raises:
+        InvalidInput: it does not guess by these heads there.
+    """
+    found = guessing.get("", guessing.get(cost.instance_type))
+    if found is None:
+        message = (
+            f"step_costs has one of {cost.instance_type}; {version.reference} guesses by these heads on "
+            f"{', '.join(guessing)}"
+        )
+        raise InvalidInput(field="step_costs", rule="instance_type", message=message)
+    return found
+
+
+def _is_tree(spec: VersionSpec) -> bool:
+    return spec.engine == "neuron"
+
+
+def _check_fits(spec: VersionSpec, read: Calibration) -> InvalidInput | None:
+    """What can be told without the weights: the method, how many heads there are, and which model answered. None if it
+    fits."""
+    stated = spec.speculation
     if stated.get("method") != Method.MEDUSA:
-        message = f"{version.reference} guesses by {stated.get('method', 'nothing')}; a calibration is of medusa"
-        raise InvalidInput(field="calibration", rule="method", message=message)
+        message = f"{spec.reference} guesses by {stated.get('method', 'nothing')}; a calibration is of medusa"
+        return InvalidInput(field="calibration", rule="method", message=message)
     wanted = stated.get("tokens", stated.get("heads", 0))
     if isinstance(wanted, int) and wanted > read.heads:
-        message = f"the calibration is of {read.heads} heads; {version.reference} guesses with {wanted}"
-        raise InvalidInput(field="calibration", rule="heads", message=message)
-    if version.artifact_digest and read.model != version.artifact_digest:
+        message = f"the calibration is of {read.heads} heads; {spec.reference} guesses with {wanted}"
+        return InvalidInput(field="calibration", rule="heads", message=message)
+    if spec.artifact_digest and read.model != spec.artifact_digest:
         message = (
-            f"the calibration is of answers of {read.model}, and {version.reference} serves {version.artifact_digest}; "
+            f"the calibration is of answers of {read.model}, and {spec.reference} serves {spec.artifact_digest}; "
             "train heads for this model"
         )
-        raise InvalidInput(field="calibration", rule="model", message=message)
+        return InvalidInput(field="calibration", rule="model", message=message)
+    return None
 
 
 def _choice(figures: TaskFigures, cost: StepCost, *, is_tree: bool) -> dict[str, Any]:

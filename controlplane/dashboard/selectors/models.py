@@ -90,6 +90,10 @@ class CellOfVersion:
 
     instance_type: str
     problem: str
+    engine: str
+    artifact_uri: str
+    artifact_digest: str
+    max_concurrency: int
     degrees: str
     arguments: tuple[str, ...]
     notes: tuple[str, ...]
@@ -268,6 +272,10 @@ def version_cells(version: ModelVersion) -> tuple[CellOfVersion, ...]:
         CellOfVersion(
             instance_type=each.instance_type,
             problem=each.problem,
+            engine=each.engine,
+            artifact_uri=each.artifact_uri,
+            artifact_digest=each.artifact_digest,
+            max_concurrency=each.max_concurrency,
             degrees=degrees_text(asdict(each.degrees)) if each.degrees else "",
             arguments=argument_lines(each.arguments),
             notes=each.notes,

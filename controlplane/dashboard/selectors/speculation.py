@@ -97,8 +97,9 @@ class AcceptedRow:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationView:
-    """`method` empty: it guesses nothing. `calibrated_at` None: nobody has calibrated it. `tokens_figure`: tokens of a
-    step by size; `costs`: what they are worth on each kind of machine whose steps were measured."""
+    """`method`: by instance type there may be several; empty: it guesses nothing. `calibrated_at` None: nobody has
+    calibrated it. `tokens_figure`: tokens of a step by size; `costs`: what they are worth on each kind of machine whose
+    steps were measured."""
 
     reference: str
     method: str
@@ -113,12 +114,14 @@ class SpeculationView:
 
 def version_speculation(version: ModelVersion) -> SpeculationView:
     """The newest calibration, in one query."""
-    method = str(version.speculation.get("method", ""))
-    found = latest_calibration(version) if method else None
+    spec = version.spec()
+    everywhere = [spec.on(kind) for kind in spec.instance_types] if spec.by_type else [spec]
+    methods = sorted({str(each.speculation["method"]) for each in everywhere if each.speculation.get("method")})
+    found = latest_calibration(version) if methods else None
     return SpeculationView(
         reference=version.reference,
-        method=method,
-        is_medusa=method == "medusa",
+        method=" or ".join(methods),
+        is_medusa="medusa" in methods,
         calibrated_at=found.created_at if found else None,
         actor=found.actor if found else "",
         tasks=tuple(map(_task, found.figures)) if found else (),

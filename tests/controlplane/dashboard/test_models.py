@@ -242,6 +242,15 @@ def test_only_signed_in_users_may_act_and_only_by_a_form() -> None:
     assert ModelVersion.objects.get().state == "validated"
 
 
+def test_a_version_of_several_instance_types_is_shown_by_type() -> None:
+    on_p5 = {"engine": "vllm", "artifact_uri": "file:///llama", "max_concurrency": 4}
+    draft("1", parallelism={"local.cpu": {"nodes": 2}, "p5.48xlarge": {"tp": 2}}, by_type={"p5.48xlarge": on_p5})
+    text = fragment(signed_in(), URL, "version-cells")
+    for expected in ("<td>sim</td>", "<td>vllm</td>", "2 nodes", "tp 2", '<td class="number">4</td>', "file:///llama"):
+        assert expected in text
+    assert "by_type.p5.48xlarge.max_concurrency" in fragment(signed_in(), URL, "version-options")
+
+
 def test_two_versions_are_shown_side_by_side() -> None:
     draft("1")
     draft("2", engine_options={"decode_step_ms": 12.5, "seed": 7})

@@ -7,7 +7,7 @@ from django.db import DatabaseError
 
 from kernel.models import Event
 from kernel.refusals import InvalidInput
-from models_registry.models import SpeculationCalibration
+from models_registry.models import ModelVersion, SpeculationCalibration
 from models_registry.selectors.calibration import chains_expected, latest_calibration
 from models_registry.services.calibration import calibration_store
 from tests.fleet.rows import NOW
@@ -53,6 +53,22 @@ def test_what_is_of_something_else_is_refused(speculation: Any, document: Any, m
 def test_a_version_without_heads_has_no_calibration() -> None:
     with pytest.raises(InvalidInput, match="toy@1 guesses by nothing; a calibration is of medusa"):
         store(stored("released").pk)
+
+
+def test_heads_may_be_of_some_instance_types_only() -> None:
+    version = with_heads()
+    plain: dict[str, dict[str, int]] = {"local.cpu": {}, "p5.48xlarge": {}}
+    ModelVersion.objects.update(parallelism=plain, by_type={"local.cpu": {"speculation": {}}})
+    assert store(version.pk, step_costs=[{**STEP_COST, "instance_type": "p5.48xlarge"}]).choices
+    with pytest.raises(InvalidInput, match=r"one of local.cpu; toy@1 guesses by these heads on p5.48xlarge"):
+        store(version.pk)
+    ModelVersion.objects.update(
+        by_type={kind: {"artifact_uri": "file:///o", "artifact_digest": DIGEST} for kind in plain}
+    )
+    assert store(version.pk).choices
+    ModelVersion.objects.update(by_type={kind: {"speculation": {}} for kind in plain})
+    with pytest.raises(InvalidInput, match=r"toy@1 on local.cpu guesses by nothing; a calibration is of medusa"):
+        store(version.pk)
 
 
 def test_step_costs_are_read_before_anything_is_stored() -> None:
