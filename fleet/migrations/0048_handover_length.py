@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0045_node_check'),
+        ('fleet', '0047_instance_types_stated'),
     ]
 
     operations = [
