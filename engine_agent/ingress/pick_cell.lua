@@ -3,8 +3,9 @@
 -- else the least loaded that has room. Its cell is the sticky cell of its key from then on. It notes a name, or none; HAProxy
 -- then goes there, or to the cell with the fewest requests, or queues for all of them.
 --
--- Overloaded is full, or above `load_bound` times its part of what there is, by what each cell runs at once; but a cell that is lightly loaded keeps its keys whatever the
--- others do, because a bound on the mean forbids a second request at a cell while the pool is nearly idle.
+-- Overloaded is full, or above `load_bound` times its part of what there is, by what each cell runs at once; but a cell that is
+-- lightly loaded keeps its keys whatever the others do, because a bound on the mean forbids a second request at a cell while the
+-- pool is nearly idle.
 --
 -- In: txn.cells, the value of the pool's entry in cells.map; the request, tracked as sc2 by its key, with its sticky cell
 -- as gpt0; txn.prefixes, if the pool goes by caches; txn.cache_scope, what else tells its blocks from others'.
