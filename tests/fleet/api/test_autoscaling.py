@@ -23,7 +23,7 @@ def deployment() -> None:
     rows.region("us-west-2")
 
 
-ALL_GRANTED = {"pools": None, "role_plan": None, "granted": None, "grant_reason": ""}
+ALL_GRANTED = {"pools": None, "role_plan": None, "by_type": {}, "types": {}, "granted": None, "grant_reason": ""}
 
 
 def change(**body: Any) -> Any:

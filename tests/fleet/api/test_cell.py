@@ -53,6 +53,7 @@ def test_a_cell_says_everything_about_itself() -> None:
         "id": "sim-70b-us-east-1-1",
         "deployment": "sim-70b",
         "region": "us-east-1",
+        "instance_type": "local.cpu",
         "model_version": "sim-70b@1",
         "serving_class": "realtime",
         "role": "mixed",
