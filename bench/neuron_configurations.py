@@ -32,7 +32,7 @@ from engine_agent.engines.vllm.environment import installed_python
 from engine_agent.protocol.neuron_targets import NATIVE_0_24, NXDI_2_28, NXDI_2_29, TARGET_BY_NAME, NeuronTarget
 from models_registry.planning.engine_arguments import render_version
 from models_registry.planning.instance_types import INSTANCE_TYPES
-from models_registry.planning.version_spec import InvalidVersion, VersionSpec
+from models_registry.planning.version_spec import HeadCounts, InvalidVersion, VersionSpec
 from tests.models_registry.planning.documented import EXAMPLES, NOT_SERVED, configured, example
 from tests.models_registry.planning.specs import INF2, TRN1, spec
 
@@ -60,7 +60,7 @@ NXDI_PROBES: dict[str, dict[str, Any]] = {
     "int8 and a kernel of QKV": {"quantization": INT8, "neuron": {"qkv_kernel_enabled": True}},
     "fp8": {"quantization": {**INT8, "dtype": "f8e4m3"}},
     "cp 4": {"degrees": {"cp": 4}},
-    "cp 4, dp 2": {"degrees": {"cp": 4, "dp": 2}},
+    "cp 4, dp 2": {"degrees": {"cp": 4, "dp": 2}, "heads": HeadCounts()},
     "cp 2, dp 4": {"degrees": {"cp": 2, "dp": 4}},
     "dp of a batch of one": {"degrees": {"dp": 2}, "max_concurrency": 1},
     "strided without cp": {"neuron": {"strided_context_parallel_kernel_enabled": True}},

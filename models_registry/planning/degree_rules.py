@@ -129,8 +129,27 @@ class _Rules:
             raise self.broken("dp", f"it must divide max_concurrency = {batch}, the batch that it shares out")
         if degrees.cp > 1 and degrees.dp > 1 and degrees.cp % degrees.dp:
             raise self.broken("dp", f"where both are over 1 it must divide cp = {degrees.cp}")
+        self._check_kv_heads_of_decode()
         if self.spec.heads.attention is not None and degrees.tp > self.spec.heads.attention:
             raise self.broken("tp", f"the model has {self.spec.heads.attention} attention heads; more ranks would idle")
+
+    def _check_kv_heads_of_decode(self) -> None:
+        """A rank writes in prefill the KV heads that it reads in decode (`validate_tp_prefill_to_dp_decode` of NxDI's
+        modules/attention/utils.py); with `cp` and another `dp`, one of them
+        (`get_kv_head_indices_context_parallel_dp_decode`)."""
+        degrees, kv = self.degrees, self.spec.heads.kv
+        if kv is None or degrees.dp in (1, degrees.cp):
+            return
+        decode = max(kv // (degrees.tp // degrees.dp), 1)
+        prefill = max(kv // degrees.tp, 1)
+        if degrees.cp == 1 and decode != prefill:
+            rule = (
+                f"{kv} KV heads are {decode} on a rank in decode and {prefill} in prefill, which NxDI does not convert"
+            )
+            raise self.broken("dp", f"{rule}; it must be less, or tp more")
+        if degrees.cp > 1 and degrees.tp // degrees.dp < kv:
+            rule = f"beside another cp, tp / dp must be {kv} or more, the model's KV heads"
+            raise self.broken("dp", f"{rule}; it is {degrees.tp // degrees.dp}")
 
     def neuron_notes(self) -> Iterator[str]:
         """NxDI pads attention heads and copies KV heads where degrees do not divide them; both cost memory."""

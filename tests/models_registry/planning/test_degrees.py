@@ -52,6 +52,8 @@ def test_the_default_counts_over_the_whole_cell_and_leaves_room_for_stages() -> 
         ("neuron", TRN1, {"dp": 2}, {"max_concurrency": 1}, r"dp is 2; .* max_concurrency must be over 1, not 1"),
         ("neuron", TRN1, {"dp": 8}, {"max_concurrency": 12}, r"dp is 8; it must divide max_concurrency = 12"),
         ("neuron", TRN1, {"cp": 4, "dp": 8}, {}, r"dp is 8; where both are over 1 it must divide cp = 4"),
+        ("neuron", TRN1, {"tp": 8, "dp": 2}, {}, r"dp is 2; 8 KV heads are 2 on a rank in decode and 1 .*less"),
+        ("neuron", TRN1, {"cp": 16, "dp": 8}, {}, r"dp is 8; beside another cp, tp / dp must be 8 .*; it is 4"),
         ("neuron", TRN1, {}, {"heads": SMOLLM2}, r"tp is 32; the model has 9 attention heads; more ranks would idle"),
         ("neuron", TRN1, {"tpp": 2}, {}, r"names .tpp.; it must be one of nodes, tp, cp, dp, pp, within \(did"),
         ("neuron", TRN1, {"tp": True}, {}, r"tp is True; it must be a whole number from 1"),
