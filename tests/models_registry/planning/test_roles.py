@@ -45,6 +45,20 @@ def test_a_version_without_roles_is_the_same_in_each() -> None:
     assert role_spec(plain, CellRole.DECODE, MACHINE.name) == plain
 
 
+def test_cells_pair_within_one_instance_type() -> None:
+    other = replace(MACHINE, name="gpu.8n")
+    both = replace(SPEC, parallelism={"gpu.8": {"tp": 8}, "gpu.8n": {"tp": 8}}, roles={})
+    assert kv_layout(both, MACHINE) != kv_layout(both, other)
+    assert kv_layout(both, MACHINE) == kv_layout(both.on(MACHINE.name), MACHINE)
+
+
+def test_a_role_may_be_another_on_one_instance_type() -> None:
+    there = replace(SPEC, by_type={"gpu.8": {"roles": {"decode": {"max_concurrency": 4}}}})
+    assert role_spec(there, CellRole.DECODE, "gpu.8").max_concurrency == 4
+    assert role_spec(there, CellRole.PREFILL, "gpu.8").max_concurrency == SPEC.max_concurrency
+    assert render_role(there, CellRole.DECODE, MACHINE).degrees.tp == 8
+
+
 def test_the_layout_is_that_of_both_roles_and_of_what_is_handed_over() -> None:
     layout = kv_layout(SPEC, MACHINE)
 
