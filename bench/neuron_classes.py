@@ -1,5 +1,6 @@
 """The real configuration classes of Neuron's libraries, from their sources: with stand-ins for what only a machine with
-devices has, they are imported and asked whether they take what is rendered. For `bench.neuron_configurations`."""
+devices has, they are imported and asked whether they take what is rendered. For `bench.neuron_configurations`; the
+stand-ins also for `bench.neuron_cell`."""
 
 import importlib.abc
 import importlib.machinery
@@ -8,6 +9,7 @@ import json
 import os
 import sys
 import types
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,19 +76,33 @@ class _Stands(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: Any) -> None:
         if module.__name__ == "torch_neuronx.utils":
             module.get_platform_target = lambda: os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"]
+        elif module.__name__.endswith(".collectives"):
+            module.CollectivesConfig = _NoRings
+
+
+class _NoRings:
+    """Rings of ranks on a device, of which a process on CPU has none."""
+
+    def __init__(self, **groups: Any) -> None:
+        self.rank_src_tgt_pairs: dict[int, Any] = defaultdict(lambda: None)
 
 
 # --- in a process of its own for each target ---
 
 
-def nxdi_taker(nxdi: Path, nxd: Path, platform: str) -> Callable[[VersionSpec, Any, dict[str, Any]], str]:
-    """Gives a configuration to NxDI's class; says why it was refused, or which value it did not keep."""
+def make_importable(nxdi: Path, nxd: Path, platform: str) -> None:
+    """Have this process import NxDI and NxD from their sources, as on a machine of this platform."""
     os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = platform
     sys.path[:0] = [str(nxdi / "src"), str(nxd / "src")]
     sys.meta_path.insert(0, _Stands())
     import torch
 
-    torch.classes.neuron = _anything("neuron")  # type: ignore[attr-defined]
+    torch.classes.neuron = _anything("neuron")
+
+
+def nxdi_taker(nxdi: Path, nxd: Path, platform: str) -> Callable[[VersionSpec, Any, dict[str, Any]], str]:
+    """Gives a configuration to NxDI's class; says why it was refused, or which value it did not keep."""
+    make_importable(nxdi, nxd, platform)
     config: Any = importlib.import_module("neuronx_distributed_inference.models.config")
 
     def take(version: VersionSpec, machine: Any, settings: dict[str, Any]) -> str:
