@@ -149,7 +149,7 @@ class Rig:
     """All cells and what became of requests."""
 
     cells: Sequence[Cell]
-    ingress_port: int
+    ingress: RunningIngress
     trial: Trial
     chance: random.Random
     texts: dict[str, str] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class Rig:
         outcome = "nothing"
         try:
             async with asyncio.timeout(self.trial.limit_s):
-                reader, writer = await asyncio.open_connection(HOST, self.ingress_port)
+                reader, writer = await asyncio.open_connection(HOST, self.ingress.settings.port)
                 try:
                     writer.write(request("/v1/completions", body, content_type="application/json"))
                     head = await read_head(reader)
@@ -196,11 +196,14 @@ class Rig:
             await asyncio.sleep(0.1)
 
     async def kill_some(self, every_s: float) -> None:
-        """Never of the last decode cell that can answer: an ingress with no cell at all can only refuse."""
+        """Never of the last decode cell that the ingress sees: with no cell at all it can only refuse."""
         while True:
             await asyncio.sleep(every_s)
             victim = self.chance.choice(self.cells)
-            others = [await cell.is_ready() for cell in self.decode if cell is not victim]
+            seen = self.ingress.cells
+            others = [
+                seen.get(cell.name) == "up" and await cell.is_ready() for cell in self.decode if cell is not victim
+            ]
             if victim.role == "decode" and not all(others):
                 continue
             part = self.chance.choice(("engine", "proxy"))
@@ -247,7 +250,7 @@ async def run(
         cell.pairs = Pairs("d", prefill, (), trial.from_tokens) if is_decode else Pairs("p", (), nodes)
         fleet.certify(folder / cell.node, IdentityKind.NODE, cell.node)
     ingress = RunningIngress(folder / "ingress")
-    rig = Rig(cells, ingress.settings.port, trial, random.Random(trial.seed))
+    rig = Rig(cells, ingress, trial, random.Random(trial.seed))
     keeping: asyncio.Task[None] | None = None
     try:
         for cell in cells:
