@@ -30,9 +30,10 @@ sys.path.insert(0, str(ROOT))
 
 from engine_agent.engines.vllm.environment import install
 from engine_agent.protocol.messages import StepTimes
+from fleet.planning.fault_views import StepWindow
 from fleet.planning.faults.fail_slow import find_slow, measure, relative_times
 from fleet.planning.faults.planner import plan_faults
-from fleet.planning.snapshot import FleetView, StepWindow
+from fleet.planning.snapshot import FleetView
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.running_cell import (
     CACHE,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from datetime import timedelta
 
-from fleet.planning.snapshot import NoticeView
+from fleet.planning.fault_views import NoticeView
 from fleet.planning.states import NoticeKind
 from simulator.machine import Machine
 from simulator.world import World

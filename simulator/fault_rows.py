@@ -14,9 +14,10 @@ from fleet.planning.decisions import (
     RequestReplacement,
 )
 from fleet.planning.fault_rules import Rule
+from fleet.planning.fault_views import FaultsView, IncidentView, ReplacementView
 from fleet.planning.faults.guards import COUNTED, ReplacementBudget, over_budget
 from fleet.planning.settings import FaultSettings
-from fleet.planning.snapshot import FaultsView, IncidentView, NodeView, ReplacementView
+from fleet.planning.snapshot import NodeView
 
 FaultDecision = OpenIncident | NoteIncident | CloseIncident | RequestReplacement | ReplaceNode | CloseReplacement
 

@@ -111,7 +111,7 @@ class CellSighting(models.Model):
 
 
 class StepRecord(models.Model):
-    """What a node's rank computed in the last windows (`fleet.planning.snapshot.StepWindow`), oldest first.
+    """What a node's rank computed in the last windows (`fleet.planning.fault_views.StepWindow`), oldest first.
 
     `index` is the window that runs, and `totals` what the rank had counted when it began.
     """

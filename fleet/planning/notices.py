@@ -9,10 +9,11 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from fleet.planning.fault_rules import Rule, RuleMode
+from fleet.planning.fault_views import NoticeView
 from fleet.planning.placement.distance import failure_domain
 from fleet.planning.placement.planner import Placed, Placement, PlacementRequest
 from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import CellView, FleetView, NoticeView
+from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, NoticeKind
 
 ENDING = frozenset({NoticeKind.INTERRUPTION, NoticeKind.BLOCK_END, NoticeKind.RETIREMENT, NoticeKind.MAINTENANCE})

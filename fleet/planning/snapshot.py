@@ -9,7 +9,7 @@ from functools import cached_property
 from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.states import CellRole, EngineState
 from fleet.planning.claims import UNSTATED, ClaimView, QuotaView, SharingPolicy
-from fleet.planning.fault_rules import Rule, RuleMode
+from fleet.planning.fault_views import FaultsView, NoticeView
 from fleet.planning.fingerprints import stack_digest
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.markets import ANY, Markets
@@ -20,106 +20,10 @@ from fleet.planning.states import (
     CellState,
     DisruptionCause,
     NodeState,
-    NoticeKind,
     ProviderAction,
     RolloutState,
 )
 from models_registry.planning.benchmark import ComparedGoodput
-
-
-@dataclass(frozen=True, slots=True)
-class SignalView:
-    """What an agent saw in its hardware, once or many times. `settled`: acted upon or dismissed; it then counts only
-    towards a common cause."""
-
-    node: str
-    signature: str
-    summary: str
-    instance_type: str
-    first_at: datetime
-    last_at: datetime
-    count: int = 1
-    cell: str = ""
-    settled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentView:
-    """An open incident. `seen_at`: when its fault was last there."""
-
-    id: int
-    kind: str
-    subject: str
-    opened_at: datetime
-    seen_at: datetime
-    summary: str = ""
-    node: str = ""
-    cell: str = ""
-    shadow: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ReplacementView:
-    """The work that heals a node's fault. `begun`: the node is out of use; before that its cell still serves, and must
-    be drained first."""
-
-    id: int
-    node: str
-    rule: Rule
-    region: str
-    instance_type: str
-    cell: str = ""
-    begun: bool = True
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StepWindow:
-    """What one rank computed in one window of `FaultSettings.step_window_s`; `index` counts them since 1970.
-
-    `steps` and `compute_ms` map a bucket of batch sizes (`engine_agent.protocol.buckets`) to its sums.
-    """
-
-    index: int
-    cell: str
-    generation: int
-    steps: Mapping[int, int]
-    compute_ms: Mapping[int, float]
-
-
-@dataclass(frozen=True, slots=True)
-class NoticeView:
-    """What a node's provider announced at `at`. `ends_at`: when it will end the machine; None: it did not say."""
-
-    node: str
-    kind: NoticeKind
-    at: datetime
-    ends_at: datetime | None = None
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FaultsView:
-    """`repairs` counts a node's in `FaultSettings.repairs_window_s`; `down` maps a cell to an ingress that cannot reach
-    it; `windows` holds a node's last ones, oldest first; `muted`: (kind, subject) that an operator dismissed lately."""
-
-    signals: tuple[SignalView, ...] = ()
-    incidents: tuple[IncidentView, ...] = ()
-    replacements: tuple[ReplacementView, ...] = ()
-    repairs: Mapping[str, int] = field(default_factory=dict)
-    modes: Mapping[Rule, RuleMode] = field(default_factory=dict)
-    down: Mapping[str, str] = field(default_factory=dict)
-    windows: Mapping[str, tuple[StepWindow, ...]] = field(default_factory=dict)
-    muted: frozenset[tuple[str, str]] = frozenset()
-
-    def mode(self, rule: Rule) -> RuleMode:
-        """In force unless it was set otherwise."""
-        return self.modes.get(rule, RuleMode.ON)
-
-    def is_held(self, node: str, kinds: frozenset[str]) -> bool:
-        """Whether an open incident of these kinds speaks of this node."""
-        return any(incident.node == node and incident.kind in kinds for incident in self.incidents)
-
 
 RETURNING = frozenset({DisruptionCause.ROLLOUT, DisruptionCause.REPAIR, DisruptionCause.ROLE})
 

@@ -18,8 +18,8 @@ from fleet.models import (
     Signal,
 )
 from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
+from fleet.planning.fault_views import FaultsView, IncidentView, ReplacementView, SignalView, StepWindow
 from fleet.planning.settings import FaultSettings
-from fleet.planning.snapshot import FaultsView, IncidentView, ReplacementView, SignalView, StepWindow
 from fleet.planning.states import IncidentState
 from kernel.written_tables import WrittenTables
 

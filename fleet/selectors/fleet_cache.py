@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 from engine_agent.protocol.fingerprint import Fingerprint, fingerprint_digest
 from engine_agent.protocol.states import CellRole, EngineState
 from fleet.models import Disruption, NodeReport
+from fleet.planning.fault_views import StepWindow
 from fleet.planning.faults.liveness import status_in_force
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.markets import Markets, parse_markets
 from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import CellView, MemberView, NodeView, ProviderStatus, ReportView, StepWindow
+from fleet.planning.snapshot import CellView, MemberView, NodeView, ProviderStatus, ReportView
 from fleet.planning.states import CellState, DisruptionCause, MachineState, NodeState, ProviderAction
 from fleet.selectors.faults import step_windows
 from fleet.selectors.rollout import counters_reported

@@ -8,19 +8,13 @@ from datetime import datetime
 from fleet.models import Cell, CloudNotice, Deployment, DeploymentRegion, Quota, Region, Rollout
 from fleet.planning.capacity.spares import LEAVING, PlannedSpares, planned_spares
 from fleet.planning.claims import ClaimView, GrantRule, QuotaView
+from fleet.planning.fault_views import NoticeView
 from fleet.planning.machines import POOLED
 from fleet.planning.markets import InvalidMarkets, parse_markets
 from fleet.planning.policy import InvalidPolicy
 from fleet.planning.provider_limits import provider_limits
 from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import (
-    DeploymentView,
-    FleetView,
-    NoticeView,
-    RegionView,
-    RolloutView,
-    VersionView,
-)
+from fleet.planning.snapshot import DeploymentView, FleetView, RegionView, RolloutView, VersionView
 from fleet.planning.states import MachineRole, NoticeKind
 from fleet.selectors.capacity_plan import PLANNED_CELLS_OF, planned_place_cells
 from fleet.selectors.faults import faults_view

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from engine_agent.protocol.states import CellRole, MemberRole
+from fleet.planning.fault_views import StepWindow
 from fleet.planning.settings import FaultSettings
-from fleet.planning.snapshot import FleetView, StepWindow
+from fleet.planning.snapshot import FleetView
 
 MAD_TO_SIGMA = 1.4826
 """The median absolute deviation of a normal distribution is its standard deviation divided by this."""

@@ -22,13 +22,14 @@ from fleet.planning.decisions import (
     UncordonNode,
 )
 from fleet.planning.fault_rules import Rule, RuleMode
+from fleet.planning.fault_views import NoticeView
 from fleet.planning.faults.guards import CONDEMNED, Guards
 from fleet.planning.faults.liveness import are_all_silent
 from fleet.planning.notices import Notices
 from fleet.planning.placement.planner import Placed, Placement
 from fleet.planning.reconcile.ahead import order_ahead
 from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import CellView, FleetView, NodeView, NoticeView
+from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, DisruptionCause, NodeState
 
 BROKEN = frozenset({CellState.FAILED, CellState.LOST})

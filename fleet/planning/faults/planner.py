@@ -23,6 +23,7 @@ from fleet.planning.decisions import (
     RequestReplacement,
 )
 from fleet.planning.fault_rules import NEEDS_OPERATOR, IncidentKind, Rule, RuleMode
+from fleet.planning.fault_views import IncidentView, ReplacementView
 from fleet.planning.faults.common_cause import CommonCause, find_common_causes
 from fleet.planning.faults.fail_slow import find_slow
 from fleet.planning.faults.guards import CONDEMNED, Guards
@@ -32,7 +33,7 @@ from fleet.planning.ledger import Ledger
 from fleet.planning.notices import Notices
 from fleet.planning.reconcile.drains import drain_ended
 from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import CellView, FleetView, IncidentView, NodeView, ReplacementView
+from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, DisruptionCause, NodeState, NoticeKind, RolloutState
 from kernel.ages import age_text
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from engine_agent.protocol.signatures import UNATTRIBUTED_SIGNATURES, is_hard
 from fleet.planning.fault_rules import IncidentKind, Rule
+from fleet.planning.fault_views import SignalView
 from fleet.planning.faults.fail_slow import SlowNode
 from fleet.planning.settings import FaultSettings
-from fleet.planning.snapshot import CellView, FleetView, NodeView, SignalView
+from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import NodeState
 
 ACCUSABLE = frozenset({NodeState.READY, NodeState.SUSPECT, NodeState.FAULTY})

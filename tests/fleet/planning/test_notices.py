@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.planning.decisions import Decision, DrainCell
+from fleet.planning.fault_views import NoticeView
 from fleet.planning.notices import Notices, merge
-from fleet.planning.snapshot import NoticeView
 from fleet.planning.states import CellState, NoticeKind
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 from tests.fleet.planning.world import NAME, World

@@ -21,21 +21,14 @@ from fleet.planning.decisions import (
     RequestReplacement,
     RestartAgent,
 )
+from fleet.planning.fault_views import NoticeView
 from fleet.planning.faults.liveness import nodes_in_doubt
 from fleet.planning.ledger import LedgerLimits
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.planners import MAX_ROUNDS, PLANNERS
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.settings import FaultSettings, FleetSettings
-from fleet.planning.snapshot import (
-    CellView,
-    FleetView,
-    NodeView,
-    NoticeView,
-    ProviderStatus,
-    ReportView,
-    RolloutView,
-)
+from fleet.planning.snapshot import CellView, FleetView, NodeView, ProviderStatus, ReportView, RolloutView
 from fleet.planning.states import ROLLOUT_ACTIVE, CellState, NodeState, NoticeKind, RolloutState
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.store import Store

@@ -9,7 +9,8 @@ from django.test.utils import CaptureQueriesContext
 
 from engine_agent.protocol.states import EngineState
 from fleet.models import CloudNotice, Machine, MachineStatus, Node, Region, Rollout
-from fleet.planning.snapshot import NoticeView, ProviderStatus
+from fleet.planning.fault_views import NoticeView
+from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import CellState, MachineRole, MachineState, NodeState, NoticeKind, NoticeSource
 from fleet.selectors.snapshot import LISTENING_LEASE, fleet_view
 from kernel.leases import lease_take

@@ -6,7 +6,8 @@ from typing import Any
 
 from engine_agent.protocol.signatures import FaultSignature
 from fleet.planning.fault_rules import Rule
-from fleet.planning.snapshot import FaultsView, FleetView, IncidentView, ReplacementView, SignalView, StepWindow
+from fleet.planning.fault_views import FaultsView, IncidentView, ReplacementView, SignalView, StepWindow
+from fleet.planning.snapshot import FleetView
 from tests.fleet.planning.fleets import KIND, ago
 
 HARD = FaultSignature.NEURON_HBM_UNCORRECTABLE

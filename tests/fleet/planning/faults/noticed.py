@@ -4,8 +4,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from fleet.planning.fault_views import NoticeView
 from fleet.planning.faults.notices import plan_notices
-from fleet.planning.snapshot import CellView, FleetView, NodeView, NoticeView
+from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, NoticeKind
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.planning.decisions import CordonNode, OpenIncident, RequestReplacement
+from fleet.planning.fault_views import StepWindow
 from fleet.planning.faults.fail_slow import find_slow, relative_times
 from fleet.planning.faults.planner import plan_faults
-from fleet.planning.snapshot import FleetView, StepWindow
+from fleet.planning.snapshot import FleetView
 from tests.fleet.planning.faults.faulty import windows, with_faults
 from tests.fleet.planning.fleets import NOW, SETTINGS, cell, fleet, member, node
 

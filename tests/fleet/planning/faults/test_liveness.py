@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import MoveNode, RestartAgent
+from fleet.planning.fault_views import FaultsView
 from fleet.planning.faults.liveness import nodes_in_doubt, plan_liveness, status_in_force
 from fleet.planning.provider_limits import ProviderLimits
-from fleet.planning.snapshot import FaultsView, FleetView, NodeView, ProviderStatus, RegionView, ReportView
+from fleet.planning.snapshot import FleetView, NodeView, ProviderStatus, RegionView, ReportView
 from fleet.planning.states import CellState, NodeState, ProviderAction
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 

@@ -13,10 +13,11 @@ from fleet.planning.decisions import (
     RequestReplacement,
     StopCell,
 )
+from fleet.planning.fault_views import NoticeView
 from fleet.planning.notices import Notices
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.reconcile.planner import plan_reconcile
-from fleet.planning.snapshot import CellView, FleetView, NodeView, NoticeView
+from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, NoticeKind
 from tests.fleet.planning.faults.noticed import DAYS, SPOT, notice, of_c1, planned, told
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node

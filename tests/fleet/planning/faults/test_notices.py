@@ -17,11 +17,12 @@ from fleet.planning.decisions import (
     UncordonNode,
 )
 from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
+from fleet.planning.fault_views import ReplacementView
 from fleet.planning.faults.liveness import plan_liveness
 from fleet.planning.faults.planner import plan_faults
 from fleet.planning.planners import PLANNERS
 from fleet.planning.reconcile.planner import plan_reconcile
-from fleet.planning.snapshot import CellView, NodeView, ReplacementView
+from fleet.planning.snapshot import CellView, NodeView
 from fleet.planning.states import CellState, DisruptionCause, NodeState, NoticeKind
 from tests.fleet.planning.faults.faulty import incident, replacement
 from tests.fleet.planning.faults.noticed import DAYS, SPOT, notice, of_c1, planned, told

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from engine_agent.protocol.states import CellRole
 from fleet.planning.claims import ClaimView
+from fleet.planning.fault_views import NoticeView
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
 from fleet.planning.role_split import RoleSplit, answers, counted
-from fleet.planning.snapshot import NoticeView, VersionView
+from fleet.planning.snapshot import VersionView
 from fleet.planning.states import CellState, NoticeKind, RolloutState
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from tests.fleet.planning.fleets import NOW
