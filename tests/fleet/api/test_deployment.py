@@ -12,7 +12,14 @@ from tests.fleet import rows
 pytestmark = pytest.mark.django_db
 
 URL = "/api/v1/deployments/sim-70b"
-ALL = {"pools": None, "role_plan": None, "by_type": {}, "types": {}, "granted": None, "grant_reason": ""}
+ALL: dict[str, Any] = {
+    "pools": None,
+    "role_plan": None,
+    "by_type": {},
+    "types": {},
+    "granted": None,
+    "grant_reason": "",
+}
 
 
 def scale(*places: Any, username: str = "operator") -> Any:
