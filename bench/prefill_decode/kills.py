@@ -177,7 +177,9 @@ class Rig:
                     status = head[0].split()[1]
                     outcome = "broken" if status == "200" else f"nothing, {status}"
                     answer = await read_body(reader, *head)
-                    if status == "200" and b"data: [DONE]" in answer.body:
+                    if status != "200":
+                        outcome = f"{outcome} {_code(answer.body)}"
+                    elif b"data: [DONE]" in answer.body:
                         outcome, self.texts[prompt] = "whole", _text(answer.body)
                 finally:
                     writer.transport.abort()
@@ -230,6 +232,13 @@ class Rig:
         if None in (*kept, *used):
             return None
         return sum(filter(None, kept)), max(each or 0.0 for each in used)
+
+
+def _code(body: bytes) -> str:
+    """What a refusal is called."""
+    with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
+        return str(msgspec.json.decode(body)["error"]["code"])
+    return "without a code"
 
 
 def _text(stream: bytes) -> str:
