@@ -36,6 +36,8 @@ class Standing(StrEnum):
     """What became of a configuration so far."""
 
     WAITING = "waiting"
+    UNMEASURED = "unmeasured"
+    """The search ended before its turn came."""
     PRUNED = "pruned"
     DROPPED = "dropped"
     REFUSED = "refused"
@@ -130,9 +132,15 @@ def hopeful(choices: Sequence[Choice], predicted: Mapping[Choice, float], measur
 
 
 def standings(
-    choices: Sequence[Choice], predicted: Mapping[Choice, float], measured: Measured, refused: Mapping[Choice, str]
+    choices: Sequence[Choice],
+    predicted: Mapping[Choice, float],
+    measured: Measured,
+    refused: Mapping[Choice, str],
+    *,
+    is_over: bool = False,
 ) -> dict[Choice, tuple[Standing, str]]:
-    """What became of each, and why. `refused`: why a choice could not be measured at all."""
+    """What became of each, and why. `refused`: why a choice could not be measured at all; `is_over`: no further one
+    will be."""
     found: dict[Choice, tuple[Standing, str]] = {choice: (Standing.REFUSED, why) for choice, why in refused.items()}
     there = [choice for choice in choices if choice not in refused]
     kept = hopeful(there, predicted, measured)
@@ -148,17 +156,19 @@ def standings(
             told = f"{value:.4g}/s a chip at {shorter:.0%} of the length, not in the better half"
             found[choice] = (Standing.DROPPED, told)
         for choice in left:
-            found[choice] = _standing(choice, fidelity, predicted, measured)
+            found[choice] = _standing(choice, fidelity, predicted, measured, is_over=is_over)
         before = left
     return found
 
 
 def _standing(
-    choice: Choice, fidelity: float, predicted: Mapping[Choice, float], measured: Measured
+    choice: Choice, fidelity: float, predicted: Mapping[Choice, float], measured: Measured, *, is_over: bool
 ) -> tuple[Standing, str]:
     if (choice, fidelity) in measured:
         return Standing.LEFT, f"{measured[choice, fidelity]:.4g}/s a chip at {fidelity:.0%} of the length"
     told = f", {predicted[choice]:.4g}/s a chip predicted" if choice in predicted else ""
+    if is_over:
+        return Standing.UNMEASURED, f"the search ended before it was measured at {fidelity:.0%} of the length{told}"
     return Standing.WAITING, f"to be measured at {fidelity:.0%} of the length{told}"
 
 

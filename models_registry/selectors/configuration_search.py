@@ -16,6 +16,7 @@ from models_registry.planning.workload import parse_slo
 
 STANDING_TONE = {
     Standing.WAITING: Tone.MOVING,
+    Standing.UNMEASURED: Tone.IDLE,
     Standing.PRUNED: Tone.IDLE,
     Standing.DROPPED: Tone.IDLE,
     Standing.REFUSED: Tone.WARN,
@@ -102,7 +103,7 @@ def search_view(row: ConfigurationSearch) -> SearchView:
 def candidate_rows(row: ConfigurationSearch) -> tuple[CandidateRow, ...]:
     """Every configuration of a search, the best first."""
     view = search_view(row)
-    found = standings(view.choices, view.predicted, view.measured, view.refused)
+    found = standings(view.choices, view.predicted, view.measured, view.refused, is_over=bool(row.ends_as))
     rows = [
         CandidateRow(
             candidate,

@@ -132,6 +132,10 @@ def test_it_is_told_of_each_why_it_is_where_it_is() -> None:
     then = standings(SHAPES, {d: 1.0}, measured | {(e, 0.25): 6.5}, {f: "no"})
     assert then[a] == (Standing.DROPPED, "4/s a chip at 25% of the length, not in the better half")
     assert then[b] == (Standing.WAITING, "to be measured at 50% of the length")
+    ended = standings(SHAPES, {d: 1.0, e: 6.0}, measured, {f: "no"}, is_over=True)
+    why = "the search ended before it was measured at 25% of the length, 6/s a chip predicted"
+    assert ended[e] == (Standing.UNMEASURED, why)
+    assert {kind for kind, _ in ended.values()}.isdisjoint({Standing.WAITING})
 
 
 @given(

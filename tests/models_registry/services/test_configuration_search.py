@@ -240,6 +240,7 @@ def test_a_cancelled_one_measures_nothing_more_and_goes_back(fleet: Fleet) -> No
     assert Benchmark.objects.get().state == "cancelled"
     row = run(row)
     assert (row.state, row.reason, fleet.serves) == ("cancelled", "cancelled by bo", fleet.version.reference)
+    assert {standing for standing, _ in standings(row).values()} == {Standing.UNMEASURED}
     with pytest.raises(Conflict, match="is cancelled already"):
         search_cancel(search_id=row.pk, actor="bo", now=NOW)
 
