@@ -24,7 +24,7 @@ NOW = datetime(2026, 11, 21, 12, 1, tzinfo=UTC)
 def test_a_table_is_as_wide_as_it_needs_and_numbers_stand_right() -> None:
     columns = BY_NAME["dep"].columns
     first, second = plain_table(columns, [DEPLOYMENT], NOW)
-    assert first.split() == ["NAME", "VERSION", "CLASS", "TYPE", "READY", "AGE"]
+    assert first.split() == ["NAME", "VERSION", "CLASS", "TYPES", "READY", "AGE"]
     assert second.startswith("sim-70b  sim-70b@1  ")
 
 
