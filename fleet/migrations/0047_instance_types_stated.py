@@ -3,12 +3,22 @@
 import django.db.models.deletion
 from django.db import migrations, models
 
+from kernel.change_triggers import RecordChanges
+
+NOTED = [
+    "model_version_id", "instance_types", "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling",
+    "markets", "team", "priority", "preemptible", "preempts",
+]  # fmt: skip
+
 
 class Migration(migrations.Migration):
     dependencies = [("fleet", "0046_instance_types")]
 
     operations = [
+        # The column takes the trigger with it that names it.
+        migrations.RunSQL("DROP FUNCTION note_fleet_deployment_deployment() CASCADE", migrations.RunSQL.noop),
         migrations.RemoveField("deployment", "instance_type"),
+        RecordChanges(table="fleet_deployment", kind="deployment", thing="name", key="{row}.name", columns=NOTED),
         migrations.AlterField("deployment", "instance_types", models.JSONField()),
         migrations.AddConstraint(
             "deployment",

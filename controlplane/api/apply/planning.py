@@ -207,7 +207,7 @@ def _changes(spec: Mapping[str, Any], current: Mapping[str, Any], stated: Mappin
             yield from _parts("scaling", spec[field], scaling_policy_as_json(parse_scaling_policy(current[field])))
         elif field == "slo":
             yield from _parts("slo", spec[field], current[field])
-        elif field == "by_type":
+        elif field == "by_type" and "regions" in current:
             before = current["by_type"]
             differing = {region: wanted for region, wanted in spec[field].items() if wanted != before.get(region, {})}
             yield from (Change(f"by_type.{region}", before.get(region), differing[region]) for region in differing)
