@@ -39,6 +39,7 @@ LAUNCHED_WITHIN_S = 180.0
 """A control plane that was killed whole: PostgreSQL, migrations and the demo's seed come before the first pass."""
 AWAY = (httpx.HTTPError, OSError, KeyError, ValueError)
 """What asking a fleet under faults may meet; the next look asks again."""
+AGENTS_BEYOND_NODES = "node agents beyond nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Campaign:
 
     def run(self, faults: Sequence[Fault], requests: Sequence[Request]) -> Report:
         """Do all of them, wait until the fleet is whole again, and judge `requests`, which a load appends to."""
-        before = census(self._fleet.home, self._fleet.sessions())
+        before = Counter({**self._census(), AGENTS_BEYOND_NODES: 0})
         self._urls = self._fleet.ingress_urls()
         self._began = began = time.monotonic()
         undoing: list[Timer] = []
@@ -215,7 +216,7 @@ class Campaign:
         if not self._is_whole():
             broken.append(f"not whole {CALM_WITHIN_S:.0f} s after the last fault")
         broken += [f"incident still open: {summary}" for summary in self._open_incidents()]
-        after = census(self._fleet.home, self._fleet.sessions())
+        after = self._census()
         for kind in sorted(set(before) | set(after)):
             if before[kind] != after[kind]:
                 broken.append(f"{kind}: {before[kind]} before, {after[kind]} after")
@@ -234,8 +235,16 @@ class Campaign:
 
     def _is_noted(self, before: Counter[str]) -> bool:
         with contextlib.suppress(*AWAY):
-            return census(self._fleet.home, self._fleet.sessions()) == before and not any(self._missing_trails())
+            return self._census() == before and not any(self._missing_trails())
         return False
+
+    def _census(self) -> Counter[str]:
+        """What runs. Spare machines come and go, each with its agent: of agents those count that no node has, or that
+        a node lacks."""
+        counts = census(self._fleet.home, self._fleet.sessions())
+        nodes = sum(node["state"] != "retired" for node in self._fleet.nodes().values())
+        counts[AGENTS_BEYOND_NODES] = counts.pop(Target.NODE_AGENT, 0) - nodes
+        return counts
 
     def _missing_trails(self) -> Iterator[str]:
         rows = list(self._fleet.trail())
