@@ -111,7 +111,10 @@ class Web:
 
     def __init__(self) -> None:
         application = CreateResponse(cast(Any, get_asgi_application()))
-        config = uvicorn.Config(application, host="127.0.0.1", port=0, lifespan="off", log_level="warning")
+        # Its requests end: one that is cut leaves its connection to the database open.
+        config = uvicorn.Config(
+            application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", timeout_graceful_shutdown=10
+        )
         self._server = uvicorn.Server(config)
         self.port = 0
 
@@ -124,7 +127,7 @@ class Web:
         return self._server.started
 
     async def stop(self) -> None:
-        self._server.should_exit = self._server.force_exit = True
+        self._server.should_exit = True
         await self._serving
 
 
