@@ -23,7 +23,14 @@ def deployment() -> None:
     rows.region("us-west-2")
 
 
-ALL_GRANTED = {"pools": None, "role_plan": None, "by_type": {}, "types": {}, "granted": None, "grant_reason": ""}
+ALL_GRANTED: dict[str, Any] = {
+    "pools": None,
+    "role_plan": None,
+    "by_type": {},
+    "types": {},
+    "granted": None,
+    "grant_reason": "",
+}
 
 
 def change(**body: Any) -> Any:
