@@ -1,11 +1,10 @@
 """The time model of continuous batching: which requests are in a step, how long it takes, and who gets a token.
 
 It decides and never acts: it reads no clock, never sleeps and does no I/O; the caller says what time it is, waits
-until a step ends and then finishes it. Memory is reserved for a request's whole length when it is admitted, so nothing
-is ever preempted (vLLM preempts instead; the difference shows only with a full cache). Of a prompt whose beginning lies
-in the prefix cache only the rest is computed. Batch requests are served as `engine_agent.engines.class_order` says.
-Of a prompt that another cell has read, only the last token is; what it read for another cell, a cell keeps until it is
-told to forget it.
+until a step ends and then finishes it. Memory is reserved for a request's whole length when it is admitted, so only
+batch work is ever preempted (vLLM preempts others, too; it shows only with a full cache). Of a prompt whose beginning
+lies in the prefix cache, or that another cell has read, only the rest is computed; what it read for another cell, a
+cell keeps until it is told to forget it. Batch requests are served as `engine_agent.engines.class_order` says.
 """
 
 import heapq
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, batch_prompt_room, is_batch, urgent_prompt_tokens
-from engine_agent.engines.sim.prefix_cache import PrefixCache
+from engine_agent.engines.sim.prefix_cache import CacheChange, PrefixCache
 
 _ANY = 2**31
 """As many blocks as there are."""
@@ -102,16 +101,6 @@ class Step:
     admitted: Mapping[str, int]
     prefilled: Mapping[str, int]
     yielding: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class CacheChange:
-    """What happened to the prefix cache: `blocks` were stored for `sequence`, the first one behind `parent` (0: it is
-    the first of all); or, without a sequence, they were removed."""
-
-    blocks: tuple[int, ...]
-    sequence: str = ""
-    parent: int = 0
 
 
 @dataclass

@@ -27,6 +27,16 @@ def _chained_hashes(tokens: Sequence[str], block_tokens: int, adapter: str) -> I
         yield parent
 
 
+@dataclass(frozen=True)
+class CacheChange:
+    """What happened to the prefix cache: `blocks` were stored for `sequence`, the first one behind `parent` (0: it is
+    the first of all); or, without a sequence, they were removed."""
+
+    blocks: tuple[int, ...]
+    sequence: str = ""
+    parent: int = 0
+
+
 @dataclass
 class PrefixCache:
     """Blocks of `block_tokens` tokens each, within a capacity in tokens that sequences' private tokens share."""
