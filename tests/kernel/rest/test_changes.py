@@ -106,6 +106,19 @@ def test_what_a_person_changes_of_a_deployment_is_noted(column: dict[str, Any]) 
     assert list(changes_since("deployment", start).things) == ["sim-70b"]
 
 
+def test_no_migration_has_taken_a_trigger_away() -> None:
+    """PostgreSQL drops one silently with a column that its condition names."""
+    inserts, deletes, updates = 4, 8, 16  # bits of pg_trigger.tgtype
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT proname, coalesce(bit_or(tgtype::int), 0) FROM pg_proc "
+            "LEFT JOIN pg_trigger ON tgfoid = pg_proc.oid WHERE starts_with(proname, 'note_') GROUP BY proname"
+        )
+        noted = dict(cursor.fetchall())
+    assert noted["note_fleet_deployment_deployment"] & updates
+    assert [name for name, on in noted.items() if not on & inserts or (on & deletes and not on & updates)] == []
+
+
 def test_numbering_cells_is_no_change_of_a_deployment() -> None:
     rows.deployment()
     start = revision_now()
