@@ -17,6 +17,7 @@ from fleet.planning.policy import UpdatePolicy
 from fleet.planning.provider_limits import ProviderLimits
 from fleet.planning.role_split import RoleSplit, split_within
 from fleet.planning.states import (
+    DEAD,
     CellState,
     DisruptionCause,
     NodeState,
@@ -25,6 +26,8 @@ from fleet.planning.states import (
 )
 from models_registry.planning.benchmark import ComparedGoodput
 
+WITHOUT_MACHINES = frozenset({CellState.PENDING, CellState.FAILED, CellState.LOST})
+"""Cells in these may wait for machines."""
 RETURNING = frozenset({DisruptionCause.ROLLOUT, DisruptionCause.REPAIR, DisruptionCause.ROLE})
 
 
@@ -350,6 +353,13 @@ class FleetView:
     def cell_of(self, node: str) -> CellView | None:
         """The cell that a node is a member of."""
         return self._cell_by_member.get(node)
+
+    def machines_lacking(self, cell: CellView) -> int:
+        """How many machines a cell must get before it can start; 0 of one that starts or runs."""
+        if cell.state not in WITHOUT_MACHINES:
+            return 0
+        alive = sum(self.nodes[member.node].state not in DEAD for member in cell.members)
+        return max(0, self.deployments[cell.deployment].of_cell(cell).nodes_per_cell - alive)
 
     @cached_property
     def _cell_by_member(self) -> dict[str, CellView]:

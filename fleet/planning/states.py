@@ -25,6 +25,10 @@ class NodeState(StrEnum):
     RETIRED = "retired"
 
 
+DEAD = frozenset({NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED})
+"""Nodes that carry no cell any more."""
+
+
 class ProviderAction(StrEnum):
     """What a provider is to do with a machine, the most urgent first."""
 

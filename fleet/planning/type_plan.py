@@ -10,12 +10,11 @@ from fleet.planning.notices import Notices
 from fleet.planning.placement.spares import Spares
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, DeploymentView, FleetView
-from fleet.planning.states import CellState, NodeState
+from fleet.planning.states import CellState
 from fleet.planning.type_split import TypeChoice, TypeSplit, split_types
 
 Place = tuple[str, str]
 """Deployment, region."""
-DEAD = frozenset({NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED})
 SETTLED = frozenset({CellState.READY, CellState.FAILED})
 """Where all cells are in one of these, nothing is under way. One that fails again and again keeps none of them."""
 
@@ -69,7 +68,7 @@ class TypePlan:
     def _choice(self, spec: DeploymentView, region: str, kind: str, staying: list[CellView]) -> TypeChoice:
         view, version = self._fleet.regions[region], spec.of(spec.version, kind)
         here = [cell for cell in staying if cell.instance_type == kind]
-        waiting = [cell for cell in here if self._lacks_machines(spec, cell)]
+        waiting = [cell for cell in here if self._fleet.machines_lacking(cell)]
         machine = view.prices.get(kind)
         return TypeChoice(
             name=kind,
@@ -104,12 +103,6 @@ class TypePlan:
             and self._fleet.deployments[cell.deployment].team == spec.team
         )
         return sum(len(cell.members) for cell in others)
-
-    def _lacks_machines(self, spec: DeploymentView, cell: CellView) -> bool:
-        if cell.state not in {CellState.PENDING, CellState.FAILED, CellState.LOST}:
-            return False
-        alive = sum(self._fleet.nodes[member.node].state not in DEAD for member in cell.members)
-        return alive < spec.of_cell(cell).nodes_per_cell
 
     def _has_waited(self, cell: CellView, *, is_bought: bool) -> bool:
         """As long as others would make room for it: then its machines are short."""

@@ -8,10 +8,9 @@ from fleet.planning.decisions import Decision, MoveCell
 from fleet.planning.fingerprints import member_stacks
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FleetView, NodeView
-from fleet.planning.states import CellState, NodeState
+from fleet.planning.states import DEAD, CellState
 from kernel.ages import age_text
 
-DEAD = frozenset({NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED})
 RUNNING = frozenset({CellState.STARTING, CellState.READY, CellState.DRAINING})
 
 

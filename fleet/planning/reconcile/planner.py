@@ -15,7 +15,6 @@ from fleet.planning.placement.planner import Placed, Placement, PlacementRequest
 from fleet.planning.placement.reasons import waiting
 from fleet.planning.placement.supply import needs, plan_supply
 from fleet.planning.reconcile.ahead import supply_ahead
-from fleet.planning.reconcile.cell_health import DEAD
 from fleet.planning.reconcile.drains import drain_ended
 from fleet.planning.reconcile.scaling import plan_scale
 from fleet.planning.roles.plan import plan_role_changes
@@ -23,7 +22,7 @@ from fleet.planning.rollout.versions import BROKEN, VersionPlan, plan_updates
 from fleet.planning.settings import FleetSettings
 from fleet.planning.shares.turns import cells_in_turn
 from fleet.planning.snapshot import CellView, FleetView, NodeView
-from fleet.planning.states import CellState, NodeState
+from fleet.planning.states import DEAD, CellState, NodeState
 
 WAITING = BROKEN | {CellState.PENDING, CellState.DRAINING}
 """Cells that wait for something to be done with them."""

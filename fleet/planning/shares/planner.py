@@ -13,8 +13,8 @@ from fleet.planning.decisions import Decision, GrantCells
 from fleet.planning.settings import FleetSettings
 from fleet.planning.shares.preemption import PoolState, Preemption, pool_states
 from fleet.planning.shares.quotas import QuotaLimit, machines_held, plan_quotas
-from fleet.planning.shares.turns import WITHOUT_MACHINES, Place, Share, shares_of
-from fleet.planning.snapshot import FleetView
+from fleet.planning.shares.turns import Place, Share, shares_of
+from fleet.planning.snapshot import WITHOUT_MACHINES, FleetView
 
 TAKEN = frozenset({GrantRule.RECLAIM, GrantRule.PRIORITY})
 """Rules by which cells were taken away."""

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from fleet.planning.claims import PRIORITY_MOST, ClaimView, SharingPolicy
 from fleet.planning.markets import Markets
 from fleet.planning.snapshot import CellView, DeploymentView, FleetView
-from fleet.planning.states import CellState, NodeState
 
 Place = tuple[str, str]
 """Deployment, region."""
 Turn = tuple[int, int, bool, float, str, str]
-DEAD = frozenset({NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED})
-WITHOUT_MACHINES = frozenset({CellState.PENDING, CellState.FAILED, CellState.LOST})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ def shares_of(fleet: FleetView) -> dict[Place, Share]:
 def _share(fleet: FleetView, place: Place, cells: list[CellView]) -> Share:
     spec = fleet.deployments[place[0]]
     staying = [cell for cell in cells if not cell.is_leaving]
-    lacking = [lack for cell in staying if (lack := _lack(fleet, spec, cell)) is not None]
+    lacking = [lack for cell in staying if (lack := _lack(fleet, cell)) is not None]
     waiting = {lack.cell.id for lack in lacking}
     lacking.sort(key=lambda lack: (lack.machines, lack.cell.state_since, lack.cell.id))
     return _bare_share(
@@ -154,12 +151,9 @@ def _bare_share(
     )
 
 
-def _lack(fleet: FleetView, spec: DeploymentView, cell: CellView) -> Lack | None:
-    if cell.state not in WITHOUT_MACHINES:
-        return None
-    alive = sum(fleet.nodes[member.node].state not in DEAD for member in cell.members)
-    short = spec.of_cell(cell).nodes_per_cell - alive
-    return Lack(cell, short) if short > 0 else None
+def _lack(fleet: FleetView, cell: CellView) -> Lack | None:
+    short = fleet.machines_lacking(cell)
+    return Lack(cell, short) if short else None
 
 
 def by_pool(shares: Mapping[Place, Share]) -> dict[tuple[str, str], list[Share]]:
