@@ -10,7 +10,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import examples
+from fleet.api import machine_examples
 from fleet.models import AgentMove, AgentRelease, AgentRollout
 from fleet.planning.states import AgentRolloutState, choices
 from fleet.selectors.agents import agents_by_release
@@ -26,7 +26,7 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 
 
-@extend_schema_serializer(examples=[OpenApiExample("release", examples.AGENT_RELEASE, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("release", machine_examples.AGENT_RELEASE, response_only=True)])
 class AgentReleaseSerializer(serializers.ModelSerializer[AgentRelease]):
     protocol = serializers.IntegerField(help_text="What its agents speak; that and the one before are served.")
     is_current = serializers.BooleanField(help_text="What new agents run, and what others catch up to.")
@@ -66,7 +66,9 @@ class AgentMoveSerializer(serializers.ModelSerializer[AgentMove]):
         fields = ["agent", "ring", "release", "moved_at", "settled_at", "trouble"]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("rollout of agents", examples.AGENT_ROLLOUT, response_only=True)])
+@extend_schema_serializer(
+    examples=[OpenApiExample("rollout of agents", machine_examples.AGENT_ROLLOUT, response_only=True)]
+)
 class AgentRolloutSerializer(serializers.ModelSerializer[AgentRollout]):
     from_release = serializers.CharField(source="source_id")
     to_release = serializers.CharField(source="target_id")

@@ -9,7 +9,7 @@ from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import examples
+from fleet.api import machine_examples
 from fleet.models import ApplicationCertificate
 from fleet.planning.application_certificate import CHAIN_LENGTH_MAX, KEY_LENGTH_MAX
 from fleet.services.application_certificate import (
@@ -23,7 +23,7 @@ from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 
 
-@extend_schema_serializer(examples=[OpenApiExample("certificate", examples.CERTIFICATE, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("certificate", machine_examples.CERTIFICATE, response_only=True)])
 class CertificateSerializer(serializers.ModelSerializer[ApplicationCertificate]):
     region = serializers.CharField(source="region_id", allow_null=True, help_text="Null: every region shows it.")
     names = serializers.ListField(child=serializers.CharField(), help_text="Hosts and addresses that it is for.")
@@ -38,7 +38,9 @@ class CertificateSerializer(serializers.ModelSerializer[ApplicationCertificate])
         ]  # fmt: skip
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a certificate", examples.NEW_CERTIFICATE, request_only=True)])
+@extend_schema_serializer(
+    examples=[OpenApiExample("a certificate", machine_examples.NEW_CERTIFICATE, request_only=True)]
+)
 class SetCertificateSerializer(StrictSerializer):
     name = serializers.CharField(
         max_length=NAME_LENGTH_MAX, help_text="A new name, or that of the certificate whose place it takes."

@@ -11,7 +11,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import examples
+from fleet.api import capacity_examples
 from fleet.models import DeploymentRegion, ScalingDecision, ScalingSwitch
 from fleet.planning.autoscaling.policy import ScalingMode
 from fleet.planning.autoscaling.view import ScalingRule
@@ -30,7 +30,7 @@ LOAD_HELP = (
 )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("place", examples.SCALING_PLACE, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("place", capacity_examples.SCALING_PLACE, response_only=True)])
 class ScalingPlaceSerializer(serializers.ModelSerializer[DeploymentRegion]):
     deployment = serializers.CharField(source="deployment_id")
     region = serializers.CharField(source="region_id")
@@ -113,7 +113,7 @@ class ScalingPlaceViewSet(ReadOnlyModelViewSet[DeploymentRegion]):
         return ranged.select_related("deployment", "scaling_state")
 
 
-@extend_schema_serializer(examples=[OpenApiExample("decision", examples.SCALING_DECISION, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("decision", capacity_examples.SCALING_DECISION, response_only=True)])
 class ScalingDecisionSerializer(serializers.ModelSerializer[ScalingDecision]):
     deployment = serializers.CharField(source="deployment_id")
     region = serializers.CharField(source="region_id")
@@ -164,7 +164,9 @@ class ScalingDecisionViewSet(ReadOnlyModelViewSet[ScalingDecision]):
         return ScalingDecision.objects.all()
 
 
-@extend_schema_serializer(many=False, examples=[OpenApiExample("paused", examples.SCALING_SWITCH, response_only=True)])
+@extend_schema_serializer(
+    many=False, examples=[OpenApiExample("paused", capacity_examples.SCALING_SWITCH, response_only=True)]
+)
 class ScalingSwitchSerializer(serializers.ModelSerializer[ScalingSwitch]):
     paused = serializers.BooleanField(help_text="True: the autoscaler changes nothing, whatever policies say.")
     why = serializers.CharField()

@@ -7,7 +7,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import examples
+from fleet.api import capacity_examples
 from fleet.models import DayPlan, DayPlanPlace
 from fleet.selectors.capacity_plan import newest_plan
 from fleet.selectors.snapshot import spares_by_plan
@@ -79,7 +79,8 @@ class LackSerializer(serializers.Serializer[Any]):
 
 
 @extend_schema_serializer(
-    many=False, examples=[OpenApiExample("one cell more for a batch", examples.CAPACITY_PLAN, response_only=True)]
+    many=False,
+    examples=[OpenApiExample("one cell more for a batch", capacity_examples.CAPACITY_PLAN, response_only=True)],
 )
 class DayPlanSerializer(serializers.ModelSerializer[DayPlan]):
     at = serializers.DateTimeField(allow_null=True, help_text="When the first slot begins; null: there is no plan yet.")

@@ -12,7 +12,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import examples
+from fleet.api import capacity_examples
 from fleet.models import CapacityPool
 from fleet.planning.markets import Market
 from fleet.planning.pools import DECLARABLE, pool_state
@@ -40,7 +40,7 @@ MARKETS = choices(Market)
 ORIGINS = choices(PoolOrigin)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("pool", examples.CAPACITY_POOL, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("pool", capacity_examples.CAPACITY_POOL, response_only=True)])
 class CapacityPoolSerializer(serializers.ModelSerializer[CapacityPool]):
     region = serializers.CharField(source="region_id")
     instance_type = serializers.CharField(source="instance_type_id")
@@ -97,7 +97,7 @@ def _position() -> serializers.IntegerField:
     return serializers.IntegerField(min_value=0, max_value=POSITION_MOST, required=False, help_text=says)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("switch one off", examples.CHANGE_POOL, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("switch one off", capacity_examples.CHANGE_POOL, request_only=True)])
 class ChangePoolSerializer(WhySerializer):
     """Whatever is left out stays as it is."""
 
@@ -106,7 +106,7 @@ class ChangePoolSerializer(WhySerializer):
     max_price = _price(required=False)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a spot pool", examples.DECLARE_POOL, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("a spot pool", capacity_examples.DECLARE_POOL, request_only=True)])
 class DeclarePoolSerializer(WhySerializer):
     region = serializers.CharField(max_length=64)
     instance_type = serializers.CharField(max_length=64)

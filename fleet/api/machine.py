@@ -12,7 +12,7 @@ from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import examples
+from fleet.api import machine_examples
 from fleet.api.filters import EndedHidden
 from fleet.models import Invitation, Machine
 from fleet.planning.machines import describe
@@ -37,7 +37,7 @@ INVITATION_STATES = [("open", "Open"), ("used", "Used"), ("expired", "Expired"),
 DEFAULT_EXPIRY_S = 3600
 
 
-@extend_schema_serializer(examples=[OpenApiExample("machine", examples.MACHINE, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("machine", machine_examples.MACHINE, response_only=True)])
 class MachineSerializer(serializers.ModelSerializer[Machine]):
     provider_id = serializers.CharField(help_text="What its provider calls it.")
     region = serializers.CharField(source="region_id")
@@ -136,7 +136,7 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
         return Response(self.get_serializer(self.get_object()).data)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("invitation", examples.INVITATION, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("invitation", machine_examples.INVITATION, response_only=True)])
 class InvitationSerializer(serializers.ModelSerializer[Invitation]):
     region = serializers.CharField(source="region_id")
     role = serializers.ChoiceField(choices=choices(MachineRole))
@@ -158,7 +158,9 @@ class InvitationSerializer(serializers.ModelSerializer[Invitation]):
         return invitation.state_at(clock.now())
 
 
-@extend_schema_serializer(examples=[OpenApiExample("new invitation", examples.NEW_INVITATION, response_only=True)])
+@extend_schema_serializer(
+    examples=[OpenApiExample("new invitation", machine_examples.NEW_INVITATION, response_only=True)]
+)
 class NewInvitationSerializer(InvitationSerializer):
     line = serializers.CharField(help_text="What to run on each host. It holds the token, which nobody can read again.")
     notices = serializers.ListField(child=serializers.CharField(), help_text="What may keep hosts from using the line.")
@@ -167,7 +169,7 @@ class NewInvitationSerializer(InvitationSerializer):
         fields = [*InvitationSerializer.Meta.fields, "line", "notices"]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("invite", examples.INVITE, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("invite", machine_examples.INVITE, request_only=True)])
 class InviteSerializer(StrictSerializer):
     region = serializers.CharField(max_length=64)
     count = serializers.IntegerField(min_value=1, max_value=MOST_INVITED, default=1)

@@ -9,7 +9,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import examples
+from fleet.api import capacity_examples
 from fleet.api.deployment_requests import TEAM
 from fleet.models import Quota
 from fleet.selectors.quota import QuotaUse, owner_of, quota_uses_of, uses_of
@@ -19,7 +19,7 @@ from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 
-@extend_schema_serializer(examples=[OpenApiExample("quota", examples.QUOTA, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("quota", capacity_examples.QUOTA, response_only=True)])
 class QuotaSerializer(serializers.ModelSerializer[Quota]):
     # The context holds, under `uses`, what each team uses of each type.
     instance_type = serializers.CharField(source="instance_type_id")
@@ -64,7 +64,7 @@ class QuotaSerializer(serializers.ModelSerializer[Quota]):
         return list(self._use(row).deployments)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a quota", examples.NEW_QUOTA, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("a quota", capacity_examples.NEW_QUOTA, request_only=True)])
 class SetQuotaSerializer(StrictSerializer):
     team = serializers.RegexField(TEAM, max_length=64, help_text="As deployments name theirs.")
     instance_type = serializers.CharField(max_length=64)

@@ -9,7 +9,7 @@ from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import examples
+from fleet.api import capacity_examples
 from fleet.models import Rate
 from fleet.planning.markets import Market
 from fleet.planning.rate import RateKind
@@ -27,7 +27,7 @@ UNITS = (
 )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("rate", examples.RATE, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("rate", capacity_examples.RATE, response_only=True)])
 class RateSerializer(serializers.ModelSerializer[Rate]):
     in_force = serializers.BooleanField(default=False, help_text="Machines are counted by it now.")
 
@@ -36,7 +36,7 @@ class RateSerializer(serializers.ModelSerializer[Rate]):
         fields = ["id", "kind", "subject", "region", "market", "value", "valid_from", "in_force", "actor", "created_at"]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a rate", examples.NEW_RATE, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("a rate", capacity_examples.NEW_RATE, request_only=True)])
 class SetRateSerializer(StrictSerializer):
     kind = serializers.ChoiceField(choices=KINDS, help_text=UNITS)
     subject = serializers.CharField(

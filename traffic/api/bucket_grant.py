@@ -12,12 +12,12 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import examples
+from traffic.api import request_examples
 from traffic.models import BucketGrant
 from traffic.services.bucket_grant import bucket_grant_create, bucket_grant_withdraw
 
 
-@extend_schema_serializer(examples=[OpenApiExample("bucket grant", examples.BUCKET_GRANT, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("bucket grant", request_examples.BUCKET_GRANT, response_only=True)])
 class BucketGrantSerializer(serializers.ModelSerializer[BucketGrant]):
     tenant = serializers.CharField(help_text="Empty: batches without a key.")
     uri = serializers.CharField(source="place", help_text="Everything below it, by whole names between slashes.")
@@ -27,7 +27,7 @@ class BucketGrantSerializer(serializers.ModelSerializer[BucketGrant]):
         fields = ["id", "tenant", "uri", "region", "may_read", "may_write", "actor", "created_at"]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a place", examples.NEW_BUCKET_GRANT, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("a place", request_examples.NEW_BUCKET_GRANT, request_only=True)])
 class CreateBucketGrantSerializer(StrictSerializer):
     tenant = serializers.CharField(
         max_length=64, allow_blank=True, required=False, default="", help_text="Left out: batches without a key."

@@ -15,7 +15,7 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import examples
+from traffic.api import money_examples
 from traffic.api.key import TENANT
 from traffic.models import Budget
 from traffic.planning.budget import MOST_PERCENT, MOST_THRESHOLDS, MonthUse, month_of, used_percent
@@ -26,7 +26,7 @@ from traffic.services.budget import budget_change, budget_create, budget_delete
 MOST_TOKENS = 2**53
 
 
-@extend_schema_serializer(examples=[OpenApiExample("budget", examples.BUDGET, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("budget", money_examples.BUDGET, response_only=True)])
 class BudgetSerializer(serializers.ModelSerializer[Budget]):
     tokens_per_month = serializers.IntegerField(allow_null=True, help_text="Prompt and completion; null: no limit.")
     money_per_month = serializers.DecimalField(
@@ -73,7 +73,7 @@ class ChangeBudgetSerializer(StrictSerializer):
     hard_stop = serializers.BooleanField(required=False)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a budget", examples.NEW_BUDGET, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("a budget", money_examples.NEW_BUDGET, request_only=True)])
 class CreateBudgetSerializer(ChangeBudgetSerializer):
     tenant = serializers.RegexField(TENANT, help_text="As its keys name it.")
 

@@ -12,12 +12,14 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import examples
+from traffic.api import request_examples
 from traffic.models import CallbackHost
 from traffic.services.callback_host import callback_host_allow, callback_host_withdraw
 
 
-@extend_schema_serializer(examples=[OpenApiExample("callback host", examples.CALLBACK_HOST, response_only=True)])
+@extend_schema_serializer(
+    examples=[OpenApiExample("callback host", request_examples.CALLBACK_HOST, response_only=True)]
+)
 class CallbackHostSerializer(serializers.ModelSerializer[CallbackHost]):
     tenant = serializers.CharField(help_text="Empty: requests without a key.")
     host = serializers.CharField(help_text="With its port, unless that is 443.")
@@ -27,7 +29,7 @@ class CallbackHostSerializer(serializers.ModelSerializer[CallbackHost]):
         fields = ["id", "tenant", "host", "actor", "created_at"]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a host", examples.NEW_CALLBACK_HOST, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("a host", request_examples.NEW_CALLBACK_HOST, request_only=True)])
 class AllowCallbackHostSerializer(StrictSerializer):
     tenant = serializers.CharField(
         max_length=64, allow_blank=True, required=False, default="", help_text="Left out: requests without a key."

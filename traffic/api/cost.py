@@ -12,7 +12,7 @@ from rest_framework.response import Response
 
 from fleet.planning.rate import Source
 from kernel import clock
-from traffic.api import examples
+from traffic.api import money_examples
 from traffic.api.tables import (
     DEFAULT_ROWS,
     TablesViewSet,
@@ -134,7 +134,7 @@ class BatchPriceSerializer(serializers.Serializer[Any]):
     hours = serializers.IntegerField(allow_null=True, help_text="That were compared.")
 
 
-@extend_schema_serializer(many=False, examples=[OpenApiExample("costs", examples.COSTS, response_only=True)])
+@extend_schema_serializer(many=False, examples=[OpenApiExample("costs", money_examples.COSTS, response_only=True)])
 class CostSerializer(serializers.Serializer[Any]):
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()

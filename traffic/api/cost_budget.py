@@ -17,7 +17,7 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import examples
+from traffic.api import money_examples
 from traffic.models import CostBudget
 from traffic.planning.budget import MOST_PERCENT, MOST_THRESHOLDS, MonthUse, month_of, used_percent
 from traffic.planning.usage_table import money_text
@@ -34,7 +34,7 @@ class MonthCosts:
         return month_costs(month_of(now), now)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("cost budget", examples.COST_BUDGET, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("cost budget", money_examples.COST_BUDGET, response_only=True)])
 class CostBudgetSerializer(serializers.ModelSerializer[CostBudget]):
     deployment = serializers.CharField(help_text="Empty: all machines, spares included.")
     thresholds = serializers.ListField(child=serializers.IntegerField(), help_text="Per cent; each opens an incident.")
@@ -75,7 +75,7 @@ class ChangeCostBudgetSerializer(StrictSerializer):
     thresholds = _thresholds()
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a cost budget", examples.NEW_COST_BUDGET, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("a cost budget", money_examples.NEW_COST_BUDGET, request_only=True)])
 class CreateCostBudgetSerializer(StrictSerializer):
     deployment = serializers.CharField(
         max_length=96,

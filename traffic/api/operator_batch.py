@@ -14,7 +14,7 @@ from kernel import clock
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from kernel.tones import Tone
-from traffic.api import examples
+from traffic.api import request_examples
 from traffic.models import Batch
 from traffic.planning.batch import BATCH_TONE, BatchState
 from traffic.selectors.batch import BatchStanding, batch_standing, batches_described
@@ -26,7 +26,7 @@ class BatchErrorSerializer(serializers.Serializer[dict[str, object]]):
     line = serializers.IntegerField(allow_null=True, help_text="Of the input file, from 1; null: the file as a whole.")
 
 
-@extend_schema_serializer(examples=[OpenApiExample("batch", examples.BATCH, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("batch", request_examples.BATCH, response_only=True)])
 class BatchSerializer(serializers.ModelSerializer[Batch]):
     region = serializers.CharField(source="region_id")
     tone = serializers.SerializerMethodField()
@@ -71,7 +71,7 @@ class BatchSerializer(serializers.ModelSerializer[Batch]):
         return batch_standing(row, clock.now())
 
 
-@extend_schema_serializer(examples=[OpenApiExample("why", examples.BATCH_CANCEL, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("why", request_examples.BATCH_CANCEL, request_only=True)])
 class CancelBatchSerializer(StrictSerializer):
     why = serializers.CharField(max_length=200, help_text="For the timeline.")
 

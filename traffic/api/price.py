@@ -12,12 +12,12 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import examples
+from traffic.api import money_examples
 from traffic.models import TokenPrice
 from traffic.services.price import price_set, price_withdraw
 
 
-@extend_schema_serializer(examples=[OpenApiExample("price", examples.PRICE, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("price", money_examples.PRICE, response_only=True)])
 class PriceSerializer(serializers.ModelSerializer[TokenPrice]):
     prompt = serializers.DecimalField(max_digits=14, decimal_places=6, help_text="US dollars per million tokens.")
     cached = serializers.DecimalField(max_digits=14, decimal_places=6, help_text="Of those out of a cache.")
@@ -35,7 +35,7 @@ def _price(**more: object) -> serializers.DecimalField:
     return serializers.DecimalField(max_digits=14, decimal_places=6, min_value=0, **more)  # type: ignore[arg-type]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a price", examples.NEW_PRICE, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("a price", money_examples.NEW_PRICE, request_only=True)])
 class SetPriceSerializer(StrictSerializer):
     deployment = serializers.CharField(max_length=96)
     prompt = _price(help_text="US dollars per million prompt tokens.")

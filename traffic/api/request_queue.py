@@ -11,7 +11,7 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import examples
+from traffic.api import request_examples
 from traffic.models import RefusedMessage, RequestQueue
 from traffic.services.request_queue import request_queue_declare, request_queue_withdraw
 
@@ -24,7 +24,9 @@ class RefusedMessageSerializer(serializers.ModelSerializer[RefusedMessage]):
         fields = ["message", "reason", "at"]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("request queue", examples.REQUEST_QUEUE, response_only=True)])
+@extend_schema_serializer(
+    examples=[OpenApiExample("request queue", request_examples.REQUEST_QUEUE, response_only=True)]
+)
 class RequestQueueSerializer(serializers.ModelSerializer[RequestQueue]):
     key = serializers.CharField(source="key.prefix", help_text="Prefix of the key whose requests its messages are.")
     tenant = serializers.CharField(source="key.tenant")
@@ -44,7 +46,7 @@ class RequestQueueSerializer(serializers.ModelSerializer[RequestQueue]):
         return RefusedMessageSerializer(list(row.refused.all())[:REFUSED_SHOWN], many=True).data
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a queue", examples.NEW_REQUEST_QUEUE, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("a queue", request_examples.NEW_REQUEST_QUEUE, request_only=True)])
 class DeclareRequestQueueSerializer(StrictSerializer):
     url = serializers.CharField(max_length=200, help_text="Output `Queue` of deploy/aws/requests.yaml.")
     key = serializers.CharField(max_length=40, help_text="Prefix of an application key.")

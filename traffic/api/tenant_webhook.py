@@ -13,7 +13,7 @@ from fleet.planning.states import choices
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import examples
+from traffic.api import request_examples
 from traffic.models import TenantWebhook
 from traffic.planning.batch_event import BatchEvent
 from traffic.services.tenant_webhook import (
@@ -24,7 +24,9 @@ from traffic.services.tenant_webhook import (
 )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("tenant webhook", examples.TENANT_WEBHOOK, response_only=True)])
+@extend_schema_serializer(
+    examples=[OpenApiExample("tenant webhook", request_examples.TENANT_WEBHOOK, response_only=True)]
+)
 class TenantWebhookSerializer(serializers.ModelSerializer[TenantWebhook]):
     tenant = serializers.CharField(help_text="Empty: batches without a key.")
     url = serializers.CharField(source="shown_url", help_text="The host only: the rest may be a secret.")
@@ -38,7 +40,9 @@ class TenantWebhookSerializer(serializers.ModelSerializer[TenantWebhook]):
         fields = ["id", "tenant", "url", "events", "former_until", "actor", "created_at"]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("its secret", examples.TENANT_WEBHOOK_SECRET, response_only=True)])
+@extend_schema_serializer(
+    examples=[OpenApiExample("its secret", request_examples.TENANT_WEBHOOK_SECRET, response_only=True)]
+)
 class TenantWebhookSecretSerializer(TenantWebhookSerializer):
     secret = serializers.CharField(help_text="As `client.webhooks.unwrap` takes it. Nobody can read it again.")
 
@@ -46,7 +50,9 @@ class TenantWebhookSecretSerializer(TenantWebhookSerializer):
         fields = [*TenantWebhookSerializer.Meta.fields, "secret"]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("an address", examples.NEW_TENANT_WEBHOOK, request_only=True)])
+@extend_schema_serializer(
+    examples=[OpenApiExample("an address", request_examples.NEW_TENANT_WEBHOOK, request_only=True)]
+)
 class CreateTenantWebhookSerializer(StrictSerializer):
     tenant = serializers.CharField(
         max_length=64, allow_blank=True, required=False, default="", help_text="Left out: batches without a key."

@@ -15,7 +15,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from kernel import clock
-from traffic.api import examples
+from traffic.api import money_examples, request_examples
 from traffic.api.openai_form import only, openai_error
 from traffic.api.tables import (
     DEFAULT_ROWS,
@@ -74,7 +74,7 @@ class UsageGroupSerializer(CountsSerializer):
         return {**super().get_fields(), "class": serializers.CharField(allow_null=True), "adapter": adapter}
 
 
-@extend_schema_serializer(many=False, examples=[OpenApiExample("usage", examples.USAGE, response_only=True)])
+@extend_schema_serializer(many=False, examples=[OpenApiExample("usage", money_examples.USAGE, response_only=True)])
 class UsageSerializer(serializers.Serializer[Any]):
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
@@ -93,7 +93,7 @@ class KeptOfTenantSerializer(serializers.Serializer[Any]):
 
 
 @extend_schema_serializer(
-    many=False, examples=[OpenApiExample("kept responses", examples.KEPT_RESPONSES, response_only=True)]
+    many=False, examples=[OpenApiExample("kept responses", request_examples.KEPT_RESPONSES, response_only=True)]
 )
 class KeptResponsesSerializer(serializers.Serializer[Any]):
     responses = serializers.IntegerField(help_text="Of all tenants, shown or not.")
