@@ -70,9 +70,10 @@ class ReasonRow:
 @dataclass(frozen=True, slots=True)
 class Roles:
     """What a page shows of one deployment. `handed_over`: requests whose prompts a prefill cell read, since proxies
-    started."""
+    started. `are_types_mixed`: it lists several instance types, between which no cell can hand over."""
 
     deployment: str
+    are_types_mixed: bool
     is_planned: bool
     itl_ms: float
     places: tuple[RolePlace, ...]
@@ -100,6 +101,7 @@ def roles_of(deployment: Deployment, now: datetime) -> Roles:
     is_planned = deployment.plans_roles
     return Roles(
         deployment.name,
+        len(deployment.instance_types) > 1,
         is_planned,
         deployment.scaling.get("itl_p99_ms", 50.0),
         tuple(row for row in rows if is_planned or row.place.prefill or row.ready.is_apart),

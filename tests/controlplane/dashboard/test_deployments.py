@@ -56,6 +56,15 @@ def test_the_objective_is_a_line_across_its_chart() -> None:
     assert "&quot;y0&quot;:2000.0" in part("deployment-load")
 
 
+def test_roles_are_offered_where_cells_are_of_one_type() -> None:
+    assert "REGION=1p+3d" in part("deployment-roles")
+    kinds = Deployment.objects.get().instance_types
+    Deployment.objects.update(instance_types=[*kinds, "trn1.32xlarge"])
+    text = part("deployment-roles")
+    assert "REGION=1p+3d" not in text
+    assert "Cells by role want one instance type" in text
+
+
 def test_the_overview_says_what_users_get() -> None:
     failing()
     text = part("rates", "/")
