@@ -34,6 +34,9 @@ CALLBACK_TOLERANCE_S: Final = 300.0
 """How old a callback may be, so that one that was read on its way cannot be played back later."""
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 _ENDED = frozenset({"done", "failed", "expired", "cancelled"})
+_VERSIONED = re.compile(r"/v\d+/")
+_UNVERSIONED = frozenset({"/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank"})
+"""Paths that ingresses serve next to `/v1`, not below it."""
 _LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed", "message_stop"})
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -322,7 +325,7 @@ class AsyncSwitchyard:
         await self._http.aclose()
 
     async def post(self, path: str, body: Body, **options: Unpack[CallOptions]) -> Answer:
-        """Send a body, such as to `/chat/completions`, and wait for its whole answer.
+        """Send a body and wait for its whole answer. `path` is any of docs/api-applications.md; `/v1` may be left out.
 
         Raises:
             ApiError: it was refused, and trying again did not help. NoAnswer: nobody answered. DeadlineExceeded.
@@ -370,7 +373,7 @@ class AsyncSwitchyard:
             {"x-switchyard-deadline-ms": str(round(limit * 1000))} if (limit := options.get("deadline_s")) else {}
         )
         headers |= {"x-switchyard-callback-url": url} if (url := options.get("callback_url")) else {}
-        return await self._pending(_Call("POST", f"/async{path}", body, headers=headers))
+        return await self._pending(_Call("POST", f"/async{path.removeprefix('/v1')}", body, headers=headers))
 
     async def retrieve(self, request: Pending | str) -> Pending:
         """How a near-real-time request stands. Every region of a fleet knows it."""
@@ -450,7 +453,7 @@ class AsyncSwitchyard:
     async def _once(self, call: "_Call", region: int) -> httpx.Response:
         call.tried.append(region)
         headers = {**call.headers(), **self._trace()}
-        url = self.regions[region] + call.path
+        url = _url(self.regions[region], call.path)
         request = self._http.build_request(call.method, url, content=call.content, headers=headers)
         try:
             response = await self._http.send(request, stream=True)
@@ -696,6 +699,13 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
         if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", headers.get(name, "")):
             return float(headers[name]) * unit_s
     return None
+
+
+def _url(region: str, path: str) -> str:
+    """Where a path is served: below the base URL of a region, unless it has a version or needs none."""
+    origin = region.removesuffix("/v1")
+    bare = path.partition("?")[0]
+    return (origin if _VERSIONED.match(path) or bare in _UNVERSIONED else region) + path
 
 
 def _chat(model: str, messages: Sequence[Body] | str, options: Body) -> Body:

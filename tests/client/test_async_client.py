@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from engine_agent.protocol.api_surface import CELL_PATHS
 from switchyard_client import (
     ApiError,
     AsyncSwitchyard,
@@ -44,6 +45,22 @@ async def test_an_answer_says_what_it_is_and_who_gave_it() -> None:
     sent = regions.seen[0]
     assert sent.headers["authorization"] == "Bearer sw_1"
     assert json.loads(sent.content) == {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+
+
+@pytest.mark.parametrize("path", CELL_PATHS)
+async def test_every_path_of_the_api_is_reached_as_it_is_documented(path: str) -> None:
+    regions = Regions(east=[said("hello")])
+    asked = client(regions)
+    await asked.post(path, {"model": "m"})
+    await asked.post(path.removeprefix("/"), {"model": "m"})
+    assert [request.url.path for request in regions.seen] == [path, path]
+
+
+@pytest.mark.parametrize("path", [path for path in CELL_PATHS if path.startswith("/v1/")])
+async def test_the_version_may_be_left_out_of_a_path(path: str) -> None:
+    regions = Regions(east=[said("hello")])
+    await client(regions).post(path.removeprefix("/v1"), {"model": "m"})
+    assert regions.seen[0].url.path in {path, path.removeprefix("/v1")} & set(CELL_PATHS)
 
 
 @pytest.mark.parametrize("failure", [GONE, CUT, refused(503, "no_ready_cell", retry_after="1")])
