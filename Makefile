@@ -2,7 +2,7 @@
 # into this checkout (.venv, .cache, .switchyard).
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status backup restore control-invite control-join engine heads conformance test check check-code check-format check-types check-imports
+.PHONY: help up down status backup restore control-invite control-join engine heads conformance test test-all check check-code check-format check-types check-imports
 .PHONY: images images-base images-check check-templates check-patterns fmt screens bench bench-fleet simulate chaos lab lab-check lab-test lab-down environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
@@ -124,6 +124,9 @@ bench-fleet: environment-dev ## Measure the cell proxy, placement, and how the f
 
 simulate: environment ## Run a scenario on virtual time: make simulate S=rollout_under_faults SEEDS=200 (without S: list).
 	@exec $(VENV) -m simulator $(if $(S),$(S) --seeds $(or $(SEEDS),1) --first-seed $(or $(SEED),0) --figure .cache/simulations/$(S).html $(if $(SWEEP),--sweep) $(if $(V),-v),--help)
+
+test-all: environment-dev ## Run the whole test suite and the tests marked `long`, which draw new examples.
+	@exec $(VENV) -m pytest --long --numprocesses 3 --no-loadscope-reorder
 
 conformance: environment-dev ## Clients of others against the running fleet's ingress: CLIENTS=openai-python,litellm names some, LARGE=1 adds large ones.
 	@exec $(VENV) -m bench.conformance --clients '$(CLIENTS)' $(if $(ENGINES),--engines '$(ENGINES)') $(if $(LARGE),--large) $(if $(WRITE),--write '$(WRITE)')

@@ -42,6 +42,7 @@ hypothesis.settings.load_profile("switchyard")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help=f"only the layers {' and '.join(FAST)}")
+    parser.addoption("--long", action="store_true", help="tests marked `long` as well")
     parser.addoption("--lab", metavar="HOME", help="only scenarios marked `anywhere`, on the laboratory in this home")
 
 
@@ -115,6 +116,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """By layer; within a layer the order is pytest-randomly's."""
+    if not config.getoption("long"):
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     layers = {item.nodeid: layer_of(item) for item in items}
     if config.getoption("fast"):  # a file of a fast layer may have a slow test
         items[:] = [item for item in items if layers[item.nodeid] in FAST]

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench.fuzz.framing import CORPUS, MINE
 from engine_agent.protocol.api_surface import CELL_PATHS
 from engine_agent.protocol.strict_json import strict_loads
 from engine_agent.proxy.rewrite import BadBody, rewrite_body
 from tests.engine_agent.ingress.cells import FakeCell, Request
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 from tests.engine_agent.ingress.keyed import keyed
-from tests.engine_agent.ingress.raw_requests import CORPUS, MINE
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 KEY = keyed("0a0a0a0a", tenant="mine", pools=("mine",))
