@@ -24,13 +24,13 @@ from controlplane.api.change_feed import ChangeFeed  # noqa: E402
 from controlplane.api.watch_middleware import WatchMiddleware  # noqa: E402
 from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
 from controlplane.paths import AGENT_ONLY_PATHS, INGRESS_PATHS, PathsOf  # noqa: E402
+from controlplane.request_bodies import RequestBodies  # noqa: E402
 from engine_agent.protocol.states import AgentKind  # noqa: E402
 from fleet.consumers.agent_socket import AgentSocket  # noqa: E402
 from fleet.consumers.hub import AgentHub  # noqa: E402
 from fleet.consumers.machine_handler import MachineHandler  # noqa: E402
 from fleet.consumers.node_handler import NodeHandler  # noqa: E402
 from traffic.api.response_create import CreateResponse  # noqa: E402
-from traffic.api.stored_file import BodiesInBounds  # noqa: E402
 from traffic.consumers.ingress_handler import IngressHandler  # noqa: E402
 
 hub = AgentHub(
@@ -39,8 +39,8 @@ hub = AgentHub(
 
 routes = ProtocolTypeRouter(
     {
-        "http": CreateResponse(
-            cast(Any, BodiesInBounds(cast(Any, WatchMiddleware(cast(Any, http_application), ChangeFeed()))))
+        "http": RequestBodies(
+            CreateResponse(cast(Any, WatchMiddleware(cast(Any, http_application), ChangeFeed()))),
         ),
         "websocket": URLRouter(
             [

@@ -149,6 +149,8 @@ FILES = os.environ.get("SWITCHYARD_FILES") or str(SWITCHYARD_HOME / "files")
 `s3://bucket/prefix`."""
 FILE_MAX_BYTES = int(os.environ.get("SWITCHYARD_FILE_MIB", "200")) * 1024 * 1024
 """Of one file that an application uploads; ingresses take as much (`engine_agent.ingress.files`)."""
+FILE_UPLOAD_MAX_MEMORY_SIZE = 256 * 1024
+"""Of a request's body while it arrives; the rest lies in a temporary file (controlplane.request_bodies)."""
 BATCH_LINES = int(os.environ.get("SWITCHYARD_BATCH_LINES", "50000"))
 """Of one batch."""
 BATCH_AT_RISK = os.environ.get("SWITCHYARD_BATCH_AT_RISK") or "tell"

@@ -19,3 +19,11 @@ def client_network(address: str) -> str:
     if known.version == 4:
         return str(known)
     return str(ipaddress.ip_network((known, IPV6_PREFIX), strict=False))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, or a network as `client_network` gives it, is of this host itself."""
+    try:
+        return ipaddress.ip_network(client_network(address)).is_loopback
+    except ValueError:
+        return False

@@ -94,15 +94,14 @@ def _what_is_missing(context: dict[str, Any]) -> str:
     return f"there is no {noun} {names[0]!r}" if noun and names else "there is nothing here"
 
 
+def problem_document(status: int, detail: str, path: str) -> dict[str, Any]:
+    """A problem without errors of single fields."""
+    phrase = HTTPStatus(status).phrase
+    return {"type": "about:blank", "title": phrase, "status": int(status), "detail": detail, "instance": path}
+
+
 def _document(failure: exceptions.APIException, path: str) -> dict[str, Any]:
-    status = HTTPStatus(failure.status_code)
-    document: dict[str, Any] = {
-        "type": "about:blank",
-        "title": status.phrase,
-        "status": status.value,
-        "detail": "",
-        "instance": path,
-    }
+    document = problem_document(failure.status_code, "", path)
     if isinstance(failure, exceptions.ValidationError):
         errors = _errors(failure.detail, "")
         fields = ", ".join(dict.fromkeys(error["field"] or "the request" for error in errors))

@@ -41,13 +41,14 @@ class RequestMetricsMiddleware:
             attributes["http.response.status_code"] = response.status_code
             attributes["failed"] = response.status_code >= 500
             took_s = perf_counter() - began
-            _count(request.path, str(method), response.status_code, took_s)
+            count_request(request.path, str(method), response.status_code, took_s)
             if method not in QUIET or response.status_code >= 500:
                 log.info("%s %s %d in %.0f ms", method, request.path, response.status_code, 1000 * took_s)
         return response
 
 
-def _count(path: str, method: str, status: int, took_s: float) -> None:
+def count_request(path: str, method: str, status: int, took_s: float) -> None:
+    """Count one that was answered, by the part of the control plane that its path belongs to."""
     surface = SURFACES.get(path.strip("/").partition("/")[0], "pages")
     HTTP_REQUESTS.labels(surface, method, str(status)).inc()
     HTTP_SECONDS.labels(surface).observe(took_s)

@@ -36,8 +36,8 @@ Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 T = TypeVar("T")
 
-BODY_LIMIT_S = 60.0
-"""As the ingress gives an application for its body."""
+TENANT = "switchyard.tenant"
+"""In a scope: whose key the request shows, checked before its body was read (controlplane.request_bodies)."""
 KEEP_LIMIT_S = 10.0
 """An application does not wait longer for the end of its response because the database is slow."""
 THREADS = 4
@@ -63,8 +63,7 @@ class CreateResponse:
         self._inner = inner
         self._limits = limits
         self._running: Counter[str] = Counter()
-        """Of each tenant, those that are passed on."""
-        self._open = 0
+        """Of each tenant, those whose body is here and whose answer is not."""
         self._threads = ThreadPoolExecutor(THREADS, "responses")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,30 +71,23 @@ class CreateResponse:
             await self._inner(scope, receive, send)
             return
         began, response = perf_counter(), _Response(send)
-        self._open += 1
         try:
             await self._respond(scope, receive, response)
         except ClientGone:
             response.status = response.status or 499
         finally:
-            self._open -= 1
             HTTP_REQUESTS.labels("applications", "POST", str(response.status or 500)).inc()
             HTTP_SECONDS.labels("applications").observe(perf_counter() - began)
 
     async def _respond(self, scope: Scope, receive: Receive, response: "_Response") -> None:
         settings = store_settings()
         try:
-            if self._open > settings.max_streams:
-                message = (
-                    f"{settings.max_streams} responses are being made for applications that wait; try again shortly"
-                )
-                raise ApplicationRefused(503, "too_many_streams", message)
-            submission = await _submission(scope, receive, settings)
-            begun = await self._in_thread(partial(_begin, submission, settings))
-            if not isinstance(begun, PassedOn):
-                await response.whole(200, [JSON, LATER], json.dumps(begun).encode())
-                return
-            with self._place_of(begun.application.tenant, settings):
+            submission = await _submission(scope, receive)
+            with self._place_of(scope.get(TENANT, ""), settings):
+                begun = await self._in_thread(partial(_begin, submission, settings))
+                if not isinstance(begun, PassedOn):
+                    await response.whole(200, [JSON, LATER], json.dumps(begun).encode())
+                    return
                 await self._while_connected(self._pass_on(begun, response, settings), receive)
         except ApplicationRefused as refusal:
             headers, body = refusal_json(refusal)
@@ -107,6 +99,14 @@ class CreateResponse:
 
     @contextlib.contextmanager
     def _place_of(self, tenant: str, settings: StoreSettings) -> Iterator[None]:
+        """One of those for all, and of those for a tenant. A request takes it once its body is here.
+
+        Raises:
+            ApplicationRefused: there is none.
+        """
+        if self._running.total() >= settings.max_streams:
+            message = f"{settings.max_streams} responses are being made for applications that wait; try again shortly"
+            raise ApplicationRefused(503, "too_many_streams", message)
         most = settings.max_streams_per_tenant
         if self._running[tenant] >= most:
             message = f"{most} responses are being made for you already; try again when one has ended"
@@ -262,28 +262,15 @@ async def _from_an_ingress(passed: PassedOn, limits: StreamLimits) -> AsyncGener
     raise StreamBroken(reason)
 
 
-async def _submission(scope: Scope, receive: Receive, settings: StoreSettings) -> ResponseSubmission:
+async def _submission(scope: Scope, receive: Receive) -> ResponseSubmission:
     headers = {name.decode("latin-1").lower(): text.decode("latin-1") for name, text in scope["headers"]}
-    length = headers.get("content-length", "")
-    most = settings.max_body_bytes
-    too_long = ApplicationRefused(413, "request_too_large", f"the body is longer than {most} bytes")
-    if length.isdecimal() and int(length[:12]) > most:
-        raise too_long
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_LIMIT_S):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                body += message.get("body", b"")
-                if len(body) > most:
-                    raise too_long
-                if not message.get("more_body"):
-                    break
-    except TimeoutError:
-        message_text = f"the body did not arrive within {BODY_LIMIT_S:g} s"
-        raise ApplicationRefused(408, "request_timeout", message_text) from None
+    body, more_body = bytearray(), True
+    while more_body:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        more_body = bool(message.get("more_body"))
     return ResponseSubmission(bytes(body), headers, headers.get("x-switchyard-region", ""))
 
 

@@ -1,18 +1,14 @@
 """Files as applications see them: `/v1/files…`, in the forms of OpenAI's API. An upload's bytes go from the form's
-parser to the file store in pieces, and a download's from there; no file is ever whole in memory.
-
-`BodiesInBounds` stands before Django, which takes a whole body onto its disk before it asks anybody: of an upload it
-identifies the caller first, and reads no more than a file may have; of any other body, no more than a few MiB.
+parser to the file store in pieces, and a download's from there; no file is ever whole in memory. Who uploads, how much
+and how slowly is checked before Django spools the form (`controlplane.request_bodies`).
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SuspiciousOperation
 from django.core.files.uploadhandler import FileUploadHandler, StopUpload
-from django.db import DatabaseError, connections
 from django.http import HttpRequest, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.views.decorators.csrf import csrf_exempt
@@ -21,7 +17,7 @@ from audit.middleware import audit_exempt
 from kernel import clock
 from traffic.api.openai_form import only
 from traffic.api.openai_list import list_json, list_query, list_rows
-from traffic.api.stored_response import application_with_key, refusal_json, refused
+from traffic.api.stored_response import application_with_key, refused
 from traffic.models import StoredFile
 from traffic.planning.application_refusal import ApplicationRefused
 from traffic.planning.stored_file import (
@@ -39,18 +35,7 @@ from traffic.services.file_store import READ_BYTES, NoSuchFile, StoreAway, file_
 from traffic.services.stored_file import Upload, file_settings, stored_file_delete, stored_name
 
 FILES_PATH = "/v1/files"
-OTHER_BYTES = 4 * 1024 * 1024
-"""Of any other body. Who reads one takes less; this is for one that states no length and has no end."""
-FORM_BYTES = 64 * 1024
-"""Of a form around its file."""
-THREADS = 2
 APPLICATIONS = "files of applications are theirs to keep and delete; they change nothing that operators run"
-
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @csrf_exempt
@@ -216,80 +201,3 @@ async def _pieces(opened: Any) -> AsyncIterator[bytes]:
             yield piece
     finally:
         opened.close()
-
-
-class BodiesInBounds:
-    """Uploads of callers that are known, no longer than a file may be, and so many at once; and no endless bodies."""
-
-    def __init__(self, inner: Asgi) -> None:
-        self._inner = inner
-        self._uploads = 0
-        self._threads = ThreadPoolExecutor(THREADS, "files")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._inner(scope, receive, send)
-        elif scope["method"] == "POST" and scope["path"] == FILES_PATH:
-            await self._upload(scope, receive, send)
-        else:
-            body = _Bounded(receive, OTHER_BYTES)
-            await self._inner(scope, body, send)
-            if body.is_too_long:
-                message = f"the body is longer than {OTHER_BYTES} bytes"
-                await _refuse(ApplicationRefused(413, "request_too_large", message), send)
-
-    async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        settings = file_settings()
-        self._uploads += 1
-        try:
-            if self._uploads > settings.uploads_at_once:
-                message = f"{settings.uploads_at_once} files are being uploaded; try again shortly"
-                raise ApplicationRefused(503, "too_many_uploads", message)
-            await self._identify(scope)
-            form = _Bounded(receive, settings.max_bytes + FORM_BYTES)
-            await self._inner(scope, form, send)
-            if form.is_too_long:
-                message = f"the form is longer than {settings.max_bytes + FORM_BYTES} bytes"
-                raise ApplicationRefused(413, "file_too_large", message, "file")
-        except ApplicationRefused as refusal:
-            await _refuse(refusal, send)
-        finally:
-            self._uploads -= 1
-
-    async def _identify(self, scope: Scope) -> None:
-        named = {name.decode("latin-1").lower(): text.decode("latin-1") for name, text in scope["headers"]}
-
-        def known() -> None:
-            try:
-                application_with_key(named.get("authorization", ""), clock.now())
-            finally:
-                connections.close_all()
-
-        try:
-            await sync_to_async(known, thread_sensitive=False, executor=self._threads)()
-        except DatabaseError:
-            raise ApplicationRefused(503, "store_away", "what keeps files is away for now") from None
-
-
-class _Bounded:
-    """A body that breaks off once it is too long. To Django its client has left, and it answers nothing."""
-
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive, self._left = receive, most
-
-    async def __call__(self) -> Message:
-        message: Message = await self._receive() if self._left >= 0 else {"type": "http.disconnect"}
-        self._left -= len(message.get("body", b""))
-        return message if self._left >= 0 else {"type": "http.disconnect"}
-
-    @property
-    def is_too_long(self) -> bool:
-        return self._left < 0
-
-
-async def _refuse(refusal: ApplicationRefused, send: Send) -> None:
-    headers, body = refusal_json(refusal)
-    coded = [(name.encode(), text.encode()) for name, text in headers]
-    coded += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": coded})
-    await send({"type": "http.response.body", "body": body})

@@ -33,7 +33,8 @@ class FileSettings:
     max_bytes_per_tenant: int = 100 * 1024**3
     """OpenAI's 100 GB of an organisation."""
     uploads_at_once: int = 8
-    """By one web process."""
+    """Whole forms that one web process stores; the others wait."""
+    uploads_at_once_per_tenant: int = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from asgiref.sync import sync_to_async
 from django.core.asgi import get_asgi_application
 from django.db import connections
 
+from controlplane.request_bodies import RequestBodies
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 from tests.engine_agent.proxy.proxy_process import until
 from tests.fleet.rows import NOW
 from tests.traffic.async_rows import serving_fleet
 from tests.traffic.batch_rows import ENDPOINT, MODEL, SOON, jsonl, line
-from traffic.api.stored_file import BodiesInBounds
 from traffic.models import Batch, StoredFile
 from traffic.planning.batch import BatchSettings
 from traffic.selectors.key import keys_for_ingresses
@@ -74,7 +74,7 @@ class Rig:
 
 @asynccontextmanager
 async def rig(home: Path) -> AsyncIterator[Rig]:
-    application = BodiesInBounds(cast(Any, get_asgi_application()))
+    application = RequestBodies(cast(Any, get_asgi_application()))
     server = uvicorn.Server(
         # Its requests end: one that is cut leaves its connection to the database open.
         uvicorn.Config(

@@ -17,6 +17,7 @@ from django.core.asgi import get_asgi_application
 from django.db import connections
 from django.utils import timezone
 
+from controlplane.request_bodies import RequestBodies
 from tests.engine_agent.ingress.cells import FakeCell, Request, _write_chunk, _write_head
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 from tests.engine_agent.proxy.proxy_process import until
@@ -110,7 +111,7 @@ class Web:
     """The web process's HTTP, in the test's loop."""
 
     def __init__(self) -> None:
-        application = CreateResponse(cast(Any, get_asgi_application()))
+        application = RequestBodies(CreateResponse(cast(Any, get_asgi_application())))
         # Its requests end: one that is cut leaves its connection to the database open.
         config = uvicorn.Config(
             application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", timeout_graceful_shutdown=10

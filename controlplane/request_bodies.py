@@ -1,0 +1,242 @@
+"""Bodies of requests, before any application reads them.
+
+The caller's key is checked before a byte is read. A body has a maximum length and a minimum rate, so it is complete in
+bounded time. While it arrives it counts only in the share of its tenant, or of its network where there is no key. An
+upload takes one of the places of uploads, and a response one of the streams, when its body is complete. The application
+spools what it receives (Django: to a temporary file), within one budget of bytes.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.db import DatabaseError, connections
+
+from controlplane.api.problems import API_ROOT, CONTENT_TYPE, problem_document
+from controlplane.body_shares import BodyShares, FairPlaces, OverShare
+from controlplane.observability.middleware import count_request
+from controlplane.paths import INGRESS_PATHS
+from kernel import clock
+from kernel.addresses import client_network, is_loopback
+from traffic.api.response_create import TENANT
+from traffic.api.stored_file import FILES_PATH
+from traffic.api.stored_response import RETRY_AFTER_S, application_with_key, refusal_json
+from traffic.planning.application_refusal import ApplicationRefused
+from traffic.services.response_outcome import RESPONSES_PATH
+from traffic.services.stored_file import file_settings
+from traffic.services.stored_response import store_settings
+
+OTHER_BYTES = 4 * 1024 * 1024
+"""Of a body that is neither a file nor a response. Who reads one takes less; this ends one that states no length."""
+FORM_BYTES = 64 * 1024
+"""Of a form around its file."""
+THREADS = 4
+"""That look up keys."""
+GRACE_S = 10.0
+LEAST_BYTES_PER_S = 32 * 1024
+"""After `GRACE_S`, of the whole body so far: 200 MiB have 1 h 47 min, 1 MiB has 42 s."""
+WAITING_FOR_PLACE_S = 30.0
+DISCONNECT = {"type": "http.disconnect"}
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class BodyRefused(Exception):
+    """`code` and `param` as applications read them. `again`: whether the same request may be accepted soon."""
+
+    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+    @property
+    def again(self) -> bool:
+        return self.status in {429, 503}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose share a body counts in. Processes of this host have no share of their own: they could take its files and
+    ports anyway, and a proxy that no setting names speaks for all its clients."""
+
+    name: str
+    tenant: str = ""
+    has_share: bool = True
+
+
+class RequestBodies:
+    """The application in front of all others."""
+
+    def __init__(self, inner: Asgi) -> None:
+        self._inner = inner
+        self._threads = ThreadPoolExecutor(THREADS, "keys")
+        self.shares = BodyShares(most_bytes=16 * settings.FILE_MAX_BYTES, most_bytes_of_one=4 * settings.FILE_MAX_BYTES)
+        bounds = file_settings()
+        self.uploads = FairPlaces(bounds.uploads_at_once, bounds.uploads_at_once_per_tenant)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _has_body(scope):
+            await self._inner(scope, receive, send)
+            return
+        began = perf_counter()
+        try:
+            await self._with_body(scope, receive, send)
+        except (BodyRefused, ApplicationRefused) as refusal:
+            await _refuse(scope, refusal, send)
+            count_request(scope["path"], scope["method"], refusal.status, perf_counter() - began)
+
+    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        most = _most_bytes(scope)
+        too_long = BodyRefused(413, "request_too_large", f"the body is longer than {most} bytes")
+        if _is_upload(scope):
+            too_long = BodyRefused(413, "file_too_large", f"the form is longer than {most} bytes", "file")
+        if _stated_length(scope) > most:
+            raise too_long
+        owner = await self._owner(scope)
+        scope[TENANT] = owner.tenant
+        async with AsyncExitStack() as held:
+            body = _Body(receive, most, too_long, owner, self.shares)
+            held.callback(body.end)
+            if _is_upload(scope):
+                body.then = lambda: held.enter_async_context(self._place_of(owner))
+            await self._inner(scope, body, send)
+        if body.refusal is not None:
+            raise body.refusal
+
+    def _place_of(self, owner: Owner) -> Any:
+        return self.uploads.taken(owner.name, has_share=owner.has_share, within_s=WAITING_FOR_PLACE_S)
+
+    async def _owner(self, scope: Scope) -> Owner:
+        address = (scope.get("client") or ("",))[0]
+        network = Owner(f"network {client_network(address)}", has_share=not is_loopback(address))
+        if not scope["path"].startswith(INGRESS_PATHS):
+            return network
+        shown = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+
+        def tenant() -> str:
+            try:
+                return application_with_key(shown, clock.now()).tenant
+            finally:
+                connections.close_all()
+
+        try:
+            found = await sync_to_async(tenant, thread_sensitive=False, executor=self._threads)()
+        except DatabaseError:
+            raise ApplicationRefused(503, "store_away", "the control plane's database is away for now") from None
+        return Owner(f"tenant {found}", found) if found else network
+
+
+class _Body:
+    """What the application receives. A refused body becomes a disconnect, so the application sends nothing."""
+
+    def __init__(self, receive: Receive, most: int, too_long: BodyRefused, owner: Owner, shares: BodyShares) -> None:
+        self._receive, self._most, self._too_long = receive, most, too_long
+        self._owner, self._shares = owner, shares
+        self._began: float | None = None
+        self._bytes = 0
+        self._is_coming = False
+        self.then: Callable[[], Awaitable[Any]] | None = None
+        """Awaited once the body is whole, before the application has the last of it."""
+        self.refusal: BodyRefused | None = None
+
+    async def __call__(self) -> Message:
+        if self.refusal is not None:
+            return dict(DISCONNECT)
+        if self._began is not None and not self._is_coming:
+            return await self._receive()  # whether the client leaves
+        try:
+            return await self._next()
+        except BodyRefused as refusal:
+            self.refusal = refusal
+        except OverShare as over:
+            self.refusal = BodyRefused(*_OVER[over.is_of_all], str(over))
+        except TimeoutError:
+            message = (
+                f"the body came too slowly: it has {GRACE_S:g} s, and a second more for each {LEAST_BYTES_PER_S} bytes"
+            )
+            self.refusal = BodyRefused(408, "request_timeout", message)
+        self.end()
+        return dict(DISCONNECT)
+
+    async def _next(self) -> Message:
+        loop = asyncio.get_running_loop()
+        if self._began is None:
+            self._began = loop.time()
+            self._shares.begin(self._owner.name, has_share=self._owner.has_share)
+            self._is_coming = True
+        async with asyncio.timeout_at(self._began + GRACE_S + self._bytes / LEAST_BYTES_PER_S):
+            message = await self._receive()
+        size = len(message.get("body", b""))
+        if self._bytes + size > self._most:
+            raise self._too_long
+        self._shares.add(self._owner.name, size, has_share=self._owner.has_share)
+        self._bytes += size
+        if not message.get("more_body"):
+            self._is_coming = False
+            self._shares.whole(self._owner.name)
+            if self.then is not None and message["type"] == "http.request":
+                await self.then()
+        return message
+
+    def end(self) -> None:
+        """Its bytes are held no more."""
+        if self._is_coming:
+            self._is_coming = False
+            self._shares.whole(self._owner.name)
+        self._shares.forget(self._owner.name, self._bytes)
+        self._bytes = 0
+
+
+_OVER = {False: (429, "rate_limit_exceeded"), True: (503, "too_many_uploads")}
+
+
+def _is_upload(scope: Scope) -> bool:
+    return bool(scope["method"] == "POST" and scope["path"] == FILES_PATH)
+
+
+def _most_bytes(scope: Scope) -> int:
+    if _is_upload(scope):
+        return file_settings().max_bytes + FORM_BYTES
+    if scope["method"] == "POST" and scope["path"] == RESPONSES_PATH:
+        return store_settings().max_body_bytes
+    return OTHER_BYTES
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and text != b"0") for name, text in scope["headers"]
+    )
+
+
+def _stated_length(scope: Scope) -> int:
+    text = dict(scope["headers"]).get(b"content-length", b"")
+    return int(text[:20]) if text.isdigit() else 0
+
+
+async def _refuse(scope: Scope, refusal: BodyRefused | ApplicationRefused, send: Send) -> None:
+    """In the form that clients of this path read."""
+    again = [("Retry-After", str(RETRY_AFTER_S))] if isinstance(refusal, BodyRefused) and refusal.again else []
+    path = scope["path"]
+    if path.startswith(API_ROOT):
+        kind, body = CONTENT_TYPE, json.dumps(problem_document(refusal.status, str(refusal), path)).encode()
+    elif path.startswith("/v1/"):
+        if isinstance(refusal, BodyRefused):
+            refusal = ApplicationRefused(refusal.status, refusal.code, str(refusal), refusal.param)
+        again, body = refusal_json(refusal)
+        kind = "application/json"
+    else:
+        kind, body = "text/plain; charset=utf-8", f"{refusal}\n".encode()
+    headers = [*again, ("Content-Type", kind), ("Content-Length", str(len(body)))]
+    coded = [(name.lower().encode(), text.encode()) for name, text in headers]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": coded})
+    await send({"type": "http.response.body", "body": body})
