@@ -36,7 +36,7 @@ class BoundedJSONParser(JSONParser):
         if len(body) > MAX_BODY_BYTES:
             raise BodyTooLarge
         try:
-            value = strict_loads(body, deepest=DEEPEST)
+            value = strict_loads(body, deepest=DEEPEST, any_text=True)
         except ValueError as error:
             raise ParseError(f"JSON parse error - {error}") from error
         if places := dict.fromkeys(unstorable_texts(value)):

@@ -1,4 +1,4 @@
-"""JSON of strangers has one meaning, or is refused."""
+"""JSON of untrusted senders has one meaning, or is rejected."""
 
 import ast
 import json
@@ -23,9 +23,18 @@ ROOT = Path(__file__).parents[3]
         ("[NaN]", "NaN is no number"),
         ("-Infinity", "-Infinity is no number"),
         ("1e999", "the number 1e999 is too large"),
-        ("9" * 5000, "digits"),
-        ("[" * 201 + "]" * 201, "nested deeper than 200 levels"),
-        ('{"a":' * 100_000, "nested deeper than 200 levels"),
+        ("9" * 5000, "has more than 64 bits"),
+        (str(2**63), "has more than 64 bits"),
+        (f'{{"a":[-{2**63 + 1}]}}', "has more than 64 bits"),
+        ("[" * 65 + "]" * 65, "nested deeper than 64 levels"),
+        ('{"a":' * 100_000, "nested deeper than 64 levels"),
+        ("[" + "{}," * 50_000 + "{}]", "more than 50000 objects and lists"),
+        ("[" + "1," * 1_000_000 + "1]", "more than 1000000 values"),
+        ('{"' + "n" * 1025 + '":1}', "a name of more than 1024 characters"),
+        ('{"x":[{"a\\u0000b":1}]}', "has a NUL in its name"),
+        ('["\\ud800"]', "half of a surrogate pair"),
+        ('{"\\uDC00":1}', "half of a surrogate pair"),
+        ('["\ud800"]', "half of a surrogate pair"),
         ('{"a"', "Expecting"),
         ("{} {}", "Extra data"),
     ],
@@ -35,10 +44,15 @@ def test_what_has_no_one_meaning_is_refused_by_name(text: str, said: str) -> Non
         strict_loads(text)
 
 
+def test_text_of_any_length_is_no_structure() -> None:
+    text = "[{" * 100_000 + "\\" + '"\0\U0001f600'
+    assert strict_loads(json.dumps({"messages": [{"content": text}]})) == {"messages": [{"content": text}]}
+
+
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(exclude_characters="\0")), inner, max_size=3),
         max_leaves=20,
     )
 )
