@@ -22,13 +22,12 @@ class MemberRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestMember:
-    """One member, and why. `off`: the JSON value by which it asks for nothing: that passes, and ends a body that is too
-    long to be read, where it overrides what the body says; empty: there is none, or no need of it."""
+    """One member, and why. Null always passes; false does where `is_off_if_false`."""
 
     name: str
     rule: MemberRule
     why: str
-    off: str = "null"
+    is_off_if_false: bool = False
 
 
 _GUIDED = ("choice", "decoding_backend", "grammar", "json", "regex", "whitespace_pattern")
@@ -51,20 +50,18 @@ REQUEST_MEMBERS: Final = (
         "request_id",
         MemberRule.REFUSED,
         "could be that of another request; send the header `X-Request-Id`, which is in every log",
-        off="",
     ),
     RequestMember(
         "use_beam_search",
         MemberRule.REFUSED,
         "makes requests inside the engine that have no class and are not counted",
-        off="false",
+        is_off_if_false=True,
     ),
     *(
         RequestMember(
             f"guided_{each}",
             MemberRule.REFUSED,
             "is no longer known to vLLM, which would answer without it; use `response_format` or `structured_outputs`",
-            off="",
         )
         for each in _GUIDED
     ),
@@ -79,8 +76,6 @@ REQUEST_MEMBERS: Final = (
     ),
 )
 REFUSED: Final = {member.name: member for member in REQUEST_MEMBERS if member.rule is MemberRule.REFUSED}
-OFF_MEMBERS: Final = ",".join(f'"{member.name}":{member.off}' for member in REFUSED.values() if member.off)
-"""What a body that is not read ends with, as it stands in JSON without braces."""
 
 
 def refused_among(names: Iterable[str]) -> list[RequestMember]:

@@ -1,8 +1,9 @@
 """Reads JSON from untrusted senders, so that every reader of the same text finds the same in it. Pure.
 
-JSON leaves open what two members of one name mean (RFC 8259, 4): HAProxy takes the first, Python the last. It also bounds
-neither depth nor numbers nor the characters of a name. Text on which readers can disagree, or that a reader cannot take, is
-rejected here. The shape is checked before anything recursive reads the text. `json.loads` is for what we wrote ourselves.
+JSON leaves open what two members of one name mean (RFC 8259, 4): HAProxy takes the first, Python the last. It also
+bounds neither depth nor numbers nor the characters of a name. Text on which readers can disagree, or that a reader
+cannot take, is rejected here. The shape is checked before anything recursive reads the text. `json.loads` is for what
+we wrote ourselves.
 """
 
 import json
@@ -11,8 +12,8 @@ from math import isfinite
 from typing import Any, Final, NoReturn
 
 DEEPEST: Final = 64
-"""Objects and lists within each other. OpenAI's structured outputs take schemas of 10 levels, which are some 25 levels of
-JSON in a request; parsers of engines and of HAProxy recurse, and Python's ends at 1,000."""
+"""Objects and lists within each other. OpenAI's structured outputs take schemas of 10 levels, which are some 25 levels
+of JSON in a request; parsers of engines and of HAProxy recurse, and Python's ends at 1,000."""
 LONGEST_NAME_CHARS: Final = 1024
 """Of a member's name. The longest names in requests are properties of a schema."""
 MOST_CONTAINERS: Final = 50_000
@@ -31,9 +32,9 @@ def strict_loads(text: str | bytes, *, deepest: int = DEEPEST, any_text: bool = 
     report them by their place.
 
     Raises:
-        ValueError: it is no JSON in UTF-8; has a member twice, a name that is too long or has a NUL, half of a surrogate
-            pair, a number that is none (NaN, Infinity, 1e999) or has over 64 bits; is nested deeper than `deepest`; or
-            has too many values. The message names the problem.
+        ValueError: it is no JSON in UTF-8; has a member twice, a name that is too long or has a NUL, half of a
+            surrogate pair, a number that is none (NaN, Infinity, 1e999) or has over 64 bits; is nested deeper than
+            `deepest`; or has too many values. The message names the problem.
     """
     text = _checked_text(text) if isinstance(text, str) else text.decode()  # json.loads would guess at other encodings
     if text.count("{") + text.count("[") > deepest or text.count(",") >= MOST_VALUES:

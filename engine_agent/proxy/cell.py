@@ -179,10 +179,13 @@ class Cell:
             self.watch.changed()
             self.log.event(event="phase", cell=self.settings.cell, phase=phase, in_flight=len(self.in_flight))
 
-    def engine_failed(self, reason: str) -> None:
-        """A request saw the engine unreachable: unhealthy from now until the next good probe."""
-        self.judge.failed(monotonic(), reason)
-        self.request_probe()
+    async def is_engine_well(self) -> bool:
+        """Checks /health until it has answered or the engine counts as unhealthy, because a request saw the engine
+        fail. Only probes change what the engine counts as: no request can."""
+        for _ in range(self.settings.probes.slow_strikes):
+            if not await self.check_health() or not self.judge.is_late:
+                break
+        return self.judge.ok
 
     def enter(self, request: InFlight) -> None:
         """A request was admitted."""

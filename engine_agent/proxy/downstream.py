@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol, cast
 
 from engine_agent.proxy import refusal as refusals
+from engine_agent.proxy.contained import report
 from engine_agent.proxy.refusal import Refusal
 from engine_agent.proxy.request_parser import IncomingRequest, RequestParser
 from engine_agent.proxy.settings import Limits
@@ -36,6 +37,9 @@ class Responder(Protocol):
 
     def download_resumed(self) -> None:
         """It does again."""
+
+    def crashed(self, error: Exception) -> None:
+        """Something here raised this: answer 500, if no byte of an answer was sent, or give up."""
 
 
 class ReadStage(StrEnum):
@@ -74,7 +78,6 @@ class ClientConnection(asyncio.Protocol):
         self._write_deadline = _NEVER
         self._advancing = False
         self._last_request = False
-        self._upload_held = False
         self._reading = True
 
     # --- what a responder uses ---
@@ -91,7 +94,6 @@ class ClientConnection(asyncio.Protocol):
     def answered(self, *, keep_alive: bool) -> None:
         """The answer is written: go on with the next request, or close."""
         current, self._current, self._responder = self._current, None, None
-        self._upload_held = False
         if not keep_alive:
             self._close(input_left=current is not None and not current.complete)
         elif not self._advancing:
@@ -101,11 +103,6 @@ class ClientConnection(asyncio.Protocol):
         """Break the connection, so that the client sees that its answer is not whole."""
         if self._transport is not None:
             self._transport.abort()
-
-    def hold_upload(self, held: bool) -> None:
-        """Read no more of the body while `held`."""
-        self._upload_held = held
-        self._govern_reading()
 
     # --- what the listener uses ---
 
@@ -158,9 +155,13 @@ class ClientConnection(asyncio.Protocol):
         self._read_deadline = monotonic() + self._limits.idle_timeout_s
 
     def data_received(self, data: bytes) -> None:
-        if self._stage is not ReadStage.CLOSING:
+        if self._stage is ReadStage.CLOSING:
+            return
+        try:
             self._reader.feed(data)
-            self._advance()
+        except Exception as error:
+            self._crashed("RequestParser.feed", error)
+        self._advance()
 
     def eof_received(self) -> None:
         if self._responder is not None:
@@ -206,14 +207,28 @@ class ClientConnection(asyncio.Protocol):
             self._deliver(self._responder, self._current)
             return self._responder is None
         if self._reader.queue:
-            self._current = self._reader.queue.popleft()
-            self._responder = self._respond(self._current.head, self)
-            self._deliver(self._responder, self._current, first=True)
+            self._begin(self._reader.queue.popleft())
             return True
         if self._reader.broken is not None:
             self.write(response_bytes(refusal_response(self._reader.broken), keep_alive=False))
             self._close(input_left=True)
         return False
+
+    def _begin(self, request: IncomingRequest) -> None:
+        self._current = request
+        try:
+            self._responder = self._respond(request.head, self)
+        except Exception as error:
+            self._current = None
+            self._reader.queue.clear()  # an answer to a later one would be taken for this one's
+            self._crashed("respond", error)
+        else:
+            self._deliver(self._responder, request, first=True)
+
+    def _crashed(self, place: str, error: Exception) -> None:
+        """Before a request had a responder: answer that, after those before it."""
+        report(place, error)
+        self._reader.broken = refusals.proxy_failed()
 
     def _deliver(self, responder: Responder, current: IncomingRequest, *, first: bool = False) -> None:
         if current.too_large:
@@ -224,10 +239,10 @@ class ClientConnection(asyncio.Protocol):
             responder.feed(current.take(), complete=current.complete)
 
     def _govern_reading(self) -> None:
-        """Read on, unless the engine is behind with the upload or requests are waiting in line."""
+        """Read on, unless requests are waiting in line."""
         if self._transport is None or self._transport.is_closing():
             return
-        wanted = not self._upload_held and not self._reader.queue
+        wanted = not self._reader.queue
         if wanted and not self._reading:
             self._transport.resume_reading()
         elif self._reading and not wanted:

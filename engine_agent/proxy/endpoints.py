@@ -15,6 +15,7 @@ from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import SERVER_HEADER
 from engine_agent.proxy.api_paths import CELL_PATHS
 from engine_agent.proxy.cell import Cell
+from engine_agent.proxy.contained import contained, contained_task
 from engine_agent.proxy.downstream import ClientConnection, Responder
 from engine_agent.proxy.error_bodies import form_of
 from engine_agent.proxy.exchange import Exchange
@@ -41,6 +42,7 @@ class LocalExchange:
         self._handler = handler
         self._body = b""
 
+    @contained
     def feed(self, data: bytes, *, complete: bool) -> None:
         self._body += data
         if complete:
@@ -57,6 +59,9 @@ class LocalExchange:
 
     def download_resumed(self) -> None:
         """The response is one write."""
+
+    def crashed(self, error: Exception) -> None:
+        self._send(refusal_response(refusals.proxy_failed()))
 
     def _send(self, response: LocalResponse) -> None:
         keep_alive = self._client.may_keep_alive()
@@ -89,6 +94,7 @@ class HeldAnswer(LocalExchange):
         if self._holding is not None:
             self._holding.cancel()
 
+    @contained_task
     async def _answer(self) -> None:
         await self._hold()
         super().feed(b"", complete=True)

@@ -1,6 +1,7 @@
 """One request on its way through the cell: admission, the engine, the response. It forwards headers only together
 with the first byte of a body, so that an engine that dies before it becomes an answer that the ingress may retry
-elsewhere; it never repeats a request of which the engine may have answered a byte."""
+elsewhere; it never repeats a request of which the engine may have answered a byte. What the request itself causes, in
+the engine or here, ends in an answer that is final: it is no evidence against the cell, and no other cell gets it."""
 
 import asyncio
 from time import monotonic, time
@@ -9,6 +10,7 @@ from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import BadHeader, read_metadata
 from engine_agent.proxy.cell import Cell
+from engine_agent.proxy.contained import contained, contained_task, report
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.engine_usage import prompt_is_read
 from engine_agent.proxy.error_bodies import ErrorAnswer, form_of
@@ -44,7 +46,7 @@ class Exchange:
         self._limits = cell.settings.limits
         self._error_form = form_of(head.path)
         self._error: ErrorAnswer | None = None
-        self._upload = Upload(head, self._limits.upload_buffer_bytes)
+        self._upload = Upload(head, self._limits.repeat_limit_bytes)
         self._record = RequestRecord(cell, head, self._upload)
         self._connection: EngineConnection | None = None
         self._handover: Handover | None = None
@@ -54,7 +56,7 @@ class Exchange:
         self._response: ResponseHead | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._usage_filter: UsageEventFilter | None = None
-        self._started = self._sent = self._response_begun = self._ended = False
+        self._started = self._response_begun = self._ended = False
         self._keep_alive = self._chunked = False
         self._verifying = self._download_held = False
         self._engine_failure = ""
@@ -62,35 +64,43 @@ class Exchange:
 
     # --- Responder: from the client ---
 
+    @contained
     def feed(self, data: bytes, *, complete: bool) -> None:
-        wire = self._upload.add(data, complete=complete)
+        self._upload.add(data, complete=complete)
         if not self._started:
             self._start()
-        if self._ended:
-            return
-        if self._connection is not None:
-            self._connection.write(wire)
-        elif complete or self._upload.kept_bytes > self._limits.upload_buffer_bytes:
-            self._client.hold_upload(not complete)
-            if not self._sent:
-                self._send()
-        if complete:
-            self._client.hold_upload(False)
+        if complete and not self._ended:
+            self._send()
 
+    @contained
     def refuse(self, refusal: Refusal) -> None:
         self._fail(refusal, RequestOutcome.REFUSED)
 
+    @contained
     def client_gone(self) -> None:
         status = self._response.status if self._response_begun and self._response else CLIENT_GONE_STATUS
         self._end(RequestOutcome.CLIENT_GONE, status)
 
+    @contained
     def download_paused(self) -> None:
         self._download_held = True
         self._govern_engine()
 
+    @contained
     def download_resumed(self) -> None:
         self._download_held = False
         self._govern_engine()
+
+    def crashed(self, error: Exception) -> None:
+        """Something here raised this: the request ends, and nothing but the request."""
+        if self._ended:
+            self._client.abort()
+            return
+        try:
+            self._fail(refusals.proxy_failed(), RequestOutcome.PROXY_ERROR)
+        except Exception as another:
+            report("Exchange.crashed", another)
+            self._client.abort()
 
     def _govern_engine(self) -> None:
         """Read on, unless the client is behind with the response or the engine's health is being verified."""
@@ -103,6 +113,7 @@ class Exchange:
 
     # --- InFlight: from the cell ---
 
+    @contained
     def check(self, now: float) -> None:
         """Give up an engine that is silent for too long, sooner while it is unhealthy."""
         silence_s = now - self._last_byte_at
@@ -113,6 +124,7 @@ class Exchange:
         elif self._cell.judge.bad_for_s(now) >= self._limits.abandon_after_s:
             self._engine_failed(self._cell.judge.reason)
 
+    @contained
     def cut(self, refusal: Refusal) -> None:
         self._fail(refusal, RequestOutcome.ENGINE_ERROR)
 
@@ -143,8 +155,7 @@ class Exchange:
         self._fail(refusals.deadline_passed(), RequestOutcome.TOO_LATE)
 
     def _send(self) -> None:
-        """The body is there, or too long to be waited for: on to the engine."""
-        self._sent = True
+        """The body is whole: on to the engine."""
         prepared = prepare(self._head, self._upload, self._record.metadata, self._cell.settings)
         if isinstance(prepared, Refusal):
             self._fail(prepared, RequestOutcome.REFUSED)
@@ -155,6 +166,7 @@ class Exchange:
         else:
             self._task = asyncio.get_running_loop().create_task(self._send_if_short(limit))
 
+    @contained_task
     async def _send_if_short(self, limit: int) -> None:
         cell, body = self._cell, self._upload.whole()
         try:
@@ -177,6 +189,7 @@ class Exchange:
         if not self._is_batch or self._cell.batch.may_begin(self):
             self.begin()
 
+    @contained
     def begin(self) -> None:
         """Go to the engine now, once a prefill cell has read the prompt, if one is to."""
         self._handover = self._cell.handovers.begin(self._head, self._upload.whole(), self._record.metadata)
@@ -185,6 +198,7 @@ class Exchange:
         else:
             self._task = asyncio.get_running_loop().create_task(self._send_handed_over(self._handover))
 
+    @contained_task
     async def _send_handed_over(self, handover: Handover) -> None:
         self._upload.add_members(await handover.read())
         self._record.cached_elsewhere = handover.cached_tokens
@@ -192,7 +206,7 @@ class Exchange:
         self._take_connection()
 
     def _take_connection(self) -> None:
-        connection = self._cell.pool.take()
+        connection = self._cell.pool.take() if self._upload.repeatable else None
         if connection is None:
             self._connect()
         else:
@@ -201,13 +215,14 @@ class Exchange:
     def _connect(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._send_on_new())
 
+    @contained_task
     async def _send_on_new(self) -> None:
         try:
             connection = await self._cell.pool.connect()
         except OSError as error:
             reason = str(error) or "no connection in time"
             self._task = None
-            self._cell.engine_failed(reason)
+            self._cell.request_probe()
             self._fail(refusals.engine_unreachable(reason), RequestOutcome.ENGINE_ERROR)
             return
         self._task = None
@@ -218,12 +233,12 @@ class Exchange:
         self._head.exchange = self._cell.next_exchange()
         self._cell.cache.begin(self._head.exchange, self._record.metadata.prefixes)
         connection.receiver = self
-        self._client.hold_upload(False)
         connection.write(self._upload.opening(self._cell.pool.host_header))
         if self._is_batch and self._cell.batch.reads_one:
             self._stop_reading()
             self._reading = asyncio.get_running_loop().create_task(self._await_prompt_read(self._head.exchange))
 
+    @contained_task
     async def _await_prompt_read(self, exchange: bytes) -> None:
         """An answer that is not a stream says nothing before its end, so the engine is asked; one that does not tell is
         given the time that first tokens take here."""
@@ -238,6 +253,7 @@ class Exchange:
 
     # --- Receiver: from the engine ---
 
+    @contained
     def upstream_received(self, head: ResponseHead | None, body: bytes, *, complete: bool) -> None:
         self._last_byte_at = monotonic()
         if head is not None:
@@ -257,25 +273,31 @@ class Exchange:
         else:
             self._forward(response, body, complete=complete)
 
+    @contained
     def upstream_failed(self, fault: UpstreamFault, reason: str) -> None:
         connection, self._connection = self._connection, None
         if self._verifying:
             self._engine_failure = reason
         elif fault is UpstreamFault.MALFORMED:
             self._fail(refusals.engine_malformed(reason), RequestOutcome.ENGINE_ERROR)
-        elif connection is not None and connection.used_before and self._response is None and self._upload.repeatable:
-            self._upload.rewind()  # an engine may close an idle connection at the very moment when we use it again
-            self._connect()
-        else:
+        elif connection is not None and connection.used_before and self._response is None:
+            self._connect()  # an engine may close an idle connection at the very moment when we use it again
+        elif self._response_begun:
             self._cell.request_probe()
             self._engine_failed(reason)
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._answer_for_drop(reason))
 
-    def upload_paused(self) -> None:
-        if not self._upload.complete:  # after its end we must read on, to see the client leave
-            self._client.hold_upload(True)
-
-    def upload_resumed(self) -> None:
-        self._client.hold_upload(False)
+    @contained_task
+    async def _answer_for_drop(self, reason: str) -> None:
+        """The engine closed the connection without a byte of an answer. If it died, another cell may take the request;
+        if it is well, the request did that, and would do it to another."""
+        is_well = await self._cell.is_engine_well()
+        self._task = None
+        if is_well:
+            self._fail(refusals.engine_dropped(reason), RequestOutcome.ENGINE_ERROR)
+        else:
+            self._engine_failed(reason)
 
     # --- verification: a response that begins with an error may come from an engine that is failing ---
 
@@ -285,6 +307,7 @@ class Exchange:
         self._govern_engine()
         self._task = asyncio.get_running_loop().create_task(self._verify_engine(response, body, complete=complete))
 
+    @contained_task
     async def _verify_engine(self, response: ResponseHead, body: bytes, *, complete: bool) -> None:
         healthy = await self._cell.check_health()
         self._task = None
@@ -341,13 +364,13 @@ class Exchange:
         self._stop_clock()
         connection, self._connection = self._connection, None
         if connection is not None:
-            if self._upload.complete:
-                connection.release()
-            else:
-                connection.abort()
+            connection.release()
         self._ended = True
         self._cell.leave(self)
-        self._record.complete(response)
+        try:
+            self._record.complete(response)
+        except Exception as error:
+            report("RequestRecord.complete", error)
         self._client.answered(keep_alive=self._keep_alive)
 
     def _engine_failed(self, reason: str) -> None:
@@ -384,7 +407,10 @@ class Exchange:
         if connection is not None:
             connection.abort()
         self._cell.leave(self)
-        self._record.close(outcome, status, reason)
+        try:
+            self._record.close(outcome, status, reason)
+        except Exception as error:
+            report("RequestRecord.close", error)
 
     def _stop_clock(self) -> None:
         self._stop_reading()

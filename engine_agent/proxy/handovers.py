@@ -34,7 +34,6 @@ from engine_agent.proxy.prefill_protocol import (
     BadParams,
     read_answer,
 )
-from engine_agent.proxy.rewrite import members_of
 from engine_agent.proxy.wire import Headers, RequestHead
 
 TRANSFERS_MAX = 64
@@ -119,23 +118,21 @@ class Handovers:
         for each in self._cells.values():
             each.link.close()
 
-    def begin(self, head: RequestHead, body: bytes | None, metadata: RequestMetadata) -> "Handover | None":
-        """A handover of this request; None: this cell does all of it. `body` None: it is too long to be kept."""
+    def begin(self, head: RequestHead, body: bytes, metadata: RequestMetadata) -> "Handover | None":
+        """A handover of this request; None: this cell does all of it."""
         if self.role is not CellRole.DECODE:
             return None
         chosen = self._choose(head, body, metadata)
         if isinstance(chosen, Alone):
             self.counts.alone[chosen] += 1
             return None
-        return Handover(self, chosen, head, body or b"", metadata)
+        return Handover(self, chosen, head, body, metadata)
 
-    def _choose(self, head: RequestHead, body: bytes | None, metadata: RequestMetadata) -> _Known | Alone:
+    def _choose(self, head: RequestHead, body: bytes, metadata: RequestMetadata) -> _Known | Alone:
         least = self.pairs.prefill_from_tokens
-        if body is None:
-            return Alone.UNSUPPORTED
         if self._meter.tokens_of_long(len(body)) < least:
             return Alone.SHORT
-        prompt = prompt_to_hand_over(head.path, members_of(body))
+        prompt = prompt_to_hand_over(head.path, body)
         if prompt is None:
             return Alone.UNSUPPORTED
         known_bytes = self._memory.known_bytes(metadata.tenant, prompt)

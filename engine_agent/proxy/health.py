@@ -1,5 +1,6 @@
-"""Judges the engine's health from probes, from what requests see, and from tokens that pass. Pure: every method takes
-`now` (seconds of any monotonic clock). It starts no probe; it decides when one is due.
+"""Judges the engine's health from probes, and from tokens that pass: these are evidence for an engine, and nothing that
+a request does is evidence against it. Pure: every method takes `now` (seconds of any monotonic clock). It starts no
+probe; it decides when one is due.
 
 Healthy means alive (the engine's own /health answers) and proven: its golden prompts were answered as its version
 must, once, and a real token came out since the last hard failure.
@@ -62,6 +63,11 @@ class HealthJudge:
             times, timeout_s = self._slow_in_a_row, self.times.health_timeout_s
             self._dead_because = f"/health did not answer {times} times in a row ({timeout_s:g} s each)"
         self._settle(now)
+
+    @property
+    def is_late(self) -> bool:
+        """/health did not answer last time, and the engine still counts as what it was."""
+        return self._slow_in_a_row > 0
 
     def token_seen(self, now: float) -> None:
         """A real token came out of the engine, for a probe or for a client. Called for every piece of a stream."""

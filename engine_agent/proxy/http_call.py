@@ -51,12 +51,6 @@ class _Collector:
         if not self._future.done():
             self._future.set_exception(CallFailed(f"connection {fault}: {reason}"))
 
-    def upload_paused(self) -> None:
-        """The body is one small write."""
-
-    def upload_resumed(self) -> None:
-        """The body is one small write."""
-
 
 async def call(
     pool: EnginePool,
@@ -90,7 +84,7 @@ async def call(
 async def _send(
     connection: EngineConnection, pool: EnginePool, head: RequestHead, own: Headers, body: bytes | None, max_bytes: int
 ) -> CallResponse:
-    upload = Upload(head, keep_limit_bytes=_MAX_ANSWER_BYTES)
+    upload = Upload(head, repeat_limit_bytes=0)
     upload.headers = own
     upload.add(body or b"", complete=True)
     future: asyncio.Future[CallResponse] = asyncio.get_running_loop().create_future()

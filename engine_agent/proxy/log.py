@@ -5,7 +5,8 @@ dropped and counted."""
 import asyncio
 import os
 import stat
-from time import time
+import traceback
+from time import monotonic, time
 from typing import Any
 
 import msgspec
@@ -13,6 +14,10 @@ import msgspec
 FLUSH_INTERVAL_S = 0.1
 MAX_WAITING_BYTES = 1024 * 1024
 """A reader of a pipe that is this far behind is gone or stuck."""
+
+_CRASH_INTERVAL_S = 1.0
+"""Between two logged exceptions: a request that causes one can be sent again and again."""
+_TRACE_CHARS = 2000
 
 _encoder = msgspec.json.Encoder()
 
@@ -26,6 +31,8 @@ class LineLog:
         self._descriptor = descriptor
         self._waiting = bytearray()
         self._flush_due = False
+        self._crash_logged_at = float("-inf")
+        self._crashes_unlogged = 0
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
             os.set_blocking(descriptor, False)
@@ -33,6 +40,17 @@ class LineLog:
     def event(self, **fields: Any) -> None:
         """Log a change of state."""
         self._add(fields)
+
+    def crash(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an exception that nothing expected, one a second at most; the handler of the event loop for these."""
+        now = monotonic()
+        if now - self._crash_logged_at < _CRASH_INTERVAL_S:
+            self._crashes_unlogged += 1
+            return
+        error = context.get("exception")
+        trace = "".join(traceback.format_exception(error))[-_TRACE_CHARS:] if error is not None else ""
+        unlogged, self._crashes_unlogged, self._crash_logged_at = self._crashes_unlogged, 0, now
+        self.event(event="crash", place=context.get("message", "")[:200], trace=trace, unlogged_before=unlogged)
 
     def request(self, **fields: Any) -> None:
         """Log one finished request, unless the access log is off."""

@@ -7,11 +7,11 @@ prefill cell would read otherwise than this one, or would have to read whole all
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from msgspec import Raw
+import msgspec
 
 from engine_agent.protocol.messages import PrefillCell
 
@@ -34,6 +34,7 @@ _MEDIA = (b'"image_url"', b'"video_url"', b'"input_audio"', b'"audio_url"', b'"i
 PROMPTS_MAX = 8
 """Of a prefill cell at once. It reads one after the other, so with more the last waits for seconds, and is sooner read
 here. Where the cells keep up, few requests find so many (docs/bench/prefill_decode.md)."""
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _REMEMBERED_BYTES = 1024
 _TOKEN_IDS = re.compile(rb"\[[0-9, \t\r\n]*[0-9][ \t\r\n]*\]\Z")
 
@@ -63,10 +64,14 @@ class Candidate:
     is_resting: bool = False
 
 
-def prompt_to_hand_over(path: bytes, members: Mapping[str, Raw]) -> bytes | None:
-    """The prompt of a request as it stands in JSON; None: the request is not handed over."""
+def prompt_to_hand_over(path: bytes, body: bytes) -> bytes | None:
+    """The prompt of a request as it stands in JSON; None: the request is not handed over. `body` was checked
+    (`rewrite.request_of`)."""
     name = PROMPT_MEMBERS.get(path)
-    if name is None or name not in members:
+    if name is None or not body:
+        return None
+    members = _members.decode(body)
+    if name not in members:
         return None
     if any(bytes(members[each]) not in passed for each, passed in _WITHOUT.items() if each in members):
         return None

@@ -13,6 +13,7 @@ from engine_agent.proxy import admission
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import BadHeader, RequestMetadata, read_metadata
 from engine_agent.proxy.cell import Cell
+from engine_agent.proxy.contained import contained, contained_task
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.http_call import call
 from engine_agent.proxy.prefill_choice import PROMPT_MEMBERS, prompt_to_hand_over
@@ -28,7 +29,7 @@ from engine_agent.proxy.prefill_protocol import (
     read_engine_answer,
 )
 from engine_agent.proxy.refusal import Refusal
-from engine_agent.proxy.rewrite import PRIORITIES, BadBody, MemberAppender, RefusedMember, members_of, rewrite_body
+from engine_agent.proxy.rewrite import PRIORITIES, BadBody, RefusedMember, rewrite_body, with_members
 from engine_agent.proxy.wire import (
     ENGINE_PRIORITY_HEADER,
     Headers,
@@ -47,20 +48,15 @@ class PrefillExchange:
         self._head = head
         self._client = client
         self._body: list[bytes] = []
-        self._size_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._ended = False
 
     # --- Responder ---
 
+    @contained
     def feed(self, data: bytes, *, complete: bool) -> None:
         self._body.append(data)
-        self._size_bytes += len(data)
-        if self._ended:
-            return
-        if self._size_bytes > self._cell.settings.limits.upload_buffer_bytes:
-            self.refuse(refusals.body_too_large(self._cell.settings.limits.upload_buffer_bytes))
-        elif complete:
+        if complete and not self._ended:
             self._start(b"".join(self._body))
 
     def refuse(self, refusal: Refusal) -> None:
@@ -74,6 +70,9 @@ class PrefillExchange:
 
     def download_resumed(self) -> None:
         """The answer is one write."""
+
+    def crashed(self, error: Exception) -> None:
+        self.refuse(refusals.proxy_failed())
 
     # --- InFlight ---
 
@@ -90,7 +89,7 @@ class PrefillExchange:
             metadata = read_metadata(self._head.headers, time())
             if (refusal := self._refusal(metadata)) is not None:
                 raise _Refused(refusal)
-            sent = MemberAppender(self._members(body, metadata)).add(body, complete=True)
+            sent = with_members(body, self._members(body, metadata))
         except (BadHeader, _Refused) as error:
             self.refuse(error.refusal)
             return
@@ -141,16 +140,17 @@ class PrefillExchange:
         priority = PRIORITIES[metadata.serving_class] if settings.priorities else None
         model = (metadata.adapter or settings.model) if metadata.is_routed else None
         try:
-            if prompt_to_hand_over(self._head.path, members_of(body)) is None:
-                paths = ", ".join(path.decode() for path in PROMPT_MEMBERS)
-                raise _Refused(refusals.not_handed_over(paths))
             rewrite = rewrite_body(self._head.path, body, priority, model)
         except RefusedMember as error:
             raise _Refused(refusals.refused_member(error.member.name, error.member.why)) from None
         except BadBody as error:
             raise _Refused(refusals.bad_body(str(error))) from None
+        if prompt_to_hand_over(self._head.path, body) is None:
+            paths = ", ".join(path.decode() for path in PROMPT_MEMBERS)
+            raise _Refused(refusals.not_handed_over(paths))
         return b",".join(filter(None, (rewrite.members, prefill_members(self._head.path))))
 
+    @contained_task
     async def _read(self, body: bytes, metadata: RequestMetadata) -> None:
         cell, probes, began = self._cell, self._cell.meter.probes, monotonic()
         probes.begun += 1

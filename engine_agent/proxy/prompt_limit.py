@@ -49,12 +49,10 @@ class Uncountable(ValueError):
     """A prompt whose tokens nobody can tell before the engine has it; the text says why."""
 
 
-async def why_prompt_is_refused(
-    pool: EnginePool, limit: int, model: str, path: bytes, body: bytes | None
-) -> Refusal | None:
+async def why_prompt_is_refused(pool: EnginePool, limit: int, model: str, path: bytes, body: bytes) -> Refusal | None:
     """Why a request may not go to an engine that takes `limit` tokens of prompt; None: it may.
 
-    `model` is the engine's own name; `body` None: it is too long to be parsed.
+    `model` is the engine's own name.
 
     Raises:
         OSError: the engine cannot be reached, or does not count in time.
@@ -72,14 +70,12 @@ async def why_prompt_is_refused(
     return None
 
 
-def count_requests(path: bytes, body: bytes | None, model: str) -> Iterator[int | CountRequest]:
+def count_requests(path: bytes, body: bytes, model: str) -> Iterator[int | CountRequest]:
     """For each prompt of a request its tokens, where they are given, or how to ask the engine for their number.
 
     Raises:
         Uncountable: there is no way to tell.
     """
-    if body is None:
-        raise Uncountable("a body as long is not read")
     request = msgspec.json.decode(body) if body else {}
     if not isinstance(request, dict):
         raise Uncountable("the body is no object")

@@ -64,6 +64,11 @@ def engine_died(reason: str) -> Refusal:
     return Refusal(503, "engine_died", f"the cell's engine failed before it answered: {reason}", retry=True)
 
 
+def engine_dropped(reason: str) -> Refusal:
+    message = f"the cell's engine is well, and closed the connection of this request without an answer: {reason}"
+    return Refusal(502, "engine_dropped_request", message, is_final=True)
+
+
 def engine_died_midway(reason: str) -> Refusal:
     return Refusal(502, "engine_died", f"the cell's engine failed while it answered: {reason}")
 
@@ -119,6 +124,11 @@ def deadline_passed() -> Refusal:
 def deadline_unreachable(limit_s: float, ttft_p50_s: float) -> Refusal:
     message = f"the deadline is {limit_s:g} s away and the first token takes {ttft_p50_s:.3g} s here at present"
     return Refusal(503, "deadline_unreachable", message, retry=True)
+
+
+def proxy_failed() -> Refusal:
+    message = "the cell's proxy failed while it handled this request; its log has the request's id and the cause"
+    return Refusal(500, "internal_error", message, is_final=True)
 
 
 def stopping() -> Refusal:

@@ -29,6 +29,7 @@ class RequestOutcome(StrEnum):
     ENGINE_ERROR = "engine_error"
     CLIENT_GONE = "client_gone"
     TOO_LATE = "too_late"
+    PROXY_ERROR = "proxy_error"
 
 
 CLIENT_GONE_STATUS = 499
@@ -136,7 +137,7 @@ class RequestRecord:
             self.metadata,
             self._row,
             status=status,
-            failed=outcome is RequestOutcome.ENGINE_ERROR,
+            failed=outcome in {RequestOutcome.ENGINE_ERROR, RequestOutcome.PROXY_ERROR},
             cancelled=outcome in {RequestOutcome.CLIENT_GONE, RequestOutcome.TOO_LATE},
         )
         if self._is_to_be_asked_for(ending, is_whole=is_whole):

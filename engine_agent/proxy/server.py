@@ -62,6 +62,7 @@ class ProxyServer:
             CannotListen: a port is taken, the address is not ours, or there is no identity to serve TLS with.
         """
         self._handle_signals()
+        asyncio.get_running_loop().set_exception_handler(self.cell.log.crash)
         await self._listen()
         gc.freeze()  # what was imported lives for ever: no collection needs to visit it again
         stop_requested = asyncio.create_task(self._wait_for_stop())

@@ -28,9 +28,9 @@ class Limits:
     """How long a client may refuse to read while its answer waits; then its engine slot is given back."""
     linger_s: float = 2.0
     """How long the rest of a refused upload is read and dropped, so that the client still sees the refusal."""
-    upload_buffer_bytes: int = 1024 * 1024
-    """Bodies up to here are parsed whole before they go to the engine, and can be repeated on a fresh connection;
-    some 250,000 tokens of text. Longer ones pass in pieces, and no usage count is requested for their streams."""
+    repeat_limit_bytes: int = 1024 * 1024
+    """Bodies up to here are kept until their answer begins, so that they can be repeated on a fresh connection; some
+    250,000 tokens of text. Longer ones always have a fresh connection."""
     connect_timeout_s: float = 1.0
     """The engine is on the same machine: a connect that takes this long will not succeed."""
     engine_idle_s: float = 4.0

@@ -29,12 +29,6 @@ class Receiver(Protocol):
     def upstream_failed(self, fault: UpstreamFault, reason: str) -> None:
         """The connection is gone before the answer was complete."""
 
-    def upload_paused(self) -> None:
-        """The engine does not keep up with the request's body."""
-
-    def upload_resumed(self) -> None:
-        """It does again."""
-
 
 class EngineConnection(asyncio.Protocol):
     """One keep-alive connection to the engine."""
@@ -122,14 +116,6 @@ class EngineConnection(asyncio.Protocol):
             self.receiver.upstream_received(None, b"", complete=True)
         else:
             self._fail(UpstreamFault.CLOSED, str(exc) if exc else "it closed the connection")
-
-    def pause_writing(self) -> None:
-        if self.receiver is not None:
-            self.receiver.upload_paused()
-
-    def resume_writing(self) -> None:
-        if self.receiver is not None:
-            self.receiver.upload_resumed()
 
     def _fail(self, fault: UpstreamFault, reason: str) -> None:
         receiver = self.receiver

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from engine_agent.protocol.request_members import OFF_MEMBERS
 from tests.engine_agent.proxy.engine import Turn, json_answer, running_engine
 from tests.engine_agent.proxy.http_stream import Message, request
 from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, until
@@ -86,12 +85,14 @@ async def test_an_engine_without_priorities_is_told_none() -> None:
         assert engine.requests[0].body == b'{"model":"tiny"}'
 
 
-async def test_a_body_too_long_to_be_checked_at_gets_its_priority_while_it_passes() -> None:
+async def test_a_body_of_any_length_is_checked_and_gets_its_priority() -> None:
     body = json.dumps({"model": "tiny", "prompt": "x" * 3_000_000}).encode()
     async with running_engine() as engine, running_proxy(engine, "--priorities") as proxy:
         assert (await proxy.complete(body, x_switchyard_class="batch")).status == 200
-        off = json.loads("{" + OFF_MEMBERS + "}")
-        assert json.loads(engine.requests[0].body) == {**json.loads(body), **off, "priority": 200}
+        assert json.loads(engine.requests[0].body) == {**json.loads(body), "priority": 200}
+        refused = await proxy.complete(body[:-1] + b',"vllm_xargs":{"a":1}}')
+        assert (refused.status, refused.json()["error"]["param"]) == (400, "vllm_xargs")
+        assert len(engine.requests) == 1
 
 
 async def test_a_class_that_does_not_exist_is_refused_by_name() -> None:

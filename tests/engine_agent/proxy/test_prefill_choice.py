@@ -14,7 +14,6 @@ from engine_agent.proxy.prefill_choice import (
     choose_cell,
     prompt_to_hand_over,
 )
-from engine_agent.proxy.rewrite import members_of
 
 CHAT, COMPLETIONS = b"/v1/chat/completions", b"/v1/completions"
 TURNS = [{"role": "user", "content": "hello"}]
@@ -25,7 +24,7 @@ def cell(name: str, layout: str = "a", most: int = 4) -> PrefillCell:
 
 
 def handed_over(path: bytes, **body: object) -> bytes | None:
-    return prompt_to_hand_over(path, members_of(msgspec.json.encode(body)))
+    return prompt_to_hand_over(path, msgspec.json.encode(body))
 
 
 @pytest.mark.parametrize(

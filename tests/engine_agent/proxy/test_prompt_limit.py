@@ -8,7 +8,7 @@ import pytest
 from engine_agent.proxy.prompt_limit import Uncountable, count_requests
 from tests.engine_agent.proxy.engine import json_answer
 from tests.engine_agent.proxy.http_stream import Message, read_message, request
-from tests.engine_agent.proxy.local_proxy import LIMITS, LocalProxy, proxy_of
+from tests.engine_agent.proxy.local_proxy import LocalProxy, proxy_of
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 LIMIT = 8
@@ -63,7 +63,6 @@ UNCOUNTABLE = [
     (COMPLETIONS, {"model": "tiny", "prompt": None, "prompt_embeds": "x"}, "prompt_embeds has no tokens"),
     (COMPLETIONS, {"model": "tiny", "prompt": ["one"] * 65}, "it has 65 prompts, and 64 are counted at once"),
     (COMPLETIONS, {"model": "tiny"}, "a prompt is neither text nor tokens"),
-    (COMPLETIONS, b'{"model": "tiny", "prompt": "' + b"x" * 3 * LIMITS.upload_buffer_bytes + b'"}', "a body as long"),
 ]
 
 

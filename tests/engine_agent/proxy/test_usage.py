@@ -6,7 +6,6 @@ import json
 import pytest
 
 from engine_agent.protocol.messages import UsageRow
-from engine_agent.protocol.request_members import OFF_MEMBERS
 from tests.engine_agent.proxy.engine import DONE, EVENTS, STREAM_HEAD, Turn, chunk, json_answer, running_engine
 from tests.engine_agent.proxy.http_stream import read_chunk, read_head, request
 from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, until
@@ -42,6 +41,7 @@ async def test_a_client_that_asked_sees_it() -> None:
 
 LEDGER = {"/switchyard/usage": json_answer(b'{"prompt_tokens":21,"cached_tokens":16,"completion_tokens":4}')}
 LONG = json.dumps({"stream": True, "prompt": "x" * 2_000_000}).encode()
+ASKED = {**json.loads(LONG), "stream_options": {"include_usage": True}}
 
 
 async def settled(proxy: ProxyProcess) -> UsageRow:
@@ -69,7 +69,7 @@ async def test_an_answer_that_does_not_say_what_it_used_is_asked_for_at_the_engi
     async with running_engine(without_usage) as engine, running_proxy(engine) as proxy:
         engine.ledger = LEDGER
         assert (await proxy.complete(LONG, x_switchyard_tenant="acme")).body == b"".join([*EVENTS, DONE])
-        assert engine.requests[0].json() == {**json.loads(LONG), **json.loads("{" + OFF_MEMBERS + "}")}
+        assert engine.requests[0].json() == ASKED
         row = await settled(proxy)
         assert (row.prompt_tokens_total, row.cached_tokens_total, row.completion_tokens_total) == (21, 16, 4)
         assert (row.estimated_total, row.cancelled_total) == (0, 0)
