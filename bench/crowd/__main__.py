@@ -46,19 +46,20 @@ class Bench:
         for thread in (*self.standings, self.watch):
             thread.start()
 
-    @property
-    def connected(self) -> int:
-        return sum(standing.newest.connected for standing in self.standings)
+    def connected(self, after: float) -> int:
+        """How many agents are connected, by standings that were written after this second since 1970."""
+        return sum(standing.newest.connected for standing in self.standings if standing.newest.at > after)
 
     @property
     def tries(self) -> int:
         return sum(standing.newest.tries for standing in self.standings)
 
     def wait_for_all(self, since: float) -> tuple[float, float]:
-        """Seconds from `since` (1970) until all are connected, and until a report that is younger is stored of each."""
-        connected_after = 0.0
+        """Seconds from `since` (1970) until all are connected, and until a report that is younger is stored of each.
+        What was connected before a kill does not count: web answers by now."""
+        connected_after, began = 0.0, time.time()
         while time.time() - since < BACK_WITHIN_S:
-            if not connected_after and self.connected == self.agents:
+            if not connected_after and self.connected(began) == self.agents:
                 connected_after = time.time() - since
             if connected_after and reported_since(since) == self.agents:
                 return connected_after, time.time() - since
@@ -66,7 +67,9 @@ class Bench:
         reasons: dict[str, int] = {}
         for standing in self.standings:
             reasons |= standing.newest.reasons
-        print(f"not all within {BACK_WITHIN_S:.0f} s: {self.connected} connected, {reported_since(since)} reported")
+        print(
+            f"not all within {BACK_WITHIN_S:.0f} s: {self.connected(began)} connected, {reported_since(since)} reported"
+        )
         print(f"  {reasons}")
         return connected_after or BACK_WITHIN_S, BACK_WITHIN_S
 

@@ -60,8 +60,10 @@ class Crowd(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How a process's agents stand. `tries` to connect count since its start; `reasons` say why others are not."""
+    """How a process's agents stand at `at`, in seconds since 1970. `tries` to connect count since its start; `reasons`
+    say why others are not."""
 
+    at: float
     agents: int
     connected: int
     tries: int
@@ -151,7 +153,7 @@ def _standing(agents: list[SimulatedAgent], tries: Counter[str]) -> Standing:
         status = agent.connection.status
         if not status.connected:
             reasons[status.reason.rpartition("agents/ws ")[2][:60]] += 1
-    return Standing(len(agents), len(agents) - reasons.total(), tries.total(), reasons)
+    return Standing(time.time(), len(agents), len(agents) - reasons.total(), tries.total(), reasons)
 
 
 async def main() -> None:

@@ -107,7 +107,7 @@ class CrowdStanding(threading.Thread):
 
     def __init__(self, output: Any) -> None:
         super().__init__(daemon=True)
-        self.newest = Standing(agents=0, connected=0, tries=0, reasons={})
+        self.newest = Standing(at=0.0, agents=0, connected=0, tries=0, reasons={})
         self._output = output
 
     def run(self) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,19 +19,20 @@ from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
-import msgspec
 from channels.layers import get_channel_layer
+from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections, connections
 
 from engine_agent.protocol.codec import BadMessage
-from engine_agent.protocol.messages import Cause, CertificateRequest, Desired, DownMessage, Hello, UpMessage
+from engine_agent.protocol.messages import CertificateRequest, DownMessage, Hello, UpMessage
 from engine_agent.protocol.states import AgentKind
+from fleet.consumers.backlog import Backlog, Delays
 from fleet.consumers.batches import Batches
 from fleet.consumers.certificates import CertificateExchange
 from fleet.consumers.introductions import Introductions
 from fleet.consumers.knocks import Knocks
+from fleet.consumers.pending_causes import PendingCauses
 from fleet.consumers.token_bucket import TokenBucket
-from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.agent_releases import agent_refused
 from fleet.services.enrolment import (
     AgentIdentity,
@@ -42,9 +42,9 @@ from fleet.services.enrolment import (
     credentials_revoked,
 )
 from fleet.services.host_watch import ControlHostWatch
+from fleet.services.listening import listener_renew
 from fleet.services.loop_watch import LOOK_EVERY_S, ControlLoopWatch
 from kernel import clock
-from kernel.leases import lease_take
 from kernel.live import AGENT_SOCKETS, TRUST_CHANGED
 from kernel.metrics import AGENTS_CONNECTED
 from kernel.refusals import Conflict
@@ -57,9 +57,9 @@ PREFIXES_EVERY_S = 1.0
 SEND_LIMIT_S = 10.0
 """An agent that takes no message for so long is not there, whatever its socket says."""
 CLOSE_LIMIT_S = 1.0
-LISTENING_TTL_S = 5.0
-CAUSES_KEPT = 20_000
-"""Nodes; the oldest give way."""
+MEASURED_EVERY_S = 1.0
+STORES_AGAIN_WITHIN_S = 60.0
+"""Longer than PostgreSQL takes to move to its standby. Then agents are sent to another web process, if there is one."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class AgentSession:
 
     `sending` is the sending under way, if any. Once `is_cut`, further messages from the agent are ignored.
     `trust_version` is of what it was told to believe, `tls_version` of what an ingress was told of applications' TLS,
-    `requests` its budget for certificates.
+    `requests` its budget for certificates. `listener` is this process, once the session is connected.
     """
 
     identity: AgentIdentity
@@ -86,6 +86,7 @@ class AgentSession:
     trust_version: str = ""
     tls_version: str = ""
     requests: TokenBucket | None = None
+    listener: str = ""
 
 
 class AgentHandler(Protocol):
@@ -108,31 +109,6 @@ class AgentHandler(Protocol):
 
     def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
         """Agent id -> the current version and its message, for each session that was last sent another version."""
-
-
-class PendingCauses:
-    """Of which request each node's next order came, as doorbells state it. For logs and traces only: losing one costs
-    nothing."""
-
-    def __init__(self) -> None:
-        self._by_node: OrderedDict[str, Cause] = OrderedDict()
-
-    def record(self, hint: dict[str, Any]) -> None:
-        """Keep the cause that a doorbell's message states, if any."""
-        stated = hint.get("cause")
-        if not isinstance(stated, dict) or not stated.get("request_id"):
-            return
-        cause = Cause(str(stated["request_id"])[:64], str(stated.get("traceparent", ""))[:64])
-        for node in hint.get("nodes", ()):
-            self._by_node[str(node)] = cause
-            self._by_node.move_to_end(str(node))
-        while len(self._by_node) > CAUSES_KEPT:
-            self._by_node.popitem(last=False)
-
-    def attach(self, node: str, message: DownMessage) -> DownMessage:
-        """The message with the node's cause, which is used up by it."""
-        cause = self._by_node.pop(node, None)
-        return msgspec.structs.replace(message, cause=cause) if cause and isinstance(message, Desired) else message
 
 
 class Lane(StrEnum):
@@ -174,6 +150,7 @@ class AgentHub:
 
     def __init__(self, handlers: dict[AgentKind, AgentHandler]) -> None:
         self.handlers = handlers
+        self.listener = uuid.uuid4().hex[:16]
         self.sessions: dict[str, AgentSession] = {}
         self.causes = PendingCauses()
         self.knocks = Knocks()
@@ -185,6 +162,9 @@ class AgentHub:
         self._certificates = CertificateExchange(partial(self.in_database, Lane.CERTIFICATES), self._send_in_time)
         self._loop_watch = ControlLoopWatch()
         self._host_watch = ControlHostWatch()
+        self._backlog = Backlog()
+        self._keeps_up = True
+        self._stored_at_s = monotonic()
         self._urgent = asyncio.Event()
         self._doorbell = asyncio.Event()
         self._trust = asyncio.Event()
@@ -205,8 +185,9 @@ class AgentHub:
     def start(self) -> None:
         """Start the loops; a second call does nothing."""
         if not self._loops:
+            self._stored_at_s = monotonic()
             loops = (
-                *(self._lease_loop, self._flush_loop, self._send_loop),
+                *(self._backlog_loop, self._lease_loop, self._flush_loop, self._send_loop),
                 *(self._doorbell_loop, self._revocation_loop, self._watch_loop, self._prefix_loop, self._trust_loop),
             )
             self._loops = [asyncio.create_task(self._for_ever(loop)) for loop in loops]
@@ -243,6 +224,7 @@ class AgentHub:
 
     async def connect(self, session: AgentSession) -> None:
         """Start a session; an older one of the same agent is cut."""
+        session.listener = self.listener
         await self._hellos[session.identity.kind].ask(session.hello)
         older = self.sessions.get(session.identity.id)
         self.sessions[session.identity.id] = session
@@ -291,16 +273,33 @@ class AgentHub:
                 log.warning("%s: %s: %s", step.__name__.strip("_"), type(error).__name__, error)
                 await asyncio.sleep(1.0)
 
+    async def _backlog_loop(self) -> None:
+        """Measure whether this process keeps up. Needs no database, which may be what it waits for."""
+        began_s = monotonic()
+        await asyncio.sleep(MEASURED_EVERY_S)
+        now_s = monotonic()
+        delays = Delays(
+            lag_s=now_s - began_s - MEASURED_EVERY_S,
+            unanswered_s=max(batches.unanswered_s for batches in (self._identities, *self._hellos.values())),
+            unstored_s=now_s - self._stored_at_s,
+            turned_away=self.introductions.has_line,
+        )
+        self._keeps_up = self._backlog.keeps_up(delays, now_s)
+        unstored_s = delays.unstored_s - delays.lag_s  # a process that was stopped has not tried meanwhile
+        if unstored_s > STORES_AGAIN_WITHIN_S and len(settings.AGENT_URLS) > 1:
+            self._stored_at_s = now_s
+            log.error("no report was stored for %.0f s: agents are sent to another host", unstored_s)
+            sessions = list(self.sessions.values())
+            await asyncio.gather(*(self._cut(session, "this host stores no reports") for session in sessions))
+
     async def _lease_loop(self) -> None:
-        await self.in_database(Lane.REPORTS, self._renew_listening)
+        keeps_up = self._keeps_up
+        await self.in_database(
+            Lane.REPORTS, lambda: listener_renew(listener=self.listener, keeps_up=keeps_up, now=clock.now())
+        )
         for kind in self.handlers:
             AGENTS_CONNECTED.labels(kind.value).set(sum(s.identity.kind is kind for s in self.sessions.values()))
         await asyncio.sleep(1.0)
-
-    @staticmethod
-    def _renew_listening() -> None:
-        # One holder for all web processes: reports arrive as long as one of them listens.
-        lease_take(name=LISTENING_LEASE, holder="web", ttl_s=LISTENING_TTL_S, now=clock.now())
 
     async def _flush_loop(self) -> None:
         try:
@@ -314,6 +313,7 @@ class AgentHub:
         failed = [error for error in await asyncio.gather(*flushes, return_exceptions=True) if error is not None]
         if failed:  # after all had their turn: what one handler cannot write keeps no other from writing
             raise failed[0]
+        self._stored_at_s = monotonic()
 
     async def _send_loop(self) -> None:
         try:

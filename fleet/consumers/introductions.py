@@ -19,6 +19,8 @@ SLOWEST_PER_S = 50.0
 SUPPOSED_PER_S = 200.0
 """Until `KNOWN_AFTER` have ended: what one process does on a busy machine."""
 KNOWN_AFTER = 50
+LATE_BY = 1.5
+"""How much later than stated an agent may come, which varies its pause (`come_again_s`)."""
 LATEST_S = 30.0
 """Nobody is told to wait for longer: by then much has changed."""
 
@@ -53,11 +55,21 @@ class Introductions:
         self._count = 0
         self._ends: deque[float] = deque()
         self._next_place_at = now()
+        self._line_ends_at = now()
+
+    @property
+    def has_line(self) -> bool:
+        """Whether agents were told to come again because the process was full, and some of them are still to come."""
+        return self._count >= AT_ONCE or self._now() < self._line_ends_at
 
     def begin(self, credential: str) -> Introduction | ComeAgain:
         """Let in whoever shows this credential, or say when to come again."""
         if self._under_way.get(credential, 0) >= OF_EACH or self._count >= AT_ONCE:
-            return ComeAgain(self._next_place_s())
+            after_s = self._next_place_s()
+            if self._count >= AT_ONCE:
+                comes_at = self._now() + LATE_BY * max(after_s, 1.0)
+                self._line_ends_at = max(self._line_ends_at, comes_at)
+            return ComeAgain(after_s)
         self._under_way[credential] += 1
         self._count += 1
         return Introduction(lambda: self._end(credential))

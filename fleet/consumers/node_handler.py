@@ -137,6 +137,7 @@ def _received(session: AgentSession, report: Report) -> ReceivedReport:
     return ReceivedReport(
         node_id=session.identity.id,
         connection=session.key,
+        listener=session.listener,
         connected=True,
         connection_changed_at=session.since,
         last_seen_at=clock.now(),

@@ -3,7 +3,11 @@ written in a thread, so every exchange between the two is under one lock. It wri
 
 import threading
 from collections.abc import Callable
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
+
+BATCH = 1000
+"""Reports that are written together: a tenth of a second of PostgreSQL. What arrives meanwhile replaces what waits."""
 
 
 class AgentReport(Protocol):
@@ -40,10 +44,13 @@ class ReportBuffer(Generic[R]):
                 del self._latest[agent]
                 self._pending[agent] = final(latest)
 
-    def take(self) -> dict[str, R]:
-        """All pending reports; they count as written unless they are restored."""
+    def take(self, most: int = BATCH) -> dict[str, R]:
+        """The pending reports of up to `most` agents, those that wait longest first; they count as written unless they
+        are restored."""
         with self._lock:
-            reports, self._pending = self._pending, {}
+            reports = dict(islice(self._pending.items(), most))
+            for agent in reports:
+                del self._pending[agent]
         return reports
 
     def restore(self, reports: dict[str, R]) -> None:
@@ -52,10 +59,12 @@ class ReportBuffer(Generic[R]):
             self._pending = {**reports, **self._pending}
 
     def flush(self, store: Callable[[list[R]], object]) -> None:
-        """Store what is pending; what cannot be stored stays pending."""
-        reports = self.take()
-        try:
-            store(list(reports.values()))
-        except Exception:
-            self.restore(reports)
-            raise
+        """Store what is pending now, a batch at a time; what cannot be stored stays pending."""
+        left = len(self._pending)
+        while left > 0 and (reports := self.take(min(BATCH, left))):
+            left -= len(reports)
+            try:
+                store(list(reports.values()))
+            except Exception:
+                self.restore(reports)
+                raise

@@ -21,7 +21,7 @@ from fleet.models.fault import CellSighting, FaultRule, Repair, Replacement, Sig
 from fleet.models.history import LoadSubject, LoadWindow
 from fleet.models.incident import Incident
 from fleet.models.machine import Invitation, Machine
-from fleet.models.node import AgentCredential, JoinToken, Node, NodeCheck, NodeLog, NodeReport
+from fleet.models.node import AgentCredential, AgentListener, JoinToken, Node, NodeCheck, NodeLog, NodeReport
 from fleet.models.provider_call import MachineStatus, ProviderCall
 from fleet.models.quota import Quota
 from fleet.models.rate import Rate
@@ -32,6 +32,7 @@ from fleet.models.webhook import Webhook, WebhookDelivery
 
 __all__ = [
     "AgentCredential",
+    "AgentListener",
     "AgentMove",
     "AgentRelease",
     "AgentRollout",

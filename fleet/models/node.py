@@ -76,6 +76,8 @@ class NodeReport(models.Model):
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="report")
     connected = models.BooleanField(default=False)
     connection = models.CharField(max_length=40, blank=True)
+    listener = models.CharField(max_length=16, blank=True)
+    """The web process that received it: an `AgentListener`, until that is forgotten."""
     connection_changed_at = models.DateTimeField(null=True)
     last_seen_at = models.DateTimeField(null=True)
     boot_id = models.CharField(max_length=64, blank=True)
@@ -94,6 +96,18 @@ class NodeReport(models.Model):
 
     def __str__(self) -> str:
         return f"{self.node_id}: {self.state}"
+
+
+class AgentListener(models.Model):
+    """A web process that agents connect to. `since`: since when it has kept up with their reports; NULL while it is
+    behind. `until`: when it counts as ended unless it renews."""
+
+    id = models.CharField(max_length=16, primary_key=True)
+    since = models.DateTimeField(null=True)
+    until = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"listener {self.id}"
 
 
 class NodeLog(models.Model):

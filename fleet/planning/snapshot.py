@@ -11,6 +11,7 @@ from engine_agent.protocol.states import CellRole, EngineState
 from fleet.planning.claims import UNSTATED, ClaimView, QuotaView, SharingPolicy
 from fleet.planning.fault_views import FaultsView, NoticeView
 from fleet.planning.fingerprints import stack_digest
+from fleet.planning.listening import Listeners
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.markets import ANY, Markets
 from fleet.planning.policy import UpdatePolicy
@@ -44,7 +45,7 @@ class ProviderStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReportView:
-    """The last report of a node's agent."""
+    """The last report of a node's agent. `listener`: the web process that received it."""
 
     connected: bool
     last_seen_at: datetime | None
@@ -56,6 +57,7 @@ class ReportView:
     unhealthy_since: datetime | None = None
     health_reason: str = ""
     in_flight: int = 0
+    listener: str = ""
 
     def is_about(self, cell: "CellView") -> bool:
         """A report counts only if it speaks of this cell at this generation (I5)."""
@@ -318,7 +320,8 @@ def policy_in_force(deployment: DeploymentView, active: RolloutView | None) -> U
 class FleetView:
     """Everything a pass looks at. `listening_since`: since when agents can reach us without a gap; None: not now.
     `rollouts`: the active one of each deployment that has one. `notices`: of machines that are there, in any order,
-    and as often as they were heard. `quotas`: of teams. `planned`: cells by the plan of the day, if any."""
+    and as often as they were heard. `quotas`: of teams. `planned`: cells by the plan of the day, if any. `listeners`:
+    the web processes that agents connect to."""
 
     regions: Mapping[str, RegionView]
     nodes: Mapping[str, NodeView]
@@ -330,6 +333,7 @@ class FleetView:
     notices: tuple[NoticeView, ...] = ()
     quotas: tuple[QuotaView, ...] = ()
     planned: tuple[PlannedPlaceCells, ...] = ()
+    listeners: Listeners = field(default_factory=Listeners)
 
     def policy_of(self, deployment: str) -> UpdatePolicy:
         """What may be done to a deployment now: its rollout's copy while one is active, else its own."""
@@ -342,13 +346,21 @@ class FleetView:
         return (now - max(since, self.listening_since)).total_seconds()
 
     def silence_s(self, node: NodeView, now: datetime) -> float:
-        """Seconds without a report while agents could connect: a gap of the control plane is not the node's silence."""
+        """Seconds without a report while agents could connect to a web process that kept up with its agents: the
+        control plane's own trouble is not the node's silence."""
         last, reported_at, since = node.created_at, node.report.last_seen_at, self.listening_since
         if reported_at is not None and reported_at > last:
             last = reported_at
         if since is not None and since > last:
             last = since
+        if self.listeners.by_id:
+            report = node.report
+            last = self.listeners.counts_from(last, report.listener, connected=report.connected, now=now)
         return (now - last).total_seconds()
+
+    def unheard_s(self, node: NodeView, now: datetime) -> float:
+        """Seconds since its last report, whoever is to blame for them: witnesses must have been heard."""
+        return (now - (node.report.last_seen_at or node.created_at)).total_seconds()
 
     def cell_of(self, node: str) -> CellView | None:
         """The cell that a node is a member of."""

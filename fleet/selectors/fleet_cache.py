@@ -53,7 +53,7 @@ _NODE_KEPT = """state <> 'retired' OR terminated_at IS NULL
 _BOUGHT_KEPT = f"price_per_hour IS NOT NULL AND runs <> '' AND state <> '{MachineState.GONE}'"
 _REPORTS = (
     *("node_id", "connected", _epoch("last_seen_at"), _epoch("connection_changed_at"), "state", "cell", "generation"),
-    *("reason", _epoch("unhealthy_since"), "health ->> 'reason'", "load ->> 'in_flight'", "xmin::text"),
+    *("reason", _epoch("unhealthy_since"), "health ->> 'reason'", "load ->> 'in_flight'", "listener", "xmin::text"),
 )
 _CELLS = (
     *("id", "deployment_id", "region_id", "state", "generation", _epoch("created_at"), _epoch("state_since")),
@@ -282,7 +282,8 @@ def _with_changes(
 
 
 def _report_view(row: Row) -> ReportView:
-    connected, last_seen_at, changed_at, state, cell, generation, reason, unhealthy_since, why, in_flight, _ = row
+    connected, last_seen_at, changed_at, state, cell, generation, reason, unhealthy_since, *rest = row
+    why, in_flight, listener, _ = rest
     return ReportView(
         connected=connected,
         last_seen_at=_time_or_none(last_seen_at),
@@ -294,6 +295,7 @@ def _report_view(row: Row) -> ReportView:
         unhealthy_since=_time_or_none(unhealthy_since),
         health_reason=why or "",
         in_flight=int(in_flight) if in_flight else 0,
+        listener=listener,
     )
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from fleet.models import Cell, CloudNotice, Deployment, DeploymentRegion, Quota, Region, Rollout
+from fleet.models import AgentListener, Cell, CloudNotice, Deployment, DeploymentRegion, Quota, Region, Rollout
 from fleet.planning.capacity.spares import LEAVING, PlannedSpares, planned_spares
 from fleet.planning.claims import ClaimView, GrantRule, QuotaView
 from fleet.planning.fault_views import NoticeView
+from fleet.planning.listening import Listeners, ListenerView
 from fleet.planning.machines import POOLED
 from fleet.planning.markets import InvalidMarkets, parse_markets
 from fleet.planning.policy import InvalidPolicy
@@ -36,7 +37,7 @@ _OF_DEPLOYMENTS = (
 )  # fmt: skip
 _OF_ROLLOUTS = ("fleet_rollout", "models_registry_benchmark", *_OF_DEPLOYMENTS)
 LISTENING_LEASE = "agent-ingest"
-"""Held by the processes that agents are connected to; while it is not held, silence means nothing."""
+"""Held by the web processes that keep up with their agents; while none does, silence means nothing."""
 
 
 def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: FleetCache | None = None) -> FleetView:
@@ -62,6 +63,7 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
         notices=written.get("notices", ["fleet_cloudnotice"], lambda: tuple(_notices())),
         quotas=written.get("quotas", ["fleet_quota"], quota_views),
         planned=written.get("planned", PLANNED_CELLS_OF, planned_place_cells),
+        listeners=Listeners({row.id: ListenerView(row.since, row.until) for row in AgentListener.objects.all()}),
     )
 
 

@@ -94,6 +94,7 @@ class ReceivedReport(msgspec.Struct, frozen=True):
     connection_changed_at: datetime
     last_seen_at: datetime
     report: Report
+    listener: str = ""
     boot_id: str = ""
     agent_version: str = ""
 

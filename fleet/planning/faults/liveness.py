@@ -235,7 +235,7 @@ def _is_witness(node: NodeView, case: _Case) -> bool:
     """Whether it is heard, and whoever was cut off together with it would be heard, too: a region's cut, or our own
     restart, that ended for this one a moment ago may end for others a moment later. Both must be long over, or the
     silent one was itself heard after them: then it fell silent of something else."""
-    if not node.report.connected or case.fleet.silence_s(node, case.now) > case.settings.doubt_after_s:
+    if not node.report.connected or case.fleet.unheard_s(node, case.now) > case.settings.doubt_after_s:
         return False
     listening_since, came_back_at = case.fleet.listening_since, node.report.connection_changed_at
     if listening_since is None:

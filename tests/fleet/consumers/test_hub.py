@@ -14,10 +14,14 @@ from engine_agent.protocol.messages import DownMessage, Fault, Observed, Report
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.consumers import node_handler
 from fleet.consumers.hub import AgentHub, AgentSession
+from fleet.consumers.introductions import Introductions
 from fleet.consumers.node_handler import NodeHandler
-from fleet.models import NodeReport
+from fleet.models import AgentListener, NodeReport
+from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.enrolment import AgentIdentity
 from fleet.services.reports import fault_record, reports_store
+from kernel import clock
+from kernel.leases import lease_held_since
 from kernel.models import Event
 from tests.fleet import rows
 from tests.fleet.consumers.agent_client import DEADLINE_S, eventually, hello, report_of
@@ -128,6 +132,48 @@ async def test_reports_survive_a_database_that_is_away(hub: AgentHub, monkeypatc
     monkeypatch.setattr(node_handler, "reports_store", flaky)
     hub.receive(agent.session, READY)
     assert (await eventually(report_of("n-a", connected=True))).state == "ready"
+
+
+async def test_a_report_names_the_web_process_that_received_it(hub: AgentHub) -> None:
+    agent = await joined(hub, Agent("n-a"))
+    hub.receive(agent.session, READY)
+    assert (await eventually(report_of("n-a", connected=True))).listener == hub.listener
+    hub.disconnect(agent.session)
+    assert (await eventually(report_of("n-a", connected=False, state="ready"))).listener == hub.listener
+    assert await eventually(AgentListener.objects.filter(id=hub.listener, since__isnull=False).exists)
+
+
+async def test_silence_before_a_web_process_that_is_behind_does_not_count(
+    hub: AgentHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.consumers.hub.MEASURED_EVERY_S", 0.01)
+    listened = await eventually(lambda: lease_held_since(name=LISTENING_LEASE, now=clock.now()))
+    monkeypatch.setattr(Introductions, "has_line", True)
+    assert await eventually(AgentListener.objects.filter(id=hub.listener, since__isnull=True).exists)
+    assert await eventually(lambda: lease_held_since(name=LISTENING_LEASE, now=clock.now()) is None)
+    monkeypatch.setattr(Introductions, "has_line", False)
+    monkeypatch.setattr("fleet.consumers.backlog.SETTLES_WITHIN_S", 0.0)
+    assert await eventually(lambda: lease_held_since(name=LISTENING_LEASE, now=clock.now())) > listened
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+async def test_a_web_process_that_stores_nothing_sends_its_agents_to_another_if_there_is_one(
+    hub: AgentHub, monkeypatch: pytest.MonkeyPatch, settings: Any, hosts: int
+) -> None:
+    settings.AGENT_URLS = ["https://host:1"] * hosts
+    monkeypatch.setattr("fleet.consumers.hub.MEASURED_EVERY_S", 0.01)
+    monkeypatch.setattr("fleet.consumers.hub.STORES_AGAIN_WITHIN_S", 0.05)
+    tries: list[int] = []
+
+    def fails(batch: list[Any]) -> None:
+        tries.append(len(batch))
+        raise OperationalError("away")
+
+    monkeypatch.setattr(node_handler, "reports_store", fails)
+    agent = await joined(hub, Agent("n-a"))
+    hub.receive(agent.session, READY)
+    await eventually(lambda: agent.closed if hosts > 1 else len(tries) > 1)
+    assert agent.closed == (["this host stores no reports"] if hosts > 1 else [])
 
 
 async def test_evidence_survives_a_database_that_is_away_and_poison_goes_alone(

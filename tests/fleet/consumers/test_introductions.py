@@ -6,6 +6,7 @@ import random
 from engine_agent.runtime.connection import come_again_s
 from fleet.consumers.introductions import (
     AT_ONCE,
+    LATE_BY,
     LATEST_S,
     OF_EACH,
     SUPPOSED_PER_S,
@@ -33,6 +34,27 @@ def test_an_end_makes_room_once() -> None:
     first.end()
     assert isinstance(introductions.begin("x"), Introduction)
     assert isinstance(introductions.begin("y"), ComeAgain)
+
+
+def test_there_is_a_line_until_the_last_who_was_sent_away_must_have_come_again() -> None:
+    now = [0.0]
+    introductions = Introductions(now=lambda: now[0])
+    under_way = [introductions.begin(str(number)) for number in range(AT_ONCE)]
+    told = introductions.begin("x")
+    assert isinstance(told, ComeAgain)
+    for each in under_way:
+        assert isinstance(each, Introduction)
+        each.end()
+    assert introductions.has_line
+    now[0] = LATE_BY + 0.1
+    assert not introductions.has_line
+
+
+def test_one_credential_makes_no_line() -> None:
+    introductions = Introductions(now=lambda: 0.0)
+    for _ in range(2 * OF_EACH):
+        introductions.begin("a")
+    assert not introductions.has_line
 
 
 def test_each_that_is_sent_away_gets_a_later_place_and_none_waits_for_ever() -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from fleet.consumers.report_buffer import ReportBuffer
+from fleet.consumers.report_buffer import BATCH, ReportBuffer
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,39 @@ def test_what_was_written_does_not_come_again(reports: ReportBuffer[Received]) -
     reports.flush(written.extend)
     reports.flush(written.extend)
     assert written == [Received("k", "1")]
+
+
+def test_a_storm_is_written_in_batches_and_only_the_newest_report_of_each_agent(
+    reports: ReportBuffer[Received],
+) -> None:
+    for number in range(2 * BATCH + 1):
+        reports.put(str(number), Received("k", "first"))
+    written: list[list[Received]] = []
+
+    def store(batch: list[Received]) -> None:
+        written.append(batch)
+        for agent in ("0", str(2 * BATCH)):  # one that was written, and one that still waits
+            reports.put(agent, Received("k", f"during batch {len(written)}"))
+
+    reports.flush(store)
+    assert [len(batch) for batch in written] == [BATCH, BATCH, 1]
+    assert written[2] == [Received("k", "during batch 2")]
+    assert reports.take().keys() == {"0", str(2 * BATCH)}
+
+
+def test_batches_that_were_written_before_one_failed_do_not_come_again(reports: ReportBuffer[Received]) -> None:
+    for number in range(2 * BATCH):
+        reports.put(str(number), Received("k", "1"))
+    written: list[Received] = []
+
+    def fails_once(batch: list[Received]) -> None:
+        if written:
+            raise OSError
+        written.extend(batch)
+
+    with pytest.raises(OSError):  # noqa: PT011 - it has no text
+        reports.flush(fails_once)
+    assert list(reports.take()) == [str(number) for number in range(BATCH, 2 * BATCH)]
 
 
 def test_a_connection_that_ends_has_a_final_report(reports: ReportBuffer[Received]) -> None:

@@ -1,0 +1,52 @@
+"""Whether a web process keeps up with its agents. It decides and remembers; the hub measures."""
+
+from dataclasses import dataclass
+
+LAG_MOST_S = 1.5
+"""Of the event loop: longer, and reports wait in socket buffers for as long as a report's interval."""
+UNANSWERED_MOST_S = 2.0
+"""How long a credential or a hello may wait for the database."""
+UNSTORED_MOST_S = 3.0
+"""How long reports may wait to be stored: one report is missed then."""
+SETTLES_WITHIN_S = 5.0
+"""The longest pause of an agent between two tries: who was turned away has come again by then."""
+BEHIND_MOST_S = 120.0
+"""Then it counts as keeping up: overload that lasts is no storm, and must not hide dead nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """What a web process measures of itself, in seconds. `turned_away`: agents were told to come again, and the last
+    of them is still to come."""
+
+    lag_s: float = 0.0
+    unanswered_s: float = 0.0
+    unstored_s: float = 0.0
+    turned_away: bool = False
+
+    @property
+    def are_long(self) -> bool:
+        return (
+            self.turned_away
+            or self.lag_s > LAG_MOST_S
+            or self.unanswered_s > UNANSWERED_MOST_S
+            or self.unstored_s > UNSTORED_MOST_S
+        )
+
+
+class Backlog:
+    """Of one web process."""
+
+    def __init__(self) -> None:
+        self._behind_since_s: float | None = None
+        self._last_delay_s = 0.0
+
+    def keeps_up(self, delays: Delays, now_s: float) -> bool:
+        """Whether the silence of an agent of this process counts, given the newest measurement."""
+        if delays.are_long:
+            self._last_delay_s = now_s
+            if self._behind_since_s is None:
+                self._behind_since_s = now_s
+        elif self._behind_since_s is not None and now_s - self._last_delay_s >= SETTLES_WITHIN_S:
+            self._behind_since_s = None
+        return self._behind_since_s is None or now_s - self._behind_since_s >= BEHIND_MOST_S
