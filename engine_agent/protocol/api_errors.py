@@ -22,6 +22,13 @@ ANTHROPIC_TYPES: Final = {
     504: "timeout_error",
 }
 """Of other statuses, see `anthropic_type`."""
+OPENAI_TYPES: Final = frozenset(
+    {"invalid_request_error", "server_error", "rate_limit_error", "authentication_error", "permission_error"}
+    | {"insufficient_quota", "requests", "tokens"}
+)
+"""That clients of OpenAI's API know. Another one, of an engine, is replaced by that of the status."""
+CONTEXT_LENGTH_EXCEEDED: Final = "context_length_exceeded"
+"""Code of a prompt that is too long. Clients shorten their conversations by it."""
 
 
 def openai_type(status: int) -> str:
@@ -37,7 +44,7 @@ def error_object(
     status: int,
     message: str,
     *,
-    code: str | int | None = None,
+    code: str | None = None,
     param: str | None = None,
     kind: str | None = None,
 ) -> dict[str, object]:

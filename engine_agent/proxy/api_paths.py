@@ -3,11 +3,32 @@
 from collections.abc import Mapping
 from typing import Final
 
-from engine_agent.protocol.api_surface import API_PATHS, AnsweredBy, ApiPath, Counting
+from engine_agent.protocol.api_surface import API_PATHS, AnsweredBy, ApiPath, Counting, ErrorForm
 
 CELL_PATHS: Final[Mapping[bytes, ApiPath]] = {
     row.path.encode(): row for row in API_PATHS if row.answered_by is AnsweredBy.CELL
 }
+
+CHAT_PATH: Final = b"/v1/chat/completions"
+RESPONSES_PATH: Final = b"/v1/responses"
+_PROMPT_MEMBERS: Final[Mapping[bytes, str]] = {
+    b"/v1/completions": "prompt",
+    RESPONSES_PATH: "input",
+    b"/v1/embeddings": "input",
+    b"/pooling": "input",
+    b"/classify": "input",
+}
+
+
+def prompt_member_of(path: bytes) -> str:
+    """The member of a body that has what the model reads."""
+    return _PROMPT_MEMBERS.get(path, "messages")
+
+
+def form_of(path: bytes) -> ErrorForm:
+    """Whose form of an error a client of this path reads."""
+    row = CELL_PATHS.get(path)
+    return ErrorForm.OPENAI if row is None else row.errors
 
 
 def counting_of(method: bytes, path: bytes) -> Counting:

@@ -13,11 +13,10 @@ from engine_agent.protocol.pairs import Pairs
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import SERVER_HEADER
-from engine_agent.proxy.api_paths import CELL_PATHS
+from engine_agent.proxy.api_paths import CELL_PATHS, form_of
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.contained import contained, contained_task
 from engine_agent.proxy.downstream import ClientConnection, Responder
-from engine_agent.proxy.error_bodies import form_of
 from engine_agent.proxy.exchange import Exchange
 from engine_agent.proxy.exposition import exposition
 from engine_agent.proxy.prefill_exchange import PrefillExchange

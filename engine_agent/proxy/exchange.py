@@ -9,17 +9,18 @@ from time import monotonic, time
 from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import BadHeader, read_metadata
+from engine_agent.proxy.answer_rewrite import AnswerRewrite, answer_rewrite
+from engine_agent.proxy.api_paths import form_of
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.contained import contained, contained_task, report
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.engine_usage import prompt_is_read
-from engine_agent.proxy.error_bodies import ErrorAnswer, form_of
+from engine_agent.proxy.error_bodies import ErrorAnswer
 from engine_agent.proxy.handovers import Handover
 from engine_agent.proxy.prepare import prepare
 from engine_agent.proxy.prompt_limit import why_prompt_is_refused
-from engine_agent.proxy.refusal import RETRY_HEADER, Refusal, error_event
+from engine_agent.proxy.refusal import RETRY_HEADER, Refusal
 from engine_agent.proxy.request_record import CLIENT_GONE_STATUS, RequestOutcome, RequestRecord
-from engine_agent.proxy.rewrite import UsageEventFilter
 from engine_agent.proxy.tokens import is_error_event
 from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.upstream import EngineConnection, UpstreamFault
@@ -55,7 +56,8 @@ class Exchange:
         """Of a batch request: waits until its prompt is read."""
         self._response: ResponseHead | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._usage_filter: UsageEventFilter | None = None
+        self._rewrite: AnswerRewrite | None = None
+        self._hides_usage = False
         self._started = self._response_begun = self._ended = False
         self._keep_alive = self._chunked = False
         self._verifying = self._download_held = False
@@ -160,7 +162,7 @@ class Exchange:
         if isinstance(prepared, Refusal):
             self._fail(prepared, RequestOutcome.REFUSED)
             return
-        self._usage_filter = UsageEventFilter() if prepared.removes_usage else None
+        self._hides_usage = prepared.removes_usage
         if (limit := self._cell.settings.max_prompt_tokens) is None:
             self._to_engine()
         else:
@@ -262,7 +264,7 @@ class Exchange:
         if response is None or not (self._response_begun or body or complete):
             return
         if response.status >= 400 and not (self._response_begun or response.is_stream):
-            self._error = self._error or ErrorAnswer(self._error_form)
+            self._error = self._error or ErrorAnswer(self._head.path)
             self._error.add(body)
             if not complete:
                 return
@@ -327,11 +329,12 @@ class Exchange:
         self._record.add(response, body, self._last_byte_at, complete=complete)
         if self._is_batch:
             self._cell.batch.read(self)
-        shown = body
-        if self._usage_filter is not None and response.is_stream and response.content_length is None:
-            shown = self._usage_filter.filter(body, complete=complete)
-            if not (shown or complete or self._response_begun):
-                return  # the beginning of an event: the answer begins with its end
+        if self._rewrite is None:
+            streaming = response.is_stream and response.content_length is None
+            self._rewrite = answer_rewrite(self._head.path, streaming=streaming, hides_usage=self._hides_usage)
+        shown = self._rewrite.filter(body, complete=complete)
+        if not (shown or complete or self._response_begun):
+            return  # the beginning of an event: the answer begins with its end
         opening = b"" if self._response_begun else self._open(response)
         if self._chunked:
             self._client.write(opening + chunk(shown) + (LAST_CHUNK if complete else b""))
@@ -388,8 +391,8 @@ class Exchange:
             own, reply = self._own_headers(), refusal_response(refusal, self._error_form)
             self._client.write(response_bytes(reply, own, keep_alive=keep_alive))
             self._client.answered(keep_alive=keep_alive)
-        elif response.is_stream and response.content_length is None:
-            event = error_event(refusal, at_boundary=self._record.at_event_boundary, form=self._error_form)
+        elif self._rewrite is not None and response.is_stream and response.content_length is None:
+            event = self._rewrite.failure(refusal, at_boundary=self._record.at_event_boundary)
             self._client.write(chunk(event) + LAST_CHUNK if self._chunked else event)
             self._client.answered(keep_alive=False)
         else:

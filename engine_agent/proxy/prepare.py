@@ -2,6 +2,7 @@
 
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import RequestMetadata
+from engine_agent.proxy.dialect_members import BadMember
 from engine_agent.proxy.refusal import Refusal
 from engine_agent.proxy.rewrite import PRIORITIES, BadBody, BodyRewrite, NeedsStore, RefusedMember, rewrite_body
 from engine_agent.proxy.settings import ProxySettings
@@ -21,6 +22,8 @@ def prepare(
         rewrite = rewrite_body(head.path, upload.whole(), priority, model, metadata.routed_by)
     except RefusedMember as error:
         return refusals.refused_member(error.member.name, error.member.why)
+    except BadMember as error:
+        return refusals.bad_member(error.param, error.code, str(error))
     except NeedsStore as member:
         return refusals.needs_store(str(member))
     except BadBody as error:

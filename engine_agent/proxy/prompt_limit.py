@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from engine_agent.protocol.api_surface import Counting
-from engine_agent.proxy.api_paths import CELL_PATHS
+from engine_agent.proxy.api_paths import CELL_PATHS, CHAT_PATH, prompt_member_of
 from engine_agent.proxy.http_call import call
 from engine_agent.proxy.refusal import Refusal, prompt_not_counted, prompt_too_long
 from engine_agent.proxy.upstream import EnginePool
 
-CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
+COMPLETIONS_PATH, MESSAGES_PATH = b"/v1/completions", b"/v1/messages"
 COUNT_LIMIT_S = 10.0
 """For one count; a prompt of 1 MiB takes a tenth of that on a core of its own."""
 _ANSWER_BYTES = 16 * 1024 * 1024
@@ -64,7 +64,7 @@ async def why_prompt_is_refused(pool: EnginePool, limit: int, model: str, path: 
         for question in count_requests(path, body, model):
             tokens = question if isinstance(question, int) else await _count(pool, question)
             if tokens > limit:
-                return prompt_too_long(tokens, limit)
+                return prompt_too_long(tokens, limit, prompt_member_of(path))
     except Uncountable as error:
         return prompt_not_counted(str(error), limit)
     return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine_agent.protocol.api_errors import error_object
+from engine_agent.protocol.api_errors import CONTEXT_LENGTH_EXCEEDED, error_object
 from engine_agent.protocol.api_surface import ErrorForm
 
 RETRY_HEADER = (b"x-switchyard-retry", b"1")
@@ -159,14 +159,18 @@ def refused_member(name: str, why: str) -> Refusal:
     return Refusal(400, "unsupported_parameter", f"the member `{name}` is not taken: it {why}", param=name)
 
 
+def bad_member(name: str, code: str, message: str) -> Refusal:
+    return Refusal(400, code, message, param=name)
+
+
 def body_encoded() -> Refusal:
     message = "a request body is taken as it is, not compressed: leave Content-Encoding out"
     return Refusal(415, "unsupported_encoding", message)
 
 
-def prompt_too_long(tokens: int, limit: int) -> Refusal:
+def prompt_too_long(tokens: int, limit: int, param: str) -> Refusal:
     message = f"the prompt has {tokens} tokens, and this model takes prompts of at most {limit}"
-    return Refusal(400, "context_length_exceeded", message)
+    return Refusal(400, CONTEXT_LENGTH_EXCEEDED, message, param=param)
 
 
 def prompt_not_counted(why: str, limit: int) -> Refusal:

@@ -1,10 +1,8 @@
-"""Rewrites request bodies on their way to the engine, and streams on their way back. Pure.
+"""Rewrites request bodies on their way to the engine. Pure.
 
 To the JSON object of a request it adds members: the priority of its class, the wish for a usage count, and the engine's
 own name of the model where the request came by another. They come last, where they override the same names before them.
 A body that the engine could understand in another way than the ingress or this proxy did is rejected (`request_of`).
-From a stream whose client did not request a usage count it takes the usage event; whole events pass immediately, and
-none that passes is changed.
 """
 
 from dataclasses import dataclass
@@ -16,16 +14,12 @@ from engine_agent.protocol.api_surface import Counting
 from engine_agent.protocol.request_members import RequestMember, refused_among
 from engine_agent.protocol.states import ServingClass
 from engine_agent.protocol.strict_json import strict_loads
-from engine_agent.proxy.api_paths import CELL_PATHS
+from engine_agent.proxy.api_paths import CELL_PATHS, RESPONSES_PATH
+from engine_agent.proxy.dialect_members import check_dialect, dialect_members
 
 PRIORITIES = {ServingClass.REALTIME: 0, ServingClass.NEAR_REALTIME: 100, ServingClass.BATCH: 200}
 """vLLM serves the lower number first, and the earlier of equal ones."""
-RESPONSES_PATH = b"/v1/responses"
 _BLANKS = b" \t\r\n"
-_END = b"\n\n"
-_FOREIGN_END = b"\r\n\r\n"
-_MAX_HELD_BYTES = 1024 * 1024
-"""No event of an engine is as long; what has no end by then passes as it is."""
 
 
 class BadBody(ValueError):
@@ -64,6 +58,7 @@ def rewrite_body(
     Raises:
         BadBody: see `request_of`; or the body names another model than the ingress read in it.
         RefusedMember: it has a member that is refused (`engine_agent.protocol.request_members`).
+        BadMember: see `check_dialect`.
         NeedsStore: it is a response that an engine, which keeps nothing, would answer as if it were a plain one.
     """
     row = CELL_PATHS.get(path)
@@ -72,6 +67,7 @@ def rewrite_body(
     priority = priority if row.has_priority else None
     request = request_of(body)
     check_members(request)
+    check_dialect(path, request)
     if path == RESPONSES_PATH:
         _check_needs_no_store(request)
     given = request.get("model")
@@ -83,6 +79,7 @@ def rewrite_body(
     options = None
     if row.counting is Counting.STREAM_OPTIONS and request.get("stream") is True:
         options = _usage_options(request)
+    members += dialect_members(path, request)
     if options is not None:
         members.append(b'"stream_options":' + msgspec.json.encode(options))
     return BodyRewrite(b",".join(members), removes_usage=options is not None)
@@ -119,7 +116,7 @@ def _check_needs_no_store(request: dict[str, Any]) -> None:
         if request.get(name) is not None:
             raise NeedsStore(name)
     for name in ("background", "store"):
-        if request.get(name):  # engines read "true" and 1 as true
+        if request.get(name):
             raise NeedsStore(name)
 
 
@@ -149,37 +146,3 @@ def with_members(body: bytes, members: bytes) -> bytes:
     inside = body[: end - 1]
     separator = b"" if inside.rstrip(_BLANKS).endswith(b"{") else b","
     return inside + separator + members + body[end - 1 :]
-
-
-class UsageEventFilter:
-    """The events of one stream."""
-
-    __slots__ = ("_held",)
-
-    def __init__(self) -> None:
-        self._held = b""
-
-    def filter(self, piece: bytes, *, complete: bool) -> bytes:
-        """Take the next bytes of the stream; returns those that the client gets now."""
-        text = self._held + piece if self._held else piece
-        cut = len(text) if complete else self._end_of_whole_events(text)
-        self._held = text[cut:]
-        text = text[:cut]
-        if b'"usage"' not in text:
-            return text
-        *whole, rest = text.split(_END)
-        kept = b"".join(event + _END for event in whole if not is_usage_event(event))
-        return kept if is_usage_event(rest) else kept + rest
-
-    def _end_of_whole_events(self, text: bytes) -> int:
-        """Up to where events are complete. An engine that ends its events otherwise is passed on as it is."""
-        if text.endswith(_END) or _FOREIGN_END in text:
-            return len(text)
-        cut = text.rfind(_END) + len(_END) if _END in text else 0
-        return len(text) if len(text) - cut > _MAX_HELD_BYTES else cut
-
-
-def is_usage_event(event: bytes) -> bool:
-    """The event that carries the token counts and no choice. Text that a model writes cannot match: their quotes are
-    escaped."""
-    return b'"choices":[]' in event.replace(b" ", b"") and b'"usage"' in event

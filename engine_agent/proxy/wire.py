@@ -67,7 +67,9 @@ _CORS_ANSWERS = {
     b"access-control-allow-origin",
     b"access-control-expose-headers",
 }
-_RESPONSE_OWN = _HOP_BY_HOP | _own_headers | _CORS_ANSWERS | {b"content-length", b"x-request-id"}
+_OF_THE_ENGINE = {b"server", b"x-powered-by", b"via"}
+"""Which program an engine is, and its version, are not for clients."""
+_RESPONSE_OWN = _HOP_BY_HOP | _own_headers | _CORS_ANSWERS | _OF_THE_ENGINE | {b"content-length", b"x-request-id"}
 
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

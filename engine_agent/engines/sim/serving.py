@@ -275,6 +275,6 @@ class ApiServer:
 async def _fail(send: Send, path: str, status: int, message: str, param: str | None, code: str | None) -> None:
     """Answer with an error, in the form that clients of the path read."""
     if path.startswith("/v1/messages"):
-        await respond(send, status, msgspec.json.encode(anthropic_error(status, message)))
+        await respond(send, status, msgspec.json.encode(anthropic_error(status, message, param, code)))
     else:
         await respond(send, status, error_body(status, message, param, code))

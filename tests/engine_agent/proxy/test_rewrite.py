@@ -45,10 +45,8 @@ RESPONSES = b"/v1/responses"
     ("members", "member"),
     [
         (b'"background":true', "background"),
-        (b'"background":"true"', "background"),
         (b'"store":true', "store"),
         (b'"st\\u006fre":true', "store"),
-        (b'"store":1', "store"),
         (b'"previous_response_id":"resp_1"', "previous_response_id"),
         (b'"previous_response_id":""', "previous_response_id"),
         (b'"conversation":{"id":"conv_1"}', "conversation"),

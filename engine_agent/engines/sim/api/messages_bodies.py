@@ -8,14 +8,13 @@ import msgspec
 from engine_agent.engines.sim.api.writing import Usage, event
 from engine_agent.engines.sim.planning.answer_plan import Answer
 from engine_agent.engines.sim.planning.generation_request import GenerationRequest
+from engine_agent.protocol.api_errors import error_object
+from engine_agent.protocol.api_surface import ErrorForm
 
-_ERROR_KINDS = {400: "invalid_request_error", 404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 
-
-def anthropic_error(status: int, message: str) -> dict[str, Any]:
+def anthropic_error(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """An error as Anthropic writes it."""
-    kind = _ERROR_KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return error_object(ErrorForm.ANTHROPIC, status, message, code=code, param=param)
 
 
 def count_body(tokens: int) -> bytes:

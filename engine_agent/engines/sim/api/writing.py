@@ -9,6 +9,8 @@ import msgspec
 from engine_agent.engines.sim.planning.generation_request import Prompt
 from engine_agent.engines.sim.text.logprobs import Ranked, ranked_tokens
 from engine_agent.engines.sim.text.vocabulary import token_id
+from engine_agent.protocol.api_errors import error_object
+from engine_agent.protocol.api_surface import ErrorForm
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
@@ -58,10 +60,8 @@ def event(body: Any, name: str = "") -> bytes:
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
-    """An error as OpenAI writes it; `code` falls back to the status."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    body = {"error": {"message": message, "type": kind, "param": param, "code": code or status}}
-    return msgspec.json.encode(body)
+    """An error as OpenAI writes it."""
+    return msgspec.json.encode(error_object(ErrorForm.OPENAI, status, message, code=code, param=param))
 
 
 def error_event(status: int, message: str) -> bytes:

@@ -299,7 +299,8 @@ async def test_an_error_of_messages_is_anthropics() -> None:
         )
 
     assert status == 404
-    error = {"type": "not_found_error", "message": "The model `other` does not exist."}
+    said = {"type": "not_found_error", "message": "The model `other` does not exist."}
+    error = {**said, "param": "model", "code": "model_not_found"}
     assert json.loads(body) == {"type": "error", "error": error}
 
 

@@ -1,0 +1,273 @@
+"""Reads what an engine states of an error, whatever server it is: a sentence, a code and the member that is wrong, in
+the terms of a client that never heard of the engine. Pure.
+
+Sources: vLLM 0.32 (`vllm/entrypoints/serve/exception_handling/`), whose codes are numbers and whose validation errors
+are Python's; FastAPI (`{"detail": …}`); llama.cpp's server; text-generation-inference.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any, Final
+
+from engine_agent.protocol.api_errors import CONTEXT_LENGTH_EXCEEDED
+from engine_agent.protocol.api_surface import ErrorForm
+from engine_agent.proxy.api_paths import CELL_PATHS, CHAT_PATH, form_of, prompt_member_of
+
+MAX_MESSAGE_CHARS = 2000
+_MOST_PROBLEMS = 3
+"""Of a body that is wrong in many places, or fits none of the many forms that one member may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineError:
+    """One error. `kind` and `code`: the engine's own words for them; None: it has none, or only a number."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    kind: str | None = None
+
+
+def read_error(path: bytes, status: int, stated: Any) -> EngineError:
+    """An error that an engine stated as JSON, or as text, to a request for this path."""
+    error = stated.get("error") if isinstance(stated, dict) else None
+    given = error if isinstance(error, dict) else stated if isinstance(stated, dict) else {}
+    read = EngineError(
+        status,
+        _message(given.get("message") if given else None, stated, status),
+        *(_text(given.get(name)) for name in ("code", "param", "type")),
+    )
+    for rule in _RULES:
+        if (understood := rule(path, read)) is not None:
+            read = understood
+            break
+    if read.code is None and read.status >= 500:
+        read = replace(read, code=_code(read.status))
+    return replace(read, message=read.message[:MAX_MESSAGE_CHARS])
+
+
+def _message(message: Any, stated: Any, status: int) -> str:
+    if message is None and isinstance(stated, dict):
+        message = stated.get("detail", stated.get("error"))
+    elif message is None:
+        message = stated
+    if isinstance(message, list):
+        message = "; ".join(map(_detail, message[:_MOST_PROBLEMS]))
+    text = message.strip() if isinstance(message, str) else ""
+    return text or f"the engine answered {status} {_phrase(status)}"
+
+
+def _detail(stated: Any) -> str:
+    """One of FastAPI's, `{"loc": ["body", "prompt"], "msg": "Field required", …}`."""
+    if not isinstance(stated, dict):
+        return str(stated)
+    place = ".".join(str(part) for part in stated.get("loc", ()) if part != "body")
+    return f"{place}: {stated.get('msg', 'is not right')}" if place else str(stated.get("msg", "is not right"))
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _code(status: int) -> str:
+    return "engine_" + _phrase(status).lower().replace(" ", "_").replace("-", "_")
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "error"
+
+
+# --- what engines say in words ---
+
+_MESSAGES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}
+_RENAMED: Final[Mapping[bytes, Mapping[str, str]]] = {
+    b"/v1/responses": {
+        "max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "response_id": "previous_response_id"
+    },
+    b"/v1/messages": _MESSAGES,
+    b"/v1/messages/count_tokens": _MESSAGES,
+}  # fmt: skip
+"""Members as vLLM names them, which makes a chat of the request, and as the client does."""
+_TOO_LONG = re.compile(r"maximum context length|exceeds the available context size|maximum model length")
+_TOO_MANY_LOGPROBS = "Requested sample logprobs"
+_NO_MESSAGES = re.compile(r"Cannot apply chat template to an empty conversation|You must pass at least one prompt"
+                          r"|The decoder prompt cannot be empty")  # fmt: skip
+_ONE_KIND = re.compile(r".* is not a multimodal model|At most 0 \w+\(s\) may be provided.*")
+_PYTHON = re.compile(r"object (?:is not|has no|of type)|must be Union\[|argument of type|unexpected keyword")
+"""Of an exception in the engine, which a value of the request caused."""
+_FLAG = re.compile(r"`?--[a-z]+(?:-[a-z]+)+")
+"""Of the command line that the engine was started with."""
+_DUMP = re.compile(r":? \{'.*\}", re.DOTALL)
+_NO_SUCH_MODEL = re.compile(r"The model `(?P<model>.*)` does not exist", re.DOTALL)
+_NOT_SERVED = re.compile(r"Not Found|The model does not support .* API|This server does not support .*")
+_REPORT = re.compile(r"\d+ validation errors?\b")
+_PROBLEM = re.compile(
+    r"""'type': '(?P<type>\w+)', 'loc': (?P<q>['"])(?P<place>.*?)(?P=q), """
+    r"""'msg': (?P<m>['"])(?P<text>.*?)(?P=m)(?=, '|\})"""
+    r"""|^(?P<part>\S[^\n]*)\n  (?P<part_text>[^\n]*?) \[type=(?P<part_type>\w+)""",
+    re.MULTILINE | re.DOTALL,
+)
+"""One of pydantic's: as FastAPI has it, in Python's notation, or as text, of a part of the prompt."""
+_SUFFIX = re.compile(r" \((?:parameter=(?P<param>[\w.\[\]]+)(?:, )?)?(?:value=.*)?\)$", re.DOTALL)
+"""What vLLM adds to the text of its own validation errors."""
+_FIRST_WORD = re.compile(r"`?(?P<param>[a-z][a-z0-9_]*)(?:\.[a-z0-9_.]+)?`? (?:must|cannot|contains|is not|are not)\b")
+_MEMBER = re.compile(r"[a-z][a-z0-9_]*")
+"""Of a place, what a client wrote; the rest are names of types."""
+
+
+def _too_long(path: bytes, error: EngineError) -> EngineError | None:
+    if error.status != HTTPStatus.BAD_REQUEST or not _TOO_LONG.search(error.message):
+        return None
+    bare = _without_suffix(error)
+    # Clients of Anthropic's API know it by these words, for it has no codes.
+    opening = "prompt is too long: " if form_of(path) is ErrorForm.ANTHROPIC else ""
+    return replace(bare, message=opening + bare.message, code=CONTEXT_LENGTH_EXCEEDED, param=prompt_member_of(path))
+
+
+def _no_such_model(_path: bytes, error: EngineError) -> EngineError | None:
+    found = _NO_SUCH_MODEL.match(error.message) if error.status == HTTPStatus.NOT_FOUND else None
+    if found is None:
+        return None
+    return replace(error, message=f"The model `{found['model']}` does not exist", code="model_not_found", param="model")
+
+
+def _not_served(path: bytes, error: EngineError) -> EngineError | None:
+    """Another model may serve it, so the engine has not failed."""
+    row = CELL_PATHS.get(path)
+    if row is None or error.status not in {404, 501} or not _NOT_SERVED.fullmatch(error.message):
+        return None
+    message = f"This model makes no {row.what}, so {path.decode()} is not available for it"
+    return replace(error, status=404, message=message, code="unsupported_model", param="model")
+
+
+def _not_of_this_model(path: bytes, error: EngineError) -> EngineError | None:
+    """What a version of the model, or its options, would have to be another for."""
+    if "thinking_token_budget" in error.message and "reasoning" in error.message:
+        param, message = "thinking", 'This model does not think: leave `thinking` out, or send {"type": "disabled"}'
+    elif "--tool-call-parser" in error.message:
+        param, message = "tools", "This model does not call tools: leave `tools` and `tool_choice` out"
+    elif _ONE_KIND.fullmatch(error.message):
+        param, message = prompt_member_of(path), "This model takes text alone: no images, sounds, videos or files"
+    else:
+        return None
+    return replace(error, message=message, code="unsupported_parameter", param=param)
+
+
+def _no_prompt(path: bytes, error: EngineError) -> EngineError | None:
+    if not _NO_MESSAGES.match(error.message):
+        return None
+    param = prompt_member_of(path)
+    return replace(error, message=f"`{param}` must not be empty", code="invalid_value", param=param)
+
+
+def _report(path: bytes, error: EngineError) -> EngineError | None:
+    """A body that does not fit: a sentence for each place, and the code of the first."""
+    found = [_problem(path, each) for each in _PROBLEM.finditer(error.message)] if _REPORT.match(error.message) else []
+    if not found:
+        return None
+    sentences = list(dict.fromkeys(_sentence(place, text) for _, place, text in found))
+    kind, place, text = found[0]
+    param = _member_of(place) or _member_of(_place(error.param or "")) or _first_word(text)
+    return replace(error, message="; ".join(sentences[:_MOST_PROBLEMS]), code=_code_of(kind), param=param)
+
+
+def _problem(path: bytes, found: re.Match[str]) -> tuple[str, str, str]:
+    """Pydantic's type of it, its place, and its text."""
+    if found["type"] is not None:
+        return found["type"], _place(found["place"]), _unprefixed(found["text"].replace("\\'", "'"))
+    place = f"{prompt_member_of(path)}[…].content{_names(found['part'])}"
+    return found["part_type"], place, _unprefixed(found["part_text"])
+
+
+def _unprefixed(text: str) -> str:
+    return text.removeprefix("Value error, ")
+
+
+def _sentence(place: str, text: str) -> str:
+    if not place:
+        return text
+    return f"Missing required parameter: `{place}`" if text == "Field required" else f"`{place}`: {text}"
+
+
+def _place(stated: str) -> str:
+    """`body.messages.0.content` as `messages[0].content`. A place without a name is in the text itself."""
+    names = _names(stated.removeprefix("body."))
+    return "" if stated == "body" or names.startswith("[") else names.removeprefix(".")
+
+
+def _names(stated: str) -> str:
+    parts = [part for part in stated.split(".") if _MEMBER.fullmatch(part) or part.isdecimal()]
+    return "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts)
+
+
+def _member_of(place: str) -> str | None:
+    return re.split(r"[.\[]", place)[0] or None
+
+
+def _first_word(text: str) -> str | None:
+    found = _FIRST_WORD.match(text)
+    return None if found is None else found["param"]
+
+
+def _code_of(kind: str) -> str:
+    if kind == "missing":
+        return "missing_required_parameter"
+    if kind == "json_invalid":
+        return "invalid_json"
+    return "invalid_type" if kind.endswith(("_type", "_parsing", "_from_float")) else "invalid_value"
+
+
+def _without_suffix(error: EngineError) -> EngineError:
+    found = _SUFFIX.search(error.message)
+    if found is None:
+        return error
+    return replace(error, message=error.message[: found.start()], param=error.param or found["param"])
+
+
+def _switched_off(_path: bytes, error: EngineError) -> EngineError | None:
+    """What an engine would do if it was started in another way, which is not for the client to choose."""
+    if not _FLAG.search(error.message):
+        return None
+    bare = _without_suffix(error)
+    param = bare.param or _first_word(bare.message)
+    kept = " ".join(each for each in re.split(r"(?<=[.!?]) ", bare.message) if not _FLAG.search(each))
+    message = kept or f"`{param or 'a member of the request'}` is not available for this model"
+    return replace(bare, message=message, code="unsupported_parameter", param=param)
+
+
+def _value(path: bytes, error: EngineError) -> EngineError | None:
+    """A value that is out of its range, or does not go with another."""
+    if error.code is not None or not 400 <= error.status < 500:
+        return None
+    bare = _without_suffix(error)
+    if _PYTHON.search(bare.message):
+        message = "A value of the request has a type that the engine cannot use: compare it with the API's reference"
+        return replace(bare, message=message, code="invalid_type", param=None)
+    param = _member_of(_place(bare.param or "")) or _first_word(bare.message)
+    if param is None and "structured outputs" in bare.message:
+        param = "structured_outputs"
+    bare = replace(bare, message=_DUMP.sub("", bare.message))
+    if param == "logprobs" and bare.message.startswith(_TOO_MANY_LOGPROBS) and path == CHAT_PATH:
+        param = "top_logprobs"
+    renamed = _RENAMED.get(path, {}).get(param or "")
+    if param is not None and renamed is not None:
+        bare, param = replace(bare, message=re.sub(rf"\b{param}\b", renamed, bare.message)), renamed
+    return replace(bare, code=None if param is None else "invalid_value", param=param)
+
+
+_RULES: Final[tuple[Callable[[bytes, EngineError], EngineError | None], ...]] = (
+    _too_long,
+    _no_such_model,
+    _not_served,
+    _not_of_this_model,
+    _no_prompt,
+    _report,
+    _switched_off,
+    _value,
+)

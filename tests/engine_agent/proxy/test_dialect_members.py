@@ -1,0 +1,91 @@
+"""Members that engines read otherwise than the dialect of their path says."""
+
+import json
+
+import pytest
+
+from engine_agent.proxy.dialect_members import BadMember
+from engine_agent.proxy.rewrite import rewrite_body
+from tests.engine_agent.proxy.local_proxy import proxy_of
+from tests.engine_agent.proxy.test_surface import ask
+
+CHAT, COMPLETIONS, RESPONSES = b"/v1/chat/completions", b"/v1/completions", b"/v1/responses"
+MESSAGES, COUNT = b"/v1/messages", b"/v1/messages/count_tokens"
+FUNCTION = b'{"type":"function","function":{"name":"f"}}'
+
+
+@pytest.mark.parametrize("value", [b'"true"', b"1", b"0", b"[]", b"{}", b'"x"'])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        *((CHAT, "stream"), (CHAT, "store"), (COMPLETIONS, "stream"), (MESSAGES, "stream")),
+        *((RESPONSES, "stream"), (RESPONSES, "store"), (RESPONSES, "background")),
+    ],
+)
+def test_what_is_true_or_false_is_nothing_else(path: bytes, name: str, value: bytes) -> None:
+    with pytest.raises(BadMember, match=f"`{name}` must be true or false") as refused:
+        rewrite_body(path, b'{"model":"m","%b":%b}' % (name.encode(), value), None)
+    assert (refused.value.param, refused.value.code) == (name, "invalid_type")
+
+
+@pytest.mark.parametrize("value", [b"true", b"false", b"null"])
+def test_true_false_and_null_pass(value: bytes) -> None:
+    for path in (CHAT, COMPLETIONS, MESSAGES):
+        rewrite_body(path, b'{"model":"m","stream":%b}' % value, None)
+    rewrite_body(CHAT, b'{"model":"m","store":%b}' % value, None)
+
+
+@pytest.mark.parametrize("value", [b"5", b"[]", b"{}", b"true"])
+def test_a_previous_response_has_an_id(value: bytes) -> None:
+    with pytest.raises(BadMember) as refused:
+        rewrite_body(RESPONSES, b'{"model":"m","previous_response_id":%b}' % value, None)
+    assert (refused.value.param, refused.value.code) == ("previous_response_id", "invalid_type")
+
+
+@pytest.mark.parametrize(
+    "kind", ["web_search", "file_search", "mcp", "code_interpreter", "image_generation", "nonsense"]
+)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_tools_that_no_client_carries_out_are_refused_by_name(path: bytes, kind: str) -> None:
+    body = b'{"model":"m","tools":[%b,{"type":"%b"}]}' % (FUNCTION, kind.encode())
+    with pytest.raises(BadMember, match=rf"tools\[1\].*{kind}.*function") as refused:
+        rewrite_body(path, body, None)
+    assert (refused.value.param, refused.value.code) == ("tools", "invalid_value")
+
+
+@pytest.mark.parametrize("tools", [b"[%b]" % FUNCTION, b"null", b"5", b"[5]", b"[{}]", b'[{"type":5}]', b'{"a":1}'])
+def test_of_other_tools_the_engine_is_the_judge(tools: bytes) -> None:
+    for path in (CHAT, RESPONSES, MESSAGES):
+        assert rewrite_body(path, b'{"model":"m","tools":%b}' % tools, None).members == b""
+
+
+NO_TOOLS, NO_CHOICE = b'"tools":null', b'"tools":null,"tool_choice":null'
+
+
+@pytest.mark.parametrize(
+    ("path", "members", "added"),
+    [
+        *((path, b'"tools":[]', NO_TOOLS) for path in (CHAT, MESSAGES, COUNT)),
+        (CHAT, b'"tools":[ \n]', NO_TOOLS),
+        *((CHAT, b'"tools":[],"tool_choice":' + choice, NO_CHOICE) for choice in (b'"auto"', b'"none"', b"null")),
+        (MESSAGES, b'"tools":[],"tool_choice":{"type":"auto"}', NO_CHOICE),
+        *((CHAT, b'"tools":[],"tool_choice":' + choice, b"") for choice in (b'"required"', b'{"type":"function"}')),
+        (CHAT, b'"tools":[%b]' % FUNCTION, b""),
+        (RESPONSES, b'"tools":[]', b""),
+    ],
+)
+def test_an_empty_list_of_tools_is_none(path: bytes, members: bytes, added: bytes) -> None:
+    assert rewrite_body(path, b'{"model":"m",%b}' % members, None).members == added
+
+
+@pytest.mark.asyncio
+async def test_the_answer_names_the_member_and_the_engine_gets_nothing() -> None:
+    async with proxy_of() as proxy:
+        for path in ("/v1/responses", "/v1/messages"):
+            answer = await ask(proxy, path, b'{"model":"m","stream":"x"}')
+            error = answer.json()["error"]
+            assert (answer.status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_type")
+            assert error["param"] == "stream"
+        assert proxy.engine.requests == []
+        assert (await ask(proxy, "/v1/chat/completions", b'{"model":"m","tools":[]}')).status == 200
+        assert json.loads(proxy.engine.requests[0].body)["tools"] is None
