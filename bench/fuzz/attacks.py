@@ -118,7 +118,7 @@ ODD_TEXTS = (
 DEPTHS = (40, 65, 130, 500, 1000, 3000, 10_000, 100_000)
 HEADS = (
     b"X-A: " + b"a" * 60_000, b"X-A: \x00", b"X-A: \xff\xfe", b"A" * 60_000 + b": a", b"X-Switchyard-Class: nothing",
-    b"X-Switchyard-Deadline-Ms: -1", b"X-Switchyard-Deadline-Ms: 1e400", b"X-Switchyard-Deadline-Ms: " + b"9" * 400,
+    b"X-Switchyard-Deadline-Ms: soon", b"X-Switchyard-Deadline-Ms: 1e400", b"X-Switchyard-Deadline-Ms: " + b"9" * 400,
     b"X-Switchyard-Tenant: root", b"X-Switchyard-Server: c-1-g1", b"X-Switchyard-Hop: us-west-2|1|00",
     b"X-Switchyard-Attempt: 9", b"X-Request-Id: " + b"r" * 7000, b"X-Request-Id: \x1b[31m", b"Content-Encoding: gzip",
     b"Content-Type: text/plain; charset=utf-16", b"Expect: 100-continue", b"Expect: nothing", b"Accept: nothing/*",

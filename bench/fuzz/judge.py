@@ -44,7 +44,7 @@ def complaint(attack: Attack, answer: bytes) -> str | None:
     if status < 400:
         return None if attack.may_serve else f"{status}, though it cannot be valid: {rest[:100]!r}"
     is_json = any(line.lower().startswith(b"content-type: application/json") for line in lines)
-    if not is_json:
+    if not is_json or not rest:  # a HEAD has no body
         return None if attack.is_framing else f"{status} without JSON: {rest[:100]!r}"
     return _form_complaint(attack, status, _body(lines, rest))
 

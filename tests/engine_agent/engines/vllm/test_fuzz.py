@@ -1,0 +1,64 @@
+"""Whatever one request contains, it does not stop vLLM: attacks on a real engine behind its proxy and an ingress."""
+
+import contextlib
+import random
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.fuzz.attacks import CHAT, COMPLETIONS, MESSAGES, Attack, bodies, members
+from engine_agent.protocol.identity import IdentityKind
+from engine_agent.protocol.ingress_messages import CellEndpoint
+from engine_agent.protocol.messages import Artifact
+from tests.engine_agent.engines.vllm.forks import Begin
+from tests.engine_agent.engines.vllm.running_cell import RunningCell, plan_of, running_cell
+from tests.engine_agent.fuzzing import harm_of, shown
+from tests.engine_agent.ingress.ingresses import RunningIngress, pool
+from tests.engine_agent.proxy.engine import Engine
+from tests.engine_agent.proxy.proxy_process import running_proxy
+from tests.engine_agent.tls import fleet_of_rigs
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio]
+MODEL, NODE, MAX_CONCURRENCY = "smollm2", "n-0a1b2c3d", 16
+PATHS = (CHAT, COMPLETIONS, MESSAGES, "/v1/responses", "/tokenize", "/detokenize")
+
+
+@pytest.fixture(scope="module")
+def engine(small: Artifact, forked: Begin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
+    plan = plan_of(small, max_num_seqs=MAX_CONCURRENCY)
+    with running_cell(plan, tmp_path_factory.mktemp("fuzz") / "logs", nodes=1, begin=forked) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def ingress_before(cell: RunningCell, folder: Path) -> AsyncIterator[RunningIngress]:
+    """An ingress and the engine's cell proxy, which takes it as healthy."""
+    fleet_of_rigs().certify(folder / "node", IdentityKind.NODE, NODE)
+    engine = Engine()
+    engine.port = int(cell.url.rpartition(":")[2])
+    options = ("--model", MODEL, "--identity", str(folder / "node"))
+    async with (
+        RunningIngress(folder / "home").running() as ingress,
+        running_proxy(engine, *options, max_concurrency=MAX_CONCURRENCY) as proxy,
+    ):
+        endpoint = CellEndpoint("c-test", 3, "127.0.0.1", proxy.port, MAX_CONCURRENCY, node=NODE)
+        named = pool(name=MODEL, models=(MODEL,))
+        await ingress.route(msgspec.structs.replace(named, cells=(endpoint,)))
+        await ingress.sees(c_test="up")
+        yield ingress
+
+
+async def harm(attacks: list[Attack], cell: RunningCell, folder: Path) -> list[str]:
+    async with ingress_before(cell, folder) as ingress:
+        return await harm_of(attacks, MODEL, [ingress])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+async def test_no_attack_stops_vllm_or_another_request(engine: RunningCell, tmp_path: Path) -> None:
+    attacks = [attack for path in PATHS for attack in (*bodies(path, MODEL), *members(path, MODEL))]
+    random.Random(33).shuffle(attacks)
+    found = await harm(attacks, engine, tmp_path)
+    assert not found, shown(found)
