@@ -128,7 +128,7 @@ simulate: environment ## Run a scenario on virtual time: make simulate S=rollout
 test-all: environment-dev ## Run the whole test suite and the tests marked `long`, which draw new examples.
 	@exec $(VENV) -m pytest --long --numprocesses 3 --no-loadscope-reorder
 
-conformance: environment-dev ## Clients of others against the running fleet's ingress: CLIENTS=openai-python,litellm names some, LARGE=1 adds large ones.
+conformance: environment-dev ## Third-party clients against the running fleet's ingress: CLIENTS=openai-python,litellm names some, LARGE=1 adds large ones.
 	@exec $(VENV) -m bench.conformance --clients '$(CLIENTS)' $(if $(ENGINES),--engines '$(ENGINES)') $(if $(LARGE),--large) $(if $(WRITE),--write '$(WRITE)')
 
 chaos: environment-dev ## Break the running sim fleet at random and judge it: make chaos SECONDS=1800 SEED=1 (600 s, seed 0).

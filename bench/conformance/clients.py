@@ -1,4 +1,4 @@
-"""The clients of others that are tried, each at a fixed version in an environment of its own."""
+"""The third-party clients that `make conformance` runs, each with pinned packages. One row is one client."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,33 +9,149 @@ class Language(StrEnum):
     PYTHON = "python"
     NODE = "node"
     ENGINE = "engine"
-    """In vLLM's own environment."""
+    """Runs in vLLM's environment."""
+
+
+class Family(StrEnum):
+    """A heading of docs/conformance.md."""
+
+    SDK = "Client libraries"
+    GATEWAY = "Gateways and routers"
+    FRAMEWORK = "Application frameworks"
+    AGENT = "Agent frameworks"
+    STRUCTURED = "Structured output"
+    TOOL = "Command lines and evaluation"
+    LOAD = "Load generators"
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One client. `packages` with their versions; `script` below `scripts/`; `large`: hundreds of MiB to install, tried
-    only if it is named."""
+    """One client. Rows with the same `packages` share an environment. `script` is a file of `scripts/`, which gets
+    `variant` as its argument. A `large` client installs hundreds of MiB and runs only if it is named or with
+    `--large`."""
 
     name: str
+    family: Family
     language: Language
     packages: tuple[str, ...]
     script: str
+    variant: str = ""
     large: bool = False
 
 
+def _python(name: str, family: Family, script: str, *packages: str, variant: str = "", large: bool = False) -> Client:
+    return Client(name, family, Language.PYTHON, packages, f"{script}.py", variant, large)
+
+
+def _node(name: str, family: Family, script: str, *packages: str, variant: str = "") -> Client:
+    return Client(name, family, Language.NODE, packages, f"{script}.mjs", variant)
+
+
+_AI_SDK = (
+    "ai@7.0.173",
+    "@ai-sdk/openai-compatible@3.0.92",
+    "@ai-sdk/openai@4.0.118",
+    "@ai-sdk/anthropic@4.0.105",
+    "zod@4.6.7",
+)
+_LITELLM = "litellm==1.106.0"
+_LANGGRAPH = ("langchain-openai==1.7.4", "langgraph==1.2.22")
+_OPENAI = "openai==3.54.0"
+
 CLIENTS: Final = (
-    Client("openai-python", Language.PYTHON, ("openai==3.54.0",), "openai_python.py"),
-    Client("anthropic", Language.PYTHON, ("anthropic==2.10.0",), "anthropic_python.py"),
-    Client("litellm", Language.PYTHON, ("litellm==1.106.0", "mcp==2.3.0"), "litellm_sdk.py"),
-    Client("litellm-proxy", Language.PYTHON, ("litellm[proxy]==1.106.0",), "litellm_proxy.py"),
-    Client("langchain", Language.PYTHON, ("langchain-openai==1.7.4",), "langchain_client.py"),
-    Client("instructor", Language.PYTHON, ("instructor==1.17.0",), "instructor_client.py"),
-    Client("llama-index", Language.PYTHON, ("llama-index-llms-openai-like==0.8.1",), "llama_index_client.py"),
-    Client("locust", Language.PYTHON, ("locust==2.47.0",), "locust_client.py"),
-    Client("openai-node", Language.NODE, ("openai@7.55.0",), "openai_node.mjs"),
-    Client("ai-sdk", Language.NODE, ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4"), "ai_sdk.mjs"),
-    Client("vllm-bench-serve", Language.ENGINE, (), "vllm_bench.py"),
-    Client("aiperf", Language.PYTHON, ("aiperf==0.13.0",), "aiperf_client.py", large=True),
-    Client("guidellm", Language.PYTHON, ("guidellm==0.8.1",), "guidellm_client.py", large=True),
+    _python("openai-python", Family.SDK, "openai_python", _OPENAI),
+    _python("anthropic", Family.SDK, "anthropic_python", "anthropic==2.10.0"),
+    _python("cohere", Family.SDK, "other_sdks", "cohere==7.3.1", variant="cohere"),
+    _python("huggingface-hub", Family.SDK, "other_sdks", "huggingface-hub==2.4.0", variant="huggingface"),
+    _python("mistralai", Family.SDK, "other_sdks", "mistralai==3.7.0", variant="mistral"),
+    _python("switchyard-client", Family.SDK, "other_sdks", "httpx==0.28.1", variant="switchyard"),
+    _python("together", Family.SDK, "other_sdks", "together==3.1.1", variant="together"),
+    _node("openai-node", Family.SDK, "openai_node", "openai@7.55.0"),
+    _node("anthropic-node", Family.SDK, "anthropic_node", "@anthropic-ai/sdk@1.10.0"),
+    _node("huggingface-js", Family.SDK, "frameworks", "@huggingface/inference@4.13.30", variant="huggingface"),
+    _python("litellm", Family.GATEWAY, "litellm_sdk", _LITELLM, "mcp==2.3.0"),
+    _python("litellm-proxy", Family.GATEWAY, "litellm_proxy", "litellm[proxy]==1.106.0"),
+    _python("aisuite", Family.GATEWAY, "frameworks", "aisuite[openai,mcp]==0.2.0", variant="aisuite"),
+    _python("any-llm", Family.GATEWAY, "frameworks", "any-llm-sdk[openai]==1.40.2", variant="any_llm"),
+    _node("multi-llm-ts", Family.GATEWAY, "frameworks", "multi-llm-ts@5.1.1", variant="multi_llm"),
+    _node("token-js", Family.GATEWAY, "frameworks", "token.js@0.7.1", variant="token_js"),
+    _python("langchain", Family.FRAMEWORK, "langchain_client", *_LANGGRAPH, variant="openai"),
+    _python(
+        "langchain-anthropic", Family.FRAMEWORK, "langchain_client", "langchain-anthropic==1.7.10", variant="anthropic"
+    ),
+    _python(
+        "llama-index",
+        Family.FRAMEWORK,
+        "llama_index_client",
+        "llama-index-llms-openai-like==0.8.1",
+        "llama-index-embeddings-openai-like==0.4.0",
+    ),
+    _python("haystack", Family.FRAMEWORK, "haystack_client", "haystack-ai==3.4.1"),
+    _python("dspy", Family.FRAMEWORK, "dspy_client", "dspy[numpy]==3.4.1"),
+    _python("semantic-kernel", Family.FRAMEWORK, "frameworks", "semantic-kernel==1.45.0", variant="semantic_kernel"),
+    _python("griptape", Family.FRAMEWORK, "frameworks", "griptape==1.13.0", variant="griptape"),
+    _python("chatlas", Family.FRAMEWORK, "frameworks", "chatlas==0.23.0", _OPENAI, variant="chatlas"),
+    _node("ai-sdk", Family.FRAMEWORK, "ai_sdk", *_AI_SDK, variant="compatible"),
+    _node("ai-sdk-openai", Family.FRAMEWORK, "ai_sdk", *_AI_SDK, variant="openai"),
+    _node("ai-sdk-anthropic", Family.FRAMEWORK, "ai_sdk", *_AI_SDK, variant="anthropic"),
+    _node(
+        "langchain-js",
+        Family.FRAMEWORK,
+        "frameworks",
+        "@langchain/openai@1.6.0",
+        "@langchain/core@1.4.0",
+        variant="langchain",
+    ),
+    _node(
+        "llamaindex-js",
+        Family.FRAMEWORK,
+        "frameworks",
+        "llamaindex@0.12.1",
+        "@llamaindex/openai@0.4.23",
+        variant="llamaindex",
+    ),
+    _node("genkit", Family.FRAMEWORK, "frameworks", "genkit@1.42.0", "@genkit-ai/compat-oai@1.42.0", variant="genkit"),
+    _python("langgraph", Family.AGENT, "langgraph_client", *_LANGGRAPH),
+    _python("openai-agents", Family.AGENT, "openai_agents", "openai-agents==0.24.0"),
+    _python("pydantic-ai", Family.AGENT, "pydantic_ai_client", "pydantic-ai-slim[openai,anthropic]==2.68.0"),
+    _python(
+        "autogen", Family.AGENT, "agents", "autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5", variant="autogen"
+    ),
+    _python("agent-framework", Family.AGENT, "agents", "agent-framework-openai==1.17.0", variant="agent_framework"),
+    _python("agno", Family.AGENT, "agents", "agno==3.1.10", _OPENAI, variant="agno"),
+    _python("crewai", Family.AGENT, "agents", "crewai==1.15.30", variant="crewai"),
+    _python("smolagents", Family.AGENT, "agents", "smolagents[openai]==1.26.0", variant="smolagents"),
+    _python("strands", Family.AGENT, "agents", "strands-agents[openai]==1.62.0", variant="strands"),
+    _python("google-adk", Family.AGENT, "agents", "google-adk==2.13.0", _LITELLM, "mcp==2.3.0", variant="google_adk"),
+    _node(
+        "openai-agents-js",
+        Family.AGENT,
+        "frameworks",
+        "@openai/agents@0.20.0",
+        "openai@7.55.0",
+        "zod@4.6.7",
+        variant="openai_agents",
+    ),
+    _node(
+        "mastra",
+        Family.AGENT,
+        "frameworks",
+        "@mastra/core@1.71.0",
+        "@ai-sdk/openai-compatible@3.0.92",
+        "zod@4.6.7",
+        variant="mastra",
+    ),
+    _python("instructor", Family.STRUCTURED, "structured", "instructor==1.17.0", variant="instructor"),
+    _python("outlines", Family.STRUCTURED, "structured", "outlines==1.3.3", _OPENAI, variant="outlines"),
+    _python("guidance", Family.STRUCTURED, "structured", "guidance==0.3.1", _OPENAI, variant="guidance"),
+    _python("magentic", Family.STRUCTURED, "structured", "magentic==0.41.1", variant="magentic"),
+    _python("mirascope", Family.STRUCTURED, "structured", "mirascope[openai]==2.8.2", variant="mirascope"),
+    _python("llm", Family.TOOL, "command_lines", "llm==0.36", variant="llm"),
+    _python("curl", Family.TOOL, "command_lines", "httpx==0.28.1", variant="curl"),
+    _python("inspect-ai", Family.TOOL, "command_lines", "inspect-ai==0.3.285", _OPENAI, variant="inspect_ai"),
+    _python("locust", Family.LOAD, "locust_client", "locust==2.47.0"),
+    _node("autocannon", Family.LOAD, "autocannon", "autocannon@9.0.0"),
+    Client("vllm-bench-serve", Family.LOAD, Language.ENGINE, (), "vllm_bench.py"),
+    _python("aiperf", Family.LOAD, "aiperf_client", "aiperf==0.13.0", large=True),
+    _python("guidellm", Family.LOAD, "guidellm_client", "guidellm==0.8.1", large=True),
 )

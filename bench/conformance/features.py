@@ -1,27 +1,48 @@
-"""What a client of others may want of an ingress: one row for each feature, in the order of the table of results."""
+"""What a client may use of an ingress: the features that scripts report, and the columns of the page."""
 
 from typing import Final
 
 FEATURES: Final[dict[str, str]] = {
-    "models": "lists the models, and gets one",
+    "models": "lists the models and gets one",
     "chat": "one answer to a conversation",
-    "stream": "the same as a stream, with its usage",
-    "completions": "continues a text, whole and as a stream",
-    "tools": "calls a tool, with arguments that fit its schema",
-    "tools_stream": "the same as a stream",
-    "structured": "an answer that fits a JSON schema",
     "logprobs": "probabilities of tokens",
     "choices": "several answers to one question",
-    "stop": "ends where it is told to, or at a length",
+    "stop": "ends at a stop sequence or at a length",
     "seed": "the same seed gives the same answer",
-    "responses": "OpenAI's Responses, whole and as a stream",
-    "messages": "Anthropic's messages, whole and as a stream",
+    "stream": "an answer as a stream",
+    "cancel": "a stream that the client leaves; the next request is answered",
+    "concurrent": "50 streams at the same time, all of them whole",
+    "completions": "continues a text",
+    "tools": "a tool call that the request requires, with arguments that fit its schema",
+    "tools_stream": "the same as a stream",
+    "agent": "the model decides to call a tool and answers with its result",
+    "structured": "an answer that fits a JSON schema",
+    "grammar": "an answer that fits a regular expression, by vLLM's `structured_outputs`",
+    "responses": "OpenAI's Responses",
+    "messages": "Anthropic's messages",
     "count_tokens": "counts the tokens of a message",
+    "tokenize": "text to tokens and back",
     "embeddings": "vectors of texts",
+    "rerank": "documents ordered by relevance",
     "unknown_model": "404 arrives as the client's own error",
     "wrong_key": "401 arrives as the client's own error",
-    "bad_request": "400 arrives as the client's own error, and names the parameter",
-    "cancel": "a stream that is left early; the next request is answered",
-    "concurrent": "50 streams at once, all of them whole",
-    "load": "a load generator's run without a failure",
+    "bad_request": "400 arrives as the client's own error and names the parameter",
+    "load": "a load generator's run without a failed request",
 }
+
+COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "models": ("models",),
+    "chat": ("chat", "logprobs", "choices", "stop", "seed"),
+    "stream": ("stream", "cancel", "concurrent"),
+    "completions": ("completions",),
+    "tools": ("tools", "tools_stream"),
+    "agent": ("agent",),
+    "structured": ("structured", "grammar"),
+    "responses": ("responses",),
+    "messages": ("messages", "count_tokens"),
+    "vectors": ("embeddings", "rerank"),
+    "tokens": ("tokenize",),
+    "errors": ("unknown_model", "wrong_key", "bad_request"),
+    "load": ("load",),
+}
+"""Each feature is in one column."""

@@ -1,24 +1,60 @@
-"""What clients said of an ingress, and the page that is made of it. Pure.
+"""What clients reported of an ingress, and the page made of it. Pure.
 
-A feature that fails for a reason of the engine or the model, and not of ours, is a limit: it is named, with the reason.
+A feature that fails because of the engine, the demo's model or the client, and not because of Switchyard, is a limit:
+`LIMITS` names it with its reason.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bench.conformance.features import FEATURES
+from bench.conformance.clients import Client, Family
+from bench.conformance.features import COLUMNS, FEATURES
 
-LIMITS: Final[Mapping[tuple[str, str], str]] = {
-    ("vllm", "embeddings"): "smollm2 generates text: vLLM makes vectors with models that are made for it",
-}
-"""(engine, feature) -> why it cannot pass in the demo's fleet."""
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Why a feature cannot work. An empty `engine` or `client` stands for all of them."""
+
+    feature: str
+    reason: str
+    engine: str = ""
+    client: str = ""
+
+    def covers(self, result: "Result") -> bool:
+        wanted = (self.feature, self.engine or result.engine, self.client or result.client)
+        return wanted == (result.feature, result.engine, result.client)
+
+    @property
+    def title(self) -> str:
+        where = f" on {self.engine}" if self.engine else ""
+        return f"{self.client + ', ' if self.client else ''}`{self.feature}`{where}"
+
+
+LIMITS: Final = (
+    Limit(
+        "embeddings",
+        "smollm2 generates text; vLLM makes vectors only with models that are made for it",
+        engine="vllm",
+    ),
+    Limit("rerank", "the same", engine="vllm"),
+    Limit(
+        "agent",
+        "smollm2 has 135 million parameters, too few to decide on a tool call; required calls are in `tools`",
+        engine="vllm",
+    ),
+    Limit(
+        "structured",
+        "it sends the form of Hugging Face's own server (`json_object` with `value`), which OpenAI's API does not have",
+        client="huggingface-hub",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One feature by one client on one engine. `reason` is empty where it works."""
+    """One feature by one client on one engine. `reason` is empty if it works."""
 
     client: str
     engine: str
@@ -26,17 +62,21 @@ class Result:
     reason: str = ""
 
     @property
-    def limit(self) -> str:
+    def limit(self) -> Limit | None:
         """Why it was not expected to work."""
-        return LIMITS.get((self.engine, self.feature), "") if self.reason else ""
+        return next((limit for limit in LIMITS if self.reason and limit.covers(self)), None)
 
     @property
     def has_failed(self) -> bool:
-        return bool(self.reason) and not self.limit
+        return bool(self.reason) and self.limit is None
 
 
 def results_of(client: str, engine: str, output: str) -> list[Result]:
-    """What a script printed. Lines that are not its own are left out; a feature that we do not know is one to add."""
+    """The results that a script printed; other lines are ignored.
+
+    Raises:
+        ValueError: a feature that features.py does not list.
+    """
     found = []
     for line in output.splitlines():
         try:
@@ -45,43 +85,68 @@ def results_of(client: str, engine: str, output: str) -> list[Result]:
         except (ValueError, KeyError, TypeError):
             continue
         if result.feature not in FEATURES:
-            raise ValueError(f"{client}: {result.feature!r} is no feature of features.py")
+            raise ValueError(f"{client}: features.py does not list {result.feature!r}")
         found.append(result)
     return found
 
 
-def page(results: Sequence[Result], versions: Mapping[str, Sequence[str]], heading: str) -> str:
-    """The page as Markdown: a table for each engine, clients by features, and what did not pass."""
-    lines = ["# Clients of others", "", heading, ""]
-    for engine in dict.fromkeys(result.engine for result in results):
-        lines += [f"## On {engine}", "", *_table([result for result in results if result.engine == engine]), ""]
-    lines += ["## What did not pass", "", *_reasons(results), "", "## Features and versions", ""]
-    lines += [f"- `{name}`: {text}" for name, text in FEATURES.items()]
-    lines += ["", *(f"- {name}: {' '.join(packages) or 'as installed'}" for name, packages in versions.items())]
+def page(results: Sequence[Result], clients: Sequence[Client], heading: str) -> str:
+    """The page as Markdown: a table for each family with a row per client, what did not pass, features, versions."""
+    lines = ["# Third-party clients", "", heading, "", *_LEGEND, ""]
+    for family in Family:
+        rows = [client.name for client in clients if client.family is family]
+        if rows:
+            lines += [f"## {family}", "", *_table(rows, results), ""]
+    lines += ["## What did not pass", "", *_reasons(results), "", "## Columns and features", ""]
+    for column, features in COLUMNS.items():
+        lines += [f"- {column}"] + [f"    - `{feature}`: {FEATURES[feature]}" for feature in features]
+    lines += ["", "## Versions", ""]
+    lines += [f"- {client.name}: {' '.join(client.packages) or 'as installed'}" for client in clients]
     return "\n".join(lines) + "\n"
 
 
-def _table(results: Sequence[Result]) -> list[str]:
-    clients = list(dict.fromkeys(result.client for result in results))
-    by_place = {(result.feature, result.client): result for result in results}
-    rows = [
-        [f"`{feature}`", *(_word(by_place.get((feature, client))) for client in clients)]
-        for feature in FEATURES
-        if any((feature, client) in by_place for client in clients)
+_LEGEND: Final = (
+    "yes: every feature of the column that the client has works on every engine; its errors are its own exceptions.",
+    "limit: the engine, the demo's model or the client cannot do it, for a reason that is named below.",
+    "partly: some features of the column work and some are limits. Empty: the client does not have the feature, or its",
+    "script does not try it.",
+)
+
+
+def _table(clients: Sequence[str], results: Sequence[Result]) -> list[str]:
+    columns = [
+        (column, features)
+        for column, features in COLUMNS.items()
+        if any(result.client in clients and result.feature in features for result in results)
     ]
-    head = ["feature", *clients]
+    rows = [
+        [client, *(_cell([each for each in results if each.client == client and each.feature in features])
+                   for _, features in columns)]
+        for client in clients
+    ]  # fmt: skip
+    head = ["client", *(column for column, _ in columns)]
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
-def _word(result: Result | None) -> str:
-    if result is None:
-        return ""
-    return "**fails**" if result.has_failed else "limit" if result.limit else "passes"
+def _cell(results: Sequence[Result]) -> str:
+    """One word if all engines agree, else one for each engine."""
+    engines = dict.fromkeys(result.engine for result in results)
+    words = {engine: _word([result for result in results if result.engine == engine]) for engine in engines}
+    if len(set(words.values())) <= 1:
+        return next(iter(words.values()), "")
+    return ", ".join(f"{engine}: {word}" for engine, word in words.items())
+
+
+def _word(results: Sequence[Result]) -> str:
+    if any(result.has_failed for result in results):
+        return "**fails**"
+    limited = sum(result.limit is not None for result in results)
+    return "yes" if not limited else "limit" if limited == len(results) else "partly"
 
 
 def _reasons(results: Iterable[Result]) -> list[str]:
-    limits = {(each.engine, each.feature): each.limit for each in results if each.limit}
-    said = [f"- `{feature}` on {engine}: {limit}." for (engine, feature), limit in limits.items()]
+    limits = dict.fromkeys(each.limit for each in results)
+    said = [f"- {limit.title}: {limit.reason}." for limit in limits if limit is not None]
     failed = [each for each in results if each.has_failed]
     said += [f"- **{each.client}, `{each.feature}` on {each.engine}**: {_plain(each.reason)}" for each in failed]
     return said or ["Nothing."]

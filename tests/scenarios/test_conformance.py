@@ -1,4 +1,4 @@
-"""The light half of `make conformance`: the clients of OpenAI and Anthropic, whole, on `sim` through an ingress."""
+"""The Python clients of OpenAI and Anthropic, with all their features, on `sim` through an ingress."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.scenario, pytest.mark.anywhere, pytest.mark.timeout(90
 
 
 @pytest.mark.parametrize(("script", "features"), [("openai_python.py", 18), ("anthropic_python.py", 9)])
-def test_a_client_of_others_finds_all_that_it_knows(fleet: AskedFleet, script: str, features: int) -> None:
+def test_every_feature_of_a_third_party_client_works(fleet: AskedFleet, script: str, features: int) -> None:
     said = subprocess.run(
         [sys.executable, SCRIPTS / script],
         env={

@@ -1,41 +1,38 @@
-// The AI SDK, by its provider for whatever is compatible with OpenAI.
+// The AI SDK by three of its providers: for OpenAI-compatible servers, for OpenAI (Responses) and for Anthropic.
+import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, embedMany, generateObject, generateText, jsonSchema, streamText, tool } from "ai";
-import { QUESTION, MODEL, BASE_URL, KEY, WEATHER, run, expect, expectError, expectWeather } from "./cases.mjs";
+import { embedMany, generateObject, generateText, jsonSchema, streamText, tool } from "ai";
+import { CAPITAL, QUESTION, MODEL, BASE_URL, KEY, WEATHER, errors, run, expect, expectCapital, expectWeather, textOf } from "./cases.mjs";
 
-const provider = (apiKey) => createOpenAICompatible({ name: "switchyard", baseURL: BASE_URL, apiKey, supportsStructuredOutputs: true });
-const ask = (more = {}, key = KEY) => ({ model: provider(key)(more.name ?? MODEL), prompt: QUESTION, maxOutputTokens: 16, maxRetries: 0, ...more });
+const providers = {
+  compatible: (apiKey) => createOpenAICompatible({ name: "switchyard", baseURL: BASE_URL, apiKey, supportsStructuredOutputs: true }),
+  openai: (apiKey) => createOpenAI({ baseURL: BASE_URL, apiKey }),
+  anthropic: (apiKey) => createAnthropic({ baseURL: BASE_URL, apiKey }),
+};
+const variant = process.argv[2];
+const provider = providers[variant];
+const ask = (more = {}, name = MODEL, key = KEY) => ({ model: provider(key)(name), prompt: QUESTION, maxOutputTokens: 128, maxRetries: 0, ...more });
+const text = async (model) => expect((await generateText(ask(model ? { model } : {}))).text, "no text");
+const weather = tool({ description: "The weather in a city.", inputSchema: jsonSchema(WEATHER.function.parameters) });
 
-await run({
-  async chat() {
-    const { text, usage } = await generateText(ask());
-    expect(text && usage.outputTokens <= 16, { text, usage });
-  },
+const all = {
   async stream() {
-    let text = "";
-    for await (const piece of streamText(ask()).textStream) text += piece;
-    expect(text, "no text");
+    await textOf(streamText(ask()).textStream);
   },
   async tools() {
-    const weather = tool({ description: "The weather in a city.", inputSchema: jsonSchema(WEATHER.function.parameters) });
-    const { toolCalls } = await generateText(ask({ tools: { weather }, toolChoice: "required", maxOutputTokens: 128 }));
+    const { toolCalls } = await generateText(ask({ tools: { weather }, toolChoice: "required" }));
     expectWeather(toolCalls[0].input);
   },
-  async structured() {
-    const schema = jsonSchema({ type: "object", properties: { city: { type: "string" } }, required: ["city"], additionalProperties: false });
-    const { object } = await generateObject(ask({ schema, maxOutputTokens: 128 }));
-    expect(typeof object.city === "string", object);
-  },
-  async embeddings() {
-    const { embeddings } = await embedMany({ model: provider(KEY).embeddingModel(MODEL), values: ["one", "two"], maxRetries: 0 });
-    expect(embeddings.length === 2, embeddings.length);
-  },
-  async unknown_model() {
-    const error = await expectError(APICallError, () => generateText(ask({ name: "gpt-9" })));
-    expect(error.statusCode === 404, error);
-  },
-  async wrong_key() {
-    const error = await expectError(APICallError, () => generateText(ask({}, "sw_000000000000_wrong")));
-    expect(error.statusCode === 401, error);
-  },
-});
+  ...errors((name, key) => generateText(ask({}, name, key))),
+};
+const structured = async () => expectCapital((await generateObject(ask({ schema: jsonSchema(CAPITAL) }))).object);
+const embeddings = async () => {
+  const { embeddings: made } = await embedMany({ model: provider(KEY).textEmbeddingModel(MODEL), values: ["one", "two"], maxRetries: 0 });
+  expect(made.length === 2, made.length);
+};
+await run({
+  compatible: { chat: () => text(), ...all, structured, embeddings },
+  openai: { responses: () => text(), chat: () => text(provider(KEY).chat(MODEL)), ...all, structured, embeddings },
+  anthropic: { messages: () => text(), ...all },
+}[variant]);

@@ -1,8 +1,9 @@
-"""llama-index's OpenAILike."""
+"""llama-index: OpenAILike and its embedder."""
 
 import openai
 from cases import BASE_URL, KEY, MODEL, QUESTION, case, expect, expect_error, main
 from llama_index.core.llms import ChatMessage
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 
 
@@ -29,6 +30,13 @@ def stream() -> None:
 def completions() -> None:
     plain = OpenAILike(model=MODEL, api_base=BASE_URL, api_key=KEY, is_chat_model=False, max_tokens=8, max_retries=0)
     expect(plain.complete("The capital of France is").text, "no text")
+
+
+@case("embeddings")
+def embeddings() -> None:
+    embed = OpenAILikeEmbedding(model_name=MODEL, api_base=BASE_URL, api_key=KEY, max_retries=0, timeout=120)
+    vectors = embed.get_text_embedding_batch(["one", "two"])
+    expect(len(vectors) == 2 and len(vectors[0]) > 1, vectors)
 
 
 @case("unknown_model")

@@ -1,0 +1,124 @@
+"""Python clients of other vendors whose API overlaps with OpenAI's, by `base_url`."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cases import BASE_URL, KEY, MESSAGES, MODEL, QUESTION, ROOT_URL, WEATHER, WRONG_KEY, features, variant
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "capital", "schema": SCHEMA}}
+
+
+def cohere() -> None:
+    """Only its `/v2/rerank` is served."""
+    import cohere
+
+    def rerank(model: str = MODEL, key: str = KEY) -> list[int]:
+        client = cohere.ClientV2(key, base_url=ROOT_URL)
+        return [result.index for result in client.rerank(model=model, query=QUESTION, documents=["one", "two"]).results]
+
+    features(rerank=rerank, errors=rerank)
+
+
+def huggingface() -> None:
+    import huggingface_hub
+
+    clients = {
+        key: huggingface_hub.InferenceClient(base_url=BASE_URL, api_key=key, timeout=120) for key in (KEY, WRONG_KEY)
+    }
+
+    def ask(model: str = MODEL, key: str = KEY, **more: Any) -> Any:
+        return clients[key].chat_completion(MESSAGES, model=model, max_tokens=128, **more)
+
+    def answer(model: str = MODEL, key: str = KEY, **more: Any) -> str:
+        return ask(model, key, **more).choices[0].message.content
+
+    features(
+        chat=answer,
+        stream=lambda: "".join(chunk.choices[0].delta.content or "" for chunk in ask(stream=True) if chunk.choices),
+        tools=lambda: ask(tools=[WEATHER], tool_choice="required").choices[0].message.tool_calls[0].function.arguments,
+        structured=lambda: answer(response_format=FORMAT),
+        errors=answer,
+    )
+
+
+def mistral() -> None:
+    from mistralai.client import Mistral
+
+    def client(key: str = KEY) -> Any:
+        return Mistral(api_key=key, server_url=ROOT_URL, timeout_ms=120_000)
+
+    def ask(model: str = MODEL, key: str = KEY, **more: Any) -> Any:
+        return client(key).chat.complete(model=model, messages=MESSAGES, max_tokens=128, **more).choices[0].message
+
+    def stream() -> Iterator[str]:
+        for event in client().chat.stream(model=MODEL, messages=MESSAGES, max_tokens=16):
+            yield str(event.data.choices[0].delta.content or "") if event.data.choices else ""
+
+    features(
+        chat=lambda: ask().content,
+        stream=lambda: "".join(stream()),
+        tools=lambda: ask(tools=[WEATHER], tool_choice="required").tool_calls[0].function.arguments,
+        structured=lambda: ask(response_format=FORMAT).content,
+        embeddings=lambda: [one.embedding for one in client().embeddings.create(model=MODEL, inputs=["a", "b"]).data],
+        errors=ask,
+    )
+
+
+def switchyard() -> None:
+    """Switchyard's own client, from this checkout."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "client"))
+    from switchyard_client import Switchyard
+
+    def ask(model: str = MODEL, key: str = KEY) -> str:
+        with Switchyard(BASE_URL, api_key=key) as client:
+            return client.chat(model, QUESTION, max_tokens=16).text
+
+    def stream() -> str:
+        with Switchyard(BASE_URL, api_key=KEY) as client, client.stream_chat(MODEL, QUESTION, max_tokens=16) as events:
+            return "".join(event.text for event in events)
+
+    def posted(path: str, **body: Any) -> Any:
+        with Switchyard(BASE_URL, api_key=KEY) as client:
+            return client.post(path, {"model": MODEL, **body}).json
+
+    features(
+        chat=ask,
+        stream=stream,
+        messages=lambda: posted("/messages", messages=MESSAGES, max_tokens=8)["content"][0]["text"],
+        embeddings=lambda: [one["embedding"] for one in posted("/embeddings", input=["one", "two"])["data"]],
+        errors=ask,
+    )
+
+
+def together() -> None:
+    from together import Together
+
+    def client(key: str = KEY) -> Any:
+        return Together(api_key=key, base_url=ROOT_URL, max_retries=0, timeout=120)
+
+    def ask(model: str = MODEL, key: str = KEY, **more: Any) -> Any:
+        return client(key).chat.completions.create(model=model, messages=MESSAGES, max_tokens=128, **more)
+
+    features(
+        chat=lambda: ask().choices[0].message.content,
+        stream=lambda: "".join(piece.choices[0].delta.content or "" for piece in ask(stream=True) if piece.choices),
+        completions=lambda: client().completions.create(model=MODEL, prompt=QUESTION, max_tokens=8).choices[0].text,
+        tools=lambda: ask(tools=[WEATHER], tool_choice="required").choices[0].message.tool_calls[0].function.arguments,
+        structured=lambda: ask(response_format=FORMAT).choices[0].message.content,
+        embeddings=lambda: [one.embedding for one in client().embeddings.create(model=MODEL, input=["a", "b"]).data],
+        errors=ask,
+    )
+
+
+variant(
+    {
+        "cohere": cohere,
+        "huggingface": huggingface,
+        "mistral": mistral,
+        "switchyard": switchyard,
+        "together": together,
+    }
+)
