@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from engine_agent.protocol.messages import OTHER_TENANTS
+from engine_agent.protocol.request_limits import RequestLimits, limits_from_text
 from engine_agent.protocol.states import Phase, ServingClass
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.refusal import Refusal
@@ -28,6 +29,7 @@ ARRIVED_HEADER = b"x-switchyard-arrived-ms"
 MODEL_HEADER = b"x-switchyard-model"
 ADAPTER_HEADER = b"x-switchyard-adapter"
 SERVER_HEADER = b"x-switchyard-server"
+LIMITS_HEADER = b"x-switchyard-limits"
 _TENANT = re.compile(rb"[A-Za-z0-9._:@-]{1,64}")
 _KEY = re.compile(rb"[0-9a-f]{4,16}")
 """As `engine_agent.ingress.key_map` admits prefixes."""
@@ -135,6 +137,19 @@ def _limit_s(value: bytes) -> float:
     return int(value) / 1000
 
 
+def read_limits(headers: Headers) -> RequestLimits:
+    """The limits of the request's deployment, as its ingress states what differs from the defaults.
+
+    Raises:
+        BadHeader: there are no such limits.
+    """
+    stated = next((value for name, value in headers if name == LIMITS_HEADER), b"")
+    try:
+        return limits_from_text(stated.decode("latin-1"))
+    except ValueError as error:
+        raise BadHeader(_bad_header("X-Switchyard-Limits", stated, f"limits and their values: {error}")) from None
+
+
 def _bad_header(name: str, value: bytes, right: str) -> Refusal:
     given = value[:80].decode("latin-1")
     return Refusal(400, "bad_header", f"the header {name} is {given!r}; it must be {right}")
@@ -149,13 +164,19 @@ def limit_of(serving_class: ServingClass, *, max_concurrency: int, urgent_lately
     return max(1, max_concurrency - math.ceil(RESERVED[serving_class] * max_concurrency))
 
 
+def weight_of(sequences: int, limit: int) -> int:
+    """How many requests a request counts as that is so many sequences in the engine. It is half of its class's limit at
+    most, so that it is admitted next to others, and others are while it runs."""
+    return max(1, min(sequences, limit // 2))
+
+
 def refuse(
     serving_class: ServingClass, *, phase: Phase, healthy: bool, reason: str, in_flight: int, limit: int
 ) -> Refusal | None:
     """Why the cell does not take a request of this class now, or None when it does.
 
-    `reason` says why the engine is unhealthy. `in_flight` counts admitted requests of all classes without the new one,
-    `limit` is the class's.
+    `reason` says why the engine is unhealthy. `in_flight` counts the sequences of admitted requests of all classes
+    without the new one, `limit` is the class's.
     """
     if phase is not Phase.SERVE:
         return refusals.draining(phase)

@@ -63,6 +63,9 @@ class Cell:
         )
         self.spans = SpanExporter(settings.traces, {"switchyard.cell": settings.cell}) if settings.traces else None
         self.in_flight: set[InFlight] = set()
+        self.sequences = 0
+        """What those in flight count, as `admission.weight_of` has it."""
+        self._weights: dict[InFlight, int] = {}
         self.settlements: set[asyncio.Task[None]] = set()
         """Of requests that have ended, and whose tokens are being asked for."""
         self.token_check: TokenCheck | None = None
@@ -109,17 +112,13 @@ class Cell:
             return refusals.prefill_cell()
         now, serving_class = monotonic(), metadata.serving_class
         self._seen_at[serving_class] = now
-        limit = admission.limit_of(
-            serving_class,
-            max_concurrency=self.settings.max_concurrency,
-            urgent_lately=self._urgent_lately(serving_class, now),
-        )
+        limit = self._limit_of(serving_class, now)
         refusal = admission.refuse(
             serving_class,
             phase=self.phase,
             healthy=self.judge.ok,
             reason=self.judge.reason,
-            in_flight=len(self.in_flight),
+            in_flight=self.sequences,
             limit=limit,
         )
         if refusal is None and serving_class is ServingClass.BATCH and not self.batch.admits():
@@ -130,6 +129,23 @@ class Cell:
         return admission.refuse_deadline(
             metadata.time_left_s, ttft_p50_s=ttft.quantile(now, 0.5), samples=ttft.recent_count(now)
         )
+
+    def _limit_of(self, serving_class: ServingClass, now: float) -> int:
+        return admission.limit_of(
+            serving_class,
+            max_concurrency=self.settings.max_concurrency,
+            urgent_lately=self._urgent_lately(serving_class, now),
+        )
+
+    def weigh(self, request: InFlight, serving_class: ServingClass, sequences: int) -> Refusal | None:
+        """An admitted request is so many sequences, as its body shows; returns why there is no room for them."""
+        limit = self._limit_of(serving_class, monotonic())
+        weight, others = admission.weight_of(sequences, limit), self.sequences - self._weights[request]
+        if weight > 1 and others + weight > limit:
+            return refusals.class_full(serving_class, others, limit)
+        self._weights[request] = weight
+        self.sequences = others + weight
+        return None
 
     def _urgent_lately(self, serving_class: ServingClass, now: float) -> bool:
         """Whether a request of a more urgent class came a short while ago."""
@@ -192,6 +208,8 @@ class Cell:
         if not self.in_flight:
             self._busy_since = monotonic()
         self.in_flight.add(request)
+        self._weights[request] = 1
+        self.sequences += 1
         self.idle.clear()
         self.watch.changed()
 
@@ -200,6 +218,7 @@ class Cell:
         if request in self.in_flight and len(self.in_flight) == 1:
             self._busy_s += monotonic() - self._busy_since
         self.in_flight.discard(request)
+        self.sequences -= self._weights.pop(request, 0)
         self.batch.leave(request)
         if not self.in_flight:
             self.idle.set()

@@ -2,7 +2,8 @@
 close the connection without a byte, nor another request, nor the loops of the proxy."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -46,6 +47,15 @@ def contained_task(
             self.crashed(error)
 
     return called
+
+
+@contextmanager
+def reported(place: str) -> Iterator[None]:
+    """For work that must not cost the answer: an exception ends the work, and is reported."""
+    try:
+        yield
+    except Exception as error:
+        report(place, error)
 
 
 def report(place: str, error: Exception) -> None:

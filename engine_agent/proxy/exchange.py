@@ -12,7 +12,7 @@ from engine_agent.proxy.admission import BadHeader, read_metadata
 from engine_agent.proxy.answer_rewrite import AnswerRewrite, answer_rewrite
 from engine_agent.proxy.api_paths import form_of
 from engine_agent.proxy.cell import Cell
-from engine_agent.proxy.contained import contained, contained_task, report
+from engine_agent.proxy.contained import contained, contained_task, reported
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.engine_usage import prompt_is_read
 from engine_agent.proxy.error_bodies import ErrorAnswer
@@ -95,13 +95,10 @@ class Exchange:
 
     def crashed(self, error: Exception) -> None:
         """Something here raised this: the request ends, and nothing but the request."""
-        if self._ended:
-            self._client.abort()
-            return
-        try:
-            self._fail(refusals.proxy_failed(), RequestOutcome.PROXY_ERROR)
-        except Exception as another:
-            report("Exchange.crashed", another)
+        is_answered = False
+        with reported("Exchange.crashed"):
+            is_answered = self._fail(refusals.proxy_failed(), RequestOutcome.PROXY_ERROR)
+        if not is_answered:
             self._client.abort()
 
     def _govern_engine(self) -> None:
@@ -161,6 +158,9 @@ class Exchange:
         prepared = prepare(self._head, self._upload, self._record.metadata, self._cell.settings)
         if isinstance(prepared, Refusal):
             self._fail(prepared, RequestOutcome.REFUSED)
+            return
+        if (refusal := self._cell.weigh(self, self._record.metadata.serving_class, prepared.sequences)) is not None:
+            self._fail(refusal, RequestOutcome.REFUSED)
             return
         self._hides_usage = prepared.removes_usage
         if (limit := self._cell.settings.max_prompt_tokens) is None:
@@ -370,20 +370,19 @@ class Exchange:
             connection.release()
         self._ended = True
         self._cell.leave(self)
-        try:
+        with reported("RequestRecord.complete"):
             self._record.complete(response)
-        except Exception as error:
-            report("RequestRecord.complete", error)
         self._client.answered(keep_alive=self._keep_alive)
 
     def _engine_failed(self, reason: str) -> None:
         refusal = refusals.engine_died_midway(reason) if self._response_begun else refusals.engine_died(reason)
         self._fail(refusal, RequestOutcome.ENGINE_ERROR)
 
-    def _fail(self, refusal: Refusal, outcome: RequestOutcome) -> None:
-        """End with an error: as an answer, as an event of the stream, or by breaking off what cannot be whole."""
+    def _fail(self, refusal: Refusal, outcome: RequestOutcome) -> bool:
+        """End with an error: as an answer, as an event of the stream, or by breaking off what cannot be whole. Returns
+        False where the request had ended before."""
         if self._ended:
-            return
+            return False
         response = self._response if self._response_begun else None
         self._end(outcome, refusal.status if response is None else response.status, refusal.code)
         if response is None:
@@ -397,6 +396,7 @@ class Exchange:
             self._client.answered(keep_alive=False)
         else:
             self._client.abort()
+        return True
 
     def _end(self, outcome: RequestOutcome, status: int, reason: str = "") -> None:
         """Release the engine at once, and close the record."""
@@ -410,10 +410,8 @@ class Exchange:
         if connection is not None:
             connection.abort()
         self._cell.leave(self)
-        try:
+        with reported("RequestRecord.close"):
             self._record.close(outcome, status, reason)
-        except Exception as error:
-            report("RequestRecord.close", error)
 
     def _stop_clock(self) -> None:
         self._stop_reading()

@@ -1,7 +1,7 @@
 """Puts into a request what the fleet sets, before it goes to the engine, or says what is wrong with it."""
 
 from engine_agent.proxy import refusal as refusals
-from engine_agent.proxy.admission import RequestMetadata
+from engine_agent.proxy.admission import BadHeader, RequestMetadata, read_limits
 from engine_agent.proxy.dialect_members import BadMember
 from engine_agent.proxy.refusal import Refusal
 from engine_agent.proxy.rewrite import PRIORITIES, BadBody, BodyRewrite, NeedsStore, RefusedMember, rewrite_body
@@ -19,7 +19,11 @@ def prepare(
     priority = PRIORITIES[metadata.serving_class] if settings.priorities else None
     model = (metadata.adapter or settings.model) if metadata.is_routed else None
     try:
-        rewrite = rewrite_body(head.path, upload.whole(), priority, model, metadata.routed_by)
+        rewrite = rewrite_body(
+            head.path, upload.whole(), priority, model, metadata.routed_by, read_limits(head.headers)
+        )
+    except BadHeader as error:
+        return error.refusal
     except RefusedMember as error:
         return refusals.refused_member(error.member.name, error.member.why)
     except BadMember as error:

@@ -135,7 +135,7 @@ class Prober:
         if self._token_task is not None and not self._token_task.done():
             return
         now = time.monotonic()
-        if self._cell.judge.token_probe_due(now, len(self._cell.in_flight)):
+        if self._cell.judge.token_probe_due(now, self._cell.sequences):
             self._cell.judge.token_probed(now)
             self._token_task = asyncio.get_running_loop().create_task(self._probe_token())
         elif self._cell.judge.golden_due(now):
@@ -147,7 +147,7 @@ class Prober:
         result = await self._complete(self._token_request, self._times.token_timeout_s)
         if isinstance(result, CallResponse):
             judge.token_seen(time.monotonic())
-        elif result != NO_RESPONSE or len(self._cell.in_flight) < self._cell.settings.max_concurrency:
+        elif result != NO_RESPONSE or self._cell.sequences < self._cell.settings.max_concurrency:
             judge.token_failed(time.monotonic(), f"token probe: {result}")
         self._log_change()
 

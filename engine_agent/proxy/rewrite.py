@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 
 from engine_agent.protocol.api_surface import Counting
+from engine_agent.protocol.request_limits import RequestLimits
 from engine_agent.protocol.request_members import RequestMember, refused_among
 from engine_agent.protocol.states import ServingClass
 from engine_agent.protocol.strict_json import strict_loads
 from engine_agent.proxy.api_paths import CELL_PATHS, RESPONSES_PATH
 from engine_agent.proxy.dialect_members import check_dialect, dialect_members
+from engine_agent.proxy.request_work import check_work
 
 PRIORITIES = {ServingClass.REALTIME: 0, ServingClass.NEAR_REALTIME: 100, ServingClass.BATCH: 200}
 """vLLM serves the lower number first, and the earlier of equal ones."""
@@ -41,16 +43,22 @@ class NeedsStore(ValueError):
 @dataclass(frozen=True, slots=True)
 class BodyRewrite:
     """`members` as they stand in JSON, without braces. `removes_usage`: the client did not request the usage that we
-    do."""
+    do. `sequences`: what the engine makes of the request."""
 
     members: bytes = b""
     removes_usage: bool = False
+    sequences: int = 1
 
 
 def rewrite_body(
-    path: bytes, body: bytes, priority: int | None, model: str | None = None, routed_by: str | None = None
+    path: bytes,
+    body: bytes,
+    priority: int | None,
+    model: str | None = None,
+    routed_by: str | None = None,
+    limits: RequestLimits | None = None,
 ) -> BodyRewrite:
-    """What to add to a request. `priority` None: the engine knows none.
+    """What to add to a request. `priority` None: the engine knows none; `limits` None: another cell checked them.
 
     `model` is the name that the engine knows; None: the one in the request. `routed_by` is the name that the ingress
     read in the body and chose this cell by; None: it did not say.
@@ -58,7 +66,7 @@ def rewrite_body(
     Raises:
         BadBody: see `request_of`; or the body names another model than the ingress read in it.
         RefusedMember: it has a member that is refused (`engine_agent.protocol.request_members`).
-        BadMember: see `check_dialect`.
+        BadMember: see `check_dialect` and `check_work`.
         NeedsStore: it is a response that an engine, which keeps nothing, would answer as if it were a plain one.
     """
     row = CELL_PATHS.get(path)
@@ -68,6 +76,7 @@ def rewrite_body(
     request = request_of(body)
     check_members(request)
     check_dialect(path, request)
+    sequences = 1 if limits is None else check_work(row, request, limits)
     if path == RESPONSES_PATH:
         _check_needs_no_store(request)
     given = request.get("model")
@@ -82,7 +91,7 @@ def rewrite_body(
     members += dialect_members(path, request)
     if options is not None:
         members.append(b'"stream_options":' + msgspec.json.encode(options))
-    return BodyRewrite(b",".join(members), removes_usage=options is not None)
+    return BodyRewrite(b",".join(members), removes_usage=options is not None, sequences=sequences)
 
 
 def request_of(body: bytes) -> dict[str, Any]:

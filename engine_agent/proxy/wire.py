@@ -37,6 +37,7 @@ _FOR_THE_CELL = {
     EXCHANGE_HEADER,
     b"x-switchyard-hop",
     b"x-switchyard-key",
+    b"x-switchyard-limits",
     b"x-switchyard-model",
     b"x-switchyard-pool",
     b"x-switchyard-server",

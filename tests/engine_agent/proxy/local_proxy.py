@@ -33,6 +33,10 @@ class LocalProxy:
         for each in tuple(self.cell.in_flight):
             each.check(now)
 
+    async def moment(self) -> None:
+        """Let the loop go round."""
+        await asyncio.sleep(0)
+
     async def send(self, raw: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(raw)
