@@ -178,6 +178,7 @@ def pool_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressS
             *_priorities(pool.serving_class, settings),
             *(overflow.admission_rules(desired.retry_after_s) if desired.features.hops else ()),
             f"http-request set-header {headers.DEPLOYMENT} {pool.name}",
+            _limits_rule(pool),
             # Readers of JSON differ; the cell refuses a body that names another model to its reader than to ours.
             f"http-request set-header {headers.MODEL} %[var(txn.model),url_enc]",
             *(hold.arrival_rules(pool.local, pool.hold_s) if pool.hold_s else ()),
@@ -199,6 +200,12 @@ def pool_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressS
             *_servers(pool.local, desired, settings.times),
         ],
     )
+
+
+def _limits_rule(pool: PoolBackends) -> str:
+    if not pool.request_limits:
+        return f"http-request del-header {headers.LIMITS}"
+    return f"http-request set-header {headers.LIMITS} {pool.request_limits}"
 
 
 def _no_cell_lines(desired: DesiredHaproxy) -> list[str]:

@@ -39,6 +39,7 @@ from engine_agent.protocol.ingress_messages import (
     cell_server_name,
 )
 from engine_agent.protocol.ports import hop_port
+from engine_agent.protocol.request_limits import limits_from_text, limits_text
 from engine_agent.protocol.states import ServingClass
 
 CELL_WEIGHT = 100
@@ -96,6 +97,8 @@ class PoolBackends:
     is_by_cache: bool = False
     """Its requests go to the cell that has most of their text in its cache."""
     shares_caches: bool = False
+    request_limits: str = ""
+    """As the header `headers.LIMITS` has it."""
     hold_s: int = 0
     """For so long its requests wait for its first cell; 0: they do not."""
 
@@ -277,8 +280,16 @@ def _backends(pool: Pool) -> PoolBackends:
         has_affinity=pool.affinity is not None,
         is_by_cache=pool.affinity is not None and pool.by_cache,
         shares_caches=pool.shares_caches,
+        request_limits=_checked_limits(pool),
         hold_s=hold_s,
     )
+
+
+def _checked_limits(pool: Pool) -> str:
+    try:
+        return limits_text(limits_from_text(pool.request_limits))
+    except ValueError as error:
+        raise BadTable(f"request limits of pool {pool.name}: {error}") from None
 
 
 def _cells(pool: Pool, fleet: str) -> Iterable[Server]:

@@ -53,6 +53,8 @@ OVERFLOW: Final = "X-Switchyard-Overflow"
 others."""
 TRAIL: Final = "X-Switchyard-Trail"
 """On a response that goes on within an ingress: what its request met behind here, for the access log."""
+LIMITS: Final = "X-Switchyard-Limits"
+"""On a request to a cell: which limits of one request's work differ from the defaults."""
 DEPLOYMENT: Final = "X-Switchyard-Deployment"
 """On a request to a cell: the model's name led here, so the engine's own name may take its place. On a response:
 the deployment that gave it."""

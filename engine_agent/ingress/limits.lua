@@ -12,6 +12,7 @@
 local PREFIX, REQUESTS, TOKENS, CONCURRENT = 1, 5, 6, 7 -- places in the record; key_map.py has all of them
 local BYTES_PER_TOKEN = 4     -- OpenAI's rule of thumb for English text
 local INITIAL_ESTIMATE_TOKENS = 256 -- of a completion, until a key has had some
+local MOST_ANSWERS = 1024      -- of one request; no deployment allows more
 local WEIGHT = 0.2            -- of the newest completion in a key's mean
 local MAX_HELD_BYTES = 65536  -- of an event, and of a body that is none; nothing is looked for in a longer one
 local PROMPT_HEADER, COMPLETION_HEADER = "x-switchyard-prompt-tokens", "x-switchyard-completion-tokens"
@@ -70,7 +71,7 @@ local function refuse_for_now(txn, kind, bucket, limit, wanted)
         kind, limit, used, math.ceil(wanted), duration(wait_s)))
 end
 
--- Tokens of the prompt, and of the completion, whose length the request may bound.
+-- Tokens of the prompt, and of the completions, whose length and number the request may state.
 local function estimate(txn, account)
     local bytes = math.max(number(txn.f:req_body_size()), number(txn.f:req_hdr_val("content-length")))
     local completion = account.mean_tokens or INITIAL_ESTIMATE_TOKENS
@@ -79,6 +80,11 @@ local function estimate(txn, account)
         local most = tonumber(body:match('"' .. name .. '"%s*:%s*(%d+)'))
         if most then completion = math.min(completion, most) end
     end
+    local answers = 1
+    for _, name in ipairs({ "n", "best_of" }) do
+        answers = math.max(answers, tonumber(body:match('"' .. name .. '"%s*:%s*"?(%d+)')) or 1)
+    end
+    completion = completion * math.min(answers, MOST_ANSWERS)
     return math.ceil(bytes / BYTES_PER_TOKEN), math.ceil(completion)
 end
 

@@ -16,6 +16,7 @@ from engine_agent.protocol.api_surface import (
     Counting,
     ErrorForm,
 )
+from engine_agent.protocol.request_limits import DEFAULT_LIMITS, LIMIT_ROWS
 from engine_agent.protocol.request_members import REQUEST_MEMBERS, MemberRule, RequestMember
 
 _PART = re.compile(r"(<!-- begin ([a-z]+) -->\n\n)[^<]*(\n<!-- end [a-z]+ -->)")
@@ -27,7 +28,7 @@ def with_tables(page: str) -> str:
     Raises:
         ValueError: one has no place in it.
     """
-    tables = {"cells": _cells(), "members": _members(), "others": _others(), "refused": _refused()}
+    tables = {"cells": _cells(), "limits": _limits(), "members": _members(), "others": _others(), "refused": _refused()}
     places = [name for _, name, _ in _PART.findall(page)]
     if sorted(places) != sorted(tables):
         raise ValueError(f"the page needs a place for each of {', '.join(tables)}, once, and has {', '.join(places)}")
@@ -67,6 +68,11 @@ def _members() -> str:
     members: Iterable[RequestMember] = sorted(REQUEST_MEMBERS, key=lambda member: order.index(member.rule))
     cells = ((f"`{member.name}`", member.rule.value, member.why) for member in members)
     return _table(("member", "what becomes of it", "because it"), cells)
+
+
+def _limits() -> str:
+    cells = ((f"`{row.name}`", f"{getattr(DEFAULT_LIMITS, row.name):,}", row.counts, row.why) for row in LIMIT_ROWS)
+    return _table(("limit", "default", "what counts", "because"), cells)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

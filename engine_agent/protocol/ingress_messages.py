@@ -197,7 +197,8 @@ class Pool(Struct, frozen=True, omit_defaults=True):
     seconds since 1970; 0: not known. Both are what applications read in the list of models. `adapters` are served
     beside `models`. `hold` None: without a cell requests are refused. `by_cache`: of cells that may be chosen by their
     affinity, the one that has most of a request's text in its cache comes first. `shares_caches`: tenants may find each
-    other's prompts in the caches of its cells; else each tenant finds its own only.
+    other's prompts in the caches of its cells; else each tenant finds its own only. `request_limits`: limits of one
+    request's work that differ from the defaults (`engine_agent.protocol.request_limits.limits_text`).
     """
 
     name: str
@@ -213,6 +214,7 @@ class Pool(Struct, frozen=True, omit_defaults=True):
     hold: Hold | None = None
     by_cache: bool = False
     shares_caches: bool = False
+    request_limits: str = ""
 
 
 class Split(Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct, ValidationError, convert, structs
 
 
-class RequestLimits(Struct, frozen=True, omit_defaults=True):
+class RequestLimits(Struct, frozen=True):
     """The most of each in one request; `LIMIT_ROWS` says what counts and why the defaults are these."""
 
     sequences: Annotated[int, Meta(ge=1, le=1024)] = 128

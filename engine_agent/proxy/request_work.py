@@ -29,7 +29,7 @@ def check_work(row: ApiPath, request: dict[str, Any], limits: RequestLimits) -> 
     """How many sequences the engine makes of a request to this path: answers to prompts, or inputs.
 
     Raises:
-        BadMember: it asks for more than a limit. The text names the member, its value and the limit; `code` is OpenAI's.
+        BadMember: it asks for more than a limit; the text names member, value and limit, and `code` is OpenAI's.
     """
     for member in _STOPS:
         _check_length(member, request.get(member), limits.stops)

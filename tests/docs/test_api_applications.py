@@ -18,7 +18,7 @@ def test_the_page_is_what_the_tables_give() -> None:
 def test_a_page_without_a_place_for_a_table_is_refused() -> None:
     with pytest.raises(
         ValueError,
-        match="a place for each of cells, members, others, refused, once, and has gone, others, members, ref",
+        match="a place for each of cells, limits, members, others, refused, once, and has gone, others, mem",
     ):
         with_tables(text_of(PAGE).replace("begin cells", "begin gone"))
 

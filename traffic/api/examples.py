@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import msgspec
+
+from engine_agent.protocol.request_limits import RequestLimits
+
 KEY: dict[str, Any] = {
     "prefix": "0a1b2c3d",
     "name": "search",
@@ -95,6 +99,7 @@ POLICY: dict[str, Any] = {
     "split": {"sim-70b": 95, "sim-70b-next": 5},
     "split_sticky": True,
     "batch_at_risk": None,
+    "request_limits": msgspec.to_builtins(RequestLimits(stops=32)),
     "revision": 3,
     "actor": "ada",
     "changed_at": "2026-11-20T09:12:00Z",

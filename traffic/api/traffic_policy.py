@@ -9,6 +9,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from engine_agent.protocol.request_limits import LIMIT_ROWS, RequestLimits
 from fleet.models import Deployment
 from fleet.planning.states import choices
 from kernel import clock
@@ -22,6 +23,27 @@ from traffic.services.traffic_policy import traffic_policy_change
 
 Residency = serializers.DictField(child=serializers.ListField(child=serializers.CharField()))
 Cost = serializers.DictField(child=serializers.FloatField())
+
+
+def _limit_fields(*, required: bool) -> dict[str, Any]:
+    return {
+        row.name: serializers.IntegerField(help_text=f"The most of {row.counts}.", required=required)
+        for row in LIMIT_ROWS
+    }
+
+
+class RequestLimitsSerializer(serializers.Serializer[RequestLimits]):
+    """How much work one request may ask of a cell; one that asks for more gets 400."""
+
+    def get_fields(self) -> dict[str, Any]:
+        return _limit_fields(required=True)
+
+
+class RequestLimitsChangeSerializer(StrictSerializer):
+    """What is not named stays as it is."""
+
+    def get_fields(self) -> dict[str, Any]:
+        return _limit_fields(required=False)
 
 
 @extend_schema_serializer(examples=[OpenApiExample("traffic policy", examples.POLICY, response_only=True)])
@@ -67,6 +89,7 @@ class TrafficPolicySerializer(serializers.Serializer[Deployment]):
         help_text="What is done about batches that will miss their deadlines: their owners are told; they are sent as"
         " near-real-time first; and the plan of the day buys cells for them. Null: what the installation says.",
     )
+    request_limits = RequestLimitsSerializer(help_text="How much work one request may ask of a cell.")
     revision = serializers.IntegerField(help_text="Grows with every change; 0: all defaults.")
     actor = serializers.CharField(help_text="Who changed it last.")
     changed_at = serializers.DateTimeField(allow_null=True)
@@ -103,6 +126,7 @@ class TrafficPolicyChangeSerializer(StrictSerializer):
     split = serializers.DictField(child=serializers.IntegerField(), required=False)
     split_sticky = serializers.BooleanField(required=False)
     batch_at_risk = serializers.ChoiceField(choices=choices(AtRiskPolicy), required=False, allow_null=True)
+    request_limits = RequestLimitsChangeSerializer(required=False)
 
 
 class TrafficPolicyFilter(filters.FilterSet):

@@ -21,6 +21,7 @@ from engine_agent.protocol.ingress_messages import (
     Split,
     cell_server_name,
 )
+from engine_agent.protocol.request_limits import limits_text
 from traffic.planning.matrix import Matrix, whole_row
 from traffic.planning.traffic_policy import TrafficPolicy
 
@@ -239,6 +240,7 @@ def _pool(
         adapters=tuple(_pool_adapters(deployment, region, by_pool)),
         by_cache=steering.policy.load_bound is not None and steering.policy.routing == "exact",
         shares_caches=steering.policy.shared_caches,
+        request_limits=limits_text(steering.policy.request_limits),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from engine_agent.protocol.request_limits import RequestLimits
 from kernel.constraints import InvalidField, struct_changed
 from traffic.planning.batch_pacing import AtRiskPolicy
 
@@ -48,6 +49,7 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
     this one's model names (empty: this one alone), and `split_sticky` keeps a conversation with the one that it began
     with.
     `batch_at_risk`: what is done about batches that will miss their deadlines; None: what the installation says.
+    `request_limits`: how much work one request may ask of a cell.
     """
 
     residency: Mapping[str, Regions] = {}
@@ -63,6 +65,7 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
     split: Mapping[str, Weight] = {}
     split_sticky: bool = True
     batch_at_risk: AtRiskPolicy | None = None
+    request_limits: RequestLimits = RequestLimits()
 
     def may_serve(self, origin: str, region: str) -> bool:
         """Whether residency lets `region` serve requests that arrive in `origin`."""

@@ -5,6 +5,7 @@ import contextlib
 import math
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -101,6 +102,19 @@ async def test_tokens_of_streams_count_by_usage_or_by_events_and_the_client_says
         left = await ingress.post(body, **by_events.headers)
         assert left.status_code == 200
         assert int(rate_limit(left, "tokens")[1]) > 340
+
+
+@pytest.mark.asyncio
+async def test_every_answer_to_a_prompt_is_charged(ingress: RunningIngress) -> None:
+    key = keyed(tokens_per_min=1000)
+    body = b'{"model": "demo", "messages": [], "max_tokens": 20, "n": 40}'
+    async with FakeCell().running() as cell:
+        cell.usage = {"prompt_tokens": 5, "completion_tokens": 800, "total_tokens": 805}
+        await route(ingress, cell, key)
+        assert (await ingress.post(body, **key.headers)).status_code == 200
+        refused = await ingress.post(body, **key.headers)
+        assert refused.status_code == 429
+        assert f"Requested {math.ceil(len(body) / 4) + 800}" in refused.json()["error"]["message"]
 
 
 @pytest.mark.asyncio
@@ -230,3 +244,19 @@ async def test_a_client_that_leaves_is_no_error_of_its_key_and_an_answer_of_5xx_
             while "conn_cur=1" in (table := await ingress.haproxy.admin.send(KEY_COUNTS_COMMAND)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert read_key_counts(table) == {"0a0a0a0a": (1, 0, 0), "0b0b0b0b": (1, 0, 1)}
+
+
+@pytest.mark.asyncio
+async def test_cells_are_sent_the_limits_of_their_deployment_and_never_a_clients(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as own, FakeCell().running() as usual:
+        limited = msgspec.structs.replace(
+            pool(own, name="limited", models=("limited",)), request_limits="sequences=256;stops=4"
+        )
+        await ingress.route(limited, pool(usual))
+        await ingress.sees(**{own.name: "up", usual.name: "up"})
+        for model in ("limited", "demo"):
+            body = b'{"model": "%b", "messages": []}' % model.encode()
+            answer = await ingress.post(body, **{"x-switchyard-limits": "sequences=1024"})
+            assert answer.status_code == 200
+        assert own.requests[-1].headers["x-switchyard-limits"] == "sequences=256;stops=4"
+        assert "x-switchyard-limits" not in usual.requests[-1].headers

@@ -20,9 +20,20 @@ def test_a_policy_shows_its_defaults_and_what_was_laid_down() -> None:
     assert client.get(URL).json() == changed
 
 
+def test_limits_of_one_request_are_laid_down_one_by_one() -> None:
+    rows.deployment()
+    client = bearer()
+    for stated in ({"stops": 4}, {"sequences": 256}):
+        changed = client.patch(URL, {"request_limits": stated}, format="json").json()
+    limits = changed["request_limits"]
+    assert (limits["stops"], limits["sequences"], limits["tools"]) == (4, 256, 128)
+
+
 @pytest.mark.parametrize(
     ("body", "broken"),
     [
+        ({"request_limits": {"sequences": 5000}}, {"request_limits.sequences": "policy"}),
+        ({"request_limits": {"choices": 5000}}, {"request_limits.choices": "unknown"}),
         ({"utilisation_cap": 0.95}, {"utilisation_cap": "policy"}),
         ({"residency": {"us-east-1": ["mars"]}}, {"residency.us-east-1": "policy"}),
         ({"spread": 1}, {"spread": "unknown"}),

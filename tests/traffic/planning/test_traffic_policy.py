@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from engine_agent.protocol.request_limits import RequestLimits
 from traffic.planning.traffic_policy import (
     InvalidTrafficPolicy,
     TrafficPolicy,
@@ -26,6 +27,17 @@ WHOLE: dict[str, Any] = {
     "shared_caches": True,
     "split_sticky": False,
     "batch_at_risk": "cells",
+    "request_limits": {
+        "sequences": 256,
+        "inputs": 2048,
+        "stops": 4,
+        "tools": 128,
+        "tools_bytes": 524_288,
+        "schema_bytes": 65_536,
+        "schema_depth": 32,
+        "top_logprobs": 20,
+        "token_rules": 1024,
+    },
 }
 
 
@@ -44,6 +56,12 @@ def test_a_policy_survives_being_stored() -> None:
     policy = parse_traffic_policy(WHOLE, REGIONS)
     assert traffic_policy_as_json(policy) == WHOLE
     assert parse_traffic_policy(traffic_policy_as_json(policy)) == policy
+
+
+def test_of_limits_of_one_request_only_the_stated_ones_change() -> None:
+    policy = parse_traffic_policy({"request_limits": {"stops": 4}}, REGIONS)
+    policy = parse_traffic_policy({"request_limits": {"tools": 8}}, REGIONS, policy)
+    assert policy.request_limits == RequestLimits(stops=4, tools=8)
 
 
 def test_residency_binds_only_the_origins_that_it_names() -> None:
@@ -73,6 +91,9 @@ def test_residency_binds_only_the_origins_that_it_names() -> None:
         ({"routing": "exact"}, "routing", "exact needs a load_bound"),
         ({"shared_caches": "yes"}, "shared_caches", "true or false"),
         ({"batch_at_risk": "hope"}, "batch_at_risk", "tell"),
+        ({"request_limits": {"sequences": 0}}, "request_limits.sequences", "whole number from 1 to 1024"),
+        ({"request_limits": {"choices": 1}}, "request_limits.choices", "there is no request_limits.choices"),
+        ({"request_limits": 128}, "request_limits", "must be an object"),
         ({"tested_concurrency": 1.5}, "tested_concurrency", "whole number"),
         ({"tested_by_type": {"trn1.32xlarge": 0}}, "tested_by_type.trn1.32xlarge", "from 1 to 10000"),
     ],
