@@ -1,9 +1,9 @@
 """Web's listener for agents: TLS with the control plane's own certificate, which it renews in place.
 
-A client may show a certificate and need not: whoever enrols has none yet. One that is shown must be of the fleet and
-not revoked, and stands in the scope (`controlplane.websocket_protocol`). What strangers cost is bounded: a handshake
-and the head of the first request have `FIRST_WORD_S` each, `MOST_WITHOUT_WEBSOCKET` connections have none at once, and
-one address has so many at all (`controlplane.agent_door`).
+A client may show a certificate and need not: an agent that enrols has none yet. One that is shown must be of the fleet
+and not revoked, may have ended, and is in the scope. What strangers cost is bounded: a handshake and the head of the
+first request have `FIRST_WORD_S` each, `MOST_WITHOUT_WEBSOCKET` connections have none at once, and one address has so
+many at all (`controlplane.agent_door`).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from django.conf import settings
@@ -28,6 +28,7 @@ from engine_agent.runtime.identity import Identity, renewed_server_context
 from fleet.models import IssuedCertificate
 from fleet.services.authority import authority_ensure
 from fleet.services.certificate import CertificateOrder, certificate_issue
+from fleet.services.enrolment import PEER_CERTIFICATE
 from kernel import clock
 
 FIRST_WORD_S = 5.0
@@ -35,6 +36,10 @@ MOST_WITHOUT_WEBSOCKET = 2_000
 """A quarter of the files that a process may have open, at the least that we run with."""
 LOOK_EVERY_S = 2.0
 """At the control plane's certificate and at what was revoked."""
+
+NO_CHECK_TIME = 0x200000
+"""OpenSSL's `X509_V_FLAG_NO_CHECK_TIME`, which Python does not name. An agent that was off until after the end of its
+certificate comes back with it: its key and its credential prove it, and it gets another certificate."""
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +102,8 @@ class AgentHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._wait_for_more()
+        encrypted = self.transport.get_extra_info("ssl_object")
+        cast(Any, self.scope)[PEER_CERTIFICATE] = encrypted.getpeercert() or None
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -151,7 +158,7 @@ def _listener(bound: socket.socket, config: uvicorn.Config, state: ServerState, 
 
     context = renewed_server_context(identity, client_certificate=ssl.CERT_OPTIONAL)
     # A connection takes over renewed files from the first context, but not what is checked.
-    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF | NO_CHECK_TIME
     door = AgentDoor(bound, context, connection, FIRST_WORD_S)
     door.start(config.backlog)
     return door

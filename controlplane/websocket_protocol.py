@@ -9,8 +9,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import CloseCode
 
 from controlplane.asgi import hub
-from fleet.consumers.agent_socket import PEER_CERTIFICATE
 from fleet.consumers.knocks import RETRY_AFTER_S, Knock
+from fleet.services.enrolment import PEER_CERTIFICATE
 
 AGENTS_DOOR = (b"GET /agents/ws HTTP/1.1\r\n", b"GET /agents/ws?")
 """Other spellings of the path reach the socket itself, which judges the same."""

@@ -182,7 +182,7 @@ class MachineAgent:
         log.info("started %s %s", run.kind, run.id)
 
     async def _enrol(self, run: RunAgent) -> None:
-        """Get the agent's credential by this machine's own, which it never sees."""
+        """Get the agent's credential by this machine's own, which it never sees, and this machine's certificate."""
         folder = self._tenant.folder(run.id)
         own = Enrolment(self._servers, run.kind, run.id, folder, join_token=self._enrolment.stored_credential())
         if own.stored_credential() is None:
@@ -190,7 +190,7 @@ class MachineAgent:
             if self._connection.identity.has_bundle:
                 bundle = self._connection.identity.bundle_file.read_text(encoding="ascii")
                 Identity(folder).store_trust(bundle=bundle, revoked="")
-            await own.enrol()
+            await own.enrol(shown_by=self._connection.identity)
 
     def _report(self, phase: MachinePhase) -> None:
         """Say how it stands if that is new or due."""

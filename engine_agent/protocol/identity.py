@@ -12,6 +12,8 @@ ID_LENGTH_MAX = 45
 """With the longest kind and the fleet it makes 64 characters, what a common name may have (RFC 5280, appendix A.1)."""
 CONTROL_ID = "control"
 """The one name that all hosts of the control plane share."""
+CERTIFICATE_WANTED = "x-switchyard-certificate-wanted"
+"""Header of the refusal of a connection whose credential counts only with the agent's certificate."""
 _FLEET = r"f-[0-9a-f]{8}"
 _ID = r"[a-z0-9](?:[a-z0-9_-]{0,43}[a-z0-9_])?"
 _KIND = r"node|ingress|machine|control"

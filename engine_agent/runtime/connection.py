@@ -8,6 +8,7 @@ plane never raises out of it.
 import asyncio
 import logging
 import random
+import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from typing import Any
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus, WebSocketException
+from websockets.http11 import Response
 
 from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, bounded_fault, decode_down, encode
-from engine_agent.protocol.identity import control_name
+from engine_agent.protocol.identity import CERTIFICATE_WANTED, control_name
 from engine_agent.protocol.ingress_messages import IngressReport, TablePart
 from engine_agent.protocol.machine_messages import MachineReport
 from engine_agent.protocol.messages import (
@@ -51,6 +53,12 @@ MAX_WAITING_FAULTS = 32
 MAX_RETRY_AFTER_S = 120
 """Whatever the control plane says: it might be wrong, and its next process knows better."""
 MAX_RETRY_AFTER_DIGITS = 9
+REFUSED_IN_TLS = (InvalidMessage, ssl.SSLError)
+"""How a certificate that the other end refuses shows: in TLS 1.3 its alert comes after the handshake."""
+LOST_AFTER = 3
+"""Refusals in a row for want of a certificate, after which the one at home counts as lost: a process that ended in the
+middle of a handshake looks as if it had refused it."""
+MAX_REASON_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +150,9 @@ class AgentConnection:
         self._must_enrol = False
         self._told_to_wait_s = 0.0
         self._failures = 0
-        self._shows_certificate = False
+        self._certificate_refused = False
+        self._wanted_in_vain = 0
+        self._is_certified = False
         self._again = asyncio.Event()
         self.status = ConnectionStatus(connected=False, reason="not connected yet")
 
@@ -207,41 +217,57 @@ class AgentConnection:
         """Connect and serve until the connection ends; return why it ended."""
         try:
             credential = await self._credential()
-            self._shows_certificate = not self._shows_certificate
-            async with self._open(credential) as socket:
-                self._shows_certificate = False
-                return await self._serve(socket)
-        except InvalidStatus as error:
-            self._told_to_wait_s = come_again_s(error.response.headers.get("Retry-After"), self._draw())
-            return self._handshake_failed(error.response.status_code)
+            shown, self._certificate_refused = self._shows_certificate, False
+            try:
+                async with self._open(credential, shows_certificate=shown) as socket:
+                    return await self._serve(socket, certified=shown)
+            except InvalidStatus as error:
+                self._told_to_wait_s = come_again_s(error.response.headers.get("Retry-After"), self._draw())
+                return self._handshake_failed(error.response, certified=shown)
+            except REFUSED_IN_TLS:
+                self._certificate_refused = shown and not self.status.connected
+                raise
         except ConnectionClosed as error:
             return f"the connection closed: {error}"
         except (OSError, TimeoutError, WebSocketException, EnrolmentUnreachable, ValueError) as error:
             return f"{self._servers.current}: {str(error) or type(error).__name__}"
 
-    def _handshake_failed(self, status: int) -> str:
+    @property
+    def _shows_certificate(self) -> bool:
+        """A certificate that is refused must not keep out an agent that enrolled anew and has yet to get another: the
+        next try after such a refusal shows none."""
+        return self.identity.has_certificate and not self._certificate_refused
+
+    def _handshake_failed(self, response: Response, *, certified: bool) -> str:
+        status = response.status_code
         if status not in (401, 403):
             return f"{self._servers.current}/agents/ws answered {status}"
+        self._certificate_refused = certified
+        why = f"the credential was refused ({status})"
+        if CERTIFICATE_WANTED in response.headers:
+            why = (response.body or b"").decode(errors="replace")[:MAX_REASON_CHARS]
+            self._wanted_in_vain += 1
+            if self.identity.has_certificate and self._wanted_in_vain < LOST_AFTER:
+                return why
         if self._enrolment.join_token is None:
-            raise _Refusal(f"the credential was refused ({status}) and there is no join token", person_must_act=True)
+            raise _Refusal(f"{why}, and there is no join token", person_must_act=True)
         self._must_enrol = True
-        return f"the credential was refused ({status}); enrolling again"
+        return f"{why}; enrolling again"
 
     async def _credential(self) -> str:
         stored = self._enrolment.stored_credential()
         if stored is not None and not self._must_enrol:
             return stored
+        self._must_enrol = False  # where that fails, the credential at home is tried next: it may count again
         try:
-            credential = await self._enrolment.enrol()
+            return await self._enrolment.enrol()
         except EnrolmentRefused as error:
             raise _Refusal(str(error), person_must_act=True) from error
-        self._must_enrol = False
-        return credential
 
-    def _open(self, credential: str) -> connect:
+    def _open(self, credential: str, *, shows_certificate: bool) -> connect:
         return connect(
             f"ws{self._servers.current.removeprefix('http')}/agents/ws",
-            **self._tls(),
+            **self._tls(shows_certificate=shows_certificate),
             additional_headers={"Authorization": f"Bearer {credential}"},
             compression=None,
             proxy=None,
@@ -257,19 +283,16 @@ class AgentConnection:
         is_first_round = self._servers.are_several and self._failures < len(self._servers.all)
         return self._settings.other_open_timeout_s if is_first_round else self._settings.open_timeout_s
 
-    def _tls(self) -> dict[str, Any]:
-        """Who must be at the other end, and with which certificate this one comes.
-
-        A certificate that the control plane refuses must not keep an agent out that has a good credential: after a
-        connection that did not open the next try shows none.
-        """
+    def _tls(self, *, shows_certificate: bool) -> dict[str, Any]:
+        """Who must be at the other end, and with which certificate this one comes."""
         if not self._servers.current.startswith("https://"):
             return {}
         name = control_name(self.identity.fleet()).dns
-        return {"ssl": self.identity.client_context(shows_certificate=self._shows_certificate), "server_hostname": name}
+        return {"ssl": self.identity.client_context(shows_certificate=shows_certificate), "server_hostname": name}
 
-    async def _serve(self, socket: ClientConnection) -> str:
+    async def _serve(self, socket: ClientConnection, *, certified: bool) -> str:
         self._again.clear()
+        self._wanted_in_vain, self._is_certified = 0, certified
         if self._servers.are_several:
             notice_silence(socket.transport.get_extra_info("socket"))
         await self._put(socket, self._hello())
@@ -336,12 +359,18 @@ class AgentConnection:
             case Certificate() | Trust():
                 self._servers.learn((message if isinstance(message, Trust) else message.trust).servers)
                 await self._renewal.take(message)
+                self._show_first_certificate()
             case Credential():
                 await self._take_credential(message)
             case TablePart():
                 return  # what it is a part of is handed over when it is whole
             case _:
                 self._hand_over(message)
+
+    def _show_first_certificate(self) -> None:
+        """On a new connection: from then on the credential alone is worth nothing to a thief."""
+        if self._servers.current.startswith("https://") and not self._is_certified and self.identity.has_certificate:
+            self._again.set()
 
     async def _take_credential(self, message: Credential) -> None:
         """Keep it, and show it on a new connection at once: the one before counts until then."""

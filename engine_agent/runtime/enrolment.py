@@ -67,8 +67,9 @@ class Enrolment:
         except FileNotFoundError:
             return None
 
-    async def enrol(self) -> str:
+    async def enrol(self, shown_by: Identity | None = None) -> str:
         """Exchange the join token for a credential at `SERVER/agents/enrol`, store it mode 0600, and return it.
+        `shown_by`: whose certificate to show, where the token is another agent's credential.
 
         Raises:
             EnrolmentRefused: there is no join token, or the answer was 4xx (not 429); the text carries the reason.
@@ -77,7 +78,7 @@ class Enrolment:
         """
         if self.join_token is None:
             raise EnrolmentRefused(f"{self.agent_id} has no usable credential and was given no join token")
-        credential = await asyncio.to_thread(_exchange, self, self.join_token, self._nonce())
+        credential = await asyncio.to_thread(_exchange, self, self.join_token, self._nonce(), shown_by)
         self.store_credential(credential)
         return credential
 
@@ -119,10 +120,13 @@ class _Verified(HTTPConnection):
         self.sock = self._context.wrap_socket(self.sock, server_hostname=self._name)
 
 
-def _exchange(enrolment: Enrolment, join_token: str, nonce: str) -> str:
+def _exchange(enrolment: Enrolment, join_token: str, nonce: str, shown_by: Identity | None) -> str:
     url = f"{enrolment.servers.current}/agents/enrol"
+    identity = shown_by or Identity(enrolment.home)
     try:
-        connection = control_connection(enrolment.servers.current, Identity(enrolment.home), ENROL_TIMEOUT_S)
+        connection = control_connection(
+            enrolment.servers.current, identity, ENROL_TIMEOUT_S, shows_certificate=shown_by is not None
+        )
         try:
             connection.request(
                 "POST",
@@ -139,8 +143,11 @@ def _exchange(enrolment: Enrolment, join_token: str, nonce: str) -> str:
         raise EnrolmentUnreachable(f"{url}: {error}") from error
 
 
-def control_connection(server: str, identity: Identity, limit_s: float) -> HTTPConnection:
-    """HTTP to the control plane at this address, not opened yet.
+def control_connection(
+    server: str, identity: Identity, limit_s: float, *, shows_certificate: bool = False
+) -> HTTPConnection:
+    """HTTP to the control plane at this address, not opened yet. A new agent has no certificate to show, and one that
+    enrols anew may have one that was revoked.
 
     Raises:
         OSError, ValueError: the home has no authorities of a fleet.
@@ -150,8 +157,8 @@ def control_connection(server: str, identity: Identity, limit_s: float) -> HTTPC
     if parts.scheme == "http":
         return HTTPConnection(host, parts.port, timeout=limit_s)
     name = control_name(identity.fleet()).dns
-    # A new agent has no certificate; one that enrols anew may have one that was revoked.
-    return _Verified(host, parts.port, identity.client_context(shows_certificate=False), name, limit_s)
+    context = identity.client_context(shows_certificate=shows_certificate)
+    return _Verified(host, parts.port, context, name, limit_s)
 
 
 def _credential(answer: HTTPResponse, url: str) -> str:

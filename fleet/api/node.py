@@ -21,7 +21,7 @@ from fleet.api.filters import EndedHidden
 from fleet.models import CellMember, Node, NodeReport
 from fleet.planning.states import NodeState, choices
 from fleet.selectors.node import nodes_described
-from fleet.services.enrolment import EnrolmentRefused, agent_enrol
+from fleet.services.enrolment import PEER_CERTIFICATE, EnrolmentRefused, agent_enrol
 from fleet.services.machine import InvitationRefused, is_ticket, join_refused, machine_enrol
 from fleet.services.node_actions import node_cordon, node_drain, node_replacement_request, node_uncordon
 from fleet.services.node_check import TOGETHER_MOST, node_checks_request
@@ -224,9 +224,13 @@ def enrol(request: HttpRequest) -> JsonResponse:
     except (ValueError, KeyError, TypeError):
         message = 'the body must be {"kind": "node" or "ingress" or "machine", "id": "…", "nonce": "…"}'
         return JsonResponse({"error": message}, status=400)
-    exchange = machine_enrol if kind == AgentKind.MACHINE else agent_enrol
+    stated = {"token": token.strip(), "kind": kind, "subject": subject, "nonce": nonce}
     try:
-        credential = exchange(token=token.strip(), kind=kind, subject=subject, nonce=nonce, now=clock.now())
+        if kind == AgentKind.MACHINE:
+            credential = machine_enrol(**stated, now=clock.now())
+        else:
+            certificate = getattr(request, "scope", {}).get(PEER_CERTIFICATE)
+            credential = agent_enrol(**stated, certificate=certificate, now=clock.now())
     except (EnrolmentRefused, InvitationRefused) as refusal:
         if kind == AgentKind.MACHINE:
             join_refused(token=token.strip(), address=network, reason=str(refusal), now=clock.now())

@@ -13,7 +13,7 @@ from typing import Any
 from django.db import DatabaseError
 
 from engine_agent.protocol.codec import BadMessage, decode_up
-from engine_agent.protocol.identity import BadName, name_of_peer
+from engine_agent.protocol.identity import CERTIFICATE_WANTED
 from engine_agent.protocol.messages import PROTOCOL_VERSION, PROTOCOLS_SPOKEN, DownMessage, Hello, Refused
 from engine_agent.protocol.parts import frames_of
 from engine_agent.protocol.releases import VERSION_MOST
@@ -21,7 +21,12 @@ from fleet.consumers.hub import AgentHub, AgentSession
 from fleet.consumers.introductions import ComeAgain, Introduction
 from fleet.consumers.knocks import RETRY_AFTER_S, Knock, credential_of
 from fleet.consumers.token_bucket import TokenBucket
-from fleet.services.enrolment import AgentIdentity
+from fleet.services.enrolment import (
+    PEER_CERTIFICATE,
+    AgentIdentity,
+    certificate_is_of,
+    certificate_missing,
+)
 from kernel.refusals import Conflict
 
 HELLO_TIMEOUT_S = 10.0
@@ -34,10 +39,9 @@ BYTES_BURST = 4.0 * 1024 * 1024
 CLOSE_REFUSED = 4403
 PROTOCOL_MOST = 9999
 """Of what a refusal repeats of an agent's hello."""
-PEER_CERTIFICATE = "peer_certificate"
-"""Of a scope: the certificate that the client showed and TLS verified, as `ssl` decodes it; None or absent: none."""
 
 Message = dict[str, Any]
+Headers = list[tuple[bytes, bytes]]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
@@ -80,12 +84,12 @@ class AgentSocket:
                 await send({"type": "websocket.close", "code": CLOSE_REFUSED})  # before accept: answers 403
                 return
             case Knock.LATER:
-                await _respond(send, 429, RETRY_AFTER_S, b"too many credentials are being looked up")
+                await _respond(send, 429, b"too many credentials are being looked up", _retry_after(RETRY_AFTER_S))
                 return
         credential = credential_of(header)
         introduction = self.hub.introductions.begin(credential)
         if isinstance(introduction, ComeAgain):
-            await _respond(send, 503, introduction.after_s, b"too many agents introduce themselves")
+            await _respond(send, 503, b"too many agents introduce themselves", _retry_after(introduction.after_s))
             return
         try:
             await self._introduce(receive, send, credential, introduction, scope.get(PEER_CERTIFICATE))
@@ -97,33 +101,40 @@ class AgentSocket:
     ) -> None:
         try:
             identity = await self.hub.identify(credential)
+            if identity is None or (certificate and not certificate_is_of(certificate, identity)):
+                await send({"type": "websocket.close", "code": CLOSE_REFUSED})
+                return
+            if certificate:
+                await self.hub.bind(identity)
         except DatabaseError as error:
             log.warning("cannot authenticate an agent: %s", error)
             # Not a refusal: the credential may be a good one.
-            await _respond(send, 503, 1, b"the database does not answer")
+            await _respond(send, 503, b"the database does not answer", _retry_after(1))
             return
-        if identity is None or not _is_of(certificate, identity):
-            await send({"type": "websocket.close", "code": CLOSE_REFUSED})
+        if not certificate and (refusal := certificate_missing(identity)):
+            log.warning("refused an agent: %s", refusal)
+            await self.hub.note_refused(identity, refusal)
+            await _respond(send, 403, refusal.encode(), [(CERTIFICATE_WANTED.encode(), b"1")])
             return
         await send({"type": "websocket.accept"})
         try:
-            await self._run_session(receive, send, identity, introduction)
+            await self._run_session(receive, send, identity, introduction, is_certified=bool(certificate))
         except _Closed:
             pass
         except (BadMessage, Conflict) as refusal:
             await _refuse(send, str(refusal))
         except OtherProtocol as refusal:
             await _refuse(send, str(refusal), retry=False)
-            await self.hub.note_other_protocol(identity, str(refusal))
+            await self.hub.note_refused(identity, str(refusal))
         except DatabaseError as error:
             await _refuse(send, f"the database does not answer: {error}")
 
     async def _run_session(
-        self, receive: Receive, send: Send, identity: AgentIdentity, introduction: Introduction
+        self, receive: Receive, send: Send, identity: AgentIdentity, introduction: Introduction, *, is_certified: bool
     ) -> None:
         hello = await self._hello(receive, identity)
         whole = partial(_send_whole, asyncio.Lock(), send)
-        session = AgentSession(identity, hello, send=whole, close=partial(_close, send))
+        session = AgentSession(identity, hello, send=whole, close=partial(_close, send), is_certified=is_certified)
         try:
             await self.hub.connect(session)
             introduction.end()
@@ -163,22 +174,6 @@ class AgentSocket:
             self.hub.receive(session, message)
 
 
-def _is_of(certificate: Any, identity: AgentIdentity) -> bool:
-    """Whether a certificate that was shown is of the credential's agent. Who shows none is believed by its credential:
-    it may be about to get its first, or its last has ended."""
-    if not certificate:
-        return True
-    try:
-        name = name_of_peer(certificate)
-    except BadName as error:
-        log.warning("refused %s %s: %s", identity.kind, identity.id, error)
-        return False
-    if (name.kind.value, name.id) != (identity.kind.value, identity.id):
-        log.warning("refused a credential of %s %s with the certificate of %s", identity.kind, identity.id, name)
-        return False
-    return True
-
-
 async def _frame(receive: Receive) -> bytes | str:
     event = await receive()
     if event["type"] == "websocket.disconnect":
@@ -212,7 +207,10 @@ async def _close(send: Send, reason: str) -> None:
     await send({"type": "websocket.close", "code": CLOSE_REFUSED, "reason": reason[:100]})
 
 
-async def _respond(send: Send, status: int, retry_after_s: float, why: bytes) -> None:
-    headers = [(b"retry-after", str(ceil(retry_after_s)).encode())]
+def _retry_after(seconds: float) -> Headers:
+    return [(b"retry-after", str(ceil(seconds)).encode())]
+
+
+async def _respond(send: Send, status: int, why: bytes, headers: Headers) -> None:
     await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": why})

@@ -18,7 +18,7 @@ from fleet.consumers.batches import Batches
 from fleet.consumers.token_bucket import TokenBucket
 from fleet.selectors.trust import Trust, trust_now
 from fleet.services.certificate import CertificateOrder
-from fleet.services.enrolment import AgentCertificate, AgentIdentity, agent_certificates_issue
+from fleet.services.enrolment import AgentCertificate, AgentIdentity, AgentOrder, agent_certificates_issue
 from kernel import clock
 
 REQUESTS_PER_S, REQUESTS_BURST = 1 / 15.0, 4.0
@@ -31,6 +31,7 @@ class TrustedSession(Protocol):
     """What this needs of a session: whose it is, what it was told last, and what ends with it."""
 
     identity: AgentIdentity
+    is_certified: bool
     trust_version: str
     requests: "TokenBucket | None"
     is_cut: bool
@@ -47,7 +48,7 @@ class CertificateExchange:
     ) -> None:
         self._in_database = in_database
         self._send = send
-        self._orders: Batches[tuple[CertificateOrder, str], AgentCertificate] = Batches(self._sign)
+        self._orders: Batches[AgentOrder, AgentCertificate] = Batches(self._sign)
         self._tasks: set[asyncio.Task[object]] = set()
 
     def request(self, session: TrustedSession, message: CertificateRequest) -> None:
@@ -81,7 +82,7 @@ class CertificateExchange:
             IdentityKind(identity.kind.value), identity.id, message.request, believed=message.believed
         )
         try:
-            signed = await self._orders.ask((order, identity.prefix))
+            signed = await self._orders.ask(AgentOrder(order, identity.prefix, session.is_certified))
         except Exception as error:
             log.error("no certificate for %s: %s", identity.id, error)
             return
@@ -91,7 +92,7 @@ class CertificateExchange:
         if signed.credential is not None:
             await self._send(session, Credential(signed.credential), "its new credential")
 
-    async def _sign(self, orders: Sequence[tuple[CertificateOrder, str]]) -> list[AgentCertificate | Exception]:
+    async def _sign(self, orders: Sequence[AgentOrder]) -> list[AgentCertificate | Exception]:
         issue = partial(agent_certificates_issue, now=clock.now())
         found: list[AgentCertificate | Exception] = await self._in_database(issue, orders)
         return found

@@ -11,17 +11,15 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from channels.layers import get_channel_layer
 from django.conf import settings
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections, connections
+from django.db import DatabaseError, close_old_connections, connections
 
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import CertificateRequest, DownMessage, Hello, UpMessage
@@ -31,6 +29,7 @@ from fleet.consumers.batches import Batches
 from fleet.consumers.certificates import CertificateExchange
 from fleet.consumers.introductions import Introductions
 from fleet.consumers.knocks import Knocks
+from fleet.consumers.lanes import Lane, lane_thread
 from fleet.consumers.pending_causes import PendingCauses
 from fleet.consumers.token_bucket import TokenBucket
 from fleet.services.agent_releases import agent_refused
@@ -38,6 +37,7 @@ from fleet.services.enrolment import (
     AgentIdentity,
     agents_identify,
     credential_prefixes,
+    credentials_bind,
     credentials_replaced,
     credentials_revoked,
 )
@@ -71,13 +71,15 @@ class AgentSession:
 
     `sending` is the sending under way, if any. Once `is_cut`, further messages from the agent are ignored.
     `trust_version` is of what it was told to believe, `tls_version` of what an ingress was told of applications' TLS,
-    `requests` its budget for certificates. `listener` is this process, once the session is connected.
+    `requests` its budget for certificates. `listener` is this process, once the session is connected. `is_certified`:
+    the agent showed its certificate.
     """
 
     identity: AgentIdentity
     hello: Hello
     send: Callable[[DownMessage], Awaitable[None]]
     close: Callable[[str], Awaitable[None]]
+    is_certified: bool = False
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     since: datetime = field(default_factory=clock.now)
     sent_version: int = -1
@@ -111,33 +113,6 @@ class AgentHandler(Protocol):
         """Agent id -> the current version and its message, for each session that was last sent another version."""
 
 
-class Lane(StrEnum):
-    """What has a thread and a connection of its own."""
-
-    REPORTS = "reports"
-    """And the lease that says that they are written: one proves the other."""
-    ORDERS = "orders"
-    HELLOS = "hellos"
-    CREDENTIALS = "credentials"
-    """Strangers' look-ups."""
-    CERTIFICATES = "certificates"
-
-
-CONNECTION_KEPT_S = 60
-
-
-def take_own_connection() -> None:
-    """The calling thread's connection is its own from here on, and none of the pool that requests share."""
-    own = connections[DEFAULT_DB_ALIAS].copy()
-    own.settings_dict["OPTIONS"].pop("pool", None)
-    own.settings_dict["CONN_MAX_AGE"] = CONNECTION_KEPT_S
-    connections[DEFAULT_DB_ALIAS] = own
-
-
-def _lane_thread(lane: Lane) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"agents-{lane}", initializer=take_own_connection)
-
-
 def _identify(credentials: list[str]) -> list[AgentIdentity | None]:
     found = agents_identify(credentials)
     if shown := [identity.prefix for identity in found if identity]:
@@ -157,8 +132,9 @@ class AgentHub:
         self._newest_credential = 0
         self.introductions = Introductions()
         self._identities = Batches(self._look_up)
+        self._bindings: Batches[str, None] = Batches(self._bind)
         self._hellos = {kind: Batches(partial(self._store_hellos, handler)) for kind, handler in handlers.items()}
-        self._lanes = {lane: _lane_thread(lane) for lane in Lane}
+        self._lanes = {lane: lane_thread(lane) for lane in Lane}
         self._certificates = CertificateExchange(partial(self.in_database, Lane.CERTIFICATES), self._send_in_time)
         self._loop_watch = ControlLoopWatch()
         self._host_watch = ControlHostWatch()
@@ -208,8 +184,13 @@ class AgentHub:
         """The agent of this credential; None if it is unknown or revoked."""
         return await self._identities.ask(credential)
 
-    async def note_other_protocol(self, identity: AgentIdentity, reason: str) -> None:
-        """Have the timeline say that an agent was refused for the protocol that it speaks; the agent comes again."""
+    async def bind(self, identity: AgentIdentity) -> None:
+        """The agent has shown its certificate: from now on its credential counts only with it."""
+        if not identity.is_bound:
+            await self._bindings.ask(identity.prefix)
+
+    async def note_refused(self, identity: AgentIdentity, reason: str) -> None:
+        """Have the timeline say why an agent was refused; the agent comes again."""
         try:
             await self.in_database(Lane.HELLOS, lambda: agent_refused(identity, reason, now=clock.now()))
         except DatabaseError as error:
@@ -217,6 +198,10 @@ class AgentHub:
 
     async def _look_up(self, credentials: list[str]) -> list[AgentIdentity | None]:
         return await self.in_database(Lane.CREDENTIALS, _identify, credentials)
+
+    async def _bind(self, prefixes: list[str]) -> list[None]:
+        await self.in_database(Lane.HELLOS, lambda: credentials_bind(prefixes, now=clock.now()))
+        return [None] * len(prefixes)
 
     async def _store_hellos(self, handler: AgentHandler, hellos: list[Hello]) -> list[Conflict | None]:
         refused = await self.in_database(Lane.HELLOS, handler.on_hellos, hellos)

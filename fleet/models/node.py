@@ -164,7 +164,8 @@ class JoinToken(models.Model):
 
 
 class AgentCredential(models.Model):
-    """What an agent shows on every connection."""
+    """What an agent shows on every connection. `bound_at`: since when it counts only with a certificate of its agent,
+    because one was shown with it; NULL: none was yet."""
 
     prefix = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
@@ -173,6 +174,7 @@ class AgentCredential(models.Model):
     region = models.CharField(max_length=64)
     created_at = models.DateTimeField()
     revoked_at = models.DateTimeField(null=True)
+    bound_at = models.DateTimeField(null=True)
 
     def __str__(self) -> str:
         return f"credential {self.prefix} of {self.subject}"

@@ -1,4 +1,4 @@
-"""Which releases of the agent the fleet has, and who was refused for speaking another protocol."""
+"""Which releases of the agent the fleet has, and which agents were refused."""
 
 import logging
 from datetime import datetime, timedelta
@@ -66,7 +66,7 @@ def archives_note(row: AgentRelease) -> None:
 
 
 def agent_refused(identity: AgentIdentity, reason: str, *, now: datetime) -> None:
-    """Put into the timeline, once an hour, that an agent was refused for its protocol."""
+    """Put into the timeline, once an hour, that an agent was refused and why."""
     said = Event.objects.filter(kind="agent.refused", detail__agent=identity.id, at__gt=now - SAID_AGAIN_AFTER)
     if said.exists():
         return

@@ -3,13 +3,17 @@ gets as long as that counts: certificates, and newer credentials."""
 
 import hashlib
 import hmac
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
+from django.conf import settings
 from django.db import connection, transaction
 
+from engine_agent.protocol.identity import BadName, name_of_peer
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, JoinToken, Machine
 from fleet.planning.machines import has_machine_agent
@@ -38,6 +42,10 @@ WHERE shown.prefix = ANY(%s) AND older.kind = shown.kind AND older.subject = sho
 AND older.id < shown.id AND older.revoked_at IS NULL
 """
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
+PEER_CERTIFICATE = "peer_certificate"
+"""Of a scope: the certificate that the client showed and TLS verified, as `ssl` decodes it; None or absent: none."""
+
+log = logging.getLogger(__name__)
 
 
 class EnrolmentRefused(Exception):
@@ -48,14 +56,43 @@ class CredentialRevoked(Exception):
     """The credential that a certificate was asked for with counts no more."""
 
 
+class CertificateNotShown(Exception):
+    """The credential counts only with the agent's certificate, which was not shown."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """Who is at the other end of an agent's connection."""
+    """Who is at the other end of an agent's connection. `is_bound`: the credential counts only with a certificate."""
 
     kind: AgentKind
     id: str
     region: str
     prefix: str
+    is_bound: bool = False
+
+
+def certificate_is_of(certificate: Any, identity: AgentIdentity) -> bool:
+    """Whether a certificate, as `ssl` decodes it, is of the credential's agent. TLS has checked its authority and its
+    revocation. It may have ended: the key still proves an agent that was off for long."""
+    try:
+        name = name_of_peer(certificate)
+    except BadName as error:
+        log.warning("refused %s %s: %s", identity.kind, identity.id, error)
+        return False
+    if (name.kind.value, name.id) != (identity.kind.value, identity.id):
+        log.warning("refused a credential of %s %s with the certificate of %s", identity.kind, identity.id, name)
+        return False
+    return True
+
+
+def certificate_missing(identity: AgentIdentity) -> str:
+    """Why a credential that comes without a certificate is refused, and what to do; "" if it is not."""
+    if not identity.is_bound or settings.PLAIN_LINKS:
+        return ""
+    return (
+        f"the credential of {identity.kind} {identity.id} counts only with the agent's certificate, and none was shown;"
+        " an agent that has lost its certificate must join anew"
+    )
 
 
 def join_token_issue(*, kind: AgentKind, subject: str, region: str, expires_at: datetime) -> str:
@@ -74,18 +111,22 @@ def join_token_issue(*, kind: AgentKind, subject: str, region: str, expires_at: 
     return issued.text
 
 
-def agent_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetime) -> str:
+def agent_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetime, certificate: Any = None) -> str:
     """Exchange a join token for a credential; older credentials of the agent are revoked.
 
     A token may be used again until it expires by whoever used it first, because the first response may have been lost:
     `nonce` is a number that this agent made, keeps, and shows with every try. Whoever else got hold of the token gets
-    nothing for it, and cannot have the agent's credential revoked. In place of a token a machine shows its credential.
+    nothing for it, and cannot have the agent's credential revoked. In place of a token a machine shows its credential,
+    and its `certificate` (as `ssl` decodes it).
 
     Raises:
         EnrolmentRefused: unknown, expired, issued for another agent, used with another nonce, or a nonce that is none.
     """
     by_machine = agents_identify([token])[0]
     if by_machine is not None and by_machine.kind is AgentKind.MACHINE:
+        refusal = certificate_missing(by_machine) if certificate is None else ""
+        if refusal or (certificate is not None and not certificate_is_of(certificate, by_machine)):
+            raise EnrolmentRefused(refusal or f"the certificate that was shown is not of {by_machine.id}")
         return _enrol_by_machine(by_machine, kind, subject, now)
     with transaction.atomic():
         row = JoinToken.objects.select_for_update().filter(prefix=secret_prefix(token) or "").first()
@@ -151,6 +192,21 @@ def credentials_replaced(prefixes: list[str], *, now: datetime) -> int:
         return int(cursor.rowcount)
 
 
+def credentials_bind(prefixes: Sequence[str], *, now: datetime) -> None:
+    """From now on these credentials count only with a certificate of their agent: each was shown with one."""
+    AgentCredential.objects.filter(prefix__in=prefixes, bound_at__isnull=True).update(bound_at=now)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOrder:
+    """A certificate that an agent wants over a connection that it opened with the credential of this prefix;
+    `is_certified`: and with its certificate."""
+
+    order: CertificateOrder
+    prefix: str
+    is_certified: bool
+
+
 @dataclass(frozen=True, slots=True)
 class AgentCertificate:
     """What an agent gets for its request; `credential`: a newer one, if its own is old enough."""
@@ -159,31 +215,38 @@ class AgentCertificate:
     credential: str | None
 
 
-def agent_certificates_issue(
-    orders: Sequence[tuple[CertificateOrder, str]], *, now: datetime
-) -> list[AgentCertificate | Exception]:
-    """Sign what agents ask for, each with the prefix of the credential that it showed; where one is not signed, the
-    exception that says why: `CredentialRevoked`, `BadRequest` or `BadName`.
+def agent_certificates_issue(orders: Sequence[AgentOrder], *, now: datetime) -> list[AgentCertificate | Exception]:
+    """Sign what agents ask for; where one is not signed, the exception that says why: `CredentialRevoked`,
+    `CertificateNotShown`, `BadRequest` or `BadName`.
 
     Whoever revokes one of these credentials meanwhile waits, and then revokes what was signed and renewed here, too.
 
     Raises:
         SealedAway: the key of the authority that signs cannot be opened.
     """
-    prefixes = {prefix for _, prefix in orders}
+    prefixes = {one.prefix for one in orders}
     with transaction.atomic():
         rows = AgentCredential.objects.select_for_update().filter(prefix__in=prefixes, revoked_at__isnull=True)
         counting = {row.prefix: row for row in rows.order_by("pk")}
-        signed = iter(certificates_issue([order for order, prefix in orders if prefix in counting], now=now))
+        refusals = [_order_refusal(one, counting.get(one.prefix)) for one in orders]
+        allowed = [one.order for one, refusal in zip(orders, refusals, strict=True) if refusal is None]
+        signed = iter(certificates_issue(allowed, now=now))
         outcomes: list[AgentCertificate | Exception] = []
-        for order, prefix in orders:
-            if prefix not in counting:
-                outcomes.append(CredentialRevoked(f"the credential that {order.subject} showed was revoked"))
-            elif isinstance(one := next(signed), Exception):
-                outcomes.append(one)
+        for one, refusal in zip(orders, refusals, strict=True):
+            outcome = refusal or next(signed)
+            if isinstance(outcome, Exception):
+                outcomes.append(outcome)
             else:
-                outcomes.append(AgentCertificate(one, _renewed(counting[prefix], now)))
+                outcomes.append(AgentCertificate(outcome, _renewed(counting[one.prefix], now)))
     return outcomes
+
+
+def _order_refusal(wanted: AgentOrder, credential: AgentCredential | None) -> Exception | None:
+    if credential is None:
+        return CredentialRevoked(f"the credential that {wanted.order.subject} showed was revoked")
+    if credential.bound_at is not None and not wanted.is_certified:
+        return CertificateNotShown(f"{wanted.order.subject} did not show its certificate, and gets no other")
+    return None
 
 
 def _renewed(row: AgentCredential, now: datetime) -> str | None:
@@ -198,6 +261,7 @@ def _renewed(row: AgentCredential, now: datetime) -> str | None:
         subject=row.subject,
         region=row.region,
         created_at=now,
+        bound_at=row.bound_at,
     )
     return issued.text
 
@@ -205,7 +269,7 @@ def _renewed(row: AgentCredential, now: datetime) -> str | None:
 def _identity(credential: str, row: AgentCredential | None) -> AgentIdentity | None:
     if row is None or not secret_matches(credential, row.digest):
         return None
-    return AgentIdentity(kind=AgentKind(row.kind), id=row.subject, region=row.region, prefix=row.prefix)
+    return AgentIdentity(AgentKind(row.kind), row.subject, row.region, row.prefix, is_bound=row.bound_at is not None)
 
 
 def credential_prefixes(newest: int) -> tuple[int, list[str]]:

@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,24 @@ from controlplane import agent_door, agent_listener
 from controlplane.agent_door import AgentDoor
 from controlplane.agent_listener import AgentHttpProtocol, ControlIdentity, listen
 from controlplane.websocket_protocol import WebSocketProtocol
-from engine_agent.protocol.identity import IdentityKind, control_name
+from engine_agent.protocol.identity import IdentityKind, control_name, name_of_peer
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.connection import AgentConnection, ConnectionSettings, ConnectionStatus
-from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.runtime.identity import Identity
 from fleet.consumers.agent_socket import AgentSocket
-from fleet.consumers.hub import AgentHub
+from fleet.consumers.hub import AgentHub, AgentSession
 from fleet.consumers.node_handler import NodeHandler
-from fleet.models import IssuedCertificate
+from fleet.models import AgentCredential, IssuedCertificate
 from fleet.planning.states import MachineState
 from fleet.selectors.trust import trust_now
 from fleet.services.authority import authority_ensure
 from fleet.services.certificate import CertificateOrder, agent_trust_end, certificate_issue
+from fleet.services.enrolment import PEER_CERTIFICATE
 from fleet.services.revocation import machine_revoke
 from kernel import clock
+from kernel.models import Event
 from tests.engine_agent.authority import FleetOfTests
 from tests.engine_agent.fake_control_plane import eventually
 from tests.fleet import rows
@@ -84,6 +86,7 @@ async def listening_for(hub: AgentHub, application: Any = None) -> AsyncIterator
 @pytest.fixture(autouse=True)
 def _of_this_host(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.SWITCHYARD_HOME = tmp_path / "control-host"
+    settings.AGENT_URLS = []
     monkeypatch.setattr(agent_listener, "LOOK_EVERY_S", 0.05)
 
 
@@ -95,6 +98,7 @@ async def port(hub: AgentHub) -> AsyncIterator[int]:
 
 class Agent:
     def __init__(self, home: Path, port: int, text: str) -> None:
+        self.home, self.port = home, port
         (home / "credential").parent.mkdir(parents=True, exist_ok=True)
         (home / "credential").write_text(text)
         enrolment = Enrolment(f"https://127.0.0.1:{port}", AgentKind.NODE, "n-a", home)
@@ -125,9 +129,9 @@ async def agent(port: int, tmp_path: Path) -> Agent:
     return made
 
 
-async def certificate(identity: Identity, subject: str) -> None:
+async def certificate(identity: Identity, subject: str, *, now: datetime | None = None) -> None:
     order = CertificateOrder(IdentityKind.NODE, subject, identity.signing_request())
-    signed = await sync_to_async(certificate_issue)(order, now=clock.now())
+    signed = await sync_to_async(certificate_issue)(order, now=now or clock.now())
     identity.store(chain=signed.chain, bundle=signed.trust.bundle, revoked=signed.trust.revoked)
 
 
@@ -159,6 +163,118 @@ async def test_a_certificate_of_another_agent_keeps_a_credential_out_until_it_is
     async with agent.running():
         await eventually(lambda: "n-a" in hub.sessions)
     assert "refused a credential of node n-a with the certificate of node n-b" in caplog.text
+
+
+async def bound() -> bool:
+    return await AgentCredential.objects.filter(subject="n-a", bound_at__isnull=False).aexists()
+
+
+@asynccontextmanager
+async def certified(agent: Agent, hub: AgentHub) -> AsyncIterator[AgentSession]:
+    """While it runs: its session, opened with its certificate."""
+    async with agent.running():
+        await eventually(lambda: "n-a" in hub.sessions and hub.sessions["n-a"].is_certified, what="a certificate shown")
+        yield hub.sessions["n-a"]
+
+
+def thief(agent: Agent, tmp_path: Path) -> Agent:
+    """It has the agent's credential, and nothing else of it."""
+    made = Agent(tmp_path / "thief", agent.port, (tmp_path / "n-a" / "credential").read_text())
+    made.identity.store_trust(bundle=agent.identity.bundle_file.read_text(), revoked="")
+    return made
+
+
+async def test_an_agent_shows_its_first_certificate_at_once_and_is_bound_to_it(agent: Agent, hub: AgentHub) -> None:
+    assert not await bound()
+    async with certified(agent, hub):
+        assert await bound()
+
+
+async def test_a_stolen_credential_alone_gets_nothing_and_the_agent_keeps_its_socket(
+    agent: Agent, hub: AgentHub, tmp_path: Path
+) -> None:
+    async with certified(agent, hub) as session, thief(agent, tmp_path).running() as other:
+        await eventually(lambda: "must join anew" in other.connection.status.reason)
+        assert hub.sessions == {"n-a": session}
+        assert not session.is_cut
+        assert not other.identity.has_certificate
+    event = await Event.objects.aget(kind="agent.refused")
+    assert "none was shown" in event.message
+
+
+async def test_nor_does_it_with_the_certificate_of_another_agent(
+    agent: Agent, hub: AgentHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with certified(agent, hub) as session:
+        other = thief(agent, tmp_path)
+        await certificate(other.identity, "n-b")
+        async with other.running():
+            await eventually(lambda: "with the certificate of node n-b" in caplog.text)
+            await eventually(lambda: "none was shown" in caplog.text)
+        assert hub.sessions == {"n-a": session}
+
+
+@pytest.mark.parametrize("shows", [True, False])
+async def test_who_enrols_for_another_is_known_by_the_certificate_that_it_shows(
+    agent: Agent, hub: AgentHub, shows: bool
+) -> None:
+    """As a machine does for the node that it was told to run."""
+    await certificate(agent.identity, "n-a")
+    shown: list[Any] = []
+
+    async def looks(scope: Any, receive: Any, send: Any) -> None:
+        shown.append(scope[PEER_CERTIFICATE])
+        await answers_whole_requests(scope, receive, send)
+
+    async with listening_for(hub, looks) as port:
+        enrolment = Enrolment(f"https://127.0.0.1:{port}", AgentKind.NODE, "n-b", agent.home / "b", join_token="t")
+        Identity(enrolment.home).store_trust(bundle=agent.identity.bundle_file.read_text(), revoked="")
+        with suppress(EnrolmentRefused, EnrolmentUnreachable):
+            await enrolment.enrol(shown_by=agent.identity if shows else None)
+    assert [one and str(name_of_peer(one)) for one in shown] == ["node n-a" if shows else None]
+
+
+async def test_an_agent_that_lost_its_certificate_says_that_it_must_join_anew(agent: Agent, hub: AgentHub) -> None:
+    async with certified(agent, hub):
+        pass
+    agent.identity.combined_file.unlink()
+    async with agent.running():
+        await eventually(lambda: "must join anew" in agent.connection.status.reason)
+    assert not hub.sessions
+
+
+async def test_an_agent_that_was_off_until_its_certificate_had_ended_comes_back_with_it(
+    agent: Agent, hub: AgentHub
+) -> None:
+    await certificate(agent.identity, "n-a", now=clock.now() - timedelta(days=3))
+    before = agent.identity.validity()
+    assert before is not None
+    assert before.not_after < clock.now()
+    await AgentCredential.objects.aupdate(bound_at=clock.now())
+    async with certified(agent, hub):
+        await eventually(lambda: agent.identity.validity() != before, what="another certificate")
+
+
+async def test_a_web_that_ends_in_the_middle_of_handshakes_makes_no_certificate_count_as_lost(
+    agent: Agent, hub: AgentHub
+) -> None:
+    """It looks to an agent like a refusal in TLS."""
+    async with certified(agent, hub):
+        pass
+    ended = 0
+
+    async def ends_once(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal ended
+        ended += 1
+        if ended == 1:
+            raise ConnectionAbortedError
+        await AgentSocket(hub)(scope, receive, send)
+
+    async with listening_for(hub, ends_once) as port:
+        again = Agent(agent.home, port, (agent.home / "credential").read_text())
+        async with again.running():
+            await eventually(lambda: "n-a" in hub.sessions)
+            assert hub.sessions["n-a"].is_certified
 
 
 async def test_a_revoked_certificate_is_refused_by_the_handshake_without_a_restart(

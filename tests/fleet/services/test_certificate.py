@@ -37,10 +37,13 @@ from fleet.services.certificate import (
 from fleet.services.enrolment import (
     CREDENTIAL_RENEWED_AFTER,
     AgentCertificate,
+    AgentOrder,
+    CertificateNotShown,
     CredentialRevoked,
     agent_certificates_issue,
     agents_identify,
     credential_issue,
+    credentials_bind,
     join_token_issue,
 )
 from kernel import clock
@@ -173,11 +176,30 @@ def test_whose_credential_was_revoked_gets_no_certificate_though_its_socket_is_o
         credential(subject)
     request = Identity(tmp_path).signing_request()
     agent_trust_end(kind="node", subject="n-1", now=NOW)
-    orders = [(CertificateOrder(NODE, subject, request), subject) for subject in ("n-1", "n-2")]
+    orders = [AgentOrder(CertificateOrder(NODE, subject, request), subject, False) for subject in ("n-1", "n-2")]
     refused, issued = agent_certificates_issue(orders, now=NOW)
     assert isinstance(refused, CredentialRevoked)
     assert isinstance(issued, AgentCertificate)
     assert IssuedCertificate.objects.get().subject == "n-2"
+
+
+@pytest.mark.django_db
+def test_a_credential_that_was_shown_with_a_certificate_gets_another_only_with_one(tmp_path: Path) -> None:
+    credential("n-1")
+    order = CertificateOrder(NODE, "n-1", Identity(tmp_path).signing_request())
+    (first,) = agent_certificates_issue([AgentOrder(order, "n-1", False)], now=NOW)
+    assert isinstance(first, AgentCertificate)
+    credentials_bind(["n-1"], now=NOW)
+    later = NOW + CREDENTIAL_RENEWED_AFTER
+    refused, renewed = agent_certificates_issue(
+        [AgentOrder(order, "n-1", is_certified) for is_certified in (False, True)], now=later
+    )
+    assert isinstance(refused, CertificateNotShown)
+    assert isinstance(renewed, AgentCertificate)
+    assert renewed.credential
+    [newest] = agents_identify([renewed.credential])
+    assert newest is not None
+    assert newest.is_bound
 
 
 def _someone_waits_for_a_lock() -> bool:
@@ -213,7 +235,7 @@ def test_what_ends_trust_during_the_signing_revokes_what_is_signed_and_renewed(
 
     revoking = threading.Thread(target=revoke)
     with transaction.atomic():
-        (issued,) = agent_certificates_issue([(order, "n-1")], now=later)
+        (issued,) = agent_certificates_issue([AgentOrder(order, "n-1", False)], now=later)
         revoking.start()
         assert eventually(lambda: not revoking.is_alive() or _someone_waits_for_a_lock())
     revoking.join()

@@ -165,6 +165,31 @@ def test_a_machine_enrols_what_it_was_told_to_run_and_nothing_else() -> None:
         agent_enrol(token=credential, kind="node", subject="n-00000001", nonce=OTHER, now=NOW)
 
 
+def test_a_machine_that_has_a_certificate_enrols_its_agent_only_with_it() -> None:
+    """Its credential alone would take the node's place."""
+    credential = enrol(invite().text)
+    machine = machine_id_of(NONCE)
+    Machine.objects.update(state=MachineState.TAKEN.value, runs="n-00000001")
+    AgentCredential.objects.update(bound_at=NOW)
+
+    def enrol_node(certificate: object) -> str:
+        return agent_enrol(
+            token=credential, kind="node", subject="n-00000001", nonce=OTHER, now=NOW, certificate=certificate
+        )
+
+    with pytest.raises(EnrolmentRefused, match="none was shown"):
+        enrol_node(None)
+    with pytest.raises(EnrolmentRefused, match=f"is not of {machine}"):
+        enrol_node(peer("m-00000002"))
+    assert agents_identify([enrol_node(peer(machine))])[0]
+
+
+def peer(machine: str) -> dict[str, object]:
+    """A certificate as `ssl` decodes it."""
+    names = (("URI", f"spiffe://f-0123abcd/machine/{machine}"), ("DNS", f"{machine}.machine.f-0123abcd"))
+    return {"subjectAltName": names}
+
+
 def test_a_machine_that_wiped_goes_back_to_the_pool() -> None:
     machine = rows.machine("m-00000001", state=MachineState.WIPING.value, runs="n-00000001", desired_version=7)
     report("m-00000001", MachinePhase.IDLE, version=6)
