@@ -52,7 +52,7 @@ async def _serve(home: Path, plain: int, encrypted: int) -> None:
     import uvicorn
     from uvicorn.server import ServerState
 
-    from controlplane.agent_listener import AgentHttpProtocol
+    from controlplane.http_connections import HttpCrowd, http_connections
     from controlplane.web import server_config
     from fleet.consumers.knocks import Knock, Knocks
 
@@ -60,10 +60,11 @@ async def _serve(home: Path, plain: int, encrypted: int) -> None:
     config: uvicorn.Config = server_config(_accept)
     config.load()
     state = ServerState()
+    make = http_connections(config, state, HttpCrowd(most=2_000, head_s=5.0))
     context = renewed_server_context(Identity(home), client_certificate=ssl.CERT_OPTIONAL)
     for port, tls in ((plain, None), (encrypted, context)):
         await asyncio.get_running_loop().create_server(
-            lambda: AgentHttpProtocol(config=config, server_state=state, app_state={}),
+            lambda: make(lambda: None),
             "127.0.0.1",
             port,
             ssl=tls,

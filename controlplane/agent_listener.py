@@ -1,9 +1,9 @@
 """Web's listener for agents: TLS with the control plane's own certificate, which it renews in place.
 
 A client may show a certificate and need not: an agent that enrols has none yet. One that is shown must be of the fleet
-and not revoked, may have ended, and is in the scope. What strangers cost is bounded: a handshake and the head of the
-first request have `FIRST_WORD_S` each, `MOST_WITHOUT_WEBSOCKET` connections have none at once, and one address has so
-many at all (`controlplane.agent_door`).
+and not revoked, may have ended, and is in the scope. Unauthenticated connections are bounded: a handshake and the head
+of a request have 5 s each, and there are limits of connections without a WebSocket (`controlplane.http_connections`)
+and of connections of one network (`controlplane.connection_door`).
 """
 
 import asyncio
@@ -14,26 +14,24 @@ import ssl
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
 from django.conf import settings
 from django.db import connections
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from controlplane.agent_door import AgentDoor
+from controlplane.connection_door import ConnectionDoor, ConnectionLimits
+from controlplane.http_connections import HttpCrowd, http_connections
 from engine_agent.protocol.identity import CONTROL_ID, IdentityKind
 from engine_agent.runtime.identity import Identity, renewed_server_context
 from fleet.models import IssuedCertificate
 from fleet.services.authority import authority_ensure
 from fleet.services.certificate import CertificateOrder, certificate_issue
-from fleet.services.enrolment import PEER_CERTIFICATE
 from kernel import clock
+from kernel.addresses import is_loopback
 
-FIRST_WORD_S = 5.0
-MOST_WITHOUT_WEBSOCKET = 2_000
-"""A quarter of the files that a process may have open, at the least that we run with."""
+HANDSHAKE_S, HEAD_S = 5.0, 5.0
 LOOK_EVERY_S = 2.0
 """At the control plane's certificate and at what was revoked."""
 
@@ -79,60 +77,12 @@ class ControlIdentity:
         return not IssuedCertificate.objects.filter(serial=validity.serial, revoked_at__isnull=True).exists()
 
 
-class AgentHttpProtocol(HttpToolsProtocol):
-    """A connection until it is a WebSocket: it must say what it wants in time, each time, and there may not be too
-    many. Head and body have `FIRST_WORD_S` each; how long the answer takes is not its matter."""
-
-    without_websocket = 0
-
-    def __init__(self, *, ended: Callable[[], None], **of_uvicorn: Any) -> None:
-        super().__init__(**of_uvicorn)
-        self._ended = ended
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._count(1)
-        self._deadline = self.loop.call_later(FIRST_WORD_S, transport.abort)
-        if AgentHttpProtocol.without_websocket > MOST_WITHOUT_WEBSOCKET:
-            transport.abort()
-
-    def on_message_begin(self) -> None:
-        self._wait_for_more()
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._wait_for_more()
-        encrypted = self.transport.get_extra_info("ssl_object")
-        cast(Any, self.scope)[PEER_CERTIFICATE] = encrypted.getpeercert() or None
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._deadline.cancel()
-        super().on_message_complete()
-
-    def handle_websocket_upgrade(self) -> None:
-        self._deadline.cancel()
-        self._count(-1)
-        super().handle_websocket_upgrade()
-        self.transport.get_protocol().ended = self._ended  # type: ignore[attr-defined]  # a WebSocketProtocol
-
-    def _wait_for_more(self) -> None:
-        self._deadline.cancel()
-        self._deadline = self.loop.call_later(FIRST_WORD_S, self.transport.abort)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._deadline.cancel()
-        self._count(-1)
-        self._ended()
-        super().connection_lost(exc)
-
-    @staticmethod
-    def _count(change: int) -> None:
-        AgentHttpProtocol.without_websocket += change
-
-
 async def listen(
-    bound: socket.socket, config: uvicorn.Config, state: ServerState, opened: Callable[[Any], Any]
+    bound: socket.socket,
+    config: uvicorn.Config,
+    state: ServerState,
+    limits: ConnectionLimits,
+    opened: Callable[[Any], Any],
 ) -> None:
     """Open the listener once there is a certificate, tell `opened`, and keep the certificate fresh until cancelled."""
     control = ControlIdentity(settings.SWITCHYARD_HOME)
@@ -143,7 +93,7 @@ async def listen(
                 await asyncio.to_thread(_refresh, control)
             finally:
                 if not is_open and control.identity.has_certificate:
-                    opened(_listener(bound, config, state, control.identity))
+                    opened(_listener(bound, config, state, limits, control.identity))
                     is_open = True
             problem = ""
         except Exception as error:
@@ -152,14 +102,14 @@ async def listen(
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-def _listener(bound: socket.socket, config: uvicorn.Config, state: ServerState, identity: Identity) -> AgentDoor:
-    def connection(ended: Callable[[], None]) -> AgentHttpProtocol:
-        return AgentHttpProtocol(ended=ended, config=config, server_state=state, app_state={})
-
+def _listener(
+    bound: socket.socket, config: uvicorn.Config, state: ServerState, limits: ConnectionLimits, identity: Identity
+) -> ConnectionDoor:
     context = renewed_server_context(identity, client_certificate=ssl.CERT_OPTIONAL)
     # A connection takes over renewed files from the first context, but not what is checked.
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF | NO_CHECK_TIME
-    door = AgentDoor(bound, context, connection, FIRST_WORD_S)
+    make = http_connections(config, state, HttpCrowd(limits.http, HEAD_S))
+    door = ConnectionDoor(bound, make, limits, is_unlimited=is_loopback, context=context, handshake_s=HANDSHAKE_S)
     door.start(config.backlog)
     return door
 

@@ -16,12 +16,14 @@ require_secret_key()  # before all that takes its time to load
 http_application = get_asgi_application()  # loads the apps; what follows needs them
 
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
+from channels.security.websocket import WebsocketDenier  # noqa: E402
 from django.conf import settings  # noqa: E402
-from django.urls import path  # noqa: E402
+from django.urls import path, re_path  # noqa: E402
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware  # noqa: E402
 
 from controlplane.api.change_feed import ChangeFeed  # noqa: E402
 from controlplane.api.watch_middleware import WatchMiddleware  # noqa: E402
+from controlplane.client_share import ClientShare  # noqa: E402
 from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
 from controlplane.paths import AGENT_ONLY_PATHS, INGRESS_PATHS, PathsOf  # noqa: E402
 from controlplane.request_bodies import RequestBodies  # noqa: E402
@@ -46,6 +48,9 @@ routes = ProtocolTypeRouter(
             [
                 path("agents/ws", cast(Any, AgentSocket(hub))),
                 *websocket_urlpatterns,
+                re_path(
+                    "", cast(Any, WebsocketDenier.as_asgi())
+                ),  # else every unknown path leaves a traceback in the log
             ]
         ),
     }
@@ -53,7 +58,7 @@ routes = ProtocolTypeRouter(
 
 plain_routes = routes if settings.PLAIN_LINKS else PathsOf(routes, AGENT_ONLY_PATHS, are_served=False)
 application = (
-    ProxyHeadersMiddleware(cast(Any, plain_routes), settings.TRUSTED_PROXIES)
+    ProxyHeadersMiddleware(cast(Any, ClientShare(cast(Any, plain_routes))), settings.TRUSTED_PROXIES)
     if settings.TRUSTED_PROXIES
     else plain_routes
 )

@@ -7,7 +7,6 @@ spools what it receives (Django: to a temporary file), within one budget of byte
 """
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -19,15 +18,15 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import DatabaseError, connections
 
-from controlplane.api.problems import API_ROOT, CONTENT_TYPE, problem_document
 from controlplane.body_shares import BodyShares, FairPlaces, OverShare
 from controlplane.observability.middleware import count_request
 from controlplane.paths import INGRESS_PATHS
+from controlplane.refused_requests import RequestRefused, refuse
 from kernel import clock
 from kernel.addresses import client_network, is_loopback
 from traffic.api.response_create import TENANT
 from traffic.api.stored_file import FILES_PATH
-from traffic.api.stored_response import RETRY_AFTER_S, application_with_key, refusal_json
+from traffic.api.stored_response import application_with_key
 from traffic.planning.application_refusal import ApplicationRefused
 from traffic.services.response_outcome import RESPONSES_PATH
 from traffic.services.stored_file import file_settings
@@ -50,18 +49,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class BodyRefused(Exception):
-    """`code` and `param` as applications read them. `again`: whether the same request may be accepted soon."""
-
-    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
-
-    @property
-    def again(self) -> bool:
-        return self.status in {429, 503}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +78,15 @@ class RequestBodies:
         began = perf_counter()
         try:
             await self._with_body(scope, receive, send)
-        except (BodyRefused, ApplicationRefused) as refusal:
-            await _refuse(scope, refusal, send)
+        except (RequestRefused, ApplicationRefused) as refusal:
+            await refuse(scope, refusal, send)
             count_request(scope["path"], scope["method"], refusal.status, perf_counter() - began)
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         most = _most_bytes(scope)
-        too_long = BodyRefused(413, "request_too_large", f"the body is longer than {most} bytes")
+        too_long = RequestRefused(413, "request_too_large", f"the body is longer than {most} bytes")
         if _is_upload(scope):
-            too_long = BodyRefused(413, "file_too_large", f"the form is longer than {most} bytes", "file")
+            too_long = RequestRefused(413, "file_too_large", f"the form is longer than {most} bytes", "file")
         if _stated_length(scope) > most:
             raise too_long
         owner = await self._owner(scope)
@@ -139,7 +126,7 @@ class RequestBodies:
 class _Body:
     """What the application receives. A refused body becomes a disconnect, so the application sends nothing."""
 
-    def __init__(self, receive: Receive, most: int, too_long: BodyRefused, owner: Owner, shares: BodyShares) -> None:
+    def __init__(self, receive: Receive, most: int, too_long: RequestRefused, owner: Owner, shares: BodyShares) -> None:
         self._receive, self._most, self._too_long = receive, most, too_long
         self._owner, self._shares = owner, shares
         self._began: float | None = None
@@ -147,7 +134,7 @@ class _Body:
         self._is_coming = False
         self.then: Callable[[], Awaitable[Any]] | None = None
         """Awaited once the body is whole, before the application has the last of it."""
-        self.refusal: BodyRefused | None = None
+        self.refusal: RequestRefused | None = None
 
     async def __call__(self) -> Message:
         if self.refusal is not None:
@@ -156,15 +143,15 @@ class _Body:
             return await self._receive()  # whether the client leaves
         try:
             return await self._next()
-        except BodyRefused as refusal:
+        except RequestRefused as refusal:
             self.refusal = refusal
         except OverShare as over:
-            self.refusal = BodyRefused(*_OVER[over.is_of_all], str(over))
+            self.refusal = RequestRefused(*_OVER[over.is_of_all], str(over))
         except TimeoutError:
             message = (
                 f"the body came too slowly: it has {GRACE_S:g} s, and a second more for each {LEAST_BYTES_PER_S} bytes"
             )
-            self.refusal = BodyRefused(408, "request_timeout", message)
+            self.refusal = RequestRefused(408, "request_timeout", message)
         self.end()
         return dict(DISCONNECT)
 
@@ -221,22 +208,3 @@ def _has_body(scope: Scope) -> bool:
 def _stated_length(scope: Scope) -> int:
     text = dict(scope["headers"]).get(b"content-length", b"")
     return int(text[:20]) if text.isdigit() else 0
-
-
-async def _refuse(scope: Scope, refusal: BodyRefused | ApplicationRefused, send: Send) -> None:
-    """In the form that clients of this path read."""
-    again = [("Retry-After", str(RETRY_AFTER_S))] if isinstance(refusal, BodyRefused) and refusal.again else []
-    path = scope["path"]
-    if path.startswith(API_ROOT):
-        kind, body = CONTENT_TYPE, json.dumps(problem_document(refusal.status, str(refusal), path)).encode()
-    elif path.startswith("/v1/"):
-        if isinstance(refusal, BodyRefused):
-            refusal = ApplicationRefused(refusal.status, refusal.code, str(refusal), refusal.param)
-        again, body = refusal_json(refusal)
-        kind = "application/json"
-    else:
-        kind, body = "text/plain; charset=utf-8", f"{refusal}\n".encode()
-    headers = [*again, ("Content-Type", kind), ("Content-Length", str(len(body)))]
-    coded = [(name.lower().encode(), text.encode()) for name, text in headers]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": coded})
-    await send({"type": "http.response.body", "body": body})

@@ -10,13 +10,16 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
 from controlplane.asgi import agents_application, application
+from controlplane.connection_door import ConnectionDoor, ConnectionLimits, raised_file_limit
+from controlplane.http_connections import HttpCrowd, http_connections
 from controlplane.secret_key import require_secret_key
 from controlplane.websocket_protocol import WebSocketProtocol
+from kernel.addresses import is_in_networks, is_loopback
 
 GRACE_S = 3
 """For requests under way, at the end."""
@@ -25,6 +28,9 @@ MAX_FRAME_BYTES = 256 * 1024
 
 WS_PING_EVERY_S, WS_PONG_WITHIN_S = 5.0, 10.0
 """As agents ask us: a host that lost its power says no goodbye, and its machine is silent from then on."""
+
+HEAD_S = 10.0
+"""For the head of a request of people and programs, from the connection or the request before it."""
 
 log = logging.getLogger(__name__)
 
@@ -35,35 +41,42 @@ def main(arguments: Sequence[str]) -> int:
 
     options = _arguments(arguments, settings.SWITCHYARD_PORT, settings.SWITCHYARD_AGENT_PORT)
     require_secret_key()
-    try:
-        agents = None if settings.PLAIN_LINKS else _bound(options.agent_host, options.agent_port)
-    except OSError as error:
-        where = f"{options.agent_host}:{options.agent_port}"
-        sys.stderr.write(
-            f"web cannot listen for agents on {where}: {error.strerror}; free it, or set SWITCHYARD_AGENT_PORT\n"
-        )
-        return 1
-    WebServer(server_config(application, host=options.host, port=options.port), agents).run()
+    wanted = [(options.host, options.port, "SWITCHYARD_PORT")]
+    if not settings.PLAIN_LINKS:
+        wanted += [(options.agent_host, options.agent_port, "SWITCHYARD_AGENT_PORT")]
+    listeners = []
+    for host, port, variable in wanted:
+        try:
+            listeners.append(_bound(host, port))
+        except OSError as error:
+            sys.stderr.write(f"web cannot listen on {host}:{port}: {error.strerror}; free it, or set {variable}\n")
+            return 1
+    WebServer(server_config(application), *listeners).run()
     return 0
 
 
 class WebServer(uvicorn.Server):
-    """Uvicorn's server with a second listener, which opens once there is a certificate: whatever that waits for, people
-    are served meanwhile."""
+    """Uvicorn's server behind listeners of ours. The agents' one opens once there is a certificate; people are served
+    meanwhile. `agents` None: they connect to the other one."""
 
-    def __init__(self, config: uvicorn.Config, agents: socket.socket | None) -> None:
+    def __init__(self, config: uvicorn.Config, people: socket.socket, agents: socket.socket | None = None) -> None:
         super().__init__(config)
-        self._agents = agents
+        self._people, self._agents = people, agents
         self._listening: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started and self._agents is not None:
+        await super().startup(sockets=[])  # none of uvicorn's own
+        limits = ConnectionLimits.of_files(raised_file_limit())
+        make = http_connections(self.config, self.server_state, HttpCrowd(limits.http, HEAD_S))
+        door = ConnectionDoor(self._people, make, limits, is_unlimited=_speaks_for_many)
+        door.start(self.config.backlog)
+        self.servers.append(cast(Any, door))
+        if self._agents is not None:
             from controlplane.agent_listener import listen
 
             config = server_config(agents_application)
             config.load()
-            opened = listen(self._agents, config, self.server_state, self.servers.append)
+            opened = listen(self._agents, config, self.server_state, limits, self.servers.append)
             self._listening = asyncio.create_task(opened)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -91,6 +104,13 @@ def server_config(asgi: Any, **where: Any) -> uvicorn.Config:
         log_level="warning",
         **where,
     )
+
+
+def _speaks_for_many(address: str) -> bool:
+    """Whether connections from there are those of many clients: of a trusted proxy, or of processes of this host."""
+    from django.conf import settings
+
+    return is_loopback(address) or is_in_networks(address, settings.TRUSTED_PROXIES)
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 least. Pure."""
 
 import ipaddress
+from collections.abc import Iterable
 
 IPV6_PREFIX = 64
 """RFC 6177: no site gets less, so single addresses in it cost an attacker nothing."""
@@ -27,3 +28,12 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_network(client_network(address)).is_loopback
     except ValueError:
         return False
+
+
+def is_in_networks(address: str, networks: Iterable[str]) -> bool:
+    """Whether an address is in one of the networks."""
+    try:
+        known = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return any(known in ipaddress.ip_network(network) for network in networks)

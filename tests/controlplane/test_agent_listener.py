@@ -17,9 +17,10 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from uvicorn.server import ServerState
 
-from controlplane import agent_door, agent_listener
-from controlplane.agent_door import AgentDoor
-from controlplane.agent_listener import AgentHttpProtocol, ControlIdentity, listen
+from controlplane import agent_listener, request_bodies
+from controlplane.agent_listener import ControlIdentity, listen
+from controlplane.connection_door import ConnectionDoor, ConnectionLimits
+from controlplane.request_bodies import RequestBodies
 from controlplane.websocket_protocol import WebSocketProtocol
 from engine_agent.protocol.identity import IdentityKind, control_name, name_of_peer
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
@@ -46,7 +47,8 @@ from tests.fleet.consumers.agent_client import credential
 from tests.fleet.consumers.agent_client import eventually as stored
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
-DOORS: list[AgentDoor] = []
+LIMITS = ConnectionLimits()
+DOORS: list[ConnectionDoor] = []
 """Those of the listener that was opened last."""
 QUICK = ConnectionSettings(backoff_min_s=0.01, backoff_max_s=0.05, refused_backoff_s=0.2)
 
@@ -60,7 +62,9 @@ async def hub() -> AsyncIterator[AgentHub]:
 
 
 @asynccontextmanager
-async def listening_for(hub: AgentHub, application: Any = None) -> AsyncIterator[int]:
+async def listening_for(
+    hub: AgentHub, application: Any = None, limits: ConnectionLimits = LIMITS
+) -> AsyncIterator[int]:
     """The listener, with an application that knows agents' sockets only, or with another one; its port."""
     bound = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -68,8 +72,8 @@ async def listening_for(hub: AgentHub, application: Any = None) -> AsyncIterator
     )
     config.load()
     state = ServerState()
-    servers: list[AgentDoor] = []
-    listening = asyncio.create_task(listen(bound, config, state, servers.append))
+    servers: list[ConnectionDoor] = []
+    listening = asyncio.create_task(listen(bound, config, state, limits, servers.append))
     await eventually(lambda: servers)
     DOORS[:] = servers
     try:
@@ -127,6 +131,12 @@ async def agent(port: int, tmp_path: Path) -> Agent:
     trust = await sync_to_async(authority_ensure)(clock.now())
     made.identity.store_trust(bundle=trust.bundle, revoked="")
     return made
+
+
+def at(agent: Agent, port: int) -> Agent:
+    """The same agent at another listener."""
+    home = agent.identity.folder.parent
+    return Agent(home, port, (home / "credential").read_text())
 
 
 async def certificate(identity: Identity, subject: str, *, now: datetime | None = None) -> None:
@@ -304,7 +314,7 @@ async def test_a_revoked_certificate_is_refused_by_the_handshake_without_a_resta
 async def test_who_speaks_no_tls_or_nothing_is_hung_up_on(
     hub: AgentHub, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(agent_listener, "FIRST_WORD_S", 0.2)
+    monkeypatch.setattr(agent_listener, "HANDSHAKE_S", 0.2)
     async with listening_for(hub) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(said)
@@ -329,8 +339,9 @@ async def test_who_has_a_connection_and_does_not_finish_asking_is_hung_up_on(
     agent: Agent, hub: AgentHub, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     name = control_name(agent.identity.fleet()).dns
-    async with listening_for(hub, answers_whole_requests) as port:
-        monkeypatch.setattr(agent_listener, "FIRST_WORD_S", 0.2)  # of what follows the handshake, which takes its time
+    monkeypatch.setattr(agent_listener, "HEAD_S", 0.2)
+    monkeypatch.setattr(request_bodies, "GRACE_S", 0.2)
+    async with listening_for(hub, RequestBodies(answers_whole_requests)) as port:
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", port, ssl=agent.identity.client_context(), server_hostname=name
         )
@@ -348,28 +359,29 @@ async def answers_whole_requests(_: Any, receive: Any, send: Any) -> None:
         pass
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
-    await eventually(lambda: AgentHttpProtocol.without_websocket == 0)
 
 
-async def test_connections_without_a_websocket_are_counted_and_limited(
-    agent: Agent, port: int, hub: AgentHub, monkeypatch: pytest.MonkeyPatch
+async def test_connections_without_a_websocket_are_limited_and_websockets_do_not_count(
+    agent: Agent, hub: AgentHub
 ) -> None:
-    async with agent.running():
+    async with listening_for(hub, limits=ConnectionLimits(http=1)) as port, at(agent, port).running():
         await eventually(lambda: "n-a" in hub.sessions)
-        assert AgentHttpProtocol.without_websocket == 0
-    monkeypatch.setattr(agent_listener, "MOST_WITHOUT_WEBSOCKET", 0)
-    async with agent.running():
-        await eventually(lambda: agent.connection.status.reason not in ("", "not connected yet"))
-    assert not agent.connection.status.connected
+        name, context = control_name(agent.identity.fleet()).dns, agent.identity.client_context()
+        first, of_first = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
+        _, of_second = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
+        with suppress(ConnectionError):
+            assert await first.read(1) == b"", "the one that was silent the longest makes room"
+        for each in (of_first, of_second):
+            each.close()
+        assert "n-a" in hub.sessions
 
 
 async def test_one_address_has_so_many_connections_its_handshakes_included_and_others_none_the_less(
-    agent: Agent, port: int, hub: AgentHub, monkeypatch: pytest.MonkeyPatch
+    agent: Agent, hub: AgentHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (door,) = DOORS
-    monkeypatch.setattr(agent_door, "MOST_PER_NETWORK", 3)
-    monkeypatch.setattr(agent_door, "_is_own", lambda network: False)
-    async with agent.running():
+    monkeypatch.setattr(agent_listener, "is_loopback", lambda address: False)
+    async with listening_for(hub, limits=ConnectionLimits(per_network=3)) as port, at(agent, port).running():
+        (door,) = DOORS
         await eventually(lambda: "n-a" in hub.sessions)
         assert door.open["127.0.0.1"] == 1, "a WebSocket counts to its end"
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
@@ -386,11 +398,8 @@ async def test_one_address_has_so_many_connections_its_handshakes_included_and_o
     await eventually(lambda: not door.open, what="nothing is counted once all have ended")
 
 
-async def test_processes_of_the_host_itself_are_not_limited_by_address(
-    agent: Agent, port: int, hub: AgentHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent_door, "MOST_PER_NETWORK", 0)
-    async with agent.running():
+async def test_processes_of_the_host_itself_are_not_limited_by_address(agent: Agent, hub: AgentHub) -> None:
+    async with listening_for(hub, limits=ConnectionLimits(per_network=0)) as port, at(agent, port).running():
         await eventually(lambda: "n-a" in hub.sessions)
 
 
@@ -454,7 +463,7 @@ async def test_a_damaged_certificate_is_logged_and_keeps_the_listener_closed_no_
     identity.folder.mkdir(parents=True)
     identity.combined_file.write_text("torn", encoding="ascii")
     monkeypatch.setattr(agent_listener, "_refresh", lambda _: None)
-    listening = asyncio.create_task(listen(bound, config, ServerState(), servers.append))
+    listening = asyncio.create_task(listen(bound, config, ServerState(), ConnectionLimits(), servers.append))
     await eventually(lambda: "the control plane's certificate: " in caplog.text)
     FleetOfTests().certify(tmp_path / "control-host" / "control", IdentityKind.CONTROL, "control")
     await eventually(lambda: servers)

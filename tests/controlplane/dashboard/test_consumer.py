@@ -11,9 +11,12 @@ from asgiref.testing import ApplicationCommunicator
 from channels.layers import get_channel_layer
 from channels.routing import URLRouter
 from django.conf import settings
+from django.contrib.auth.models import User
 from django.db import connections
 from django.test import Client
 
+from controlplane.asgi import routes
+from controlplane.dashboard import consumers
 from controlplane.dashboard.routing import websocket_urlpatterns
 from kernel import live
 from kernel.live import BROWSERS
@@ -114,3 +117,27 @@ async def test_a_session_that_is_ended_takes_its_tabs_along_and_no_other() -> No
     await sync_to_async(live.push)("cells")
     assert await stays.hint() == {"topic": "cells", "key": ""}
     await stays.closes()
+
+
+async def test_one_user_has_so_many_tabs_and_another_none_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "MOST_OF_USER", 2)
+    client, other = await sync_to_async(signed_in)(), Client()
+    await other.aforce_login(await User.objects.acreate(username="viewer"))
+    tabs = [Tab(client), Tab(client)]
+    assert [await each.opens() for each in tabs] == [True, True]
+    assert not await Tab(client).opens()
+    theirs = Tab(other)
+    assert await theirs.opens()
+    await tabs.pop().closes()
+    again = Tab(client)
+    assert await again.opens()
+    for each in (*tabs, again, theirs):
+        await each.closes()
+
+
+async def test_a_path_that_is_no_sockets_is_refused_without_an_exception() -> None:
+    wire: Any = untyped(routes, {"type": "websocket", "path": "/nothing", "query_string": b"", "headers": []})
+    await wire.send_input({"type": "websocket.connect"})
+    assert (await wire.receive_output(TIMEOUT_S))["type"] == "websocket.close"
+    await wire.send_input({"type": "websocket.disconnect", "code": 1006})
+    await wire.wait(TIMEOUT_S)

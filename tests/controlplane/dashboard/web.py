@@ -28,12 +28,14 @@ def browser_binary() -> str | None:
 
 
 @contextmanager
-def web_process(log: Path) -> Iterator[str]:
-    """Runs uvicorn; gives its URL, for agents, too. What it said is in `log`."""
+def web_process(log: Path, *, open_files: int = 0, **more: str) -> Iterator[str]:
+    """Runs web; gives its URL, for agents, too. Its output is in `log`. `open_files`: what it may have open, if not as
+    many as this process; `more`: its environment."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--port", str(port)]
-    command += ["--ws", "controlplane.websocket_protocol:WebSocketProtocol", "--log-level", "warning"]
+    command = [sys.executable, "-m", "controlplane.web", "--port", str(port)]
+    if open_files:
+        command = ["sh", "-c", f'ulimit -n {open_files} && exec "$@"', "sh", *command]
     environment = {
         **os.environ,
         "DATABASE_URL": _database_url(),
@@ -41,6 +43,7 @@ def web_process(log: Path) -> Iterator[str]:
         "SWITCHYARD_PORT": str(port),
         "SWITCHYARD_PLAIN_LINKS": "1",
         "SWITCHYARD_SECRET_KEY": settings.SECRET_KEY,
+        **more,
     }
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)

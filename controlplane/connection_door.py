@@ -1,0 +1,163 @@
+"""Accepts the connections of one of web's listeners, a limited number from each network. A connection counts from when
+it is accepted, its handshake included, to its end.
+
+Clients behind one address translation share a limit, so it is far above what they need. Some addresses have none:
+processes of this host could take its ports and files anyway, and a trusted proxy connects for all its clients.
+"""
+
+import asyncio
+import logging
+import resource
+import socket
+import ssl
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from kernel.addresses import client_network
+
+PAUSE_S = 1.0
+"""After the kernel gave no connection, such as for want of files."""
+
+log = logging.getLogger(__name__)
+
+MakeProtocol = Callable[[Callable[[], None]], asyncio.Protocol]
+"""Makes the protocol of a connection, which calls what it is given once that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Of one listener. `http`: connections that are no WebSocket; `handshakes`: of TLS, at the same time.
+
+    1,000 of a network are three times what 300 agents behind one address have when each has just lost a connection and
+    opens another.
+    """
+
+    http: int = 2_000
+    per_network: int = 1_000
+    handshakes: int = 2_000
+
+    @classmethod
+    def of_files(cls, files: int) -> "ConnectionLimits":
+        """So that both listeners together leave half of the files that a process may have open: for agents'
+        WebSockets, for those of people, and for the database."""
+        http = min(cls().http, files // 4)
+        return cls(http=http, per_network=min(cls().per_network, http // 2), handshakes=http)
+
+
+def raised_file_limit() -> int:
+    """How many files this process may have open, from now on as many as it may allow itself."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
+class ConnectionDoor:
+    """A server on a socket that is bound, which ends as asyncio's own do. `context`: None for plain connections;
+    `handshake_s`: how long a handshake may take."""
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        make: MakeProtocol,
+        limits: ConnectionLimits,
+        *,
+        is_unlimited: Callable[[str], bool],
+        context: ssl.SSLContext | None = None,
+        handshake_s: float | None = None,
+    ) -> None:
+        self._bound, self._make, self._limits, self._is_unlimited = bound, make, limits, is_unlimited
+        self._context, self._handshake_s = context, handshake_s
+        self._handshakes: defaultdict[str, dict[asyncio.Task[None], None]] = defaultdict(dict)
+        """Of each network, the oldest first."""
+        self._accepting: asyncio.Task[None] | None = None
+        self.open = Counter[str]()
+
+    def start(self, backlog: int) -> None:
+        """Listen from now on, until `close`."""
+        self._bound.setblocking(False)  # else waiting for a connection holds the whole event loop
+        self._bound.listen(backlog)
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    def close(self) -> None:
+        """Accept none any more; those that are open continue."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+        for handshake in self._all_handshakes():
+            handshake.cancel()
+        self._bound.close()
+
+    async def wait_closed(self) -> None:
+        if self._accepting is not None:
+            await asyncio.gather(self._accepting, *self._all_handshakes(), return_exceptions=True)
+
+    def _all_handshakes(self) -> list[asyncio.Task[None]]:
+        return [handshake for each in self._handshakes.values() for handshake in each]
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(self._bound)
+            except OSError as error:
+                log.error("no connection can be accepted: %s", error)
+                await asyncio.sleep(PAUSE_S)
+                continue
+            network = client_network(str(address[0]))
+            if not self._has_room(network, str(address[0])):
+                connection.close()
+                continue
+            self.open[network] += 1
+            handshake = loop.create_task(self._admit(connection, network))
+            self._handshakes[network][handshake] = None
+            handshake.add_done_callback(partial(self._forget, network))
+
+    def _has_room(self, network: str, address: str) -> bool:
+        if self.open[network] >= self._limits.per_network and not self._is_unlimited(address):
+            return False
+        return sum(map(len, self._handshakes.values())) < self._limits.handshakes or self._made_room(network)
+
+    def _made_room(self, network: str) -> bool:
+        """Whether the network with the most handshakes has lost its oldest one to `network`, which has fewer. In a
+        storm of agents of many networks all have few, and the newest try again."""
+        crowded, theirs = max(self._handshakes.items(), key=lambda item: len(item[1]))
+        if len(theirs) <= len(self._handshakes.get(network, ())) + 1:
+            return False
+        oldest = next(iter(theirs))
+        self._forget(crowded, oldest)
+        oldest.cancel()
+        return True
+
+    def _forget(self, network: str, handshake: asyncio.Task[None]) -> None:
+        if network in self._handshakes:
+            self._handshakes[network].pop(handshake, None)
+            if not self._handshakes[network]:
+                del self._handshakes[network]
+
+    async def _admit(self, connection: socket.socket, network: str) -> None:
+        has_ended = False
+
+        def ended() -> None:
+            nonlocal has_ended
+            if not has_ended:
+                has_ended = True
+                self._end(network)
+
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._make(ended),
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=self._handshake_s,
+            )
+        except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
+            connection.close()
+            ended()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    def _end(self, network: str) -> None:
+        self.open[network] -= 1
+        if self.open[network] <= 0:
+            del self.open[network]
