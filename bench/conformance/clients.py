@@ -115,14 +115,29 @@ CLIENTS: Final = (
     _python("openai-agents", Family.AGENT, "openai_agents", "openai-agents==0.24.0"),
     _python("pydantic-ai", Family.AGENT, "pydantic_ai_client", "pydantic-ai-slim[openai,anthropic]==2.68.0"),
     _python(
-        "autogen", Family.AGENT, "agents", "autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5", variant="autogen"
+        "autogen",
+        Family.AGENT,
+        "agent_frameworks",
+        "autogen-agentchat==0.7.5",
+        "autogen-ext[openai]==0.7.5",
+        variant="autogen",
     ),
-    _python("agent-framework", Family.AGENT, "agents", "agent-framework-openai==1.17.0", variant="agent_framework"),
-    _python("agno", Family.AGENT, "agents", "agno==3.1.10", _OPENAI, variant="agno"),
-    _python("crewai", Family.AGENT, "agents", "crewai==1.15.30", variant="crewai"),
-    _python("smolagents", Family.AGENT, "agents", "smolagents[openai]==1.26.0", variant="smolagents"),
-    _python("strands", Family.AGENT, "agents", "strands-agents[openai]==1.62.0", variant="strands"),
-    _python("google-adk", Family.AGENT, "agents", "google-adk==2.13.0", _LITELLM, "mcp==2.3.0", variant="google_adk"),
+    _python(
+        "agent-framework", Family.AGENT, "agent_frameworks", "agent-framework-openai==1.17.0", variant="agent_framework"
+    ),
+    _python("agno", Family.AGENT, "agent_frameworks", "agno==3.1.10", _OPENAI, variant="agno"),
+    _python("crewai", Family.AGENT, "agent_frameworks", "crewai==1.15.30", variant="crewai"),
+    _python("smolagents", Family.AGENT, "agent_frameworks", "smolagents[openai]==1.26.0", variant="smolagents"),
+    _python("strands", Family.AGENT, "agent_frameworks", "strands-agents[openai]==1.62.0", variant="strands"),
+    _python(
+        "google-adk",
+        Family.AGENT,
+        "agent_frameworks",
+        "google-adk==2.13.0",
+        _LITELLM,
+        "mcp==2.3.0",
+        variant="google_adk",
+    ),
     _node(
         "openai-agents-js",
         Family.AGENT,

@@ -101,6 +101,17 @@ def test_clients_of_the_same_packages_share_an_environment_and_no_others_do() ->
     assert len(set(made.values())) == len(made)
 
 
+def test_no_script_hides_a_package_that_a_script_imports() -> None:
+    imported = set()
+    for path in environments.SCRIPTS.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            if isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module.partition(".")[0])
+    assert {path.stem for path in environments.SCRIPTS.glob("*.py")} & imported == {"cases"}
+
+
 def tried_by(each: Client) -> set[str]:
     """The features that a client's script declares, in the function of its variant if it has one."""
     text = (environments.SCRIPTS / each.script).read_text()
