@@ -20,7 +20,7 @@ def functions_of(path: str) -> set[str]:
 
 
 def test_every_invariant_has_a_row() -> None:
-    assert list(ROWS) == [f"I{number}" for number in range(1, 16)], "one row each, in order, in docs/architecture.md"
+    assert list(ROWS) == [f"I{number}" for number in range(1, 17)], "one row each, in order, in docs/architecture.md"
 
 
 def broken_references(invariant: str) -> Iterator[str]:
