@@ -7,15 +7,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+from engine_agent.protocol.host_ports import DEMO_REGIONS, demo_ingresses
+from engine_agent.protocol.ports import PORTS_PER_NODE
+
 
 class CannotStart(Exception):
     """Why the launcher cannot go on, in one sentence that names what was wrong and what would be right."""
 
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-DEMO_REGIONS = ("us-east-1", "us-west-2")
-"""Regions of the seeded fleet, in the order of their ingress ports."""
 
 AGENT_PORT_ABOVE = 443
 """The port for agents is so much above that of the dashboard, unless it is given (controlplane.settings)."""
@@ -55,6 +55,7 @@ class Configuration:
     port: int
     agent_port: int
     ingress_port: int
+    node_ports: int
     agent_listen: str
     engine: Engine
     provider: Provider
@@ -66,7 +67,7 @@ class Configuration:
     @property
     def ingress_ports(self) -> dict[str, int]:
         """Region -> port of its ingress."""
-        return {region: self.ingress_port + index for index, region in enumerate(DEMO_REGIONS)}
+        return demo_ingresses(self.ingress_port)
 
 
 def read_configuration(environ: Mapping[str, str], checkout: Path = CHECKOUT) -> Configuration:
@@ -82,6 +83,7 @@ def read_configuration(environ: Mapping[str, str], checkout: Path = CHECKOUT) ->
         port=port,
         agent_port=_port(environ, "SWITCHYARD_AGENT_PORT", min(port + AGENT_PORT_ABOVE, _HIGHEST_PORT), ports=1),
         ingress_port=_port(environ, "SWITCHYARD_INGRESS_PORT", 8080, ports=len(DEMO_REGIONS)),
+        node_ports=_port(environ, "SWITCHYARD_NODE_PORTS", 21000, ports=PORTS_PER_NODE),
         agent_listen=_address(environ, "SWITCHYARD_AGENT_LISTEN", "127.0.0.1"),
         engine=_one_of(environ, "ENGINE", Engine, Engine.VLLM),
         provider=_one_of(environ, "SWITCHYARD_DEMO_PROVIDER", Provider, Provider.LOCAL),

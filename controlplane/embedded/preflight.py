@@ -1,9 +1,10 @@
 """What must be true before anything is started: free ports, room on the disk. Looks only, changes nothing."""
 
 import contextlib
+import json
 import shutil
 import socket
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -11,7 +12,8 @@ import psutil
 from controlplane.embedded.configuration import CannotStart, Configuration, Engine
 from controlplane.embedded.engine_environment import is_installed
 from controlplane.embedded.process_ownership import belongs, describe
-from engine_agent.protocol.ports import INGRESS_CLAIM
+from engine_agent.protocol.host_ports import PortUse, fixed_ports, node_blocks, node_ports, overlap
+from engine_agent.protocol.ports import INGRESS_CLAIM, PORTS_PER_NODE
 
 HOST = "127.0.0.1"
 
@@ -22,42 +24,43 @@ ENGINE_BYTES = 6 * GIB
 """The engine's environment (2.4 GB), its downloads while it installs, and the weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class WantedPort:
-    """A port, and the variable that moves it."""
-
-    port: int
-    variable: str
-    purpose: str
-
-
-def wanted_ports(configuration: Configuration) -> list[WantedPort]:
+def wanted_ports(configuration: Configuration) -> list[PortUse]:
     """Every port that people connect to."""
-    ingresses = configuration.ingress_ports.items()
-    return [
-        WantedPort(configuration.port, "SWITCHYARD_PORT", "the dashboard"),
-        WantedPort(configuration.agent_port, "SWITCHYARD_AGENT_PORT", "agents"),
-        *(WantedPort(port, "SWITCHYARD_INGRESS_PORT", f"the ingress of {region}") for region, port in ingresses),
-    ]
+    public = {configuration.port, configuration.agent_port, *configuration.ingress_ports.values()}
+    return [use for use in _fixed_ports(configuration) if use.port in public]
 
 
 def require_distinct_ports(configuration: Configuration) -> None:
     """Raises:
-    CannotStart: two of the dashboard, the port for agents and the ingresses want the same port.
+    CannotStart: a port has two users, of which nodes that this home has from an earlier start may be one, or there is
+        none left for nodes.
     """
-    if configuration.agent_port in (configuration.port, *configuration.ingress_ports.values()):
+    fixed = _fixed_ports(configuration)
+    nodes = [use for name, base in _placed_nodes(configuration.home) for use in node_ports(name, base)]
+    if sentence := overlap([*fixed, *nodes]):
+        raise CannotStart(sentence)
+    if not any(True for _ in node_blocks(configuration.node_ports, [use.port for use in fixed])):
         raise CannotStart(
-            f"SWITCHYARD_AGENT_PORT {configuration.agent_port} is also the dashboard's or an ingress's port:"
-            " move one of them."
-        )
-    if configuration.port in configuration.ingress_ports.values():
-        raise CannotStart(
-            f"SWITCHYARD_PORT {configuration.port} is also an ingress's port "
-            f"(SWITCHYARD_INGRESS_PORT {configuration.ingress_port} and upwards): move one of them."
+            f"SWITCHYARD_NODE_PORTS {configuration.node_ports} leaves no block of {PORTS_PER_NODE} ports for a node:"
+            " set it to a lower port."
         )
 
 
-def require_free_port(wanted: WantedPort, home: Path) -> None:
+def _fixed_ports(configuration: Configuration) -> list[PortUse]:
+    return fixed_ports(
+        dashboard=configuration.port, agents=configuration.agent_port, ingresses=configuration.ingress_ports
+    )
+
+
+def _placed_nodes(home: Path) -> Iterator[tuple[str, int]]:
+    """Nodes that were launched from this home and not terminated, with their first ports: they keep them."""
+    for boot in sorted((home / "nodes").glob("*/boot.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
+            argv = json.loads(boot.read_bytes())["argv"]
+            yield boot.parent.name, int(argv[argv.index("--port-base") + 1])
+
+
+def require_free_port(wanted: PortUse, home: Path) -> None:
     """Accept a port that is free, or held only by processes of this home, which we adopt or replace.
 
     Raises:
@@ -73,7 +76,7 @@ def require_free_port(wanted: WantedPort, home: Path) -> None:
     )
 
 
-def _can_be_bound(wanted: WantedPort) -> bool:
+def _can_be_bound(wanted: PortUse) -> bool:
     problem = bind_problem(HOST, wanted.port)
     if isinstance(problem, PermissionError):
         raise CannotStart(

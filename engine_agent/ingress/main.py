@@ -24,7 +24,7 @@ from engine_agent.protocol.identity import control_name
 from engine_agent.protocol.links import links_are_plain
 from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
-from engine_agent.protocol.ports import HIGHEST_PORT
+from engine_agent.protocol.ports import METRICS_ABOVE, metrics_port
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime import procfs
 from engine_agent.runtime.accounts import Service, open_way, service_account
@@ -42,7 +42,6 @@ MAX_CONNECTIONS = 8000
 SPARE_FILES = 500
 """Files that HAProxy needs for itself, its listeners and its checks."""
 MAX_THREADS = 4
-METRICS_ABOVE = 1000
 
 
 def run(argv: list[str]) -> int:
@@ -96,8 +95,7 @@ def _metrics_port(arguments: argparse.Namespace) -> int:
     chosen: int | None = arguments.metrics_port
     if chosen is not None:
         return chosen
-    above: int = arguments.port + METRICS_ABOVE
-    return above if above <= HIGHEST_PORT else arguments.port - METRICS_ABOVE
+    return metrics_port(arguments.port)
 
 
 def _settings(arguments: argparse.Namespace, state_dir: Path, servers: tuple[str, ...]) -> IngressSettings:

@@ -21,7 +21,7 @@ from engine_agent.machine.facts import driverless, read_facts
 from engine_agent.machine.paths import HostPaths, Joined
 from engine_agent.machine.releases import let_all_read
 from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of
-from engine_agent.protocol.ports import HIGHEST_PORT, PORTS_PER_NODE, PROXY, first_ports, hop_port, tls_port
+from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY, first_ports, ingress_ports
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.runtime.identity import Identity
@@ -29,7 +29,6 @@ from engine_agent.runtime.imds import CLOUD_VARIABLE
 
 OF_USER_DATA = ("SWITCHYARD_CACHE", "AWS_REGION", "AWS_ENDPOINT_URL")
 NODE_PORT, INGRESS_PORT = 21000, 8080
-METRICS_ABOVE = 1000
 MOST_DIGITS = 5
 CONNECTED_WITHIN_S = 20.0
 LOOK_EVERY_S = 0.1
@@ -109,8 +108,7 @@ def ports_of(role: str, stated: str) -> list[int]:
         )
     if is_node:
         return list(range(first, first + PORTS_PER_NODE))
-    metrics = first + METRICS_ABOVE if first + METRICS_ABOVE <= HIGHEST_PORT else first - METRICS_ABOVE
-    return [first, metrics, hop_port(first), tls_port(first)]
+    return list(ingress_ports(first).values())
 
 
 def _ports(client: JoinClient, stated: str, role: str) -> list[int]:

@@ -28,6 +28,8 @@ AGENT_METRICS = 7
 RENDEZVOUS = 8
 """First of `RENDEZVOUS_SLOTS` ports for leader/follower rendezvous, used in turn by generation."""
 RENDEZVOUS_SLOTS = 12
+METRICS_ABOVE = 1000
+"""An ingress serves its metrics on loopback so far above its port for applications."""
 HOPS_ABOVE = 2000
 """An ingress takes other regions' requests so far above its port for applications."""
 TLS_ABOVE = 3000
@@ -42,6 +44,21 @@ network, as ports do, and ends with its owner."""
 def first_ports(kind: AgentKind) -> range:
     """Which ports the agent of a node or an ingress may be given as its first: there is room for those that follow."""
     return range(LOWEST_PORT, HIGHEST_PORT + 2 - (PORTS_PER_NODE if kind is AgentKind.NODE else 1))
+
+
+def metrics_port(ingress_port: int) -> int:
+    """Port on loopback on which an ingress serves its metrics, unless it is told another."""
+    return _above(ingress_port, METRICS_ABOVE)
+
+
+def ingress_ports(ingress_port: int) -> dict[str, int]:
+    """What an ingress listens for -> the port, all that follow from its port for applications."""
+    return {
+        "applications": ingress_port,
+        "metrics": metrics_port(ingress_port),
+        "other regions' requests": hop_port(ingress_port),
+        "applications over TLS": tls_port(ingress_port),
+    }
 
 
 def hop_port(ingress_port: int) -> int:

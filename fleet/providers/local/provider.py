@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,16 @@ import msgspec
 import psutil
 from django.conf import settings
 
-from engine_agent.protocol.ports import PORTS_PER_NODE
+from engine_agent.protocol.host_ports import (
+    MAX_BLOCKS,
+    PortUse,
+    demo_ingresses,
+    fixed_ports,
+    node_blocks,
+    node_ports,
+    overlap,
+)
+from engine_agent.protocol.ports import PORTS_PER_NODE, ingress_ports
 from engine_agent.protocol.releases import release_in
 from engine_agent.protocol.states import AgentKind
 from fleet.planning.placement.distance import free_position
@@ -50,7 +59,6 @@ MOVED_WITHIN_S = 15.0
 """Until its next agent must be there. A machine that is gone for good then is known so late."""
 ENDED_KEPT = 50
 """Ended machines whose logs stay."""
-MAX_BLOCKS = 500
 STOP_ROUNDS = 2
 """A dying agent may have started something between the first scan and its end."""
 RACK_SIZE, RACKS_PER_ROW, HALLS = 4, 2, 2
@@ -91,8 +99,12 @@ class LocalProvider:
 
     name = "local"
 
-    def __init__(self, *, home: Path, checkout: Path, server_url: str, first_port: int) -> None:
+    def __init__(
+        self, *, home: Path, checkout: Path, server_url: str, first_port: int, reserved: Collection[int] = ()
+    ) -> None:
+        """`first_port`: of nodes; `reserved`: ports that none of them may have."""
         self.home = home
+        self.reserved = frozenset(reserved)
         self.checkout = checkout
         self.server_url = server_url
         self.first_port = first_port
@@ -104,6 +116,14 @@ class LocalProvider:
             checkout=settings.BASE_DIR,
             server_url=settings.SWITCHYARD_AGENT_URL,
             first_port=settings.SWITCHYARD_NODE_PORTS,
+            reserved=[
+                use.port
+                for use in fixed_ports(
+                    dashboard=settings.SWITCHYARD_PORT,
+                    agents=settings.SWITCHYARD_AGENT_PORT,
+                    ingresses=demo_ingresses(settings.SWITCHYARD_INGRESS_PORT),
+                )
+            ],
         )
 
     def launch(self, specs: Sequence[LaunchSpec]) -> tuple[Machine, ...]:
@@ -194,11 +214,11 @@ class LocalProvider:
     # --- ports and places -------------------------------------------------------------------------------------------
 
     def _free_ports(self) -> int:
-        """First port of a block that no machine of this home owns and nothing listens in."""
-        taken = {boot.machine.port_base for boot in self._nodes()}
-        for block in range(MAX_BLOCKS):
-            base = self.first_port + block * PORTS_PER_NODE
-            if base not in taken and _all_free(base):
+        """First port of a block that nothing of this home has or will have, and nothing listens in."""
+        taken = {use.port for boot in self._nodes() for use in node_ports(boot.id, boot.machine.port_base or 0)}
+        taken |= {port for boot in self._ingresses() for port in ingress_ports(boot.machine.port_base or 0).values()}
+        for base in node_blocks(self.first_port, taken | self.reserved, MAX_BLOCKS):
+            if _all_free(base):
                 return base
         raise NoCapacity(
             f"no free block of {PORTS_PER_NODE} ports from {self.first_port} upwards; set SWITCHYARD_NODE_PORTS"
@@ -211,7 +231,13 @@ class LocalProvider:
 
     def _nodes(self) -> Iterator[Boot]:
         """The machines of nodes that were not terminated."""
-        for path in (self.home / "nodes").glob(f"*/{BOOT_FILE}"):
+        return self._booted_in("nodes")
+
+    def _ingresses(self) -> Iterator[Boot]:
+        return self._booted_in("ingresses")
+
+    def _booted_in(self, folder: str) -> Iterator[Boot]:
+        for path in (self.home / folder).glob(f"*/{BOOT_FILE}"):
             if boot := self._booted(path.parent.name):
                 yield boot
 
@@ -274,6 +300,7 @@ class LocalProvider:
 
     def _argv(self, spec: LaunchSpec) -> list[str]:
         if spec.kind is AgentKind.INGRESS:
+            self._require_own_ports(spec)
             own = ["ingress", "--ingress-id", spec.id, "--port", str(spec.port)]
         else:
             ports = self._free_ports() if spec.port is None else spec.port
@@ -282,6 +309,13 @@ class LocalProvider:
         folder, address = str(self._folder(spec.id)), spec.address or ADDRESS
         common = ["--home", folder, "--server", self.server_url, "--region", spec.region, "--host", address]
         return [sys.executable, "-m", "engine_agent", *own, *common]
+
+    def _require_own_ports(self, spec: LaunchSpec) -> None:
+        """A node that came before the ingress keeps its block."""
+        wanted = [PortUse(port, f"{what} of {spec.id}") for what, port in ingress_ports(spec.port or 0).items()]
+        for boot in self._nodes():
+            if sentence := overlap([*wanted, *node_ports(boot.id, boot.machine.port_base or 0)]):
+                raise ProviderError(sentence)
 
     def _moved(self, argv: list[str]) -> list[str]:
         """The same command for the server as configured now: its port may have changed since the launch."""

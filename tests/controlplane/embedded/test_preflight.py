@@ -15,7 +15,6 @@ from controlplane.embedded import preflight
 from controlplane.embedded.configuration import CannotStart, read_configuration
 from controlplane.embedded.preflight import (
     GIB,
-    WantedPort,
     bind_problem,
     require_disk_space,
     require_distinct_ports,
@@ -23,6 +22,7 @@ from controlplane.embedded.preflight import (
     wanted_ports,
 )
 from engine_agent.ingress.port_claim import port_claimed
+from engine_agent.protocol.host_ports import PortUse
 from tests.ports import free_port
 
 
@@ -34,7 +34,7 @@ def taken_port() -> Iterator[int]:
 
 def test_a_taken_port_is_named_with_its_variable_and_its_holder(taken_port: int, tmp_path: Path) -> None:
     with pytest.raises(CannotStart) as refusal:
-        require_free_port(WantedPort(taken_port, "SWITCHYARD_PORT", "the dashboard"), tmp_path)
+        require_free_port(PortUse(taken_port, "the dashboard", "SWITCHYARD_PORT"), tmp_path)
     sentence = str(refusal.value)
     assert sentence.startswith(f"Port {taken_port} for the dashboard is taken by process {os.getpid()} (")
     assert sentence.endswith("free it, or set SWITCHYARD_PORT to another port.")
@@ -44,7 +44,7 @@ def test_a_port_that_our_own_process_holds_is_accepted(
     taken_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "belongs", lambda process, home: process.pid == os.getpid() and home == tmp_path)
-    require_free_port(WantedPort(taken_port, "SWITCHYARD_INGRESS_PORT", "the ingress"), tmp_path)
+    require_free_port(PortUse(taken_port, "the ingress", "SWITCHYARD_INGRESS_PORT"), tmp_path)
 
 
 def test_a_port_that_another_fleet_shares_with_ours_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,13 +54,13 @@ def test_a_port_that_another_fleet_shares_with_ours_is_refused(tmp_path: Path, m
         with _listener_elsewhere(port) as other:
             monkeypatch.setattr(preflight, "belongs", lambda process, home: process.pid == os.getpid())
             with pytest.raises(CannotStart, match=f"Port {port} for the ingress is taken by process {other} "):
-                require_free_port(WantedPort(port, "SWITCHYARD_INGRESS_PORT", "the ingress"), tmp_path)
+                require_free_port(PortUse(port, "the ingress", "SWITCHYARD_INGRESS_PORT"), tmp_path)
 
 
 def test_a_port_that_another_ingress_is_about_to_take_is_refused(tmp_path: Path) -> None:
     port = free_port()
     with port_claimed("127.0.0.1", port, lambda: False), pytest.raises(CannotStart, match=f"process {os.getpid()} "):
-        require_free_port(WantedPort(port, "SWITCHYARD_INGRESS_PORT", "the ingress"), tmp_path)
+        require_free_port(PortUse(port, "the ingress", "SWITCHYARD_INGRESS_PORT"), tmp_path)
 
 
 @contextmanager
@@ -95,9 +95,9 @@ def test_every_port_that_people_use_is_checked() -> None:
 
 
 def test_one_port_cannot_serve_two_purposes() -> None:
-    with pytest.raises(CannotStart, match="SWITCHYARD_PORT 8081 is also an ingress's port"):
+    with pytest.raises(CannotStart, match="Port 8081 is for the dashboard and for applications of the ingress"):
         require_distinct_ports(read_configuration({"SWITCHYARD_PORT": "8081"}))
-    with pytest.raises(CannotStart, match="SWITCHYARD_AGENT_PORT 8080 is also the dashboard's or an ingress's port"):
+    with pytest.raises(CannotStart, match="Port 8080 is for agents and for applications of the ingress of us-east-1"):
         require_distinct_ports(read_configuration({"SWITCHYARD_AGENT_PORT": "8080"}))
 
 

@@ -193,6 +193,20 @@ def test_without_any_free_ports_the_launch_names_the_setting(
         launch(provider, "n-2")
 
 
+def test_nodes_get_no_port_of_an_ingress_and_an_ingress_none_of_a_node(
+    provider: LocalProvider, booted: list[list[str]]
+) -> None:
+    def ingress(number: int, port: int) -> Machine:
+        spec = LaunchSpec(f"i-{number}", AgentKind.INGRESS, "eu", "token", address="127.0.0.1", port=port)
+        return provider.launch([spec])[0]
+
+    ingress(1, FIRST_PORT - 2000)
+    provider.reserved = frozenset([FIRST_PORT + PORTS_PER_NODE])
+    assert launch(provider).port_base == FIRST_PORT + 2 * PORTS_PER_NODE
+    with pytest.raises(ProviderError, match=f"Port {FIRST_PORT + 45} is for metrics of i-2 and for node n-00000001"):
+        ingress(2, FIRST_PORT + 45 - 1000)
+
+
 def test_a_repeated_launch_is_the_same_machine_and_boots_it_only_if_it_is_gone(provider: LocalProvider) -> None:
     machine = launch(provider)
     agent = the_agent()
