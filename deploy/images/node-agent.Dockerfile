@@ -1,7 +1,8 @@
 # A host of the fleet in a container: it joins by an invitation for nodes, and runs the release of the agent that the
 # control plane hands out (deploy/images/agent.sh). Built from the checkout:
 #   buildah build -f deploy/images/node-agent.Dockerfile -t switchyard/node-agent .
-# Engines come by themselves; a base with their drivers' libraries serves accelerators: --build-arg BASE=…
+# No engine is in it, and the agent installs none: install one into SWITCHYARD_CACHE/engines, or build on an image that
+# has it. A base with the drivers' libraries serves accelerators: --build-arg BASE=…
 ARG BASE=docker.io/library/python:3.12-slim-bookworm
 FROM ${BASE}
 LABEL org.opencontainers.image.title="Switchyard node agent" \
