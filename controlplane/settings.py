@@ -385,7 +385,7 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {
-        "line": {"format": "%(levelname)s %(name)s: %(message)s"},
+        "line": {"()": "engine_agent.protocol.log_lines.PlainLines", "fmt": "%(levelname)s %(name)s: %(message)s"},
         "json": {"()": "controlplane.observability.log_format.json_lines"},
     },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT}},

@@ -100,7 +100,7 @@ def server_config(asgi: Any, **where: Any) -> uvicorn.Config:
         lifespan="off",
         proxy_headers=False,  # whose headers count, the settings say (controlplane.asgi)
         timeout_graceful_shutdown=GRACE_S,
-        use_colors=False,
+        log_config=None,  # its lines are ours (engine_agent.protocol.log_lines)
         log_level="warning",
         **where,
     )

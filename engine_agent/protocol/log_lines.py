@@ -1,5 +1,10 @@
 """One form of log lines for all processes: plain text, or JSON with the numbers by which lines of one request are found
-in all of them. Pure but for the clock of the record; it opens nothing."""
+in all of them. Pure but for the clock of the record; it opens nothing.
+
+Whatever a client sends, a record is one line of bounded length: control characters, line separators and marks that turn
+the direction of text are escaped, so no path and no message can look like another line. An error that was answered
+(status below 500) has no traceback.
+"""
 
 import json
 import logging
@@ -11,6 +16,16 @@ from typing import Any
 VARIABLE = "SWITCHYARD_LOG_FORMAT"
 CARRIED = ("request_id", "trace_id", "task", "node", "cell")
 """What code may give with a line as `extra`, beside what the context says."""
+
+
+MESSAGE_CHARS, TRACEBACK_CHARS = 4_000, 12_000
+
+_ESCAPES = {
+    **{code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000))},
+    **{code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))},
+    **{ord(character): escape for character, escape in (("\n", r"\n"), ("\r", r"\r"), ("\t", r"\t"))},
+}
+"""All of them are valid within a string of JSON."""
 
 
 class LogFormat(StrEnum):
@@ -33,6 +48,17 @@ def log_format(environment: Mapping[str, str]) -> LogFormat:
         raise ValueError(f"{VARIABLE} is {text!r}; it must be one of {', '.join(LogFormat)}") from None
 
 
+class PlainLines(logging.Formatter):
+    """One line of text a record, a traceback included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.message = shortened(record.getMessage(), MESSAGE_CHARS)
+        if self.usesTime():
+            record.asctime = self.formatTime(record, self.datefmt)
+        lines = [self.formatMessage(record), _traceback(self, record)]
+        return "\n".join(filter(None, lines)).translate(_ESCAPES)
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line: `at` (UTC), `level`, `logger`, `message`, `service`, and what `context` adds."""
 
@@ -46,14 +72,29 @@ class JsonLines(logging.Formatter):
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": shortened(record.getMessage(), MESSAGE_CHARS),
             **({"service": self._service} if self._service else {}),
             **{name: value for name, value in self._context().items() if value},
             **{name: getattr(record, name) for name in CARRIED if getattr(record, name, "")},
         }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        if traceback := _traceback(self, record):
+            line["exception"] = traceback
+        return json.dumps(line, ensure_ascii=False, default=str).translate(_ESCAPES)
+
+
+def shortened(text: str, most: int) -> str:
+    """The first and the last part of a text that is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    cut = len(text) - most
+    return f"{text[: most // 2]} [{cut} characters cut] {text[-(most - most // 2) :]}"
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """Django adds `status_code` to the record of a request that it answered."""
+    if not record.exc_info or getattr(record, "status_code", 500) < 500:
+        return ""
+    return shortened(formatter.formatException(record.exc_info), TRACEBACK_CHARS)
 
 
 def configure_logging(environment: Mapping[str, str], service: str) -> None:
@@ -66,5 +107,5 @@ def configure_logging(environment: Mapping[str, str], service: str) -> None:
     if log_format(environment) is LogFormat.JSON:
         handler.setFormatter(JsonLines(service))
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(PlainLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -10,6 +10,7 @@ from engine_agent.engines.sim.follower import Follower
 from engine_agent.engines.sim.leader import Leader
 from engine_agent.engines.sim.listening import PortTaken
 from engine_agent.engines.sim.settings import Settings, parse_settings
+from engine_agent.protocol.log_lines import PlainLines
 from engine_agent.protocol.states import MemberRole
 
 log = logging.getLogger("sim")
@@ -27,9 +28,9 @@ async def _live(settings: Settings) -> int:
 def main() -> int:
     """Run one member of a cell and return its exit status."""
     settings = parse_settings(sys.argv[1:])
-    logging.basicConfig(
-        stream=sys.stdout, level=logging.INFO, format=f"%(asctime)s {settings.node_id} %(message)s", datefmt="%H:%M:%S"
-    )
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(PlainLines(f"%(asctime)s {settings.node_id} %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_live(settings))
 
