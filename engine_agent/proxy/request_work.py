@@ -14,6 +14,7 @@ from engine_agent.protocol.api_surface import ApiPath, Counting
 from engine_agent.protocol.request_limits import RequestLimits
 from engine_agent.protocol.strict_json import strict_loads
 from engine_agent.proxy.dialect_members import BadMember
+from engine_agent.proxy.grammar_work import greatest_count, has_endless_reference
 
 _ANSWERS = ("n", "best_of")
 _INPUTS = ("input", "documents", "items", "queries", "text_1", "text_2", "data_1", "data_2")
@@ -22,6 +23,14 @@ _LOGPROBS = ("top_logprobs", "prompt_logprobs", "logprobs")
 _TOKEN_RULES = ("logit_bias", "allowed_token_ids", "stop_token_ids", "bad_words")
 _AS_TEXT = ("json", "structural_tag")
 """Members of `structured_outputs` that may be JSON in a text."""
+_ROOTS: tuple[tuple[str, ...], ...] = (
+    ("response_format", "json_schema", "schema"),
+    ("structured_outputs", "json"),
+    ("text", "format", "schema"),
+    ("output_format", "schema"),
+    ("output_config", "format", "schema"),
+)
+_TOOL_ROOTS: tuple[tuple[str, ...], ...] = (("function", "parameters"), ("parameters",), ("input_schema",))
 _SCHEMAS = ("response_format", "structured_outputs", "text", "output_format", "output_config")
 
 
@@ -57,6 +66,8 @@ def _check_sequences(request: dict[str, Any], limit: int) -> int:
 
 
 def _check_schemas(request: dict[str, Any], limits: RequestLimits) -> None:
+    if not isinstance(request.get("structured_outputs"), dict | None):
+        raise _over("structured_outputs", "it must be an object.", "invalid_type")
     for member, value in _schemas(request):
         size = len(msgspec.json.encode(value))
         if size > limits.schema_bytes:
@@ -65,6 +76,12 @@ def _check_schemas(request: dict[str, Any], limits: RequestLimits) -> None:
         if _depth(value) > limits.schema_depth:
             what = f"schema nested too deeply. Expected at most {limits.schema_depth} levels of objects and lists."
             raise _over(member, what, "invalid_value")
+        if (count := greatest_count(value)) > limits.schema_counts:
+            what = f"too many repetitions. Expected counts of at most {limits.schema_counts}, but got {count} instead."
+            raise _over(member, what, "integer_above_max_value")
+    for member, root in _roots(request):
+        if has_endless_reference(root):
+            raise _over(member, "a $ref of its schema leads back to itself alone.", "invalid_value")
     if (tools := request.get("tools")) and (size := len(msgspec.json.encode(tools))) > limits.tools_bytes:
         what = f"tools too long. Expected at most {limits.tools_bytes} bytes of JSON, but got {size} instead."
         raise _over("tools", what, "string_above_max_length")
@@ -79,6 +96,25 @@ def _schemas(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"structured_outputs.{name}", _decoded(f"structured_outputs.{name}", outputs[name])
     tools = request.get("tools")
     yield from ((f"tools[{at}]", tool) for at, tool in enumerate(tools if isinstance(tools, list) else ()))
+
+
+def _roots(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas themselves, which references begin at."""
+    for path in _ROOTS:
+        yield path[0], _member_at(request, path)
+    outputs = request.get("structured_outputs")
+    if isinstance(outputs, dict) and isinstance(outputs.get("json"), str):
+        yield "structured_outputs.json", _decoded("structured_outputs.json", outputs["json"])
+    tools = request.get("tools")
+    for at, tool in enumerate(tools if isinstance(tools, list) else ()):
+        for path in _TOOL_ROOTS:
+            yield f"tools[{at}]", _member_at(tool, path)
+
+
+def _member_at(value: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _decoded(member: str, text: str) -> Any:

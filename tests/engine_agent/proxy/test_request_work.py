@@ -15,6 +15,7 @@ from engine_agent.protocol.request_limits import (
 )
 from engine_agent.proxy.api_paths import CELL_PATHS
 from engine_agent.proxy.dialect_members import BadMember
+from engine_agent.proxy.grammar_work import repetitions
 from engine_agent.proxy.request_work import check_work
 from tests.engine_agent.proxy.engine import Turn, json_answer
 from tests.engine_agent.proxy.http_stream import Message, read_message, request
@@ -30,6 +31,8 @@ def nested(levels: int) -> Any:
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+ENDLESS = {"n": {"anyOf": [{"$ref": "#/$defs/n"}]}}
+TREE = {"$defs": {"n": {"properties": {"next": {"$ref": "#/$defs/n"}}}}, "anyOf": [{"$ref": "#/$defs/n"}] * 2}
 OVER: list[tuple[str, dict[str, Any], str, str, str]] = [
     (CHAT, {"n": 10_000}, "n", "integer_above_max_value", "<= 128, but got 10000"),
     (CHAT, {"n": "10000"}, "n", "integer_above_max_value", "got 10000"),
@@ -57,6 +60,22 @@ OVER: list[tuple[str, dict[str, Any], str, str, str]] = [
         *(CHAT, {"structured_outputs": {"json": "[" * 9000}}),
         *("structured_outputs.json", "invalid_value", "nested deeper"),
     ),
+    *(
+        (CHAT, {"response_format": {"json_schema": {"schema": schema}}}, "response_format", code, said)
+        for schema, code, said in (
+            ({"type": "string", "minLength": 10**8}, "integer_above_max_value", "at most 100000, but got 100000000"),
+            ({"anyOf": [{"items": {"maxItems": 1e9}}]}, "integer_above_max_value", "got 1000000000"),
+            ({"properties": {"a": {"pattern": "^((a{1,99}){1,99}){1,99}$"}}}, "integer_above_max_value", "got 970299"),
+            ({"patternProperties": {"a{999999}": {}}}, "integer_above_max_value", "got 999999"),
+            ({"$ref": "#"}, "invalid_value", "leads back to itself"),
+            ({"properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": ENDLESS}, "invalid_value", "leads back to itself"),
+        )
+    ),
+    (CHAT, {"structured_outputs": {"regex": "(a{1,999}){1,999}"}}, "structured_outputs", "integer_above_max_value", ""),
+    (CHAT, {"structured_outputs": {"json": '{"$ref":"#"}'}}, "structured_outputs.json", "invalid_value", "itself"),
+    (CHAT, {"structured_outputs": [1]}, "structured_outputs", "invalid_type", "must be an object"),
+    (MESSAGES, {"tools": [{"input_schema": {"minItems": 10**7}}]}, "tools[0]", "integer_above_max_value", "10000000"),
+    (CHAT, {"tools": [{"function": {"parameters": {"$ref": "#"}}}]}, "tools[0]", "invalid_value", "itself"),
     ("/v1/responses", {"text": {"format": {"schema": nested(40)}}}, "text", "invalid_value", "32"),
     (CHAT, {"top_logprobs": 21}, "top_logprobs", "integer_above_max_value", "<= 20"),
     (CHAT, {"prompt_logprobs": 10_000}, "prompt_logprobs", "integer_above_max_value", "<= 20"),
@@ -78,6 +97,9 @@ WITHIN: list[tuple[str, dict[str, Any], int]] = [
     (COMPLETIONS, {"prompt": ["x"] * 4, "n": 8, "best_of": 16}, 64),
     (COMPLETIONS, {"prompt": [[1, 2]] * 3}, 3),
     ("/v1/responses", {"input": [{"role": "user", "content": "x"}] * 5000}, 1),
+    (CHAT, {"response_format": {"json_schema": {"schema": TREE}}}, 1),
+    (CHAT, {"structured_outputs": {"regex": r"\d{3}-[^\]{9}]{1,99}(\.[a-z]{2,5}){0,99}"}}, 1),
+    (CHAT, {"response_format": {"json_schema": {"schema": {"type": "string", "maxLength": 65_535}}}}, 1),
     (EMBEDDINGS, {"input": ["x"] * 2048}, 2048),
     (EMBEDDINGS, {"input": [1] * 5000}, 1),
     (RERANK, {"query": "x", "documents": ["x"] * 9}, 9),
@@ -119,6 +141,26 @@ def test_limits_pass_a_header(limits: RequestLimits) -> None:
 def test_other_text_is_no_limits(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         limits_from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        ("abc", 0),
+        ("a{7}", 7),
+        ("a{2,9}b{3,}", 9),
+        ("(a{9}|b{5}){4}", 36),
+        (r"\(a{9}\){4}", 9),
+        ("(a{9}){4}*{2}", 72),
+        ("[({9}]{3}", 3),
+        ("((((", 0),
+        ("a){3}", 3),
+        ("a{" + "9" * 5000 + "}", 10**12),
+        ("{}{,}{,5}", 5),
+    ],
+)
+def test_repetitions_within_each_other_multiply(pattern: str, count: int) -> None:
+    assert repetitions(pattern) == count
 
 
 async def ask(proxy: LocalProxy, path: str, body: dict[str, Any], **headers: str) -> Message:

@@ -35,6 +35,7 @@ WHOLE: dict[str, Any] = {
         "tools_bytes": 524_288,
         "schema_bytes": 65_536,
         "schema_depth": 32,
+        "schema_counts": 100_000,
         "top_logprobs": 20,
         "token_rules": 1024,
     },
