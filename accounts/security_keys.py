@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from django.http import HttpRequest
 
-from engine_agent.protocol.strict_json import strict_loads
+from kernel.decoding import decode_json
 
 if TYPE_CHECKING:
     from fido2.server import Fido2Server
@@ -99,7 +99,7 @@ def challenge_in(response: Mapping[str, Any]) -> str:
     """
     try:
         encoded = str(response["response"]["clientDataJSON"])
-        client_data = strict_loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+        client_data = decode_json(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
         return str(client_data["challenge"])
     except _FAULTS as fault:
         raise KeyFault("this is no response of a security key") from fault
@@ -112,7 +112,7 @@ def read_response(text: str) -> Mapping[str, Any]:
         KeyFault: it is too long, or no JSON object.
     """
     try:
-        response = strict_loads(text) if len(text) <= LONGEST_RESPONSE else None
+        response = decode_json(text) if len(text) <= LONGEST_RESPONSE else None
     except ValueError:
         response = None
     if not isinstance(response, dict):

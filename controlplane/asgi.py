@@ -23,6 +23,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware  # noqa: E40
 
 from controlplane.api.change_feed import ChangeFeed  # noqa: E402
 from controlplane.api.watch_middleware import WatchMiddleware  # noqa: E402
+from controlplane.borders import TextRequest  # noqa: E402
 from controlplane.client_share import ClientShare  # noqa: E402
 from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
 from controlplane.paths import AGENT_ONLY_PATHS, INGRESS_PATHS, PathsOf  # noqa: E402
@@ -34,6 +35,8 @@ from fleet.consumers.machine_handler import MachineHandler  # noqa: E402
 from fleet.consumers.node_handler import NodeHandler  # noqa: E402
 from traffic.api.response_create import CreateResponse  # noqa: E402
 from traffic.consumers.ingress_handler import IngressHandler  # noqa: E402
+
+cast(Any, http_application).request_class = TextRequest
 
 hub = AgentHub(
     {AgentKind.NODE: NodeHandler(), AgentKind.INGRESS: IngressHandler(), AgentKind.MACHINE: MachineHandler()}

@@ -195,6 +195,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "controlplane.dashboard.middleware.ContentSecurityPolicy",
+    "controlplane.borders.TextMiddleware",  # before whatever asks the database by a cookie or a path
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",

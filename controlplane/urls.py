@@ -31,4 +31,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/usage", own_usage, name="own-usage"),
     path("", include("controlplane.dashboard.urls")),
 ]
-handler500 = "controlplane.api.problems.answer_fault"
+handler400 = "controlplane.borders.answer_bad_request"
+handler404 = "controlplane.borders.answer_not_found"
+handler500 = "controlplane.borders.answer_fault"

@@ -7,14 +7,12 @@ from typing import Any
 from rest_framework.exceptions import APIException, ErrorDetail, ParseError, ValidationError
 from rest_framework.parsers import JSONParser
 
-from engine_agent.protocol.strict_json import strict_loads
-from kernel.sanitize import unstorable_texts
+from kernel.decoding import NO_TEXT, UnstorableText, decode_json
 
 MAX_BODY_BYTES = 256 * 1024
 """Our largest request names every region of a deployment: a few kilobytes."""
 DEEPEST = 32
 """Of objects and lists within each other: an engine's options in a document have eight."""
-NO_TEXT = ErrorDetail("holds a character that is no text: NUL or half of a surrogate", "storable")
 
 
 class BodyTooLarge(APIException):
@@ -29,16 +27,16 @@ class BoundedJSONParser(JSONParser):
 
         Raises:
             BodyTooLarge: longer than `MAX_BODY_BYTES`.
-            ParseError: no JSON with one meaning (`strict_loads`), or nested deeper than `DEEPEST`.
+            ParseError: no JSON with one meaning, or nested deeper than `DEEPEST`.
             ValidationError: a text in it that no column takes; it names the places.
         """
         body = stream.read(MAX_BODY_BYTES + 1)
         if len(body) > MAX_BODY_BYTES:
             raise BodyTooLarge
         try:
-            value = strict_loads(body, deepest=DEEPEST, any_text=True)
+            return decode_json(body, deepest=DEEPEST)
+        except UnstorableText as odd:
+            errors = {place.replace("\0", "\ufffd"): [ErrorDetail(NO_TEXT, "storable")] for place in odd.places}
+            raise ValidationError(errors) from odd
         except ValueError as error:
             raise ParseError(f"JSON parse error - {error}") from error
-        if places := dict.fromkeys(unstorable_texts(value)):
-            raise ValidationError({place.replace("\0", "\ufffd"): [NO_TEXT] for place in places})
-        return value

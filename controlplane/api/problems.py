@@ -7,9 +7,8 @@ from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.core.signals import got_request_exception
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404
 from django.utils.encoding import escape_uri_path
-from django.views.defaults import server_error
 from rest_framework import exceptions
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
@@ -19,6 +18,7 @@ from kernel.refusals import Busy, Conflict, InvalidInput
 
 CONTENT_TYPE = "application/problem+json"
 API_ROOT = "/api/"
+FAULT = "The server failed while it answered this; its log says why."
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class NoRoom(exceptions.APIException):
 
 class ServerFault(exceptions.APIException):
     status_code = HTTPStatus.INTERNAL_SERVER_ERROR
-    default_detail = "The server failed while it answered this; its log says why."
+    default_detail = FAULT
     default_code = "fault"
 
 
@@ -59,15 +59,6 @@ def answer_problem(error: Exception, context: dict[str, Any]) -> Response:
     request.accepted_renderer, request.accepted_media_type = JSONRenderer(), JSONRenderer.media_type
     document = _document(failure, escape_uri_path(request.path))
     return Response(document, status=failure.status_code, headers=headers, content_type=CONTENT_TYPE)
-
-
-def answer_fault(request: HttpRequest) -> HttpResponse:
-    """Django's `handler500`, for what failed outside of the API's views, in the middleware that audits for one: the API
-    answers as ever, pages show theirs."""
-    if not request.path.startswith(API_ROOT):
-        return server_error(request)
-    document = _document(ServerFault(), escape_uri_path(request.path))
-    return JsonResponse(document, status=HTTPStatus.INTERNAL_SERVER_ERROR, content_type=CONTENT_TYPE)
 
 
 def _as_api_exception(error: Exception, context: dict[str, Any]) -> exceptions.APIException:

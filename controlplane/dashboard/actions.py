@@ -22,7 +22,7 @@ from rest_framework import serializers
 
 from accounts.models import Approval
 from accounts.permissions import FactorNeeded
-from controlplane.dashboard.fragments import Context, View, storable
+from controlplane.dashboard.fragments import Context, View
 from kernel import clock
 from kernel.access import Role, require
 from kernel.refusals import Busy, InvalidInput, Refusal
@@ -54,12 +54,12 @@ class Submission:
         return self.request.user.get_username()[:64]
 
     def text(self, name: str, default: str = "", longest: int = MAX_TEXT) -> str:
-        """A field without surrounding blanks, storable and of a bounded length."""
-        return storable(str(self.fields.get(name, default)))[:longest].strip()
+        """A field without surrounding blanks and of a bounded length."""
+        return str(self.fields.get(name, default))[:longest].strip()
 
     def texts(self, name: str) -> list[str]:
         """All values of a field that may have several."""
-        return [storable(text)[:MAX_TEXT] for text in self.fields.getlist(name)]
+        return [text[:MAX_TEXT] for text in self.fields.getlist(name)]
 
     def secret(self, name: str) -> str:
         """A password, as it was typed."""

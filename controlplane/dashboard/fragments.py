@@ -57,7 +57,7 @@ class PageRequest:
 
     def text(self, name: str) -> str:
         """A filter's value without surrounding blanks, "" if it is not set."""
-        return storable(str(self.filters.get(name, ""))).strip()
+        return str(self.filters.get(name, "")).strip()
 
     @property
     def page(self) -> int:
@@ -132,7 +132,7 @@ def page_view(page: Page, shell: Fragment) -> View:
             return _to_login(request)
         require(request, page.role)
         caller = Caller(request.user, access_of(request), request.session.session_key or "")
-        page_request = PageRequest(storable(key), request.GET, clock.now(), caller)
+        page_request = PageRequest(key, request.GET, clock.now(), caller)
         wanted = request.headers.get("HX-Target", "")
         one = next((fragment for fragment in (shell, *page.fragments) if fragment.name == wanted), None)
         response = _fragment(request, page, one, page_request) if one else _page(request, page, shell, page_request)
@@ -140,11 +140,6 @@ def page_view(page: Page, shell: Fragment) -> View:
         return response
 
     return view
-
-
-def storable(text: str) -> str:
-    """PostgreSQL holds no NUL, so no row can match one."""
-    return text.replace("\x00", "\ufffd")
 
 
 def _page(request: HttpRequest, page: Page, shell: Fragment, page_request: PageRequest) -> HttpResponse:

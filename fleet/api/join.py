@@ -23,7 +23,6 @@ from django.views.decorators.http import require_GET, require_POST
 from audit.middleware import audit_exempt
 from engine_agent.protocol.ports import HIGHEST_PORT, LOWEST_PORT
 from engine_agent.protocol.states import AgentKind
-from engine_agent.protocol.strict_json import strict_loads
 from fleet.models import Invitation
 from fleet.selectors.trust import server_pin, trust_now
 from fleet.services.agent_archive import AgentArchive, ArchiveUnavailable, archive_by_digest, archive_of, archives
@@ -32,6 +31,7 @@ from fleet.services.enrolment import agents_identify
 from fleet.services.machine import InvitationRefused, invitation_open, is_ticket, join_refused
 from kernel import clock
 from kernel.addresses import client_network
+from kernel.decoding import decode_json
 from kernel.rest.throttling import count_request
 
 MAX_BODY_BYTES = 2048
@@ -225,7 +225,7 @@ def _token(request: HttpRequest) -> str:
 
 def _body(request: HttpRequest) -> dict[str, Any]:
     try:
-        body = strict_loads(request.body) if len(request.body) <= MAX_BODY_BYTES else None
+        body = decode_json(request.body) if len(request.body) <= MAX_BODY_BYTES else None
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}

@@ -15,7 +15,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from engine_agent.protocol.states import AgentKind, EngineState, MemberRole
-from engine_agent.protocol.strict_json import strict_loads
 from fleet.api import examples
 from fleet.api.filters import EndedHidden
 from fleet.models import CellMember, Node, NodeReport
@@ -28,6 +27,7 @@ from fleet.services.node_check import TOGETHER_MOST, node_checks_request
 from fleet.services.revocation import node_revoke
 from kernel import clock
 from kernel.addresses import client_network
+from kernel.decoding import decode_json
 from kernel.rest.serializers import WhySerializer, actor_of
 from kernel.rest.throttling import count_request
 from kernel.rest.view_sets import ReadOnlyModelViewSet
@@ -219,7 +219,7 @@ def enrol(request: HttpRequest) -> JsonResponse:
     if scheme.lower() != "bearer" or not token:
         return JsonResponse({"error": "send the join token as 'Authorization: Bearer <token>'"}, status=401)
     try:
-        body = strict_loads(request.body) if len(request.body) <= MAX_ENROLMENT_BYTES else None
+        body = decode_json(request.body) if len(request.body) <= MAX_ENROLMENT_BYTES else None
         kind, subject, nonce = (str(body[name]) for name in ("kind", "id", "nonce"))  # type: ignore[index]
     except (ValueError, KeyError, TypeError):
         message = 'the body must be {"kind": "node" or "ingress" or "machine", "id": "…", "nonce": "…"}'

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from engine_agent.protocol.strict_json import strict_loads
+from kernel.decoding import decode_json
 
 VALID_FOR = timedelta(minutes=15)
 """STS takes no signature that is older, or from further ahead."""
@@ -79,7 +79,7 @@ def read_proof(body: bytes) -> Proof:
     if len(body) > BODY_BYTES:
         raise BadProof(f"the proof has {len(body)} bytes; it may have {BODY_BYTES}")
     try:
-        given = strict_loads(body)
+        given = decode_json(body)
     except ValueError as error:
         raise BadProof(f"the proof is no JSON: {error}") from None
     given = _members(given, ("address", "headers", "unit"), "the proof")

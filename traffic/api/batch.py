@@ -7,8 +7,8 @@ from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 
 from audit.middleware import audit_exempt
-from engine_agent.protocol.strict_json import strict_loads
 from kernel import clock
+from kernel.decoding import decode_json
 from traffic.api.openai_form import only
 from traffic.api.openai_list import list_json, list_query, list_rows
 from traffic.api.stored_response import application_with_key, refused
@@ -87,7 +87,7 @@ def _shown(batch: Batch) -> HttpResponseBase:
 
 def _payload(request: HttpRequest) -> object:
     try:
-        return strict_loads(request.body)
+        return decode_json(request.body)
     except RequestDataTooBig:
         raise ApplicationRefused(413, "request_too_large", "the request body is too long") from None
     except ValueError as error:

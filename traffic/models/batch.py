@@ -53,12 +53,12 @@ class Batch(models.Model):
     """One batch of one tenant.
 
     `fence` numbers the leases on the batch itself, for validating and finalizing it, and `work_fence` is that whose
-    work file is the batch's; `expired` says that its time ran out before its lines did. Its input is a file of the
-    tenant's or an object, `input_uri`, whose content when it was validated `input_etag` names. The counts are exact
-    once it has ended, and until then those of its ranges come on top. `at_risk_at`: since when its deadline is in
-    danger and its owner knows; `raised_at`: since when its lines are sent as near-real-time for that; `cells_asked_at`:
-    since when the plan of the day is to buy cells for it. `paced_at`: when the last of these was, after `paced_done`
-    lines.
+    work file is the batch's; `validations` counts those leases that began to validate it and did not end well;
+    `expired` says that its time ran out before its lines did. Its input is a file of the tenant's or an object,
+    `input_uri`, whose content when it was validated `input_etag` names. The counts are exact once it has ended, and
+    until then those of its ranges come on top. `at_risk_at`: since when its deadline is in danger and its owner
+    knows; `raised_at`: since when its lines are sent as near-real-time for that; `cells_asked_at`: since when the
+    plan of the day is to buy cells for it. `paced_at`: when the last of these was, after `paced_done` lines.
     """
 
     id = models.CharField(max_length=40, primary_key=True, default=new_batch_id)
@@ -83,6 +83,7 @@ class Batch(models.Model):
     fence = models.PositiveIntegerField(default=0)
     work_fence = models.PositiveIntegerField(default=0)
     leased_until = models.DateTimeField(null=True)
+    validations = models.PositiveSmallIntegerField(default=0)
     lines = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)

@@ -107,6 +107,9 @@ class BatchSettings:
     longest_retry_s: float = 60.0
     max_failures: int = 5
     """Attempts of a line that an engine may have begun and not finished."""
+    max_validations: int = 3
+    """Attempts to validate a batch that ended in an error or with the process; while the store or the database is away
+    none counts."""
     max_line_errors: int = 100
     """Of a file that is refused, that are listed."""
 
@@ -179,7 +182,7 @@ def _ours(stated: object) -> dict[str, Any]:
 
 def _input_file(stated: object, uri: ObjectUri | None) -> str:
     """OpenAI's client must say something: with `input_uri` the empty text."""
-    if uri is not None and stated in {None, ""}:
+    if uri is not None and stated in (None, ""):
         return ""
     if uri is not None:
         message = "a batch has one input: `switchyard.input_uri` goes with an `input_file_id` that is empty or left out"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from engine_agent.protocol.strict_json import strict_loads
+from kernel.decoding import decode_json
 from traffic.planning.batch import BatchSettings, LineError
 
 MAX_CUSTOM_ID = 512
@@ -53,7 +53,7 @@ def line_of(text: bytes, endpoint: str) -> BatchLine:
         BadLine: the line is not as OpenAI has it.
     """
     try:
-        line = strict_loads(text)
+        line = decode_json(text)
     except ValueError as error:
         raise BadLine("invalid_json_line", f"This line is not parseable as valid JSON: {error}"[:300]) from error
     if not isinstance(line, dict):
@@ -166,6 +166,10 @@ class LineIndex:
             line = self._checked(text)
         except BadLine as bad:
             self._note(LineError(bad.code, str(bad), self._number, bad.param))
+            return
+        except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
+            # No line that a check did not foresee keeps its batch from its end.
+            self._note(LineError("invalid_value", f"This line cannot be read: {error}"[:300], self._number))
             return
         self._starts.append(start)
         self._lengths.append(len(text))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from engine_agent.protocol.strict_json import strict_loads
+from kernel.decoding import decode_json
 from kernel.tones import Tone
 
 NAME_LETTERS = 31
@@ -138,7 +138,7 @@ def pointed_at(body: str, queue: QueueAddress) -> str | None:
     if not body.lstrip(" \t\r\n").startswith("["):
         return None  # a request is an object
     try:
-        kind, pointer = strict_loads(body)
+        kind, pointer = decode_json(body)
         kinds_and_names = isinstance(kind, str) and kind in POINTERS and set(pointer) == {"s3BucketName", "s3Key"}
         bucket, key = (pointer["s3BucketName"], pointer["s3Key"]) if kinds_and_names else ("", "")
     except (ValueError, TypeError) as error:

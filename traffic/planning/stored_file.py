@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from engine_agent.protocol.strict_json import strict_loads
+from kernel.decoding import decode_json
 from traffic.planning.application_refusal import ApplicationRefused
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
@@ -118,7 +118,7 @@ def expiry_seconds(anchor: str | None, seconds: str | int | None, name: str) -> 
 def first_model(content: bytes) -> str:
     """The model that a file's first line names; empty where it names none. What is wrong with it is said later."""
     try:
-        model = strict_loads(content.split(b"\n", 1)[0])["body"]["model"]
+        model = decode_json(content.split(b"\n", 1)[0])["body"]["model"]
     except (ValueError, KeyError, TypeError, IndexError):
         return ""
     return model if isinstance(model, str) and len(model) <= 200 and "\0" not in model else ""

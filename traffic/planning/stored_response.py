@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from engine_agent.protocol.strict_json import strict_loads
+from kernel.decoding import decode_json
 from kernel.tones import Tone
 from traffic.planning.application_refusal import ApplicationRefused
 
@@ -258,7 +258,7 @@ def _object_of(body: bytes, settings: StoreSettings) -> JsonObject:
         message = f"the body is longer than {settings.max_body_bytes} bytes"
         raise ApplicationRefused(413, "request_too_large", message)
     try:
-        payload = strict_loads(body)
+        payload = decode_json(body)
     except ValueError as error:
         raise ApplicationRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
     if not isinstance(payload, dict):

@@ -12,9 +12,9 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from engine_agent.protocol.states import ServingClass
-from engine_agent.protocol.strict_json import strict_loads
 from fleet.planning.webhooks.delivery import RefusedUrl, WebhookSettings, check_url, parse_networks
 from fleet.services.webhook_outbox import delivery_create_to
+from kernel.decoding import decode_json
 from traffic.models import AsyncRequest
 from traffic.models.async_request import OPEN_STATES, new_callback_secret
 from traffic.planning.application_refusal import QUOTA_USED_UP, ApplicationRefused
@@ -144,7 +144,7 @@ def _checked_body(body: bytes, settings: AsyncSettings) -> dict[str, Any]:
     if len(body) > settings.max_body_bytes:
         raise ApplicationRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
     try:
-        payload = strict_loads(body)
+        payload = decode_json(body)
     except ValueError as error:
         raise ApplicationRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
     if not isinstance(payload, dict):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, F, OuterRef, Q
 
 from traffic.models import Batch, BatchRange
 from traffic.planning.batch import MERGING, BatchSettings, BatchState
@@ -59,8 +59,15 @@ def batch_chore_claim(*, now: datetime, settings: BatchSettings) -> Batch | None
         if batch is not None:
             batch.fence += 1
             batch.leased_until = now + timedelta(seconds=settings.lease_s)
-            batch.save(update_fields=["fence", "leased_until"])
+            batch.validations += batch.state == BatchState.VALIDATING.value
+            batch.save(update_fields=["fence", "leased_until", "validations"])
     return batch
+
+
+def batch_validation_excuse(*, batch: Batch) -> None:
+    """The attempt under this lease does not count: what it needs was away."""
+    rows = Batch.objects.filter(id=batch.id, fence=batch.fence, validations__gt=0)
+    rows.update(validations=F("validations") - 1)
 
 
 def batch_chore_renew(*, batch: Batch, now: datetime, settings: BatchSettings) -> bool:
@@ -72,6 +79,7 @@ def batch_chore_renew(*, batch: Batch, now: datetime, settings: BatchSettings) -
 
 def batch_chore_release(*, batch: Batch) -> bool:
     """Give back what was not finished, so that another process may take it at once."""
+    batch_validation_excuse(batch=batch)
     return Batch.objects.filter(id=batch.id, fence=batch.fence).update(leased_until=None) > 0
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
-from django.db import DatabaseError, close_old_connections, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections, connections
 
 from kernel import clock
 from kernel.metrics import BATCH_LINES
@@ -36,6 +36,7 @@ from traffic.services.batch_lease import (
     batch_chore_claim,
     batch_chore_release,
     batch_chore_renew,
+    batch_validation_excuse,
     range_claim,
     range_finish,
     range_outcomes,
@@ -228,10 +229,12 @@ class BatchRunner:
         except NoSuchFile:
             log.error("the files of batch %s are gone", batch.id)
             await self._in_thread(partial(batch_lose, batch=batch, now=self._now()))
-        except (DatabaseError, StoreAway) as error:
+        except (OperationalError, InterfaceError, StoreAway) as error:
             log.warning("batch %s stays %s for now: %s", batch.id, batch.state, error)
+            with suppress(DatabaseError):
+                await self._in_thread(partial(batch_validation_excuse, batch=batch))
         except Exception:
-            # Its lease ends by itself, and then it is tried again.
+            # Its lease ends by itself, and then it is tried again; validated, a few times at most.
             log.exception("batch %s could not be moved on from %s", batch.id, batch.state)
         finally:
             self._chore = None

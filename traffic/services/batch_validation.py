@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import BinaryIO
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from traffic.models import ApplicationKey, Batch, BatchRange
 from traffic.planning.application_refusal import ApplicationRefused
@@ -41,6 +42,10 @@ def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> b
         StoreAway: the store cannot be used; another process tries again once the lease has ended.
     """
     store = file_store()
+    ours = Batch.objects.filter(id=batch.id, fence=batch.fence)
+    if batch.validations > settings.max_validations:
+        message = f"The input could not be validated in {settings.max_validations} attempts."
+        return _failed(ours, [LineError("validation_failed", message)], "", now)
     etag = ""
     try:
         pinned = _input(store, batch)
@@ -51,12 +56,8 @@ def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> b
         errors, model, ranges = [LineError("file_not_found", "The input file was deleted.")], "", []
     except UnusableObject as unusable:
         errors, model, ranges = [unusable.error("input_uri")], "", []
-    ours = Batch.objects.filter(id=batch.id, fence=batch.fence)
     if errors:
-        shown = [error.shown() for error in errors]
-        return batch_move(
-            ours, start=BatchState.VALIDATING, to=BatchState.FAILED, now=now, errors=shown, model=model[:200]
-        ) > 0  # fmt: skip
+        return _failed(ours, errors, model, now)
     with transaction.atomic():
         lines = sum(part.lines for part in ranges)
         begins = {"start": BatchState.VALIDATING, "to": BatchState.IN_PROGRESS, "now": now}
@@ -67,6 +68,14 @@ def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> b
                 for number, part in enumerate(ranges))  # fmt: skip
         BatchRange.objects.bulk_create(rows, batch_size=RANGE_ROWS)
     return True
+
+
+def _failed(ours: "QuerySet[Batch]", errors: list[LineError], model: str, now: datetime) -> bool:
+    shown = [error.shown() for error in errors]
+    moved = batch_move(
+        ours, start=BatchState.VALIDATING, to=BatchState.FAILED, now=now, errors=shown, model=model[:200]
+    )  # fmt: skip
+    return moved > 0
 
 
 def _input(store: FileStore, batch: Batch) -> PinnedInput:

@@ -163,7 +163,7 @@ def deployment_described(body: Any) -> str:
     for document in documents if isinstance(documents, list) else ():
         metadata = document.get("metadata") if isinstance(document, dict) else None
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        own = isinstance(name, str) and document.get("kind") in {Kind.DEPLOYMENT, Kind.TRAFFIC_POLICY}
+        own = isinstance(name, str) and document.get("kind") in (Kind.DEPLOYMENT, Kind.TRAFFIC_POLICY)
         named.add(str(name) if own else "")
     return named.pop() if len(named) == 1 else ""
 

@@ -4,7 +4,7 @@ from django.http import Http404
 from django.urls import reverse
 
 from controlplane.dashboard.actions import REQUIRED_WHY, Action, ActionMenu, Submission, Target, action_view
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, storable
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.pages.choices import choose_labelled
 from controlplane.dashboard.selectors.batches import (
     BatchList,
@@ -34,7 +34,7 @@ def _filter(request: PageRequest) -> Filter:
 
 
 def _batch(request: PageRequest) -> BatchRow:
-    row = batch_find(storable(request.key), request.now)
+    row = batch_find(request.key, request.now)
     if row is None:
         raise Http404(f"There is no batch {request.key!r}.")
     return row
@@ -72,7 +72,7 @@ BATCH = Page(
 
 
 def _find(key: str) -> Batch:
-    row = Batch.objects.filter(id=storable(key)).first()
+    row = Batch.objects.filter(id=key).first()
     if row is None:
         raise Http404(f"There is no batch {key!r}.")
     return row

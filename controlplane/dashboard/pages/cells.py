@@ -5,7 +5,7 @@ from django.shortcuts import get_object_or_404
 from django.urls import reverse
 
 from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, Target, action_view
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, storable
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.pages.choices import choose_deployment, choose_region, choose_state
 from controlplane.dashboard.selectors.cell_machines import CellMachines, cell_machines
 from controlplane.dashboard.selectors.cells import (
@@ -123,7 +123,7 @@ CELL = Page(
 
 
 def _find(cell_id: str) -> Cell:
-    return get_object_or_404(Cell, pk=storable(cell_id))
+    return get_object_or_404(Cell, pk=cell_id)
 
 
 def _drain(form: Submission, cell: Cell) -> None:

@@ -15,7 +15,7 @@ from controlplane.dashboard.actions import (
     Target,
     action_page_view,
 )
-from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, storable
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.selectors.autoscaling import Autoscaling, autoscaling_of
 from controlplane.dashboard.selectors.cells import CellList, cells_of
 from controlplane.dashboard.selectors.deployment_types import DeploymentTypes, deployment_types
@@ -260,7 +260,7 @@ def _scale_forecast(form: Submission, deployment: Deployment) -> Context:
 
 TARGET = Target(
     noun="deployment",
-    find=lambda name: get_object_or_404(Deployment, pk=storable(name)),
+    find=lambda name: get_object_or_404(Deployment, pk=name),
     name=lambda deployment: deployment.pk,
     url=lambda deployment: reverse("deployment", args=(deployment.pk,)),
     deployment=lambda deployment: deployment.pk,

@@ -8,7 +8,6 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from controlplane.dashboard.actions import Submission, action
-from controlplane.dashboard.fragments import storable
 from controlplane.dashboard.pages.models import VERSION_TARGET
 from controlplane.dashboard.selectors.drafts import NESTED, NUMBERS, TEXTS, draft_fields, parse_fields
 from kernel import clock
@@ -52,7 +51,7 @@ def draft_edit(request: HttpRequest, key: str) -> HttpResponse:
         if version.state != VersionState.DRAFT:
             return redirect("version", key=version.reference)
         return _form_page(form, version, {}, {}, 200)
-    texts = {name: storable(str(form.fields.get(name, "")))[:MAX_FIELD] for name in FIELDS}
+    texts = {name: str(form.fields.get(name, ""))[:MAX_FIELD] for name in FIELDS}
     values, errors = parse_fields(texts)
     errors = errors or _save(form, version, values)
     if errors:

@@ -23,7 +23,7 @@ from controlplane.dashboard.actions import (
     secret_shown,
 )
 from controlplane.dashboard.charts import Chart
-from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, storable
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.pages.choices import choose, choose_labelled
 from controlplane.dashboard.selectors.keys import (
     KeyDetail,
@@ -168,7 +168,7 @@ KEY = Page(
 
 
 def _find(key: str) -> ApplicationKey:
-    row = ApplicationKey.objects.filter(prefix=storable(key)).first()
+    row = ApplicationKey.objects.filter(prefix=key).first()
     if row is None:
         raise Http404(f"There is no key {key!r}.")
     return row

@@ -18,7 +18,7 @@ from controlplane.dashboard.actions import (
     action_page_view,
     page_target,
 )
-from controlplane.dashboard.fragments import Context, Fragment, PageRequest, storable
+from controlplane.dashboard.fragments import Context, Fragment, PageRequest
 from controlplane.dashboard.selectors.machines import MachineList, machine_list
 from fleet.api.machine import InviteSerializer
 from fleet.models import Invitation, Machine
@@ -62,13 +62,13 @@ def machine_add_action(form: Submission, _: None) -> HttpResponse:
 
 @action(page_target("nodes", "the invitation"))
 def invitation_withdraw_action(form: Submission, prefix: str) -> None:
-    if not Invitation.objects.filter(prefix=storable(prefix)).exists():
+    if not Invitation.objects.filter(prefix=prefix).exists():
         raise Http404(f"There is no invitation {prefix!r}.")
     invitation_withdraw(prefix=prefix, actor=form.actor, now=form.now)
 
 
 def _find(key: str) -> Machine:
-    row = Machine.objects.filter(id=storable(key)).first()
+    row = Machine.objects.filter(id=key).first()
     if row is None:
         raise Http404(f"There is no machine {key!r}.")
     return row

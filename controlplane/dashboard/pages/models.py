@@ -12,7 +12,7 @@ from controlplane.dashboard.actions import (
     Target,
     action_view,
 )
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, storable
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.selectors.benchmarks import BenchmarksView, SearchesView, model_benchmarks, model_searches
 from controlplane.dashboard.selectors.events import EventList, version_events
 from controlplane.dashboard.selectors.models import (
@@ -215,7 +215,7 @@ VERSION_DIFF = Page(
 
 
 def _find(key: str) -> ModelVersion:
-    version = version_find(storable(key))
+    version = version_find(key)
     if version is None:
         raise Http404(f"There is no model version {key}.")
     return version

@@ -9,7 +9,7 @@ from django.http import Http404
 from django.urls import reverse
 
 from controlplane.dashboard.actions import Action, Run, Submission, Target, action, action_view
-from controlplane.dashboard.fragments import Fragment, Page, PageRequest, storable
+from controlplane.dashboard.fragments import Fragment, Page, PageRequest
 from controlplane.dashboard.selectors.events import EventList, region_events
 from controlplane.dashboard.selectors.region_tree import RegionTree, region_tree
 from controlplane.dashboard.selectors.regions import (
@@ -36,7 +36,7 @@ def _region(request: PageRequest) -> Region:
 
 
 def _found(region: str) -> Region:
-    found = region_find(storable(region))
+    found = region_find(region)
     if found is None:
         raise Http404(f"There is no region {region!r}.")
     return found
@@ -78,7 +78,7 @@ REGION = Page(
 
 
 def _pool(region: str, pool_id: int) -> CapacityPool:
-    pool = CapacityPool.objects.filter(region_id=storable(region), pk=pool_id).first()
+    pool = CapacityPool.objects.filter(region_id=region, pk=pool_id).first()
     if pool is None:
         raise Http404(f"There is no pool {pool_id} in {region!r}.")
     return pool
@@ -131,7 +131,7 @@ def pool_add_action(form: Submission, region: Region) -> None:
 
 
 def _move(region: str, move_id: int) -> ImageMove:
-    move = ImageMove.objects.filter(region_id=storable(region), pk=move_id).first()
+    move = ImageMove.objects.filter(region_id=region, pk=move_id).first()
     if move is None:
         raise Http404(f"There is no move {move_id} to another image in {region!r}.")
     return move

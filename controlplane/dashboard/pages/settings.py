@@ -27,7 +27,7 @@ from accounts.services.session import session_end
 from accounts.services.token import token_create_within, token_revoke
 from accounts.services.user import password_change
 from controlplane.dashboard.actions import Submission, action, page_target, refused, secret_shown
-from controlplane.dashboard.fragments import Fragment, Load, Page, storable
+from controlplane.dashboard.fragments import Fragment, Load, Page
 from controlplane.dashboard.selectors import settings as read
 from fleet.api.fault_rule import SetModeSerializer
 from fleet.api.webhook import CreateWebhookSerializer
@@ -127,7 +127,7 @@ def token_new(form: Submission, _: None) -> HttpResponse:
 @action(OWN, Role.VIEWER)
 def token_revoke_action(form: Submission, prefix: str) -> None:
     tokens = visible_tokens(form.request.user, access_of(form.request))
-    token_revoke(token=get_object_or_404(tokens, prefix=storable(prefix)), actor=form.actor, now=form.now)
+    token_revoke(token=get_object_or_404(tokens, prefix=prefix), actor=form.actor, now=form.now)
 
 
 @action(OWN, Role.VIEWER)
@@ -144,6 +144,8 @@ def password_change_action(form: Submission, _: None) -> HttpResponse | None:
     attempt = Attempt(username=user.username, address="", device=LOGGED_IN)
     if attempt_count(attempt=attempt, now=form.now) > 0:
         return refused(form.request, OWN, None, "too many wrong passwords; try again in a few minutes", 429)
+    if not (user.password and user.has_usable_password()):
+        return refused(form.request, OWN, None, "you have no password here: you log in by the identity provider", 403)
     if not user.check_password(form.secret("old_password")):
         return refused(form.request, OWN, None, "the old password is wrong", 403)
     attempt_forget(attempt=attempt, at=form.now)
@@ -166,7 +168,7 @@ def service_account_new(form: Submission, _: None) -> object:
 @action(USERS_PAGE, Role.ADMIN)
 def user_change_action(form: Submission, username: str) -> object:
     """Groups, password, second factors or whether active: only what the form's `what` names."""
-    user = get_object_or_404(User, username=storable(username))
+    user = get_object_or_404(User, username=username)
     what = form.text("what")
     if what in {"password", "factors"}:
         require_fresh_factor(form.request, form.now)
@@ -200,7 +202,7 @@ def group_delete_action(form: Submission, name: str) -> None:
 
 
 def _group(name: str) -> str:
-    return get_object_or_404(GroupRole, group__name=storable(name)).group.name
+    return get_object_or_404(GroupRole, group__name=name).group.name
 
 
 @action(GROUPS_PAGE, Role.ADMIN)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine_agent.protocol.strict_json import strict_loads
+from kernel.decoding import decode_json
 from kernel.refusals import InvalidInput
 
 MAX_BODY_BYTES = 256 * 1024
@@ -50,7 +50,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
     if len(body) > MAX_BODY_BYTES:
         raise _invalid("body", f"this chat is longer than {MAX_BODY_BYTES // 1024} KiB; start a new chat")
     try:
-        payload = strict_loads(body)
+        payload = decode_json(body)
     except ValueError as error:
         raise _invalid("body", f"the request must be JSON: {error}") from None
     if not isinstance(payload, dict):

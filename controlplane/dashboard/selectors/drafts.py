@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from engine_agent.protocol.strict_json import strict_loads
+from kernel.decoding import decode_json
 from models_registry.api.version_requests import ChangeDraftSerializer
 from models_registry.models import ModelVersion
 from models_registry.planning.engine_arguments import ENGINES
@@ -83,7 +83,7 @@ def parse_fields(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, st
     for name, text in texts.items():
         if name in NESTED:
             try:
-                values[name] = strict_loads(text)
+                values[name] = decode_json(text)
             except ValueError as error:
                 errors[name] = f"not valid JSON: {error}"
         elif name in OPTIONAL and not text.strip():

@@ -4,21 +4,24 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.db import DataError, connections
 from django.utils import timezone
 
 from tests.fleet.services.receiver import Receiver
 from tests.traffic.async_rows import ANSWER, answering_json, serving_fleet, standin_ingress
-from tests.traffic.batch_rows import begun, has_open_batches, jsonl, line, results, worked_until
+from tests.traffic.batch_rows import SOON, begun, has_open_batches, jsonl, line, results, worked_until
 from traffic.models import Batch, BatchRange
+from traffic.planning.batch import BatchSettings
 from traffic.services.batch import batch_end_early
-from traffic.services.file_store import file_store
+from traffic.services.file_store import StoreAway, file_store
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
 
@@ -35,7 +38,7 @@ def ingress() -> Iterator[Receiver]:
         yield standin
 
 
-async def done(content: bytes, ingress: Receiver, **asked: Any) -> Batch:
+async def done(content: bytes, ingress: Receiver, *, settings: BatchSettings = SOON, **asked: Any) -> Batch:
     """A batch over this content, once it has ended."""
 
     def begin() -> str:
@@ -43,7 +46,7 @@ async def done(content: bytes, ingress: Receiver, **asked: Any) -> Batch:
         return begun(content, now=timezone.now(), **asked).id
 
     batch_id = await sync_to_async(begin, thread_sensitive=True)()
-    await worked_until(lambda: not has_open_batches())
+    await worked_until(lambda: not has_open_batches(), settings)
     batch: Batch = await sync_to_async(Batch.objects.get, thread_sensitive=True)(id=batch_id)
     await sync_to_async(connections.close_all, thread_sensitive=True)()
     return batch
@@ -150,6 +153,8 @@ async def test_what_kills_engines_is_not_tried_for_ever(ingress: Receiver) -> No
     [
         (b"\n", [("empty_file", None)]),
         (jsonl(line(1), b"{"), [("invalid_json_line", 2)]),
+        (jsonl(line(1, body={"model": "a\0b"})), [("invalid_json_line", 1)]),
+        (jsonl(line(1), line(2, "\ud800")), [("invalid_json_line", 2)]),
         (jsonl(line(1), line(2), line(1)), [("duplicate_custom_id", 3)]),
         (jsonl(line(1, url="/v1/embeddings")), [("url_mismatch", 1)]),
         (jsonl(line(1), line(2, body={"model": "other"})), [("model_mismatch", 2)]),
@@ -163,6 +168,16 @@ async def test_a_file_that_is_wrong_fails_with_code_and_line(
     batch = await done(content, ingress)
     assert (batch.state, [(error["code"], error["line"]) for error in batch.errors]) == ("failed", codes)
     assert ingress.heard == []
+
+
+async def test_a_batch_that_nobody_can_validate_fails_after_a_few_attempts(
+    ingress: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = mock.Mock(side_effect=[StoreAway("away"), DataError("no such number"), OverflowError, RuntimeError])
+    monkeypatch.setattr("traffic.services.batch_validation.file_index", reading)
+    batch = await done(jsonl(line(1)), ingress, settings=replace(SOON, lease_s=0.2))
+    assert (batch.state, [error["code"] for error in batch.errors]) == ("failed", ["validation_failed"])
+    assert reading.call_count == 4
 
 
 async def test_partial_results_of_a_cancelled_batch_are_there(ingress: Receiver) -> None:

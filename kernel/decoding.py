@@ -1,0 +1,59 @@
+"""Decodes what callers send, the same way at every border: JSON that every reader understands alike, and texts that a
+column takes. Pure; each border answers a refusal in its own dialect.
+
+What people sent is refused by its place. What machines report is made storable instead (kernel.sanitize).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engine_agent.protocol.strict_json import DEEPEST, strict_loads
+
+NO_TEXT = "holds a character that is no text: NUL or half of a surrogate"
+
+_NO_TEXT = re.compile("[\x00\ud800-\udfff]")
+
+
+class UnstorableText(ValueError):
+    """`places`: the dotted paths of the texts in a value of JSON; "" is the whole."""
+
+    def __init__(self, places: tuple[str, ...]) -> None:
+        shown = ", ".join(place[:80].replace("\0", "\ufffd") for place in places[:3] if place)
+        super().__init__(f"{shown or 'the value'} {NO_TEXT}")
+        self.places = places
+
+
+def decode_json(text: str | bytes, *, deepest: int = DEEPEST) -> Any:
+    """The value that a caller's JSON states.
+
+    Raises:
+        UnstorableText: a text in it holds NUL or half of a surrogate.
+        ValueError: it is no JSON with one meaning (`strict_loads`), or nested deeper than `deepest`.
+    """
+    value = strict_loads(text, deepest=deepest, any_text=True)
+    # Neither character can be in JSON but by an escape.
+    is_escaped = b"\\u" in text if isinstance(text, bytes) else "\\u" in text
+    if is_escaped and (places := tuple(dict.fromkeys(unstorable_texts(value)))):
+        raise UnstorableText(places)
+    return value
+
+
+def is_storable(text: str) -> bool:
+    """Whether a text column takes this."""
+    return _NO_TEXT.search(text) is None
+
+
+def unstorable_texts(value: Any, path: str = "") -> Iterator[str]:
+    """The dotted paths of texts that no column takes, in a value of JSON; for a name, that of what it names a part
+    of."""
+    if isinstance(value, str):
+        if not is_storable(value):
+            yield path
+    elif isinstance(value, Mapping):
+        yield from (path for name in value if not is_storable(name))
+        for name, part in value.items():
+            yield from unstorable_texts(part, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from unstorable_texts(part, f"{path}.{index}" if path else str(index))
