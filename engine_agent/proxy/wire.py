@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from engine_agent.protocol.api_surface import ErrorForm
-from engine_agent.protocol.exchange_usage import EXCHANGE_HEADER, PROMPT_TOKENS_HEADER
+from engine_agent.protocol.exchange_usage import EXCHANGE_HEADER
 from engine_agent.proxy.refusal import RETRY_AFTER_S, RETRY_HEADER, Refusal, error_body
 
 Headers = list[tuple[bytes, bytes]]
@@ -60,17 +60,11 @@ _REQUEST_OWN = (
 COMPLETION_TOKENS_HEADER = b"x-switchyard-completion-tokens"
 """On an answer that was whole before its head left: what was generated, for the ingress. The length of the prompt is in
 `PROMPT_TOKENS_HEADER`, of streams, too, where the engine says it."""
-_own_headers = {b"x-switchyard-cell", RETRY_HEADER[0], PROMPT_TOKENS_HEADER, COMPLETION_TOKENS_HEADER}
-_CORS_ANSWERS = {
-    b"access-control-allow-credentials",
-    b"access-control-allow-headers",
-    b"access-control-allow-methods",
-    b"access-control-allow-origin",
-    b"access-control-expose-headers",
-}
-_OF_THE_ENGINE = {b"server", b"x-powered-by", b"via"}
-"""Which program an engine is, and its version, are not for clients."""
-_RESPONSE_OWN = _HOP_BY_HOP | _own_headers | _CORS_ANSWERS | _OF_THE_ENGINE | {b"content-length", b"x-request-id"}
+_PASSED_TO_CLIENTS = frozenset(
+    {b"allow", b"cache-control", b"content-encoding", b"content-language", b"content-type", b"date", b"retry-after"}
+)
+"""Headers of an engine's answer that clients get. All others stay here: the name and version of the engine's program,
+what browsers may read, and what looks like a header of the fleet."""
 
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -138,7 +132,7 @@ def request_head(head: RequestHead, *, host: bytes, framing: bytes, own: Iterabl
     """The head that the engine gets. `framing` is one header line, or empty for a request without a body; `own` are the
     proxy's headers."""
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (head.method, head.target, host)]
-    lines += [b"%b: %b\r\n" % pair for pair in _end_to_end(head.headers, _REQUEST_OWN)]
+    lines += [b"%b: %b\r\n" % pair for pair in _end_to_end(head.headers)]
     if head.exchange:
         lines.append(b"%b: %b\r\n" % (EXCHANGE_HEADER, head.exchange))
     lines += [b"%b: %b\r\n" % pair for pair in own]
@@ -149,7 +143,7 @@ def request_head(head: RequestHead, *, host: bytes, framing: bytes, own: Iterabl
 def response_head(head: ResponseHead, own: Headers, *, keep_alive: bool) -> bytes:
     """The head that the client gets for an answer of the engine; `own` are the proxy's headers, framing among them."""
     lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
-    lines += [b"%b: %b\r\n" % pair for pair in _end_to_end(head.headers, _RESPONSE_OWN)]
+    lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] in _PASSED_TO_CLIENTS]
     lines += [b"%b: %b\r\n" % pair for pair in own]
     lines.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
     return b"".join(lines)
@@ -181,10 +175,9 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
-def _end_to_end(headers: Headers, dropped: frozenset[bytes]) -> Headers:
-    named = _named_by_connection(headers)
-    if named:
-        dropped = dropped | named
+def _end_to_end(headers: Headers) -> Headers:
+    """Of a request's headers those that the engine gets."""
+    dropped = _REQUEST_OWN | _named_by_connection(headers)
     return [pair for pair in headers if pair[0] not in dropped]
 
 
