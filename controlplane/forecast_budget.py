@@ -1,6 +1,6 @@
-"""How much time of this process forecasts may take: one at a time, each for a few seconds of a core, and in a minute so
-many of a user and of all users together. Whoever comes while there is none left is refused at once and told when to try
-again; a forecast that reaches its bound says how far it looked.
+"""How much time of this process forecasts may take: one at a time, each for a few seconds of a core and of the caller's
+time, and in a minute so many of a user and of all users together. A request that comes while there is none left is
+refused and told when to try again; a forecast that reaches its bound says how far it looked.
 """
 
 import threading
@@ -20,6 +20,8 @@ class ForecastLimits:
     """Seconds of a core. A forecast of 1,000 nodes takes one or two; a page or a script asks for one now and then."""
 
     of_one_s: float = 5.0
+    waited_s: float = 8.0
+    """By the clock, for one: a busy process gives a forecast only a part of a core."""
     of_user_s: float = 10.0
     of_all_s: float = 20.0
     window_s: float = 60.0
@@ -47,7 +49,8 @@ class ForecastBudget:
         began_s = self.core_s()
         try:
             until_s = began_s + min(self.limits.of_one_s, self._left_s(user))
-            yield lambda: self.core_s() < until_s
+            answered_by_s = self.monotonic() + self.limits.waited_s
+            yield lambda: self.core_s() < until_s and self.monotonic() < answered_by_s
         finally:
             self._spent.append((self.monotonic(), user, self.core_s() - began_s))
             self._slot.release()

@@ -44,11 +44,15 @@ class EventQueue:
         """Have `action` happen so many seconds from now."""
         self.at(self.now_s + delay_s, action)
 
-    def run_until(self, end_s: float) -> None:
-        """Let everything happen that is due by `end_s`, then be there."""
+    def run_until(self, end_s: float, has_time: Callable[[], bool] = lambda: True) -> bool:
+        """Let everything happen that is due by `end_s`, then be there. Returns False if it stopped before, because
+        `has_time` said so between two events."""
         events = self._events
         while events and events[0][0] <= end_s:
+            if not has_time():
+                return False
             self.now_s, _, action = heappop(events)
             self.done += 1
             action()
         self.now_s = max(self.now_s, end_s)
+        return True

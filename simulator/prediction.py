@@ -30,7 +30,8 @@ CALM_S = 60.0
 PACE = Pace(every_s=5.0, quiet_s=15.0, doorbell_s=0.5)
 LARGE_FLEET_PACE = Pace(every_s=20.0, quiet_s=30.0, doorbell_s=4.0)
 LARGE_FLEET_NODES = 300
-"""Beyond so many machines passes are rarer, and moments up to 20 s late, to keep a forecast short."""
+"""Beyond so many machines, now or after a scaling, passes are rarer, to keep a forecast short; moments are up to 20 s
+late."""
 MAX_STEPS = 500
 STEP_KINDS = ("rollout.", "cell.", "node.", "grant.")
 
@@ -104,19 +105,27 @@ def predict(
     has_time: Callable[[], bool] = lambda: True,
 ) -> Forecast:
     """Let the change happen to this fleet. `load_s`: version -> typical seconds from a start until it is ready;
-    `has_time`: whether to look on, asked now and then."""
+    `has_time`: whether to continue, called before each event."""
     queue = EventQueue(now)
     chosen = settings or FleetSettings()
     part = replace(_relevant(fleet, change), listening_since=fleet.listening_since or now)
     budgets = replace(chosen, ledger=limits_as_floors(fleet, chosen.ledger))
     behaviours = {version: VersionBehaviour(load_s=seconds, load_spread=0.0) for version, seconds in load_s.items()}
     world = World(part, settings=budgets, behaviours=behaviours, skip_repeats=True, queue=queue)
-    world.reconciler.pace = PACE if len(part.nodes) <= LARGE_FLEET_NODES else LARGE_FLEET_PACE
+    world.reconciler.pace = PACE if _nodes_then(part, change) <= LARGE_FLEET_NODES else LARGE_FLEET_PACE
     before = dict(world.ready)
     _begin(world, change)
     is_over = _run(world, change, horizon_s, has_time)
     forecast = _forecast(world, change, before, is_over)
     return replace(forecast, places=tuple(sorted((*forecast.places, *_others(fleet, world)), key=_by_name)))
+
+
+def _nodes_then(part: FleetView, change: Change) -> int:
+    """About how many machines passes will look at: those that there are, or those that a scaling needs."""
+    if not isinstance(change, Scale):
+        return len(part.nodes)
+    spec = part.deployments[change.deployment]
+    return max(len(part.nodes), sum(change.cells.values()) * spec.of(spec.version).nodes_per_cell)
 
 
 def _relevant(fleet: FleetView, change: Change) -> FleetView:
@@ -177,8 +186,9 @@ def _state_roles(world: World, name: str, cells: Mapping[str, int], roles: Mappi
 
 def _run(world: World, change: Change, horizon_s: float, has_time: Callable[[], bool]) -> bool:
     calm_since_s: float | None = None
-    while world.queue.now_s < horizon_s and world.queue.done < MAX_EVENTS and has_time():
-        world.run_until(world.queue.now_s + POLL_EVERY_S)
+    while world.queue.now_s < horizon_s and world.queue.done < MAX_EVENTS:
+        if not world.run_until(world.queue.now_s + POLL_EVERY_S, has_time):
+            return False
         if not _is_at_rest(world, change):
             calm_since_s = None
         elif calm_since_s is None:

@@ -167,9 +167,9 @@ class World:
 
     # --- as it goes on -----------------------------------------------------------------------------------------------
 
-    def run_until(self, end_s: float) -> None:
-        """Let time pass until that second of the run."""
-        self.queue.run_until(end_s)
+    def run_until(self, end_s: float, has_time: Callable[[], bool] = lambda: True) -> bool:
+        """Let time pass until that second of the run, or as far as `has_time` allows: then False."""
+        return self.queue.run_until(end_s, has_time)
 
     def region_of(self, node: str) -> str:
         """Where a node is; empty if there is none of this name."""

@@ -38,6 +38,12 @@ def test_a_forecast_ends_at_its_bound(budget: ForecastBudget, time: Time) -> Non
     assert forecast(budget, time, "ada", 600) == 5
 
 
+def test_a_forecast_ends_though_it_gets_little_of_a_core(budget: ForecastBudget, time: Time) -> None:
+    with budget.take("ada") as has_time:
+        time.now_s += LIMITS.waited_s
+        assert not has_time()
+
+
 def test_a_user_has_a_share_of_each_minute(budget: ForecastBudget, time: Time) -> None:
     assert [forecast(budget, time, "ada", 600) for _ in range(2)] == [5, 3]
     time.now_s += 20

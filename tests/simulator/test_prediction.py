@@ -10,7 +10,7 @@ from fleet.planning.states import RolloutState
 from simulator.clock import EPOCH
 from simulator.fleet_slice import limits_as_floors, without_other_deployments, without_other_regions
 from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet
-from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
+from simulator.prediction import POLL_EVERY_S, Change, Forecast, LoseRegion, RollOut, Scale, predict
 
 POLICY = UpdatePolicy(canary_bake_s=20.0, bake_s=20.0, min_healthy_s=10.0)
 SHAPE = FleetSpec((DeploymentSpec("llama", {"east": 3, "west": 2}, policy=POLICY),), spares=2)
@@ -50,6 +50,23 @@ def test_a_scaling_beyond_the_spares_says_how_many_machines_it_would_launch() ->
     assert ready(found)["east"] == (3, 3, 6)
     assert found.machines_launched >= 4
     assert f"{found.machines_launched} machines would be launched" in found.warnings
+
+
+def test_a_forecast_without_time_ends_between_two_events_and_says_how_far_it_looked() -> None:
+    calls = 0
+
+    def has_time() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls <= 50
+
+    change = Scale("llama", {"east": 300, "west": 300})
+    found = predict(build_fleet(SHAPE), change, EPOCH, load_s={"v1": 20.0}, has_time=has_time)
+    assert calls == 51, "it is asked before each event, and once says no"
+    assert 0 < found.looked_s < POLL_EVERY_S
+    assert found.took_s is None
+    assert f"not over within {found.looked_s:.0f} s, which is as far as this looked" in found.warnings
+    assert {place.wanted for place in found.places} == {300}
 
 
 def test_a_lost_region_ends_without_its_cells_and_leaves_the_others_alone() -> None:
