@@ -19,8 +19,7 @@ from engine_agent.ingress.body_parser_config import body_parser_structure_of, re
 from engine_agent.ingress.cache_feed import CacheFeed, CellAddress
 from engine_agent.ingress.command_socket import CommandRefused, Unreachable
 from engine_agent.ingress.config import render, structure_of
-from engine_agent.ingress.desired import EMPTY_DESIRED, MODELS_MAP, DesiredHaproxy, ServerKey, desired_from
-from engine_agent.ingress.ejection import Ejections, drain_ejected
+from engine_agent.ingress.desired import EMPTY_DESIRED, MODELS_MAP, DesiredHaproxy, desired_from
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
 from engine_agent.ingress.held_bell import HeldBell
 from engine_agent.ingress.key_map import KEYS_MAP
@@ -52,7 +51,7 @@ POLL_S = 0.25
 """How old the view of a cell may be."""
 ASK_IDLE_EVERY_S = 1.0
 """An ingress that nobody asks anything has nothing to tell but how its checks go. The first request after that is seen
-so much later: what fails then is ejected, and what waits is taken back, by looks that are `POLL_S` apart again."""
+so much later; reads after that are `POLL_S` apart again."""
 ASK_PARSERS_EVERY_S = 1.0
 """They hold no cells: what changes in them comes from here. Whether they live is looked at every `POLL_S`."""
 WRITE_AGAIN_S = 2.0
@@ -97,8 +96,6 @@ class IngressAgent:
         self._newest_revision = 0
         self._wake = asyncio.Event()
         self._key_counting = KeyCounting()
-        self._ejections = Ejections()
-        self._ejected: frozenset[ServerKey] = frozenset()
         self._lost_hosts = LostHosts(settings.times.host_gone_s)
         self._desired: DesiredHaproxy | None = None
         self._revision_in_force = 0
@@ -170,7 +167,7 @@ class IngressAgent:
             if self._pending_table is not None and self._may_accept():
                 await self._accept(self._pending_table)
             self.caches.follow(_cells_by_cache(self._desired or EMPTY_DESIRED))
-            await self._pass(drain_ejected(self._desired, self._ejected) if self._desired else None)
+            await self._pass(self._desired)
             await self._count_keys()
             if (report := self._report()) is not None:
                 send(report)
@@ -190,7 +187,6 @@ class IngressAgent:
         if is_in_force and desired is not None:
             await self._load_links(desired)
             await self._applications.load(self.serving.running)
-        self._eject_failing_cells()
         await self._take_back_from_lost_hosts()
 
     async def _supervise_parser(self, parser: HaproxySupervisor) -> None:
@@ -235,15 +231,6 @@ class IngressAgent:
             self._links_problem = ""
         except (CommandRefused, ConfigRejected, Unreachable, OSError) as error:
             self._links_problem = f"certificates: {error}"
-
-    def _eject_failing_cells(self) -> None:
-        servers = self.serving.running.servers if self.serving.running else ()
-        ejected = self._ejections.note(servers, asyncio.get_running_loop().time())
-        for key in ejected ^ self._ejected:
-            log.warning("%s is %s", "/".join(key), "ejected" if key in ejected else "tried again")
-        if ejected - self._ejected:
-            self._wake.set()
-        self._ejected = ejected
 
     async def _take_back_from_lost_hosts(self) -> None:
         servers = self.serving.running.servers if self.serving.running else ()
@@ -299,7 +286,7 @@ class IngressAgent:
             revision=self._revision_in_force,
             haproxy_pid=self.serving.process.pid,
             reason="; ".join(filter(None, problems)),
-            cells=cell_views(self.serving.running, desired, self._ejected),
+            cells=cell_views(self.serving.running, desired),
         )
         holds = holding(self.serving.running)
         is_news = observed != self._reported or not holds <= self._reported_holding
@@ -312,7 +299,7 @@ class IngressAgent:
         return IngressReport(
             seq=0,
             observed=observed,
-            cells=cell_traffic(self.serving.running, desired, self._ejected),
+            cells=cell_traffic(self.serving.running, desired),
             changes=change_counts(self.serving),
             telemetry=telemetry(self.serving.running, desired, self._key_counting.report(now_s)),
         )

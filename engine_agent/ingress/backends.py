@@ -126,13 +126,15 @@ IS_ANSWERED_HERE = f"!{IS_NO_CELL} or {IS_UNSERVED}"
 """Else another region answered, and said so."""
 HAPROXY_PRIORITY = 0
 """Of a request that no rule gave a priority."""
-FAILURES_IN_A_ROW = 5
-"""Of a cell, without a success between them: then nothing new goes there until its next health check."""
+HURRIED_CHECK = "error-limit 1 on-error fastinter"
+"""A failure brings the next health check forward. Only the check decides whether the server is down: no outcome of a
+request is evidence against a cell."""
 REGION_RETRIES = 3
 """Times that a request that leaves is sent once more, to the next ingress of another region."""
 RETRIES = (
-    # A cell's 503 says that it did not send the request to its engine.
-    "retry-on conn-failure empty-response 503",
+    # A cell's 503 states that it did not send the request to its engine. A connection that closes without a byte may be
+    # the request's fault, so those retries are counted (`overflow.answer_rules`).
+    "retry-on conn-failure 503",
     # Safe, because a request whose response never began is sent again.
     "http-reuse always",
 )
@@ -142,22 +144,11 @@ def server_arguments(server: Server, times: Times) -> str:
     """A server's address and keywords, the same in the file and for `add server`, which inherits no defaults."""
     host = f"[{server.address}]" if ":" in server.address else server.address
     arguments = [f"{host}:{server.port}", "check", f"fastinter {times.check_fast_ms}ms", "fall 2", "rise 1"]
-    arguments += [*_passive_checks(server), "on-error mark-down", f"pool-purge-delay {times.idle_purge_s}s"]
+    arguments += [f"observe layer{7 if server.cell else 4} {HURRIED_CHECK}", f"pool-purge-delay {times.idle_purge_s}s"]
     arguments += [f"weight {server.weight}", *links.server_arguments(server.tls_name)]
     arguments += [f"inter {times.check_interval_ms}ms"]
     arguments += [f"maxconn {server.max_connections}"] if server.cell else []
     return " ".join([*arguments, "backup"] if server.backup else arguments)
-
-
-def _passive_checks(server: Server) -> list[str]:
-    """What of the traffic itself takes a server away until its next check.
-
-    A cell's errors count as well, and so a few are allowed: one bad request fails at every cell. A refused connection
-    is tried elsewhere, and another region's errors are not its ingress's.
-    """
-    if server.cell:
-        return ["observe layer7", f"error-limit {FAILURES_IN_A_ROW}"]
-    return ["observe layer4", "error-limit 1"]
 
 
 def pool_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressSettings) -> str:
@@ -286,7 +277,7 @@ def spill_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: Ingress
             "balance roundrobin",
             "option allbackups",
             # A 503 comes from a region that tried its own cells.
-            "retry-on conn-failure empty-response 503",
+            "retry-on conn-failure 503",
             f"retries {REGION_RETRIES}",
             f"timeout queue {settings.queues[pool.serving_class].wait_s}s",
             *_check(f"/healthz?model={quote(pool.probe_model, safe='')}"),
@@ -316,13 +307,12 @@ def _servers(backend: str, desired: DesiredHaproxy, times: Times) -> list[str]:
 
 
 def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings: IngressSettings) -> str:
-    """Where large requests go. While the parser is down they are refused at once; its agent starts it again."""
+    """Where large requests go. While the parser is down they are refused immediately; its agent restarts it."""
     features = desired.features
     address = f"unix@{tier.name}/{PARSER_SOCKET}"
     times = settings.times
     pauses = f"downinter {times.parser_down_check_ms}ms fastinter {times.check_fast_ms}ms"
     check = f"check inter {times.parser_check_interval_ms}ms {pauses} fall 1 rise 1"
-    at_once = "observe layer4 error-limit 1 on-error mark-down"
     lines = [
         f"timeout queue {settings.times.body_parser_wait_s}s",
         refuse_longer_than(desired.max_body_bytes, "req.hdr_val(content-length)"),
@@ -336,7 +326,7 @@ def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings:
         ),
         *([f"http-request set-header {headers.PREFIXES} wanted"] if features.by_cache else ()),
         f"http-request {f'set-header {headers.BODY} wanted' if features.hops else f'del-header {headers.BODY}'}",
-        *([overflow.large_body_rule()] if features.hops else ()),
+        overflow.large_body_rule(),
         *((keys.unparsed_body_scope_rule(), *keys.token_rules()) if features.keys else ()),
         *stored_responses.to_parser_rules(settings),
         *bad_bodies.refused_by_parser_rules(),
@@ -346,6 +336,6 @@ def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings:
         *access_log.trail_rules(),
         f"http-response set-status 503 if {{ status {UNANSWERED_STATUS} }}",
         *(responses.error_page_line(error) for error in responses.body_parser_error_pages(desired.retry_after_s)),
-        f"server parser {address} {check} {at_once} maxconn {settings.max_requests_at(tier)} pool-max-conn 0",
+        f"server parser {address} {check} observe layer4 {HURRIED_CHECK} maxconn {settings.max_requests_at(tier)} pool-max-conn 0",
     ]
     return section(f"backend {tier.name}", lines)

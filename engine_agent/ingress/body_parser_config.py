@@ -22,6 +22,7 @@ from engine_agent.ingress.sections import (
     refuse_longer_than,
     replay_rule,
     section,
+    shape_rules,
 )
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings
 
@@ -63,7 +64,7 @@ def _frontend(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         f"http-request wait-for-body time {settings.times.request_body_s}s",
         refuse_longer_than(desired.max_body_bytes, "req.body_size"),
         *model_rules(after=["http-request use-service lua.refuse if { var(txn.refusal) -m found }"]),
-        f"{responses.BAD_BODY_RULE} if {{ var(txn.body_error) -m found }}",
+        *shape_rules(),
         *stored_responses.parser_rules(settings),
         # Each query of the body takes as long as finding the model, so headers state whether the affinity key and the
         # digest are needed. The HAProxy that serves says so, not this file: the two never have to be of one table.

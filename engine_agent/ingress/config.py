@@ -103,7 +103,7 @@ def _render(desired: DesiredHaproxy, settings: IngressSettings, structure: str) 
 
 def _max_connections(features: Features, settings: IngressSettings) -> int:
     """With those that requests take on their way within the ingress."""
-    again = settings.max_short_overflow if features.hops else 0
+    again = settings.max_outside_connections
     return settings.max_connections + again + (settings.max_held if features.holds else 0)
 
 
@@ -171,22 +171,23 @@ def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         *keys.meter_lines(features=features.token_limits),
     ]
     lines += stored_responses.backend_choice(settings)
-    lines += [*frontend_rules.backend_choice(features, settings), *frontend_rules.body_parser_choice(desired, settings)]
+    lines += [*frontend_rules.BACKEND_CHOICE, *frontend_rules.body_parser_choice(desired, settings)]
     lines += [*backends.control_plane_choice(settings), f"default_backend {DEFAULT_BACKEND}"]
     # What comes through here is logged where it came from outside.
-    parsed = [settings.own_socket(PARSED_SOCKET), "no log", *frontend_rules.parsed_body_rules(features)]
+    parsed = [settings.own_socket(PARSED_SOCKET), "no log", *frontend_rules.parsed_body_rules(features, settings)]
     parsed += stored_responses.parsed_rules(settings)
     parsed += [*frontend_rules.pool_rules(features, has_body=False), *keys.parsed_body_scope_rules()]
     parsed += availability
     parsed += overflow.leave_rules(desired.retry_after_s) if features.hops else []
     parsed += stored_responses.backend_choice(settings)
-    parsed += [*frontend_rules.attempt_choice(features), *(overflow.answer_rules() if features.hops else ())]
+    parsed += [*frontend_rules.attempt_choice(features), *overflow.answer_rules(has_regions=features.hops)]
     return [
         *_entrances(desired, settings, lines),
         section("frontend parsed", parsed),
         section(f"backend {DEFAULT_BACKEND}", _default_backend_lines(desired, settings)),
         *(body_parser_backend(tier, desired, settings) for tier in settings.body_parsers),
-        *((overflow.again_backend(desired, settings), *overflow.stores()) if features.hops else ()),
+        overflow.again_backend(desired, settings),
+        *overflow.stores(has_regions=features.hops),
         no_cell_frontend(features, settings, desired.retry_after_s),
         *(hold.door_frontend(settings) if features.holds else ()),
         keys.key_store(),

@@ -17,7 +17,6 @@ from engine_agent.ingress import (
     overflow,
     responses,
     splits,
-    stored_responses,
 )
 from engine_agent.ingress.api_paths import HEALTH_PATHS, IS_INFERENCE, MODELS_PATH, wrong_method_rule
 from engine_agent.ingress.desired import MODELS_MAP, DesiredHaproxy, Features
@@ -30,6 +29,7 @@ from engine_agent.ingress.sections import (
     max_buffered_body_bytes,
     max_parsed_body_bytes,
     model_rules,
+    shape_rules,
 )
 from engine_agent.ingress.settings import IngressSettings
 
@@ -147,7 +147,7 @@ def body_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     return [
         responses.refuse_rule(responses.head_too_large(MAX_HEAD_BYTES), HEAD_TOO_LARGE),
         *(f"http-request del-header {name}" for name in own),
-        *(overflow.strip_rules() if desired.features.hops else ()),
+        *overflow.strip_rules(),
         encoding_rule(),
         # `curl -d` calls its JSON a form; every body here is JSON, and engines insist on that header.
         "http-request set-header Content-Type application/json",
@@ -161,10 +161,11 @@ def body_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         *(hops.body_rules() if desired.features.hops else ()),
         *model_rules(bad_bodies.source_rules("!has_pool !is_name"), bad_bodies.refused_rules()),
         "http-request allow if !has_pool",
+        *shape_rules(),
     ]
 
 
-def parsed_body_rules(features: Features) -> list[str]:
+def parsed_body_rules(features: Features, settings: IngressSettings) -> list[str]:
     """A large request as its body parser sends it back. The socket is for body parsers alone, which overwrite the
     header.
 
@@ -175,7 +176,8 @@ def parsed_body_rules(features: Features) -> list[str]:
         # The frontend that took it from outside has taken away what was not proven.
         f"http-request set-var(txn.hop) req.hdr({headers.HOP}),field(1,|)",
         "acl is_marked var(txn.hop) -m found",
-        *((*hops.parsed_body_rules(), *overflow.attempt_rules()) if features.hops else ()),
+        *(hops.parsed_body_rules() if features.hops else ()),
+        *overflow.attempt_rules(settings),
         f"http-request set-var(txn.request_id) req.hdr({headers.REQUEST_ID})",
         f"http-request set-var(txn.model) req.hdr({headers.MODEL}),url_dec",
         f"http-request del-header {headers.MODEL}",
@@ -183,9 +185,9 @@ def parsed_body_rules(features: Features) -> list[str]:
         f"http-request del-header {headers.AFFINITY}",
         f"http-response set-header {headers.MODEL} %[var(txn.model),url_enc]",  # for the access log
         access_log.trail_rule(),
-        *overflow.marked_answer_rules("is_marked " if features.hops else f"!{stored_responses.IS_STORED} "),
+        *(overflow.marked_answer_rules() if features.hops else ()),
         MODEL_LOOKUP_RULE,
-        *(overflow.pool_rules() if features.hops else ()),
+        *overflow.pool_rules(),
         "acl has_pool var(txn.pool) -m found",
         f"{responses.return_rule(responses.UNKNOWN_MODEL)} if !has_pool",
     ]
@@ -204,7 +206,7 @@ def pool_rules(features: Features, *, has_body: bool) -> list[str]:
         *(affinity.key_rules() if has_body and (features.affinity or features.sticky_splits) else ()),
         *(affinity.prefix_rules(has_body=has_body) if features.by_cache else ()),
         # A short request that was sent once more brings the key that was made of both.
-        *(adapters.affinity_rules("!is_short" if features.hops and not has_body else "") if mixes_adapter else ()),
+        *(adapters.affinity_rules("" if has_body else "!is_short") if mixes_adapter else ()),
     ]
     if not features.splits:
         return [*wants_key, *([SPILL_RULE, *_usable_rules(features)] if features.hops else ())]
@@ -255,8 +257,6 @@ def availability_rules(desired: DesiredHaproxy) -> list[str]:
         return []  # the pool's backend does
     refused = responses.return_rule(responses.no_ready_cell(desired.retry_after_s))
     return [
-        f"http-request set-var(txn.share) var(txn.pool),map_str_int({splits.SHARES_MAP},0)",
-        f"acl must_spill rand({splits.SHARE_SCALE}),sub(txn.share) lt 0",
         f"{refused} if is_marked !can_serve",
         *([hold.may_hold_rule()] if desired.features.holds else ()),
         f"{refused} if !can_serve !can_spill{' !may_hold' if desired.features.holds else ''}",
@@ -265,28 +265,26 @@ def availability_rules(desired: DesiredHaproxy) -> list[str]:
 
 _LEAVE = "use_backend %[var(txn.spill)] if has_pool !is_marked can_spill"
 _STAY = "use_backend %[var(txn.pool)] if has_pool"
-
-
-def backend_choice(features: Features, settings: IngressSettings) -> list[str]:
-    """Other regions when no cell here can serve. Else what may leave goes by way of somebody who can send it again,
-    while there is room for that; the rest by the pool's share."""
-    if not features.hops:
-        return [_STAY]
-    again = f"use_backend {overflow.AGAIN_BACKEND} if has_pool !is_marked can_spill"
-    shared = f"{_LEAVE} must_spill{_unless_partial(features)}"
-    return [f"{_LEAVE} !can_serve", f"{again} {overflow.has_room_rule(settings)}", shared, _STAY]
-
-
-def _unless_partial(features: Features) -> str:
-    """Other regions may lack an adapter that not every cell has: what has it here is used first."""
-    return " !is_partial" if features.adapters else ""
+BACKEND_CHOICE = (f"use_backend {overflow.AGAIN_BACKEND} if has_pool !is_marked", _STAY)
+"""A short request goes through the backend that can send it again. One that another region sent is tried once here:
+the region that it came from sends it again."""
 
 
 def attempt_choice(features: Features) -> list[str]:
-    """The same for one attempt: where it was refused before counts more than the share."""
-    shared = f"must_spill !must_stay{_unless_partial(features)}"
-    ways = [f"{_LEAVE} {condition}" for condition in ("!can_serve", "must_leave", shared)]
-    return [*(ways if features.hops else ()), _STAY]
+    """Where one attempt goes: to other regions when no cell here can serve, where it was not refused before, and else
+    by the pool's share."""
+    if not features.hops:
+        return [_STAY]
+    # Other regions may lack an adapter that not every cell has: what has it here is used first.
+    unless_partial = " !is_partial" if features.adapters else ""
+    return [
+        f"http-request set-var(txn.share) var(txn.pool),map_str_int({splits.SHARES_MAP},0)",
+        f"acl must_spill rand({splits.SHARE_SCALE}),sub(txn.share) lt 0",
+        f"{_LEAVE} !can_serve",
+        f"{_LEAVE} must_leave",
+        f"{_LEAVE} must_spill !must_stay{unless_partial}",
+        _STAY,
+    ]
 
 
 def body_parser_choice(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:

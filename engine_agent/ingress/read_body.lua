@@ -8,7 +8,7 @@
 
 local models = Map.new("models.map", Map._str)
 
-local MAX_DEPTH = 500   -- well inside Lua's stack; no real request nests as deep
+local MAX_DEPTH = tonumber((...)) -- well inside Lua's stack; no real request nests as deep
 local MAX_VALUES = 5000 -- before the model, about 2 ms; requests that are not made to be slow have a few hundred
 local BURST_BYTES, BYTES_PER_S = 1024 * 1024, 128 * 1024 -- 128 KiB a second are about 3 % of a core at worst
 local LEAST_BYTES, MOST_BYTES = 1024, 64 * 1024 -- what one body counts; longer ones are few values of much text

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from engine_agent.ingress.desired import DesiredHaproxy, ServerKey, region_of
+from engine_agent.ingress.desired import DesiredHaproxy, region_of
 from engine_agent.ingress.running import CellView, RunningBackend, RunningHaproxy
 from engine_agent.ingress.supervisor import HaproxySupervisor
 from engine_agent.protocol.ingress_messages import (
@@ -26,7 +26,6 @@ KEYS_PER_REPORT = 2000
 """At some 40 bytes each, well below the limit of a frame."""
 TURN_S = 15.0
 """Three times the time after which the control plane reads reports again, so that it misses none."""
-EJECTED_REASON = "ejected: its responses are errors while those of other cells are not"
 _ENTRY = re.compile(r"key=(\S{1,80}) .{0,300}\bhttp_req_cnt=(\d+) gpc0=(\d+) gpc1=(\d+)")
 
 KeyTotals = Mapping[str, tuple[int, int, int]]
@@ -66,12 +65,9 @@ class KeyCounting:
         return KeyCounts(self._worker, {prefix: self._counts[prefix] for prefix in shown})
 
 
-def cell_views(
-    running: RunningHaproxy | None, desired: DesiredHaproxy, ejected: frozenset[ServerKey]
-) -> dict[str, str]:
-    """Every cell of the table as HAProxy sees it; `unknown` while it does not have it, `down` if it is ejected."""
+def cell_views(running: RunningHaproxy | None, desired: DesiredHaproxy) -> dict[str, str]:
+    """Every cell of the table as HAProxy sees it; `unknown` while it does not have it."""
     seen = {(server.backend, server.name): server.view for server in running.servers} if running else {}
-    seen |= dict.fromkeys(ejected & seen.keys(), CellView.DOWN)
     cells = [server for server in desired.servers if server.cell]
     return {server.cell: seen.get((server.backend, server.name), CellView.UNKNOWN) for server in cells}
 
@@ -118,9 +114,7 @@ def holding(running: RunningHaproxy | None) -> frozenset[str]:
     return frozenset(backend.name for backend in running.backends if backend.holds) if running else frozenset()
 
 
-def cell_traffic(
-    running: RunningHaproxy | None, desired: DesiredHaproxy, ejected: frozenset[ServerKey]
-) -> dict[str, CellTraffic]:
+def cell_traffic(running: RunningHaproxy | None, desired: DesiredHaproxy) -> dict[str, CellTraffic]:
     """Counters of every cell of the table that HAProxy has."""
     cell_of = {(server.backend, server.name): server.cell for server in desired.servers if server.cell}
     servers = running.servers if running else ()
@@ -136,8 +130,7 @@ def cell_traffic(
             connections_total=server.connections_total,
             bytes_in_total=server.bytes_in_total,
             bytes_out_total=server.bytes_out_total,
-            ejected=(server.backend, server.name) in ejected,
-            reason=EJECTED_REASON if (server.backend, server.name) in ejected else server.reason,
+            reason=server.reason,
         )
         for server in servers
         if (server.backend, server.name) in cell_of

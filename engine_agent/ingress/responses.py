@@ -149,6 +149,11 @@ NO_READY_CELL_OF_DEPLOYMENT = ErrorResponse(
 """As `no_ready_cell`, where the name that the application used is not known."""
 
 
+BAD_CELL_ANSWER = ErrorResponse(
+    502, "bad_cell_answer", "the cell closed the connection or sent a response that is not HTTP"
+)
+
+
 def too_large(max_body_bytes: int) -> ErrorResponse:
     message = f"the request body is longer than the limit of {max_body_bytes} bytes"
     return ErrorResponse(413, "request_too_large", message, variant=f"_{max_body_bytes}")
@@ -204,7 +209,7 @@ def haproxy_error_pages(retry_after_s: int) -> tuple[ErrorResponse, ...]:
         ErrorResponse(413, "request_too_large", "the request is too large"),
         ErrorResponse(500, "ingress_error", "the ingress failed"),
         ErrorResponse(501, "not_implemented", "the ingress does not know this method"),
-        ErrorResponse(502, "bad_cell_answer", "the cell closed the connection or sent a response that is not HTTP"),
+        BAD_CELL_ANSWER,
         no_free_cell(retry_after_s),
         ErrorResponse(504, "cell_silent", "the cell did not answer in time"),
     )

@@ -48,7 +48,7 @@ class RunningServer:
     """One server as the worker has it. `draining`: by command; `drains_itself`: by its health check. `rested`: it
     got no request for `RESTED_S`.
 
-    Errors are connections and responses that broke; failures are responses of 5xx, a part of `responses_total`.
+    Errors are connections and responses that broke; failures are responses of 5xx.
     """
 
     backend: str
@@ -66,7 +66,6 @@ class RunningServer:
     errors_total: int = 0
     retries_total: int = 0
     redispatches_total: int = 0
-    responses_total: int = 0
     failures_total: int = 0
     bytes_in_total: int = 0
     bytes_out_total: int = 0
@@ -197,7 +196,6 @@ def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, s
         errors_total=_number(row, "econ") + _number(row, "eresp"),
         retries_total=_number(row, "wretr"),
         redispatches_total=_number(row, "wredis"),
-        responses_total=sum(_number(row, f"hrsp_{kind}") for kind in ("2xx", "3xx", "4xx", "5xx")),
         failures_total=_number(row, "hrsp_5xx"),
         bytes_in_total=_number(row, "bin"),
         bytes_out_total=_number(row, "bout"),

@@ -8,6 +8,7 @@ from engine_agent.ingress import responses
 from engine_agent.ingress.desired import MODELS_MAP, DesiredHaproxy
 from engine_agent.ingress.responses import ErrorResponse
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings
+from engine_agent.protocol.strict_json import DEEPEST, LONGEST_NAME_CHARS, MOST_CONTAINERS
 
 CONFIG_FILE = "haproxy.cfg"
 ADMIN_SOCKET = "admin.sock"
@@ -18,7 +19,8 @@ PARSER_SOCKET = "parser.sock"
 """Where requests with large bodies are sent to, in the folder of their body parser."""
 REFUSE_LUA = "refuse.lua"
 """Loaded with the names of the refusals that it is to give."""
-LUA_FILES = ("read_body.lua", "limits.lua")
+READ_BODY_LUA, BODY_SHAPE_LUA = "read_body.lua", "body_shape.lua"
+LUA_FILES = ("limits.lua", "pause.lua")
 PICK_CELL_LUA, CELLS_UP_LUA = "pick_cell.lua", "cells_up.lua"
 CACHE_INDEX_LUA, PROMPT_PREFIXES_LUA = "cache_index.lua", "prompt_prefixes.lua"
 """Every thread has these for itself, because most requests may come to them."""
@@ -27,7 +29,7 @@ ADAPTER_CELLS_LUA = "adapter_cells.lua"
 LIST_MODELS_LUA = "list_models.lua"
 HOLD_LUA = "hold.lua"
 SCRIPTS = (
-    *(*LUA_FILES, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA, ADAPTER_CELLS_LUA, LIST_MODELS_LUA, HOLD_LUA),
+    *(*LUA_FILES, READ_BODY_LUA, BODY_SHAPE_LUA, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA, ADAPTER_CELLS_LUA, LIST_MODELS_LUA, HOLD_LUA),
     *(CACHE_INDEX_LUA, PROMPT_PREFIXES_LUA),
 )
 """The files that lie beside a configuration."""
@@ -87,6 +89,9 @@ def global_section(
             f"tune.http.maxhdr {READ_HEADERS}",
             f"tune.memory.hot-size {HOT_BUFFERS * buffer_bytes}",
             *(f"lua-load {name}" for name in LUA_FILES),
+            f"lua-load {READ_BODY_LUA} {DEEPEST}",
+            # For each thread, because every request comes to it.
+            f"lua-load-per-thread {BODY_SHAPE_LUA} {DEEPEST} {LONGEST_NAME_CHARS} {MOST_CONTAINERS}",
             *responses.refusal_service_lines(refusals),
             *extra_lines,
             "log stderr format raw daemon",
@@ -156,6 +161,11 @@ def model_rules(before: Sequence[str] = (), after: Sequence[str] = ()) -> list[s
         "http-request lua.read_body if !has_pool !is_name",
         *after,
     ]
+
+
+def shape_rules() -> list[str]:
+    """Rules that refuse a body whose shape a later reader could not take. After `model_rules`."""
+    return ["http-request lua.check_shape", f"{responses.BAD_BODY_RULE} if {{ var(txn.body_error) -m found }}"]
 
 
 def replay_rule(settings: IngressSettings, *, body_bytes: int) -> str:

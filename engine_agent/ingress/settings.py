@@ -98,13 +98,11 @@ BODY_PARSERS = (
 tokens."""
 
 
-CONNECTIONS_PER_SHORT_OVERFLOW = 4
-"""One connection more for so many: for short requests that may leave the region, whose way takes a second one."""
-
-
 def most_connections(open_files: int) -> int:
-    """How many connections so many open files are for: each takes two, one on either side."""
-    return int(open_files / (2 * (1 + 1 / CONNECTIONS_PER_SHORT_OVERFLOW + 1 / HoldLimits().connections_per_request)))
+    """How many connections so many open files are for: each takes two, one on either side. A short request takes a
+    second connection on its way (`overflow.again_backend`), and so does a held one."""
+    short = 1 - sum(1 / tier.connections_per_request for tier in BODY_PARSERS)
+    return int(open_files / (2 * (1 + short + 1 / HoldLimits().connections_per_request)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +127,8 @@ class IngressSettings:
     worker_account: tuple[int, int] | None = None
     """uid and gid of HAProxy's workers, where its master is root; None: they run as the agent does."""
     retries: int = 11
-    """Times that a request is sent once more, elsewhere. A cell is taken for dead after 5 failures (`backends`), and
-    those that died together have the fewest requests: one that meets two of them in turn needs ten."""
+    """Times that a request that no cell received, or that cells refused, is sent once more, elsewhere. Cells that died
+    together have the fewest requests, so one request meets several of them before checks find them down."""
     buffered_body_bytes: int = 32 * 1024
     """Bodies up to here are read, replayed and routed by the serving HAProxy; longer ones go through a body parser.
     About 8,000 tokens of text. Every request pays for it, because a replay needs a copy of a whole buffer
@@ -146,11 +144,6 @@ class IngressSettings:
     def max_requests_at(self, tier: BodyParserTier) -> int:
         """Requests that may be at this body parser at once."""
         return max(1, self.max_connections // tier.connections_per_request)
-
-    @property
-    def max_short_overflow(self) -> int:
-        """Short requests at once that may be tried in another region when all of this one refuse them."""
-        return max(1, self.max_connections // CONNECTIONS_PER_SHORT_OVERFLOW)
 
     @property
     def max_held(self) -> int:

@@ -37,8 +37,7 @@ class CellTraffic(Struct, frozen=True, omit_defaults=True):
     """What an ingress sent to one cell. `…_total` count since its HAProxy's worker started, and from 0 in a new one.
 
     `errors_total` are connections and answers that broke, `failures_total` answers of 5xx, `retries_total` further
-    tries of requests that had no answer, `redispatches_total` requests that went on to another cell. `ejected`: it
-    failed so much that it gets nothing for a while.
+    tries of requests that had no answer, `redispatches_total` requests that went on to another cell.
     """
 
     in_flight: Count = 0
@@ -51,7 +50,6 @@ class CellTraffic(Struct, frozen=True, omit_defaults=True):
     connections_total: Count = 0
     bytes_in_total: Count = 0
     bytes_out_total: Count = 0
-    ejected: bool = False
     reason: str = ""
 
 

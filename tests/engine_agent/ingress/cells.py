@@ -65,6 +65,8 @@ class FakeCell:
         self.drains = False
         self.refuses = False
         self.fails = False
+        self.drops = False
+        """It closes the connection of a request without a byte, as a process does that a request ends."""
         self.usage: dict[str, int] | None = None
         self.last_event: dict[str, Any] | None = None
         """What a stream says before its end, but text."""
@@ -168,6 +170,8 @@ class FakeCell:
             writer.write(changes)
             return
         self.requests.append(request)
+        if self.drops:
+            raise EOFError
         if self.refuses or not self._is_for_me(request):
             _write_head(writer, 503, 0, "X-Switchyard-Retry: 1\r\n")
             return

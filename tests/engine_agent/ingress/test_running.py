@@ -98,7 +98,6 @@ def test_an_answer_of_another_format_is_refused(info: str, states: str) -> None:
         read_running(info, STATS, states, {})
 
 
-NONE: frozenset[ServerKey] = frozenset()
 
 
 def cell(requests_total: int, in_flight: int = 0, queued: int = 0) -> RunningServer:
@@ -132,8 +131,8 @@ def test_an_ingress_is_idle_that_had_nothing_to_do(before: RunningHaproxy, after
 
 def test_a_report_names_every_cell_of_the_table_even_one_that_is_not_there_yet() -> None:
     desired = desired_from(TABLE)
-    assert cell_views(read(), desired, NONE) == {"c-1": "up"}
-    assert cell_views(None, desired, NONE) == {"c-1": "unknown"}
+    assert cell_views(read(), desired) == {"c-1": "up"}
+    assert cell_views(None, desired) == {"c-1": "unknown"}
 
 
 def test_telemetry_counts_by_pool_and_cell() -> None:
@@ -152,11 +151,8 @@ def test_telemetry_counts_by_pool_and_cell() -> None:
     assert telemetry(None, desired_from(TABLE), None) == IngressTelemetry()
 
 
-def test_every_cell_has_its_counters_and_an_ejected_one_says_so() -> None:
+def test_every_cell_has_its_counters() -> None:
     counted = CellTraffic(3, 1, requests_total=20, errors_total=3, failures_total=5, retries_total=4, reason="L7OK")
-    desired, ejected = desired_from(TABLE), frozenset({("pool.chat", "c-1-g3")})
-    assert cell_traffic(read(), desired, NONE) == {"c-1": counted}
-    said = cell_traffic(read(), desired, ejected)["c-1"]
-    assert (said.ejected, said.reason.partition(":")[0]) == (True, "ejected")
-    assert cell_views(read(), desired, ejected) == {"c-1": "down"}
-    assert cell_traffic(None, desired, NONE) == {}
+    desired = desired_from(TABLE)
+    assert cell_traffic(read(), desired) == {"c-1": counted}
+    assert cell_traffic(None, desired) == {}

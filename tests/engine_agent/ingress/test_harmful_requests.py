@@ -1,0 +1,112 @@
+"""Whatever a request makes a cell do, it harms that request alone: cells stay in service, and two dropped connections
+end it, in whichever regions they are."""
+
+import asyncio
+import contextlib
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.engine_agent.fake_control_plane import eventually
+from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.ingress.ingresses import AWAY, HOME, RunningIngress, pool
+from tests.engine_agent.ingress.test_large_bodies import LONG, MIDDLE, body_of
+from tests.engine_agent.ingress.test_spill import until_spill_is
+
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
+SHORT = 100
+SIZES = (SHORT, MIDDLE, LONG)
+MANY = 12
+"""Bad requests in a row: more than any limit of failures that took a cell out of service."""
+
+
+async def times_down(ingress: RunningIngress) -> dict[str, int]:
+    """How often HAProxy has taken each of its servers for down since it started."""
+    rows = csv.DictReader((await ingress.haproxy.admin.send("show stat -1 4 -1")).lstrip("# ").splitlines())
+    return {f"{row['pxname']}/{row['svname']}": int(row["chkdown"] or 0) for row in rows if row["check_status"]}
+
+
+def delivered(cells: Iterable[FakeCell]) -> int:
+    return sum(len(cell.requests) for cell in cells)
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_request_that_every_cell_drops_reaches_two_of_them_and_none_goes_down(
+    ingress: RunningIngress, size: int
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        cells = [await stack.enter_async_context(FakeCell().running()) for _ in range(4)]
+        await ingress.route(pool(*cells))
+        await ingress.sees(**{cell.name: "up" for cell in cells})
+        for cell in cells:
+            cell.drops = True
+        for number in range(1, MANY + 1):
+            answer = await ingress.post(body_of(size))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (502, "bad_cell_answer")
+            assert delivered(cells) == 2 * number
+        for cell in cells:
+            cell.drops = False
+        assert (await ingress.post(body_of(size))).status_code == 200
+        assert not any((await times_down(ingress)).values())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("here", [1.0, 0.0])
+async def test_two_dropped_connections_end_a_request_whichever_regions_they_are_in(
+    ingress: RunningIngress, tmp_path: Path, size: int, here: float
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        away = await stack.enter_async_context(RunningIngress(tmp_path / "away", AWAY).running())
+        cells = [await stack.enter_async_context(FakeCell().running()) for _ in range(4)]
+        await away.route(pool(*cells[2:], spill=[ingress]))
+        await away.sees(**{cell.name: "up" for cell in cells[2:]})
+        await ingress.route(pool(*cells[:2], spill=[away], fractions={HOME: here, AWAY: 1.0 - here}))
+        await ingress.sees(**{cell.name: "up" for cell in cells[:2]})
+        await until_spill_is(True, ingress)
+        for cell in cells:
+            cell.drops = True
+        for number in range(1, MANY + 1):
+            answer = await ingress.post(body_of(size))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (502, "bad_cell_answer")
+            assert delivered(cells) == 2 * number
+        assert delivered(cells[:2] if here else cells[2:]) == 2 * MANY
+        assert not any((await times_down(ingress)).values())
+        assert not any((await times_down(away)).values())
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_request_that_one_cell_drops_is_answered_by_another_one(ingress: RunningIngress, size: int) -> None:
+    async with FakeCell().running() as drops, FakeCell().running() as serves:
+        drops.drops = True
+        await ingress.route(pool(drops, serves))
+        await ingress.sees(**{drops.name: "up", serves.name: "up"})
+        while not drops.requests:
+            answer = await ingress.post(body_of(size))
+            assert (answer.status_code, answer.headers["x-switchyard-cell"]) == (200, serves.name)
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_answers_of_500_take_no_cell_out_of_service(ingress: RunningIngress, size: int) -> None:
+    async with FakeCell().running() as good, FakeCell().running() as fails:
+        fails.fails = True
+        await ingress.route(pool(good, fails))
+        await ingress.sees(**{good.name: "up", fails.name: "up"})
+        statuses = [(await ingress.post(body_of(size))).status_code for _ in range(4 * MANY)]
+        assert statuses.count(500) >= MANY
+        fails.fails = False
+        assert not any((await times_down(ingress)).values())
+        assert set(ingress.cells.values()) == {"up"}
+
+
+async def test_a_refused_connection_brings_the_next_check_forward(tmp_path: Path) -> None:
+    """Without that, the cell would be down after its next check, in a minute."""
+    rare = RunningIngress(tmp_path / "home", check_interval_ms=60_000)
+    async with rare.running(), FakeCell().running() as dies, FakeCell().running() as lives:
+        await rare.route(pool(dies, lives))
+        await rare.sees(**{dies.name: "up", lives.name: "up"})
+        await dies.die()
+        sent = [asyncio.create_task(rare.post(body_of(SHORT))) for _ in range(4)]
+        await eventually(lambda: rare.cells[dies.name] == "down")
+        assert {answer.headers["x-switchyard-cell"] for answer in await asyncio.gather(*sent)} == {lives.name}
