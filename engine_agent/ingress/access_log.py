@@ -28,7 +28,7 @@ RESPONSE_HEADERS = {
 """Response headers that are kept for the log line; the cell sends token counts only where it knew them in time."""
 
 
-TRAIL = {"pool_queue_ms": "%Tw", "log_class": "%[var(txn.log_class)]"}
+TRAIL = {"pool_queue_ms": "%Tw", "log_class": "%[var(txn.log_class)]", "server": "%s"}
 """Variable of the outer request -> what the inner one knows of it, in the order of the header that carries it."""
 
 
@@ -91,6 +91,7 @@ def log_lines() -> list[str]:
         f"log-format '{_format()}'",
         *kept,
         "http-response set-var(txn.first_byte_ms) date(0,ms),sub(txn.arrived_ms)",
+        "http-response set-var-fmt(txn.server) %s if !{ var(txn.server) -m found }",
     ]
 
 
@@ -109,7 +110,7 @@ def _format() -> str:
         "deployment": _word("log_deployment"),
         "cell": _word("log_cell"),
         "region": _word("log_region"),
-        "server": '"%s"',
+        "server": _word("server"),
         "hop": _word("hop"),
         "status": "%ST",
         "request_bytes": "%U",

@@ -64,12 +64,10 @@ def affinity_rules(unless: str) -> list[str]:
 
 
 def cell_rules(retry_after_s: int, *, has_adapters: bool) -> list[str]:
-    """In a pool's backend: say which adapter the request is for, and while not every cell has it, pick one that does.
-    What a client says of it is taken away."""
+    """In a pool's backend: name the adapter of the request, and while not every cell has it, pick one that does."""
     if not has_adapters:
-        return [f"http-request del-header {headers.ADAPTER}"]
+        return []
     return [
-        f"http-request del-header {headers.ADAPTER}",
         f"http-request set-header {headers.ADAPTER} %[var(txn.adapter),url_enc] if {_HAS_ADAPTER}",
         f"http-request lua.pick_holder if {IS_PARTIAL}",
         f"{return_rule(no_ready_cell(retry_after_s))} if {IS_PARTIAL} !{{ var(txn.cell_server) -m found }}",

@@ -8,7 +8,7 @@ would understand as one of these gets past.
 import re
 from collections.abc import Sequence
 
-from engine_agent.ingress.responses import UNKNOWN_URL, ErrorResponse, return_rule
+from engine_agent.ingress.responses import NEAR_URL, UNKNOWN_URL, ErrorResponse, return_rule
 from engine_agent.protocol.api_surface import API_PATHS, CELL_PATHS, AnsweredBy
 
 IS_INFERENCE = f"acl is_inference path {' '.join(CELL_PATHS)}"
@@ -52,5 +52,18 @@ def unserved_rules(*, has_control_plane: bool) -> list[str]:
     return [
         *(wrong_method_rule(methods, condition) for condition, methods in kept.values()),
         wrong_method_rule(("POST",), "is_inference"),
+        *_near_miss_rules(),
         return_rule(UNKNOWN_URL),
+    ]
+
+
+def _near_miss_rules() -> list[str]:
+    """Name the path that was probably meant: ours but for letter case, slashes, a last `s`, or `/v1` twice or never."""
+    known = [row.path for row in API_PATHS if not VARIABLE_PART.search(row.path)]
+    return [
+        "http-request set-var(txn.near) path,lower,regsub(/+,/,g),regsub(/$,),regsub(^/v1/v1/,/v1/)",
+        f"acl is_near var(txn.near) -m str {' '.join(known)}",
+        "http-request set-var-fmt(txn.near) /v1%[var(txn.near)] if !is_near !{ path_beg /v1/ }",
+        "http-request set-var-fmt(txn.near) %[var(txn.near)]s if !is_near",
+        f"{return_rule(NEAR_URL)} if is_near",
     ]

@@ -84,7 +84,7 @@ def control_plane_backend(settings: IngressSettings, retry_after_s: int, caller_
         f"timeout queue {QUEUE_TIMEOUT_S}s",
         *rules,
         responses.refuse_rule(_control_plane_unavailable(retry_after_s), "{ nbsrv eq 0 }"),
-        refuse_longer_than(MAX_ASYNC_BODY_BYTES, "req.hdr_val(content-length)"),
+        *refuse_longer_than(MAX_ASYNC_BODY_BYTES, "req.hdr_val(content-length)"),
         *(_control_plane_server(number, settings) for number in range(len(settings.control_plane))),
     ]
     unavailable = _control_plane_unavailable(retry_after_s)
@@ -312,10 +312,10 @@ def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings:
     address = f"unix@{tier.name}/{PARSER_SOCKET}"
     times = settings.times
     pauses = f"downinter {times.parser_down_check_ms}ms fastinter {times.check_fast_ms}ms"
-    check = f"check inter {times.parser_check_interval_ms}ms {pauses} fall 1 rise 1"
+    check = f"check inter {times.parser_check_interval_ms}ms {pauses} fall 1 rise 1 observe layer4 {HURRIED_CHECK}"
     lines = [
         f"timeout queue {settings.times.body_parser_wait_s}s",
-        refuse_longer_than(desired.max_body_bytes, "req.hdr_val(content-length)"),
+        *refuse_longer_than(desired.max_body_bytes, "req.hdr_val(content-length)"),
         responses.refuse_rule(responses.body_parser_unavailable(desired.retry_after_s), "{ nbsrv eq 0 }"),
         access_log.ARRIVAL_RULE,
         access_log.class_rule(),
@@ -336,6 +336,6 @@ def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings:
         *access_log.trail_rules(),
         f"http-response set-status 503 if {{ status {UNANSWERED_STATUS} }}",
         *(responses.error_page_line(error) for error in responses.body_parser_error_pages(desired.retry_after_s)),
-        f"server parser {address} {check} observe layer4 {HURRIED_CHECK} maxconn {settings.max_requests_at(tier)} pool-max-conn 0",
+        f"server parser {address} {check} maxconn {settings.max_requests_at(tier)} pool-max-conn 0",
     ]
     return section(f"backend {tier.name}", lines)

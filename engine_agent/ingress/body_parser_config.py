@@ -62,7 +62,7 @@ def _frontend(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         settings.own_socket(PARSER_SOCKET),
         *responses.form_rules(),
         f"http-request wait-for-body time {settings.times.request_body_s}s",
-        refuse_longer_than(desired.max_body_bytes, "req.body_size"),
+        *refuse_longer_than(desired.max_body_bytes, "req.body_size"),
         *model_rules(after=["http-request use-service lua.refuse if { var(txn.refusal) -m found }"]),
         *shape_rules(),
         *stored_responses.parser_rules(settings),

@@ -4,32 +4,57 @@
 -- Loaded with the deepest nesting, the longest name in bytes and the most objects and lists (strict_json.py), for every thread.
 -- In: the buffered body, txn.model. Out: txn.body_error with txn.body_code and txn.body_param (a JSON literal), or nothing.
 --
--- A short body with few brackets and no NUL is passed by searches for single bytes. Everything else is read once.
+-- Searches for single bytes pass nearly every body. A body in which they find that something may be wrong is read once.
 
 local MAX_DEPTH, MAX_NAME, MAX_CONTAINERS = ...
 MAX_DEPTH, MAX_NAME, MAX_CONTAINERS = tonumber(MAX_DEPTH), tonumber(MAX_NAME), tonumber(MAX_CONTAINERS)
-local LONG_BYTES = 32 * 1024 -- bodies beyond are read in any case
-local QUOTE, BACKSLASH, NUL = 34, 92, "\\u0000"
+local QUOTE, COMMA, COLON, BRACKET, BACKSLASH = 34, 44, 58, 91, 92
+local NUL = "\\u0000"
 
 local find, byte = string.find, string.byte
 
+-- The last character before `at` that is no space, and where it is.
+local function before(text, at)
+    at = at - 1
+    local sign = byte(text, at)
+    while sign == 32 or sign == 10 or sign == 13 or sign == 9 do
+        at = at - 1
+        sign = byte(text, at)
+    end
+    return sign, at
+end
+
+-- An object or a list begins the text, or follows a comma, a colon or a bracket. In prose and code few do.
 local function may_be_deep(text)
     local count = 0
-    for _, sign in ipairs({ "{", "[" }) do
-        local here = find(text, sign, 1, true)
+    for _, opening in ipairs({ "{", "[" }) do
+        local here = find(text, opening, 1, true)
         while here do
-            count = count + 1
-            if count > MAX_DEPTH then return true end
-            here = find(text, sign, here + 1, true)
+            local sign = before(text, here)
+            if not sign or sign == COMMA or sign == COLON or sign == BRACKET then
+                count = count + 1
+                if count > MAX_DEPTH then return true end
+            end
+            here = find(text, opening, here + 1, true)
         end
+    end
+end
+
+-- A name that ends with a quote and a colon, without another quote for so long.
+local function may_have_long_name(text)
+    local here = find(text, ":", MAX_NAME, true)
+    while here do
+        local sign, stop = before(text, here)
+        if sign == QUOTE and find(text, '"', math.max(1, stop - MAX_NAME - 1), true) == stop then return true end
+        here = find(text, ":", here + 1, true)
     end
 end
 
 -- Whether the character at `at` is escaped by a backslash before it.
 local function is_escaped(text, at)
-    local before = at - 1
-    while byte(text, before) == BACKSLASH do before = before - 1 end
-    return (at - before) % 2 == 0
+    local other = at - 1
+    while byte(text, other) == BACKSLASH do other = other - 1 end
+    return (at - other) % 2 == 0
 end
 
 local function string_end(text, at)
@@ -62,8 +87,7 @@ local function fault_of(text, nul)
             end
             at = stop + 1
         else
-            -- "[" and "{" are 91 and 123, what closes them two more.
-            local opens = sign == 91 or sign == 123
+            local opens = sign == BRACKET or sign == 123
             depth = depth + (opens and 1 or -1)
             if depth > MAX_DEPTH then return "it is nested deeper than " .. MAX_DEPTH .. " levels" end
             if opens then
@@ -84,7 +108,7 @@ core.register_action("check_shape", { "http-req" }, function(txn)
         txn:set_var("txn.body_param", '"model"')
         return
     end
-    if #text <= LONG_BYTES and not nul and not may_be_deep(text) then return end
+    if not (nul or may_be_deep(text) or may_have_long_name(text)) then return end
     local fault = fault_of(text, nul)
     if fault then
         txn:set_var("txn.body_error", "the request body cannot be used: " .. fault)

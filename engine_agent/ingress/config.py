@@ -121,6 +121,7 @@ def _refusals(desired: DesiredHaproxy, settings: IngressSettings) -> list[ErrorR
         responses.body_parser_unavailable(desired.retry_after_s),
         bad_bodies.TOO_MANY,
         responses.DOUBLED_HEADER,
+        responses.UNKNOWN_CLASS,
         responses.TWO_KEYS,
         responses.UNSUPPORTED_ENCODING,
         *([applications.tls_required(settings.port)] if desired.applications.refuses_plain_http else ()),
@@ -180,7 +181,7 @@ def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     parsed += availability
     parsed += overflow.leave_rules(desired.retry_after_s) if features.hops else []
     parsed += stored_responses.backend_choice(settings)
-    parsed += [*frontend_rules.attempt_choice(features), *overflow.answer_rules(has_regions=features.hops)]
+    parsed += [*frontend_rules.attempt_choice(features), *overflow.answer_rules(settings, has_regions=features.hops)]
     return [
         *_entrances(desired, settings, lines),
         section("frontend parsed", parsed),

@@ -28,7 +28,7 @@ def backend(tracked: str, rules: Iterable[str], unavailable: ErrorResponse, serv
         f"timeout queue {QUEUE_TIMEOUT_S}s",
         *rules,
         refuse_rule(unavailable, "{ nbsrv eq 0 }"),
-        refuse_longer_than(MAX_BODY_BYTES, "req.hdr_val(content-length)"),
+        *refuse_longer_than(MAX_BODY_BYTES, "req.hdr_val(content-length)"),
         *(
             f"server {name} {rest} track {tracked}/{name} maxconn {MAX_CONNECTIONS}"
             for name, rest in (server.split(" ", 1) for server in servers)

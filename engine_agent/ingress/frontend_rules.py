@@ -32,6 +32,7 @@ from engine_agent.ingress.sections import (
     shape_rules,
 )
 from engine_agent.ingress.settings import IngressSettings
+from engine_agent.protocol.states import ServingClass
 
 CELLS_RULE = f"http-request set-var(txn.cells) var(txn.pool),map_str({affinity.CELLS_MAP})"
 CELLS_UP = "var(txn.pool),lua.cells_up,add(0)"
@@ -93,10 +94,15 @@ def _split_health_rules() -> list[str]:
 
 
 def once_rules() -> list[str]:
-    """Refuse a request that has a header twice which decides about it. Two classes in one header are two, too."""
+    """Refuse a request that has a header twice which decides about it, or a class that does not exist. Two classes in
+    one header are two. Remove our own headers that neither a client nor another ingress may send."""
+    known = "|".join(name.removeprefix(headers.OWN_PREFIX) for name in (*headers.FROM_CLIENTS, *headers.FROM_INGRESSES))
+    is_class = f"{{ req.hdr({headers.CLASS}) {' '.join(ServingClass)} }}"
     return [
         *(f"acl is_doubled req.{'hdr' if name == headers.CLASS else 'fhdr'}_cnt({name}) gt 1" for name in headers.ONCE),
         responses.refuse_rule(responses.DOUBLED_HEADER, "is_doubled"),
+        responses.refuse_rule(responses.UNKNOWN_CLASS, f"{{ req.hdr({headers.CLASS}) -m found }} !{is_class}"),
+        f"http-request del-header ^{headers.OWN_PREFIX.lower()}(?!(?:{known.lower()})$) -m reg",
     ]
 
 
@@ -140,13 +146,8 @@ def body_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     """Wait for the whole body, which replays need too, and find the pool of the model that it names. Long bodies go on
     to a body parser, and what names no model to the default backend. Declares `is_large`, `has_pool`."""
     longest = max_buffered_body_bytes(desired, settings)
-    features = desired.features
-    own = [headers.MODEL, headers.AFFINITY]
-    own += [headers.BODY] if features.hops else []
-    own += [headers.PREFIXES] if features.by_cache else []
     return [
         responses.refuse_rule(responses.head_too_large(MAX_HEAD_BYTES), HEAD_TOO_LARGE),
-        *(f"http-request del-header {name}" for name in own),
         *overflow.strip_rules(),
         encoding_rule(),
         # `curl -d` calls its JSON a form; every body here is JSON, and engines insist on that header.

@@ -81,6 +81,13 @@ API_KEY: Final = "X-Api-Key"
 """Where clients of Anthropic's API show their key; `Authorization` says the same."""
 ONCE: Final = (CLASS, DEADLINE, ARRIVED, TENANT, HOP, POOL, SESSION, "Authorization", API_KEY)
 """What decides about a request: of two, one reader would take the first and another the last."""
+OWN_PREFIX: Final = "X-Switchyard-"
+"""How the names of our own headers begin."""
+FROM_CLIENTS: Final = (CLASS, DEADLINE, COUNTED)
+"""Own headers that a client may send. `COUNTED` counts only with its proof."""
+FROM_INGRESSES: Final = (HOP, POOL, TENANT, ARRIVED, OVERFLOW)
+"""Own headers that another region's ingress may send, and that count only with a proven hop mark. An ingress removes
+all others from what it receives."""
 REQUEST_ID: Final = "X-Request-Id"
 """On requests and responses."""
 PROMPT_TOKENS: Final = "X-Switchyard-Prompt-Tokens"

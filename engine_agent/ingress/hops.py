@@ -58,7 +58,6 @@ def proof_rules(*, has_links: bool) -> list[str]:
     keep_header = f"http-request set-var(txn.hop_header) req.hdr({headers.HOP})"
     claim = "".join(f"%[var(txn.hop_header),field({number},|)]|" for number in (1, 2, 3))
     return [
-        f"http-request del-header {headers.KEY}",
         *([f"http-request del-header {headers.HOP} if !{{ so_name {HOPS} }}"] if has_links else ()),
         f"acl has_hop req.hdr({headers.HOP}) -m found",
         f"{keep_header} if has_hop",
@@ -89,7 +88,6 @@ def _proof(secret: str) -> list[str]:
 def strip_rules() -> list[str]:
     """Without other regions every mark is forged."""
     return [
-        f"http-request del-header {headers.KEY}",
         f"http-request del-header {headers.HOP}",
         f"http-request del-header {headers.POOL}",
         "acl is_marked always_false",

@@ -59,6 +59,7 @@ def identity_rules(*, features: bool) -> list[str]:
         shows_key = f"{{ req.hdr(Authorization) -m beg -i '{SCHEME} {KEY_BEGINS}' }}"
         return [
             f"http-request del-header {headers.TENANT} if !is_marked",
+            f"http-request del-header {headers.COUNTED}",
             responses.refuse_rule(INVALID_KEY, f"{shows_key} or {{ {_API_KEY} -m beg {KEY_BEGINS} }}"),
             "http-request del-header Authorization",
             f"http-request del-header {headers.API_KEY}",

@@ -4,10 +4,12 @@ Only a process that still has a request can send it again after its backend fail
 body parser, short ones by the backend `again` of this module. Both send to the frontend `parsed`, which counts each
 attempt.
 
-A connection that closes without a byte may be the request's fault: two of them, in whichever regions, end the request.
+A connection that closes without a byte may be the request's fault: two of them, in any regions, end the request.
 HAProxy answers a lost connection with 502, or, where it had used that connection before, closes its own without a byte.
 So an attempt counts as dropped until it is answered. A request that reached no cell is not at fault: it waits until
-health checks have found those down that died, and is sent again. A refusal is an answer, and is overflow: refused here, the next attempt leaves for another region that has room; refused
+health checks have found the dead cells, and is sent again.
+
+A refusal is an answer, and is overflow: refused here, the next attempt leaves for another region that has room; refused
 there, the next one stays. A region takes overflow only while enough of its places are free, and an ingress stops
 offering any while others refuse it. A request with a hop mark has one attempt here: its own region has the others.
 """
@@ -58,10 +60,7 @@ REFUSALS_PER_S = 10
 
 def strip_rules() -> list[str]:
     """What no application may say."""
-    return [
-        f"http-request del-header {headers.ATTEMPT}",
-        f"http-request del-header {headers.OVERFLOW} if !is_marked",
-    ]
+    return [f"http-request del-header {headers.OVERFLOW} if !is_marked"]
 
 
 def large_body_rule() -> str:
@@ -130,12 +129,12 @@ def leave_rules(retry_after_s: int) -> list[str]:
     ]
 
 
-def answer_rules(*, has_regions: bool) -> list[str]:
+def answer_rules(settings: IngressSettings, *, has_regions: bool) -> list[str]:
     """Whether a failure is the final answer, or the sender of the attempt is to send the request again."""
     return [
         *_dropped_rules(),
         *(_refused_rules() if has_regions else _refused_at_home_rules()),
-        *_unreached_rules(),
+        *_unreached_rules(settings),
         f"http-after-response set-status {UNANSWERED_STATUS} if {{ var(txn.again) -m found }}",
     ]
 
@@ -154,12 +153,13 @@ def _dropped_rules() -> list[str]:
     ]
 
 
-def _unreached_rules() -> list[str]:
-    """HAProxy's own 503 after its last try to connect (`SC` in its log): the request reached no cell."""
+def _unreached_rules(settings: IngressSettings) -> list[str]:
+    """HAProxy's own 503 after its last try to connect: the request reached no cell."""
     is_last = f"{{ sc_get_gpc0(1) gt {SHORT_RETRIES} }}"
+    is_own = f"{{ status 503 }} {{ be_name -m beg {LOCAL_PREFIX} }} !{{ res.hdr({headers.CELL}) -m found }}"
     return [
-        "http-after-response set-var-fmt(txn.ended) %ts if { status 503 }",
-        "acl is_unreached var(txn.ended) -m str SC",
+        f"http-after-response set-var-fmt(txn.tries) %rc if {is_own}",
+        f"acl is_unreached var(txn.tries) -m str {settings.retries} +{settings.retries}",
         f"http-after-response sc-set-gpt({WAITS},1) 1 if !is_marked is_unreached !{{ var(txn.again) -m found }}",
         f"http-after-response set-var(txn.again) bool(true) if !is_marked is_unreached !{is_last}",
     ]

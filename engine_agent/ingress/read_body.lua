@@ -8,7 +8,8 @@
 
 local models = Map.new("models.map", Map._str)
 
-local MAX_DEPTH = tonumber((...)) -- well inside Lua's stack; no real request nests as deep
+local MAX_DEPTH, MAX_MODEL = ...
+MAX_DEPTH, MAX_MODEL = tonumber(MAX_DEPTH), tonumber(MAX_MODEL) -- depth: well inside Lua's stack
 local MAX_VALUES = 5000 -- before the model, about 2 ms; requests that are not made to be slow have a few hundred
 local BURST_BYTES, BYTES_PER_S = 1024 * 1024, 128 * 1024 -- 128 KiB a second are about 3 % of a core at worst
 local LEAST_BYTES, MOST_BYTES = 1024, 64 * 1024 -- what one body counts; longer ones are few values of much text
@@ -173,6 +174,11 @@ local function read_body(txn)
         refuse(txn, "invalid_json", "null", "the request body is not valid JSON: " .. reason)
     elseif kind then
         refuse(txn, "invalid_type", '"model"', "the field `model` must be a string, not " .. kind)
+    elseif model and model:find("\0", 1, true) then
+        refuse(txn, "invalid_value", '"model"', "the field `model` has a NUL character in it")
+    elseif model and #model > MAX_MODEL then
+        refuse(txn, "invalid_value", '"model"', "the field `model` has " .. #model .. " bytes; names of models have at most "
+            .. MAX_MODEL)
     elseif not model then
         refuse(txn, "missing_required_parameter", '"model"', "the field `model` is missing: name the model to use")
     else

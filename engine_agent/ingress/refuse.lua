@@ -22,11 +22,11 @@ end
 
 local function refuse(applet, status, retry_after_ms, body)
     local give_up_at = core.now().sec + MAX_READ_S
-    local max_parsed_body_bytes = 0
-    while max_parsed_body_bytes < MAX_READ_BYTES and core.now().sec < give_up_at do
+    local read_bytes = 0
+    while read_bytes < MAX_READ_BYTES and core.now().sec < give_up_at do
         local piece = applet:receive(PIECE_BYTES)
         if not piece or #piece == 0 then break end
-        max_parsed_body_bytes = max_parsed_body_bytes + #piece
+        read_bytes = read_bytes + #piece
     end
     body = in_form(applet, status, body)
     applet:set_status(status)

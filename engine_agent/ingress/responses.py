@@ -15,6 +15,7 @@ from typing import Final
 from engine_agent.ingress import headers
 from engine_agent.protocol.api_errors import ANTHROPIC_TYPES, anthropic_type, error_object, openai_type
 from engine_agent.protocol.api_surface import ANTHROPIC_PATHS, ErrorForm
+from engine_agent.protocol.states import ServingClass
 
 JSON_CONTENT_TYPE: Final = "content-type application/json"
 _OPEN = "%[var(txn.error_open)]"
@@ -62,11 +63,13 @@ def _either_type(status: int) -> str:
 
 
 def form_rules() -> list[str]:
-    """Note whose form of an error the client reads, before anything is refused."""
-    is_anthropic = f"{{ path {' '.join(ANTHROPIC_PATHS)} }}"
+    """Note whose form of an error the client reads, before anything is refused. Unknown paths below Anthropic's have
+    theirs."""
     return [
-        f"http-request set-var(txn.is_anthropic) bool(true) if {is_anthropic}",
-        f"""http-request set-var-fmt(txn.error_open) '"type":"error",' if {is_anthropic}""",
+        f"acl is_anthropic path {' '.join(ANTHROPIC_PATHS)}",
+        f"acl is_anthropic path_beg {' '.join(f'{path}/' for path in ANTHROPIC_PATHS)}",
+        "http-request set-var(txn.is_anthropic) bool(true) if is_anthropic",
+        """http-request set-var-fmt(txn.error_open) '"type":"error",' if is_anthropic""",
     ]
 
 
@@ -106,8 +109,10 @@ def refusal_service_lines(responses: Sequence[ErrorResponse]) -> list[str]:
 
 def error_page_line(response: ErrorResponse) -> str:
     """The `http-error …` line that puts this response in place of HAProxy's own page of that status."""
+    # What follows bytes that are not HTTP is not the next request, as behind the preface of HTTP/2.
+    more = (("Connection", "close"),) if response.status == 400 else ()
     return _with_headers(
-        f"http-error status {response.status} {JSON_CONTENT_TYPE} lf-string '{response.either_body}'", response, ()
+        f"http-error status {response.status} {JSON_CONTENT_TYPE} lf-string '{response.either_body}'", response, more
     )
 
 
@@ -128,7 +133,10 @@ UNKNOWN_MODEL = ErrorResponse(
     404, "model_not_found", "The model `%[var(txn.model),json(utf8s)]` does not exist", "model"
 )
 UNKNOWN_URL = ErrorResponse(
-    404, "unknown_url", "Unknown request URL: %[method] %[path,json(utf8s)]. Did you mean /v1/chat/completions?"
+    404, "unknown_url", "Unknown request URL: %[method] %[path,json(utf8s)]. Check the URL for typos"
+)
+NEAR_URL = ErrorResponse(
+    404, "unknown_url", "Unknown request URL: %[method] %[path,json(utf8s)]. Did you mean %[var(txn.near)]?"
 )
 UNSUPPORTED_ENCODING = ErrorResponse(
     415, "unsupported_encoding", "a request body is taken as it is, not compressed: leave Content-Encoding out"
@@ -151,6 +159,14 @@ NO_READY_CELL_OF_DEPLOYMENT = ErrorResponse(
 
 BAD_CELL_ANSWER = ErrorResponse(
     502, "bad_cell_answer", "the cell closed the connection or sent a response that is not HTTP"
+)
+
+
+UNKNOWN_CLASS = ErrorResponse(
+    400,
+    "invalid_class",
+    f"the header {headers.CLASS} must be one of {', '.join(ServingClass)}",
+    headers.CLASS,
 )
 
 

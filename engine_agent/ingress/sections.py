@@ -29,7 +29,17 @@ ADAPTER_CELLS_LUA = "adapter_cells.lua"
 LIST_MODELS_LUA = "list_models.lua"
 HOLD_LUA = "hold.lua"
 SCRIPTS = (
-    *(*LUA_FILES, READ_BODY_LUA, BODY_SHAPE_LUA, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA, ADAPTER_CELLS_LUA, LIST_MODELS_LUA, HOLD_LUA),
+    *(
+        *LUA_FILES,
+        READ_BODY_LUA,
+        BODY_SHAPE_LUA,
+        REFUSE_LUA,
+        PICK_CELL_LUA,
+        CELLS_UP_LUA,
+        ADAPTER_CELLS_LUA,
+        LIST_MODELS_LUA,
+        HOLD_LUA,
+    ),
     *(CACHE_INDEX_LUA, PROMPT_PREFIXES_LUA),
 )
 """The files that lie beside a configuration."""
@@ -47,7 +57,8 @@ MAX_HEADERS, READ_HEADERS = 100, 1000
 not hold, it answers by itself, in HTML, which no rule can change (HAProxy 2.8, `h1_send_error`)."""
 HOT_BUFFERS = 64
 """Free buffers that each thread keeps, because memory fresh from the system must be cleared first."""
-MODEL_NAME = "^[A-Za-z][^[:cntrl:]]{0,199}$"
+MAX_MODEL_BYTES = 200
+MODEL_NAME = f"^[A-Za-z][^[:cntrl:]]{{0,{MAX_MODEL_BYTES - 1}}}$"
 """What the quick query takes out of a body and may be the name of a model. Numbers, booleans and lists, which it finds,
 too, begin otherwise; the script says what is wrong with those."""
 MODEL_LOOKUP_RULE = f"http-request set-var(txn.pool) var(txn.model),map_str({MODELS_MAP})"
@@ -89,7 +100,7 @@ def global_section(
             f"tune.http.maxhdr {READ_HEADERS}",
             f"tune.memory.hot-size {HOT_BUFFERS * buffer_bytes}",
             *(f"lua-load {name}" for name in LUA_FILES),
-            f"lua-load {READ_BODY_LUA} {DEEPEST}",
+            f"lua-load {READ_BODY_LUA} {DEEPEST} {MAX_MODEL_BYTES}",
             # For each thread, because every request comes to it.
             f"lua-load-per-thread {BODY_SHAPE_LUA} {DEEPEST} {LONGEST_NAME_CHARS} {MOST_CONTAINERS}",
             *responses.refusal_service_lines(refusals),
@@ -174,9 +185,12 @@ def replay_rule(settings: IngressSettings, *, body_bytes: int) -> str:
     return f"http-request disable-l7-retry if {{ be_conn gt {most} }}"
 
 
-def refuse_longer_than(limit_bytes: int, size: str) -> str:
-    """The rule that responds 413 when the sample `size` exceeds the limit."""
-    return responses.refuse_rule(responses.too_large(limit_bytes), f"{{ {size} gt {limit_bytes} }}")
+def refuse_longer_than(limit_bytes: int, size: str) -> tuple[str, str]:
+    """The rules that respond 413 when the sample `size` exceeds the limit. A client that waits for 100 before it sends
+    the body gets 413 instead."""
+    refused, is_longer = responses.too_large(limit_bytes), f"{{ {size} gt {limit_bytes} }}"
+    early = f"{responses.return_rule(refused)} if {is_longer} {{ req.hdr(Expect) -m found }}"
+    return early, responses.refuse_rule(refused, is_longer)
 
 
 def encoding_rule() -> str:

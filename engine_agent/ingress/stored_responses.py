@@ -103,7 +103,7 @@ def backend(settings: IngressSettings, tracked: str, unavailable: ErrorResponse,
     lines = [
         f"timeout queue {QUEUE_TIMEOUT_S}s",
         responses.refuse_rule(unavailable, "{ nbsrv eq 0 }"),
-        refuse_longer_than(MAX_BODY_BYTES, "req.hdr_val(content-length)"),
+        *refuse_longer_than(MAX_BODY_BYTES, "req.hdr_val(content-length)"),
         f"http-request set-header Authorization '{SCHEME} %[var(txn.key_text)]' if {{ var(txn.key_text) -m found }}",
         _COUNTED_RULE,
         f"http-request set-header {headers.REGION} {settings.region}",

@@ -54,7 +54,7 @@ async def test_what_failed_has_a_line_too_and_nothing_from_outside_breaks_it(ing
     async with FakeCell("a").running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(a="up")
-        nasty = '"quote\\ \x01 ü€' + "x" * 500
+        nasty = '"quote\\ \x01 ü€' + "x" * 150
         unknown = await ingress.post(
             json.dumps({"model": nasty}).encode(), **{"X-Request-Id": 'a" b', "traceparent": '"'}
         )

@@ -23,9 +23,13 @@ MANY = 12
 
 
 async def times_down(ingress: RunningIngress) -> dict[str, int]:
-    """How often HAProxy has taken each of its servers for down since it started."""
+    """How often HAProxy has taken each of its cells for down since it started."""
     rows = csv.DictReader((await ingress.haproxy.admin.send("show stat -1 4 -1")).lstrip("# ").splitlines())
-    return {f"{row['pxname']}/{row['svname']}": int(row["chkdown"] or 0) for row in rows if row["check_status"]}
+    return {
+        f"{row['pxname']}/{row['svname']}": int(row["chkdown"] or 0)
+        for row in rows
+        if row["pxname"].startswith("pool.")
+    }
 
 
 def delivered(cells: Iterable[FakeCell]) -> int:

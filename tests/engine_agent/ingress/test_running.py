@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_agent.ingress.desired import ServerKey, desired_from
+from engine_agent.ingress.desired import desired_from
 from engine_agent.ingress.model_listing import LISTING_MAP
 from engine_agent.ingress.report import cell_traffic, cell_views, telemetry
 from engine_agent.ingress.running import (
@@ -96,8 +96,6 @@ def test_a_cell_whose_health_check_wants_nothing_new_drains_itself() -> None:
 def test_an_answer_of_another_format_is_refused(info: str, states: str) -> None:
     with pytest.raises(UnexpectedOutput):
         read_running(info, STATS, states, {})
-
-
 
 
 def cell(requests_total: int, in_flight: int = 0, queued: int = 0) -> RunningServer:
