@@ -6,7 +6,6 @@ Judged by what a member may do to others: to tenants beside this one, to the ord
 to the host of the engine. Source: the request models of vLLM 0.32 (`vllm/entrypoints/**/protocol.py`).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -76,8 +75,3 @@ REQUEST_MEMBERS: Final = (
     ),
 )
 REFUSED: Final = {member.name: member for member in REQUEST_MEMBERS if member.rule is MemberRule.REFUSED}
-
-
-def refused_among(names: Iterable[str]) -> list[RequestMember]:
-    """Which of these members are refused, unless their value asks for nothing."""
-    return [REFUSED[name] for name in names if name in REFUSED]

@@ -98,7 +98,10 @@ _TOO_LONG = re.compile(r"maximum context length|exceeds the available context si
 _TOO_MANY_LOGPROBS = "Requested sample logprobs"
 _NO_MESSAGES = re.compile(r"Cannot apply chat template to an empty conversation|You must pass at least one prompt"
                           r"|The decoder prompt cannot be empty")  # fmt: skip
-_ONE_KIND = re.compile(r".* is not a multimodal model|At most 0 \w+\(s\) may be provided.*")
+_ONE_KIND = re.compile(
+    r".* is not a multimodal model|At most 0 \w+\(s\) may be provided.*|Unsupported chat content part type: 'file'.*",
+    re.DOTALL,
+)
 _PYTHON = re.compile(r"object (?:is not|has no|of type)|must be Union\[|argument of type|unexpected keyword")
 """Of an exception in the engine, which a value of the request caused."""
 _FLAG = re.compile(r"`?--[a-z]+(?:-[a-z]+)+")
@@ -171,10 +174,17 @@ def _report(path: bytes, error: EngineError) -> EngineError | None:
     found = [_problem(path, each) for each in _PROBLEM.finditer(error.message)] if _REPORT.match(error.message) else []
     if not found:
         return None
-    sentences = list(dict.fromkeys(_sentence(place, text) for _, place, text in found))
-    kind, place, text = found[0]
+    kind, place, text = first = max(found, key=_aptness)
+    sentences = list(dict.fromkeys(_sentence(place, text) for _, place, text in (first, *found)))
     param = _member_of(place) or _member_of(_place(error.param or "")) or _first_word(text)
     return replace(error, message="; ".join(sentences[:_MOST_PROBLEMS]), code=_code_of(kind), param=param)
+
+
+def _aptness(problem: tuple[str, str, str]) -> tuple[bool, int]:
+    """Of a member that may have several forms, what is wrong with the one that came closest: it has the right type, or
+    the problem is deepest inside."""
+    kind, place, _ = problem
+    return kind in {"too_long", "too_short"}, place.count(".") + place.count("[")
 
 
 def _problem(path: bytes, found: re.Match[str]) -> tuple[str, str, str]:
@@ -235,7 +245,7 @@ def _switched_off(_path: bytes, error: EngineError) -> EngineError | None:
     if not _FLAG.search(error.message):
         return None
     bare = _without_suffix(error)
-    param = bare.param or _first_word(bare.message)
+    param = bare.param or _first_word(bare.message) or ("chat_template" if "Chat template" in bare.message else None)
     kept = " ".join(each for each in re.split(r"(?<=[.!?]) ", bare.message) if not _FLAG.search(each))
     message = kept or f"`{param or 'a member of the request'}` is not available for this model"
     return replace(bare, message=message, code="unsupported_parameter", param=param)
@@ -258,7 +268,8 @@ def _value(path: bytes, error: EngineError) -> EngineError | None:
     renamed = _RENAMED.get(path, {}).get(param or "")
     if param is not None and renamed is not None:
         bare, param = replace(bare, message=re.sub(rf"\b{param}\b", renamed, bare.message)), renamed
-    return replace(bare, code=None if param is None else "invalid_value", param=param)
+    code = "invalid_type" if bare.message.endswith("must be an integer.") else "invalid_value"
+    return replace(bare, code=None if param is None else code, param=param)
 
 
 _RULES: Final[tuple[Callable[[bytes, EngineError], EngineError | None], ...]] = (

@@ -8,13 +8,13 @@ from urllib.parse import unquote
 
 import msgspec
 
+from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.states import CellRole
 from engine_agent.proxy import admission
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import BadHeader, RequestMetadata, read_metadata
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.contained import contained, contained_task
-from engine_agent.proxy.dialect_members import BadMember
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.http_call import call
 from engine_agent.proxy.prefill_choice import PROMPT_MEMBERS, prompt_to_hand_over
@@ -30,7 +30,7 @@ from engine_agent.proxy.prefill_protocol import (
     read_engine_answer,
 )
 from engine_agent.proxy.refusal import Refusal
-from engine_agent.proxy.rewrite import PRIORITIES, BadBody, RefusedMember, rewrite_body, with_members
+from engine_agent.proxy.rewrite import PRIORITIES, BadBody, rewrite_body, with_members
 from engine_agent.proxy.wire import (
     ENGINE_PRIORITY_HEADER,
     Headers,
@@ -142,10 +142,8 @@ class PrefillExchange:
         model = (metadata.adapter or settings.model) if metadata.is_routed else None
         try:
             rewrite = rewrite_body(self._head.path, body, priority, model)
-        except RefusedMember as error:
-            raise _Refused(refusals.refused_member(error.member.name, error.member.why)) from None
-        except BadMember as error:
-            raise _Refused(refusals.bad_member(error.param, error.code, str(error))) from None
+        except BadRequest as error:
+            raise _Refused(refusals.bad_member(error)) from None
         except BadBody as error:
             raise _Refused(refusals.bad_body(str(error))) from None
         if prompt_to_hand_over(self._head.path, body) is None:

@@ -1,10 +1,10 @@
 """Puts into a request what the fleet sets, before it goes to the engine, or says what is wrong with it."""
 
+from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import BadHeader, RequestMetadata, read_limits
-from engine_agent.proxy.dialect_members import BadMember
 from engine_agent.proxy.refusal import Refusal
-from engine_agent.proxy.rewrite import PRIORITIES, BadBody, BodyRewrite, NeedsStore, RefusedMember, rewrite_body
+from engine_agent.proxy.rewrite import PRIORITIES, BadBody, BodyRewrite, NeedsStore, rewrite_body
 from engine_agent.proxy.settings import ProxySettings
 from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.wire import ENGINE_PRIORITY_HEADER, RequestHead
@@ -24,10 +24,8 @@ def prepare(
         )
     except BadHeader as error:
         return error.refusal
-    except RefusedMember as error:
-        return refusals.refused_member(error.member.name, error.member.why)
-    except BadMember as error:
-        return refusals.bad_member(error.param, error.code, str(error))
+    except BadRequest as error:
+        return refusals.bad_member(error)
     except NeedsStore as member:
         return refusals.needs_store(str(member))
     except BadBody as error:

@@ -8,6 +8,7 @@ import msgspec
 
 from engine_agent.protocol.api_errors import CONTEXT_LENGTH_EXCEEDED, error_object
 from engine_agent.protocol.api_surface import ErrorForm
+from engine_agent.protocol.request_bodies import BadRequest
 
 RETRY_HEADER = (b"x-switchyard-retry", b"1")
 RETRY_AFTER_S = 1
@@ -155,12 +156,8 @@ def bad_body(reason: str) -> Refusal:
     return Refusal(400, "invalid_json", f"the request body is not JSON with one meaning: {reason}")
 
 
-def refused_member(name: str, why: str) -> Refusal:
-    return Refusal(400, "unsupported_parameter", f"the member `{name}` is not taken: it {why}", param=name)
-
-
-def bad_member(name: str, code: str, message: str) -> Refusal:
-    return Refusal(400, code, message, param=name)
+def bad_member(error: BadRequest) -> Refusal:
+    return Refusal(error.status, error.code or "invalid_value", str(error), param=error.param)
 
 
 def body_encoded() -> Refusal:

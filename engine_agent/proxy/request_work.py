@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from engine_agent.protocol.api_surface import ApiPath, Counting
+from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.request_limits import RequestLimits
 from engine_agent.protocol.strict_json import strict_loads
-from engine_agent.proxy.dialect_members import BadMember
 from engine_agent.proxy.grammar_work import greatest_count, has_endless_reference
 
 _ANSWERS = ("n", "best_of")
@@ -38,7 +38,7 @@ def check_work(row: ApiPath, request: dict[str, Any], limits: RequestLimits) -> 
     """How many sequences the engine makes of a request to this path: answers to prompts, or inputs.
 
     Raises:
-        BadMember: it asks for more than a limit; the text names member, value and limit, and `code` is OpenAI's.
+        BadRequest: it asks for more than a limit; the text names member, value and limit, and `code` is OpenAI's.
     """
     for member in _STOPS:
         _check_length(member, request.get(member), limits.stops)
@@ -146,11 +146,11 @@ def _check_length(member: str, value: Any, limit: int) -> None:
         raise _too_long(member, len(value), limit)
 
 
-def _over(member: str, what: str, code: str) -> BadMember:
-    return BadMember(member, code, f"Invalid '{member}': {what}")
+def _over(member: str, what: str, code: str) -> BadRequest:
+    return BadRequest(f"Invalid '{member}': {what}", member, code=code)
 
 
-def _too_long(member: str, length: int, limit: int) -> BadMember:
+def _too_long(member: str, length: int, limit: int) -> BadRequest:
     what = f"Expected an array with maximum length {limit}, but got an array with length {length} instead."
     return _over(member, f"array too long. {what}", "array_above_max_length")
 

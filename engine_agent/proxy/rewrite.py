@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from engine_agent.protocol.api_surface import Counting
+from engine_agent.protocol.request_checks import check_request
 from engine_agent.protocol.request_limits import RequestLimits
-from engine_agent.protocol.request_members import RequestMember, refused_among
 from engine_agent.protocol.states import ServingClass
 from engine_agent.protocol.strict_json import strict_loads
 from engine_agent.proxy.api_paths import CELL_PATHS, RESPONSES_PATH
-from engine_agent.proxy.dialect_members import check_dialect, dialect_members
+from engine_agent.proxy.dialect_members import dialect_members
 from engine_agent.proxy.request_work import check_work
 
 PRIORITIES = {ServingClass.REALTIME: 0, ServingClass.NEAR_REALTIME: 100, ServingClass.BATCH: 200}
@@ -26,14 +26,6 @@ _BLANKS = b" \t\r\n"
 
 class BadBody(ValueError):
     """A request body that does not mean one thing only; the text says why."""
-
-
-class RefusedMember(ValueError):
-    """A request body with a member that is refused."""
-
-    def __init__(self, member: RequestMember) -> None:
-        super().__init__(f"{member.name} {member.why}")
-        self.member = member
 
 
 class NeedsStore(ValueError):
@@ -65,8 +57,7 @@ def rewrite_body(
 
     Raises:
         BadBody: see `request_of`; or the body names another model than the ingress read in it.
-        RefusedMember: it has a member that is refused (`engine_agent.protocol.request_members`).
-        BadMember: see `check_dialect` and `check_work`.
+        BadRequest: see `check_request` and `check_work`.
         NeedsStore: it is a response that an engine, which keeps nothing, would answer as if it were a plain one.
     """
     row = CELL_PATHS.get(path)
@@ -74,8 +65,7 @@ def rewrite_body(
         return BodyRewrite()
     priority = priority if row.has_priority else None
     request = request_of(body)
-    check_members(request)
-    check_dialect(path, request)
+    check_request(path.decode(), request)
     sequences = 1 if limits is None else check_work(row, request, limits)
     if path == RESPONSES_PATH:
         _check_needs_no_store(request)
@@ -107,16 +97,6 @@ def request_of(body: bytes) -> dict[str, Any]:
     if not isinstance(request, dict):
         raise BadBody("it must be an object")
     return request
-
-
-def check_members(request: dict[str, Any]) -> None:
-    """Raises:
-    RefusedMember: it has a member that is refused, with a value that has a meaning.
-    """
-    for member in refused_among(request):
-        value = request[member.name]
-        if value is not None and not (value is False and member.is_off_if_false):
-            raise RefusedMember(member)
 
 
 def _check_needs_no_store(request: dict[str, Any]) -> None:

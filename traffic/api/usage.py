@@ -186,6 +186,8 @@ def _counts(sums: dict[str, Any]) -> dict[str, Any]:
     return {**{name: sums[name] for name in COUNTS}, **amounts}
 
 
+OWN_DIMENSIONS = {"key": "key", "deployment": "deployment", "class": "serving_class", "adapter": "adapter"}
+"""What a tenant may group its usage by, and the column of each."""
 HOURS = 24
 MAX_HOURS = 24 * 90
 """As long as hours are kept."""
@@ -193,7 +195,7 @@ MAX_HOURS = 24 * 90
 
 @only("GET")
 def own_usage(request: HttpRequest) -> HttpResponseBase:
-    """The hours of the last `hours` hours, newest first, one row for each key."""
+    """The last `hours` hours, newest first, one row for each of what `group` names: keys unless it says otherwise."""
     try:
         application = application_of(request.headers.get("Authorization", ""), clock.now())
     except UnknownApplication as unknown:
@@ -203,19 +205,25 @@ def own_usage(request: HttpRequest) -> HttpResponseBase:
     text = request.GET.get("hours", str(HOURS))
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MAX_HOURS):
         return openai_error(400, "invalid_hours", f"`hours` must be a whole number from 1 to {MAX_HOURS}", "hours")
+    group = list(dict.fromkeys(request.GET.get("group", "key").split(",")))
+    if others := [name for name in group if name not in OWN_DIMENSIONS]:
+        known = ", ".join(OWN_DIMENSIONS)
+        message = f"`group` cannot be {others[0][:40]!r}; name one or several of {known}, with commas between them"
+        return openai_error(400, "invalid_value", message, "group")
     since = clock.now() - timedelta(hours=int(text))
     hours = UsageHour.objects.filter(tenant=application.tenant, hour__gt=since).order_by()
     sums = {name: Sum(name) for name in (*COUNTS, "charged")}
-    rows: Iterable[Any] = hours.values("hour", "key").annotate(**sums).order_by("-hour", "key")
-    return JsonResponse({"object": "list", "tenant": application.tenant, "data": [_shown(row) for row in rows]})
+    columns = [OWN_DIMENSIONS[name] for name in group]
+    rows: Iterable[Any] = hours.values("hour", *columns).annotate(**sums).order_by("-hour", *columns)
+    return JsonResponse({"object": "list", "tenant": application.tenant, "data": [_shown(row, group) for row in rows]})
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _shown(row: dict[str, Any], group: list[str]) -> dict[str, Any]:
     return {
         "object": "usage.hour",
         "start_time": _seconds(row["hour"]),
         "end_time": _seconds(row["hour"] + timedelta(hours=1)),
-        "key": row["key"] or None,
+        **{name: row[OWN_DIMENSIONS[name]] or None for name in group},
         **{name: row[name] for name in COUNTS},
         "charged": money_text(row["charged"]),
     }

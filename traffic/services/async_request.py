@@ -11,6 +11,8 @@ from django.conf import settings as django_settings
 from django.db import transaction
 from django.db.models import QuerySet
 
+from engine_agent.protocol.request_bodies import BadRequest, check_body
+from engine_agent.protocol.request_checks import check_request
 from engine_agent.protocol.states import ServingClass
 from fleet.planning.webhooks.delivery import RefusedUrl, WebhookSettings, check_url, parse_networks
 from fleet.services.webhook_outbox import delivery_create_to
@@ -64,6 +66,7 @@ def async_request_accept(
     payload = _checked_body(submission.body, chosen)
     model = payload["model"]
     columns = {**_checked_headers(application, submission, now, chosen), **_place(application, submission, model)}
+    _check_members(submission, payload)
     digest = hashlib.sha256(submission.path.encode() + b"\0" + submission.body).hexdigest()
     if submission.idempotency_key and (earlier := _earlier(application, submission.idempotency_key, digest)):
         return earlier, False
@@ -157,6 +160,20 @@ def _checked_body(body: bytes, settings: AsyncSettings) -> dict[str, Any]:
             400, "invalid_value", "a near-real-time request cannot stream: leave out `stream`", "stream"
         )
     return payload
+
+
+def _check_members(submission: AsyncSubmission, payload: dict[str, Any]) -> None:
+    """Check what the cell and its engine would: the client is told now, and not by an outcome.
+
+    Raises:
+        ApplicationRefused: a member is missing or wrong.
+    """
+    try:
+        check_request(submission.path, payload)
+        check_body(submission.path, submission.body)
+    except BadRequest as error:
+        code = error.code or "invalid_value"
+        raise ApplicationRefused(error.status, code, str(error), error.param) from error
 
 
 def _checked_headers(

@@ -45,9 +45,11 @@ from engine_agent.engines.sim.faults import Faults
 from engine_agent.engines.sim.generating import GaveUp, Run, write_handed_over, write_stream, write_whole
 from engine_agent.engines.sim.meters import render
 from engine_agent.engines.sim.planning.answer_plan import Answer, plan_answers
-from engine_agent.engines.sim.planning.generation_request import BadRequest, GenerationRequest, Prompt
+from engine_agent.engines.sim.planning.generation_request import GenerationRequest, Prompt
 from engine_agent.engines.sim.settings import Endpoint
 from engine_agent.engines.sim.text.vocabulary import TokenTexts
+from engine_agent.protocol.api_errors import CONTEXT_LENGTH_EXCEEDED
+from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.states import CellRole
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -227,6 +229,7 @@ class ApiServer:
     async def _count_tokens(self, _scope: Scope, receive: Receive, send: Send) -> None:
         model, prompt = parse_count(await read_body(receive))
         self._check_model(model)
+        self._check_length(prompt.tokens, "messages")
         await respond(send, 200, count_body(prompt.tokens))
 
     async def _tokenize(self, _scope: Scope, receive: Receive, send: Send) -> None:
@@ -269,7 +272,7 @@ class ApiServer:
             message = (
                 f"This model's maximum context length is {self._max_model_len} tokens, and the input has {tokens}."
             )
-            raise BadRequest(message, param=param)
+            raise BadRequest(message, param=param, code=CONTEXT_LENGTH_EXCEEDED)
 
 
 async def _fail(send: Send, path: str, status: int, message: str, param: str | None, code: str | None) -> None:

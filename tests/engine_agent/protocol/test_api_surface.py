@@ -4,7 +4,7 @@ import re
 
 from engine_agent.protocol.api_errors import anthropic_type, error_object, openai_type
 from engine_agent.protocol.api_surface import ANTHROPIC_PATHS, API_PATHS, CELL_PATHS, AnsweredBy, ErrorForm
-from engine_agent.protocol.request_members import REQUEST_MEMBERS, refused_among
+from engine_agent.protocol.request_members import REQUEST_MEMBERS
 
 
 def test_each_path_is_there_once_and_is_written_as_no_reader_could_misread_it() -> None:
@@ -36,7 +36,3 @@ def test_errors_have_what_each_client_reads() -> None:
 def test_members_are_there_once() -> None:
     names = [member.name for member in REQUEST_MEMBERS]
     assert len(set(names)) == len(names)
-
-
-def test_refused_members_are_found_among_others() -> None:
-    assert [member.name for member in refused_among(["model", "vllm_xargs", "top_k"])] == ["vllm_xargs"]

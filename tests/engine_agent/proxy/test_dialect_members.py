@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engine_agent.proxy.dialect_members import BadMember
+from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.proxy.rewrite import rewrite_body
 from tests.engine_agent.proxy.local_proxy import proxy_of
 from tests.engine_agent.proxy.test_surface import ask
@@ -23,7 +23,7 @@ FUNCTION = b'{"type":"function","function":{"name":"f"}}'
     ],
 )
 def test_what_is_true_or_false_is_nothing_else(path: bytes, name: str, value: bytes) -> None:
-    with pytest.raises(BadMember, match=f"`{name}` must be true or false") as refused:
+    with pytest.raises(BadRequest, match=f"`{name}` must be true or false") as refused:
         rewrite_body(path, b'{"model":"m","%b":%b}' % (name.encode(), value), None)
     assert (refused.value.param, refused.value.code) == (name, "invalid_type")
 
@@ -37,7 +37,7 @@ def test_true_false_and_null_pass(value: bytes) -> None:
 
 @pytest.mark.parametrize("value", [b"5", b"[]", b"{}", b"true"])
 def test_a_previous_response_has_an_id(value: bytes) -> None:
-    with pytest.raises(BadMember) as refused:
+    with pytest.raises(BadRequest) as refused:
         rewrite_body(RESPONSES, b'{"model":"m","previous_response_id":%b}' % value, None)
     assert (refused.value.param, refused.value.code) == ("previous_response_id", "invalid_type")
 
@@ -48,7 +48,7 @@ def test_a_previous_response_has_an_id(value: bytes) -> None:
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 def test_tools_that_no_client_carries_out_are_refused_by_name(path: bytes, kind: str) -> None:
     body = b'{"model":"m","tools":[%b,{"type":"%b"}]}' % (FUNCTION, kind.encode())
-    with pytest.raises(BadMember, match=rf"tools\[1\].*{kind}.*function") as refused:
+    with pytest.raises(BadRequest, match=rf"tools\[1\].*{kind}.*function") as refused:
         rewrite_body(path, body, None)
     assert (refused.value.param, refused.value.code) == ("tools", "invalid_value")
 

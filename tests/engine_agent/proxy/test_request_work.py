@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.request_limits import (
     DEFAULT_LIMITS,
     LIMIT_ROWS,
@@ -14,7 +15,6 @@ from engine_agent.protocol.request_limits import (
     limits_text,
 )
 from engine_agent.proxy.api_paths import CELL_PATHS
-from engine_agent.proxy.dialect_members import BadMember
 from engine_agent.proxy.grammar_work import repetitions
 from engine_agent.proxy.request_work import check_work
 from tests.engine_agent.proxy.engine import Turn, json_answer
@@ -110,7 +110,7 @@ WITHIN: list[tuple[str, dict[str, Any], int]] = [
 def test_a_request_over_a_limit_is_refused_by_member_value_and_limit(
     path: str, body: dict[str, Any], member: str, code: str, said: str
 ) -> None:
-    with pytest.raises(BadMember) as refused:
+    with pytest.raises(BadRequest) as refused:
         check_work(CELL_PATHS[path.encode()], body, DEFAULT_LIMITS)
     assert (refused.value.param, refused.value.code) == (member, code)
     assert str(refused.value).startswith(f"Invalid '{member}': ")
@@ -127,7 +127,7 @@ def test_every_limit_is_described_and_binds() -> None:
     assert tuple(row.name for row in LIMIT_ROWS) == fields
     least = limits_from_text("sequences=1;inputs=1;stops=1;tools=1;tools_bytes=1024;schema_bytes=1024;schema_depth=4")
     path, body, _ = WITHIN[-1]
-    with pytest.raises(BadMember):
+    with pytest.raises(BadRequest):
         check_work(CELL_PATHS[path.encode()], body, least)
 
 

@@ -53,7 +53,8 @@ def test_a_request_is_accepted_and_can_be_polled() -> None:
 
 
 def test_an_outcome_is_shown_with_its_status_and_body() -> None:
-    request_id = json.loads(post(path="/v1/async/completions").content)["id"]
+    asked = b'{"model":"sim-70b","prompt":"why?"}'
+    request_id = json.loads(post(path="/v1/async/completions", body=asked).content)["id"]
     rows = AsyncRequest.objects.filter(id=request_id)
     async_request_end(rows, state=AsyncState.DONE, now=NOW, status=200, answer=ANSWER)
     payload = json.loads(Client().get(f"/v1/async/{request_id}").content)
@@ -105,6 +106,38 @@ def test_a_revoked_key_opens_nothing_even_where_none_is_needed() -> None:
     key_revoke(prefix=acme["Authorization"].split("_")[1], actor="root", now=NOW)
     assert code_of(post(acme)) == (401, "invalid_api_key")
     assert code_of(Client().get(f"/v1/async/{request_id}", headers=acme)) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"temperature": "hot"}, "invalid_type", "temperature"),
+        ({"temperature": 3}, "invalid_value", "temperature"),
+        ({"n": 0}, "invalid_value", "n"),
+        ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": "why?"}, "invalid_type", "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, "invalid_type", "messages"),
+        ({"tools": [{"type": "web_search"}]}, "invalid_value", "tools"),
+        ({"kv_transfer_params": {"a": 1}}, "unsupported_parameter", "kv_transfer_params"),
+        ({"store": "x"}, "invalid_type", "store"),
+    ],
+)
+def test_what_the_engine_would_refuse_is_not_accepted(change: dict[str, Any], code: str, param: str) -> None:
+    answer = post(body=json.dumps({**json.loads(BODY), **change}).encode())
+    assert code_of(answer) == (400, code)
+    assert json.loads(answer.content)["error"]["param"] == param
+    assert not AsyncRequest.objects.exists()
+
+
+@pytest.mark.parametrize("change", [{"temperature": 2}, {"tools": []}, {"seed": None}, {"top_k": 5, "extra": "x"}])
+def test_what_the_engine_would_answer_is_accepted(change: dict[str, Any]) -> None:
+    assert post(body=json.dumps({**json.loads(BODY), **change}).encode()).status_code == 202
+
+
+def test_a_completion_is_checked_as_one() -> None:
+    answer = post(path="/v1/async/completions")
+    assert code_of(answer) == (400, "invalid_value")
+    assert json.loads(answer.content)["error"]["param"] == "prompt"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def a_key(tenant: str) -> NewKey:
     return key_create(name="search", tenant=tenant, actor="ann", now=clock.now())
 
 
-def used(tenant: str, key: str = "", hours_ago: int = 0, **counts: int) -> None:
+def used(tenant: str, key: str = "", hours_ago: int = 0, **counts: Any) -> None:
     hour = clock.now().replace(minute=0, second=0, microsecond=0) - timedelta(hours=hours_ago)
     UsageHour.objects.create(tenant=tenant, key=key, hour=hour, **counts)
 
@@ -58,3 +58,23 @@ def test_without_a_key_that_opens_nothing_is_told() -> None:
     for text, code in (("", "missing_api_key"), ("none", "missing_api_key"), (key.text, "invalid_api_key")):
         status, body = get_usage(text)
         assert (status, body["error"]["code"]) == (401, code)
+
+
+def test_usage_is_grouped_as_requested() -> None:
+    key = a_key("rufus")
+    used("rufus", key.key.prefix, deployment="chat", adapter="tuned", serving_class="batch", requests=3)
+    used("rufus", key.key.prefix, deployment="chat", serving_class="batch", requests=4)
+    rows = get_usage(key.text, group="deployment,adapter")[1]["data"]
+    assert [(row["deployment"], row["adapter"], row["requests"]) for row in rows] == [
+        ("chat", None, 4),
+        ("chat", "tuned", 3),
+    ]
+    (row,) = get_usage(key.text, group="class")[1]["data"]
+    assert (row["class"], row["requests"], "key" in row) == ("batch", 7, False)
+
+
+@pytest.mark.parametrize("group", ["tenant", "nonsense", "", "key,", "serving_class"])
+def test_an_unknown_group_is_refused_with_those_there_are(group: str) -> None:
+    status, body = get_usage(a_key("rufus").text, group=group)
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, "invalid_value", "group")
+    assert "key, deployment, class, adapter" in body["error"]["message"]

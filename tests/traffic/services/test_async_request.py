@@ -47,9 +47,10 @@ def test_what_is_accepted_waits_for_a_sender_with_its_deadline() -> None:
 
 
 def test_what_is_kept_is_what_was_checked_written_anew_with_the_model_first() -> None:
-    spaced = b' { "messages" : [ "\\u0061\xc3\xa9\\u2028" ] ,\t"mod\\u0065l" : "sim\\u002d70b" , "top_p" : 1.0 }\r\n'
+    said = b'{ "role":"user" , "content" : "\\u0061\xc3\xa9\\u2028" }'
+    spaced = b' { "messages" : [ %b ] ,\t"mod\\u0065l" : "sim\\u002d70b" , "top_p" : 1.0 }\r\n' % said
     kept = bytes(AsyncRequest.objects.get(id=accepted(body=spaced).id).body)
-    assert kept == b'{"model":"sim-70b","messages":["a\\u00e9\\u2028"],"top_p":1.0}'
+    assert kept == b'{"model":"sim-70b","messages":[{"role":"user","content":"a\\u00e9\\u2028"}],"top_p":1.0}'
 
 
 def test_a_key_for_batch_work_is_not_made_more_urgent() -> None:
@@ -113,7 +114,7 @@ def test_the_same_idempotency_key_finds_the_same_request() -> None:
 def test_an_idempotency_key_is_for_one_request_only() -> None:
     accepted("acme", idempotency_key="k1")
     with pytest.raises(ApplicationRefused, match="belongs to another request") as caught:
-        accepted("acme", idempotency_key="k1", body=b'{"model":"sim-70b"}')
+        accepted("acme", idempotency_key="k1", body=BODY.replace(b"why?", b"how?"))
     assert caught.value.status == 409
 
 

@@ -4,28 +4,18 @@ from typing import Any
 
 import msgspec
 
-from engine_agent.engines.sim.api.fields import Sampling, check_logprobs, check_sampling, form_of, read_body, stops_of
-from engine_agent.engines.sim.planning.generation_request import BadRequest, GenerationRequest, Prompt
+from engine_agent.engines.sim.api.fields import form_of, stops_of, transfer_of
+from engine_agent.engines.sim.planning.generation_request import GenerationRequest, Prompt
 from engine_agent.engines.sim.planning.handover import is_handed_over, source_of
+from engine_agent.protocol.request_bodies import BadRequest, CompletionBody, check_completion, check_prompt, read_body
 
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; chat has none."""
 _MOST_ANSWERS = 256
 """Prompts times `n`, of one request."""
-_HIGHEST_ID = 2**63 - 1
 
 
-class CompletionBody(Sampling, kw_only=True):
-    """The body of a request. `prompt` is a text, a list of texts, a list of token ids or a list of such lists."""
-
-    prompt: Any
-    echo: bool | None = None
-    logprobs: int | None = None
-    suffix: Any = None
-    prompt_embeds: Any = None
-
-
-_decoder = msgspec.json.Decoder(CompletionBody)
+_decoder = msgspec.json.Decoder(CompletionBody, strict=False)
 
 
 def parse_completion(body: bytes) -> GenerationRequest:
@@ -35,25 +25,17 @@ def parse_completion(body: bytes) -> GenerationRequest:
         BadRequest: not JSON, or a field is missing or wrong.
     """
     completion = read_body(_decoder, body)
-    check_sampling(completion)
-    for name in ("suffix", "prompt_embeds"):
-        if getattr(completion, name) is not None:
-            raise BadRequest(f"{name} is not currently supported", param=name)
-    if completion.logprobs is not None:
-        check_logprobs(completion.logprobs, "logprobs")
+    check_completion(completion)
+    transfer = transfer_of(completion.kv_transfer_params)
     prompts = parse_prompts(completion.prompt, "prompt")
-    if any(prompt.answered == "" for prompt in prompts):
-        raise BadRequest("Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
-    if len(prompts) * (completion.n or 1) > _MOST_ANSWERS:
+    if len(prompts) * completion.n > _MOST_ANSWERS:
         raise BadRequest(f"prompts times `n` are at most {_MOST_ANSWERS}", param="n")
     limit = _DEFAULT_COMPLETION_TOKENS if completion.max_tokens is None else completion.max_tokens
-    if limit == 0 and not completion.echo:
-        raise BadRequest("max_tokens must be at least 1, got 0.", param="max_tokens")
     options = completion.stream_options
     return GenerationRequest(
         model=completion.model,
         prompts=prompts,
-        choices=completion.n or 1,
+        choices=completion.n,
         # OpenAI: an echo without an answer; the engine computes one token for it, as vLLM's does.
         output_limit=max(limit, 1),
         is_echo_alone=limit == 0,
@@ -70,8 +52,8 @@ def parse_completion(body: bytes) -> GenerationRequest:
         prompt_logprobs=completion.prompt_logprobs,
         return_token_ids=bool(completion.return_token_ids),
         echo=bool(completion.echo),
-        is_handed_over=is_handed_over(completion.kv_transfer_params),
-        source=source_of(completion.kv_transfer_params),
+        is_handed_over=is_handed_over(transfer),
+        source=source_of(transfer),
     )
 
 
@@ -81,19 +63,8 @@ def parse_prompts(given: Any, param: str) -> tuple[Prompt, ...]:
     Raises:
         BadRequest: it is something else; `param` is its name.
     """
-    if isinstance(given, str):
-        return (Prompt.of_text(given),)
-    if isinstance(given, list) and given:
-        if all(isinstance(one, str) for one in given):
-            return tuple(map(Prompt.of_text, given))
-        if _are_ids(given):
-            return (Prompt.of_ids(given),)
-        if all(isinstance(one, list) and one and _are_ids(one) for one in given):
-            return tuple(map(Prompt.of_ids, given))
-    raise BadRequest(
-        f"{param}: expected a text, a list of texts, a list of token ids or a list of such lists", param=param
-    )
-
-
-def _are_ids(given: list[Any]) -> bool:
-    return all(type(one) is int and 0 <= one <= _HIGHEST_ID for one in given)
+    check_prompt(given, param)
+    listed = given if isinstance(given, list) else [given]
+    if isinstance(listed[0], int):
+        return (Prompt.of_ids(listed),)
+    return tuple(Prompt.of_text(one) if isinstance(one, str) else Prompt.of_ids(one) for one in listed)

@@ -6,21 +6,27 @@ import msgspec
 from msgspec import Meta, Struct
 
 from engine_agent.engines.sim.api.chat_requests import tool_choice, tool_texts
-from engine_agent.engines.sim.api.fields import ANY_OBJECT, Positive, read_body, stop_texts
-from engine_agent.engines.sim.planning.generation_request import (
-    BadRequest,
-    GenerationRequest,
-    OutputForm,
-    Prompt,
-    Stops,
-    Tool,
-)
+from engine_agent.engines.sim.api.fields import ANY_OBJECT, stop_texts
+from engine_agent.engines.sim.planning.generation_request import GenerationRequest, OutputForm, Prompt, Stops, Tool
+from engine_agent.protocol.request_bodies import BadRequest, Positive, Temperature, TopK, TopP, check_parts, read_body
+
+BlockType = Literal[
+    "text",
+    "image",
+    "tool_use",
+    "tool_result",
+    "tool_reference",
+    "thinking",
+    "redacted_thinking",
+    "tool_addition",
+    "tool_removal",
+]
 
 
 class Block(Struct):
     """A block of a message: text, a call, the result of one; others are not read."""
 
-    type: str
+    type: BlockType
     text: str | None = None
     name: str | None = None
     input: Any = None
@@ -46,6 +52,15 @@ class Turn(Struct):
     def text(self) -> str:
         """Its text, blocks joined by spaces."""
         return self.content if isinstance(self.content, str) else " ".join(filter(None, map(Block.read, self.content)))
+
+    @property
+    def blocks(self) -> list[Block]:
+        return self.content if isinstance(self.content, list) else []
+
+    @property
+    def has_content(self) -> bool:
+        """An empty text is one, and a list of nothing is none."""
+        return isinstance(self.content, str) or any(block.type != "text" or block.text for block in self.content)
 
     @property
     def is_tool_result(self) -> bool:
@@ -80,33 +95,49 @@ class OutputConfig(Struct):
     """`output_config`."""
 
     format: OutputFormat | None = None
-    effort: str | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class EnabledThinking(Struct, tag_field="type", tag="enabled"):
+    """`thinking`."""
+
+    budget_tokens: Annotated[int, Meta(ge=1024)]
+
+
+class DisabledThinking(Struct, tag_field="type", tag="disabled"):
+    """None."""
+
+
+class AdaptiveThinking(Struct, tag_field="type", tag="adaptive"):
+    """As the model likes, which is not at all."""
 
 
 class CountBody(Struct, kw_only=True):
     """What is read, for both paths."""
 
     model: str
-    messages: Annotated[list[Turn], Meta(min_length=1)]
+    messages: list[Turn]
     system: str | list[Block] | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoiceField | None = None
+    thinking: EnabledThinking | DisabledThinking | AdaptiveThinking | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
-    """The body of a request. Sampling parameters are accepted and have no effect."""
+    """The body of a request. Sampling parameters are checked and have no effect."""
 
     max_tokens: Positive
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     output_config: OutputConfig | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
+    metadata: dict[str, Any] | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
 
 
-_count_decoder = msgspec.json.Decoder(CountBody)
-_decoder = msgspec.json.Decoder(MessagesBody)
+_count_decoder = msgspec.json.Decoder(CountBody, strict=False)
+_decoder = msgspec.json.Decoder(MessagesBody, strict=False)
 
 
 def parse_count(body: bytes) -> tuple[str, Prompt]:
@@ -126,6 +157,7 @@ def parse_messages(body: bytes) -> GenerationRequest:
         BadRequest: not JSON, or a field is missing or wrong.
     """
     given = read_body(_decoder, body)
+    _check_thinking(given)
     tools = _tools(given)
     choice = given.tool_choice or ToolChoiceField("auto" if tools else "none")
     if choice.type == "tool" and not choice.name:
@@ -144,11 +176,23 @@ def parse_messages(body: bytes) -> GenerationRequest:
     )
 
 
+def _check_thinking(given: MessagesBody) -> None:
+    if not isinstance(given.thinking, EnabledThinking):
+        return
+    if given.thinking.budget_tokens >= given.max_tokens:
+        raise BadRequest("thinking.budget_tokens must be less than max_tokens", param="thinking")
+    raise BadRequest("This model does not think", param="thinking", code="unsupported_parameter")
+
+
 def _tools(given: CountBody) -> tuple[Tool, ...]:
     return tuple(Tool(tool.name, tool.description or "", tool.input_schema) for tool in given.tools or ())
 
 
 def _prompt(given: CountBody, tools: tuple[Tool, ...]) -> Prompt:
+    for turn in given.messages:
+        check_parts([block for block in turn.blocks if block.type == "image"], "messages")
+    if not any(turn.has_content for turn in given.messages):
+        raise BadRequest("`messages` must not be empty", param="messages")
     system = Turn("system", given.system).text() if given.system else ""
     texts = [turn.text() for turn in given.messages]
     read = (*tool_texts(tools), *([system] if system else []), *texts)

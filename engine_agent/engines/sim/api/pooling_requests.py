@@ -6,11 +6,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from engine_agent.engines.sim.api.chat_requests import Message
 from engine_agent.engines.sim.api.completion_requests import parse_prompts
-from engine_agent.engines.sim.api.fields import NotNegative, Positive, Seed, read_body
-from engine_agent.engines.sim.planning.generation_request import BadRequest, Prompt
+from engine_agent.engines.sim.planning.generation_request import Prompt
 from engine_agent.engines.sim.text.vectors import DIMENSIONS
+from engine_agent.protocol.request_bodies import BadRequest, Message, NotNegative, Positive, Seed, read_body
 
 MOST_INPUTS = 2048
 MOST_TOKENS = 300_000

@@ -6,22 +6,25 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from engine_agent.engines.sim.api.chat_requests import ContentPart, tool_choice, tool_texts
-from engine_agent.engines.sim.api.fields import (
-    ANY_OBJECT,
-    Positive,
-    Seed,
-    check_logprobs,
-    read_body,
-    stop_texts,
-)
-from engine_agent.engines.sim.planning.generation_request import (
+from engine_agent.engines.sim.api.chat_requests import tool_choice, tool_texts
+from engine_agent.engines.sim.api.fields import ANY_OBJECT, stop_texts
+from engine_agent.engines.sim.planning.generation_request import GenerationRequest, OutputForm, Prompt, Stops, Tool
+from engine_agent.protocol.request_bodies import (
     BadRequest,
-    GenerationRequest,
-    OutputForm,
-    Prompt,
-    Stops,
-    Tool,
+    ContentPart,
+    MinP,
+    Penalty,
+    Repetition,
+    Salt,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    check_bias,
+    check_limit,
+    check_logprobs,
+    check_parts,
+    read_body,
 )
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -31,7 +34,7 @@ class InputItem(Struct):
     """A message, a call or the result of one."""
 
     type: str = "message"
-    role: str | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[ContentPart] | None = None
     name: str | None = None
     arguments: str | None = None
@@ -60,30 +63,53 @@ class TextField(Struct):
     """`text`."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningField(Struct):
+    """`reasoning`."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+
+Included = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+]
 
 
 class ResponsesBody(Struct, kw_only=True):
-    """The body of a request. Sampling parameters are accepted and have no effect."""
+    """The body of a request. Sampling parameters are checked and have no effect."""
 
     model: str
     input: str | list[InputItem]
     instructions: str | None = None
     stream: bool | None = None
-    max_output_tokens: Positive | None = None
-    tools: list[dict[str, Any]] | None = None
+    max_output_tokens: int | None = None
+    tools: list[dict[str, Any]] = []
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextField | None = None
-    include: list[str] | None = None
+    include: list[Included] | None = None
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
-    reasoning: dict[str, Any] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    reasoning: ReasoningField | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: dict[str, float] | None = None
+    cache_salt: Salt | None = None
     truncation: Literal["auto", "disabled"] | None = None
     user: str | None = None
-    service_tier: str | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] = "auto"
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
@@ -105,7 +131,7 @@ class ResponsesRequest:
     repeated: dict[str, Any]
 
 
-_decoder = msgspec.json.Decoder(ResponsesBody)
+_decoder = msgspec.json.Decoder(ResponsesBody, strict=False)
 
 
 def parse_responses(body: bytes) -> ResponsesRequest:
@@ -116,8 +142,11 @@ def parse_responses(body: bytes) -> ResponsesRequest:
     """
     given = read_body(_decoder, body)
     _refuse_stored(given)
-    check_logprobs(given.top_logprobs or 0, "top_logprobs")
-    tools = tuple(map(_tool, given.tools or ()))
+    check_bias(given.logit_bias)
+    check_limit(given.max_output_tokens, "max_output_tokens")
+    if _LOGPROBS in (given.include or ()):
+        check_logprobs(given.top_logprobs or 0, "top_logprobs")
+    tools = tuple(map(_tool, given.tools))
     choice = given.tool_choice if given.tool_choice is not None else "auto"
     if not tools and choice == "auto":
         choice = "none"
@@ -172,8 +201,12 @@ def _prompt(given: ResponsesBody, tools: tuple[Tool, ...]) -> Prompt:
     for item in items:
         if item.type not in {"message", "function_call", "function_call_output"}:
             raise BadRequest(f"`input` has an item of type {item.type!r:.60}, which sim does not read", param="input")
+        if item.type == "message" and item.content is None:
+            message = "`input` has a message whose content is no text and no list of parts"
+            raise BadRequest(message, param="input", code="invalid_type")
+        check_parts(item.content, "input")
     if not items:
-        raise BadRequest("`input` is empty", param="input")
+        raise BadRequest("`input` must not be empty", param="input")
     texts = [item.text() for item in items]
     follows_tool = items[-1].type == "function_call_output"
     return Prompt((*tool_texts(tools), *instructions, *texts), answered=texts[-1], follows_tool=follows_tool)
@@ -183,12 +216,14 @@ def _form(text: TextField | None) -> OutputForm | None:
     form = text.format if text is not None else None
     if form is None or form.type == "text":
         return None
+    if form.type == "json_schema" and (form.schema is None or form.name is None):
+        raise BadRequest("`text.format` needs a `name` and a `schema`", param="text")
     is_open = form.type == "json_object" or form.schema is None
     return OutputForm("json", ANY_OBJECT if is_open else form.schema, "text.format")
 
 
 def _repeated(given: ResponsesBody, choice: Any) -> dict[str, Any]:
-    tools = [{"strict": None, "parameters": None, **tool} for tool in given.tools or ()]
+    tools = [{"strict": None, "parameters": None, **tool} for tool in given.tools]
     return {
         "instructions": given.instructions,
         "metadata": given.metadata or {},
@@ -200,8 +235,8 @@ def _repeated(given: ResponsesBody, choice: Any) -> dict[str, Any]:
         "background": False,
         "max_output_tokens": given.max_output_tokens,
         "previous_response_id": None,
-        "reasoning": given.reasoning,
-        "service_tier": given.service_tier or "auto",
+        "reasoning": None if given.reasoning is None else msgspec.to_builtins(given.reasoning),
+        "service_tier": given.service_tier,
         "text": _text_body(given.text),
         "top_logprobs": given.top_logprobs or 0,
         "truncation": given.truncation or "disabled",

@@ -5,10 +5,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from engine_agent.engines.sim.api.chat_requests import Message, ToolField, tool_texts, tools_of
-from engine_agent.engines.sim.api.fields import TokenId, read_body
-from engine_agent.engines.sim.planning.generation_request import BadRequest, Prompt
+from engine_agent.engines.sim.api.chat_requests import tool_texts, tools_of
+from engine_agent.engines.sim.planning.generation_request import Prompt
 from engine_agent.engines.sim.text.vocabulary import TokenTexts
+from engine_agent.protocol.request_bodies import BadRequest, Message, TokenId, ToolField, read_body
 
 
 class TokenizeBody(Struct, kw_only=True):
@@ -19,6 +19,7 @@ class TokenizeBody(Struct, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     tools: list[ToolField] | None = None
     return_token_strs: bool | None = None
+    add_special_tokens: bool = True
 
 
 class DetokenizeBody(Struct, kw_only=True):
@@ -28,8 +29,8 @@ class DetokenizeBody(Struct, kw_only=True):
     tokens: list[TokenId]
 
 
-_tokenize = msgspec.json.Decoder(TokenizeBody)
-_detokenize = msgspec.json.Decoder(DetokenizeBody)
+_tokenize = msgspec.json.Decoder(TokenizeBody, strict=False)
+_detokenize = msgspec.json.Decoder(DetokenizeBody, strict=False)
 
 
 def parse_tokenize(body: bytes) -> tuple[TokenizeBody, Prompt]:
@@ -43,7 +44,8 @@ def parse_tokenize(body: bytes) -> tuple[TokenizeBody, Prompt]:
         texts = tuple(message.text() for message in given.messages)
         return given, Prompt((*tool_texts(tools_of(given.tools)), *texts), answered=texts[-1])
     if given.prompt is None:
-        raise BadRequest("either `prompt` or `messages` must be given", param="prompt")
+        message = "either `prompt` or `messages` must be given"
+        raise BadRequest(message, param="prompt", code="missing_required_parameter")
     return given, Prompt.of_text(given.prompt)
 
 

@@ -7,19 +7,15 @@ from itertools import accumulate
 
 import msgspec
 
-from engine_agent.engines.sim.planning.generation_request import (
-    BadRequest,
-    GenerationRequest,
-    OutputForm,
-    Prompt,
-    Stops,
-)
+from engine_agent.engines.sim.planning.generation_request import GenerationRequest, OutputForm, Prompt, Stops
 from engine_agent.engines.sim.planning.tool_calls import called_tools, plan_call
 from engine_agent.engines.sim.text.answers import answer_words, wrong_words
 from engine_agent.engines.sim.text.json_documents import write_document
 from engine_agent.engines.sim.text.json_schemas import SchemaError
 from engine_agent.engines.sim.text.patterns import BadPattern, matching_text
 from engine_agent.engines.sim.text.vocabulary import split_words, token_id
+from engine_agent.protocol.api_errors import CONTEXT_LENGTH_EXCEEDED
+from engine_agent.protocol.request_bodies import BadRequest
 
 _CHOICE_STRIDE = 1_000_003
 """Between the seeds of two answers to one prompt; clients count seeds by ones."""
@@ -110,12 +106,16 @@ def plan_answer(request: GenerationRequest, prompt: Prompt, seed: int, max_model
 
 
 def _room(request: GenerationRequest, prompt: Prompt, max_model_len: int) -> int:
+    limit = request.output_limit or 1
+    if limit > max_model_len:
+        message = f"{request.limit_param}={limit} cannot be greater than max_model_len={max_model_len}."
+        raise BadRequest(message, param=request.limit_param)
     room = max_model_len - prompt.tokens
-    if room < (request.output_limit or 1):
+    if room < limit:
         raise BadRequest(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
-            f"{request.output_limit or 1} output tokens and your prompt contains {prompt.tokens} tokens.",
-            param=request.limit_param if room > 0 else "prompt",
+            f"{limit} output tokens and your prompt contains {prompt.tokens} tokens.",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
     return room
 

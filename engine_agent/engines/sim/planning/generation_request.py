@@ -8,16 +8,6 @@ from typing import Any, Literal
 from engine_agent.engines.sim.text.vocabulary import count_tokens, prompt_text, split_tokens, token_id
 
 
-class BadRequest(ValueError):
-    """A request that cannot be served as it is. `param` names the field, `status` is the HTTP status."""
-
-    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.status = status
-        self.code = code
-
-
 @dataclass(frozen=True)
 class Prompt:
     """One prompt: the texts to be read in turn, of which `answered` is to be answered. `ids` if it came as token ids.

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from engine_agent.engines.sim.planning.generation_request import BadRequest, Source
+from engine_agent.engines.sim.planning.generation_request import Source
+from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.states import CellRole
 
 

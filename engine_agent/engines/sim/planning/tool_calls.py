@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine_agent.engines.sim.planning.generation_request import BadRequest, Prompt, Tool, ToolChoice
+from engine_agent.engines.sim.planning.generation_request import Prompt, Tool, ToolChoice
 from engine_agent.engines.sim.text.json_documents import write_document
 from engine_agent.engines.sim.text.json_schemas import SchemaError
+from engine_agent.protocol.request_bodies import BadRequest
 
 _MOST_CALLS = 4
 _COMMON = frozenset(["and", "for", "from", "get", "into", "set", "that", "the", "this", "what", "with", "your"])

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 
 from engine_agent.engines.sim.text.answers import LEXICON
 
-MOST_LOGPROBS = 20
-"""vLLM's default of `--max-logprobs`, and OpenAI's limit."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ranked:

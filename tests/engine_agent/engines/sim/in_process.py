@@ -30,13 +30,15 @@ class Application:
         parameters: ModelParameters = FAST,
         handover: HandoverParameters | None = None,
         kv_place: Endpoint | None = None,
+        model: str = MODEL,
+        max_model_len: int = 8192,
     ) -> None:
         self.meters = Meters()
         self.engine = Engine(parameters, self.meters, handover=handover)
         self.engine.open()
         watch = StateWatch(lambda: "")
         health = HealthPage(lambda: "", watch)
-        server = ApiServer(self.engine, Faults(), health, MODEL, 8192, 7, (ADAPTER,), kv_place)
+        server = ApiServer(self.engine, Faults(), health, model, max_model_len, 7, (ADAPTER,), kv_place)
         self._server = UsageLedger(server)
         self.headers: dict[bytes, bytes] = {}
         """Of the last answer."""
@@ -85,10 +87,13 @@ class Application:
 
 @asynccontextmanager
 async def application(
-    parameters: ModelParameters = FAST, handover: HandoverParameters | None = None, kv_place: Endpoint | None = None
+    parameters: ModelParameters = FAST,
+    handover: HandoverParameters | None = None,
+    kv_place: Endpoint | None = None,
+    **options: Any,
 ) -> AsyncIterator[Application]:
-    """One, while it runs."""
-    running = Application(parameters, handover, kv_place)
+    """One, while it runs; with the options of `Application`."""
+    running = Application(parameters, handover, kv_place, **options)
     loop = asyncio.create_task(running.engine.run())
     try:
         yield running

@@ -9,6 +9,7 @@ import msgspec
 
 from engine_agent.protocol.messages import TokenCheck, UsageRow
 from tests.asking import CLIENT
+from tests.engine_agent.engines.request_table import TABLE, Outcome, Row, outcome_of
 from tests.engine_agent.proxy.engine import Engine
 from tests.engine_agent.proxy.http_stream import Message, read_body, read_chunk, read_head, request
 from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, until
@@ -59,6 +60,14 @@ async def proxy_controls_the_engine(url: str) -> None:
         await usage_is_counted_and_hidden(proxy)
         assert await order_of_the_end(proxy, url) == ["realtime", "batch", "batch"]
         await every_token_is_counted(proxy)
+
+
+async def outcomes_of_the_table(url: str) -> list[tuple[Row, Outcome]]:
+    """What clients of a proxy before the engine at `url` get for each request of the table."""
+    engine = Engine()
+    engine.port = int(url.rpartition(":")[2])
+    async with running_proxy(engine, "--priorities", "--model", "smollm2") as proxy:
+        return [(row, await outcome_of(proxy.port, row)) for row in TABLE]
 
 
 async def leave_in_the_middle(proxy: ProxyProcess) -> None:

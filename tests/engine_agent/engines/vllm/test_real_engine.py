@@ -14,7 +14,7 @@ from tests.engine_agent.engines.vllm.cached_blocks import (
     tenants_find_their_own_prompts_only,
     the_index_is_what_the_engine_has_cached,
 )
-from tests.engine_agent.engines.vllm.proxied_engine import proxy_controls_the_engine
+from tests.engine_agent.engines.vllm.proxied_engine import outcomes_of_the_table, proxy_controls_the_engine
 from tests.engine_agent.engines.vllm.running_cell import (
     ANSWER_LIMIT_S,
     RunningCell,
@@ -56,6 +56,11 @@ def test_the_index_is_what_the_engine_has_cached_and_tenants_find_their_own_prom
 
 def test_the_proxy_controls_the_engine(plain: RunningCell) -> None:
     asyncio.run(proxy_controls_the_engine(plain.url))
+
+
+def test_requests_have_the_outcomes_that_they_have_with_the_simulator(plain: RunningCell) -> None:
+    found = asyncio.run(outcomes_of_the_table(plain.url))
+    assert [(row, got) for row, got in found if got != tuple(row[2:])] == []
 
 
 def greedy_text_is_what_the_weights_know(engine: RunningCell) -> None:

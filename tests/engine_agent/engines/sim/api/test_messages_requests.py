@@ -3,7 +3,8 @@
 import pytest
 
 from engine_agent.engines.sim.api.messages_requests import parse_count, parse_messages
-from engine_agent.engines.sim.planning.generation_request import BadRequest, ToolChoice
+from engine_agent.engines.sim.planning.generation_request import ToolChoice
+from engine_agent.protocol.request_bodies import BadRequest
 
 USER = b'{"role": "user", "content": "hi"}'
 

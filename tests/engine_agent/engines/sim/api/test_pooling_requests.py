@@ -3,7 +3,7 @@
 import pytest
 
 from engine_agent.engines.sim.api.pooling_requests import parse_input, parse_rerank, parse_score
-from engine_agent.engines.sim.planning.generation_request import BadRequest
+from engine_agent.protocol.request_bodies import BadRequest
 
 
 def test_what_is_only_read() -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from engine_agent.engines.sim.api.responses_requests import parse_responses
-from engine_agent.engines.sim.planning.generation_request import BadRequest, ToolChoice
+from engine_agent.engines.sim.planning.generation_request import ToolChoice
+from engine_agent.protocol.request_bodies import BadRequest
 
 
 def test_a_response_is_asked_for_by_a_text_or_by_items() -> None:

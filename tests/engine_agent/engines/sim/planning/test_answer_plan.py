@@ -13,7 +13,6 @@ from engine_agent.engines.sim.api.chat_requests import parse_chat
 from engine_agent.engines.sim.api.completion_requests import parse_completion
 from engine_agent.engines.sim.planning.answer_plan import Answer, plan_answers
 from engine_agent.engines.sim.planning.generation_request import (
-    BadRequest,
     GenerationRequest,
     OutputForm,
     Prompt,
@@ -22,6 +21,7 @@ from engine_agent.engines.sim.planning.generation_request import (
     ToolChoice,
 )
 from engine_agent.engines.sim.text.vocabulary import token_id
+from engine_agent.protocol.request_bodies import BadRequest
 
 SEED = 7
 STORY = GenerationRequest(model="m", prompts=(Prompt.of_text("tell me a story"),))
@@ -75,10 +75,13 @@ def test_a_limit_or_the_context_ends_an_answer() -> None:
     assert (limited.text, limited.finish_reason) == ("From sure take", "length")
     with pytest.raises(BadRequest, match="maximum context length is 5") as refused:
         plan_answers(replace(STORY, output_limit=2), SEED, 5, wrong=False)
-    assert refused.value.param == "max_tokens"
+    assert refused.value.code == "context_length_exceeded"
     with pytest.raises(BadRequest) as refused:
         plan_answers(STORY, SEED, 4, wrong=False)
-    assert refused.value.param == "prompt"
+    assert refused.value.code == "context_length_exceeded"
+    with pytest.raises(BadRequest) as refused:
+        plan_answers(replace(STORY, output_limit=6), SEED, 5, wrong=False)
+    assert refused.value.param == "max_tokens"
 
 
 def test_no_request_has_the_process_plan_for_long() -> None:
