@@ -12,6 +12,7 @@ import random
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ from kernel import clock
 from kernel.addresses import is_loopback
 
 HANDSHAKE_S, HEAD_S = 5.0, 5.0
+HANDSHAKES_MOST = 500
+"""At the same time, of all agents that come back in a storm: at 100 a second each still ends within `HANDSHAKE_S`. More
+would share the processor until all are late, and begin again."""
 LOOK_EVERY_S = 2.0
 """At the control plane's certificate and at what was revoked."""
 
@@ -109,6 +113,7 @@ def _listener(
     # A connection takes over renewed files from the first context, but not what is checked.
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF | NO_CHECK_TIME
     make = http_connections(config, state, HttpCrowd(limits.http, HEAD_S))
+    limits = replace(limits, handshakes=min(limits.handshakes, HANDSHAKES_MOST))
     door = ConnectionDoor(bound, make, limits, is_unlimited=is_loopback, context=context, handshake_s=HANDSHAKE_S)
     door.start(config.backlog)
     return door

@@ -92,6 +92,11 @@ class ConnectionDoor:
         if self._accepting is not None:
             await asyncio.gather(self._accepting, *self._all_handshakes(), return_exceptions=True)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether further connections are closed because too many handshakes are under way."""
+        return sum(map(len, self._handshakes.values())) >= self._limits.handshakes
+
     def _all_handshakes(self) -> list[asyncio.Task[None]]:
         return [handshake for each in self._handshakes.values() for handshake in each]
 
@@ -116,7 +121,7 @@ class ConnectionDoor:
     def _has_room(self, network: str, address: str) -> bool:
         if self.open[network] >= self._limits.per_network and not self._is_unlimited(address):
             return False
-        return sum(map(len, self._handshakes.values())) < self._limits.handshakes or self._made_room(network)
+        return not self.is_full or self._made_room(network)
 
     def _made_room(self, network: str) -> bool:
         """Whether the network with the most handshakes has lost its oldest one to `network`, which has fewer. In a

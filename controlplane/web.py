@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from controlplane.asgi import agents_application, application
+from controlplane.asgi import agents_application, application, hub
 from controlplane.connection_door import ConnectionDoor, ConnectionLimits, raised_file_limit
 from controlplane.http_connections import HttpCrowd, http_connections
 from controlplane.secret_key import require_secret_key
@@ -76,8 +76,12 @@ class WebServer(uvicorn.Server):
 
             config = server_config(agents_application)
             config.load()
-            opened = listen(self._agents, config, self.server_state, limits, self.servers.append)
+            opened = listen(self._agents, config, self.server_state, limits, self._agents_door_opened)
             self._listening = asyncio.create_task(opened)
+
+    def _agents_door_opened(self, door: ConnectionDoor) -> None:
+        self.servers.append(cast(Any, door))
+        hub.is_door_full = lambda: door.is_full
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._listening is not None:

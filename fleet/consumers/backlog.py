@@ -10,8 +10,9 @@ UNSTORED_MOST_S = 3.0
 """How long reports may wait to be stored: one report is missed then."""
 SETTLES_WITHIN_S = 5.0
 """The longest pause of an agent between two tries: who was turned away has come again by then."""
-BEHIND_MOST_S = 120.0
-"""Then it counts as keeping up: overload that lasts is no storm, and must not hide dead nodes."""
+BEHIND_MOST_S, RESTORED_PER_S = 120.0, 0.1
+"""After so long it counts as keeping up, until that is restored by ten times as long without delays: overload that
+lasts or comes again and again is no storm, and must not hide dead nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +39,18 @@ class Backlog:
     """Of one web process."""
 
     def __init__(self) -> None:
-        self._behind_since_s: float | None = None
+        self._is_behind = False
         self._last_delay_s = 0.0
+        self._measured_s: float | None = None
+        self._excuse_left_s = BEHIND_MOST_S
 
     def keeps_up(self, delays: Delays, now_s: float) -> bool:
         """Whether the silence of an agent of this process counts, given the newest measurement."""
+        passed_s = now_s - (now_s if self._measured_s is None else self._measured_s)
+        self._measured_s = now_s
+        restored_s = -passed_s if self._is_behind else RESTORED_PER_S * passed_s
+        self._excuse_left_s = min(max(self._excuse_left_s + restored_s, 0.0), BEHIND_MOST_S)
         if delays.are_long:
             self._last_delay_s = now_s
-            if self._behind_since_s is None:
-                self._behind_since_s = now_s
-        elif self._behind_since_s is not None and now_s - self._last_delay_s >= SETTLES_WITHIN_S:
-            self._behind_since_s = None
-        return self._behind_since_s is None or now_s - self._behind_since_s >= BEHIND_MOST_S
+        self._is_behind = delays.are_long or (self._is_behind and now_s - self._last_delay_s < SETTLES_WITHIN_S)
+        return not self._is_behind or self._excuse_left_s <= 0.0

@@ -138,6 +138,8 @@ class AgentHub:
         self._certificates = CertificateExchange(partial(self.in_database, Lane.CERTIFICATES), self._send_in_time)
         self._loop_watch = ControlLoopWatch()
         self._host_watch = ControlHostWatch()
+        self.is_door_full: Callable[[], bool] = lambda: False
+        """Whether agents are turned away before they can introduce themselves."""
         self._backlog = Backlog()
         self._keeps_up = True
         self._stored_at_s = monotonic()
@@ -267,7 +269,7 @@ class AgentHub:
             lag_s=now_s - began_s - MEASURED_EVERY_S,
             unanswered_s=max(batches.unanswered_s for batches in (self._identities, *self._hellos.values())),
             unstored_s=now_s - self._stored_at_s,
-            turned_away=self.introductions.has_line,
+            turned_away=self.introductions.has_line or self.is_door_full(),
         )
         self._keeps_up = self._backlog.keeps_up(delays, now_s)
         unstored_s = delays.unstored_s - delays.lag_s  # a process that was stopped has not tried meanwhile

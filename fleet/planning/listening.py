@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 MOVES_WITHIN = timedelta(seconds=20)
-"""How long agents of a web process that has stopped need to reach another: 15 s until a ping goes unanswered
-(`engine_agent.runtime.connection`), then a new connection and its first report."""
+"""How long agents of a web process that has ended need to reach another, from when there is one that keeps up: 15 s
+until a ping goes unanswered (`engine_agent.runtime.connection`), or 5 s between two tries; then a new connection and
+its first report."""
 EXCUSED_MOST = timedelta(seconds=120)
 """How long the control plane's own trouble can excuse a node, so that a web process that never catches up, or restarts
 again and again, cannot hide a dead node."""
@@ -36,8 +37,8 @@ class Listeners:
             excused = now if own.since is None else own.since
         else:
             excused = self._all_keep_up_since(now)
-            if own is not None and own.until <= now:
-                excused = max(excused, own.until + MOVES_WITHIN)
+            if own is None or own.until <= now:
+                excused = max(excused, own.until if own else excused) + MOVES_WITHIN
         return max(heard_at, min(excused, heard_at + EXCUSED_MOST))
 
     def _all_keep_up_since(self, now: datetime) -> datetime:

@@ -32,6 +32,13 @@ def test_it_has_caught_up_once_no_agent_can_still_be_on_its_way() -> None:
     assert backlog.keeps_up(Delays(), 112.0)
 
 
+def test_overload_that_comes_again_and_again_is_no_storm() -> None:
+    """An attacker may cause it so that a dead node goes unnoticed."""
+    backlog = Backlog()
+    kept_up = [backlog.keeps_up(LATE if second % 60 < 50 else Delays(), float(second)) for second in range(3600)]
+    assert sum(not kept for kept in kept_up) < BEHIND_MOST_S + 0.1 * 3600
+
+
 def test_overload_that_lasts_is_no_storm() -> None:
     backlog = Backlog()
     kept_up = [backlog.keeps_up(LATE, 100.0 + second) for second in range(200)]

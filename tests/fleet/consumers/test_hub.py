@@ -143,15 +143,19 @@ async def test_a_report_names_the_web_process_that_received_it(hub: AgentHub) ->
     assert await eventually(AgentListener.objects.filter(id=hub.listener, since__isnull=False).exists)
 
 
+@pytest.mark.parametrize("where", ["line", "door"])
 async def test_silence_before_a_web_process_that_is_behind_does_not_count(
-    hub: AgentHub, monkeypatch: pytest.MonkeyPatch
+    hub: AgentHub, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
+    turned_away = False
+    monkeypatch.setattr(Introductions, "has_line", property(lambda _: turned_away and where == "line"))
+    hub.is_door_full = lambda: turned_away and where == "door"
     monkeypatch.setattr("fleet.consumers.hub.MEASURED_EVERY_S", 0.01)
     listened = await eventually(lambda: lease_held_since(name=LISTENING_LEASE, now=clock.now()))
-    monkeypatch.setattr(Introductions, "has_line", True)
+    turned_away = True
     assert await eventually(AgentListener.objects.filter(id=hub.listener, since__isnull=True).exists)
     assert await eventually(lambda: lease_held_since(name=LISTENING_LEASE, now=clock.now()) is None)
-    monkeypatch.setattr(Introductions, "has_line", False)
+    turned_away = False
     monkeypatch.setattr("fleet.consumers.backlog.SETTLES_WITHIN_S", 0.0)
     assert await eventually(lambda: lease_held_since(name=LISTENING_LEASE, now=clock.now())) > listened
 
