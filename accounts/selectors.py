@@ -60,14 +60,22 @@ def second_persons(requester: str) -> list[int]:
 @dataclass(frozen=True, slots=True, order=True)
 class Power:
     """A way to be a second person: an account that administers, members of a group elsewhere that do here, a password
-    (its hash, as `secret`), or an account that its password alone opens again."""
+    (its hash, as `secret`), or an account that its password alone opens again. `taken`: it ends; a grant to administer
+    a deployment counts only then."""
 
     kind: str
     name: str
     secret: str = ""
+    taken: bool = False
 
     @property
     def described(self) -> str:
+        if self.taken:
+            return {
+                "admin": f"{self.name} is no longer an admin",
+                "claim": f"members of {self.name} at the identity provider are no longer admins",
+                "grant": f"{self.name} ends",
+            }[self.kind]
         return {
             "admin": f"{self.name} becomes an admin",
             "claim": f"members of {self.name} at the identity provider become admins",
@@ -85,6 +93,21 @@ def powers_beside(actor: str) -> frozenset[Power]:
             *(Power("admin", name) for name in User.objects.filter(admins()).values_list("username", flat=True)),
             *(Power("claim", claim) for claim in claims),
             *(Power("password", name, text) for name, text in passwords.values_list("username", "password") if text),
+        }
+    )
+
+
+def powers_of_others(actor: str) -> frozenset[Power]:
+    """Those that no admin takes away alone: of people who administer, by a group, a claim or a grant. A program is no
+    second person, and an admin may step down."""
+    people = User.objects.filter(admins(), service_account__isnull=True).exclude(username=actor)
+    claims = GroupRole.objects.filter(role=Role.ADMIN.value).exclude(claim="").values_list("claim", flat=True)
+    grants = Grant.objects.filter(role=Role.ADMIN.value, user__service_account__isnull=True)
+    return frozenset(
+        {
+            *(Power("admin", name, taken=True) for name in people.values_list("username", flat=True)),
+            *(Power("claim", claim, taken=True) for claim in claims),
+            *(Power("grant", str(grant), taken=True) for grant in grants.exclude(user__username=actor)),
         }
     )
 

@@ -12,8 +12,6 @@ from accounts.api.approvals import ApprovalSerializer, waiting
 from accounts.api.users import ADMIN_WRITES
 from accounts.models import ROLES, Approval, Grant, GroupRole
 from accounts.services.account_change import account_change
-from accounts.services.grant import grant_give, grant_take
-from accounts.services.group import group_delete
 from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
@@ -118,8 +116,8 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
         responses={200: GroupSerializer, 202: ApprovalSerializer},
     )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given. 409 if no admin would be left. 202 with a request for new admins while anything takes
-        two people."""
+        """Change what is given. 409 if no admin would be left. 202 with a request where it makes or removes admins
+        while anything takes two people."""
         self.get_object()
         body = ChangeGroupSerializer(data=request.data)
         body.is_valid(raise_exception=True)
@@ -128,12 +126,13 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
             return waiting(row)
         return Response(GroupSerializer(self.get_object()).data)
 
-    @extend_schema(operation_id="groups_delete", responses={200: GroupSerializer})
+    @extend_schema(operation_id="groups_delete", responses={200: GroupSerializer, 202: ApprovalSerializer})
     def destroy(self, request: Request, name: str) -> Response:
-        """Remove a group with its grants. Answers what it was. 409 if no admin would be left."""
+        """Remove a group with its grants. Answers what it was. 409 if no admin would be left. 202 with a request where
+        another admin loses power while anything takes two people."""
         was = GroupSerializer(self.get_object()).data
-        group_delete(name=name, actor=actor_of(request), now=clock.now())
-        return Response(was)
+        found = account_change("delete group", name=name, actor=actor_of(request), now=clock.now())
+        return waiting(found) if isinstance(found, Approval) else Response(was)
 
 
 class GrantViewSet(ReadOnlyModelViewSet[Grant]):
@@ -149,19 +148,24 @@ class GrantViewSet(ReadOnlyModelViewSet[Grant]):
     def get_queryset(self) -> QuerySet[Grant]:
         return Grant.objects.select_related("user", "group")
 
-    @extend_schema(operation_id="grants_give", request=GiveSerializer, responses={200: GrantSerializer})
+    @extend_schema(
+        operation_id="grants_give",
+        request=GiveSerializer,
+        responses={200: GrantSerializer, 202: ApprovalSerializer},
+    )
     def create(self, request: Request) -> Response:
-        """Give a role for a deployment; one that was given there before is replaced."""
+        """Give a role for a deployment; one that was given there before is replaced. 202 with a request where that
+        lowers an admin's grant while anything takes two people."""
         body = GiveSerializer(data=request.data)
         body.is_valid(raise_exception=True)
-        return Response(
-            GrantSerializer(grant_give(actor=actor_of(request), now=clock.now(), **body.validated_data)).data
-        )
+        found = account_change("give grant", actor=actor_of(request), now=clock.now(), **body.validated_data)
+        return waiting(found) if isinstance(found, Approval) else Response(GrantSerializer(found).data)
 
-    @extend_schema(operation_id="grants_take", responses={200: GrantSerializer})
+    @extend_schema(operation_id="grants_take", responses={200: GrantSerializer, 202: ApprovalSerializer})
     def destroy(self, request: Request, id: str) -> Response:
-        """End a grant. Answers what it was."""
+        """End a grant. Answers what it was. 202 with a request where it is an admin's while anything takes two
+        people."""
         grant = self.get_object()
         was = GrantSerializer(grant).data
-        grant_take(grant=grant, actor=actor_of(request), now=clock.now())
-        return Response(was)
+        found = account_change("take grant", grant_id=grant.pk, actor=actor_of(request), now=clock.now())
+        return waiting(found) if isinstance(found, Approval) else Response(was)

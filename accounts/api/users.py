@@ -158,8 +158,9 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
         responses={200: UserSerializer, 202: ApprovalSerializer},
     )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given. 409 if no admin would be left. 202 with a request for a new admin, or another's
-        password, while anything takes two people. A password takes a fresh second factor of admins who have one."""
+        """Change what is given. 409 if no admin would be left. 202 with a request for an admin more or less, or
+        another's password, while anything takes two people. A password takes a fresh second factor of admins who have
+        one."""
         return _change(self, request, ChangeUserSerializer, name)
 
 

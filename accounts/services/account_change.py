@@ -1,7 +1,7 @@
 """Changes of accounts, as a person requests them. While any action takes two people, so does whatever gives somebody a
 way to be a second person: an admin more, or a password on an account that is not one's own, or one without its second
-factor. What a change gives is seen from its outcome, by making it and taking it back, so that no way to an admin can be
-forgotten here.
+factor. So does whatever takes power from another admin, who might be the second person. What a change gives and takes
+is seen from its outcome, by making it and taking it back, so that no way can be forgotten here.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,9 +11,10 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from accounts.selectors import Power, powers_beside, users_with_second_factor
+from accounts.selectors import Power, powers_beside, powers_of_others, users_with_second_factor
 from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, is_two_person_rule_on
-from accounts.services.group import group_change, group_create
+from accounts.services.grant import grant_give, grant_take
+from accounts.services.group import group_change, group_create, group_delete
 from accounts.services.second_factor import second_factors_remove
 from accounts.services.user import HashedPassword, service_account_create, user_change, user_create
 from kernel.access import Role
@@ -25,15 +26,18 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "remove second factors": second_factors_remove,
     "create group": group_create,
     "change group": group_change,
+    "delete group": group_delete,
+    "give grant": grant_give,
+    "take grant": grant_take,
 }
 
 
 class _TakesTwo(Exception):
     """Takes the change back; `password` is the hash that it set, "" for none."""
 
-    def __init__(self, gained: list[Power], password: str) -> None:
+    def __init__(self, powers: list[Power], password: str) -> None:
         super().__init__()
-        self.gained = gained
+        self.powers = powers
         self.password = password
 
 
@@ -48,8 +52,8 @@ def account_change(change: str, *, actor: str, now: datetime, why: str = "", **f
     try:
         return _carry_out(change, actor, now, fields)
     except _TakesTwo as found:
-        name = fields.get("username") or fields.get("name", "")
-        summary = f"{change} {name}: {', '.join(power.described for power in found.gained)}"
+        name = fields.get("username") or fields.get("name") or fields.get("deployment", "")
+        summary = f"{change} {name}: {', '.join(power.described for power in found.powers)}".replace(" :", ":")
         plain = {key: part for key, part in fields.items() if key != "password"}
         secrets = {"password": found.password} if found.password else {}
         request = ApprovalRequest(summary, {"change": change, "fields": plain}, actor, now, why, secrets=secrets)
@@ -58,13 +62,13 @@ def account_change(change: str, *, actor: str, now: datetime, why: str = "", **f
 
 @transaction.atomic
 def _carry_out(change: str, actor: str, now: datetime, fields: Mapping[str, Any]) -> Any:
-    before, guarded = powers_beside(actor), users_with_second_factor(actor)
+    before, guarded, others = powers_beside(actor), users_with_second_factor(actor), powers_of_others(actor)
     result = CHANGES[change](actor=actor, now=now, **fields)
     gained = powers_beside(actor) - before
     gained |= {Power("factor", name) for name in guarded - users_with_second_factor(actor)}
-    if gained:
+    if powers := sorted(gained) + sorted(others - powers_of_others(actor)):
         user = User.objects.filter(username=fields.get("username", "")).first() if fields.get("password") else None
-        raise _TakesTwo(sorted(gained), user.password if user is not None else "")
+        raise _TakesTwo(powers, user.password if user is not None else "")
     return result
 
 
@@ -79,5 +83,8 @@ def _perform(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
 
 
 ACCOUNTS = FleetAction(
-    "change-accounts", "Make an admin, set another's password or remove a second factor", _perform, settable=False
+    "change-accounts",
+    "Make or remove an admin, set another's password or remove a second factor",
+    _perform,
+    settable=False,
 )

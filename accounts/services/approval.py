@@ -136,6 +136,15 @@ def approval_reject(*, approval_id: int, actor: str, now: datetime, why: str = "
 
 
 @transaction.atomic
+def approvals_withdraw(*, requester: str, actor: str, now: datetime, why: str) -> int:
+    """End every request of somebody who may request nothing any more. Returns how many."""
+    rows = Approval.objects.select_for_update().filter(state=ApprovalState.PENDING.value, requested_by=requester[:64])
+    for row in rows:
+        _decide(row, ApprovalState.WITHDRAWN, why, actor, now)
+    return len(rows)
+
+
+@transaction.atomic
 def approvals_expire(*, now: datetime) -> int:
     """End every request whose time is over. Returns how many."""
     due = list(Approval.objects.select_for_update().filter(state=ApprovalState.PENDING.value, expires_at__lte=now))

@@ -9,7 +9,7 @@ from accounts.models import Grant
 from accounts.services.user import groups_named
 from kernel.access import Role
 from kernel.events import event_record
-from kernel.refusals import InvalidInput
+from kernel.refusals import Conflict, InvalidInput
 
 
 @transaction.atomic
@@ -37,10 +37,17 @@ def grant_give(*, deployment: str, role: Role, actor: str, now: datetime, user: 
 
 
 @transaction.atomic
-def grant_take(*, grant: Grant, actor: str, now: datetime) -> None:
-    """End a grant."""
+def grant_take(*, grant_id: int, actor: str, now: datetime) -> None:
+    """End a grant.
+
+    Raises:
+        Conflict: it has ended.
+    """
+    grant = Grant.objects.select_related("user", "group").filter(pk=grant_id).first()
+    if grant is None:
+        raise Conflict("this grant has ended already")
     _event("taken", grant, actor, now)
-    Grant.objects.filter(pk=grant.pk).delete()
+    grant.delete()
 
 
 def _event(what: str, grant: Grant, actor: str, now: datetime) -> None:

@@ -17,6 +17,7 @@ from django.db import connection, transaction
 from accounts.models import ApiToken, GroupRole, ServiceAccount
 from accounts.names import name_refusal
 from accounts.selectors import admins, token_by_text
+from accounts.services.approval import approvals_withdraw
 from accounts.services.session import sessions_end
 from accounts.services.token import token_create, token_revoke, tokens_revoke
 from kernel.events import event_record
@@ -79,7 +80,8 @@ def user_change(
     groups: Iterable[str] | None = None,
     description: str | None = None,
 ) -> User:
-    """Change what is given. A new password or a deactivation ends the user's sessions and tokens.
+    """Change what is given. A new password or a deactivation ends the user's sessions and tokens; a deactivation also
+    withdraws what the user requests and nobody approved yet.
 
     Raises:
         InvalidInput: a weak password, a password for a program, or an unknown group.
@@ -97,6 +99,9 @@ def user_change(
             raise Conflict("you cannot deactivate yourself; ask another admin")
         if {"deactivated", "groups"} & set(changed):
             require_an_admin()
+        if "deactivated" in changed:
+            why = f"{username} was deactivated"
+            approvals_withdraw(requester=username, actor=actor, now=now, why=why)
         if "password" in changed or active is False:
             sessions_end(user=user, actor=actor, now=now)
             tokens_revoke(user=user, actor=actor, now=now)

@@ -20,8 +20,6 @@ from accounts.permissions import require_fresh_factor, require_human, require_ma
 from accounts.selectors import visible_sessions, visible_tokens
 from accounts.services.account_change import account_change
 from accounts.services.approval import approval_approve, approval_reject, approval_rule_set
-from accounts.services.grant import grant_give, grant_take
-from accounts.services.group import group_delete
 from accounts.services.login_limit import Attempt, attempt_count, attempt_forget
 from accounts.services.session import session_end
 from accounts.services.token import token_create_within, token_revoke
@@ -197,8 +195,8 @@ def group_change_action(form: Submission, name: str) -> object:
 
 
 @action(GROUPS_PAGE, Role.ADMIN)
-def group_delete_action(form: Submission, name: str) -> None:
-    group_delete(name=_group(name), actor=form.actor, now=form.now)
+def group_delete_action(form: Submission, name: str) -> object:
+    return account_change("delete group", name=_group(name), actor=form.actor, now=form.now)
 
 
 def _group(name: str) -> str:
@@ -206,15 +204,15 @@ def _group(name: str) -> str:
 
 
 @action(GROUPS_PAGE, Role.ADMIN)
-def grant_new(form: Submission, _: None) -> None:
+def grant_new(form: Submission, _: None) -> object:
     fields = form.valid(GiveSerializer, "deployment", "user", "group")
-    grant_give(actor=form.actor, now=form.now, **fields)
+    return account_change("give grant", actor=form.actor, now=form.now, **fields)
 
 
 @action(GROUPS_PAGE, Role.ADMIN)
-def grant_revoke_action(form: Submission, grant_id: int) -> None:
-    grant = get_object_or_404(Grant.objects.select_related("user", "group"), pk=grant_id)
-    grant_take(grant=grant, actor=form.actor, now=form.now)
+def grant_revoke_action(form: Submission, grant_id: int) -> object:
+    grant = get_object_or_404(Grant, pk=grant_id)
+    return account_change("take grant", grant_id=grant.pk, actor=form.actor, now=form.now)
 
 
 @action(APPROVALS_PAGE, Role.ADMIN)

@@ -1,14 +1,18 @@
 """Nobody makes their own second person: not by an account, a role, a password, a group, a claim or a program."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
+from django.core.management import call_command
 from django.test import Client
 from rest_framework.test import APIClient
 
-from accounts.models import Approval, GroupRole
+from accounts.models import Approval, Grant, GroupRole
 from accounts.services.approval import approval_rule_set
+from accounts.services.grant import grant_give
+from accounts.services.user import service_account_create
 from fleet.models import Deployment, DeploymentRegion
 from kernel import clock
 from kernel.access import Role
@@ -90,6 +94,92 @@ def test_while_anything_takes_two_so_does_what_makes_a_second_person(
     assert Approval.objects.get().secrets == {}
 
 
+def take_grant(client: Any) -> Any:
+    return client.delete(f"{V1}/grants/{Grant.objects.get(user__username='grace').pk}")
+
+
+LOSSES: dict[str, Callable[[Any], Any]] = {
+    "deactivation": lambda ada: patch(ada, "users/grace", {"active": False}),
+    "a role": lambda ada: patch(ada, "users/grace", {"groups": ["operators"]}),
+    "no role": lambda ada: patch(ada, "users/grace", {"groups": []}),
+    "a group's role": lambda ada: patch(ada, "groups/more-admins", {"role": "viewer"}),
+    "a group's claim": lambda ada: patch(ada, "groups/more-admins", {"claim": ""}),
+    "a group": lambda ada: ada.delete(f"{V1}/groups/more-admins"),
+    "a grant": take_grant,
+    "a lower grant": lambda ada: post(ada, "grants", {"deployment": "x", "user": "grace", "role": "viewer"}),
+}
+PAGES: dict[str, tuple[str, dict[str, str]]] = {
+    "deactivation": ("users/grace/change", {"what": "active", "active": "no"}),
+    "no role": ("users/grace/change", {"what": "groups"}),
+    "a group's role": ("groups/more-admins/change", {"role": "viewer", "claim": "sre"}),
+    "a group": ("groups/more-admins/delete", {"confirm": "more-admins"}),
+    "a grant": ("grants/{}/take", {}),
+}
+
+
+@pytest.fixture
+def _second_admin(grace: APIClient) -> None:
+    """Grace administers by one group and by a grant; Hedy is one more admin."""
+    team = Group.objects.create(name="more-admins")
+    GroupRole.objects.create(group=team, role="admin", claim="sre")
+    GroupRole.objects.get_or_create(group=Group.objects.get_or_create(name="operators")[0], role="operator")
+    User.objects.get(username="grace").groups.set([team])
+    grant_give(deployment="x", role=Role.ADMIN, user="grace", actor="root", now=NOW)
+    make_user("hedy", Role.ADMIN)
+
+
+def standing() -> list[Any]:
+    return [*state(), sorted(Grant.objects.values_list("user__username", "role"))]
+
+
+@pytest.mark.usefixtures("_rule", "_second_admin")
+@pytest.mark.parametrize("way", LOSSES)
+def test_while_anything_takes_two_so_does_what_takes_power_from_an_admin(way: str, ada: APIClient) -> None:
+    before = standing()
+    response = LOSSES[way](ada)
+    assert response.status_code == 202, response.content
+    assert "no longer" in response.json()["summary"] or "ends" in response.json()["summary"]
+    assert standing() == before
+    assert post(ada, f"approvals/{response.json()['id']}/approve").status_code == 409
+    hedy = calls(User.objects.get(username="hedy"))
+    assert post(hedy, f"approvals/{response.json()['id']}/approve").json()["state"] == "done"
+    assert standing() != before
+
+
+@pytest.mark.usefixtures("ada", "_rule", "_second_admin")
+@pytest.mark.parametrize("way", PAGES)
+def test_the_pages_request_it_too(way: str, client: Client) -> None:
+    before, (path, form) = standing(), PAGES[way]
+    client.force_login(User.objects.get(username="ada"))
+    path = path.format(Grant.objects.get().pk)
+    assert client.post(f"/settings/{path}/", form).headers["Location"] == "/settings/approvals/"
+    assert standing() == before
+
+
+@pytest.mark.usefixtures("_rule", "_second_admin")
+def test_an_admin_steps_down_alone_and_a_program_is_removed_by_one(ada: APIClient) -> None:
+    program = service_account_create(name="bot", actor="root", now=NOW, groups=["more-admins"])
+    assert patch(ada, f"service-accounts/{program.user.username}", {"active": False}).status_code == 200
+    assert patch(ada, "users/ada", {"groups": []}).status_code == 200
+
+
+@pytest.mark.usefixtures("_second_admin")
+@pytest.mark.parametrize("way", LOSSES)
+def test_without_a_rule_one_admin_removes_another(way: str, ada: APIClient) -> None:
+    assert LOSSES[way](ada).status_code == 200
+
+
+@pytest.mark.usefixtures("_rule", "_second_admin")
+def test_what_a_deactivated_admin_requested_is_withdrawn(ada: APIClient, grace: APIClient) -> None:
+    waits = post(grace, "users", {"username": "eve", "groups": ["more-admins"]}).json()["id"]
+    other = post(ada, "users", {"username": "eva", "groups": ["more-admins"]}).json()["id"]
+    call_command("deactivate_user", "grace")
+    row = Approval.objects.get(pk=waits)
+    assert (row.state, row.outcome, row.secrets) == ("withdrawn", "grace was deactivated", {})
+    assert Approval.objects.get(pk=other).state == "pending"
+    assert not User.objects.get(username="grace").is_active
+
+
 @pytest.mark.usefixtures("_people")
 def test_a_password_that_was_approved_is_the_one_that_was_requested(ada: APIClient, grace: APIClient) -> None:
     waits = patch(ada, "users/oscar", {"password": PASSWORD}).json()["id"]
@@ -102,7 +192,6 @@ def test_a_password_that_was_approved_is_the_one_that_was_requested(ada: APIClie
     ("path", "change"),
     [
         ("users/oscar", {"active": False}),
-        ("users/grace", {"groups": []}),
         ("users/oscar", {"groups": ["viewers"]}),
         ("groups/operators", {"claim": "sre"}),
     ],
