@@ -234,8 +234,8 @@ class Handover:
         if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
             is_busy = self._known.told >= cell.max_concurrency
             raise _FellBack("busy" if is_busy else "refused", is_cells_fault=not is_busy)
-        if response.status != HTTPStatus.OK:
-            raise _FellBack("failed", is_cells_fault=response.status >= HTTPStatus.INTERNAL_SERVER_ERROR)
+        if response.status != HTTPStatus.OK:  # it may be the prompt's fault; a cell that fails by itself answers 503
+            raise _FellBack("failed", is_cells_fault=False)
         try:
             elsewhere = read_answer(response.body, cell)
         except BadParams as error:

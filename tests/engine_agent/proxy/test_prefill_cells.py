@@ -79,6 +79,15 @@ async def test_a_cell_that_names_another_place_is_not_believed_and_rests() -> No
         assert len(engines[0].requests) == 1
 
 
+async def test_a_prompt_that_a_cell_cannot_read_does_not_keep_others_from_it() -> None:
+    async def script(turn: Turn) -> None:
+        await turn.send(json_answer(b"{}", b"502 Bad Gateway"))
+
+    async with paired(script) as (handovers, engines):
+        assert [await read(handovers, tenant) for tenant in "ab"] == [b"", b""]
+        assert len(engines[0].requests) == 2
+
+
 async def test_handovers_under_way_have_a_limit() -> None:
     async with paired(answers(0)) as (handovers, _):
         begun = [handovers.begin(HEAD, BODY, RequestMetadata(tenant=tenant)) for tenant in "abc"]
