@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from audit.models import AuditExport
 from audit.selectors import audit_chain
 from engine_agent.protocol.states import CellRole
-from fleet.models import Cell, DeploymentRegion, Incident, Node, NodeReport, Rollout, WebhookDelivery
+from fleet.models import Cell, DeploymentRegion, Incident, Node, NodeReport, RefusedRequests, Rollout, WebhookDelivery
 from fleet.planning.states import CellState, IncidentState, NodeState
 from fleet.planning.webhooks.delivery import DeliveryState
 from fleet.selectors.cache import cache_totals
@@ -56,6 +56,12 @@ class FleetGauges(Collector):
         yield _gauge("webhook_deliveries_waiting", "Messages to webhooks that wait.", (), _deliveries())
         yield _gauge("async_requests", "Near-real-time requests by state.", ("state",), _async_requests())
         yield _gauge("requests_held", "Requests that wait for a first cell.", ("region", "deployment"), _held())
+        yield _gauge(
+            "requests_refused",
+            "Requests that ended with 5xx at an ingress and that no cell counts, since it began to count.",
+            ("region", "deployment"),
+            _refused(),
+        )
         yield _gauge("cold_start_seconds", "How long a first cell is said to take.", ("deployment",), _cold_starts())
         yield _gauge(
             "cell_batch_requests",
@@ -191,6 +197,12 @@ def _held() -> Iterator[Row]:
         for name in pools_waiting(telemetry):
             waiting[region, name] = waiting.get((region, name), 0.0) + held(telemetry, name)
     yield from waiting.items()
+
+
+def _refused() -> Iterator[Row]:
+    rows = RefusedRequests.objects.order_by().values_list("region", "deployment").annotate(Sum("total"))
+    for region, deployment, total in rows:
+        yield (region, deployment), total
 
 
 def _cold_starts() -> Iterator[Row]:

@@ -81,8 +81,9 @@ def trail_rules() -> list[str]:
     ]
 
 
-def log_lines() -> list[str]:
-    """The lines of the frontend that logs."""
+def log_lines(*, only_failures: bool) -> list[str]:
+    """The lines of the frontend that logs. `only_failures`: answers of 5xx, which are counted from here."""
+    quiet = ["http-after-response set-log-level silent unless { status ge 500 }"] if only_failures else []
     kept = [f"http-response set-var(txn.log_{name}) res.hdr({header})" for name, header in RESPONSE_HEADERS.items()]
     return [
         "no log",
@@ -92,6 +93,10 @@ def log_lines() -> list[str]:
         *kept,
         "http-response set-var(txn.first_byte_ms) date(0,ms),sub(txn.arrived_ms)",
         "http-response set-var-fmt(txn.server) %s if !{ var(txn.server) -m found }",
+        # Of what was answered here, too.
+        f"http-after-response set-var(txn.log_error) res.hdr({headers.ERROR}),{_ESCAPED} if {{ status ge 500 }}",
+        f"http-after-response set-var(txn.log_handed_back) bool(true) if {{ res.hdr({headers.RETRY}) -m found }}",
+        *quiet,
     ]
 
 
@@ -104,6 +109,8 @@ def _format() -> str:
         "method": '"%HM"',
         "path": _text("log_path"),
         "tenant": _word("log_tenant"),
+        "key": _word("key_prefix"),
+        "is_sender": _number("is_sender"),
         "class": _word("log_class"),
         "model": _text("model"),
         "pool": _word("pool"),
@@ -121,6 +128,8 @@ def _format() -> str:
         "total_ms": "%Ta",
         "prompt_tokens": _number("log_prompt_tokens"),
         "completion_tokens": _number("log_completion_tokens"),
+        "error": _word("log_error"),
+        "handed_back": _number("log_handed_back"),
         "retries": "%rc",
         "ended": '"%ts"',
     }

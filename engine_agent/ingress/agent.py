@@ -26,6 +26,7 @@ from engine_agent.ingress.key_map import KEYS_MAP
 from engine_agent.ingress.links import LinkFiles
 from engine_agent.ingress.log_pipe import LogPipe, open_pipe
 from engine_agent.ingress.lost_hosts import LostHosts
+from engine_agent.ingress.refusals import RefusalCounting
 from engine_agent.ingress.report import (
     KEY_COUNTS_COMMAND,
     KeyCounting,
@@ -83,7 +84,8 @@ class IngressAgent:
             ask_idle_every_s=ASK_IDLE_EVERY_S,
         )
         self.body_parsers = tuple(_body_parser(tier, settings, binary) for tier in settings.body_parsers)
-        self.access_log = LogPipe(settings.state_dir)
+        self._refusals = RefusalCounting(settings.state_dir)
+        self.access_log = LogPipe(settings.state_dir, note=self._refusals.note)
         self._settings = settings
         self._draw = draw
         self._journal = Journal(settings.state_dir / JOURNAL_FILE, RoutingTable)
@@ -301,7 +303,9 @@ class IngressAgent:
             observed=observed,
             cells=cell_traffic(self.serving.running, desired),
             changes=change_counts(self.serving),
-            telemetry=telemetry(self.serving.running, desired, self._key_counting.report(now_s)),
+            telemetry=telemetry(
+                self.serving.running, desired, self._key_counting.report(now_s), self._refusals.report(now_s)
+            ),
         )
 
 

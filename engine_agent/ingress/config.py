@@ -148,7 +148,7 @@ def _entrances(desired: DesiredHaproxy, settings: IngressSettings, lines: list[s
 
 def _entrance_lines(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     return [
-        *(access_log.log_lines() if settings.access_log else ["no log"]),
+        *access_log.log_lines(only_failures=not settings.access_log),
         ORIGIN_FORM_RULE,
         *responses.form_rules(),
         *access_log.request_id_rules(),
@@ -201,7 +201,7 @@ def _caller_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[st
     """The rules that identify the caller: which region sent the request here, and which tenant it is of."""
     features, once = desired.features, frontend_rules.once_rules()
     hop_rules = hops.proof_rules(has_links=bool(desired.fleet)) if features.hops else hops.strip_rules()
-    captures = access_log.capture_rules(has_tenant=features.keys or features.hops) if settings.access_log else []
+    captures = access_log.capture_rules(has_tenant=features.keys or features.hops)
     readers = cors.reader_rules() if features.origins else []
     return [*once, *hop_rules, *keys.identity_rules(features=features.keys), *readers, *captures]
 

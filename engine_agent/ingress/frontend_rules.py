@@ -186,6 +186,9 @@ def parsed_body_rules(features: Features, settings: IngressSettings) -> list[str
         f"http-request del-header {headers.AFFINITY}",
         f"http-response set-header {headers.MODEL} %[var(txn.model),url_enc]",  # for the access log
         access_log.trail_rule(),
+        # Whose it is that was refused, for those who count.
+        f"http-after-response set-header {headers.DEPLOYMENT} %[var(txn.pool),regsub(^pool.,)]"
+        f" if {{ status ge 500 }} {{ var(txn.pool) -m found }} !{{ res.hdr({headers.DEPLOYMENT}) -m found }}",
         *(overflow.marked_answer_rules() if features.hops else ()),
         MODEL_LOOKUP_RULE,
         *overflow.pool_rules(),
@@ -258,6 +261,7 @@ def availability_rules(desired: DesiredHaproxy) -> list[str]:
         return []  # the pool's backend does
     refused = responses.return_rule(responses.no_ready_cell(desired.retry_after_s))
     return [
+        access_log.class_rule() + " if !can_serve",
         f"{refused} if is_marked !can_serve",
         *([hold.may_hold_rule()] if desired.features.holds else ()),
         f"{refused} if !can_serve !can_spill{' !may_hold' if desired.features.holds else ''}",

@@ -87,6 +87,7 @@ def identity_rules(*, features: bool) -> list[str]:
         responses.refuse_rule(MISSING_KEY, "!shows_key !is_marked keys_required"),
         responses.refuse_rule(EXPIRED_KEY, "has_key { date,sub(txn.key_expires) ge 0 }"),
         responses.refuse_rule(OVER_QUOTA, f"has_key {{ {_value(KeyField.OVER_QUOTA)} 1 }}"),
+        f"http-request set-var(txn.is_sender) bool(true) if has_key {{ {_value(KeyField.SENDER)} 1 }}",
         f"http-request set-header {headers.TENANT} %[{_value(KeyField.TENANT)}] if has_key",
         f"http-request set-header {headers.KEY} %[var(txn.key_prefix)] if has_key",
         *_counted_rules(),

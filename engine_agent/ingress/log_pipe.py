@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -46,12 +47,18 @@ def open_pipe(state_dir: Path) -> int:
 
 
 class LogPipe:
-    """The pipe of one ingress and the files behind it."""
+    """The pipe of one ingress and the files behind it. `note` gets whole lines first, in a thread of its own."""
 
-    def __init__(self, state_dir: Path, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        note: Callable[[bytes], None] = lambda lines: None,
+    ) -> None:
         self._state_dir = state_dir
         self._path = state_dir / LOG_FILE
         self._max_file_bytes = max_file_bytes
+        self._note = note
         self.problem = ""
 
     async def carry(self) -> None:
@@ -85,9 +92,11 @@ class LogPipe:
             written = os.read(pipe, PIPE_BYTES)
         except BlockingIOError:
             return
+        lines = _request_lines(written)
         try:
+            self._note(lines)
             with self._path.open("ab") as file:
-                file.write(_request_lines(written))
+                file.write(lines)
                 size = file.tell()
             if size > self._max_file_bytes:
                 self._rotate()

@@ -86,7 +86,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=int, default=default_threads(), help="of HAProxy")
     parser.add_argument(
-        "--access-log", action=argparse.BooleanOptionalAction, default=True, help="a line of JSON for every request"
+        "--access-log",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="log every request, not only those that failed",
     )
     return parser
 

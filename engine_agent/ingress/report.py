@@ -17,6 +17,7 @@ from engine_agent.protocol.ingress_messages import (
     IngressTelemetry,
     KeyCounts,
     PoolTraffic,
+    Refusals,
 )
 
 KEY_COUNTS_COMMAND = "show table keys"
@@ -72,10 +73,12 @@ def cell_views(running: RunningHaproxy | None, desired: DesiredHaproxy) -> dict[
     return {server.cell: seen.get((server.backend, server.name), CellView.UNKNOWN) for server in cells}
 
 
-def telemetry(running: RunningHaproxy | None, desired: DesiredHaproxy, keys: KeyCounts | None) -> IngressTelemetry:
+def telemetry(
+    running: RunningHaproxy | None, desired: DesiredHaproxy, keys: KeyCounts | None, refusals: Refusals | None = None
+) -> IngressTelemetry:
     """Counters of what runs."""
     if running is None:
-        return IngressTelemetry(keys=keys)
+        return IngressTelemetry(keys=keys, refusals=refusals)
     backends = {backend.name: backend for backend in running.backends}
     pools = {}
     for pool in desired.pools:
@@ -94,7 +97,7 @@ def telemetry(running: RunningHaproxy | None, desired: DesiredHaproxy, keys: Key
                 bytes_out_total=local.bytes_out_total,
                 **_held(backends.get(pool.hold)),
             )
-    return IngressTelemetry(running.worker_pid, pools, keys, running.life)
+    return IngressTelemetry(running.worker_pid, pools, keys, running.life, refusals)
 
 
 def _held(hold: RunningBackend | None) -> dict[str, int]:

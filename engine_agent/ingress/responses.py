@@ -119,6 +119,8 @@ def error_page_line(response: ErrorResponse) -> str:
 def _with_headers(rule: str, response: ErrorResponse, more: tuple[tuple[str, str], ...]) -> str:
     if response.retry_after_s:
         more = (*more, ("Retry-After", retry_after(response.retry_after_s)))
+    if response.status >= 500:
+        more = (*more, (headers.ERROR, response.code))
     return rule + "".join(f" hdr {name} '{text}'" for name, text in more)
 
 

@@ -92,6 +92,25 @@ class KeyCounts(Struct, frozen=True):
     totals: dict[str, tuple[Count, Count, Count]]
 
 
+class RefusedAccount(Struct, frozen=True, omit_defaults=True):
+    """Requests of one deployment and key that no cell answered. No key: requests without one. No deployment: those that
+    failed before their model was known."""
+
+    deployment: str
+    total: Count
+    key: str = ""
+    serving_class: str = ""
+
+
+class Refusals(Struct, frozen=True):
+    """Requests of this ingress's clients that ended with 5xx and that no cell counts as its error. Totals of the count
+    that `since` names, which outlives agents and HAProxies: by deployment and code, whole, and by account, in turns."""
+
+    since: str
+    codes: dict[str, dict[str, Count]]
+    accounts: tuple[RefusedAccount, ...] = ()
+
+
 class IngressTelemetry(Struct, frozen=True, omit_defaults=True):
     """Counters since the worker of this pid started, by pool and by key; whoever reads them takes differences. `life`
     names the worker as `KeyCounts.since` does, empty from agents of before: a later one may have the same pid."""
@@ -100,6 +119,7 @@ class IngressTelemetry(Struct, frozen=True, omit_defaults=True):
     pools: dict[str, PoolTraffic] = field(default_factory=dict)
     keys: KeyCounts | None = None
     life: str = ""
+    refusals: Refusals | None = None
 
 
 class IngressReport(Struct, frozen=True, tag="ingress_report"):

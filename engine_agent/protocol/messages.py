@@ -305,7 +305,8 @@ class Load(Struct, frozen=True):
     have only those that sent something. `tenants` comes from agents of the release before, which have no `usage`.
     `token_check` None: the engine has no counters of tokens, or was never idle yet. `work` None: it counts no steps.
     `batch` and `cache` None: an agent of the release before. `handovers` None: the cell is `mixed`. `speculation`
-    None: nothing was guessed in the last hour.
+    None: nothing was guessed in the last hour. `handed_back_total`: of the errors, those without a byte of an answer.
+    The ingress tries such a request elsewhere, and counts it if that fails.
     """
 
     in_flight: int = 0
@@ -328,6 +329,7 @@ class Load(Struct, frozen=True):
     handovers: HandoverLoad | None = None
     cache: CacheLoad | None = None
     speculation: SpeculationLoad | None = None
+    handed_back_total: int = 0
 
 
 class Accelerator(Struct, frozen=True):

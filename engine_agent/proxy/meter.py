@@ -61,6 +61,7 @@ class ClassMeter:
         self.in_flight = 0
         self.requests_total = 0
         self.errors_total = 0
+        self.handed_back_total = 0
         self.prompt_tokens_total = 0
         self.completion_tokens_total = 0
         self.answers: Counter[str] = Counter()
@@ -177,11 +178,13 @@ class Meter:
         self, metadata: RequestMetadata, row: UsageCounts, *, status: int, failed: bool, cancelled: bool = False
     ) -> None:
         """An admitted request ended. `failed`: by the engine's or our fault; `cancelled`: its client or its deadline
-        ended it."""
+        ended it. A failure of 503 is handed back: the ingress tries it elsewhere, and counts it if that fails too."""
         meter = self.of(metadata.serving_class)
+        is_handed_back = failed and status == 503
         meter.answers[f"{status // 100}xx"] += 1
         meter.errors_total += failed
-        row.errors += failed
+        meter.handed_back_total += is_handed_back
+        row.errors += failed and not is_handed_back
         row.cancelled += cancelled
 
     def settled(self, metadata: RequestMetadata, row: UsageCounts, usage: Usage, *, body_bytes: int) -> Usage:
@@ -228,6 +231,10 @@ class Meter:
         return sum(meter.errors_total for meter in self.classes.values())
 
     @property
+    def handed_back_total(self) -> int:
+        return sum(meter.handed_back_total for meter in self.classes.values())
+
+    @property
     def prompt_tokens_total(self) -> int:
         return sum(meter.prompt_tokens_total for meter in self.classes.values())
 
@@ -259,6 +266,7 @@ class Meter:
             itl_p99_ms=milliseconds(self.itl.quantile(now, 0.99)),
             requests_total=self.requests_total,
             errors_total=self.errors_total,
+            handed_back_total=self.handed_back_total,
             ttft_counts=self.ttft.counts(),
             itl_counts=self.itl.counts(),
             classes={name.value: meter.load(now) for name, meter in self.classes.items()},

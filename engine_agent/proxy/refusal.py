@@ -11,6 +11,8 @@ from engine_agent.protocol.api_surface import ErrorForm
 from engine_agent.protocol.request_bodies import BadRequest
 
 RETRY_HEADER = (b"x-switchyard-retry", b"1")
+ERROR_HEADER = b"x-switchyard-error"
+"""The code of a 5xx, by which the ingress counts it."""
 RETRY_AFTER_S = 1
 
 

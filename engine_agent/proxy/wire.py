@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from engine_agent.protocol.api_surface import ErrorForm
 from engine_agent.protocol.exchange_usage import EXCHANGE_HEADER
-from engine_agent.proxy.refusal import RETRY_AFTER_S, RETRY_HEADER, Refusal, error_body
+from engine_agent.proxy.refusal import ERROR_HEADER, RETRY_AFTER_S, RETRY_HEADER, Refusal, error_body
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, in the order they came."""
@@ -167,6 +167,8 @@ def refusal_response(refusal: Refusal, form: ErrorForm = ErrorForm.OPENAI) -> Lo
         headers = (RETRY_HEADER, (b"retry-after", b"%d" % RETRY_AFTER_S))
     elif refusal.is_final:
         headers = ((b"x-should-retry", b"false"),)
+    if refusal.status >= 500:
+        headers = (*headers, (ERROR_HEADER, refusal.code.encode()))
     return LocalResponse(refusal.status, error_body(refusal, form), headers=headers)
 
 

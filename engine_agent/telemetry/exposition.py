@@ -88,6 +88,11 @@ def _ingress(labels: Mapping[str, str], report: IngressReport) -> list[str]:
         lines += family(f"switchyard_ingress_pool_{field}", kind, text)
         for pool, counted in sorted(report.telemetry.pools.items()):
             lines.append(sample(f"switchyard_ingress_pool_{field}", {**labels, "pool": pool}, getattr(counted, field)))
+    name = "switchyard_ingress_refused_total"
+    lines += family(name, "counter", "Requests of clients that ended with 5xx and that no cell counts as its error.")
+    refusals = report.telemetry.refusals
+    for deployment, codes in sorted(refusals.codes.items() if refusals else ()):
+        lines += [sample(name, {**labels, "deployment": deployment, "code": code}, n) for code, n in codes.items()]
     return lines
 
 

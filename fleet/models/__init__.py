@@ -18,7 +18,7 @@ from fleet.models.cloud import (
 )
 from fleet.models.deployment import Deployment, DeploymentRegion
 from fleet.models.fault import CellSighting, FaultRule, Repair, Replacement, Signal, StepRecord
-from fleet.models.history import LoadSubject, LoadWindow
+from fleet.models.history import LoadSubject, LoadWindow, RefusedRequests
 from fleet.models.incident import Incident
 from fleet.models.machine import Invitation, Machine
 from fleet.models.node import AgentCredential, AgentListener, JoinToken, Node, NodeCheck, NodeLog, NodeReport
@@ -71,6 +71,7 @@ __all__ = [
     "ProviderCall",
     "Quota",
     "Rate",
+    "RefusedRequests",
     "Region",
     "Repair",
     "Replacement",

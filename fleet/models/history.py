@@ -42,3 +42,27 @@ class LoadWindow(models.Model):
 
     def __str__(self) -> str:
         return f"{self.step_s} s of subject {self.subject_id} from {self.at:%Y-%m-%d %H:%M:%S}"
+
+
+class RefusedRequests(models.Model):
+    """Requests of one deployment that an ingress's clients saw fail and that no cell counts. No deployment: those that
+    failed before their model was known.
+
+    `codes` are the totals that the ingress reported last, of the count that `since` names. `total` is the sum over all
+    its counts, `at` when that last grew. `sampled`: how much of it is in windows.
+    """
+
+    ingress = models.CharField(max_length=64)
+    region = models.CharField(max_length=64)
+    deployment = models.CharField(max_length=96, blank=True)
+    since = models.CharField(max_length=40)
+    codes = models.JSONField()
+    total = models.PositiveBigIntegerField(default=0)
+    sampled = models.PositiveBigIntegerField(default=0)
+    at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["ingress", "deployment"], name="refused_at_ingress_once")]
+
+    def __str__(self) -> str:
+        return f"refused by {self.ingress} of {self.deployment}"

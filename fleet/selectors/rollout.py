@@ -60,7 +60,10 @@ def rollout_view(rollout: Rollout) -> RolloutView:
 
 def counters_stored(stored: Mapping[str, Any]) -> dict[str, CellCounters]:
     """Cell -> what it had counted; JSON has made text of the numbers of buckets."""
-    rows = {cell: [counted[name] for name in CellCounters.__struct_fields__] for cell, counted in stored.items()}
+    rows = {
+        cell: [counted[name] for name in CellCounters.__struct_fields__ if name in counted]
+        for cell, counted in stored.items()
+    }
     return msgspec.convert(rows, dict[str, CellCounters], strict=False)
 
 

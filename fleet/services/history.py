@@ -1,5 +1,6 @@
-"""Keeps what every cell, deployment and region carried over time, from the totals that cells report. One worker at a
-time samples, four times a minute; what was not sampled in time is counted into the next window, never guessed."""
+"""Keeps what every cell, deployment and region carried over time, from the totals that cells report, and from those of
+ingresses, of requests that no cell answered. One worker at a time samples, four times a minute; what was not sampled in
+time is counted into the next window, never guessed."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -9,11 +10,12 @@ from typing import Any
 
 import msgspec
 from django.db import connection, transaction
+from django.db.models import F
 from psycopg import sql
 
 from engine_agent.protocol.messages import Load
 from engine_agent.protocol.states import ServingClass
-from fleet.models import Deployment, LoadSubject, LoadWindow
+from fleet.models import Deployment, LoadSubject, LoadWindow, RefusedRequests
 from fleet.planning.load.counters import CellCounters, counters_of
 from fleet.planning.load.history import (
     KEPT_S,
@@ -23,7 +25,9 @@ from fleet.planning.load.history import (
     advance,
     fine_index,
     pooled,
+    refused_sample,
     sample_of,
+    seen_by_clients,
 )
 from fleet.planning.load.slo import parse_objective
 from fleet.selectors.history import FLEET, cell_subject, deployment_subject, region_subject
@@ -92,7 +96,7 @@ def _sample(now: datetime) -> int:
     subjects = {name: (pk, encoded) for pk, name, encoded in LoadSubject.objects.values_list("pk", "name", "memory")}
     counted_before = FLEET in subjects
     accumulators = {name: _accumulator_decoder.decode(encoded) for name, (_, encoded) in subjects.items() if encoded}
-    samples = _samples(reported, accumulators, counted_before)
+    samples = _samples(reported, accumulators, counted_before, _refused())
     ids = {name: pk for name, (pk, _) in subjects.items()} | _subjects_create(samples.keys() - subjects.keys(), now)
     done: list[tuple[int, FinishedWindow]] = []
     changed: dict[int, Accumulator] = {}
@@ -116,8 +120,20 @@ def _reported_loads(now: datetime) -> Iterable[ReportedLoad]:
             yield ReportedLoad(cell, deployment, region, generation, _load_decoder.decode(load))
 
 
+def _refused() -> list[tuple[str, str, int]]:
+    """Deployment, region and how many of its requests no cell answered since the last sample. They count as sampled."""
+    fresh = RefusedRequests.objects.select_for_update().filter(total__gt=F("sampled"))
+    rows = list(fresh.values_list("pk", "deployment", "region", F("total") - F("sampled")))
+    if rows:
+        RefusedRequests.objects.filter(pk__in=[row[0] for row in rows]).update(sampled=F("total"))
+    return [(deployment, region, count) for _, deployment, region, count in rows]
+
+
 def _samples(
-    reported: list[ReportedLoad], accumulators: dict[str, Accumulator], counted_before: bool
+    reported: list[ReportedLoad],
+    accumulators: dict[str, Accumulator],
+    counted_before: bool,
+    refused: list[tuple[str, str, int]],
 ) -> dict[str, Sample]:
     """Subject -> what it added. `accumulators` of cells learn what those have counted."""
     objectives = _ttft_objectives()
@@ -132,7 +148,9 @@ def _samples(
         sample = sample_of(cell.load, cell.generation, before, objectives.get(cell.deployment))
         accumulator.counters = counters_of(cell.load, cell.generation)
         of_cells[name] = sample
-        by_place[cell.deployment, cell.region].append(sample)
+        by_place[cell.deployment, cell.region].append(seen_by_clients(sample))
+    for deployment, region, count in refused:
+        by_place[deployment, region].append(refused_sample(count))
     return of_cells | _sums(by_place)
 
 
@@ -142,8 +160,8 @@ def _sums(by_place: Mapping[tuple[str, str], list[Sample]]) -> dict[str, Sample]
     parts[FLEET] = []
     for (deployment, region), samples in by_place.items():
         here = pooled(samples)
-        parts[deployment_subject(deployment, region)] = [here]
-        for name in (deployment_subject(deployment), region_subject(region), FLEET):
+        own = (deployment_subject(deployment, region), deployment_subject(deployment)) if deployment else ()
+        for name in (*own, region_subject(region), FLEET):
             parts[name].append(here)
     return {name: pooled(samples) for name, samples in parts.items()}
 

@@ -6,6 +6,7 @@ USED: dict[str, Any] = {
     "arrived": 1210,
     "limited": 3,
     "failed": 0,
+    "refused": 0,
     "requests": 1204,
     "errors": 1,
     "cancelled": 12,

@@ -48,6 +48,9 @@ class CountsSerializer(serializers.Serializer[Any]):
     arrived = serializers.IntegerField(help_text="Requests with a key that came to ingresses, those refused included.")
     limited = serializers.IntegerField(help_text="Of those, over a limit.")
     failed = serializers.IntegerField(help_text="Of those, answered with 5xx.")
+    refused = serializers.IntegerField(
+        help_text="Answered with 5xx by an ingress because no cell answered; also without a key."
+    )
     requests = serializers.IntegerField(help_text="That cells admitted.")
     errors = serializers.IntegerField(help_text="Of those, failed by the cell.")  # type: ignore[assignment]
     cancelled = serializers.IntegerField(help_text="Of those, cut short by the client, its deadline or the cell's end.")

@@ -9,8 +9,8 @@ from traffic.planning.budget import DEFAULT_THRESHOLDS, BudgetRules, BudgetStand
 from traffic.planning.price import TokenPrice as Price
 
 COUNTS = (
-    "arrived", "limited", "failed", "requests", "errors", "cancelled", "estimated", "prompt_tokens", "cached_tokens",
-    "completion_tokens",
+    "arrived", "limited", "failed", "refused", "requests", "errors", "cancelled", "estimated", "prompt_tokens",
+    "cached_tokens", "completion_tokens",
 )  # fmt: skip
 """Columns of counts, in the order in which they are shown."""
 AMOUNTS = ("charged", "machine_cost")
@@ -26,7 +26,8 @@ class UsageCounts(models.Model):
     may be added up. No key: requests without one. No adapter: the model itself. No deployment: what ingresses counted
     of a key before they knew it.
 
-    Ingresses count `arrived`, of those `limited` (over a limit) and `failed` (answers of 5xx). Cells count the others:
+    Ingresses count `arrived`, of those `limited` (over a limit) and `failed` (answers of 5xx). By deployment, with and
+    without a key, they count `refused`: requests that failed and that no cell counts. Cells count the others:
     `requests` that they admitted, of those `errors`, `cancelled` (cut short) and `estimated` (no engine told their
     tokens); `cached_tokens` are a part of `prompt_tokens`. `charged`: the price of the tokens when they were counted;
     `machine_cost`: the share of the cells' hours, once the hour is over. Both in US dollars.
@@ -40,6 +41,7 @@ class UsageCounts(models.Model):
     arrived = models.PositiveBigIntegerField(default=0)
     limited = models.PositiveBigIntegerField(default=0)
     failed = models.PositiveBigIntegerField(default=0)
+    refused = models.PositiveBigIntegerField(default=0)
     requests = models.PositiveBigIntegerField(default=0)
     errors = models.PositiveBigIntegerField(default=0)
     cancelled = models.PositiveBigIntegerField(default=0)

@@ -16,8 +16,9 @@ from engine_agent.protocol.states import ServingClass
 Totals = Mapping[str, int]
 Place = tuple[str, str, str]
 """Source, subject and life: what a mark is about."""
-KEY, POOL = "key:", "pool:"
-"""What subjects of ingresses begin with: keys, and deployments as their requests were sent to cells."""
+KEY, POOL, REFUSED = "key:", "pool:", "refused:"
+"""What subjects of ingresses begin with: keys; deployments as their requests were sent to cells; deployment, key and
+class of requests that no cell answered."""
 INGRESS_FIELDS = ("requests", "limited", "errors")
 """In the order in which an ingress reports them for a key."""
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}|" + re.escape(OTHER_TENANTS))
@@ -136,6 +137,36 @@ def keys_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
         and len(counts) == len(INGRESS_FIELDS)
         and are_counts(counts)
     ]
+
+
+def refused_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
+    """What an ingress refused of each deployment, key and class."""
+    refusals = telemetry.get("refusals")
+    if not isinstance(refusals, dict) or not isinstance(refusals.get("accounts"), list):
+        return []
+    since = str(refusals.get("since"))[:40]
+    totals = (_refused(row) for row in refusals["accounts"] if isinstance(row, dict))
+    return [
+        SourceTotals(f"ingress:{ingress}", f"{REFUSED}{name}", since, {"refused": total})
+        for name, total in filter(None, totals)
+    ]
+
+
+def refused_account(subject: str, tenants: Mapping[str, str]) -> Account:
+    """Whose the subject is; `tenants` of known keys. A key that is not known counts as none."""
+    deployment, key, serving_class = subject.removeprefix(REFUSED).split("/")
+    known = key in tenants
+    return Account(tenants[key] if known else "", key if known else "", deployment, serving_class)
+
+
+def _refused(row: JsonObject) -> tuple[str, int] | None:
+    deployment, key, serving_class = (row.get(name, "") for name in ("deployment", "key", "serving_class"))
+    total = row.get("total", 0)
+    is_named = isinstance(deployment, str) and re.fullmatch(r"[A-Za-z0-9._-]{0,96}", deployment) is not None
+    is_keyed = isinstance(key, str) and (not key or KEY_PREFIX.fullmatch(key) is not None)
+    if not (is_named and is_keyed and are_counts([total])):
+        return None
+    return f"{deployment}/{key}/{serving_class if serving_class in CLASSES else ''}", total
 
 
 def rows_of_cell(node: str, load: JsonObject | None) -> list[CellRow]:

@@ -12,8 +12,8 @@ from traffic.planning.price import SHOWN
 from traffic.planning.usage_query import DIMENSIONS
 
 COUNT_COLUMNS = (
-    "arrived", "limited", "failed", "requests", "errors", "cancelled", "estimated", "prompt_tokens", "cached_tokens",
-    "completion_tokens",
+    "arrived", "limited", "failed", "refused", "requests", "errors", "cancelled", "estimated", "prompt_tokens",
+    "cached_tokens", "completion_tokens",
 )  # fmt: skip
 AMOUNT_COLUMNS = ("charged_usd", "machine_cost_usd")
 COLUMNS = ("start", *DIMENSIONS, *COUNT_COLUMNS, *AMOUNT_COLUMNS)

@@ -11,6 +11,7 @@ from fleet.planning.machines import POOLED
 from fleet.planning.states import MachineRole, MachineState
 from fleet.services.certificate import agent_trust_end
 from fleet.services.machine import machine_move
+from fleet.services.refusals import refusals_forget
 from kernel import live
 from kernel.events import event_record
 from kernel.tones import Tone
@@ -71,6 +72,7 @@ def ingress_remove(ingress: Ingress, reason: str, now: datetime) -> None:
     """Nobody waits for it or trusts it any more. Who sends requests to its address learns from the region's others."""
     with transaction.atomic():
         agent_trust_end(kind=AgentKind.INGRESS, subject=ingress.id, now=now)
+        refusals_forget(ingress=ingress.id)
         url = f"http://{_host(ingress.address)}:{ingress.port}"
         others = Ingress.objects.filter(region=ingress.region_id).exclude(id=ingress.id).order_by("id")
         other = others.first()

@@ -10,6 +10,7 @@ from django.db import transaction
 from engine_agent.protocol.releases import VERSION_MOST
 from fleet.services.autoscaling import AUTOSCALE_TASK
 from fleet.services.fault_evidence import cell_sightings_store
+from fleet.services.refusals import refusals_store
 from kernel import hints, live
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from traffic.models import Ingress, IngressReport, RoutingTable
@@ -56,10 +57,11 @@ def _store(row: IngressRow) -> None:
     if not row.connected:
         ended = reports.filter(connection=row.connection, connected=True)
         changed = ended.update(connected=False, connection_changed_at=row.changed_at) > 0
-    elif Ingress.objects.filter(id=row.ingress).exists():
+    elif region := Ingress.objects.filter(id=row.ingress).values_list("region_id", flat=True).first():
         before = reports.values("connected", "revision", "cells").first()
         IngressReport.objects.update_or_create(ingress_id=row.ingress, defaults=_columns(row))
         cell_sightings_store(witness=row.ingress, down=_down(row), now=row.seen_at)
+        refusals_store(ingress=row.ingress, region=region, refusals=row.telemetry.get("refusals"), now=row.seen_at)
         changed = before != {"connected": True, "revision": row.revision, "cells": row.cells}
     else:
         return

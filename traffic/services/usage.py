@@ -25,6 +25,7 @@ from traffic.planning.price import TokenPrice as Price
 from traffic.planning.price import charge
 from traffic.planning.usage import (
     KEY,
+    REFUSED,
     Account,
     CellRow,
     SourceTotals,
@@ -32,6 +33,8 @@ from traffic.planning.usage import (
     keys_of_ingress,
     plan_usage,
     pools_of_ingress,
+    refused_account,
+    refused_of_ingress,
     rows_of_cell,
     summed,
 )
@@ -150,13 +153,10 @@ def _count(now: datetime) -> int:
 
 
 def _sent() -> list[SourceTotals]:
-    """What ingresses counted, by key and by deployment."""
+    """What ingresses counted, by key, by deployment, and of what no cell answered."""
     ingresses = IngressReport.objects.exclude(telemetry={}).values_list("ingress_id", "telemetry")
-    return [
-        each
-        for ingress, telemetry in ingresses
-        for each in (*keys_of_ingress(ingress, telemetry), *pools_of_ingress(ingress, telemetry))
-    ]
+    readers = (keys_of_ingress, pools_of_ingress, refused_of_ingress)
+    return [each for ingress, telemetry in ingresses for read in readers for each in read(ingress, telemetry)]
 
 
 class _Leader(NamedTuple):
@@ -192,6 +192,7 @@ def _leaders() -> list[_Leader]:
 def _keys_of(sent: Iterable[SourceTotals], rows: Iterable[CellRow]) -> dict[str, KeyScope]:
     """The keys that are spoken of, and those of tenants that are named without one."""
     prefixes = {each.subject.removeprefix(KEY) for each in sent if each.subject.startswith(KEY)}
+    prefixes |= {each.subject.split("/")[1] for each in sent if each.subject.startswith(REFUSED)}
     tenants = set()
     for row in rows:
         prefixes.add(row.key)
@@ -209,7 +210,11 @@ def _by_account(
 ) -> dict[Account, dict[str, int]]:
     """What is new, by the columns that it goes into."""
     used: dict[Account, dict[str, int]] = defaultdict(dict)
+    tenants = {prefix: scope.tenant for prefix, scope in keys.items()}
     for (_, subject, _), counts in seen.used.items():
+        if subject.startswith(REFUSED):
+            account = refused_account(subject, tenants)
+            used[account] = summed(used[account], counts)
         key = subject.removeprefix(KEY)
         if subject.startswith(KEY) and key in keys:
             columns = {OF_INGRESS[name]: count for name, count in counts.items()}

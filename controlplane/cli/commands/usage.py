@@ -37,6 +37,7 @@ class Each(StrEnum):
 
 COUNTS = (
     number("REQUESTS", "requests"), number("LIMITED", "limited"), number("ERRORS", "errors"),
+    number("REFUSED", "refused"),
     number("CANCELLED", "cancelled"), number("PROMPT", "prompt_tokens"), number("CACHED", "cached_tokens"),
     number("COMPLETION", "completion_tokens"), number("PRICED $", "charged"), number("MACHINES $", "machine_cost"),
 )  # fmt: skip

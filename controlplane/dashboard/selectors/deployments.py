@@ -10,7 +10,9 @@ from django.db.models import Count, QuerySet
 from controlplane.dashboard.selectors.load import NO_LOAD, SummedLoad, loads_by_deployment
 from engine_agent.protocol.messages import Load
 from fleet.models import Cell, Deployment
+from fleet.planning.load.slo import RequestCounts
 from fleet.planning.states import CellState
+from fleet.selectors.history import deployment_subject, seen_in_last_hour
 from kernel.tones import Tone
 
 CellCounts = Mapping[tuple[str, str], Mapping[str, int]]
@@ -70,6 +72,7 @@ class DeploymentRow:
     shares: tuple[RegionCells, ...]
     load: Load | None
     silent: int
+    last_hour: RequestCounts
 
     @property
     def ready(self) -> int:
@@ -89,10 +92,8 @@ class DeploymentRow:
 
     @property
     def errors_percent(self) -> float | None:
-        """Failed requests in percent of all since each cell's proxy started, or None without any request."""
-        if self.load is None or self.load.requests_total == 0:
-            return None
-        return 100.0 * self.load.errors_total / self.load.requests_total
+        """Failed requests of the last hour in percent of all, refused ones included, or None without any request."""
+        return 100.0 * self.last_hour.errors / self.last_hour.requests if self.last_hour.requests else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +137,19 @@ def _placed(deployments: "QuerySet[Deployment]") -> tuple[Placed, ...]:
 
 
 def _rows(placed: Sequence[Placed], now: datetime) -> tuple[DeploymentRow, ...]:
-    loads = loads_by_deployment([deployment.name for deployment, _ in placed], now)
-    return tuple(_row(deployment, shares, loads.get(deployment.name, NO_LOAD)) for deployment, shares in placed)
+    names = [deployment.name for deployment, _ in placed]
+    loads, seen = loads_by_deployment(names, now), seen_in_last_hour(map(deployment_subject, names), now)
+    return tuple(
+        _row(deployment, shares, loads.get(deployment.name, NO_LOAD), seen[deployment_subject(deployment.name)])
+        for deployment, shares in placed
+    )
 
 
-def _row(deployment: Deployment, shares: tuple[RegionCells, ...], total: SummedLoad) -> DeploymentRow:
-    ready = sum(share.ready for share in shares)
-    return DeploymentRow(deployment=deployment, shares=shares, load=total.load, silent=ready - total.ready_cells)
+def _row(
+    deployment: Deployment, shares: tuple[RegionCells, ...], total: SummedLoad, last_hour: RequestCounts
+) -> DeploymentRow:
+    silent = sum(share.ready for share in shares) - total.ready_cells
+    return DeploymentRow(deployment=deployment, shares=shares, load=total.load, silent=silent, last_hour=last_hour)
 
 
 def _cell_counts(deployments: Sequence[str]) -> CellCounts:

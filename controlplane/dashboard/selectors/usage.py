@@ -54,6 +54,11 @@ class UsageLine:
     idle: Decimal = Decimal(0)
     price: TokenPrice | None = None
 
+    @property
+    def failed(self) -> int:
+        """Requests that cells failed, and those that no cell answered."""
+        return int(self.sums.get("errors", 0) + self.sums.get("refused", 0))
+
 
 @dataclass(frozen=True, slots=True)
 class UsageView:

@@ -17,13 +17,15 @@ MAX_BUCKET = 1023
 
 
 class CellCounters(msgspec.Struct, frozen=True, array_like=True):
-    """Totals of one generation of a cell. They only grow; a smaller number is another count."""
+    """Totals of one generation of a cell. They only grow; a smaller number is another count. `handed_back` are those of
+    the errors that an ingress tries elsewhere, and counts if they fail there."""
 
     generation: int = 0
     requests: int = 0
     errors: int = 0
     ttft: Counts = {}
     itl: Counts = {}
+    handed_back: int = 0
 
     def since(self, before: "CellCounters") -> "CellCounters | None":
         """What was counted since then; None if it is not the same count (the cell or its proxy started anew)."""
@@ -35,6 +37,7 @@ class CellCounters(msgspec.Struct, frozen=True, array_like=True):
             self.errors - before.errors,
             _difference(self.ttft, before.ttft),
             _difference(self.itl, before.itl),
+            max(0, self.handed_back - before.handed_back),
         )
 
 
@@ -46,6 +49,7 @@ def counters_of(load: Load, generation: int) -> CellCounters:
         bounded(load.errors_total),
         _valid(load.ttft_counts),
         _valid(load.itl_counts),
+        bounded(load.handed_back_total),
     )
 
 
@@ -56,15 +60,16 @@ def bounded(count: int) -> int:
 
 def pooled(counts: Iterable[CellCounters]) -> CellCounters:
     """All of them as one; the generation means nothing any more."""
-    requests, errors = 0, 0
+    requests, errors, handed_back = 0, 0, 0
     ttft: dict[int, int] = {}
     itl: dict[int, int] = {}
     for one in counts:
         requests += one.requests
         errors += one.errors
+        handed_back += one.handed_back
         add_counts(ttft, one.ttft)
         add_counts(itl, one.itl)
-    return CellCounters(0, requests, errors, ttft, itl)
+    return CellCounters(0, requests, errors, ttft, itl, handed_back)
 
 
 def add_counts(total: dict[int, int], more: Counts) -> None:

@@ -23,7 +23,8 @@ COARSE_S = tuple(step for step in KEPT_S if step != FINE_S)
 
 
 class Sample(msgspec.Struct, array_like=True):
-    """What a series added between two moments, and its gauges at the second."""
+    """What a series added between two moments, and its gauges at the second. `handed_back`: of a cell's errors, those
+    that count at the ingress if they failed elsewhere too."""
 
     requests: int = 0
     errors: int = 0
@@ -34,6 +35,7 @@ class Sample(msgspec.Struct, array_like=True):
     tokens_per_s: float = 0.0
     ttft: dict[int, int] = msgspec.field(default_factory=dict)
     itl: dict[int, int] = msgspec.field(default_factory=dict)
+    handed_back: int = 0
 
 
 class OpenWindow(msgspec.Struct, array_like=True):
@@ -92,7 +94,19 @@ def sample_of(load: Load, generation: int, before: CellCounters | None, ttft_obj
         tokens_per_s=max(0.0, min(load.tokens_per_s, float(MAX_COUNT))),
         ttft=dict(added.ttft),
         itl=dict(added.itl),
+        handed_back=added.handed_back,
     )
+
+
+def seen_by_clients(sample: Sample) -> Sample:
+    """The same as clients saw it, who had each request answered once."""
+    back = min(sample.handed_back, sample.requests, sample.errors)
+    return msgspec.structs.replace(sample, requests=sample.requests - back, errors=sample.errors - back, handed_back=0)
+
+
+def refused_sample(count: int) -> Sample:
+    """Requests that no cell answered."""
+    return Sample(requests=count, errors=count)
 
 
 def pooled(samples: Iterable[Sample]) -> Sample:
@@ -165,6 +179,7 @@ def _finished(step: int, window: OpenWindow) -> FinishedWindow:
 def _add(total: Sample, more: Sample) -> None:
     total.requests += more.requests
     total.errors += more.errors
+    total.handed_back += more.handed_back
     total.slow += more.slow
     total.cells += more.cells
     total.in_flight += more.in_flight

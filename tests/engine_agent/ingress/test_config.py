@@ -90,9 +90,12 @@ def test_a_body_parser_is_asked_for_affinity_keys_only_where_they_are_of_use() -
         assert render(desired_from(table), SETTINGS).count(asks) == times, "once for each body parser, or never"
 
 
-def test_without_an_access_log_nothing_is_kept_for_it() -> None:
-    text = render(desired_from(EVERYTHING), replace(SETTINGS, access_log=False)).partition("backend default")[0]
-    assert not any(word in text for word in ("log-format", "log stdout", "txn.log_path", "txn.arrived_ms"))
+def test_without_an_access_log_only_failures_have_lines() -> None:
+    quiet = "http-after-response set-log-level silent unless { status ge 500 }"
+    for access_log, times in ((True, 0), (False, 1)):
+        text = render(desired_from(EVERYTHING), replace(SETTINGS, access_log=access_log))
+        assert text.partition("backend default")[0].count(quiet) == times
+        assert text.count("log-format") == 1
 
 
 def test_only_pools_limits_settings_and_what_is_in_use_are_structure() -> None:

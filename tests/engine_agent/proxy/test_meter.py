@@ -70,6 +70,15 @@ def test_requests_errors_and_refusals_are_counted_apart_and_by_class() -> None:
     assert meter.tokens_total == 8
 
 
+def test_what_was_handed_back_to_be_tried_elsewhere_is_no_error_of_a_tenant_yet() -> None:
+    meter = Meter(0.0)
+    for status in (503, 504, 200):
+        row = meter.admitted(NOBODY)
+        meter.ended(NOBODY, row, status=status, failed=True)
+    load = meter.load(1.0, in_flight=0, max_concurrency=4)
+    assert (load.errors_total, load.handed_back_total, load.usage[0].errors_total) == (3, 1, 2)
+
+
 def test_a_tenant_is_charged_what_its_requests_used() -> None:
     meter = Meter(0.0)
     row = meter.admitted(BATCH)
