@@ -1,11 +1,15 @@
 """Decides how the share of each region changes now: relieve at once, everything else in small steps, or hold. Pure.
 
 A region that carries more than its cap, or cannot serve what is sent there, is relieved in one step; so is one that
-operators close for real. All other changes (home again, nearer, cheaper, a drill) take at most 10 points per 10 s, and
-changes below 1 point are left. While reports are stale, or several regions lost capacity together, it is more likely
-our view that is wrong than all of them: then the last table stays, and only what operators order is carried out.
+operators close for real. A region that had no cell left and has some again gets its own requests back in one step: its
+ingress sends them elsewhere by itself should the cells fail again. All other changes (load of other regions, nearer,
+cheaper, a drill) take at most 10 points per 10 s, and changes below 1 point are left.
+
+While reports are stale, or several regions lost capacity together, it is more likely our view that is wrong than all of
+them: then the last table stays, but for what operators order and for requests that come home.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -36,16 +40,17 @@ class Causes:
 
     ordered: dict[str, str] = field(default_factory=dict)
     relieved: dict[str, str] = field(default_factory=dict)
+    returned: dict[str, str] = field(default_factory=dict)
 
     def __contains__(self, origin: str) -> bool:
-        return origin in self.ordered or origin in self.relieved
+        return origin in self.ordered or origin in self.relieved or origin in self.returned
 
     def __bool__(self) -> bool:
-        return bool(self.ordered or self.relieved)
+        return bool(self.ordered or self.relieved or self.returned)
 
     @property
     def summary(self) -> str:
-        return "; ".join(dict.fromkeys([*self.ordered.values(), *self.relieved.values()]))
+        return "; ".join(dict.fromkeys([*self.ordered.values(), *self.relieved.values(), *self.returned.values()]))
 
 
 def plan_shift(view: TrafficView, settings: AutopilotSettings, now: datetime) -> Decision | None:
@@ -54,10 +59,11 @@ def plan_shift(view: TrafficView, settings: AutopilotSettings, now: datetime) ->
     task = placement_problem(view, orders)
     target = place_demand(task)
     ordered = _ordered(view, orders, target)
+    returned = _returned(view, task, target, settings, now)
     if held := reason_to_hold(view, settings, now):
-        causes = Causes(ordered)
+        causes = Causes(ordered, returned=returned)
         return _shift(view, task, _adopting(view, target, causes), causes) or HoldTable(view.deployment, held)
-    causes = Causes(ordered, _relieved(view, task, target, settings))
+    causes = Causes(ordered, _relieved(view, task, target, settings), returned)
     matrix = _adopting(view, target, causes)
     if view.moved_at is None or (now - view.moved_at).total_seconds() >= settings.step_every_s:
         matrix = _stepping(matrix, target, settings)
@@ -73,24 +79,31 @@ def placement_problem(view: TrafficView, orders: Orders) -> PlacementProblem:
     demand = {region.name: max(region.demand, LEAST_DEMAND) for region in view.regions}
     at_home = {region.name: {region.name: 1.0} for region in view.regions if region.starting}
     carried = loads({**at_home, **view.in_force}, demand)
-    places = {region.name: _place(region, carried.get(region.name, 0.0), view.policy) for region in view.regions}
+    guests = {name for origin, row in view.in_force.items() for name in row if name != origin}
+    places = {
+        region.name: _place(region, carried.get(region.name, 0.0), view.policy, has_guests=region.name in guests)
+        for region in view.regions
+    }
     return PlacementProblem(demand, places, view.policy, orders, view.latency_ms)
 
 
-def _place(region: RegionView, carried: float, policy: TrafficPolicy) -> ServingRegion:
-    """A region that starts keeps what it has: it would else send all of it away, to take it back in steps."""
+def _place(region: RegionView, carried: float, policy: TrafficPolicy, *, has_guests: bool) -> ServingRegion:
+    """A region that starts keeps what it has: it would else send all of it away, to take it back in steps. What a
+    region has again is for its own origin. `has_guests`: it serves other origins, and so it was never empty."""
     holds = carried / policy.utilisation_cap if region.starting else 0.0
     starts = region.starting and region.capacity_now <= 0
-    return ServingRegion(region.name, region.capacity, max(region.capacity_now, holds), carried, starts)
+    returned = region.returned and not has_guests
+    capacity = region.capacity_now if returned else region.capacity
+    return ServingRegion(region.name, capacity, max(region.capacity_now, holds), carried, starts or returned)
 
 
 def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime) -> str:
     """Why nothing that was seen may be acted upon; empty: it may."""
-    ages = {one.name: (now - one.reported_at).total_seconds() if one.reported_at else None for one in view.regions}
+    ages = {one.name: _age_s(one, now) for one in view.regions}
     stale = [
-        f"{name} never" if age_s is None else f"{name} for {age_text(age_s)}"
+        f"{name} for {age_text(age_s)}" if age_s < math.inf else f"{name} never"
         for name, age_s in ages.items()
-        if age_s is None or age_s > settings.stale_after_s
+        if age_s > settings.stale_after_s
     ]
     if stale:
         return f"no fresh report: {', '.join(stale)}"
@@ -99,6 +112,11 @@ def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime
         return ""
     shares = ", ".join(f"{region.name} {region.share_lost:.0%}" for region in fallen)
     return f"several regions lost capacity within a minute: {shares}"
+
+
+def _age_s(region: RegionView, now: datetime) -> float:
+    """Of the last report of its ingress that was silent longest."""
+    return (now - region.reported_at).total_seconds() if region.reported_at else math.inf
 
 
 def _ordered(view: TrafficView, orders: Orders, target: Placement) -> dict[str, str]:
@@ -135,6 +153,18 @@ def _relieved(
             if reason and origin in target.matrix and row.get(name, 0.0) > target.matrix[origin].get(name, 0.0):
                 causes.setdefault(origin, reason)
     return causes
+
+
+def _returned(
+    view: TrafficView, task: PlacementProblem, target: Placement, settings: AutopilotSettings, now: datetime
+) -> dict[str, str]:
+    """Origins whose own ingresses see their cells again, which would serve more of their requests than they do."""
+    return {
+        region.name: f"{region.name} has healthy cells again"
+        for region in view.regions
+        if region.returned and task.places[region.name].own_only and _age_s(region, now) <= settings.stale_after_s
+        if target.matrix[region.name].get(region.name, 0.0) > view.in_force.get(region.name, {}).get(region.name, 0.0)
+    }
 
 
 def _overload(task: PlacementProblem, region: str, after: float, fits: bool, settings: AutopilotSettings) -> str:
@@ -191,7 +221,8 @@ def _respects_caps(task: PlacementProblem, matrix: Matrix) -> bool:
 def _shift(view: TrafficView, task: PlacementProblem, matrix: Matrix, causes: Causes) -> ShiftTraffic | None:
     if matrix == view.in_force:
         return None
-    kind = ShiftKind.RELIEF if causes.relieved else ShiftKind.ORDERED if causes.ordered else ShiftKind.STEP
+    ranked = {ShiftKind.RELIEF: causes.relieved, ShiftKind.ORDERED: causes.ordered, ShiftKind.RETURN: causes.returned}
+    kind = next((kind for kind, origins in ranked.items() if origins), ShiftKind.STEP)
     return ShiftTraffic(
         deployment=view.deployment,
         matrix=matrix,

@@ -44,15 +44,15 @@ class ServingRegion:
     """A region that may serve, in requests at once.
 
     `capacity` is what to count on when sending it more, `capacity_now` what it has this moment (never less), `carried`
-    what the table in force sends there: that much it may keep while it holds now. `starts`: it has no cell yet, and
-    what it holds is for its own origin alone.
+    what the table in force sends there: that much it may keep while it holds now. `own_only`: it has no cell yet, or
+    had none a moment ago, and what it holds is for its own origin alone.
     """
 
     name: str
     capacity: float
     capacity_now: float
     carried: float = 0.0
-    starts: bool = False
+    own_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class PlacementProblem:
         place = self.places.get(region)
         if place is None or place.capacity_now <= 0 or region in self.orders.closed:
             return False
-        if place.starts and origin != region:
+        if place.own_only and origin != region:
             return False
         return self.policy.may_serve(origin, region)
 
@@ -156,7 +156,7 @@ def _place_overflow(task: PlacementProblem, origin: str, slots: float, row: dict
     if total <= 0:
         row[origin] = row.get(origin, 0.0) + slots
     for region, capacity in open_to.items():
-        row[region] = row.get(region, 0.0) + slots * capacity / total
+        row[region] = row.get(region, 0.0) + slots * (capacity / total)  # in this order: a product may be too small
 
 
 def _capacities(task: PlacementProblem, origin: str) -> dict[str, float]:

@@ -133,7 +133,8 @@ def weights_of(shares: Mapping[str, float]) -> dict[str, int]:
         raise ValueError("no region is left to send clients to")
     exact = {name: WHOLE * share / total for name, share in shares.items()}
     weights = {name: int(value) for name, value in exact.items()}
-    by_remainder = sorted(exact, key=lambda name: (weights[name] - exact[name], name))
+    # Of remainders that are equal once rounded, the greater share's comes first.
+    by_remainder = sorted(exact, key=lambda name: (weights[name] - exact[name], -shares[name], name))
     for name in by_remainder[: WHOLE - sum(weights.values())]:
         weights[name] += 1
     return weights

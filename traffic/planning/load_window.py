@@ -8,7 +8,7 @@ cell nor a lull moves requests to and fro."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import fmean
 
 from msgspec import Struct
@@ -55,6 +55,15 @@ def share_lost(samples: Sequence[Sample], now: float) -> float:
     capacities = [sample.capacity for sample in samples if now - sample.at <= WINDOW_S]
     peaks = accumulate(capacities, max)
     return max((1 - capacity / peak for capacity, peak in zip(capacities, peaks, strict=True) if peak > 0), default=0.0)
+
+
+def has_returned(samples: Sequence[Sample]) -> bool:
+    """Whether there was no capacity at all and there is some again, once: for a region that comes and goes the cautious
+    figures hold. A window that begins without capacity counts as one fall."""
+    capacities = [sample.capacity for sample in samples]
+    if not capacities or capacities[-1] <= 0:
+        return False
+    return sum(after <= 0 < before for before, after in pairwise([1.0, *capacities])) == 1
 
 
 def is_starting(samples: Sequence[Sample], now: float) -> bool:

@@ -31,7 +31,8 @@ class AutopilotSettings:
 class RegionView:
     """A region that has an ingress. `demand` and capacities are requests at once, `share_lost` is of the last minute
     (see `windows`). `reported_at`: the last report of its ingress that was silent longest; None: one never reported.
-    `starting`: it has no capacity yet, and nothing is known of it; its ingress spills by itself until it has."""
+    `starting`: it has no capacity yet, and nothing is known of it; its ingress spills by itself until it has.
+    `returned`: it had no cell within that minute, once, and has some again."""
 
     name: str
     demand: float
@@ -40,6 +41,7 @@ class RegionView:
     share_lost: float
     reported_at: datetime | None
     starting: bool = False
+    returned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,13 @@ class TrafficView:
 
 
 class ShiftKind(StrEnum):
-    """Why requests move: there was no plan, an operator ordered it, a region cannot carry them, or it is better so."""
+    """Why requests move: there was no plan, an operator ordered it, a region cannot carry them, their own region has
+    cells again, or it is better so."""
 
     FIRST = "first"
     ORDERED = "ordered"
     RELIEF = "relief"
+    RETURN = "return"
     STEP = "step"
 
 

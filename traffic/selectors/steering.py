@@ -23,6 +23,7 @@ from traffic.planning.load_window import (
     Sample,
     arrivals_to_expect,
     capacity_to_count_on,
+    has_returned,
     is_starting,
     service_time_s,
     share_lost,
@@ -232,6 +233,7 @@ def _region_views(
             share_lost=share_lost(windows.get(region, ()), at),
             reported_at=seen,
             starting=is_starting(windows.get(region, ()), at),
+            returned=has_returned(windows.get(region, ())),
         )
         for region, seen in sorted(reported.items())
     )

@@ -33,8 +33,12 @@ SHIFT_TONE = {
     ShiftKind.FIRST: Tone.IDLE,
     ShiftKind.ORDERED: Tone.MOVING,
     ShiftKind.RELIEF: Tone.WARN,
+    ShiftKind.RETURN: Tone.OK,
     ShiftKind.STEP: Tone.MOVING,
 }
+
+WHILE_HELD = frozenset({ShiftKind.ORDERED, ShiftKind.RETURN})
+"""What is carried out though the rest is held."""
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +64,8 @@ def _steer(row: TrafficMatrix, view: TrafficView, now: datetime) -> bool:
     held = decision.reason if isinstance(decision, HoldTable) else ""
     matrix = decision.matrix if isinstance(decision, ShiftTraffic) else view.in_force
     changes: dict[str, Any] = {"looked_at": now, "figures": figures_of(view, matrix, now)}
-    if not held and row.held and isinstance(decision, ShiftTraffic) and decision.kind is ShiftKind.ORDERED:
-        held = row.held  # an order was carried out; nothing says that the hold is over
+    if not held and row.held and isinstance(decision, ShiftTraffic) and decision.kind in WHILE_HELD:
+        held = row.held  # nothing says that the hold is over
     with transaction.atomic():
         changes |= _hold(row, view.deployment, held, now)
         if isinstance(decision, ShiftTraffic):

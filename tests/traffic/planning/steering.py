@@ -11,6 +11,7 @@ from traffic.planning.load_window import (
     Sample,
     arrivals_to_expect,
     capacity_to_count_on,
+    has_returned,
     is_starting,
     recent_samples,
     share_lost,
@@ -36,10 +37,11 @@ def region(
     lost: float = 0.0,
     heard_s_ago: float | None = 1.0,
     starting: bool = False,
+    returned: bool = False,
 ) -> RegionView:
     """`now`: the capacity of this moment, where it is more than what may be counted on."""
     heard = None if heard_s_ago is None else NOW - timedelta(seconds=heard_s_ago)
-    return RegionView(name, demand, capacity, capacity if now is None else now, lost, heard, starting)
+    return RegionView(name, demand, capacity, capacity if now is None else now, lost, heard, starting, returned)
 
 
 def view(
@@ -144,6 +146,7 @@ class ClosedLoop:
                     share_lost=share_lost(samples, at),
                     reported_at=NOW + timedelta(seconds=self._heard[name]),
                     starting=is_starting(samples, at),
+                    returned=has_returned(samples),
                 )
             )
         return TrafficView(

@@ -42,6 +42,53 @@ def test_it_comes_home_a_minute_after_its_capacity_in_steps_of_ten_points() -> N
     assert times[-1] <= 330.0
 
 
+def test_ten_seconds_without_a_cell_cost_a_region_its_own_requests_for_ten_seconds() -> None:
+    loop = ClosedLoop(falls_at(60.0, 0.0, back_at=70.0), constant({"a": 50.0, "b": 20.0}))
+    loop.run(68.0)
+    assert loop.matrix == {"a": {"b": 1.0}, "b": {"b": 1.0}}
+    loop.run(74.0)
+    assert loop.moves[-1][1].kind is ShiftKind.RETURN
+    assert loop.matrix == {"a": {"a": 1.0}, "b": {"b": 1.0}}
+    assert "a has healthy cells again" in loop.moves[-1][1].reason
+    assert len(loop.run(600.0).moves) == 2
+
+
+def test_a_long_outage_ends_the_same_way_and_others_come_to_the_region_in_steps() -> None:
+    def capacity(name: str, at_s: float) -> float:
+        return {"a": 0.0 if 60 <= at_s < 400 else 100.0, "b": 100.0 if at_s < 402 else 50.0}[name]
+
+    loop = ClosedLoop(capacity, constant({"a": 20.0, "b": 60.0}))
+    loop.run(404.0)
+    home = [at_s for at_s, shift, _ in loop.moves if shift.kind is ShiftKind.RETURN]
+    assert home == [400.0]
+    loop.run(440.0)
+    assert loop.matrix["a"] == {"a": 1.0}
+    assert "a" not in loop.matrix["b"], "nothing of others goes to what has just come back"
+
+
+def test_requests_come_home_though_two_regions_fell_together() -> None:
+    def capacity(name: str, at_s: float) -> float:
+        return {"a": 0.0 if 60 <= at_s < 70 else 100.0, "b": 0.0 if 64 <= at_s < 74 else 100.0}[name]
+
+    loop = ClosedLoop(capacity, constant({"a": 50.0, "b": 20.0}))
+    loop.run(66.0)
+    assert loop.matrix["a"] == {"b": 1.0}
+    loop.run(80.0)
+    assert "several regions" in loop.holds[-1][1]
+    assert loop.matrix == {"a": {"a": 1.0}, "b": {"b": 1.0}}
+
+
+def test_a_region_that_comes_and_goes_gets_its_own_requests_back_once_a_minute_at_most() -> None:
+    loop = ClosedLoop(
+        lambda name, at_s: 0.0 if name == "a" and at_s > 60 and at_s % 20 < 10 else 100.0,
+        constant({"a": 45.0, "b": 20.0}),
+    )
+    loop.run(660.0)
+    times = [at_s for at_s, shift, _ in loop.moves if shift.kind is ShiftKind.RETURN]
+    assert len(times) <= 2
+    assert loop.movement() <= 4.0
+
+
 def test_a_capacity_that_flaps_every_twenty_seconds_for_ten_minutes_moves_requests_once() -> None:
     loop = ClosedLoop(
         lambda name, at_s: 33.3 if name == "a" and at_s > 60 and at_s % 40 < 20 else 100.0,

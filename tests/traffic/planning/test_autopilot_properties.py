@@ -3,7 +3,7 @@
 import math
 from itertools import combinations
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.traffic.planning.steering import NAMES, NOW, ClosedLoop, constant, decide, region, utilisations, view
@@ -119,6 +119,7 @@ def test_deciding_again_about_what_was_decided_moves_no_more_than_a_step(seen: T
 
 
 @given(seen=worlds(), share=st.floats(0.0, 1.0), which=st.integers(0, 3))
+@example(seen=view(region("a", 0.5, 0), region("b", 0.5, 1.0)), share=5e-324, which=1)
 def test_a_region_that_loses_capacity_is_never_given_more(seen: TrafficView, share: float, which: int) -> None:
     name = seen.regions[which % len(seen.regions)].name
 
