@@ -130,6 +130,8 @@ class Meter:
         self.realtime = RealtimeMeter()
         self.usage = UsageRows()
         self.probes = ProbeMeter()
+        self.untold_total = 0
+        """Requests of which no engine said what they used, or had counted by then."""
         self._tokens = SlidingSum()
         self._started_at = started_at
         self._sized_bytes = self._sized_tokens = 0

@@ -156,6 +156,7 @@ class RequestRecord:
 
     async def _ask_and_settle(self, row: UsageCounts, ending: "Ending") -> None:
         told = await fetch_usage(self._cell.pool, self._head.exchange)
+        self._cell.meter.untold_total += told is None
         usage = self._estimate(ending) if told is None else Usage(told.prompt, told.completion, told.cached)
         self._settle(row, ending, usage)
 

@@ -2,13 +2,17 @@
 no count: what differs is for people, by an incident.
 
 An instant at which nothing is in flight is the only one at which both have counted the same requests. A busy cell is
-checked when it has such an instant. What the proxy's own probes used is taken off the engine's growth; a probe that did
-not say what it used, or an engine that counts from 0 again, begins the comparison anew.
+checked when it has such an instant. What the proxy's own probes used is taken off the engine's growth. The comparison
+begins anew after a probe or request of which no engine said what it used (a cancelled one, with an engine that keeps no
+ledger), and when the engine counts from 0 again. It covers the last `COMPARED_S`, so one difference does not last as
+long as the cell.
 """
 
 import asyncio
 import re
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine_agent.protocol.messages import TokenCheck
@@ -17,6 +21,8 @@ from engine_agent.proxy.engine_usage import fetch_counted_apart
 from engine_agent.proxy.http_call import call
 
 CHECK_INTERVAL_S = 5.0
+COMPARED_S = 900.0
+"""At least, once the comparison is as old; at most half as much again."""
 _METRICS_LIMIT_S = 5.0
 _METRICS_BYTES = 4 * 1024 * 1024
 """vLLM's page has some 100 kB for one engine."""
@@ -44,13 +50,14 @@ def read_counters(page: bytes) -> TokenTotals | None:
 
 
 class TokenChecker:
-    """The comparison of one cell; `Cell.token_check` has its last result."""
+    """The comparison of one cell; `Cell.token_check` has its last result. `now_s`: seconds since 1970."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, now_s: Callable[[], float] = time.time) -> None:
         self._cell = cell
-        self._since: tuple[float, TokenTotals, TokenTotals] | None = None
-        """When it began, and both totals then: the engine's and ours."""
-        self._unknown_probes = 0
+        self._now_s = now_s
+        self._marks: deque[tuple[float, TokenTotals, TokenTotals]] = deque()
+        """Moments that a comparison may begin at, oldest first, and both totals then: the engine's and ours."""
+        self._unknown: tuple[int, int] = (0, 0)
         self._seen: object = None
 
     async def run(self) -> None:
@@ -87,16 +94,25 @@ class TokenChecker:
         return totals and totals - TokenTotals(apart.prompt_tokens, apart.completion_tokens)
 
     def _compare(self, engine: TokenTotals) -> None:
-        meter = self._cell.meter
+        meter, now_s = self._cell.meter, self._now_s()
         engine -= TokenTotals(meter.probes.prompt_tokens, meter.probes.completion_tokens)
         counted = TokenTotals(meter.prompt_tokens_total, meter.tokens_total)
-        is_continued = self._since is not None and self._unknown_probes == meter.probes.unknown
-        grown = engine - self._since[1] if self._since is not None else TokenTotals()
-        if self._since is None or not is_continued or min(grown.prompt, grown.completion) < 0:
-            self._since, self._unknown_probes = (time.time(), engine, counted), meter.probes.unknown
-            grown = TokenTotals()
-        since, _, first = self._since
-        ours = counted - first
+        unknown = (meter.probes.unknown, meter.untold_total)
+        if unknown != self._unknown or self._has_begun_again(engine):
+            self._unknown = unknown
+            self._marks.clear()
+        if not self._marks or now_s - self._marks[-1][0] >= COMPARED_S / 2:
+            self._marks.append((now_s, engine, counted))
+        while len(self._marks) > 1 and now_s - self._marks[1][0] >= COMPARED_S:
+            self._marks.popleft()
+        since, first_engine, first = self._marks[0]
+        grown, ours = engine - first_engine, counted - first
         self._cell.token_check = TokenCheck(
             round(since, 3), grown.prompt, grown.completion, ours.prompt, ours.completion
         )
+
+    def _has_begun_again(self, engine: TokenTotals) -> bool:
+        if not self._marks:
+            return False
+        grown = engine - self._marks[-1][1]
+        return min(grown.prompt, grown.completion) < 0

@@ -9,7 +9,7 @@ from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.settings import ProxySettings
-from engine_agent.proxy.token_check import TokenChecker, TokenTotals, read_counters
+from engine_agent.proxy.token_check import COMPARED_S, TokenChecker, TokenTotals, read_counters
 from tests.engine_agent.proxy.engine import Engine, json_answer, running_engine
 
 pytestmark = pytest.mark.asyncio
@@ -113,6 +113,46 @@ async def test_nothing_is_compared_while_anything_runs_or_after_what_is_not_know
         counts(cell, 1, 1)
         says(engine, 3, 2)
         assert await checked(cell, checker) == (0, 0, 0, 0), "the engine counts from 0 again"
+        cell.pool.close()
+
+
+async def test_a_request_of_which_no_engine_said_what_it_used_cannot_be_compared() -> None:
+    async with running_engine() as engine:
+        cell = cell_of(engine)
+        checker = TokenChecker(cell)
+        says(engine, 0, 0)
+        await checker.check()
+        counts(cell, 10, 6)
+        cell.meter.untold_total += 1
+        says(engine, 400, 300)
+        assert await checked(cell, checker) == (0, 0, 0, 0), "begins anew"
+        counts(cell, 5, 5)
+        says(engine, 405, 305)
+        assert await checked(cell, checker) == (5, 5, 5, 5)
+        cell.pool.close()
+
+
+async def test_what_differed_once_is_over_half_an_hour_later() -> None:
+    now_s = 0.0
+    async with running_engine() as engine:
+        cell = cell_of(engine)
+        checker = TokenChecker(cell, lambda: now_s)
+        says(engine, 0, 0)
+        await checker.check()
+        prompt = 500
+        for minute in range(1, 40):
+            now_s = 60.0 * minute
+            counts(cell, 10, 0)
+            prompt += 10
+            says(engine, prompt, 0)
+            found = await checked(cell, checker)
+            assert found is not None
+            apart = found[0] - found[2]
+            if minute <= COMPARED_S / 60:
+                assert apart == 500
+            if minute >= 1.5 * COMPARED_S / 60:
+                assert apart == 0
+                assert 150 <= found[0] <= 230
         cell.pool.close()
 
 
