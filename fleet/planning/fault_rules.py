@@ -42,5 +42,8 @@ class IncidentKind(StrEnum):
     CLOUD_NOTICE = "cloud-notice"
 
 
+NO_USABLE_CELL = "no-usable-cell"
+"""Kind of the incident of a deployment that no cell of a region can serve (`traffic.planning.unserved`); its subject is
+`DEPLOYMENT@REGION`."""
 NEEDS_OPERATOR = frozenset({IncidentKind.REPEATED_REPAIRS})
 """While such an incident is open its node stays as it is, out of every cell: an operator must inspect the machine."""

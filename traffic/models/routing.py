@@ -173,12 +173,17 @@ class TrafficOverride(models.Model):
 
 class TrafficWindow(models.Model):
     """The last minute of a deployment in a region: `samples` as rows of `traffic.planning.load_window.Sample`, bounded
-    by its `SAMPLES_MAX`, and `counters`, the last report of each ingress of the region, to take differences from."""
+    by its `SAMPLES_MAX`, and `counters`, the last report of each ingress of the region, to take differences from.
+
+    `served`, `unserved_since` and `refused_before` are what `traffic.planning.unserved` noted at its last look."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="traffic_windows")
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="traffic_windows")
     samples = models.JSONField(default=list)
     counters = models.JSONField(default=dict)
+    served = models.BooleanField(default=False)
+    unserved_since = models.DateTimeField(null=True)
+    refused_before = models.JSONField(default=dict)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["deployment", "region"], name="window_once_per_place")]

@@ -22,6 +22,7 @@ from traffic.planning.shift import AutopilotSettings, HoldTable, ShiftKind, Shif
 from traffic.selectors.steering import traffic_views
 from traffic.services.load_window import windows_update
 from traffic.services.override import overrides_expire
+from traffic.services.unserved import unserved_judge
 
 SETTINGS = AutopilotSettings()
 SHIFTS_KEPT = 200
@@ -51,7 +52,10 @@ def autopilot_run(*, now: datetime) -> list[str]:
     try:
         overrides_expire(now=now)
         windows_update(now=now)
-        return [name for name, (row, view) in traffic_views(now).items() if _steer(row, view, now)]
+        views = traffic_views(now)
+        moved = [name for name, (row, view) in views.items() if _steer(row, view, now)]
+        unserved_judge([view for _, view in views.values()], now=now)
+        return moved
     finally:
         lease_release(name=LEASE, holder=holder, now=now)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from fleet.planning.decisions import ChangeRollout, Decision
+from fleet.planning.fault_rules import NO_USABLE_CELL
 from fleet.planning.rollout.evidence import bake_verdict, counters_now
 from fleet.planning.rollout.versions import VersionPlan
 from fleet.planning.rollout.waves import RolloutProgress, Stage
@@ -17,6 +18,7 @@ from fleet.planning.snapshot import CellView, FailedStart, Finding, FleetView, V
 from fleet.planning.states import CellState, DisruptionCause, RolloutState
 from kernel.ages import age_text
 
+MOVING = frozenset({RolloutState.RUNNING, RolloutState.BAKING})
 BAKE_STRETCH = 3.0
 """A bake that ends with too few samples goes on until so many times its length: traffic may only be thin."""
 
@@ -82,15 +84,24 @@ class _Case:
 def _judge(case: _Case) -> ChangeRollout | None:
     state = case.progress.rollout.state
     if problem := case.progress.deployment.problem:
-        may_wait = state in {RolloutState.RUNNING, RolloutState.BAKING}
-        return case.change(RolloutState.PAUSED, f"{problem}; mend it and resume, or abort") if may_wait else None
+        return case.change(RolloutState.PAUSED, f"{problem}; mend it and resume, or abort") if state in MOVING else None
     if state is RolloutState.ROLLING_BACK:
         return _judge_rollback(case)
     if failed := _new_failures(case):
         return _after_failures(case, failed)
+    if (unserved := _unserved(case)) and state in MOVING:
+        return case.change(RolloutState.PAUSED, f"{unserved}; resume once it serves, or roll back")
     if state is RolloutState.RUNNING:
         return _judge_wave(case)
     return _judge_bake(case) if state is RolloutState.BAKING else None
+
+
+def _unserved(case: _Case) -> str:
+    """A region of the deployment in which no cell can serve. Nothing says that the new version is to blame, so nothing
+    goes back by itself; but no further cell is taken down."""
+    open_ones = (one for one in case.fleet.faults.incidents if one.kind == NO_USABLE_CELL)
+    name = case.progress.deployment.name
+    return next((one.summary for one in open_ones if one.subject.rpartition("@")[0] == name), "")
 
 
 def _new_failures(case: _Case) -> tuple[FailedStart, ...]:

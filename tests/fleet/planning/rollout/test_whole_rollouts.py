@@ -1,11 +1,19 @@
 """Whole rollouts in memory: what they come to with good and bad versions, and what they touch on the way."""
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
+from fleet.planning.decisions import ChangeRollout
+from fleet.planning.fault_rules import NO_USABLE_CELL
+from fleet.planning.fault_views import IncidentView
 from fleet.planning.policy import GatePolicy, UpdatePolicy, UpdateStrategy
+from fleet.planning.rollout.planner import plan_rollout
+from fleet.planning.settings import FleetSettings
 from fleet.planning.states import CellState, RolloutState
-from tests.fleet.planning.world import NEW, OLD, Behaviour, World, rolling_out
+from tests.fleet.planning.fleets import NOW
+from tests.fleet.planning.world import NAME, NEW, OLD, Behaviour, World, rolling_out
 
 QUICK = UpdatePolicy(min_healthy_s=3, canary_bake_s=4, bake_s=4, progress_deadline_s=60)
 SURGE = UpdatePolicy(
@@ -184,3 +192,20 @@ def test_a_surge_that_gets_no_nodes_says_so_and_pauses() -> None:
     assert world.rollout.reason.startswith("no progress for ")
     assert "pending (needs 2 simulated.8xl" in world.rollout.reason
     assert versions(world) == [OLD] * 2
+
+
+def test_an_outage_of_the_deployment_pauses_its_rollout_and_blames_no_version() -> None:
+    world = rolling_out(TWO, QUICK)
+    world.run(5)
+    outage = IncidentView(1, NO_USABLE_CELL, f"{NAME}@east", NOW, NOW, summary=f"No cell of {NAME} in east can serve")
+    before = world.fleet
+    other = replace(outage, subject=f"{NAME}-2@east")
+
+    def decided(incident: IncidentView) -> list[ChangeRollout]:
+        seen = replace(before, faults=replace(before.faults, incidents=(incident,)))
+        return [each for each in plan_rollout(seen, FleetSettings(), world.now) if isinstance(each, ChangeRollout)]
+
+    assert all(change.to is RolloutState.RUNNING for change in decided(other))
+    (change,) = decided(outage)
+    assert change.to is RolloutState.PAUSED
+    assert change.reason == "No cell of llama in east can serve; resume once it serves, or roll back"
