@@ -6,6 +6,7 @@ Source: the request models of vLLM 0.32 and its `SamplingParams._verify_args`; t
 """
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -42,6 +43,35 @@ class BadRequest(ValueError):
         self.param = param
         self.status = status
         self.code = code
+
+
+class SamplingMembers(Struct):
+    """Members that mean the same on every path that has them. An engine may fail at a value outside of these."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    min_p: MinP | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    seed: Seed | None = None
+    n: Seed | None = None
+    max_tokens: Seed | None = None
+    max_completion_tokens: Seed | None = None
+    max_output_tokens: Seed | None = None
+    min_tokens: Seed | None = None
+    prompt_logprobs: Seed | None = None
+    top_logprobs: Seed | None = None
+    truncate_prompt_tokens: Seed | None = None
+    thinking_token_budget: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Seed] | None = None
+    allowed_token_ids: list[Seed] | None = None
+    bad_words: list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    user: str | None = None
 
 
 class StreamOptions(Struct):
@@ -234,6 +264,18 @@ def read_body(decoder: "msgspec.json.Decoder[B]", body: bytes) -> B:
         raise BadRequest("the body is nested too deep", code="invalid_json") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not JSON: {error}", code="invalid_json") from error
+
+
+def check_sampling_members(request: Mapping[str, Any]) -> None:
+    """Check `SamplingMembers` of a request for any path.
+
+    Raises:
+        BadRequest: one has a wrong type, or is out of its range.
+    """
+    try:
+        msgspec.convert(request, SamplingMembers, strict=False)
+    except msgspec.ValidationError as error:
+        raise _bad_member(str(error)) from None
 
 
 _PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`")

@@ -6,7 +6,7 @@ control plane what it accepts for later. Pure.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engine_agent.protocol.request_bodies import BadRequest
+from engine_agent.protocol.request_bodies import BadRequest, check_sampling_members
 from engine_agent.protocol.request_members import REFUSED
 
 CHAT_PATH, RESPONSES_PATH = "/v1/chat/completions", "/v1/responses"
@@ -29,6 +29,7 @@ def check_request(path: str, request: Mapping[str, Any]) -> None:
     BadRequest: a member is refused, or has a value that the dialect of this path does not have.
     """
     _check_members(request)
+    check_sampling_members(request)
     for name in _FLAGS.get(path, ()):
         if not isinstance(request.get(name), bool | None):
             raise BadRequest(f"`{name}` must be true or false", name, code="invalid_type")
@@ -51,5 +52,5 @@ def _check_tools(tools: Any, known: tuple[str, ...]) -> None:
     for number, tool in enumerate(tools if known and isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind not in known:
-            message = f"`tools[{number}].type`: {kind[:40]!r} is not available here; {' and '.join(known)} are"
+            message = f"`tools[{number}].type`: {kind[:40]!r} is not supported; use {' or '.join(known)}"
             raise BadRequest(message, "tools", code="invalid_value")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from engine_agent.protocol.request_bodies import BadRequest
-from engine_agent.proxy.rewrite import rewrite_body
+from engine_agent.proxy.rewrite import BadBody, rewrite_body
 from tests.engine_agent.proxy.local_proxy import proxy_of
 from tests.engine_agent.proxy.test_surface import ask
 
@@ -57,6 +57,35 @@ def test_tools_that_no_client_carries_out_are_refused_by_name(path: bytes, kind:
 def test_of_other_tools_the_engine_is_the_judge(tools: bytes) -> None:
     for path in (CHAT, RESPONSES, MESSAGES):
         assert rewrite_body(path, b'{"model":"m","tools":%b}' % tools, None).members == b""
+
+
+@pytest.mark.parametrize(
+    ("member", "code"),
+    [
+        (b'"top_k":-2', "invalid_value"),
+        (b'"max_tokens":"%d"' % (10**30), "invalid_value"),
+        (b'"temperature":"hot"', "invalid_type"),
+        (b'"temperature":2.1', "invalid_value"),
+        (b'"stop":5', "invalid_type"),
+        (b'"stop_token_ids":[1,"x"]', "invalid_type"),
+        (b'"logit_bias":[1]', "invalid_type"),
+        (b'"bad_words":"x"', "invalid_type"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+def test_values_at_which_an_engine_fails_do_not_reach_it(path: bytes, member: bytes, code: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        rewrite_body(path, b'{"model":"m",%b}' % member, None)
+    assert (refused.value.param, refused.value.code) == (json.loads(b"{%b}" % member).popitem()[0], code)
+    assert f"`{refused.value.param}" in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["9223372036854775808", "1000000000000000000000000000000", "1e30"])
+@pytest.mark.parametrize("name", ["top_k", "seed", "n", "max_tokens", "stop_token_ids"])
+def test_no_number_is_beyond_what_an_engine_can_count(name: str, value: str) -> None:
+    body = f'{{"model":"m","{name}":{f"[{value}]" if name == "stop_token_ids" else value}}}'
+    with pytest.raises((BadRequest, BadBody)):
+        rewrite_body(CHAT, body.encode(), None)
 
 
 NO_TOOLS, NO_CHOICE = b'"tools":null', b'"tools":null,"tool_choice":null'
