@@ -26,6 +26,7 @@ _OUR_MESSAGE_ID = rb"\g<1>msg_cmpl-"
 _ID_WITHIN_BYTES = 512
 _RESPONSE_ENDS: Final = {"incomplete": "response.incomplete", "failed": "response.failed"}
 """The event that ends a stream, by the status of its response; vLLM says `response.completed` of all."""
+_END_TYPES: Final = frozenset({"response.completed", *_RESPONSE_ENDS.values()})
 
 
 class AnswerRewrite(Protocol):
@@ -152,6 +153,7 @@ class ResponseEvents(ChoiceEvents):
         super().__init__(path)
         self._begun: dict[str, Any] | None = None
         self._events = 0
+        self._has_ended = False
 
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
         shown = super().filter(piece, complete=complete)
@@ -159,6 +161,8 @@ class ResponseEvents(ChoiceEvents):
         return shown
 
     def failure(self, refusal: Refusal, *, at_boundary: bool) -> bytes:
+        if self._has_ended:
+            return b""
         event = self._failed(EngineError(refusal.status, refusal.message, refusal.code), self._events) + _END
         return event if at_boundary else _END + event
 
@@ -168,12 +172,14 @@ class ResponseEvents(ChoiceEvents):
             return event + end
         response = data.get("response")
         if isinstance(data.get("error"), dict) or data.get("type") == "error":
+            self._has_ended = True
             error = self.error_of(event) or EngineError(500, "the engine failed")
             return self._failed(error, data.get("sequence_number", self._events)) + end
         if not isinstance(response, dict):
             return event + end
         if data.get("type") == "response.created":
             self._begun = response
+        self._has_ended = self._has_ended or data.get("type") in _END_TYPES
         kind = _RESPONSE_ENDS.get(str(response.get("status")))
         if kind is None or data.get("type") != "response.completed":
             return event + end

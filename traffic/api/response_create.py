@@ -23,7 +23,7 @@ from kernel import clock
 from kernel.metrics import HTTP_REQUESTS, HTTP_SECONDS, KEPT_RESPONSES
 from traffic.api.stored_response import application_with_key, refusal_json
 from traffic.planning.application_refusal import ApplicationRefused
-from traffic.planning.response_stream import LastEvent, ResponseEvents, error_event
+from traffic.planning.response_stream import LastEvent, ResponseEvents
 from traffic.planning.stored_response import JsonObject, StoreSettings
 from traffic.services.ingress_client import IngressUnreachable, ResponseHead, StreamBroken, StreamLimits, ingress_stream
 from traffic.services.response_outcome import RESPONSES_PATH
@@ -150,7 +150,7 @@ class CreateResponse:
                 headers, body = refusal_json(ApplicationRefused(502, "ingress_failed", str(broken)))
                 await response.whole(502, [JSON, COUNTED, *headers], body)
             else:
-                await response.more(error_event(str(broken), response.events))
+                await response.more(response.events.failure(str(broken)))
                 await response.end()
 
     async def _whole(
@@ -170,11 +170,10 @@ class CreateResponse:
     async def _stream(
         self, passed: PassedOn, head: ResponseHead, parts: AsyncGenerator[ResponseHead | bytes, None], to: "_Response"
     ) -> None:
-        events = ResponseEvents(passed.marks(is_kept=passed.request.is_kept))
+        events = to.events = ResponseEvents(passed.marks(is_kept=passed.request.is_kept))
         await to.begin(head.status, [*_shown(head), COUNTED, ("x-accel-buffering", "no")])
         async for part in parts:
             for event in events.feed(part) if isinstance(part, bytes) else ():
-                to.events = events.events
                 await to.more(
                     event.shown(await self._kept(passed, event.response)) if isinstance(event, LastEvent) else event
                 )
@@ -214,7 +213,8 @@ class _Response:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.status: int | None = None
-        self.events = 0
+        self.events = ResponseEvents({})
+        """Of a stream."""
 
     async def whole(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         await self.begin(status, [*headers, ("content-length", str(len(body)))])

@@ -36,6 +36,7 @@ class ResponseEvents:
         self._marks = marks
         self._partial = bytearray()
         self._searched = 0
+        self._begun: Mapping[str, Any] | None = None
         self.has_ended = False
         self.events = 0
 
@@ -51,6 +52,17 @@ class ResponseEvents:
     def rest(self) -> bytes:
         """What came after the last whole event."""
         return bytes(self._partial)
+
+    def failure(self, message: str) -> bytes:
+        """The event that ends a stream which broke: its response failed, or an error if there is none yet. Empty: the
+        response had ended."""
+        if self.has_ended:
+            return b""
+        error = {"code": "server_error", "message": message}
+        if self._begun is None:
+            return event_bytes({"type": "error", **error, "param": None, "sequence_number": self.events})
+        response = {**self._begun, "status": "failed", "error": error}
+        return event_bytes({"type": "response.failed", "sequence_number": self.events, "response": response})
 
     def _end(self) -> int | None:
         """Where the first event ends; every byte is looked at once."""
@@ -71,18 +83,15 @@ class ResponseEvents:
         if data.get("type") in ENDS and not self.has_ended:
             self.has_ended = True
             return LastEvent(data)
-        return event_bytes({**data, "response": {**data["response"], **self._marks}})
+        shown = {**data["response"], **self._marks}
+        if data["type"] == "response.created":
+            self._begun = shown
+        return event_bytes({**data, "response": shown})
 
 
 def event_bytes(data: Mapping[str, Any]) -> bytes:
     """An event as OpenAI's servers write it."""
     return f"event: {data['type']}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-
-
-def error_event(message: str, number: int) -> bytes:
-    """The event that ends a stream which broke; `number`: of the events before it."""
-    error = {"type": "error", "code": "server_error", "message": message, "param": None, "sequence_number": number}
-    return event_bytes(error)
 
 
 def _data_of(event: bytes) -> dict[str, Any] | None:

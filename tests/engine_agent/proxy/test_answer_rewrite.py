@@ -152,3 +152,9 @@ def test_a_stream_of_responses_that_never_began_one_ends_with_an_error() -> None
     rewrite = answer_rewrite(RESPONSES, streaming=True)
     name, data = last_event(rewrite.failure(engine_died_midway("gone"), at_boundary=True))
     assert (name, data["type"], data["code"], data["sequence_number"]) == ("error", "error", "engine_died", 0)
+
+
+def test_a_response_that_has_ended_does_not_fail() -> None:
+    rewrite = answer_rewrite(RESPONSES, streaming=True)
+    rewrite.filter(named(CREATED) + named(completed("completed")), complete=False)
+    assert rewrite.failure(engine_died_midway("gone"), at_boundary=True) == b""

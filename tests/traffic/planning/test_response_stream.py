@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traffic.planning.response_stream import LastEvent, ResponseEvents, error_event, event_bytes
+from traffic.planning.response_stream import LastEvent, ResponseEvents, event_bytes
 
 MARKS = {"id": "resp_ours", "store": True}
 ENGINES = {"id": "resp_theirs", "status": "in_progress", "output": []}
@@ -65,11 +65,20 @@ def test_what_has_no_end_is_not_lost() -> None:
     assert (whole, events.rest()) == ([], b"data: half")
 
 
-def test_a_stream_that_breaks_says_so() -> None:
-    assert json.loads(error_event("gone", 3).split(b"data: ")[1]) == {
-        "type": "error",
-        "code": "server_error",
-        "message": "gone",
-        "param": None,
-        "sequence_number": 3,
-    }
+def test_a_response_whose_stream_breaks_has_failed() -> None:
+    _, _, events = passed([*map(event_bytes, EVENTS[:2]), b"data: half"])
+    name, _, data = events.failure("gone").partition(b"\ndata: ")
+    assert name == b"event: response.failed"
+    error = {"code": "server_error", "message": "gone"}
+    response = {**ENGINES, **MARKS, "status": "failed", "error": error}
+    assert json.loads(data) == {"type": "response.failed", "sequence_number": 2, "response": response}
+
+
+def test_a_stream_that_breaks_before_its_response_says_so() -> None:
+    error = {"type": "error", "code": "server_error", "message": "gone", "param": None, "sequence_number": 0}
+    assert json.loads(ResponseEvents(MARKS).failure("gone").split(b"data: ")[1]) == error
+
+
+def test_a_response_that_has_ended_does_not_fail() -> None:
+    _, _, events = passed([event_bytes(EVENTS[2])])
+    assert events.failure("gone") == b""
