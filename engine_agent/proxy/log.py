@@ -32,7 +32,7 @@ class LineLog:
         self._waiting = bytearray()
         self._flush_due = False
         self._crash_logged_at = float("-inf")
-        self._crashes_unlogged = 0
+        self.crashes_unlogged = 0
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
             os.set_blocking(descriptor, False)
@@ -45,11 +45,11 @@ class LineLog:
         """Log an exception that nothing expected, one a second at most; the handler of the event loop for these."""
         now = monotonic()
         if now - self._crash_logged_at < _CRASH_INTERVAL_S:
-            self._crashes_unlogged += 1
+            self.crashes_unlogged += 1
             return
         error = context.get("exception")
         trace = "".join(traceback.format_exception(error))[-_TRACE_CHARS:] if error is not None else ""
-        unlogged, self._crashes_unlogged, self._crash_logged_at = self._crashes_unlogged, 0, now
+        unlogged, self.crashes_unlogged, self._crash_logged_at = self.crashes_unlogged, 0, now
         self.event(event="crash", place=context.get("message", "")[:200], trace=trace, unlogged_before=unlogged)
 
     def request(self, **fields: Any) -> None:

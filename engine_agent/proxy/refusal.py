@@ -130,7 +130,7 @@ def deadline_unreachable(limit_s: float, ttft_p50_s: float) -> Refusal:
 
 
 def proxy_failed() -> Refusal:
-    message = "the cell's proxy failed while it handled this request; its log has the request's id and the cause"
+    message = "the cell's proxy failed while it handled this request; its log has the cause"
     return Refusal(500, "internal_error", message, is_final=True)
 
 

@@ -1,5 +1,6 @@
 """The log outlives whoever reads it."""
 
+import asyncio
 import os
 
 import msgspec
@@ -42,6 +43,22 @@ async def test_a_reader_that_is_gone_costs_lines_and_nothing_else() -> None:
     log.event(event="phase")
     log.flush()
     assert log.dropped == 1
+    os.close(writer)
+
+
+async def test_exceptions_in_a_row_are_one_bounded_line_that_counts_the_rest() -> None:
+    reader, writer = os.pipe()
+    log = LineLog(writer, requests=True)
+    loop = asyncio.get_running_loop()
+    for _ in range(100):
+        log.crash(loop, {"message": "Exchange.feed", "exception": ValueError("x" * 100_000)})
+    log.flush()
+    (line,) = os.read(reader, 65_536).splitlines()
+    seen = msgspec.json.decode(line)
+    assert (seen["event"], seen["place"], seen["unlogged_before"]) == ("crash", "Exchange.feed", 0)
+    assert len(line) < 4096
+    assert log.crashes_unlogged == 99
+    os.close(reader)
     os.close(writer)
 
 
