@@ -149,8 +149,9 @@ FILES = os.environ.get("SWITCHYARD_FILES") or str(SWITCHYARD_HOME / "files")
 `s3://bucket/prefix`."""
 FILE_MAX_BYTES = int(os.environ.get("SWITCHYARD_FILE_MIB", "200")) * 1024 * 1024
 """Of one file that an application uploads; ingresses take as much (`engine_agent.ingress.files`)."""
-FILE_UPLOAD_MAX_MEMORY_SIZE = 256 * 1024
-"""Of a request's body while it arrives; the rest lies in a temporary file (controlplane.request_bodies)."""
+FILE_UPLOAD_MAX_MEMORY_SIZE = (
+    256 * 1024
+)  # of a body that arrives; more of it is in a file (controlplane.request_bodies)
 BATCH_LINES = int(os.environ.get("SWITCHYARD_BATCH_LINES", "50000"))
 """Of one batch."""
 BATCH_AT_RISK = os.environ.get("SWITCHYARD_BATCH_AT_RISK") or "tell"
@@ -193,7 +194,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "controlplane.observability.middleware.RequestMetricsMiddleware",  # the first: it sees every response
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "controlplane.static_files.StaticFilesMiddleware",
     "controlplane.dashboard.middleware.ContentSecurityPolicy",
     "controlplane.borders.TextMiddleware",  # before whatever asks the database by a cookie or a path
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -277,6 +278,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "/static/"
 WHITENOISE_USE_FINDERS = True
+STORAGES = {"staticfiles": {"BACKEND": "controlplane.static_files.HashedStaticFiles"}}
 
 # --- Valkey/Redis: doorbells only, nothing that must survive ----------------------------------------------------------
 
