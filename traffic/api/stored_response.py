@@ -11,6 +11,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonRespons
 from django.views.decorators.csrf import csrf_exempt
 
 from audit.middleware import audit_exempt
+from engine_agent.protocol.api_errors import error_object
+from engine_agent.protocol.api_surface import ErrorForm
 from kernel import clock
 from traffic.api.openai_form import only
 from traffic.planning.application_refusal import ApplicationRefused
@@ -93,10 +95,11 @@ def application_with_key(authorization: str, now: datetime) -> Application:
 
 def refusal_json(refusal: ApplicationRefused) -> tuple[list[tuple[str, str]], bytes]:
     """Headers and body of an error in OpenAI's form."""
-    kind = refusal.kind or ("server_error" if refusal.status >= 500 else "invalid_request_error")
-    error = {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}
+    error = error_object(
+        ErrorForm.OPENAI, refusal.status, str(refusal), code=refusal.code, param=refusal.param, kind=refusal.kind
+    )
     headers = [("Retry-After", str(RETRY_AFTER_S))] if refusal.is_passing else []
-    return headers, json.dumps({"error": error}).encode()
+    return headers, json.dumps(error).encode()
 
 
 def _answered(request: HttpRequest, answer: Callable[[Application, datetime], JsonObject]) -> HttpResponseBase:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine_agent.protocol.api_errors import error_object
+from engine_agent.protocol.api_surface import ErrorForm
 from traffic.planning.async_request import AttemptResponse, is_complete_answer
 from traffic.planning.batch import Tally
 
@@ -41,7 +43,8 @@ def outcome_of(position: int, request_id: str, custom_id: str, received: Attempt
     try:
         body = json.loads(received.body)
     except ValueError:
-        body = {"error": {"message": received.body[:500].decode("utf-8", "replace"), "code": None}}
+        message = received.body[:500].decode("utf-8", "replace")
+        body = error_object(ErrorForm.OPENAI, received.status, message)
     response = {"status_code": received.status, "request_id": request_id, "body": body}
     if not is_complete_answer(received):
         return _outcome(position, request_id, custom_id, response, None, Tally(failed=1))

@@ -44,6 +44,8 @@ def test_errors_are_told_apart_by_what_there_is() -> None:
     assert error_key(refused.text) == ("length", "too long")
     odd = outcome_of(0, "i", "c", AttemptResponse(500, b"boom"))
     assert error_key(odd.text) == ("http_500", "boom")
+    body = json.loads(odd.text)["response"]["body"]
+    assert body == {"error": {"message": "boom", "type": "server_error", "param": None, "code": None}}
     silent = outcome_of(0, "i", "c", AttemptResponse(None, reason="no whole answer within 3 s"))
     assert error_key(silent.text) == ("request_timeout", "no whole answer within 3 s")
     cut = outcome_of(0, "i", "c", AttemptResponse(200, b'{"half'))
