@@ -41,7 +41,8 @@ def check_plan(plan: EnginePlan) -> None:
     Raises:
         EngineUnavailable: an option or a variable of the plan is not on the lists and was not widened.
     """
-    refused = refused_in_plan(plan.engine, plan.args, plan.env, plan.widened)
+    places = {artifact.uri.removeprefix("file://") for artifact in plan.artifacts}
+    refused = refused_in_plan(plan.engine, plan.args, plan.env, plan.widened, places)
     if refused is not None:
         raise EngineUnavailable(refused.message)
 

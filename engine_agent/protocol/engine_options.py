@@ -2,10 +2,12 @@
 agent again before it starts an engine, so that an order of any age and origin runs no program but the engine. Pure.
 
 An option is listed only if no value of it names code to import, a file to read or write, or an address to listen on or
-connect to. Where some values do, the harmless ones are listed (`VALUES`). Admins may widen the lists by name
+connect to. Where some values do, the harmless ones are listed (`VALUES`). Whatever the option, a value that can be a
+path or a URL is refused, unless it is where an artifact of the plan lies. Admins may widen the lists by name
 (`EnginePlan.widened`), except by what the agent sets itself (`AGENTS_OWN`).
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -86,6 +88,10 @@ KEYS: Mapping[str, frozenset[str]] = {
     ),
 }
 """Options that are JSON objects, of which other keys name code or files."""
+PLACE_KEYS = frozenset({"quantized_checkpoints_path"})
+"""Keys of JSON options whose values are places on a node: NxDI keeps quantized weights there. The version states it in
+`quantization`."""
+_PLACE = re.compile(r"[/\\\\]|^~|^\.\.?$")
 SPECULATION_METHODS = frozenset({"draft_model", "eagle", "eagle3", "medusa", "ngram", "suffix"})
 PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
 """The arguments of vLLM that turn it on."""
@@ -124,8 +130,11 @@ def is_agents_own(name: str) -> bool:
     return name in AGENTS_OWN or (name.startswith(AGENTS_PREFIX) and not in_cells)
 
 
-def refused_option(engine: str, name: str, value: object, widened: Iterable[str] = ()) -> RefusedOption | None:
-    """Why an engine must not be given this option, which may be spelled either way; None if it may.
+def refused_option(
+    engine: str, name: str, value: object, widened: Iterable[str] = (), artifacts: Iterable[str] = ()
+) -> RefusedOption | None:
+    """Why an engine must not be given this option, which may be spelled either way; None if it may. `artifacts`: where
+    those of the plan lie.
 
     A value that looks like an option is refused wherever it stands: a command line would take it for one.
     """
@@ -135,11 +144,17 @@ def refused_option(engine: str, name: str, value: object, widened: Iterable[str]
     if isinstance(value, str) and value.startswith("-") and not _is_number(value):
         return RefusedOption(flag, "value", f"option {flag} is {value!r}; a value cannot begin with -")
     harmless = VALUES.get(flag[2:])
-    if harmless is not None and flag not in widened and value not in harmless:
+    if harmless is not None and flag not in widened and not (isinstance(value, str) and value in harmless):
         allowed = ", ".join(sorted(harmless))
         return RefusedOption(flag, "value", f"option {flag} is {value!r}; engine {engine} may be given {allowed}")
     if flag[2:] in KEYS and flag not in widened and (wrong := _wrong_part(flag[2:], value)):
         return RefusedOption(flag, "value", f"option {flag} {wrong}")
+    places = (place for place in _places(value) if place not in artifacts)
+    if flag not in widened and (place := next(places, None)) is not None:
+        message = (
+            f"option {flag} names the path or URL {place[:80]!r}; only places of the version's artifacts may be named"
+        )
+        return RefusedOption(flag, "value", message)
     return None
 
 
@@ -151,14 +166,18 @@ def refused_variable(engine: str, name: str, widened: Iterable[str] = ()) -> Ref
 
 
 def refused_in_plan(
-    engine: str, args: Sequence[str], env: Mapping[str, str], widened: Iterable[str] = ()
+    engine: str,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    widened: Iterable[str] = (),
+    artifacts: Iterable[str] = (),
 ) -> RefusedOption | None:
     """The first thing that a rendered command line and environment must not hold; None if all of it may be."""
     names = {name for name in widened if not is_agents_own(name)}
     for flag, value in _given(args):
         if not flag:
             return RefusedOption(str(value), "allowed", f"engine {engine} takes {value!r} only as an option's value")
-        if refused := refused_option(engine, flag, value, names):
+        if refused := refused_option(engine, flag, value, names, artifacts):
             return refused
     return next((refused for name in env if (refused := refused_variable(engine, name, names))), None)
 
@@ -181,6 +200,26 @@ def _wrong_part(option: str, value: object) -> str:
     if method not in SPECULATION_METHODS:
         return f"has the method {method!r}; it may be {', '.join(sorted(SPECULATION_METHODS))}"
     return ""
+
+
+def _places(value: object, key: str = "") -> Iterator[str]:
+    """Texts in an option's value, also inside its JSON, that can be a path, the name of a repository or a URL, and the
+    model that speculation loads, whatever it looks like."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _places(part, str(name))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _places(part)
+    elif isinstance(value, str) and value.startswith(("{", "[")):
+        try:
+            inner = strict_loads(value)
+        except ValueError:
+            yield value
+        else:
+            yield from _places(inner)
+    elif isinstance(value, str) and key not in PLACE_KEYS and (_PLACE.search(value) or key == "model"):
+        yield value
 
 
 def _given(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:

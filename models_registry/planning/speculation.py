@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from engine_agent.protocol.manifest import BadArtifact
 from engine_agent.protocol.messages import Artifact
+from models_registry.planning.artifact_rules import parse_place
 from models_registry.planning.fields import FieldReader
 from models_registry.planning.medusa_tree import BadTree, Path, check_tree
 from models_registry.planning.version_spec import InvalidVersion
@@ -192,8 +194,10 @@ def _medusa(fields: FieldReader) -> Medusa:
 
 def _draft_artifact(fields: FieldReader) -> Artifact:
     uri, digest = fields.text("draft_uri"), fields.text("draft_digest")
-    if not uri.startswith(("file:///", "s3://")):
-        raise fields.wrong("draft_uri", "it must be file:///absolute/path or s3://bucket/prefix")
+    try:
+        parse_place(uri)
+    except BadArtifact:
+        raise fields.wrong("draft_uri", "it must be file:///absolute/path or s3://bucket/prefix, without ..") from None
     if not digest.startswith("sha256:"):
         raise fields.wrong("draft_digest", "it must be sha256:<hex>, the digest of the draft's manifest")
     return Artifact(uri, digest)

@@ -146,10 +146,10 @@ def test_the_api_takes_odd_json_in_every_place_of_every_body() -> None:
 def test_engine_options_and_kinds_of_documents_take_every_odd_value(odd: str) -> None:
     """Free-form members, of which the document says little."""
     walk = Walk(bearer(), EACH)
-    version = {"model": "model-0", "version": "9", "engine": "vllm", "artifact_uri": "file:///a", "engine_args": {}}
+    version = {"model": "model-0", "version": "9", "engine": "vllm", "artifact_uri": "file:///a", "engine_options": {}}
     for option in ("load_format", "speculative_config", "max_num_seqs", "override_generation_config"):
-        body = {**version, "engine_args": {option: 1}}
-        walk.send(option, "POST", "/api/v1/model-versions", with_odd(body, ("engine_args", option), odd))
+        body = {**version, "engine_options": {option: 1}}
+        walk.send(option, "POST", "/api/v1/model-versions", with_odd(body, ("engine_options", option), odd))
     document = {"apiVersion": "switchyard/v1", "kind": "Deployment", "metadata": {"name": "x"}, "spec": {}}
     for place in places({"documents": [document]}):
         walk.send(f"{place}", "POST", "/api/v1/apply/preview", with_odd({"documents": [document]}, place, odd))

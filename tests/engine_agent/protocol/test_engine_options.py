@@ -1,5 +1,7 @@
 """An engine is given what is listed, and nothing that names code, a file or an address."""
 
+import json
+
 import pytest
 
 from engine_agent.protocol.engine_options import (
@@ -68,6 +70,32 @@ def test_no_way_around_the_list_through_a_command_line(args: list[str], message:
     refused = refused_in_plan("vllm", args, {})
     assert refused is not None
     assert message in refused.message
+
+
+@pytest.mark.parametrize("engine", ["vllm", "neuron"])
+@pytest.mark.parametrize(
+    "place", ["/etc", "/a/../b", "~root", "..", "org/model", "s3://b/x", "https://a", "C:\\x", "x"]
+)
+def test_speculation_loads_the_draft_of_the_plan_and_nothing_else(engine: str, place: str) -> None:
+    args = ["--speculative-config", json.dumps({"method": "eagle", "model": place})]
+    assert (refused := refused_in_plan(engine, args, {}, (), {"/drafts/a"})) is not None
+    assert f"names the path or URL {place!r}" in refused.message
+    assert refused_in_plan(engine, args, {}, (), {place}) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"), [(engine, name) for engine, names in OPTIONS.items() for name in sorted(names)]
+)
+@pytest.mark.parametrize("place", ["/etc/passwd", "../x", "file:///etc", "http://169.254.169.254/", "~/.ssh", "a/b"])
+def test_no_option_takes_a_path_or_a_url(engine: str, name: str, place: str) -> None:
+    for value in (place, json.dumps({"x": [place]}), {"x": place}):
+        assert refused_option(engine, name, value) is not None
+        assert refused_option(engine, f"--{name}", value) is not None
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, ["a"], None, 1, True, 1e400])
+def test_a_value_that_is_no_text_is_refused_and_no_error(value: object) -> None:
+    assert all(refused_option("vllm", name, value) is not None for name in ("load_format", "tokenizer_mode"))
 
 
 def test_what_versions_render_to_is_allowed() -> None:
