@@ -14,6 +14,7 @@ from fleet.services.history import history_trim, load_sample
 from fleet.services.node_log import node_logs_trim
 from fleet.services.provisioning import Provisioning
 from fleet.services.reconcile import reconcile_alone
+from fleet.services.rollout_points import rollout_points_keep
 from fleet.services.speculation_drift import speculation_drift_judge
 from fleet.services.token_drift import token_drift_judge
 from fleet.services.webhook_delivery import WebhookSender, callbacks_send, deliveries_trim
@@ -104,7 +105,9 @@ def judge_certificates() -> None:
 
 @shared_task(name="fleet.sample_load")
 def sample_load() -> None:
-    load_sample(now=clock.now())
+    now = clock.now()
+    if load_sample(now=now):
+        rollout_points_keep(now=now)
 
 
 @shared_task(name="fleet.judge_token_drift")

@@ -27,7 +27,7 @@ from fleet.models.quota import Quota
 from fleet.models.rate import Rate
 from fleet.models.region import InstanceType, Region
 from fleet.models.role import RoleState
-from fleet.models.rollout import Rollout
+from fleet.models.rollout import Rollout, RolloutPoints
 from fleet.models.webhook import Webhook, WebhookDelivery
 
 __all__ = [
@@ -77,6 +77,7 @@ __all__ = [
     "Replacement",
     "RoleState",
     "Rollout",
+    "RolloutPoints",
     "ScalingDecision",
     "ScalingState",
     "ScalingSwitch",

@@ -58,3 +58,19 @@ class Rollout(models.Model):
     @property
     def is_active(self) -> bool:
         return RolloutState(self.state) in ROLLOUT_ACTIVE
+
+
+class RolloutPoints(models.Model):
+    """What a rollout's charts show, kept with it: load history is thinned within an hour.
+
+    `lines` maps a measure of `fleet.selectors.rollout_points` to its values for the new and the old version, one every
+    `step_s` seconds from `start` on. They are bounded: beyond that the steps become longer.
+    """
+
+    rollout = models.OneToOneField(Rollout, on_delete=models.CASCADE, primary_key=True, related_name="points")
+    start = models.DateTimeField()
+    step_s = models.PositiveIntegerField()
+    lines = models.JSONField()
+
+    def __str__(self) -> str:
+        return f"points of rollout {self.rollout_id}"

@@ -7,7 +7,11 @@ import pytest
 
 from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.selectors.rollout_charts import rollout_charts
-from fleet.models import Cell, Disruption, LoadSubject, LoadWindow, Rollout
+from fleet.models import Cell, Disruption, LoadSubject, LoadWindow, Rollout, RolloutPoints
+from fleet.planning.rollout.points import length_of
+from fleet.services import rollout_points
+from fleet.services.history import history_trim
+from fleet.services.rollout_points import rollout_points_keep
 from kernel.events import event_record
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -72,3 +76,40 @@ def test_bands_tell_stages_and_bakes(rollout: Rollout) -> None:
 def test_a_rollout_long_ended_is_shown_in_coarse_steps(rollout: Rollout) -> None:
     rollout.ended_at = START + timedelta(minutes=8)
     assert rollout_charts(rollout, START + timedelta(days=3))[0].step_s == 3600
+
+
+def test_the_points_of_a_rollout_are_kept_with_it_after_load_history_is_thinned(rollout: Rollout) -> None:
+    for minute in range(10):
+        rollout_points_keep(now=START + timedelta(minutes=minute, seconds=1))
+    rollout.ended_at = START + timedelta(minutes=6)
+    rollout.save()
+    rollout_points_keep(now=START + timedelta(minutes=10))
+    seen = rollout_charts(rollout, START + timedelta(minutes=10))
+    history_trim(now=START + timedelta(days=3))
+    assert not LoadWindow.objects.exists()
+    kept = rollout_charts(rollout, START + timedelta(days=3))
+    assert kept == seen
+    ttft, _, errors = kept
+    assert ttft.step_s == 15
+    assert (at(ttft, 1), at(ttft, 3), at(ttft, 6)) == ((None, 100.0), (None, 40.0), (100.0, 40.0))
+    assert at(errors, 6) == (10.0, 10.0)
+
+
+def test_what_is_kept_of_a_long_rollout_is_bounded_and_stays_in_its_place(
+    rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout_points, "MOST_POINTS", 13)
+    for step in range(40):
+        rollout_points_keep(now=START + timedelta(seconds=15 * step))
+    kept = RolloutPoints.objects.get()
+    assert length_of(kept.lines) <= 13
+    assert kept.step_s == 60
+    ttft = rollout_charts(rollout, START + timedelta(minutes=10))[0]
+    assert (at(ttft, 1), at(ttft, 3), at(ttft, 6)) == ((None, 100.0), (None, 40.0), (100.0, 40.0))
+
+
+def test_a_rollout_whose_points_were_not_kept_for_hours_has_a_gap(rollout: Rollout) -> None:
+    rollout_points_keep(now=START + timedelta(minutes=5))
+    rollout_points_keep(now=START + timedelta(hours=5))
+    kept = RolloutPoints.objects.get()
+    assert length_of(kept.lines) * kept.step_s == pytest.approx(5 * 3600 + 180, abs=kept.step_s)
