@@ -115,6 +115,7 @@ def _room(request: GenerationRequest, prompt: Prompt, max_model_len: int) -> int
         raise BadRequest(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
             f"{limit} output tokens and your prompt contains {prompt.tokens} tokens.",
+            param="prompt",
             code=CONTEXT_LENGTH_EXCEEDED,
         )
     return room
