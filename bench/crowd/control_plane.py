@@ -32,6 +32,7 @@ def database(folder: Path, port: int) -> Iterator[EmbeddedServers]:
     """Servers of our own, and Django in this process with them."""
     servers = EmbeddedServers(folder / "servers")
     addresses = servers.start()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # web would compile all of itself at each start; `make` unsets it
     os.environ.update(
         DATABASE_URL=addresses["database_url"],
         REDIS_URL=addresses["redis_url"],

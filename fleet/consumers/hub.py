@@ -267,7 +267,7 @@ class AgentHub:
         now_s = monotonic()
         delays = Delays(
             lag_s=now_s - began_s - MEASURED_EVERY_S,
-            unanswered_s=max(batches.unanswered_s for batches in (self._identities, *self._hellos.values())),
+            unanswered_s=max(self._identities.unanswered_s, *(each.unanswered_s for each in self._hellos.values())),
             unstored_s=now_s - self._stored_at_s,
             turned_away=self.introductions.has_line or self.is_door_full(),
         )

@@ -132,7 +132,7 @@ def _is_heard(work: _Pass, cell: CellView, node: NodeView) -> bool:
     if node.state is not NodeState.READY or not node.report.connected or seen_at is None:
         return False
     spoke_since = cell.state not in BROKEN or seen_at > cell.state_since
-    return spoke_since and work.fleet.silence_s(node, work.now) <= work.settings.doubt_after_s
+    return spoke_since and work.fleet.unheard_s(node, work.now) <= work.settings.doubt_after_s
 
 
 def _order(work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, ...], count: int) -> PlacementRequest:

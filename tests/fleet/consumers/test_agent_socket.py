@@ -25,9 +25,10 @@ from engine_agent.protocol.messages import (
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.consumers import hub
 from fleet.consumers.agent_socket import AgentSocket
-from fleet.consumers.hub import AgentHub, Lane
+from fleet.consumers.hub import AgentHub
 from fleet.consumers.introductions import Introductions
 from fleet.consumers.knocks import Knock, Knocks
+from fleet.consumers.lanes import Lane
 from fleet.consumers.node_handler import NodeHandler
 from fleet.models import AgentCredential, Node, NodeLog
 from fleet.planning.decisions import StartCell
@@ -340,7 +341,7 @@ async def test_an_agent_may_move_from_one_web_process_to_another(socket: AgentSo
         await eventually(report_of("n-a", connection=client.application.hub.sessions["n-a"].key))
     session = other.hub.sessions["n-a"]
     await older.disconnect()
-    await socket.hub.in_database(hub.Lane.REPORTS, socket.hub.handlers[AgentKind.NODE].flush)
+    await socket.hub.in_database(Lane.REPORTS, socket.hub.handlers[AgentKind.NODE].flush)
     assert await sync_to_async(report_of("n-a", connected=True, connection=session.key))()
     await newer.disconnect()
     assert await eventually(report_of("n-a", connected=False))

@@ -11,7 +11,7 @@ from fleet.planning.decisions import MoveNode
 from fleet.planning.faults.liveness import plan_liveness
 from fleet.planning.listening import EXCUSED_MOST, MOVES_WITHIN, Listeners, ListenerView
 from fleet.planning.snapshot import NodeView, ProviderStatus
-from fleet.planning.states import NodeState
+from fleet.planning.states import CellState, NodeState
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 
 LASTS = NOW + timedelta(seconds=5)
@@ -73,10 +73,10 @@ def test_a_web_process_that_is_always_behind_or_starts_again_and_again_hides_no_
 
 def test_a_node_that_is_only_excused_is_no_witness() -> None:
     """Its leader said, before the web process fell behind, that the follower is gone."""
-    broken = cell("c1", "l", "f", state="failed", state_since=ago(90), failed_by="l", reason="lost rank 1")
+    broken = cell("c1", "l", "f", state=CellState.FAILED, state_since=ago(90), failed_by="l", reason="lost rank 1")
     leader = member("l", report={"last_seen_at": ago(40), "listener": "a"})
     follower = replace(
-        member("f", report={"connected": False, "last_seen_at": ago(95), "listener": "w"}),
+        member("f", report={"last_seen_at": ago(95), "listener": "w"}),
         state=NodeState.SUSPECT,
         provider=ProviderStatus.SILENT,
     )

@@ -1,7 +1,7 @@
 """What brings the fleet to what it should be: exact decisions for small fleets."""
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from fleet.planning.decisions import (
     StartCell,
     StopCell,
 )
+from fleet.planning.listening import Listeners, ListenerView
 from fleet.planning.reconcile.planner import plan_reconcile
 from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, NodeState
@@ -153,6 +154,14 @@ def test_a_failed_cell_starts_again_once_every_member_was_heard_since_it_broke(r
     broken = cell("c1", "a", "b", state=CellState.FAILED, state_since=ago(60))
     assert only(fleet(member("a"), member("b", report=report), broken), StartCell) == []
     assert len(only(fleet(member("a"), member("b"), broken), StartCell)) == 1
+
+
+def test_a_cell_starts_on_no_node_that_is_only_excused_from_being_silent() -> None:
+    """Its web process is behind: it may be dead all the same."""
+    excused = member("b", report={"last_seen_at": ago(20), "listener": "w"})
+    view = fleet(member("a"), excused, cell("c1", "a", "b", state=CellState.FAILED, state_since=ago(60)))
+    listeners = Listeners({"w": ListenerView(None, NOW + timedelta(seconds=5))})
+    assert only(replace(view, listeners=listeners), StartCell) == []
 
 
 def test_a_lost_cell_takes_no_spare_while_another_member_is_silent() -> None:
