@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 
 from bench.conformance.clients import CLIENTS, Client
-from bench.conformance.environments import CACHE, ROOT, CannotInstall, command_of
+from bench.conformance.environments import CACHE, ROOT, CannotInstall, command_of, folder_of, is_installed
 from bench.conformance.results import Result, page, results_of
 from bench.live_fleet import Fleet
 from engine_agent.engines.uv_program import UvFailed
@@ -99,6 +99,7 @@ def try_client(client: Client, engine: str, base_url: str, key: str) -> list[Res
 
 def run(clients: Sequence[Client], engines: Sequence[str], write: Path | None) -> int:
     fleet, results, started = Fleet(), list[Result](), time.monotonic()
+    installed = len({folder_of(client) for client in clients if not is_installed(client)})
     base_urls = {engine: f"{fleet.ingresses(MODELS[engine])[0]}/v1" for engine in engines}
     with key_of(fleet, list(base_urls.values())) as key:
         for engine, base_url in base_urls.items():
@@ -114,19 +115,19 @@ def run(clients: Sequence[Client], engines: Sequence[str], write: Path | None) -
                 for result in failed:
                     print(f"  {result.feature}: {result.reason}", flush=True)
     if write is not None:
-        write.write_text(page(results, clients, heading(clients, time.monotonic() - started)))
+        write.write_text(page(results, clients, heading(clients, installed, time.monotonic() - started)))
     return 1 if any(result.has_failed for result in results) else 0
 
 
-def heading(clients: Sequence[Client], took_s: float) -> str:
-    """When, how and at what cost the page was made."""
+def heading(clients: Sequence[Client], installed: int, took_s: float) -> str:
+    """When, how and at what cost the page was made. `installed`: environments that the run had to make."""
     command = "make conformance LARGE=1" if any(client.large for client in clients) else "make conformance"
     statuses = {status.st_ino: status for status in (path.lstat() for path in CACHE.rglob("*"))}
     size_gib = sum(status.st_blocks * 512 for status in statuses.values()) / 2**30
     return (
         f"{len(clients)} clients, run on {time.strftime('%Y-%m-%d', time.gmtime())} by `{command}` against the demo "
-        f"fleet, through an ingress. The run took {took_s / 60:.0f} minutes; the environments in `.cache/conformance` "
-        f"take {size_gib:.1f} GiB."
+        f"fleet, through an ingress. The run took {took_s / 60:.0f} minutes and installed {installed} environments; "
+        f"`.cache/conformance` takes {size_gib:.1f} GiB."
     )
 
 

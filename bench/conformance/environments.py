@@ -34,7 +34,7 @@ def command_of(client: Client) -> list[str]:
             raise CannotInstall("vLLM's environment does not exist: run `make engine`")
         return [str(ENGINE_PYTHON), str(SCRIPTS / client.script)]
     folder = folder_of(client)
-    if not (folder / COMPLETE).exists():
+    if not is_installed(client):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         _install(client, folder)
@@ -44,6 +44,11 @@ def command_of(client: Client) -> list[str]:
     for script in SCRIPTS.glob("*.mjs"):  # Node looks for packages next to the script
         shutil.copy(script, folder)
     return ["node", str(folder / client.script), client.variant]
+
+
+def is_installed(client: Client) -> bool:
+    """Whether its environment exists."""
+    return client.language is Language.ENGINE or (folder_of(client) / COMPLETE).exists()
 
 
 def folder_of(client: Client) -> Path:

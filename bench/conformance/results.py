@@ -38,7 +38,7 @@ LIMITS: Final = (
         "smollm2 generates text; vLLM makes vectors only with models that are made for it",
         engine="vllm",
     ),
-    Limit("rerank", "the same", engine="vllm"),
+    Limit("rerank", "smollm2 generates text; vLLM reranks only with models that are made for it", engine="vllm"),
     Limit(
         "agent",
         "smollm2 has 135 million parameters, too few to decide on a tool call; required calls are in `tools`",
@@ -106,34 +106,36 @@ def page(results: Sequence[Result], clients: Sequence[Client], heading: str) -> 
 
 
 _LEGEND: Final = (
-    "yes: every feature of the column that the client has works on every engine; its errors are its own exceptions.",
-    "limit: the engine, the demo's model or the client cannot do it, for a reason that is named below.",
-    "partly: some features of the column work and some are limits. Empty: the client does not have the feature, or its",
-    "script does not try it.",
+    "- yes: every feature of the column that was tried works on every engine, and errors arrive as the client's own.",
+    "- limit: the engine, the demo's model or the client cannot do it, for a reason that is named below.",
+    "- partly: some features of the column work and the others are limits.",
+    "- empty: the client lacks the feature, or its script does not try it.",
 )
 
 
 def _table(clients: Sequence[str], results: Sequence[Result]) -> list[str]:
+    engines = tuple(dict.fromkeys(result.engine for result in results))
     columns = [
         (column, features)
         for column, features in COLUMNS.items()
         if any(result.client in clients and result.feature in features for result in results)
     ]
-    rows = [
-        [client, *(_cell([each for each in results if each.client == client and each.feature in features])
-                   for _, features in columns)]
-        for client in clients
-    ]  # fmt: skip
+    rows = []
+    for client in clients:
+        own = [result for result in results if result.client == client]
+        rows.append(
+            [client, *(_cell([each for each in own if each.feature in named], engines) for _, named in columns)]
+        )
     head = ["client", *(column for column, _ in columns)]
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
-def _cell(results: Sequence[Result]) -> str:
-    """One word if all engines agree, else one for each engine."""
-    engines = dict.fromkeys(result.engine for result in results)
-    words = {engine: _word([result for result in results if result.engine == engine]) for engine in engines}
-    if len(set(words.values())) <= 1:
-        return next(iter(words.values()), "")
+def _cell(results: Sequence[Result], engines: Sequence[str]) -> str:
+    """One word if it holds on every engine of the page, else one for each engine that the client ran on."""
+    by_engine = {engine: [result for result in results if result.engine == engine] for engine in engines}
+    words = {engine: _word(found) for engine, found in by_engine.items() if found}
+    if len(words) == len(engines) and len(set(words.values())) == 1:
+        return words[engines[0]]
     return ", ".join(f"{engine}: {word}" for engine, word in words.items())
 
 

@@ -3,32 +3,10 @@
 import contextlib
 import io
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from cases import BASE_URL, KEY, MODEL, QUESTION, WEATHER_QUESTION, features, variant
-from pydantic import BaseModel
-
-called: list[dict[str, str]] = []
-
-
-class Capital(BaseModel):
-    city: str
-
-
-def weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
-    """The weather in a city.
-
-    Args:
-        city: The city's name.
-        unit: The temperature's unit.
-    """
-    called.append({"city": city, "unit": unit})
-    return f"21 degrees {unit} in {city}"
-
-
-def last_call() -> dict[str, str]:
-    """The arguments that the tool was called with. Raises IndexError if it was not called."""
-    return called[-1]
+from shapes import Capital, last_call, weather
 
 
 def agent_framework() -> None:
@@ -202,17 +180,7 @@ def smolagents() -> None:
         return str(model(name, key).generate(asked).content)
 
     def with_tool() -> dict[str, str]:
-        @tool
-        def weather_now(city: str, unit: str) -> str:
-            """The weather in a city.
-
-            Args:
-                city: The city's name.
-                unit: The temperature's unit.
-            """
-            return weather(city, "celsius")
-
-        ToolCallingAgent([weather_now], model(), max_steps=2, verbosity_level=0).run(WEATHER_QUESTION)
+        ToolCallingAgent([tool(weather)], model(), max_steps=2, verbosity_level=0).run(WEATHER_QUESTION)
         return last_call()
 
     features(

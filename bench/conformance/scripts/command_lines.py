@@ -95,9 +95,10 @@ def curl() -> None:
         expect(lines.pop() == "[DONE]", said)
         return "".join(_text(json.loads(line)) for line in lines)
 
-    def tokenize() -> None:
-        tokens = asked("/tokenize", prompt=BEGINNING)["tokens"]
-        expect(asked("/detokenize", tokens=tokens)["prompt"] == BEGINNING, tokens)
+    def tokenize() -> str:
+        text = asked("/detokenize", tokens=asked("/tokenize", prompt=BEGINNING)["tokens"])["prompt"]
+        expect(text == BEGINNING, text)
+        return text
 
     def fail(model: str, key: str) -> None:
         said = json.loads(ask("/v1/chat/completions", {"model": model, "messages": MESSAGES}, key))["error"]

@@ -3,11 +3,7 @@
 from typing import Any
 
 from cases import BASE_URL, KEY, MESSAGES, MODEL, QUESTION, WEATHER, features, variant
-from pydantic import BaseModel
-
-
-class Capital(BaseModel):
-    city: str
+from shapes import Capital
 
 
 def aisuite() -> None:

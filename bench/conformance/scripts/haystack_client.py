@@ -8,12 +8,7 @@ from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIRespo
 from haystack.dataclasses import ChatMessage
 from haystack.tools import Tool
 from haystack.utils import Secret
-from pydantic import BaseModel
-
-
-class Capital(BaseModel):
-    city: str
-
+from shapes import Capital
 
 WEATHER = Tool(
     name="weather", description="The weather in a city.", parameters=WEATHER_PARAMETERS, function=lambda **_: "sunny"

@@ -1,22 +1,9 @@
 """LangChain's ChatOpenAI and ChatAnthropic."""
 
-from typing import Any, Literal
+from typing import Any
 
 from cases import BASE_URL, KEY, MODEL, QUESTION, ROOT_URL, expect, features, variant
-from langchain_core.tools import tool
-from pydantic import BaseModel
-
-
-class Capital(BaseModel):
-    """The capital of a country."""
-
-    city: str
-
-
-@tool
-def weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
-    """The weather in a city."""
-    return f"{city} {unit}"
+from shapes import Capital, weather
 
 
 def text_of(message: Any) -> str:

@@ -1,22 +1,13 @@
 """LangGraph: a graph of a model and its tool, by hand."""
 
-from typing import Any, Literal
+from typing import Any
 
 from cases import BASE_URL, KEY, MODEL, QUESTION, features, main
 from langchain_core.messages import AIMessage
-from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-
-called: list[dict[str, str]] = []
-
-
-@tool
-def weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
-    """The weather in a city."""
-    called.append({"city": city, "unit": unit})
-    return f"21 degrees {unit} in {city}"
+from shapes import last_call, weather
 
 
 def graph(model: str = MODEL, key: str = KEY) -> Any:
@@ -47,7 +38,7 @@ def stream() -> str:
 
 def tools() -> dict[str, str]:
     asked()
-    return called[-1]
+    return last_call()
 
 
 features(chat=asked, stream=stream, tools=tools, errors=asked)

@@ -33,7 +33,7 @@ def proxy() -> Iterator[openai.OpenAI]:
         with Path(folder, "log").open("wb") as log:
             running = subprocess.Popen(
                 command,
-                env={**os.environ, "LITELLM_MASTER_KEY": PROXY_KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+                env={**os.environ, "LITELLM_MASTER_KEY": PROXY_KEY},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,9 +1,5 @@
 """LiteLLM as a library, over OpenAI's and Anthropic's forms."""
 
-import os
-
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks a host of its own for prices
-
 import litellm
 from cases import BASE_URL, KEY, MESSAGES, MODEL, QUESTION, WEATHER, case, expect, expect_error, expect_weather, main
 

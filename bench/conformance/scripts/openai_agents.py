@@ -5,20 +5,7 @@ from typing import Any
 from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
 from cases import BASE_URL, KEY, MODEL, QUESTION, features, main
 from openai import AsyncOpenAI
-from pydantic import BaseModel
-
-called: list[dict[str, str]] = []
-
-
-class Capital(BaseModel):
-    city: str
-
-
-@function_tool
-def weather(city: str, unit: str) -> str:
-    """The weather in a city."""
-    called.append({"city": city, "unit": "celsius"})
-    return f"21 degrees {unit} in {city}"
+from shapes import Capital, last_call, weather
 
 
 def agent(model: str = MODEL, key: str = KEY, kind: type = OpenAIChatCompletionsModel, **more: Any) -> Agent:
@@ -38,8 +25,8 @@ async def stream() -> str:
 
 
 async def tools(kind: type = OpenAIChatCompletionsModel) -> dict[str, str]:
-    await ask(tools=[weather], kind=kind)
-    return called.pop()
+    await ask(tools=[function_tool(weather)], kind=kind)
+    return last_call()
 
 
 features(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cases import BASE_URL, KEY, MESSAGES, MODEL, QUESTION, ROOT_URL, WEATHER, WRONG_KEY, features, variant
+from cases import BASE_URL, BEGINNING, KEY, MESSAGES, MODEL, QUESTION, ROOT_URL, WEATHER, WRONG_KEY, features, variant
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "capital", "schema": SCHEMA}}
@@ -105,7 +105,7 @@ def together() -> None:
     features(
         chat=lambda: ask().choices[0].message.content,
         stream=lambda: "".join(piece.choices[0].delta.content or "" for piece in ask(stream=True) if piece.choices),
-        completions=lambda: client().completions.create(model=MODEL, prompt=QUESTION, max_tokens=8).choices[0].text,
+        completions=lambda: client().completions.create(model=MODEL, prompt=BEGINNING, max_tokens=8).choices[0].text,
         tools=lambda: ask(tools=[WEATHER], tool_choice="required").choices[0].message.tool_calls[0].function.arguments,
         structured=lambda: ask(response_format=FORMAT).choices[0].message.content,
         embeddings=lambda: [one.embedding for one in client().embeddings.create(model=MODEL, input=["a", "b"]).data],

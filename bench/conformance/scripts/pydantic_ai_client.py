@@ -1,31 +1,14 @@
 """Pydantic AI, over chat completions, Responses and Anthropic's messages."""
 
-from typing import Any, Literal
+from typing import Any
 
 from cases import BASE_URL, KEY, MODEL, QUESTION, ROOT_URL, WEATHER_QUESTION, features, main
-from pydantic import BaseModel
 from pydantic_ai import Agent, ModelSettings, NativeOutput, ToolOutput
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-
-called: list[dict[str, str]] = []
-
-
-class Capital(BaseModel):
-    city: str
-
-
-class Weather(BaseModel):
-    city: str
-    unit: Literal["celsius", "fahrenheit"]
-
-
-def weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
-    """The weather in a city."""
-    called.append({"city": city, "unit": unit})
-    return f"21 degrees {unit} in {city}"
+from shapes import Capital, Weather, last_call, weather
 
 
 def agent(model: str = MODEL, key: str = KEY, kind: Any = OpenAIChatModel, **more: Any) -> Agent[None, Any]:
@@ -44,7 +27,7 @@ async def stream() -> str:
 
 def with_tool() -> dict[str, str]:
     agent(tools=[weather]).run_sync(WEATHER_QUESTION)
-    return called[-1]
+    return last_call()
 
 
 def messages() -> str:

@@ -1,21 +1,10 @@
 """Libraries whose point is output of a given form. One function for each."""
 
-from typing import Any, Literal
+from typing import Any
 
 import openai
 from cases import BASE_URL, KEY, MESSAGES, MODEL, QUESTION, WEATHER_QUESTION, expect, features, variant
-from pydantic import BaseModel
-
-
-class Capital(BaseModel):
-    city: str
-
-
-class Weather(BaseModel):
-    """The weather in a city."""
-
-    city: str
-    unit: Literal["celsius", "fahrenheit"]
+from shapes import Capital, Weather, weather
 
 
 def client(key: str = KEY) -> openai.OpenAI:
@@ -79,17 +68,12 @@ def mirascope() -> None:
     from mirascope import llm
     from mirascope.llm.providers import OpenAIProvider
 
-    @llm.tool
-    def weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
-        """The weather in a city."""
-        return f"{city} {unit}"
-
     def model(name: str = MODEL, key: str = KEY, mode: str = "completions") -> Any:
         llm.register_provider(OpenAIProvider(api_key=key, base_url=BASE_URL), scope="openai/")
         return llm.Model(f"openai/{name}:{mode}", max_tokens=128)
 
     def agent() -> dict[str, Any]:
-        said = model().call(WEATHER_QUESTION, tools=[weather])
+        said = model().call(WEATHER_QUESTION, tools=[llm.tool(weather)])
         return said.tool_calls[0].args
 
     features(

@@ -12,6 +12,7 @@ from bench.conformance.features import COLUMNS, FEATURES
 from bench.conformance.results import LIMITS, Limit, Result, page, results_of
 
 EMBEDDINGS = next(limit for limit in LIMITS if limit.feature == "embeddings")
+SHARED = {"cases", "shapes"}
 ERRORS = {"unknown_model", "wrong_key"}
 
 
@@ -42,6 +43,7 @@ def test_a_failure_counts_unless_a_limit_of_that_engine_or_client_names_it() -> 
 def test_the_page_has_a_row_for_each_client_and_names_every_failure_and_limit_with_its_reason() -> None:
     results = [
         Result("a", "sim", "chat"),
+        Result("a", "vllm", "chat"),
         Result("a", "sim", "embeddings"),
         Result("a", "vllm", "embeddings", "404"),
         Result("b", "sim", "chat", "Error: |no|"),
@@ -49,7 +51,7 @@ def test_the_page_has_a_row_for_each_client_and_names_every_failure_and_limit_wi
     text = page(results, [client("a", "a==1"), client("b")], "Tried today.")
     assert "| client | chat | vectors |" in text
     assert "| a | yes | sim: yes, vllm: limit |" in text
-    assert "| b | **fails** |  |" in text
+    assert "| b | sim: **fails** |  |" in text
     assert "- **b, `chat` on sim**: Error: \\|no\\|" in text
     assert f"- `embeddings` on vllm: {EMBEDDINGS.reason}." in text
     assert "- a: a==1" in text
@@ -76,7 +78,7 @@ def test_every_script_exists_and_tries_features_that_are_listed() -> None:
         assert tried, each.name
         assert tried <= set(FEATURES), each.name
     used = {each.script for each in CLIENTS}
-    assert used == {path.name for path in environments.SCRIPTS.glob("*.*") if path.stem != "cases"}
+    assert used == {path.name for path in environments.SCRIPTS.glob("*.*") if path.stem not in SHARED}
 
 
 def test_every_feature_is_tried_by_a_client() -> None:
@@ -109,7 +111,7 @@ def test_no_script_hides_a_package_that_a_script_imports() -> None:
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             if isinstance(node, ast.ImportFrom) and node.module:
                 imported.add(node.module.partition(".")[0])
-    assert {path.stem for path in environments.SCRIPTS.glob("*.py")} & imported == {"cases"}
+    assert {path.stem for path in environments.SCRIPTS.glob("*.py")} & imported == SHARED
 
 
 def tried_by(each: Client) -> set[str]:
