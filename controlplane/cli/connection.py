@@ -85,7 +85,8 @@ class Connection:
         return self._answer("PATCH", path, body=body)
 
     def delete(self, path: str) -> Any:
-        return self._answer("DELETE", path)
+        """Whatever its revision is: the user has just been asked."""
+        return self._answer("DELETE", path, headers={"If-Match": "*"})
 
     def pages(self, path: str, params: Parameters | None = None, most: int | None = None) -> Iterator[dict[str, Any]]:
         """The rows of a list, page by page, at most so many."""

@@ -21,6 +21,7 @@ from controlplane.cli.commands import (
     certificates,
     chat,
     declare,
+    delete,
     engine,
     entry,
     forecast,
@@ -124,6 +125,7 @@ for part in (
     *(access.app, show.app, declare.app, rollouts.app),
     *(
         act.app,
+        delete.app,
         autoscale.app,
         forecast.app,
         agents.app,

@@ -180,7 +180,7 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     @extend_schema(operation_id="regions_delete", responses={200: RegionSerializer})
     def destroy(self, request: Request, name: str) -> Response:
         """Remove a region that nothing was ever part of. Responds with what it was. 409 once it has nodes, cells,
-        ingresses or deployments, or had them: their history stays readable."""
+        ingresses or deployments, or had them, with their names: their history stays readable."""
         region = self.get_object()
         shown = self.get_serializer(region).data
         region_delete(name=region.name, actor=actor_of(request), now=clock.now())

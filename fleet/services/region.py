@@ -1,6 +1,5 @@
 """Describes regions. Machines follow: the reconciler keeps the warm spares that a region states."""
 
-from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -24,6 +23,8 @@ from kernel.tones import Tone
 
 NAME_LENGTH_MAX = 40
 """Its ingresses are called i-NAME or i-NAME-N, and their names stand in certificates (ID_LENGTH_MAX)."""
+NAMED_MOST = 3
+"""Of what keeps a region from being deleted, of each kind."""
 CHANGEABLE = ("position", "ingress_url", "spares", "plain_http", "cheapest_first")
 
 
@@ -79,7 +80,8 @@ def region_change(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
 
 
 def region_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Remove a region that nothing was ever part of; what has a history stays, with no cells and no spares.
+    """Remove a region that nothing was ever part of, with its routing tables: each region has one from its first
+    second. What has a history stays, with no cells and no spares.
 
     Raises:
         Conflict: something is or was there; what it is, is named.
@@ -90,11 +92,18 @@ def region_delete(*, name: str, actor: str, now: datetime) -> None:
             with transaction.atomic():
                 region.delete()
         except ProtectedError as error:
-            kinds = Counter(str(row._meta.verbose_name) for row in error.protected_objects)
-            there = ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()))
+            kinds: dict[str, list[str]] = {}
+            for row in error.protected_objects:
+                kinds.setdefault(str(row._meta.verbose_name), []).append(str(row.pk))
+            there = ", ".join(f"{len(keys)} x {kind} ({_some(keys)})" for kind, keys in sorted(kinds.items()))
             message = f"region {name} is not deleted: it has, or had, {there}. Scale deployments there and spares to 0"
             raise Conflict(message) from None
         _record(Region(name=name), "deleted", actor, now, {})
+
+
+def _some(keys: list[str]) -> str:
+    shown = ", ".join(sorted(keys)[:NAMED_MOST])
+    return f"{shown}, …" if len(keys) > NAMED_MOST else shown
 
 
 def _check(columns: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ class PoolHold(models.Model):
 class RoutingTable(models.Model):
     """One revision of what a region's ingresses must do. Rows are never changed; the highest revision is in force."""
 
-    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="routing_tables")
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="routing_tables")
     revision = models.PositiveBigIntegerField()
     body = models.JSONField()
     reason = models.TextField()

@@ -230,7 +230,7 @@ def scale(
         run.show(result, [text for text, _ in forecast_lines(deployment, result)])
         return
     result = run.connection.patch(path_of(resource_named("deployments"), deployment), {"regions": regions, **by_type})
-    _require_done(result)
+    require_done(result)
     ready = ", ".join(
         f"{place['region']} {place['ready']}/{place['cells']}{_types(place)}" for place in result["regions"]
     )
@@ -305,11 +305,11 @@ def evacuate(
 
 def _start(run: Session, order: dict[str, Any]) -> None:
     result = run.connection.post("traffic/evacuations", {**order, "confirm": order["region"]})
-    _require_done(result)
+    require_done(result)
     run.show(result, [f"evacuation {result['id']} of {order['region']} holds until {result['expires_at']}"])
 
 
-def _require_done(result: dict[str, Any]) -> None:
+def require_done(result: dict[str, Any]) -> None:
     """Go on if it was done.
 
     Raises:

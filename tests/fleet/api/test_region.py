@@ -5,6 +5,9 @@ import pytest
 from fleet.models import Region
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
+from tests.fleet.rows import NOW
+from traffic.models import RoutingTable
+from traffic.services.routing import tables_publish
 
 pytestmark = pytest.mark.django_db
 
@@ -85,7 +88,17 @@ def test_a_region_with_anything_in_it_is_not_deleted() -> None:
     response = bearer().delete("/api/v1/regions/us-east-1", headers={"if-match": "*"})
     assert response.status_code == 409
     assert "1 x cell" in response.json()["detail"]
-    assert "1 x node" in response.json()["detail"]
+    assert "1 x cell (c-1)" in response.json()["detail"]
+    assert "1 x node (n-00000001)" in response.json()["detail"]
+
+
+def test_a_region_that_nothing_was_part_of_is_deleted_with_its_routing_tables() -> None:
+    rows.cell("c-1", rows.node("n-00000001"))
+    bearer().post("/api/v1/regions", {"name": "eu-west-1"}, format="json")
+    assert sorted(tables_publish(now=NOW)) == ["eu-west-1", "us-east-1"]
+    assert bearer().delete("/api/v1/regions/eu-west-1", headers={"if-match": "*"}).status_code == 200
+    assert set(RoutingTable.objects.values_list("region", flat=True)) == {"us-east-1"}
+    assert tables_publish(now=NOW) == []
 
 
 def test_spares_of_a_machine_that_nobody_knows_are_refused() -> None:
