@@ -34,6 +34,8 @@ UNKNOWN = "-"
 """In a line of the log."""
 POOL = "pool."
 OF_DEADLINE = frozenset({"deadline_exceeded", "deadline_unreachable", "deadline_before_cell"})
+UNKNOWN_METHOD = 501
+"""The client's fault, though its status begins with a 5."""
 LEFT_BEFORE_ANSWER = frozenset({"CR", "CQ", "CC", "CH", "CT", "cR", "cQ", "cC", "cH", "cT"})
 """HAProxy's termination states: the client closed, or was silent, before it got the head of an answer."""
 _CODE = re.compile(r"[a-z0-9_]{1,40}")
@@ -69,7 +71,7 @@ _lines = msgspec.json.Decoder(LogLine)
 
 def is_refused(line: LogLine) -> bool:
     """Whether the request failed and no cell counts that."""
-    if line.status < 500 or line.hop != UNKNOWN or line.ended in LEFT_BEFORE_ANSWER:
+    if line.status < 500 or line.status == UNKNOWN_METHOD or line.hop != UNKNOWN or line.ended in LEFT_BEFORE_ANSWER:
         return False
     if line.is_sender == 1 or line.serving_class == ServingClass.BATCH or line.error in OF_DEADLINE:
         return False

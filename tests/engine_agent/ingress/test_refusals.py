@@ -172,6 +172,7 @@ async def test_a_new_agent_goes_on_with_the_count(tmp_path: Path) -> None:
         ({"serving_class": "batch"}, "sent again until its window is over"),
         ({"error": "deadline_unreachable"}, "its own deadline"),
         ({"status": 429}, "no failure"),
+        ({"status": 501}, "a method that does not exist"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
