@@ -6,13 +6,13 @@ are Python's; FastAPI (`{"detail": …}`); llama.cpp's server; text-generation-i
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
 
 from engine_agent.protocol.api_errors import CONTEXT_LENGTH_EXCEEDED
-from engine_agent.protocol.api_surface import ErrorForm
+from engine_agent.protocol.api_surface import Counting, ErrorForm
 from engine_agent.proxy.api_paths import CELL_PATHS, CHAT_PATH, form_of, prompt_member_of
 
 MAX_MESSAGE_CHARS = 2000
@@ -94,38 +94,27 @@ _RENAMED: Final[Mapping[bytes, Mapping[str, str]]] = {
     b"/v1/messages/count_tokens": _MESSAGES,
 }  # fmt: skip
 """Members as vLLM names them, which makes a chat of the request, and as the client does."""
-_TOO_LONG = re.compile(r"maximum context length|exceeds the available context size|maximum model length")
+_TOO_LONG = ("maximum context length", "exceeds the available context size", "maximum model length")
 _TOO_MANY_LOGPROBS = "Requested sample logprobs"
-_NO_MESSAGES = re.compile(r"Cannot apply chat template to an empty conversation|You must pass at least one prompt"
-                          r"|The decoder prompt cannot be empty")  # fmt: skip
-_ONE_KIND = re.compile(
-    r".* is not a multimodal model|At most 0 \w+\(s\) may be provided.*|Unsupported chat content part type: 'file'.*",
-    re.DOTALL,
+_NO_PROMPT = (
+    "Cannot apply chat template to an empty conversation",
+    "You must pass at least one prompt",
+    "The decoder prompt cannot be empty",
 )
-_PYTHON = re.compile(r"object (?:is not|has no|of type)|must be Union\[|argument of type|unexpected keyword")
+_TEXT_ALONE = (" is not a multimodal model", "(s) may be provided in one prompt", "Unsupported chat content part type")
+_PYTHON = ("object is not", "object has no", "object of type", "must be Union[", "argument of type")
 """Of an exception in the engine, which a value of the request caused."""
-_FLAG = re.compile(r"`?--[a-z]+(?:-[a-z]+)+")
-"""Of the command line that the engine was started with."""
-_DUMP = re.compile(r":? \{'.*\}", re.DOTALL)
-_NO_SUCH_MODEL = re.compile(r"The model `(?P<model>.*)` does not exist", re.DOTALL)
-_NOT_SERVED = re.compile(r"Not Found|The model does not support .* API|This server does not support .*")
-_REPORT = re.compile(r"\d+ validation errors?\b")
-_PROBLEM = re.compile(
-    r"""'type': '(?P<type>\w+)', 'loc': (?P<q>['"])(?P<place>.*?)(?P=q), """
-    r"""'msg': (?P<m>['"])(?P<text>.*?)(?P=m)(?=, '|\})"""
-    r"""|^(?P<part>\S[^\n]*)\n  (?P<part_text>[^\n]*?) \[type=(?P<part_type>\w+)""",
-    re.MULTILINE | re.DOTALL,
-)
-"""One of pydantic's: as FastAPI has it, in Python's notation, or as text, of a part of the prompt."""
-_SUFFIX = re.compile(r" \((?:parameter=(?P<param>[\w.\[\]]+)(?:, )?)?(?:value=.*)?\)$", re.DOTALL)
-"""What vLLM adds to the text of its own validation errors."""
-_FIRST_WORD = re.compile(r"`?(?P<param>[a-z][a-z0-9_]*)(?:\.[a-z0-9_.]+)?`? (?:must|cannot|contains|is not|are not)\b")
+_NOT_SERVED = ("Not Found", "The model does not support ", "This server does not support ")
+_NO_SUCH_MODEL = ("The model `", "` does not exist")
+_REPORT = re.compile(r"[0-9]+ validation errors?[ :]")
+_FIRST_WORD = re.compile(r"`?([a-z][a-z0-9_]*)")
+_VERBS = ("must", "cannot", "contains", "is not", "are not")
 _MEMBER = re.compile(r"[a-z][a-z0-9_]*")
 """Of a place, what a client wrote; the rest are names of types."""
 
 
 def _too_long(path: bytes, error: EngineError) -> EngineError | None:
-    if error.status != HTTPStatus.BAD_REQUEST or not _TOO_LONG.search(error.message):
+    if error.status != HTTPStatus.BAD_REQUEST or not _has(error, _TOO_LONG):
         return None
     bare = _without_suffix(error)
     # Clients of Anthropic's API know it by these words, for it has no codes.
@@ -134,18 +123,20 @@ def _too_long(path: bytes, error: EngineError) -> EngineError | None:
 
 
 def _no_such_model(_path: bytes, error: EngineError) -> EngineError | None:
-    found = _NO_SUCH_MODEL.match(error.message) if error.status == HTTPStatus.NOT_FOUND else None
-    if found is None:
+    opening, ending = _NO_SUCH_MODEL
+    if error.status != HTTPStatus.NOT_FOUND or not error.message.startswith(opening) or ending not in error.message:
         return None
-    return replace(error, message=f"The model `{found['model']}` does not exist", code="model_not_found", param="model")
+    message = error.message.partition(ending)[0] + ending
+    return replace(error, message=message, code="model_not_found", param="model")
 
 
 def _not_served(path: bytes, error: EngineError) -> EngineError | None:
     """Another model may serve it, so the engine has not failed."""
     row = CELL_PATHS.get(path)
-    if row is None or error.status not in {404, 501} or not _NOT_SERVED.fullmatch(error.message):
+    if row is None or error.status not in {404, 501} or not error.message.startswith(_NOT_SERVED):
         return None
-    message = f"This model makes no {row.what}, so {path.decode()} is not available for it"
+    what = f"makes no {row.what}" if row.counting is Counting.PROMPT_USAGE else "has another API"
+    message = f"This model {what}, so {path.decode()} is not available for it"
     return replace(error, status=404, message=message, code="unsupported_model", param="model")
 
 
@@ -155,7 +146,7 @@ def _not_of_this_model(path: bytes, error: EngineError) -> EngineError | None:
         param, message = "thinking", 'This model does not think: leave `thinking` out, or send {"type": "disabled"}'
     elif "--tool-call-parser" in error.message:
         param, message = "tools", "This model does not call tools: leave `tools` and `tool_choice` out"
-    elif _ONE_KIND.fullmatch(error.message):
+    elif _has(error, _TEXT_ALONE):
         param, message = prompt_member_of(path), "This model takes text alone: no images, sounds, videos or files"
     else:
         return None
@@ -163,7 +154,7 @@ def _not_of_this_model(path: bytes, error: EngineError) -> EngineError | None:
 
 
 def _no_prompt(path: bytes, error: EngineError) -> EngineError | None:
-    if not _NO_MESSAGES.match(error.message):
+    if not error.message.startswith(_NO_PROMPT):
         return None
     param = prompt_member_of(path)
     return replace(error, message=f"`{param}` must not be empty", code="invalid_value", param=param)
@@ -171,7 +162,7 @@ def _no_prompt(path: bytes, error: EngineError) -> EngineError | None:
 
 def _report(path: bytes, error: EngineError) -> EngineError | None:
     """A body that does not fit: a sentence for each place, and the code of the first."""
-    found = [_problem(path, each) for each in _PROBLEM.finditer(error.message)] if _REPORT.match(error.message) else []
+    found = list(_problems(path, error.message)) if _REPORT.match(error.message) else []
     if not found:
         return None
     kind, place, text = first = max(found, key=_aptness)
@@ -187,12 +178,29 @@ def _aptness(problem: tuple[str, str, str]) -> tuple[bool, int]:
     return kind in {"too_long", "too_short"}, place.count(".") + place.count("[")
 
 
-def _problem(path: bytes, found: re.Match[str]) -> tuple[str, str, str]:
-    """Pydantic's type of it, its place, and its text."""
-    if found["type"] is not None:
-        return found["type"], _place(found["place"]), _unprefixed(found["text"].replace("\\'", "'"))
-    place = f"{prompt_member_of(path)}[…].content{_names(found['part'])}"
-    return found["part_type"], place, _unprefixed(found["part_text"])
+def _problems(path: bytes, report: str) -> Iterator[tuple[str, str, str]]:
+    """For each line of a report pydantic's type of a problem, its place, and its text. FastAPI writes them in Python's
+    notation, `{'type': 'missing', 'loc': 'body.n', 'msg': 'Field required', …}`; of a part of the prompt they are text:
+    the place on one line, and `  Field required [type=missing, …]` on the next.
+    """
+    before = ""
+    for line in report.split("\n"):
+        if line.startswith("  {'type': "):
+            kind, place, text = (_quoted(line, name) for name in ("type", "loc", "msg"))
+            yield kind, _place(place), _unprefixed(text)
+        elif line.startswith("  ") and " [type=" in line:
+            text, _, rest = line.strip().partition(" [type=")
+            place = f"{prompt_member_of(path)}[…].content{_names(before)}"
+            yield rest.partition(",")[0].rstrip("]"), place, _unprefixed(text)
+        before = line
+
+
+def _quoted(line: str, name: str) -> str:
+    """The text under a name of a dictionary in Python's notation."""
+    at = line.find(f"'{name}': ") + len(name) + 4
+    quote = line[at : at + 1]
+    ends = [end for end in (line.find(f"{quote}, '", at + 1), line.find(f"{quote}}}", at + 1)) if end >= 0]
+    return line[at + 1 : min(ends, default=len(line))].replace("\\'", "'")
 
 
 def _unprefixed(text: str) -> str:
@@ -221,8 +229,10 @@ def _member_of(place: str) -> str | None:
 
 
 def _first_word(text: str) -> str | None:
-    found = _FIRST_WORD.match(text)
-    return None if found is None else found["param"]
+    """The member that a sentence begins with, such as of "n must be at least 1"."""
+    subject, _, rest = text.partition(" ")
+    found = _FIRST_WORD.match(subject)
+    return found[1] if found is not None and rest.startswith(_VERBS) else None
 
 
 def _code_of(kind: str) -> str:
@@ -234,21 +244,40 @@ def _code_of(kind: str) -> str:
 
 
 def _without_suffix(error: EngineError) -> EngineError:
-    found = _SUFFIX.search(error.message)
-    if found is None:
+    """Without what vLLM adds to the text of its own validation errors, ` (parameter=n, value=0)`."""
+    at = max(error.message.rfind(" (parameter="), error.message.rfind(" (value="))
+    if at < 0 or not error.message.endswith(")"):
         return error
-    return replace(error, message=error.message[: found.start()], param=error.param or found["param"])
+    stated = error.message[at:-1].removeprefix(" (parameter=").partition(",")[0]
+    param = None if stated.startswith(" (value=") else stated
+    return replace(error, message=error.message[:at], param=error.param or param)
+
+
+def _has(error: EngineError, texts: tuple[str, ...]) -> bool:
+    return any(text in error.message for text in texts)
 
 
 def _switched_off(_path: bytes, error: EngineError) -> EngineError | None:
     """What an engine would do if it was started in another way, which is not for the client to choose."""
-    if not _FLAG.search(error.message):
+    if not _has_flag(error.message):
         return None
     bare = _without_suffix(error)
     param = bare.param or _first_word(bare.message) or ("chat_template" if "Chat template" in bare.message else None)
-    kept = " ".join(each for each in re.split(r"(?<=[.!?]) ", bare.message) if not _FLAG.search(each))
+    kept = " ".join(each for each in _sentences(bare.message) if not _has_flag(each))
     message = kept or f"`{param or 'a member of the request'}` is not available for this model"
     return replace(bare, message=message, code="unsupported_parameter", param=param)
+
+
+def _sentences(text: str) -> list[str]:
+    """Split after full stops: a name such as `a.b` is no end."""
+    first, *others = text.split(". ")
+    return [first + "." * bool(others), *(each + "." * (number < len(others)) for number, each in enumerate(others, 1))]
+
+
+def _has_flag(text: str) -> bool:
+    """Whether it names one of the command line that the engine was started with."""
+    words = (word.strip("`'\"(),.") for word in text.split())
+    return any(word.startswith("--") and len(word) > 4 for word in words)
 
 
 def _value(path: bytes, error: EngineError) -> EngineError | None:
@@ -256,13 +285,14 @@ def _value(path: bytes, error: EngineError) -> EngineError | None:
     if error.code is not None or not 400 <= error.status < 500:
         return None
     bare = _without_suffix(error)
-    if _PYTHON.search(bare.message):
+    if _has(bare, _PYTHON):
         message = "A value of the request has a type that the engine cannot use: compare it with the API's reference"
         return replace(bare, message=message, code="invalid_type", param=None)
     param = _member_of(_place(bare.param or "")) or _first_word(bare.message)
     if param is None and "structured outputs" in bare.message:
         param = "structured_outputs"
-    bare = replace(bare, message=_DUMP.sub("", bare.message))
+    if bare.message.endswith("}"):
+        bare = replace(bare, message=bare.message.partition(": {'")[0])
     if param == "logprobs" and bare.message.startswith(_TOO_MANY_LOGPROBS) and path == CHAT_PATH:
         param = "top_logprobs"
     renamed = _RENAMED.get(path, {}).get(param or "")
