@@ -91,13 +91,20 @@ class RequestBodies:
             raise too_long
         owner = await self._owner(scope)
         scope[TENANT] = owner.tenant
+        has_begun = False
+
+        async def answer(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
         async with AsyncExitStack() as held:
             body = _Body(receive, most, too_long, owner, self.shares)
             held.callback(body.end)
             if _is_upload(scope):
                 body.then = lambda: held.enter_async_context(self._place_of(owner))
-            await self._inner(scope, body, send)
-        if body.refusal is not None:
+            await self._inner(scope, body, answer)
+        if body.refusal is not None and not has_begun:
             raise body.refusal
 
     def _place_of(self, owner: Owner) -> Any:

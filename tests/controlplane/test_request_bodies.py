@@ -167,6 +167,21 @@ async def test_a_body_that_comes_too_slowly_is_refused_and_nothing_of_it_stays(
     assert application.shares.is_unused
 
 
+async def test_an_application_that_answers_before_it_reads_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_bodies, "GRACE_S", 0.2)
+    reading = Reading()
+
+    async def hasty(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+        await reading(scope, receive, send)
+
+    request = Request(API, b"x", b"y")
+    request.is_slow = True
+    assert await request.answered_by(RequestBodies(cast(Any, hasty))) == 401
+    assert len(request.sent) == 2
+
+
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/files", "/v1/batches", "/v1/async/chat/completions"])
 async def test_a_key_is_checked_before_a_byte_of_the_body_is_read(path: str) -> None:
     await key_of("acme")
