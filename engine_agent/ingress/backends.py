@@ -9,6 +9,7 @@ from engine_agent.ingress import (
     adapters,
     affinity,
     bad_bodies,
+    fair_places,
     files,
     headers,
     hold,
@@ -43,6 +44,8 @@ MAX_ASYNC_BODY_BYTES = 1024 * 1024
 """What the control plane accepts (`traffic.planning.async_request.AsyncSettings`)."""
 MAX_CONTROL_PLANE_CONNECTIONS = 64
 """Connections to the control plane; each is over in milliseconds, and the rest wait here."""
+MAX_CONTROL_PLANE_CONNECTIONS_OF_ONE = MAX_CONTROL_PLANE_CONNECTIONS // 2
+"""Of one caller, to each web process."""
 QUEUE_TIMEOUT_S = 10
 CONTROL_PLANE_CHECK_MS, CONTROL_PLANE_FAST_CHECK_MS = 2000, 200
 
@@ -83,6 +86,9 @@ def control_plane_backend(settings: IngressSettings, retry_after_s: int, caller_
     lines = [
         f"timeout queue {QUEUE_TIMEOUT_S}s",
         *rules,
+        # A body that a buffer holds takes a connection when it is complete.
+        f"http-request wait-for-body time {settings.times.request_body_s}s",
+        *fair_places.share_rules(MAX_CONTROL_PLANE_CONNECTIONS_OF_ONE * len(settings.control_plane)),
         responses.refuse_rule(_control_plane_unavailable(retry_after_s), "{ nbsrv eq 0 }"),
         *refuse_longer_than(MAX_ASYNC_BODY_BYTES, "req.hdr_val(content-length)"),
         *(_control_plane_server(number, settings) for number in range(len(settings.control_plane))),

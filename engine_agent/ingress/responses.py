@@ -166,9 +166,10 @@ BAD_CELL_ANSWER = ErrorResponse(
 
 UNKNOWN_CLASS = ErrorResponse(
     400,
-    "invalid_class",
+    "invalid_value",
     f"the header {headers.CLASS} must be one of {', '.join(ServingClass)}",
     headers.CLASS,
+    variant="_of_class",
 )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import csv
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from engine_agent.ingress.backends import MAX_CONTROL_PLANE_CONNECTIONS
+from engine_agent.ingress.files import MAX_CONNECTIONS
 from engine_agent.links.conversations import conversing
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool, waits
@@ -148,4 +151,48 @@ async def test_a_question_about_usage_is_passed_on_with_its_key(tmp_path: Path) 
         (heard,) = web.heard
         assert heard.first_line == "GET /v1/usage?hours=2 HTTP/1.1"
         assert heard.headers["authorization"] == f"Bearer {key.text}"
+    await web.stop()
+
+
+async def opened(ingress: RunningIngress, path: str, key: str, sent: bytes = b"{") -> asyncio.StreamWriter:
+    """A request whose body of a megabyte has begun and does not end."""
+    _, writer = await asyncio.open_connection("127.0.0.1", ingress.settings.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: 1000000\r\n\r\n"
+    writer.write(head.encode() + sent)
+    return writer
+
+
+@pytest.mark.parametrize(
+    ("path", "places", "sent"),
+    [
+        ("/v1/files", MAX_CONNECTIONS, b"{"),
+        (PATH, MAX_CONTROL_PLANE_CONNECTIONS, b"{" * 100_000),
+        (PATH, 4 * MAX_CONTROL_PLANE_CONNECTIONS, b"{"),
+    ],
+)
+async def test_slow_bodies_of_one_tenant_leave_places_to_others(
+    tmp_path: Path, path: str, places: int, sent: bytes
+) -> None:
+    web, slow, other = ControlPlane(), keyed("0a0a0a0a", tenant="slow"), keyed("0b0b0b0b", tenant="other")
+    await web.start()
+    async with ingress_of(tmp_path / "home", web) as ingress:
+        await ingress.route(keys=(slow.entry, other.entry), keys_required=True)
+        writers = [await opened(ingress, path, slow.text, sent) for _ in range(places)]
+        backend = "files" if path == "/v1/files" else "control_plane"
+
+        async def under_way() -> int:
+            said = await ingress.haproxy.admin.send(f"show stat {backend} 2 -1")
+            rows = csv.DictReader(said.lstrip("# ").splitlines())
+            return next(int(row["scur"]) for row in rows)
+
+        async with asyncio.timeout(60):
+            while await under_way() < places // 4:
+                pass
+        answer = await ingress.http.post(path, content=BODY, headers=other.headers)
+        assert answer.status_code == 202
+        if len(sent) > 1 or path == "/v1/files":
+            refused = await ingress.http.post(path, content=BODY, headers=slow.headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        for each in writers:
+            each.close()
     await web.stop()
