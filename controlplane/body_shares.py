@@ -1,5 +1,5 @@
-"""How much of what all callers share one caller may hold: bodies on their way, bytes of bodies, places of uploads.
-Counting only; whose request it is, the caller of these says."""
+"""Limits how much one caller holds of what all callers share: arriving bodies, bytes of bodies, places of uploads. It
+only counts; its user names the owner of each request."""
 
 import asyncio
 from collections import Counter
@@ -19,7 +19,7 @@ class OverShare(Exception):
 
 @dataclass(slots=True)
 class BodyShares:
-    """Bodies that are arriving, and bytes of bodies that are kept until their requests end; of one process."""
+    """Counts the arriving bodies of one process, and the bytes of bodies until their requests end."""
 
     most_bytes: int
     most_bytes_of_one: int
@@ -29,7 +29,7 @@ class BodyShares:
     _bytes: Counter[str] = field(default_factory=Counter)
 
     def begin(self, owner: str, *, has_share: bool) -> None:
-        """One body more is on its way; `whole` ends that.
+        """Count one more arriving body, until `whole`.
 
         Raises:
             OverShare
@@ -41,7 +41,7 @@ class BodyShares:
         self._bodies[owner] += 1
 
     def add(self, owner: str, size: int, *, has_share: bool) -> None:
-        """So many bytes of one are here; `forget` gives them back.
+        """Count the bytes of a piece that arrived, until `forget`.
 
         Raises:
             OverShare
@@ -72,8 +72,8 @@ def _less(counted: Counter[str], owner: str, by: int) -> None:
 
 
 class FairPlaces:
-    """So many at once, and so many of one owner. Who finds none waits its turn; an owner with many requests waits for
-    its own and holds up no other."""
+    """A number of places, and a maximum for each owner. A request without a place waits its turn; an owner with many
+    requests waits for its own places and delays no other owner."""
 
     def __init__(self, most: int, most_of_one: int) -> None:
         self._most, self._most_of_one = most, most_of_one

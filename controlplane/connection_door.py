@@ -18,7 +18,7 @@ from functools import partial
 from kernel.addresses import client_network
 
 PAUSE_S = 1.0
-"""After the kernel gave no connection, such as for want of files."""
+"""After `accept` failed, for example because the process has no free file."""
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ class ConnectionDoor:
         return not self.is_full or self._made_room(network)
 
     def _made_room(self, network: str) -> bool:
-        """Whether the network with the most handshakes has lost its oldest one to `network`, which has fewer. In a
-        storm of agents of many networks all have few, and the newest try again."""
+        """Whether the network with the most handshakes lost its oldest one to `network`, which has fewer. In a storm of
+        agents from many networks each has few, so the newest connections are refused and try again."""
         crowded, theirs = max(self._handshakes.items(), key=lambda item: len(item[1]))
         if len(theirs) <= len(self._handshakes.get(network, ())) + 1:
             return False

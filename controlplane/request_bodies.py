@@ -53,8 +53,8 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose share a body counts in. Processes of this host have no share of their own: they could take its files and
-    ports anyway, and a proxy that no setting names speaks for all its clients."""
+    """The tenant or network in whose share a body counts. Processes of this host have no limit: they could take its
+    files and ports anyway, and a proxy that no setting names sends the requests of all its clients."""
 
     name: str
     tenant: str = ""
@@ -62,7 +62,7 @@ class Owner:
 
 
 class RequestBodies:
-    """The application in front of all others."""
+    """The ASGI application in front of all others."""
 
     def __init__(self, inner: Asgi) -> None:
         self._inner = inner
@@ -183,7 +183,7 @@ class _Body:
         return message
 
     def end(self) -> None:
-        """Its bytes are held no more."""
+        """Give back its bytes."""
         if self._is_coming:
             self._is_coming = False
             self._shares.whole(self._owner.name)

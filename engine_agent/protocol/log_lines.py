@@ -15,7 +15,7 @@ from typing import Any
 
 VARIABLE = "SWITCHYARD_LOG_FORMAT"
 CARRIED = ("request_id", "trace_id", "task", "node", "cell")
-"""What code may give with a line as `extra`, beside what the context says."""
+"""Names that code may give with a line as `extra`, in addition to those of the context."""
 
 
 MESSAGE_CHARS, TRACEBACK_CHARS = 4_000, 12_000

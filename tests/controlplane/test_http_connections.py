@@ -115,7 +115,7 @@ async def test_the_connection_that_was_silent_the_longest_makes_room_and_those_t
             writer.close()
 
 
-async def test_nobody_gets_in_where_all_others_wait_for_answers() -> None:
+async def test_a_new_connection_is_closed_where_all_others_wait_for_answers() -> None:
     async with listening(ConnectionLimits(http=1)) as listener:
         asking = await listener.connected(b"GET /slow HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         await eventually(lambda: listener.slow)

@@ -1,5 +1,5 @@
-"""Bodies that are long, slow or many, in front of an application: they end, in the form of their path, and hold up
-nobody but their own tenant or network."""
+"""Long, slow and numerous bodies in front of an application: each is refused in the form of its path, and delays only
+its own tenant or network."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What requests of strangers leave in the log of the control plane, as its handlers write it."""
+"""The log lines of unauthenticated requests, in both forms that the control plane writes."""
 
 import io
 import logging
