@@ -82,12 +82,27 @@ class _Rules:
             raise self.broken("cp", "context parallelism needs engine neuron; on engine vllm it must be 1")
         if degrees.dp > 1:
             raise self.broken("dp", "engine vllm takes 1: more replicas are more cells of the deployment")
+        self._check_executor_over_nodes()
         if heads.attention is not None and heads.attention % degrees.tp:
             raise self.broken("tp", f"it must divide {heads.attention} attention heads: {self._fitting_degrees()}")
         if heads.kv is not None and heads.kv % degrees.tp and degrees.tp % heads.kv:
             raise self.broken("tp", f"it must divide {heads.kv} KV heads or be a multiple: {self._fitting_degrees()}")
         if heads.layers is not None and degrees.pp > heads.layers:
             raise self.broken("pp", f"every stage needs a layer, so it must be at most {heads.layers}")
+
+    def _check_executor_over_nodes(self) -> None:
+        """Over several nodes our executor drives one worker a node, each a rank of one tensor-parallel group
+        (`engine_agent.engines.vllm.cell.work.place_worker`): a cell of other degrees ends at its start. On one node
+        vLLM's own executor drives all devices."""
+        nodes = self.degrees.nodes
+        if nodes == 1:
+            return
+        if self.degrees.pp > 1:
+            rule = "over several nodes engine vllm has no pipeline stages yet, so it must be 1, or nodes = 1"
+            raise self.broken("pp", rule)
+        if self.degrees.tp != nodes:
+            rule = f"over several nodes engine vllm drives one device a node yet, so it must be {nodes}, or nodes = 1"
+            raise self.broken("tp", rule)
 
     def _fitting_degrees(self) -> str:
         heads, pp = self.spec.heads, self.degrees.pp
@@ -97,7 +112,7 @@ class _Rules:
         fitting = [
             tp
             for tp in range(1, min(attention, most) + 1)
-            if attention % tp == 0 and (kv % tp == 0 or tp % kv == 0) and tp * pp % self.degrees.nodes == 0
+            if attention % tp == 0 and (kv % tp == 0 or tp % kv == 0) and self.degrees.nodes in (1, tp)
         ]
         if not fitting:
             return f"none does on {self.degrees.nodes} nodes; pad the heads or change nodes"

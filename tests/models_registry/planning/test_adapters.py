@@ -110,7 +110,7 @@ def test_engines_and_cells_that_serve_none_say_so() -> None:
     with pytest.raises(InvalidVersion, match="engine neuron serves no adapters, sim and vllm do; leave adapters empty"):
         render_version(spec("neuron", TRN1, adapters=(TUNED,)), TRN1)
     with pytest.raises(InvalidVersion, match="adapters has 1, and cells there have 2 nodes; adapters are served by"):
-        render_version(spec("vllm", P5, {"nodes": 2, "tp": 16}, adapters=(TUNED,)), P5)
+        render_version(spec("vllm", P5, {"nodes": 2, "tp": 2}, adapters=(TUNED,)), P5)
 
 
 @pytest.mark.parametrize("option", ["enable_lora", "lora-modules", "max_lora_rank"])

@@ -27,9 +27,9 @@ def test_a_machine_has_the_degree_that_the_table_says(machine: InstanceShape, de
 def test_the_default_counts_over_the_whole_cell_and_leaves_room_for_stages() -> None:
     two = render_version(spec("neuron", TRN1, {"nodes": 2}), TRN1)
     assert (two.degrees.tp, two.degrees.ranks_per_node) == (64, 32)
-    staged = render_version(spec("vllm", P5, {"nodes": 2, "pp": 2}), P5)
-    assert (staged.degrees.tp, staged.degrees.world_size) == (8, 16)
-    assert staged.plan.args[-4:] == ("--pipeline-parallel-size", "2", "--tensor-parallel-size", "8")
+    staged = render_version(spec("vllm", P5, {"pp": 2}), P5)
+    assert (staged.degrees.tp, staged.degrees.world_size) == (4, 8)
+    assert staged.plan.args[-4:] == ("--pipeline-parallel-size", "2", "--tensor-parallel-size", "4")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,10 @@ def test_the_default_counts_over_the_whole_cell_and_leaves_room_for_stages() -> 
     [
         ("vllm", P5, {"tp": 16}, {}, r"p5.48xlarge.tp is 16; .* = 16 ranks on 1 x 8 cores .* at most 8, or nodes = 2$"),
         ("vllm", P5, {"nodes": 2, "tp": 1}, {}, r"tp is 1; every node takes .* a multiple of nodes = 2"),
+        ("vllm", P5, {"nodes": 2}, {}, r"tp is 16; .* drives one device a node yet, so it must be 2, or nodes = 1$"),
+        ("vllm", P5, {"nodes": 2, "tp": 4}, {}, r"tp is 4; .* drives one device a node yet, so it must be 2"),
+        ("vllm", P5, {"nodes": 2, "pp": 2, "tp": 1}, {}, r"pp is 2; over several nodes .* no pipeline stages yet"),
+        ("vllm", LOCAL, {"nodes": 2, "tp": 1, "pp": 2}, {}, r"pp is 2; over several nodes .* no pipeline stages yet"),
         ("vllm", P5, {"tp": 2}, {"heads": SMOLLM2}, r"tp is 2; it must divide 9 attention heads: 1, 3 would do"),
         ("vllm", P5, {"tp": 4}, {"heads": HeadCounts(12, 6)}, r"it must divide 6 KV heads .* 1, 2, 3, 6 would do"),
         ("vllm", LOCAL, {"nodes": 2}, {"heads": SMOLLM2}, r"tp is 2; .* none does on 2 nodes; pad the heads"),

@@ -13,7 +13,7 @@ from tests.models_registry.planning.specs import P5, TRN1, spec
 BEFORE = spec(
     "vllm",
     P5,
-    {"nodes": 2},
+    {"nodes": 2, "tp": 2},
     artifact_uri="file:///weights",
     engine_options={"enforce_eager": True, "seed": 7},
     golden_prompts=(("2 + 2 =", "4"),),
@@ -75,12 +75,12 @@ def test_what_differs_in_what_they_say_shows_by_its_name(changes: dict[str, Any]
 
 
 def test_a_cell_is_compared_by_degrees_and_engine_arguments() -> None:
-    (kind,) = diff(parallelism={P5.name: {"nodes": 1}}, max_concurrency=32).instance_types
+    (kind,) = diff(parallelism={P5.name: {"nodes": 1, "tp": 8}}, max_concurrency=32).instance_types
     assert kind.change is Change.CHANGED
-    assert differing(kind.degrees) == {"nodes": (2, 1, "changed"), "tp": (16, 8, "changed")}
+    assert differing(kind.degrees) == {"nodes": (2, 1, "changed"), "tp": (2, 8, "changed")}
     assert differing(kind.arguments) == {
         "--max-num-seqs": ("16", "32", "changed"),
-        "--tensor-parallel-size": ("16", "8", "changed"),
+        "--tensor-parallel-size": ("2", "8", "changed"),
     }
 
 
@@ -95,7 +95,7 @@ def test_a_number_inside_a_long_option_shows_as_itself() -> None:
 
 
 def test_an_instance_type_of_one_side_alone_says_so() -> None:
-    found = diff(parallelism={P5.name: {"nodes": 2}, "own.gpu": {"within": 1}})
+    found = diff(parallelism={P5.name: {"nodes": 2, "tp": 2}, "own.gpu": {"within": 1}})
     own, p5 = found.instance_types
     assert p5.change is Change.SAME
     assert (own.problem_before, own.problem_after) == (NOT_NAMED, "there is no such instance type")
