@@ -20,8 +20,11 @@ _FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
 _TOOL_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     CHAT_PATH: ("function",),
     RESPONSES_PATH: ("custom", "function", "namespace"),
+    "/v1/messages": ("custom",),
+    "/v1/messages/count_tokens": ("custom",),
 }
-"""That a client carries out. vLLM accepts those that OpenAI's servers carry out, and then never calls them."""
+"""That a client carries out. vLLM accepts most of those that OpenAI's and Anthropic's servers carry out, and then never
+calls them."""
 
 
 def check_request(path: str, request: Mapping[str, Any]) -> None:

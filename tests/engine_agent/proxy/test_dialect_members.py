@@ -53,9 +53,19 @@ def test_tools_that_no_client_carries_out_are_refused_by_name(path: bytes, kind:
     assert (refused.value.param, refused.value.code) == ("tools", "invalid_value")
 
 
+@pytest.mark.parametrize("kind", ["web_search_20250305", "bash_20250124", "function"])
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+def test_so_are_those_of_anthropics_servers(path: bytes, kind: str) -> None:
+    tool = b'{"name":"f","input_schema":{}}'
+    with pytest.raises(BadRequest, match=rf"tools\[1\].*{kind}.*custom") as refused:
+        rewrite_body(path, b'{"model":"m","tools":[%b,{"type":"%b","name":"f"}]}' % (tool, kind.encode()), None)
+    assert (refused.value.param, refused.value.code) == ("tools", "invalid_value")
+    assert rewrite_body(path, b'{"model":"m","tools":[{"type":"custom","name":"f"}]}', None).members == b""
+
+
 @pytest.mark.parametrize("tools", [b"[%b]" % FUNCTION, b"null", b"5", b"[5]", b"[{}]", b'[{"type":5}]', b'{"a":1}'])
 def test_of_other_tools_the_engine_is_the_judge(tools: bytes) -> None:
-    for path in (CHAT, RESPONSES, MESSAGES):
+    for path in (CHAT, RESPONSES):
         assert rewrite_body(path, b'{"model":"m","tools":%b}' % tools, None).members == b""
 
 
