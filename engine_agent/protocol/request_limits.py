@@ -18,7 +18,7 @@ class RequestLimits(Struct, frozen=True):
 
     sequences: Annotated[int, Meta(ge=1, le=1024)] = 128
     inputs: Annotated[int, Meta(ge=1, le=16_384)] = 2048
-    stops: Annotated[int, Meta(ge=1, le=256)] = 16
+    stops: Annotated[int, Meta(ge=1, le=256)] = 4
     tools: Annotated[int, Meta(ge=1, le=1024)] = 128
     tools_bytes: Annotated[int, Meta(ge=1024, le=4_194_304)] = 524_288
     schema_bytes: Annotated[int, Meta(ge=1024, le=1_048_576)] = 65_536
@@ -51,7 +51,7 @@ LIMIT_ROWS: Final = (
     LimitRow(
         "stops",
         "`stop`, `stop_sequences`",
-        "OpenAI takes 4 and vLLM any number; agents send up to a dozen, and each is searched for after every token",
+        "OpenAI and vLLM take 4, vLLM more by `VLLM_MAX_STOP_STRINGS`; each is searched for after every token",
     ),
     LimitRow("tools", "`tools`", "OpenAI takes 128"),
     LimitRow("tools_bytes", "`tools`, as JSON", "a required tool call compiles one grammar of all tools"),
@@ -85,7 +85,7 @@ DEFAULT_LIMITS: Final = RequestLimits()
 
 
 def limits_text(limits: RequestLimits) -> str:
-    """What differs from the defaults, as a header carries it: `sequences=256;stops=4`. Empty: nothing does."""
+    """What differs from the defaults, as a header carries it: `sequences=256;stops=8`. Empty: nothing does."""
     named = structs.asdict(limits)
     return ";".join(f"{name}={value}" for name, value in named.items() if value != getattr(DEFAULT_LIMITS, name))
 

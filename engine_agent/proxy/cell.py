@@ -64,8 +64,11 @@ class Cell:
         self.spans = SpanExporter(settings.traces, {"switchyard.cell": settings.cell}) if settings.traces else None
         self.in_flight: set[InFlight] = set()
         self.sequences = 0
-        """What those in flight count, as `admission.weight_of` has it."""
-        self._weights: dict[InFlight, int] = {}
+        """What those in flight are in the engine: at `max_concurrency` it has no free slot."""
+        self.weight = 0
+        """As how many requests they count in admission (`admission.weight_of`)."""
+        self._counted: dict[InFlight, tuple[int, int]] = {}
+        """Weight and sequences of each."""
         self.settlements: set[asyncio.Task[None]] = set()
         """Of requests that have ended, and whose tokens are being asked for."""
         self.token_check: TokenCheck | None = None
@@ -118,7 +121,7 @@ class Cell:
             phase=self.phase,
             healthy=self.judge.ok,
             reason=self.judge.reason,
-            in_flight=self.sequences,
+            in_flight=self.weight,
             limit=limit,
         )
         if refusal is None and serving_class is ServingClass.BATCH and not self.batch.admits():
@@ -140,11 +143,12 @@ class Cell:
     def weigh(self, request: InFlight, serving_class: ServingClass, sequences: int) -> Refusal | None:
         """An admitted request is so many sequences, as its body shows; returns why there is no room for them."""
         limit = self._limit_of(serving_class, monotonic())
-        weight, others = admission.weight_of(sequences, limit), self.sequences - self._weights[request]
+        weight, others = admission.weight_of(sequences, limit), self.weight - 1
         if weight > 1 and others + weight > limit:
             return refusals.class_full(serving_class, others, limit)
-        self._weights[request] = weight
-        self.sequences = others + weight
+        self._counted[request] = (weight, sequences)
+        self.weight += weight - 1
+        self.sequences += sequences - 1
         return None
 
     def _urgent_lately(self, serving_class: ServingClass, now: float) -> bool:
@@ -208,7 +212,8 @@ class Cell:
         if not self.in_flight:
             self._busy_since = monotonic()
         self.in_flight.add(request)
-        self._weights[request] = 1
+        self._counted[request] = (1, 1)
+        self.weight += 1
         self.sequences += 1
         self.idle.clear()
         self.watch.changed()
@@ -218,7 +223,9 @@ class Cell:
         if request in self.in_flight and len(self.in_flight) == 1:
             self._busy_s += monotonic() - self._busy_since
         self.in_flight.discard(request)
-        self.sequences -= self._weights.pop(request, 0)
+        weight, sequences = self._counted.pop(request, (0, 0))
+        self.weight -= weight
+        self.sequences -= sequences
         self.batch.leave(request)
         if not self.in_flight:
             self.idle.set()

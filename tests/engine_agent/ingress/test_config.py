@@ -25,7 +25,7 @@ EVERYTHING = msgspec.structs.replace(
             affinity=Affinity(),
             adapters=(PoolAdapter("tuned", parent="chat", cells=("c-1-g3",)),),
             by_cache=True,
-            request_limits="sequences=256;stops=4",
+            request_limits="sequences=256;stops=8",
         ),
     ),
     splits=(Split("any", {POOL.name: 1}),),
@@ -122,7 +122,7 @@ def test_only_pools_limits_settings_and_what_is_in_use_are_structure() -> None:
         msgspec.structs.replace(TABLE, max_body_bytes=1),
         msgspec.structs.replace(TABLE, retry_after_s=1),
         with_pool(serving_class="batch"),
-        with_pool(request_limits="stops=4"),
+        with_pool(request_limits="stops=8"),
     ]
     assert {structure_of(desired_from(table), SETTINGS) for table in same} == {structure}
     assert structure not in {structure_of(desired_from(table), SETTINGS) for table in others}
@@ -144,7 +144,7 @@ def test_keys_and_splits_and_bounds_change_in_place() -> None:
                     affinity=Affinity(load_bound=2.0),
                     adapters=(PoolAdapter("a", parent="chat"),),
                     by_cache=True,
-                    request_limits="sequences=256;stops=4",
+                    request_limits="sequences=256;stops=8",
                 ),
             ),
         ),

@@ -250,7 +250,7 @@ async def test_a_client_that_leaves_is_no_error_of_its_key_and_an_answer_of_5xx_
 async def test_cells_are_sent_the_limits_of_their_deployment_and_never_a_clients(ingress: RunningIngress) -> None:
     async with FakeCell().running() as own, FakeCell().running() as usual:
         limited = msgspec.structs.replace(
-            pool(own, name="limited", models=("limited",)), request_limits="sequences=256;stops=4"
+            pool(own, name="limited", models=("limited",)), request_limits="sequences=256;stops=8"
         )
         await ingress.route(limited, pool(usual))
         await ingress.sees(**{own.name: "up", usual.name: "up"})
@@ -258,5 +258,5 @@ async def test_cells_are_sent_the_limits_of_their_deployment_and_never_a_clients
             body = b'{"model": "%b", "messages": []}' % model.encode()
             answer = await ingress.post(body, **{"x-switchyard-limits": "sequences=1024"})
             assert answer.status_code == 200
-        assert own.requests[-1].headers["x-switchyard-limits"] == "sequences=256;stops=4"
+        assert own.requests[-1].headers["x-switchyard-limits"] == "sequences=256;stops=8"
         assert "x-switchyard-limits" not in usual.requests[-1].headers

@@ -43,8 +43,8 @@ OVER: list[tuple[str, dict[str, Any], str, str, str]] = [
     (COMPLETIONS, {"prompt": [[1]] * 129}, "prompt", "array_above_max_length", "length 129"),
     (COMPLETIONS, {"prompt": ["x"] * 5, "n": 26}, "n", "integer_above_max_value", "are 130 sequences"),
     (COMPLETIONS, {"prompt": [["x"], 1] * 3, "best_of": 99}, "best_of", "integer_above_max_value", "594 sequences"),
-    (CHAT, {"stop": ["x"] * 17}, "stop", "array_above_max_length", "16, but got an array with length 17"),
-    (MESSAGES, {"stop_sequences": ["x"] * 17}, "stop_sequences", "array_above_max_length", "16"),
+    (CHAT, {"stop": ["x"] * 17}, "stop", "array_above_max_length", "4, but got an array with length 17"),
+    (MESSAGES, {"stop_sequences": ["x"] * 17}, "stop_sequences", "array_above_max_length", "length 4,"),
     (CHAT, {"tools": [TOOL] * 129}, "tools", "array_above_max_length", "128"),
     (CHAT, {"tools": [{**TOOL, "x": "y" * 60_000}] * 10}, "tools", "string_above_max_length", "524288 bytes"),
     (CHAT, {"tools": [TOOL, {"x": "y" * 70_000}]}, "tools[1]", "string_above_max_length", "65536 bytes"),
@@ -131,7 +131,7 @@ def test_every_limit_is_described_and_binds() -> None:
         check_work(CELL_PATHS[path.encode()], body, least)
 
 
-@pytest.mark.parametrize("limits", [RequestLimits(), RequestLimits(sequences=256), RequestLimits(stops=4, tools=1)])
+@pytest.mark.parametrize("limits", [RequestLimits(), RequestLimits(sequences=256), RequestLimits(stops=8, tools=1)])
 def test_limits_pass_a_header(limits: RequestLimits) -> None:
     assert limits_from_text(limits_text(limits)) == limits
     assert limits_text(DEFAULT_LIMITS) == ""
@@ -207,14 +207,15 @@ async def test_answers_count_in_admission_as_sequences() -> None:
     async with proxy_of(script) as proxy:
         assert proxy.cell.settings.max_concurrency == 4
         connections = [await proxy.send(request(CHAT, b'{"n":128}')) for _ in range(2)]
-        while proxy.cell.sequences < 8:
+        while proxy.cell.weight < 8:
             await proxy.moment()
         refused = await ask(proxy, CHAT, {})
         assert (refused.status, refused.json()["error"]["code"]) == (503, "cell_saturated")
         for _, writer in connections[1:]:
             writer.close()
-        while proxy.cell.sequences > 4:
+        while proxy.cell.weight > 4:
             await proxy.moment()
+        assert proxy.cell.sequences == 128, "the engine has no free slot, so that no probe waits for one"
         refused = await ask(proxy, CHAT, {"n": 5}, x_switchyard_class="batch")
         assert (refused.status, refused.headers["x-switchyard-retry"]) == (503, "1")
         connections[0][1].close()

@@ -30,7 +30,7 @@ WHOLE: dict[str, Any] = {
     "request_limits": {
         "sequences": 256,
         "inputs": 2048,
-        "stops": 4,
+        "stops": 8,
         "tools": 128,
         "tools_bytes": 524_288,
         "schema_bytes": 65_536,
@@ -60,9 +60,9 @@ def test_a_policy_survives_being_stored() -> None:
 
 
 def test_of_limits_of_one_request_only_the_stated_ones_change() -> None:
-    policy = parse_traffic_policy({"request_limits": {"stops": 4}}, REGIONS)
+    policy = parse_traffic_policy({"request_limits": {"stops": 8}}, REGIONS)
     policy = parse_traffic_policy({"request_limits": {"tools": 8}}, REGIONS, policy)
-    assert policy.request_limits == RequestLimits(stops=4, tools=8)
+    assert policy.request_limits == RequestLimits(stops=8, tools=8)
 
 
 def test_residency_binds_only_the_origins_that_it_names() -> None:
