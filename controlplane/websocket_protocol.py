@@ -67,6 +67,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().keepalive_timeout()
         self.transport.abort()
 
+    async def send(self, message: Any) -> None:
+        """A whole answer in place of a WebSocket completes the handshake; uvicorn would log an error after it."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True
+
     async def run_asgi(self) -> None:
         """The application learns from its scope what certificate was shown, as `ssl` decodes it; None: none was."""
         encrypted = self.transport.get_extra_info("ssl_object")

@@ -54,10 +54,12 @@ MAX_RETRY_AFTER_S = 120
 """Whatever the control plane says: it might be wrong, and its next process knows better."""
 MAX_RETRY_AFTER_DIGITS = 9
 REFUSED_IN_TLS = (InvalidMessage, ssl.SSLError)
-"""How a certificate that the other end refuses shows: in TLS 1.3 its alert comes after the handshake."""
-LOST_AFTER = 3
-"""Refusals in a row for want of a certificate, after which the one at home counts as lost: a process that ended in the
-middle of a handshake looks as if it had refused it."""
+"""How a certificate that the other end refuses shows: in TLS 1.3 its alert comes after the handshake. A process that is
+too busy, or ends in the middle of a handshake, looks the same."""
+DOUBTED_AFTER = 5
+"""Such ends in a row, after which one try shows no certificate."""
+LOST_AFTER = 2
+"""Refusals of such tries for want of a certificate, after which the one at home counts as lost."""
 MAX_REASON_CHARS = 300
 
 
@@ -151,7 +153,7 @@ class AgentConnection:
         self._told_to_wait_s = 0.0
         self._failures = 0
         self._certificate_refused = False
-        self._wanted_in_vain = 0
+        self._refused_in_tls = self._wanted_in_vain = 0
         self._is_certified = False
         self._again = asyncio.Event()
         self.status = ConnectionStatus(connected=False, reason="not connected yet")
@@ -225,7 +227,9 @@ class AgentConnection:
                 self._told_to_wait_s = come_again_s(error.response.headers.get("Retry-After"), self._draw())
                 return self._handshake_failed(error.response, certified=shown)
             except REFUSED_IN_TLS:
-                self._certificate_refused = shown and not self.status.connected
+                if shown and not self.status.connected:
+                    self._refused_in_tls += 1
+                    self._certificate_refused = self._refused_in_tls % DOUBTED_AFTER == 0
                 raise
         except ConnectionClosed as error:
             return f"the connection closed: {error}"
@@ -234,8 +238,7 @@ class AgentConnection:
 
     @property
     def _shows_certificate(self) -> bool:
-        """A certificate that is refused must not keep out an agent that enrolled anew and has yet to get another: the
-        next try after such a refusal shows none."""
+        """A certificate that is refused must not keep out an agent that needs none."""
         return self.identity.has_certificate and not self._certificate_refused
 
     def _handshake_failed(self, response: Response, *, certified: bool) -> str:
@@ -292,7 +295,7 @@ class AgentConnection:
 
     async def _serve(self, socket: ClientConnection, *, certified: bool) -> str:
         self._again.clear()
-        self._wanted_in_vain, self._is_certified = 0, certified
+        self._refused_in_tls, self._wanted_in_vain, self._is_certified = 0, 0, certified
         if self._servers.are_several:
             notice_silence(socket.transport.get_extra_info("socket"))
         await self._put(socket, self._hello())

@@ -79,6 +79,7 @@ class Enrolment:
         if self.join_token is None:
             raise EnrolmentRefused(f"{self.agent_id} has no usable credential and was given no join token")
         credential = await asyncio.to_thread(_exchange, self, self.join_token, self._nonce(), shown_by)
+        Identity(self.home).drop_certificate()  # the enrolment revoked it
         self.store_credential(credential)
         return credential
 

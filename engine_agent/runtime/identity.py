@@ -92,6 +92,11 @@ class Identity(IdentityFiles):
         write_durably(self.certificate_file, chain.encode(), mode=0o644)
         return validity
 
+    def drop_certificate(self) -> None:
+        """Show none from now on, until another is stored. Whom to believe stays."""
+        self.combined_file.unlink(missing_ok=True)
+        self.certificate_file.unlink(missing_ok=True)
+
     def store_trust(self, *, bundle: str, revoked: str) -> None:
         """Keep the authorities that count and their revocation lists; an empty list says nothing of revocation.
 

@@ -25,7 +25,7 @@ from controlplane.websocket_protocol import WebSocketProtocol
 from engine_agent.protocol.identity import IdentityKind, control_name, name_of_peer
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
-from engine_agent.runtime.connection import AgentConnection, ConnectionSettings, ConnectionStatus
+from engine_agent.runtime.connection import DOUBTED_AFTER, AgentConnection, ConnectionSettings, ConnectionStatus
 from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.runtime.identity import Identity
 from fleet.consumers.agent_socket import AgentSocket
@@ -273,18 +273,19 @@ async def test_a_web_that_ends_in_the_middle_of_handshakes_makes_no_certificate_
         pass
     ended = 0
 
-    async def ends_once(scope: Any, receive: Any, send: Any) -> None:
+    async def ends_at_first(scope: Any, receive: Any, send: Any) -> None:
         nonlocal ended
         ended += 1
-        if ended == 1:
+        if ended < DOUBTED_AFTER:
             raise ConnectionAbortedError
         await AgentSocket(hub)(scope, receive, send)
 
-    async with listening_for(hub, ends_once) as port:
+    async with listening_for(hub, ends_at_first) as port:
         again = Agent(agent.home, port, (agent.home / "credential").read_text())
         async with again.running():
             await eventually(lambda: "n-a" in hub.sessions)
             assert hub.sessions["n-a"].is_certified
+    assert not await Event.objects.filter(kind="agent.refused").aexists()
 
 
 async def test_a_revoked_certificate_is_refused_by_the_handshake_without_a_restart(

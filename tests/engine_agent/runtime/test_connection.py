@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import ApiKey, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Fault, Hello, Order, Refused
 from engine_agent.protocol.states import AgentKind
@@ -19,6 +20,7 @@ from engine_agent.runtime.connection import (
     report_interval_s,
 )
 from engine_agent.runtime.enrolment import NONCE_FILE, Enrolment
+from tests.engine_agent.authority import FleetOfTests
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 
 JOIN_TOKEN = "join-1"
@@ -128,6 +130,18 @@ async def test_a_credential_the_control_plane_forgot_is_replaced(plane: FakeCont
         await eventually(lambda: plane.connections == 2)
     first, second = plane.enrolled
     assert first == second, "the same nonce, or a token would not be taken twice"
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_enrols_anew_shows_the_certificate_from_before_no_more(
+    plane: FakeControlPlane, tmp_path: Path
+) -> None:
+    """The enrolment revoked it: web would refuse it in TLS."""
+    identity = FleetOfTests().certify(tmp_path, IdentityKind.INGRESS, "i-a")
+    async with plane.running(), Agent(plane, tmp_path).running():
+        await eventually(lambda: plane.connections == 1)
+    assert identity.has_bundle
+    assert not identity.has_certificate
 
 
 @pytest.mark.asyncio
