@@ -14,7 +14,8 @@ from tests.engine_agent.fuzzing import harm_of, shown
 from tests.engine_agent.two_regions import two_regions
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
-GENERATED = 5000
+DRAWN = 4000
+"""Of the fixed set, and as many mutations."""
 
 
 async def harm(attacks: Iterable[Attack], folder: Path) -> list[str]:
@@ -30,15 +31,10 @@ async def test_no_attack_of_the_corpus_harms_a_cell_or_another_request(tmp_path:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
-async def test_no_attack_on_any_path_harms_a_cell_or_another_request(tmp_path: Path) -> None:
-    found = await harm(everything(MODEL), tmp_path)
-    assert not found, shown(found)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(1800)
-async def test_no_mutated_attack_harms_a_cell_or_another_request(tmp_path: Path) -> None:
+async def test_no_drawn_or_mutated_attack_harms_a_cell_or_another_request(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
-    found = await harm(itertools.islice(generated(random.Random(seed), MODEL), GENERATED), tmp_path)
+    rng = random.Random(seed)
+    drawn = rng.sample(list(everything(MODEL)), DRAWN)
+    found = await harm([*drawn, *itertools.islice(generated(rng, MODEL), DRAWN)], tmp_path)
     assert not found, f"seed {seed}, {shown(found)}"
