@@ -54,6 +54,10 @@ class Fleet:
     def post(self, path: str, **body: Any) -> Any:
         return self.ask("POST", path, body)
 
+    def metrics(self) -> str:
+        """Prometheus's page of web."""
+        return self._client.get(f"{SERVER}/metrics").raise_for_status().text
+
     def rows(self, path: str, **query: Any) -> list[Row]:
         """Every row of a list that fits one page."""
         rows: list[Row] = self.get(path, page_size=1000, **query)["results"]

@@ -29,6 +29,8 @@ class Answer:
     error: str = ""
     url: str = ""
     """Where it was sent to."""
+    was_refused: bool = False
+    """An ingress answered 5xx for want of a cell: none answered, or the one that did had not sent it to its engine."""
 
     def was_streaming_from(self, cell: str, at: float) -> bool:
         """Whether this answer came from `cell` and was under way at that moment."""
@@ -53,6 +55,8 @@ async def _stream(client: httpx.AsyncClient, url: str, model: str, max_tokens: i
         answer.cell = response.headers.get("x-switchyard-cell", "")
         if response.status_code != 200:
             answer.error = f"status {response.status_code}: {(await response.aread())[:200]!r}"
+            is_handed_back = "x-switchyard-retry" in response.headers
+            answer.was_refused = response.status_code >= 500 and (not answer.cell or is_handed_back)
             return
         finished = False
         async for line in response.aiter_lines():

@@ -10,16 +10,21 @@ promise was broken. The same seed does the same faults in the same order; what t
 
 import argparse
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from bench.chaos.campaign import Campaign, FleetUnderTest, Report
+from bench.chaos.counted import differences, refused_counts
 from bench.chaos.crowds import WHOLE
 from bench.chaos.schedule import PAUSES_S, kinds, schedule
 from bench.live_fleet import AGENT_SERVER, HOME, SERVER, Fleet, Row, last_pass_age_s, launched, load, wait_for
+from tests.load import Answer
 
 DEPLOYMENT = "sim-70b"
 WHOLE_WITHIN_S = 120.0
+COUNTED_WITHIN_S = 120.0
+"""Ingresses report keys and tenants in turns of 15 s, and usage is added up every 10 s."""
 ANSWER_WITHIN_S = 3.0
 """Of web: what is paused must not hold up the faults that follow."""
 
@@ -35,9 +40,11 @@ def main() -> None:
     fleet = Fleet(ANSWER_WITHIN_S)
     wait_for(lambda: fleet.is_whole(DEPLOYMENT), WHOLE_WITHIN_S, "the fleet is whole before the first fault")
     faults = schedule(options.seed, options.seconds, options.every, chosen)
+    before = refused_counts(fleet, DEPLOYMENT)
     campaign = Campaign(_under_test(fleet), options.seed, _say, crowd=options.crowd)
     with load(fleet.ingresses(DEPLOYMENT), DEPLOYMENT, options.rate, max_tokens=24) as requests:
         report = campaign.run(faults, requests)
+    report.broken += _miscounted(fleet, requests, before)
     _print(report)
     sys.exit(1 if report.broken else 0)
 
@@ -55,6 +62,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--crowd", type=float, default=0.1, help=f"share of a whole crowd ({crowd})")
     parser.add_argument("--list", action="store_true", help="name the kinds of faults and end")
     return parser
+
+
+def _miscounted(fleet: Fleet, answers: Sequence[Answer], before: Mapping[str, int]) -> list[str]:
+    """What the control plane counted of refused requests and clients did not see, or the reverse, once counts rest."""
+    deadline = time.monotonic() + COUNTED_WITHIN_S
+    while found := differences(answers, before, after := refused_counts(fleet, DEPLOYMENT)):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(1)
+    refused = sum(answer.was_refused for answer in answers)
+    grown = ", ".join(f"{place} {count - before[place]}" for place, count in after.items())
+    print(f"\nClients were refused {refused} times; counted: {grown}")
+    return found
 
 
 def _say(line: str) -> None:

@@ -9,6 +9,7 @@ from bench.fuzz.attacks import Attack
 from bench.fuzz.judge import Served, changes, complaint, servers_of
 from bench.fuzz.sending import answer_to
 from tests.engine_agent.ingress.ingresses import RunningIngress
+from tests.engine_agent.proxy.proxy_process import until
 
 AT_ONCE = 8
 SHOWN = 40
@@ -57,9 +58,19 @@ async def servers(ingress: RunningIngress) -> dict[tuple[str, str], Served]:
     return servers_of(await ingress.haproxy.admin.send("show stat -1 4 -1"))
 
 
+async def settled_servers(ingress: RunningIngress) -> dict[tuple[str, str], Served]:
+    """The same, once no check of a cell or region is outstanding after the start."""
+
+    async def none_is_down() -> bool:
+        return all(each.status != "DOWN" for each in (await servers(ingress)).values())
+
+    await until(none_is_down, "every cell and region is up")
+    return await servers(ingress)
+
+
 async def harm_of(attacks: Iterable[Attack], model: str, ingresses: Sequence[RunningIngress]) -> list[str]:
     """Everything that the attacks changed or that answered wrongly."""
-    before = [await servers(ingress) for ingress in ingresses]
+    before = [await settled_servers(ingress) for ingress in ingresses]
     failed: list[str] = []
     async with good_requests(ingresses, model, failed):
         found = await attacked(attacks, *ingresses)
