@@ -27,8 +27,78 @@ RATE_HEADERS: JsonObject = {
 ETAG: JsonObject = {"ETag": described_header("Of the object as it is now; strong.")}
 
 
+VERBS = {"retrieve": "Show", "partial_update": "Change", "destroy": "Delete"}
+"""Actions of view sets; any other is its own verb."""
+SUMMARIES: dict[tuple[str, str], str] = {
+    ("agent-rollout", "create"): "Upgrade all agents",
+    ("apply", "create"): "Apply documents",
+    ("apply", "preview"): "Preview what documents would change",
+    ("approval", "approve"): "Approve a request",
+    ("approval", "list"): "List requests for approval",
+    ("approval", "reject"): "Reject a request",
+    ("approval", "retrieve"): "Show a request for approval",
+    ("approval-rule", "partial_update"): "Require approval of an action",
+    ("autoscaling", "list"): "Show whether the autoscaler is paused",
+    ("autoscaling", "pause"): "Pause the autoscaler",
+    ("autoscaling", "resume"): "Resume the autoscaler",
+    ("benchmark", "best"): "Find the best version and instance type",
+    ("benchmark", "histograms"): "Show the latency histograms of a benchmark",
+    ("capacity-plan", "list"): "Show the newest capacity plan",
+    ("cell", "load"): "Show the load of a cell over time",
+    ("cell", "logs"): "Show the last log lines of a cell",
+    ("cost", "list"): "Report costs by group",
+    ("deployment", "load"): "Show the load of a deployment over time",
+    ("entry", "adopt"): "Adopt an existing DNS entry",
+    ("evacuation", "create"): "Evacuate a region",
+    ("evacuation", "preview"): "Preview an evacuation",
+    ("image-move", "back"): "Move machines back to their previous image",
+    ("key", "policy"): "Show whether API keys are required",
+    ("key", "require"): "Require API keys, or stop requiring them",
+    ("matrix", "list"): "List traffic matrices",
+    ("matrix", "retrieve"): "Show a traffic matrix",
+    ("me", "list"): "Show who you are and what you may do",
+    ("model-version", "calibration"): "Show the calibration of a model version",
+    ("model-version", "diff"): "Compare two model versions",
+    ("override", "create"): "Fix the traffic shares of a deployment",
+    ("override", "preview"): "Preview fixed traffic shares",
+    ("plan", "create"): "Simulate a change of the fleet",
+    ("region", "load"): "Show the load of a region over time",
+    ("rollout", "create"): "Start a rollout",
+    ("rollout", "preview"): "Preview a rollout",
+    ("rollout", "skip_bake"): "Skip the bake of a rollout",
+    ("shift", "list"): "List changes of traffic shares",
+    ("shift", "retrieve"): "Show a change of traffic shares",
+    ("tenant-webhook", "rotate"): "Rotate the secret of a tenant webhook",
+    ("usage", "list"): "Report usage by group",
+    ("usage", "responses"): "Report stored responses by tenant",
+}
+"""Noun and action -> the summary, where the rule below makes no good sentence."""
+
+
+def operation_summary(noun: str, action: str) -> str:
+    """One line for lists of operations, such as `Drain a cell` or `List routing tables`."""
+    if stated := SUMMARIES.get((noun, action)):
+        return stated
+    words = noun.replace("-", " ")
+    if action == "list":
+        return f"List {_plural(words)}"
+    verb = VERBS.get(action, action.replace("_", " ").capitalize())
+    return f"{verb} {'an' if words[0] in 'aeiou' and not words.startswith('use') else 'a'} {words}"
+
+
+def _plural(words: str) -> str:
+    if words.endswith("y") and words[-2] not in "aeiou":
+        return words[:-1] + "ies"
+    return words + ("es" if words.endswith(("s", "ch")) else "s")
+
+
 class ConventionsSchema(AutoSchema):
     """Describes what view sets inherit from `kernel.rest.view_sets`."""
+
+    def get_summary(self) -> str:
+        """One line for lists of operations. A view states another with `extend_schema(summary=…)`."""
+        view: Any = self.view
+        return operation_summary(view.basename, view.action)
 
     def get_operation(self, *args: Any, **kwargs: Any) -> JsonObject | None:
         operation: JsonObject | None = super().get_operation(*args, **kwargs)

@@ -163,7 +163,7 @@ rollout_action = action_view(*ACTIONS.values())
 def _propose(form: Submission) -> Proposal:
     return rollout_propose(
         deployment=form.text("deployment"),
-        version=form.text("version"),
+        version=_version(form),
         policy={},
         allow_unreleased=form.text("unreleased") == "yes",
     )
@@ -174,12 +174,22 @@ def _start(form: Submission, thing: None) -> Approval | HttpResponse:
     return started if isinstance(started, Approval) else redirect("rollout", key=str(started.pk))
 
 
+def _version(form: Submission) -> str:
+    """The one that the form names, else the deployment's newest: the last that was released of its model."""
+    released = ModelVersion.objects.filter(
+        state=VersionState.RELEASED.value, model__versions__deployments=form.text("deployment")
+    )
+    newest = None if form.text("version") else released.order_by("-id").first()
+    return newest.reference if newest is not None else form.text("version")
+
+
 def _options(form: Submission, thing: None) -> Context:
-    """Every deployment, and the youngest versions that are neither drafts nor retired."""
+    """Every deployment, and the youngest versions that are neither drafts nor retired. Where no version is chosen yet,
+    it is the chosen deployment's newest; without a deployment, each one's own newest is offered and no other."""
     states = [VersionState.RELEASED.value, VersionState.VALIDATED.value]
     versions = ModelVersion.objects.filter(state__in=states).order_by("-id").only("model_id", "version")
     return {
-        "form": {name: form.text(name) for name in ("deployment", "version", "unreleased")},
+        "form": {name: form.text(name) for name in ("deployment", "unreleased")} | {"version": _version(form)},
         "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
         "versions": [version.reference for version in versions[:VERSIONS_OFFERED]],
     }
@@ -187,7 +197,7 @@ def _options(form: Submission, thing: None) -> Context:
 
 def _preview(form: Submission, thing: None) -> Context:
     """The stages of the rollout that the form describes; nothing while it describes none."""
-    deployment, version = form.text("deployment"), form.text("version")
+    deployment, version = form.text("deployment"), _version(form)
     if not deployment or not version:
         return {}
     proposal = _propose(form)

@@ -95,6 +95,13 @@ def test_every_operation_says_what_it_does_and_shows_an_answer() -> None:
     assert [name for name, operation in operations() if not is_described(operation)] == []
 
 
+def test_every_operation_has_a_summary_of_one_plain_line() -> None:
+    found = [operation.get("summary", "") for path in document()["paths"].values() for operation in path.values()]
+    assert [line for line in found if not re.fullmatch(r"[A-Z][A-Za-z, ]{5,59}[a-z]", line)] == []
+    assert sorted(found) == sorted(set(found))
+    assert {"Drain a cell", "List routing tables", "Create an engine allowance", "Roll back a rollout"} <= set(found)
+
+
 def test_a_cell_has_the_promised_fields() -> None:
     schemas = document()["components"]["schemas"]
     promised = {"id", "deployment", "region", "state", "reason", "generation", "model_version", "nodes", "load"}

@@ -1,13 +1,16 @@
 """Starting a rollout from its page: the stages first, then the start; a refusal says why."""
 
+import re
+
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
 from fleet.models import Rollout
-from models_registry.models import VersionState
+from models_registry.models import Model, ModelVersion, VersionState
 from tests.controlplane.dashboard.clients import signed_in
 from tests.fleet import rows
+from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db
 PAGE = "/rollouts/new/"
@@ -34,6 +37,25 @@ def test_it_starts_and_leads_to_its_page() -> None:
     rollout = Rollout.objects.get()
     assert (response.status_code, response.headers["Location"]) == (302, f"/rollouts/{rollout.pk}/")
     assert (rollout.actor, rollout.why) == ("operator", "faster")
+
+
+def selected(shown: str) -> list[str]:
+    return re.findall(r'<option value="([^"]*)" selected>', shown)
+
+
+def test_the_newest_released_version_of_the_deployments_own_model_is_preselected() -> None:
+    rows.version("4", state=VersionState.RELEASED)
+    rows.version("5", state=VersionState.VALIDATED)
+    other = Model.objects.create(name="other", created_at=NOW)
+    ModelVersion.objects.create(model=other, version="9", engine="sim", state=VersionState.RELEASED, created_at=NOW)
+    assert selected(signed_in().get(PAGE).text) == [""]
+    shown = signed_in().get(PAGE, {"deployment": "sim-70b"}).text
+    assert selected(shown) == ["sim-70b", "sim-70b@4"]
+    assert "Roll sim-70b out to sim-70b@4" in shown
+    shown = signed_in().get(PAGE, {"deployment": "sim-70b", "version": ""}).text
+    assert "Roll sim-70b out to sim-70b@4" in shown
+    assert signed_in().post(PAGE, {"deployment": "sim-70b"}).status_code == 302
+    assert Rollout.objects.get().to_version.reference == "sim-70b@4"
 
 
 @pytest.mark.parametrize(
