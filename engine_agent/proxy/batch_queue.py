@@ -24,8 +24,8 @@ class BatchQueue:
         self.window = BatchWindow(most)
         self.reads_one = reads_one
         self._is_alone = is_alone
-        self._joined: set[BatchRequest] = set()
-        """All that were admitted: some of them are still being uploaded."""
+        self._joined: dict[BatchRequest, int] = {}
+        """All that were admitted, with the sequences that each is: some of them are still being uploaded."""
         self._running: set[BatchRequest] = set()
         self._unread: set[BatchRequest] = set()
         self._waiting: deque[BatchRequest] = deque()
@@ -43,7 +43,12 @@ class BatchQueue:
 
     def join(self, request: BatchRequest) -> None:
         """One was admitted."""
-        self._joined.add(request)
+        self._joined[request] = 1
+
+    def weigh(self, request: object, sequences: int) -> None:
+        """A request, of whatever class, is so many sequences in the engine."""
+        if request in self._joined:
+            self._joined[request] = sequences
 
     def may_begin(self, request: BatchRequest) -> bool:
         """Whether one that is whole goes to the engine now; if not, it is called when it may."""
@@ -63,7 +68,8 @@ class BatchQueue:
         """A request has ended, of whatever class."""
         if request not in self._joined:
             return
-        for group in (self._joined, self._running, self._unread):
+        del self._joined[request]
+        for group in (self._running, self._unread):
             group.discard(request)
         if request in self._waiting:
             self._waiting.remove(request)
@@ -91,9 +97,9 @@ class BatchQueue:
         )
 
     def _decide(self, waiting: int) -> BatchAdmission:
-        limit = self.limit
-        self._was_full |= limit is not None and len(self._running) >= limit
-        return decide_batch(running=len(self._running), unread=len(self._unread), waiting=waiting, limit=limit)
+        limit, running = self.limit, sum(self._joined[each] for each in self._running)
+        self._was_full |= limit is not None and running >= limit
+        return decide_batch(running=running, unread=len(self._unread), waiting=waiting, limit=limit)
 
     def _enter(self, request: BatchRequest) -> None:
         self._running.add(request)

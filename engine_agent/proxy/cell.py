@@ -149,6 +149,7 @@ class Cell:
         self._counted[request] = (weight, sequences)
         self.weight += weight - 1
         self.sequences += sequences - 1
+        self.batch.weigh(request, sequences)
         return None
 
     def _urgent_lately(self, serving_class: ServingClass, now: float) -> bool:

@@ -15,6 +15,7 @@ from engine_agent.protocol.request_limits import (
     limits_text,
 )
 from engine_agent.proxy.api_paths import CELL_PATHS
+from engine_agent.proxy.batch_queue import BatchQueue
 from engine_agent.proxy.grammar_work import repetitions
 from engine_agent.proxy.request_work import check_work
 from tests.engine_agent.proxy.engine import Turn, json_answer
@@ -223,6 +224,28 @@ async def test_answers_count_in_admission_as_sequences() -> None:
             await proxy.moment()
         proxy.engine.script = lambda turn: turn.send(json_answer(b"{}"))
         assert (await ask(proxy, CHAT, {"n": 5}, x_switchyard_class="batch")).status == 200
+
+
+class Waiting:
+    """A batch request; `has_begun` once it was called."""
+
+    has_begun = False
+
+    def begin(self) -> None:
+        self.has_begun = True
+
+
+def test_answers_fill_the_window_of_batch_work() -> None:
+    queue = BatchQueue(8, lambda: False, reads_one=False)
+    first, second = Waiting(), Waiting()
+    for waiting, sequences in ((first, 128), (second, 1)):
+        queue.join(waiting)
+        queue.weigh(waiting, sequences)
+    assert queue.may_begin(first), "a request of many answers begins in an empty cell"
+    assert not queue.may_begin(second)
+    assert queue.load().running == 1
+    queue.leave(first)
+    assert second.has_begun
 
 
 def test_limits_have_bounds_of_their_own() -> None:
