@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from channels.layers import get_channel_layer
 from django.conf import settings
-from django.db import DatabaseError, close_old_connections, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections, connections
 
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import CertificateRequest, DownMessage, Hello, UpMessage
@@ -58,6 +58,8 @@ SEND_LIMIT_S = 10.0
 """An agent that takes no message for so long is not there, whatever its socket says."""
 CLOSE_LIMIT_S = 1.0
 MEASURED_EVERY_S = 1.0
+DATABASE_AWAY = (OperationalError, InterfaceError)
+"""What a flush that fails says of the database; other errors say something of one report."""
 STORES_AGAIN_WITHIN_S = 60.0
 """Longer than PostgreSQL takes to move to its standby. Then agents are sent to another web process, if there is one."""
 
@@ -298,9 +300,10 @@ class AgentHub:
         self._urgent.clear()
         flushes = (self.in_database(Lane.REPORTS, handler.flush) for handler in self.handlers.values())
         failed = [error for error in await asyncio.gather(*flushes, return_exceptions=True) if error is not None]
+        if not any(isinstance(error, DATABASE_AWAY) for error in failed):
+            self._stored_at_s = monotonic()
         if failed:  # after all had their turn: what one handler cannot write keeps no other from writing
             raise failed[0]
-        self._stored_at_s = monotonic()
 
     async def _send_loop(self) -> None:
         try:

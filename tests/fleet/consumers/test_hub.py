@@ -180,6 +180,22 @@ async def test_a_web_process_that_stores_nothing_sends_its_agents_to_another_if_
     assert agent.closed == (["this host stores no reports"] if hosts > 1 else [])
 
 
+async def test_a_report_that_cannot_be_stored_does_not_make_the_database_count_as_away(
+    hub: AgentHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[float] = []
+
+    def fails(batch: list[Any]) -> None:
+        tries.append(hub._stored_at_s)
+        raise ValueError("one report is wrong")
+
+    monkeypatch.setattr(node_handler, "reports_store", fails)
+    agent = await joined(hub, Agent("n-a"))
+    hub.receive(agent.session, READY)
+    await eventually(lambda: len(tries) > 1)
+    assert tries[1] > tries[0]
+
+
 async def test_evidence_survives_a_database_that_is_away_and_poison_goes_alone(
     hub: AgentHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
