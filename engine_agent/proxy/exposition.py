@@ -19,6 +19,8 @@ def exposition(cell: Cell) -> str:
     lines += _by_class("requests_total", "counter", "Admitted requests, by class of the final status.", labels, meter)
     lines += _by_class("refused_total", "counter", "Requests that were not admitted, by reason.", labels, meter)
     lines += _single("errors_total", "counter", "Admitted requests that the cell failed.", labels, meter.errors_total)
+    text = "Of these, failed without a byte of an answer: the ingress tries them elsewhere."
+    lines += _single("handed_back_total", "counter", text, labels, meter.handed_back_total)
     lines += _single("tokens_total", "counter", "Tokens generated for clients.", labels, meter.tokens_total)
     lines += _single("in_flight", "gauge", "Requests in flight.", labels, len(cell.in_flight))
     lines += _single("engine_healthy", "gauge", "1 while the engine is healthy.", labels, int(cell.judge.ok))

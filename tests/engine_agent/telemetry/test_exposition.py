@@ -12,6 +12,7 @@ from engine_agent.protocol.ingress_messages import (
     IngressReport,
     IngressTelemetry,
     PoolTraffic,
+    Refusals,
 )
 from engine_agent.protocol.messages import Health, NodeTelemetry, Observed, Report
 from engine_agent.protocol.states import EngineState
@@ -30,7 +31,8 @@ INGRESS_REPORT = IngressReport(
     observed=IngressObserved(revision=9, reason="a table was refused", cells={"c-1": "up", "c-2": "drain"}),
     cells={"c-1": CellTraffic(in_flight=2, requests_total=7)},
     telemetry=IngressTelemetry(
-        pools={"chat": PoolTraffic(held=3, held_total=5, released_total=1, turned_away_total=1)}
+        pools={"chat": PoolTraffic(held=3, held_total=5, released_total=1, turned_away_total=1)},
+        refusals=Refusals("a", {"chat": {"no_ready_cell": 4, "queue_full": 2}}),
     ),
 )
 
@@ -100,3 +102,9 @@ async def test_the_port_answers_metrics_and_nothing_else() -> None:
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+
+
+def test_an_ingress_tells_what_no_cell_answered_by_deployment_and_code() -> None:
+    told = values(agent_exposition("i-1", True, INGRESS_REPORT))
+    assert told["switchyard_ingress_refused_total", "no_ready_cell"] == 4
+    assert told["switchyard_ingress_refused_total", "queue_full"] == 2
