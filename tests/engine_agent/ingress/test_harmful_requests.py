@@ -4,10 +4,11 @@ end it, in whichever regions they are."""
 import asyncio
 import contextlib
 import csv
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
@@ -20,6 +21,16 @@ SHORT = 100
 SIZES = (SHORT, MIDDLE, LONG)
 MANY = 12
 """Bad requests in a row: more than any limit of failures that took a cell out of service."""
+
+
+PATIENT_MS = 20_000
+"""A health check has as long to connect as checks are apart. Busy cores are no reason here for a cell to go down."""
+
+
+@pytest_asyncio.fixture
+async def ingress(tmp_path: Path) -> AsyncIterator[RunningIngress]:
+    async with RunningIngress(tmp_path / "home", check_interval_ms=PATIENT_MS).running() as running:
+        yield running
 
 
 async def times_down(ingress: RunningIngress) -> dict[str, int]:
@@ -62,7 +73,9 @@ async def test_two_dropped_connections_end_a_request_whichever_regions_they_are_
     ingress: RunningIngress, tmp_path: Path, size: int, here: float
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        away = await stack.enter_async_context(RunningIngress(tmp_path / "away", AWAY).running())
+        away = await stack.enter_async_context(
+            RunningIngress(tmp_path / "away", AWAY, check_interval_ms=PATIENT_MS).running()
+        )
         cells = [await stack.enter_async_context(FakeCell().running()) for _ in range(4)]
         await away.route(pool(*cells[2:], spill=[ingress]))
         await away.sees(**{cell.name: "up" for cell in cells[2:]})
