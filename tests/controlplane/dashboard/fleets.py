@@ -256,7 +256,8 @@ def _key(number: int) -> None:
         last_used_at=NOW,
         requests_per_min=60,
     )
-    UsageHour.objects.create(tenant=tenant, key=prefix, hour=NOW, arrived=7)
+    hour = clock.now().replace(minute=0, second=0, microsecond=0)  # pages show the last days
+    UsageHour.objects.create(tenant=tenant, key=prefix, hour=hour, arrived=7)
     batch = Batch.objects.create(
         id=f"batch_{number:032x}",
         tenant=tenant,
@@ -282,7 +283,7 @@ def _key(number: int) -> None:
         key=prefix,
         deployment="deployment-0",
         serving_class="realtime",
-        hour=NOW,
+        hour=hour,
         requests=7,
         completion_tokens=9,
         charged=Decimal("1.25"),
@@ -290,7 +291,7 @@ def _key(number: int) -> None:
     )
     kind = {"deployment": "deployment-0", "version": "model-0@1", "region": "region-0", "instance_type": "local.cpu"}
     CostShare.objects.create(
-        **kind, tenant=tenant, key=prefix, serving_class="realtime", hour=NOW, completion_tokens=9, cost=Decimal("0.5")
+        **kind, tenant=tenant, key=prefix, serving_class="realtime", hour=hour, completion_tokens=9, cost=Decimal("0.5")
     )
     CostBudget.objects.create(deployment=f"deployment-{number}", money_per_month=9, actor="a", changed_at=NOW)
     Rate.objects.create(
@@ -299,7 +300,7 @@ def _key(number: int) -> None:
     CellHour.objects.create(
         deployment=f"deployment-{number}",
         instance_type="local.cpu",
-        hour=NOW,
+        hour=hour,
         machine_ms=3_600_000,
         busy_ms=900_000,
         cost=Decimal(2),
