@@ -96,11 +96,13 @@ def again_backend(desired: DesiredHaproxy, settings: IngressSettings) -> str:
 def attempt_rules(settings: IngressSettings) -> list[str]:
     """In the frontend `parsed`: count this attempt. Declares `is_short`, `must_leave`, `must_stay`."""
     waits = f"{{ sc_get_gpt({WAITS},1) gt 0 }} or {{ sc_get_gpt({DROPPED},1) gt 0 }}"
+    # One of another region was counted there.
+    is_over = f"{{ sc_get_gpt({DROPPED},1) ge {DROPS} }} or is_marked {{ sc_get_gpt({DROPPED},1) gt 0 }}"
     return [
         f"http-request set-var(txn.attempt) req.hdr({headers.ATTEMPT})",
         f"http-request del-header {headers.ATTEMPT}",
         f"http-request track-sc1 var(txn.attempt) table {ATTEMPTS_TABLE}",
-        f"{responses.return_rule(responses.BAD_CELL_ANSWER)} if {{ sc_get_gpt({DROPPED},1) ge {DROPS} }}",
+        f"{responses.return_rule(responses.BAD_CELL_ANSWER)} if {is_over}",
         f"http-request lua.pause {PAUSE_CHECKS * settings.times.check_fast_ms} if {waits}",
         "http-request sc-inc-gpc0(1)",
         f"http-request sc-set-gpt({WAITS},1) 0",

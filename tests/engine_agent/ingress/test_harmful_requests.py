@@ -47,6 +47,14 @@ def delivered(cells: Iterable[FakeCell]) -> int:
     return sum(len(cell.requests) for cell in cells)
 
 
+async def keep_connections(ingress: RunningIngress, cells: Iterable[FakeCell], size: int) -> None:
+    """HAProxy fails in another way where it has used a connection to a cell before."""
+    for _ in range(MANY):
+        assert (await ingress.post(body_of(size))).status_code == 200
+    for cell in cells:
+        cell.requests.clear()
+
+
 @pytest.mark.parametrize("size", SIZES)
 async def test_a_request_that_every_cell_drops_reaches_two_of_them_and_none_goes_down(
     ingress: RunningIngress, size: int
@@ -55,6 +63,7 @@ async def test_a_request_that_every_cell_drops_reaches_two_of_them_and_none_goes
         cells = [await stack.enter_async_context(FakeCell().running()) for _ in range(4)]
         await ingress.route(pool(*cells))
         await ingress.sees(**{cell.name: "up" for cell in cells})
+        await keep_connections(ingress, cells, size)
         for cell in cells:
             cell.drops = True
         for number in range(1, MANY + 1):
@@ -82,6 +91,7 @@ async def test_two_dropped_connections_end_a_request_whichever_regions_they_are_
         await ingress.route(pool(*cells[:2], spill=[away], fractions={HOME: here, AWAY: 1.0 - here}))
         await ingress.sees(**{cell.name: "up" for cell in cells[:2]})
         await until_spill_is(True, ingress)
+        await keep_connections(ingress, cells, size)
         for cell in cells:
             cell.drops = True
         for number in range(1, MANY + 1):
