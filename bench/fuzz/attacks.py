@@ -26,6 +26,7 @@ class Attack:
 
     `leaves`: the client closes its side after the last piece, so that no answer is due. `may_serve`: some reading of it
     is a valid request, so a 2xx is fine. `is_framing`: HAProxy may answer it in its own words, because it is not HTTP.
+    `may_fail`: vLLM answers 500 to a grammar or pattern that it cannot compile, and stays well.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Attack:
     leaves: bool = False
     may_serve: bool = False
     is_framing: bool = False
+    may_fail: bool = False
 
 
 def base(path: str, model: str) -> dict[str, Any]:
@@ -166,7 +168,9 @@ def members(path: str, model: str) -> Iterator[Attack]:
     def attack(name: bytes, value: bytes) -> Attack:
         body = with_member(path, model, name, value)
         named = f"{name.decode()}={value[:24].decode('latin-1')} {path}"
-        return Attack(named, path, (request(path, body),), may_serve=True)
+        return Attack(
+            named, path, (request(path, body),), may_serve=True, may_fail=value.startswith((b'{"grammar"', b'{"regex"'))
+        )
 
     for name in MEMBERS:
         for value in (*NUMBERS, *WRONG_TYPES):
@@ -188,6 +192,9 @@ def members(path: str, model: str) -> Iterator[Attack]:
     for count in (b"129", b"10000", b"1000000000"):
         yield attack(b"n", count)
         yield attack(b"best_of", count)
+    for item in (b"1", b"{}", b'{"type":"x"}', b'{"role":"user","content":1}', b'{"type":"function_call"}'):
+        yield attack(b"input", b"[" + b",".join([item] * 2000) + b"]")
+        yield attack(b"messages", b"[" + b",".join([item] * 2000) + b"]")
     yield attack(b"prompt", b"[" + b",".join([b'"a"'] * 5000) + b"]")
     yield attack(b"prompt", b"[" + b",".join([b"999999999"] * 20) + b"]")
     yield attack(b"stop", b"[" + b",".join(b'"%d"' % n for n in range(5000)) + b"]")

@@ -45,8 +45,9 @@ LIMIT_ROWS: Final = (
     ),
     LimitRow(
         "inputs",
-        "`input` of embeddings, pooling and classification; `documents` and the other lists of rerank and score",
-        "OpenAI takes 2,048 inputs",
+        "`input` of embeddings, pooling and classification; `documents` and the other lists of rerank and score; "
+        "`messages`; items of `input` of responses",
+        "OpenAI takes 2,048 inputs; an engine reads all of them before its next step",
     ),
     LimitRow(
         "stops",

@@ -12,9 +12,11 @@ import msgspec
 
 from engine_agent.protocol.api_surface import ApiPath, Counting
 from engine_agent.protocol.request_bodies import BadRequest
+from engine_agent.protocol.request_checks import RESPONSES_PATH
 from engine_agent.protocol.request_limits import RequestLimits
 from engine_agent.protocol.strict_json import strict_loads
 from engine_agent.proxy.grammar_work import greatest_count, has_endless_reference
+from engine_agent.proxy.response_items import check_items
 
 _ANSWERS = ("n", "best_of")
 _INPUTS = ("input", "documents", "items", "queries", "text_1", "text_2", "data_1", "data_2")
@@ -47,6 +49,9 @@ def check_work(row: ApiPath, request: dict[str, Any], limits: RequestLimits) -> 
     for member in _TOKEN_RULES:
         _check_length(member, request.get(member), limits.token_rules)
     _check_length("tools", request.get("tools"), limits.tools)
+    _check_length("messages", request.get("messages"), limits.inputs)
+    if row.path == RESPONSES_PATH:
+        check_items(request.get("input"), limits.inputs)
     _check_schemas(request, limits)
     if row.counting is Counting.PROMPT_USAGE:
         return max(_checked_parts(member, request.get(member), limits.inputs) for member in _INPUTS)

@@ -86,6 +86,9 @@ OVER: list[tuple[str, dict[str, Any], str, str, str]] = [
     (CHAT, {"bad_words": ["x"] * 1025}, "bad_words", "array_above_max_length", "1024"),
     (EMBEDDINGS, {"input": ["x"] * 2049}, "input", "array_above_max_length", "2048"),
     (RERANK, {"documents": ["x"] * 2049}, "documents", "array_above_max_length", "2048"),
+    (CHAT, {"messages": [{}] * 2049}, "messages", "array_above_max_length", "2048"),
+    ("/v1/responses", {"input": ["x"] * 2049}, "input", "array_above_max_length", "2048"),
+    ("/v1/responses", {"input": [{}] * 33}, "input[32]", "invalid_value", "at most 32 items besides"),
     ("/v1/score", {"text_2": ["x"] * 2049}, "text_2", "array_above_max_length", "2048"),
 ]
 WITHIN: list[tuple[str, dict[str, Any], int]] = [
@@ -97,7 +100,7 @@ WITHIN: list[tuple[str, dict[str, Any], int]] = [
     (COMPLETIONS, {"prompt": [1] * 100_000}, 1),
     (COMPLETIONS, {"prompt": ["x"] * 4, "n": 8, "best_of": 16}, 64),
     (COMPLETIONS, {"prompt": [[1, 2]] * 3}, 3),
-    ("/v1/responses", {"input": [{"role": "user", "content": "x"}] * 5000}, 1),
+    ("/v1/responses", {"input": [{"role": "user", "content": "x"}] * 2048}, 1),
     (CHAT, {"response_format": {"json_schema": {"schema": TREE}}}, 1),
     (CHAT, {"structured_outputs": {"regex": r"\d{3}-[^\]{9}]{1,99}(\.[a-z]{2,5}){0,99}"}}, 1),
     (CHAT, {"response_format": {"json_schema": {"schema": {"type": "string", "maxLength": 65_535}}}}, 1),

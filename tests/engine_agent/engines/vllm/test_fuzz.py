@@ -1,7 +1,9 @@
 """Whatever one request contains, it does not stop vLLM: attacks on a real engine behind its proxy and an ingress."""
 
 import contextlib
+import json
 import random
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -9,18 +11,20 @@ import msgspec
 import pytest
 
 from bench.fuzz.attacks import CHAT, COMPLETIONS, MESSAGES, Attack, bodies, members
+from engine_agent.engines.vllm.environment import install
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import CellEndpoint
 from engine_agent.protocol.messages import Artifact
 from tests.engine_agent.engines.vllm.forks import Begin
-from tests.engine_agent.engines.vllm.running_cell import RunningCell, plan_of, running_cell
+from tests.engine_agent.engines.vllm.running_cell import CACHE, RunningCell, plan_of, running_cell
 from tests.engine_agent.fuzzing import harm_of, shown
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 from tests.engine_agent.proxy.engine import Engine
 from tests.engine_agent.proxy.proxy_process import running_proxy
+from tests.engine_agent.proxy.test_response_items import KNOWN
 from tests.engine_agent.tls import fleet_of_rigs
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio]
+pytestmark = pytest.mark.vllm
 MODEL, NODE, MAX_CONCURRENCY = "smollm2", "n-0a1b2c3d", 16
 DRAWN = 4000
 PATHS = (CHAT, COMPLETIONS, MESSAGES, "/v1/responses", "/tokenize", "/detokenize")
@@ -57,9 +61,25 @@ async def harm(attacks: list[Attack], cell: RunningCell, folder: Path) -> list[s
 
 
 @pytest.mark.long
+@pytest.mark.asyncio
 @pytest.mark.timeout(3000)
 async def test_no_attack_stops_vllm_or_another_request(engine: RunningCell, tmp_path: Path) -> None:
     attacks = [attack for path in PATHS for attack in (*bodies(path, MODEL), *members(path, MODEL))]
     seed = random.SystemRandom().randrange(2**32)
     found = await harm(random.Random(seed).sample(attacks, DRAWN), engine, tmp_path)
     assert not found, f"seed {seed}, {shown(found)}"
+
+
+READS = """
+import json, sys
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+for item in json.load(sys.stdin):
+    ResponsesRequest.model_validate({"model": "m", "input": [item]})
+"""
+
+
+@pytest.mark.long
+def test_vllm_takes_every_item_of_a_form_that_passes_in_any_number() -> None:
+    command = [str(install(CACHE, print)), "-c", READS]
+    read = subprocess.run(command, input=json.dumps(KNOWN), capture_output=True, text=True, timeout=600, check=False)
+    assert read.returncode == 0, read.stderr[-2000:]
