@@ -1,6 +1,7 @@
 """An ingress takes from clients only those of our own headers that are theirs to send, on every port."""
 
 import asyncio
+import ssl
 
 import httpx
 import pytest
@@ -35,7 +36,7 @@ async def test_no_internal_header_of_a_client_reaches_a_cell(ingress: RunningIng
         await ingress.sees(**{cell.name: "up"})
         ingress.ingress.receive(stated(authority, server))
         await shows(ingress, authority, server, "localhost")
-        ports = {f"http://127.0.0.1:{ingress.settings.port}": False}
+        ports: dict[str, bool | ssl.SSLContext] = {f"http://127.0.0.1:{ingress.settings.port}": False}
         ports |= {f"https://localhost:{tls_port(ingress.settings.port)}": context_of(authority)}
         for url, verify in ports.items():
             async with httpx.AsyncClient(base_url=url, verify=verify, timeout=60, trust_env=False) as client:
