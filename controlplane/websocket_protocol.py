@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode
 
 from controlplane.asgi import hub
@@ -66,6 +67,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         half a minute that a host has lost its power."""
         super().keepalive_timeout()
         self.transport.abort()
+
+    def shutdown(self) -> None:
+        """At the end of web. A connection whose other side has begun to close it must not keep others open."""
+        try:
+            super().shutdown()
+        except InvalidState:
+            self.transport.close()
 
     async def send(self, message: Any) -> None:
         """A whole answer in place of a WebSocket completes the handshake; uvicorn would log an error after it."""

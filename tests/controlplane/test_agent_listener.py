@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 import pytest_asyncio
 import uvicorn
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.core.handlers.asgi import ASGIRequest
+from django.db import connections, transaction
 from uvicorn.server import ServerState
 
 from controlplane import agent_listener, request_bodies
@@ -28,6 +30,7 @@ from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.connection import DOUBTED_AFTER, AgentConnection, ConnectionSettings, ConnectionStatus
 from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.runtime.identity import Identity
+from fleet.api.node import enrol
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.hub import AgentHub, AgentSession
 from fleet.consumers.node_handler import NodeHandler
@@ -36,7 +39,7 @@ from fleet.planning.states import MachineState
 from fleet.selectors.trust import trust_now
 from fleet.services.authority import authority_ensure
 from fleet.services.certificate import CertificateOrder, agent_trust_end, certificate_issue
-from fleet.services.enrolment import PEER_CERTIFICATE
+from fleet.services.enrolment import PEER_CERTIFICATE, credential_issue
 from fleet.services.revocation import machine_revoke
 from kernel import clock
 from kernel.models import Event
@@ -139,8 +142,10 @@ def at(agent: Agent, port: int) -> Agent:
     return Agent(home, port, (home / "credential").read_text())
 
 
-async def certificate(identity: Identity, subject: str, *, now: datetime | None = None) -> None:
-    order = CertificateOrder(IdentityKind.NODE, subject, identity.signing_request())
+async def certificate(
+    identity: Identity, subject: str, *, kind: IdentityKind = IdentityKind.NODE, now: datetime | None = None
+) -> None:
+    order = CertificateOrder(kind, subject, identity.signing_request())
     signed = await sync_to_async(certificate_issue)(order, now=now or clock.now())
     identity.store(chain=signed.chain, bundle=signed.trust.bundle, revoked=signed.trust.revoked)
 
@@ -242,6 +247,39 @@ async def test_who_enrols_for_another_is_known_by_the_certificate_that_it_shows(
         with suppress(EnrolmentRefused, EnrolmentUnreachable):
             await enrolment.enrol(shown_by=agent.identity if shows else None)
     assert [one and str(name_of_peer(one)) for one in shown] == ["node n-a" if shows else None]
+
+
+async def test_a_machine_enrols_its_node_over_tls_with_its_certificate_and_not_without(
+    hub: AgentHub, tmp_path: Path
+) -> None:
+    machine = Identity(tmp_path / "machine")
+    secret = await sync_to_async(bound_machine)()
+    await certificate(machine, "m-00000001", kind=IdentityKind.MACHINE)
+    async with listening_for(hub, enrols) as port:
+        enrolment = Enrolment(
+            f"https://127.0.0.1:{port}", AgentKind.NODE, "n-00000001", tmp_path / "node", join_token=secret
+        )
+        Identity(enrolment.home).store_trust(bundle=machine.bundle_file.read_text(), revoked="")
+        with pytest.raises(EnrolmentRefused, match="none was shown"):
+            await enrolment.enrol()
+        assert await enrolment.enrol(shown_by=machine) == enrolment.stored_credential()
+
+
+async def enrols(scope: Any, receive: Any, send: Any) -> None:
+    """The view, in the thread of the test's own database connection."""
+    answer = await sync_to_async(enrol)(ASGIRequest(scope, BytesIO((await receive())["body"])))
+    headers = [(b"content-length", str(len(answer.content)).encode())]
+    await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.content})
+
+
+def bound_machine() -> str:
+    """The credential of a machine that was told to run a node, and has shown its certificate."""
+    rows.machine("m-00000001", state=MachineState.TAKEN.value, runs="n-00000001")
+    with transaction.atomic():
+        secret = credential_issue(kind="machine", subject="m-00000001", region="us-east-1", now=clock.now())
+    AgentCredential.objects.update(bound_at=clock.now())
+    return secret
 
 
 async def test_an_agent_that_lost_its_certificate_says_that_it_must_join_anew(agent: Agent, hub: AgentHub) -> None:

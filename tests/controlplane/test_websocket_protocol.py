@@ -103,3 +103,29 @@ async def test_a_flood_of_knocks_is_told_to_come_later_and_a_known_agent_gets_in
     assert wire.sent.startswith(b"HTTP/1.1 101 Switching Protocols\r\n")
     assert application.received == ["/agents/ws"]
     protocol.connection_lost(None)
+
+
+@pytest.mark.asyncio
+async def test_an_answer_in_place_of_a_websocket_is_no_error_of_ours() -> None:
+    """Uvicorn logs one for a handshake that its application left incomplete."""
+
+    async def refuses(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "websocket.http.response.start", "status": 503, "headers": []})
+        await send({"type": "websocket.http.response.body", "body": b"come again"})
+
+    protocol, wire = connection(refuses)
+    protocol.data_received(b"GET /live HTTP/1.1\r\n" + HEAD + b"\r\n")
+    await asyncio.gather(*protocol.tasks)
+    assert wire.sent.startswith(b"HTTP/1.1 503 ")
+    assert protocol.handshake_complete
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_is_being_closed_does_not_stop_web_from_ending() -> None:
+    protocol, wire = connection(Echo())
+    protocol.data_received(b"GET /live HTTP/1.1\r\n" + HEAD + b"\r\n")
+    await asyncio.sleep(0)
+    protocol.conn.send_close(1000)
+    protocol.shutdown()
+    assert wire.closed
+    protocol.connection_lost(None)
