@@ -224,8 +224,8 @@ def framings(model: str) -> Iterator[Attack]:
     body = json.dumps(base(CHAT, model)).encode()
     whole = request(CHAT, body)
     chunked = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % CHAT.encode()
-    for cut in (1, 20, len(whole) - len(body), len(whole) - 5):
-        yield Attack(f"cut at {cut}", CHAT, (whole[:cut],), leaves=True, is_framing=True)
+    for size in (1, 20, len(whole) - len(body), len(whole) - 5):
+        yield Attack(f"cut at {size}", CHAT, (whole[:size],), leaves=True, is_framing=True)
     for cut in (b"", b"5", b"5\r\n", b'5\r\n{"mod', b"%x\r\n%b\r\n" % (len(body), body), b"ffffffff\r\n{", b"zz\r\n"):
         yield Attack(f"chunk cut at {cut[:12]!r}", CHAT, (chunked + cut,), leaves=True, is_framing=True)
     slow = tuple(whole[at : at + 40] for at in range(0, len(whole), 40))

@@ -9,7 +9,8 @@ from typing import Any
 _COUNTS = tuple(f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains"))
 _PATTERNS = ("pattern", "regex", "grammar")
 _CHOICES = ("anyOf", "oneOf", "allOf")
-_TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(\d*)(?:,(\d*))?\}|.", re.DOTALL)
+_TOKEN = re.compile(r"\\.|\{(\d*)(?:,(\d*))?\}|.", re.DOTALL)
+"""Classes of characters are read like the rest: a bracket may stand in a text of a grammar, and hides nothing."""
 _MOST_DIGITS = 12
 """A count with more digits is over any limit."""
 

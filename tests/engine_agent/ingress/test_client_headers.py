@@ -37,7 +37,7 @@ async def test_no_internal_header_of_a_client_reaches_a_cell(ingress: RunningIng
         ingress.ingress.receive(stated(authority, server))
         await shows(ingress, authority, server, "localhost")
         ports: dict[str, bool | ssl.SSLContext] = {f"http://127.0.0.1:{ingress.settings.port}": False}
-        ports |= {f"https://localhost:{tls_port(ingress.settings.port)}": context_of(authority)}
+        ports[f"https://localhost:{tls_port(ingress.settings.port)}"] = context_of(authority)
         for url, verify in ports.items():
             async with httpx.AsyncClient(base_url=url, verify=verify, timeout=60, trust_env=False) as client:
                 for name in (*SENT, *map(str.upper, SENT)):

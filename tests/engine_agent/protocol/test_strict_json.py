@@ -1,6 +1,7 @@
 """JSON of untrusted senders has one meaning, or is rejected."""
 
 import ast
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,3 +135,15 @@ def test_whoever_reads_json_loosely_reads_no_strangers() -> None:
     assert readers == allowed, "use strict_loads, or say here why nobody else could have written the text"
     unused = {place for place in TRUSTED if not any(f"{reader}/".startswith(f"{place}/") for reader in readers)}
     assert not unused
+
+
+@pytest.mark.parametrize("text", ['["\\\\"]' * 3, '["\\""]', '["]", "[[["]', '["a\\\\\\"[[["]'])
+def test_signs_in_strings_are_no_brackets(text: str) -> None:
+    with contextlib.suppress(json.JSONDecodeError):
+        assert strict_loads(text, deepest=1) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", ['"\\"' * 200_000, "[" * 65 + '"' + '\\"' * 400_000, "[[" * 40 + "\\" * 400_001])
+def test_strings_that_never_end_are_refused_in_linear_time(text: str) -> None:
+    with pytest.raises(ValueError, match=r"nested|Extra data|Expecting|Unterminated"):
+        strict_loads(text)

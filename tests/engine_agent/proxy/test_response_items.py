@@ -30,7 +30,7 @@ def known_items() -> Iterator[dict[str, Any]]:
     yield from variants({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, **ids)
     yield from variants({"type": "function_call_output", "call_id": "c", "output": "x"}, **ids)
     thought = {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "x"}]}
-    contents = (None, [], [{"type": "reasoning_text", "text": "x"}])
+    contents: tuple[Any, ...] = (None, [], [{"type": "reasoning_text", "text": "x"}])
     yield from variants(thought, content=contents, encrypted_content=(None, "x"), status=(None, *STATES))
 
 

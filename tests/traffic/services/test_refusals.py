@@ -109,12 +109,10 @@ def test_what_failed_before_its_model_was_known_is_the_regions() -> None:
 
 def test_an_unknown_deployment_and_nonsense_count_nothing() -> None:
     reports({"no_ready_cell": 2}, name="invented")
-    reports({"no_ready_cell": -5, "x": 2**80}, {"total": -1}, {"total": 1, "key": "../x"})  # type: ignore[dict-item]
+    reports({"no_ready_cell": -5, "x": 2**80}, {"total": -1}, {"total": 1, "key": "../x"})
+    nonsense: list[Any] = [[], {"codes": []}, {"codes": {"sim-70b": [1]}}, {"codes": {}, "accounts": {"a": 1}}]
     ingress_reports_store(
-        [
-            IngressRow("i-us-east-1", "k", True, NOW, NOW, telemetry={"refusals": refusals})
-            for refusals in ([], {"codes": []}, {"codes": {"sim-70b": [1]}}, {"codes": {}, "accounts": {"a": 1}})
-        ]
+        [IngressRow("i-us-east-1", "k", True, NOW, NOW, telemetry={"refusals": refusals}) for refusals in nonsense]
     )
     load_sample(now=NOW + STEP)
     usage_count(now=NOW + STEP)

@@ -1,6 +1,7 @@
 """One engine for all that can be asked of one, and what others are compared with."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def small(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Artif
 @pytest.fixture(scope="session")
 def plain(small: Artifact, forked: Begin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
     """Of one process, which takes one request at a time, the most urgent first, as vLLM's own scheduler has them."""
-    tools = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    tools: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
     plan = plan_of(small, max_num_seqs=1, scheduling_policy="priority", batch_prompt_tokens=0, **tools)
     with running_cell(plan, tmp_path_factory.mktemp("plain") / "logs", nodes=1, begin=forked) as engine:
         yield engine
