@@ -126,7 +126,7 @@ simulate: environment ## Run a scenario on virtual time: make simulate S=rollout
 	@exec $(VENV) -m simulator $(if $(S),$(S) --seeds $(or $(SEEDS),1) --first-seed $(or $(SEED),0) --figure .cache/simulations/$(S).html $(if $(SWEEP),--sweep) $(if $(V),-v),--help)
 
 test-all: environment-dev ## Run the whole test suite and the tests marked `long`, which draw new examples.
-	@exec $(VENV) -m pytest --long --numprocesses 3 --no-loadscope-reorder
+	@exec env SWITCHYARD_FUZZ=500 $(VENV) -m pytest --long --numprocesses 3 --no-loadscope-reorder
 
 conformance: environment-dev ## Third-party clients against the running fleet's ingress: CLIENTS=openai-python,litellm names some, LARGE=1 adds large ones.
 	@exec $(VENV) -m bench.conformance --clients '$(CLIENTS)' $(if $(ENGINES),--engines '$(ENGINES)') $(if $(LARGE),--large) $(if $(WRITE),--write '$(WRITE)')

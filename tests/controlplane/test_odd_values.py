@@ -1,8 +1,8 @@
 """Every route takes odd values in every place, and answers 2xx to 4xx in its own dialect: the REST API problem
 documents, routes of applications OpenAI's errors, pages HTML.
 
-By default each place of the API and of a page gets one of the values, in turn. With `SWITCHYARD_FUZZ` set it gets all:
-some ten minutes.
+By default each place of the API and of a page gets one of the values, in turn. With `SWITCHYARD_FUZZ` set, as
+`make test-all` does, it gets all: some ten minutes.
 """
 
 import json
