@@ -21,6 +21,7 @@ from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime import procfs
 from engine_agent.runtime.accounts import Service, service_account
+from engine_agent.runtime.identity import Identity
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import HOME, pool
@@ -39,7 +40,7 @@ class AgentProcess:
         self.plane = plane
         self.home = home
         self.port = free_ingress_port()
-        fleet_of_rigs().certify(home, IdentityKind.INGRESS, "i-us-east-1")
+        home.mkdir()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -77,6 +78,8 @@ class AgentProcess:
     async def reports(self, revision: int, *cells: FakeCell) -> IngressObserved:
         """Wait for a report after now with this revision in force, these cells up and HAProxy alive."""
         seen = len(self.plane.reports)
+        if not Identity(self.home).has_certificate:  # none is issued here, and an enrolment drops what there was
+            fleet_of_rigs().certify(self.home, IdentityKind.INGRESS, "i-us-east-1")
 
         def look() -> bool:
             if len(self.plane.reports) == seen or (observed := self.observed) is None:
