@@ -76,7 +76,6 @@ async def harm_of(attacks: Iterable[Attack], model: str, ingresses: Sequence[Run
         found = await attacked(attacks, *ingresses)
     for ingress, servers_before in zip(ingresses, before, strict=True):
         found += changes(servers_before, await servers(ingress))
-        found += [report.observed.reason for report in ingress.reports if report.observed.reason]
     return [f"a good request failed: {each}" for each in failed] + found
 
 

@@ -23,7 +23,7 @@ MAX_CONCURRENCY = 8
 @contextlib.asynccontextmanager
 async def running_cell(folder: Path, number: int) -> AsyncIterator[CellEndpoint]:
     """One cell of one node: engine, proxy, and how an ingress reaches it."""
-    node, name = f"n-{number:08x}", f"c-{number}"
+    node, name = f"n-2e9{number:05x}", f"c-{number}"
     fleet_of_rigs().certify(folder / "node", IdentityKind.NODE, node)
     engines = Cell(folder, followers=0)
     engine = Engine()

@@ -115,7 +115,7 @@ def test_a_port_of_a_host_is_one_of_this_host(lab: Lab) -> None:
 
 def copied_checkout(to: Path) -> Path:
     """The laboratory with what it imports, for everybody to read: the checkout may lie where only root looks."""
-    for name in ("bench", "controlplane/embedded"):
+    for name in ("bench", "controlplane/embedded", "engine_agent/protocol"):
         shutil.copytree(CHECKOUT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
     wanted, known = {"typer", "httpx", "libfaketime"}, set[str]()
     while wanted:

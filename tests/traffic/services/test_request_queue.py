@@ -61,7 +61,8 @@ def test_a_deadline_counts_from_when_the_message_was_sent() -> None:
     [
         (b"no JSON", {}, "not valid JSON"),
         (b'{"model":"sim-70b","model":"other"}', {}, "not valid JSON"),
-        (b'{"model":"gone-\\u0000\\ud800"}', {}, "does not exist"),
+        (b'{"model":"gone"}', {}, "does not exist"),
+        (b'{"model":"gone-\\u0000\\ud800"}', {}, "NUL or half of a surrogate"),
         (BODY, {"Authorization": "Bearer sw_a_b"}, "names no key"),
         (BODY, {"X_Switchyard_Callback_Url": "https://169.254.169.254/"}, "X-Switchyard-Callback-Url"),
         (BODY, {"X_Switchyard_Deadline_Ms": "soon"}, "X-Switchyard-Deadline-Ms"),
