@@ -89,12 +89,12 @@ def placement_problem(view: TrafficView, orders: Orders) -> PlacementProblem:
 
 def _place(region: RegionView, carried: float, policy: TrafficPolicy, *, has_guests: bool) -> ServingRegion:
     """A region that starts keeps what it has: it would else send all of it away, to take it back in steps. What a
-    region has again is for its own origin. `has_guests`: it serves other origins, and so it was never empty."""
+    region has again is planned for its own origin. `has_guests`: it serves other origins, and so it was never empty."""
     holds = carried / policy.utilisation_cap if region.starting else 0.0
     starts = region.starting and region.capacity_now <= 0
     returned = region.returned and not has_guests
     capacity = region.capacity_now if returned else region.capacity
-    return ServingRegion(region.name, capacity, max(region.capacity_now, holds), carried, starts or returned)
+    return ServingRegion(region.name, capacity, max(region.capacity_now, holds), carried, starts, returned)
 
 
 def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime) -> str:
@@ -162,7 +162,7 @@ def _returned(
     return {
         region.name: f"{region.name} has healthy cells again"
         for region in view.regions
-        if region.returned and task.places[region.name].own_only and _age_s(region, now) <= settings.stale_after_s
+        if task.places[region.name].returned and _age_s(region, now) <= settings.stale_after_s
         if target.matrix[region.name].get(region.name, 0.0) > view.in_force.get(region.name, {}).get(region.name, 0.0)
     }
 

@@ -2,7 +2,8 @@
 
 Home first, then the nearest region with headroom; no region is filled beyond its cap while the demand fits elsewhere;
 residency is never broken. What fits nowhere stays at home: an overload is refused where it arises instead of being
-carried into regions that are well. Only a home that cannot serve at all sends its surplus on, by capacity.
+carried into regions that are well. Only a home that cannot serve at all sends its surplus on, by capacity, and then
+to regions as well that had no cell a moment ago.
 How fast the traffic goes there is for `autopilot` to decide.
 
 How far regions are apart is as measured and stated, else estimated from where they lie. The estimate orders regions; it
@@ -44,15 +45,17 @@ class ServingRegion:
     """A region that may serve, in requests at once.
 
     `capacity` is what to count on when sending it more, `capacity_now` what it has this moment (never less), `carried`
-    what the table in force sends there: that much it may keep while it holds now. `own_only`: it has no cell yet, or
-    had none a moment ago, and what it holds is for its own origin alone.
+    what the table in force sends there: that much it may keep while it holds now. `starts`: it has no cell yet, and
+    what it holds is for its own origin alone. `returned`: it had none a moment ago, and of other origins it gets only
+    what could be served nowhere else.
     """
 
     name: str
     capacity: float
     capacity_now: float
     carried: float = 0.0
-    own_only: bool = False
+    starts: bool = False
+    returned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +73,15 @@ class PlacementProblem:
         return self.policy.utilisation_cap * self.places[region].capacity_now
 
     def may_use(self, origin: str, region: str) -> bool:
+        """Whether requests of `origin` may be planned into `region`."""
+        return self.may_resort_to(origin, region) and (origin == region or not self.places[region].returned)
+
+    def may_resort_to(self, origin: str, region: str) -> bool:
         """Whether a request of `origin` may be sent to `region` at all."""
         place = self.places.get(region)
         if place is None or place.capacity_now <= 0 or region in self.orders.closed:
             return False
-        if place.own_only and origin != region:
+        if place.starts and origin != region:
             return False
         return self.policy.may_serve(origin, region)
 
@@ -160,7 +167,7 @@ def _place_overflow(task: PlacementProblem, origin: str, slots: float, row: dict
 
 
 def _capacities(task: PlacementProblem, origin: str) -> dict[str, float]:
-    return {name: place.capacity_now for name, place in task.places.items() if task.may_use(origin, name)}
+    return {name: place.capacity_now for name, place in task.places.items() if task.may_resort_to(origin, name)}
 
 
 def _keep_alive(task: PlacementProblem, sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> None:

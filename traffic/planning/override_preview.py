@@ -46,8 +46,9 @@ class OverrideEffect:
 
 def preview_override(view: TrafficView, order: OverrideView, now: datetime) -> OverrideEffect:
     """The deployment after `order` was carried out beside those that hold already."""
-    # In the end the capacity of this moment counts, not the least of a minute.
-    settled = replace(view, regions=tuple(replace(one, capacity=one.capacity_now) for one in view.regions))
+    # In the end the capacity of this moment counts, not the least of a minute, nor that there was none.
+    regions_then = (replace(one, capacity=one.capacity_now, returned=False) for one in view.regions)
+    settled = replace(view, regions=tuple(regions_then))
     task = placement_problem(settled, orders_for(view.deployment, (*view.overrides, order), now))
     placed = place_demand(task)
     after = loads(placed.matrix, task.demand)

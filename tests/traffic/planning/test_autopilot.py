@@ -161,6 +161,26 @@ def test_an_evacuation_for_real_takes_everything_out_at_once_even_what_does_not_
     assert "a is evacuated" in shift.reason
 
 
+@pytest.mark.parametrize(
+    ("home", "ordered"),
+    [(region("a", 20, 100), (evacuation("a", EvacuationMode.REAL),)), (region("a", 20, 0), ())],
+    ids=["evacuated", "without-cell"],
+)
+def test_what_can_be_served_nowhere_else_goes_to_a_region_that_had_no_cell_a_moment_ago(
+    home: RegionView, ordered: tuple[OverrideView, ...]
+) -> None:
+    back = region("b", 20, 0, now=100, returned=True)
+    shift = shifted(view(home, back, overrides=ordered))
+    assert shift.matrix == {"a": {"b": 1.0}, "b": {"b": 1.0}}
+    assert decide(view(home, back, overrides=ordered, in_force=shift.matrix)) is None
+
+
+def test_an_evacuation_sends_nothing_to_a_region_that_had_no_cell_a_moment_ago_while_others_have_room() -> None:
+    order = (evacuation("a", EvacuationMode.REAL),)
+    back, well = region("b", 20, 0, now=100, returned=True), region("c", 20, 100)
+    assert shifted(view(region("a", 20, 100), back, well, overrides=order)).matrix["a"] == {"c": 1.0}
+
+
 def test_a_drill_takes_steps_and_only_what_fits() -> None:
     drill = (evacuation("a", EvacuationMode.DRILL),)
     shift = shifted(view(region("a", 60, 100), region("b", 60, 100), overrides=drill))

@@ -133,6 +133,16 @@ def test_an_evacuated_region_serves_nothing_until_the_order_ends(mode: Evacuatio
     assert all(moved <= 0.1 + 1e-3 for at_s, _, moved in loop.moves if at_s >= 300)
 
 
+def test_an_evacuated_region_stays_empty_though_its_only_other_region_has_just_come_back() -> None:
+    order = OverrideView(1, OverrideKind.EVACUATION, "", "a", NOW + timedelta(seconds=300), mode=EvacuationMode.REAL)
+    loop = ClosedLoop(falls_at(20.0, 0.0, name="b", back_at=30.0), constant({"a": 30.0, "b": 30.0}))
+    loop.run(34.0)
+    assert loop.matrix == {"a": {"a": 1.0}, "b": {"b": 1.0}}
+    loop.overrides = (order,)
+    while loop.run(loop.at_s + 2.0).at_s < 298.0:
+        assert loop.matrix == {"a": {"b": 1.0}, "b": {"b": 1.0}}
+
+
 def test_a_silent_region_holds_everything_until_it_is_heard_again() -> None:
     loop = ClosedLoop(
         falls_at(100.0, 20.0, name="b"),

@@ -36,6 +36,14 @@ def test_a_drill_keeps_at_home_what_fits_nowhere() -> None:
     assert effect.over_cap == ()
 
 
+@pytest.mark.parametrize("mode", EvacuationMode)
+def test_a_region_that_had_no_cell_a_moment_ago_receives_what_it_holds_now(mode: EvacuationMode) -> None:
+    back = region("b", 20, 0, now=100, returned=True)
+    effect = preview_override(view(region("a", 20, 100), back), evacuating("a", mode), NOW)
+    assert effect.matrix["a"] == {"b": 1.0}
+    assert (effect.unplaced, effect.over_cap) == ({}, ())
+
+
 def test_for_real_it_says_who_would_be_overloaded_and_by_how_much_too_much_leaves() -> None:
     effect = preview_override(
         view(region("a", 60, 100), region("b", 60, 100)), evacuating("a", EvacuationMode.REAL), NOW
