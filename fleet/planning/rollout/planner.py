@@ -58,6 +58,13 @@ class _Case:
             if place[0] == name and region in {None, place[1]}:
                 yield from cells
 
+    @property
+    def behind(self) -> str:
+        """A region that the rollout has left, but that was scaled since and has again cells to move; empty: none."""
+        name, here = self.progress.deployment.name, self.progress.stage.region
+        others = (region for region in self.progress.regions if region != here)
+        return next((region for region in others if self.versions.lacking(name, region) > 0), "")
+
     def listened_s(self, since: datetime) -> float:
         return self.fleet.listening_for_s(since, self.now)
 
@@ -142,7 +149,7 @@ def _judge_wave(case: _Case) -> ChangeRollout | None:
     target = case.progress.target(stage)
     proven = sum(case.is_proven(cell) for cell in case.cells(stage.region))
     unproven = [cell for cell in case.cells(stage.region) if _is_updated(case, cell) and not case.is_proven(cell)]
-    if proven >= target and not unproven:
+    if proven >= target and not unproven and not case.behind:
         return _begin_bake(case, stage, target)
     stuck_s = case.listened_s(_last_progress(case))
     if stuck_s > rollout.policy.progress_deadline_s:
@@ -191,14 +198,14 @@ def _after_verdict(case: _Case, verdict: Verdict) -> ChangeRollout:
 
 
 def _advance(case: _Case, reason: str) -> ChangeRollout:
-    """To the next stage that moves any cell, or to the end once no cell of another version is left."""
+    """To the next stage that moves any cell, or to the end once every region has its cells at the new version."""
     following = case.progress.next_stage()
     if following is not None:
         return case.change(RolloutState.RUNNING, reason, following)
-    old = [cell for cell in case.cells() if not _is_updated(case, cell)]
-    wanted = sum(case.progress.deployment.cells_wanted.values())
-    if len(list(case.cells())) - len(old) < wanted:
-        return case.change(RolloutState.RUNNING, f"{len(old)} cells are left at another version")
+    for region in case.progress.regions:  # a surge keeps more cells than are wanted in one, which are none of another's
+        updated, wanted = sum(_is_updated(case, cell) for cell in case.cells(region)), case.progress.wanted(region)
+        if updated < wanted:
+            return case.change(RolloutState.RUNNING, f"{region}: {updated} of {wanted} cells are updated")
     return case.change(RolloutState.SUCCEEDED, reason)
 
 
@@ -225,9 +232,10 @@ def _bake_s(case: _Case) -> float:
 
 
 def _last_progress(case: _Case) -> datetime:
-    """When a cell of the stage's region last changed, or this stage began."""
+    """When a cell of the stage's region, or of one that is behind, last changed, or this stage began."""
+    regions = {case.progress.stage.region, case.behind}
     moments = [
-        cell.state_since for cell in case.cells(case.progress.stage.region) if cell.state is not CellState.PENDING
+        cell.state_since for cell in case.cells() if cell.region in regions and cell.state is not CellState.PENDING
     ]
     return max([case.progress.rollout.state_since, *moments])
 
@@ -235,6 +243,8 @@ def _last_progress(case: _Case) -> datetime:
 def _waiting(case: _Case, stage: Stage, proven: int, target: int, unproven: list[CellView]) -> str:
     """What a wave waits for, as a reason that does not change with every second."""
     text = f"{stage.label}: {proven} of {target} updated and healthy"
+    if case.behind:
+        text += f"; {case.behind}, scaled meanwhile, has cells to update"
     other = [cell for cell in case.cells(stage.region) if cell.returns or cell.state is CellState.PENDING]
     if not (waits := unproven + other):
         return text

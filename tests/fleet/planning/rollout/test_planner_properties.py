@@ -3,7 +3,7 @@
 `World` asserts I1 at every disruption, and that nothing decided is stale or forbidden.
 """
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
@@ -37,6 +37,18 @@ sizes = st.fixed_dictionaries({"east": st.integers(1, 4), "west": st.integers(1,
 moments = st.integers(0, BUSY_TICKS)
 
 
+def _surging(*, max_unavailable: int, surge: int) -> UpdatePolicy:
+    return UpdatePolicy(
+        strategy=UpdateStrategy.SURGE,
+        max_unavailable=max_unavailable,
+        surge=surge,
+        min_healthy_s=3.0,
+        canary_bake_s=4.0,
+        bake_s=4.0,
+        progress_deadline_s=60.0,
+    )
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     policy=policies,
@@ -47,6 +59,22 @@ moments = st.integers(0, BUSY_TICKS)
     commands=st.lists(
         st.tuples(moments, st.sampled_from([RolloutState.PAUSED, RolloutState.ROLLING_BACK])), max_size=1
     ),
+)
+@example(  # a region that is scaled after its last stage keeps a cell of the old version as one of the wanted
+    policy=_surging(max_unavailable=1, surge=2),
+    wanted={"east": 1, "west": 1},
+    behaviour=Behaviour.GOOD,
+    kills=[],
+    scalings=[(14, {"east": 2, "west": 1})],
+    commands=[],
+)
+@example(  # and another region has one more of the new version than it wants
+    policy=_surging(max_unavailable=0, surge=1),
+    wanted={"east": 1, "west": 3},
+    behaviour=Behaviour.GOOD,
+    kills=[],
+    scalings=[(31, {"east": 2, "west": 1})],
+    commands=[],
 )
 def test_a_rollout_ends_with_every_wanted_cell_at_one_version(
     policy: UpdatePolicy,
