@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from django.db import DatabaseError, InterfaceError, connection
+from django.db import DatabaseError, InterfaceError, connection, connections
 
 from kernel.rest.changes import KINDS_CHANGED
 
@@ -109,19 +109,21 @@ class ChangeFeed:
         idle_s = 0.0
         snapshot: str | None = None
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="change-feed") as thread:
-            while idle_s < IDLE_S:
-                pause_s = self._tick_s
-                try:
-                    snapshot, kinds = await asyncio.get_running_loop().run_in_executor(thread, self._poll, snapshot)
-                    self._notify(kinds)
-                except (DatabaseError, InterfaceError) as error:
-                    log.warning("watchers wait for the database: %s", error)
-                    await asyncio.get_running_loop().run_in_executor(thread, connection.close)
-                    pause_s = RETRY_S
-                await asyncio.sleep(pause_s)
-                idle_s = 0.0 if self._watchers else idle_s + pause_s
-            self._running = None  # the next watcher begins anew
-            await asyncio.get_running_loop().run_in_executor(thread, connection.close)
+            try:
+                while idle_s < IDLE_S:
+                    pause_s = self._tick_s
+                    try:
+                        snapshot, kinds = await asyncio.get_running_loop().run_in_executor(thread, self._poll, snapshot)
+                        self._notify(kinds)
+                    except (DatabaseError, InterfaceError) as error:
+                        log.warning("watchers wait for the database: %s", error)
+                        thread.submit(connections.close_all)
+                        pause_s = RETRY_S
+                    await asyncio.sleep(pause_s)
+                    idle_s = 0.0 if self._watchers else idle_s + pause_s
+                self._running = None  # the next watcher begins anew
+            finally:
+                thread.submit(connections.close_all)  # `connection` would be that of the calling thread
 
     def _notify(self, kinds: list[str]) -> None:
         self._ticks += 1

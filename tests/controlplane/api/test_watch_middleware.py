@@ -4,8 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from django.db import DatabaseError, connection
 
-from controlplane.api.change_feed import ChangeFeed
+from controlplane.api import change_feed
+from controlplane.api.change_feed import ChangeFeed, kinds_changed
 from controlplane.api.watch_middleware import OF_ONE_USER, WatchMiddleware
 from kernel.rest.throttling import WATCH_RETRY
 
@@ -208,3 +210,31 @@ async def test_one_user_takes_no_more_places_than_are_for_one() -> None:
         client.hung_up.set()
     await asyncio.gather(*tasks)
     assert not gate._waiting
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", ["idle", "cancelled", "database away"])
+async def test_a_feed_that_ends_or_fails_lets_go_of_its_connection(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    monkeypatch.setattr(change_feed, "IDLE_S", 0.01 if end == "idle" else 60.0)
+    monkeypatch.setattr(change_feed, "RETRY_S", 0.01)
+    used: list[Any] = []
+
+    def look(since: str | None) -> tuple[str, list[str]]:
+        found = kinds_changed(since)
+        if connection.connection not in used:
+            used.append(connection.connection)
+            if end == "database away" and len(used) == 1:
+                raise DatabaseError
+        return found
+
+    feed = ChangeFeed(look, tick_s=0.002)
+    async with feed.watcher():
+        running = feed._running
+    assert running is not None
+    if end != "idle":
+        running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled() == (end != "idle")
+    assert running.cancelled() or running.exception() is None
+    assert [each.closed for each in used] == [True] * (2 if end == "database away" else 1)
