@@ -180,9 +180,10 @@ class AgentHub:
                 task.cancel()
             _, ending = await asyncio.wait(ending, timeout=0.2)
         self._certificates.stop()
-        for lane, thread in self._lanes.items():
-            await self.in_database(lane, connections.close_all)
-            thread.shutdown()
+        for thread in self._lanes.values():
+            closed = thread.submit(connections.close_all)
+            thread.shutdown(wait=False)  # in the same step: what came in between would open a connection again
+            await asyncio.wrap_future(closed)
 
     async def identify(self, credential: str) -> AgentIdentity | None:
         """The agent of this credential; None if it is unknown or revoked."""
