@@ -73,11 +73,13 @@ def one_transaction() -> Iterator[None]:
     signals = (request_started, request_finished)
     for signal in signals:
         signal.disconnect(close_old_connections)
-    with transaction.atomic():
-        yield
-        transaction.set_rollback(True)
-    for signal in signals:
-        signal.connect(close_old_connections)
+    try:
+        with transaction.atomic():
+            yield
+            transaction.set_rollback(True)
+    finally:
+        for signal in signals:
+            signal.connect(close_old_connections)
 
 
 def requests_of(operation: Any, mode: "GenerationMode", known: dict[str, str]) -> st.SearchStrategy[Any]:
