@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Callable
 
 from engine_agent.ingress.hold import BELL_SOCKET
@@ -29,26 +30,50 @@ class HeldBell:
         """Until cancelled."""
         while True:
             try:
-                server = await self._server()
+                with self._listener() as listener:
+                    await self._answer(listener)
             except OSError as error:
                 log.warning("%s: %s; requests that wait for a first cell are reported a second late", self._path, error)
                 await asyncio.sleep(TRY_AGAIN_S)
-                continue
-            async with server:
-                await server.serve_forever()
 
-    async def _server(self) -> asyncio.Server:
+    def _listener(self) -> socket.socket:
         # One that an agent of before left would refuse this one its name.
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
-        server = await asyncio.start_unix_server(self._ring, self._path)
-        self._path.chmod(0o600)
-        if self._account is not None:
-            os.chown(self._path, *self._account)
-        return server
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.setblocking(False)
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)
+            if self._account is not None:
+                os.chown(self._path, *self._account)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+        return listener
 
-    def _ring(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # No coroutine: a task that is cancelled before its first step would leave the connection open.
-        self._hear()
-        writer.close()
+    async def _answer(self, listener: socket.socket) -> None:
+        """Until cancelled, or an error. No server of asyncio: one that closes in the turn in which it accepted leaves
+        that connection open."""
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
+
+        def ring() -> None:
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                loop.remove_reader(listener)
+                failed.set_exception(error)
+                return
+            connection.close()
+            self._hear()
+
+        loop.add_reader(listener, ring)
+        try:
+            await failed
+        finally:
+            loop.remove_reader(listener)
