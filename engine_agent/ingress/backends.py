@@ -27,6 +27,8 @@ from engine_agent.ingress.responses import ErrorResponse
 from engine_agent.ingress.running import NO_CELL_SERVER
 from engine_agent.ingress.sections import (
     NO_CELL_SOCKET,
+    PARSED_SOCKET,
+    PARSER_SERVER,
     PARSER_SOCKET,
     UNANSWERED_STATUS,
     encoding_rule,
@@ -313,16 +315,17 @@ def _servers(backend: str, desired: DesiredHaproxy, times: Times) -> list[str]:
 
 
 def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings: IngressSettings) -> str:
-    """Where large requests go. While the parser is down they are refused immediately; its agent restarts it."""
+    """Where large requests go. While the parser is down, `frontend_rules.unread_rule` refuses them; its agent restarts
+    it. A refused connection to our own socket shows that the parser is away, whatever the request."""
     features = desired.features
     address = f"unix@{tier.name}/{PARSER_SOCKET}"
     times = settings.times
     pauses = f"downinter {times.parser_down_check_ms}ms fastinter {times.check_fast_ms}ms"
-    check = f"check inter {times.parser_check_interval_ms}ms {pauses} fall 1 rise 1 observe layer4 {HURRIED_CHECK}"
+    check = f"check inter {times.parser_check_interval_ms}ms {pauses} fall 1 rise 1"
+    check += " observe layer4 error-limit 1 on-error mark-down"
     lines = [
         f"timeout queue {settings.times.body_parser_wait_s}s",
         *refuse_longer_than(desired.max_body_bytes, "req.hdr_val(content-length)"),
-        responses.refuse_rule(responses.body_parser_unavailable(desired.retry_after_s), "{ nbsrv eq 0 }"),
         access_log.ARRIVAL_RULE,
         access_log.class_rule(),
         *(
@@ -342,6 +345,7 @@ def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings:
         *access_log.trail_rules(),
         f"http-response set-status 503 if {{ status {UNANSWERED_STATUS} }}",
         *(responses.error_page_line(error) for error in responses.body_parser_error_pages(desired.retry_after_s)),
-        f"server parser {address} {check} maxconn {settings.max_requests_at(tier)} pool-max-conn 0",
+        f"server {PARSER_SERVER} {address} {check} maxconn {settings.max_requests_at(tier)} pool-max-conn 0",
+        f"server unread unix@{PARSED_SOCKET} backup pool-max-conn 0",
     ]
     return section(f"backend {tier.name}", lines)

@@ -175,7 +175,8 @@ def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     lines += [*frontend_rules.BACKEND_CHOICE, *frontend_rules.body_parser_choice(desired, settings)]
     lines += [*backends.control_plane_choice(settings), f"default_backend {DEFAULT_BACKEND}"]
     # What comes through here is logged where it came from outside.
-    parsed = [settings.own_socket(PARSED_SOCKET), "no log", *frontend_rules.parsed_body_rules(features, settings)]
+    parsed = [settings.own_socket(PARSED_SOCKET), "no log"]
+    parsed += frontend_rules.parsed_body_rules(features, settings, desired.retry_after_s)
     parsed += stored_responses.parsed_rules(settings)
     parsed += [*frontend_rules.pool_rules(features, has_body=False), *keys.parsed_body_scope_rules()]
     parsed += availability

@@ -25,6 +25,7 @@ from engine_agent.ingress.sections import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     MODEL_LOOKUP_RULE,
+    PARSER_SERVER,
     encoding_rule,
     max_buffered_body_bytes,
     max_parsed_body_bytes,
@@ -166,7 +167,14 @@ def body_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     ]
 
 
-def parsed_body_rules(features: Features, settings: IngressSettings) -> list[str]:
+def unread_rule(retry_after_s: int) -> str:
+    """What comes without a model was sent here in place of a body parser that is down."""
+    return responses.refuse_rule(
+        responses.body_parser_unavailable(retry_after_s), f"!{{ req.fhdr({headers.MODEL}) -m found }}"
+    )
+
+
+def parsed_body_rules(features: Features, settings: IngressSettings, retry_after_s: int) -> list[str]:
     """A large request as its body parser sends it back. The socket is for body parsers alone, which overwrite the
     header.
 
@@ -174,6 +182,7 @@ def parsed_body_rules(features: Features, settings: IngressSettings) -> list[str
     """
     return [
         *responses.form_rules(),
+        unread_rule(retry_after_s),
         # The frontend that took it from outside has taken away what was not proven.
         f"http-request set-var(txn.hop) req.hdr({headers.HOP}),field(1,|)",
         "acl is_marked var(txn.hop) -m found",
@@ -301,7 +310,7 @@ def body_parser_choice(desired: DesiredHaproxy, settings: IngressSettings) -> li
         *(
             f"use_backend {tier.name} if {is_large}"
             f" {{ req.hdr_val(content-length) le {max_parsed_body_bytes(desired, tier)} }}"
-            f" {{ nbsrv({tier.name}) gt 0 }}"
+            f" {{ srv_is_up({tier.name}/{PARSER_SERVER}) }}"
             for tier in others
         ),
         f"use_backend {last.name} if {is_large}",
