@@ -102,7 +102,7 @@ class RunningIngress:
         self._task = asyncio.create_task(self.ingress.run(self.reports.append))
         try:
             await eventually(lambda: self.reports and self.reports[-1].observed.haproxy_pid)
-            async with httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False) as self.http:
+            async with httpx.AsyncClient(base_url=self.url, timeout=120, trust_env=False) as self.http:
                 yield self
         finally:
             try:

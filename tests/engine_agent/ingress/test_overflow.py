@@ -306,7 +306,7 @@ async def test_a_fleet_without_room_is_offered_little(home: RunningIngress, away
             busy = Busy(away, far)
             await busy.take(1)
             began_s = asyncio.get_running_loop().time()
-            for _ in range(300):
+            for _ in range(100):
                 answer = await home.post(body_of(100))
                 assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
             lasted_s = asyncio.get_running_loop().time() - began_s
