@@ -46,7 +46,10 @@ USE_PICKED_RULE = "use-server %[var(txn.cell_server)] if { var(txn.cell_server) 
 
 
 def peers_section(ingress_id: str, listen: str) -> list[str]:
-    """Lets a reload keep the sticky cells: the old worker hands its stick table to the new one, where `listen` says."""
+    """Lets a reload keep the sticky cells: the old worker hands its stick table to the new one, where `listen` says.
+
+    A worker that got none itself hands none over for its first 10 s: so long HAProxy waits for a table.
+    """
     return [f"peers {PEERS}\n  {listen}\n  server {ingress_id}\n"]
 
 
