@@ -3,6 +3,7 @@
 A thread may be in a collective that waits for a dead member for ever, so no thread is waited for.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from typing import NoReturn
 
 EXIT_CELL_ENDED = 70
 """EX_SOFTWARE of <sysexits.h>."""
+STDERR = 2
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -37,12 +39,20 @@ class Shutdown:
         self.end("told to stop", False)
 
     def end(self, reason: str, failed: bool = True) -> NoReturn:
-        """End now; a second caller waits for the first to have ended both."""
+        """End now; a second caller waits for the first to have ended both.
+
+        The reason is the last line of the log, which is what the agent reports: what other threads make of the end of
+        their collectives is not written any more.
+        """
         with self._once:
+            sys.stderr.flush()
+            log = STDERR
             try:
-                sys.stderr.write(f"the cell is over: {reason}\n")
+                with contextlib.suppress(OSError):  # no descriptor is left: then the last line may be another's
+                    log = os.dup(STDERR)
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
                 for act in self.hooks:
                     act(reason)
             finally:
-                sys.stderr.flush()
+                os.write(log, f"the cell is over: {reason}\n".encode(errors="replace"))
                 os._exit(EXIT_CELL_ENDED if failed else 0)
