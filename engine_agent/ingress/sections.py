@@ -92,7 +92,7 @@ def global_section(
             f"node {settings.ingress_id}",
             f"maxconn {max_connections}",
             f"nbthread {threads}",
-            "quick-exit",  # else HAProxy 2.8.25 frees its memory as it ends, and often aborts there with a corrupted heap
+            "quick-exit",  # HAProxy 2.8.25 often aborts while it frees its memory at its end
             *_account_lines(settings),
             f"stats socket unix@{ADMIN_SOCKET} mode 600 level admin expose-fd listeners",
             "stats timeout 10s",

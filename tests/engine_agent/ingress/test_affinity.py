@@ -43,7 +43,7 @@ async def ask(ingress: RunningIngress, headers: dict[str, str] | None = None, **
 async def hands_over_its_table(ingress: RunningIngress) -> None:
     """Wait until the worker would give its table to the next: 10 s after the first start."""
     async with asyncio.timeout(60):
-        while "resync_timeout=<PAST>" not in await ingress.haproxy.admin.send("show peers"):
+        while "resync_timeout=<PAST>" not in await ingress.haproxy.admin.send("show peers"):  # noqa: ASYNC110 - nothing says so
             await asyncio.sleep(0.1)
 
 
