@@ -82,6 +82,7 @@ class WebServer(uvicorn.Server):
     def _agents_door_opened(self, door: ConnectionDoor) -> None:
         self.servers.append(cast(Any, door))
         hub.is_door_full = lambda: door.is_full
+        door.introducing = lambda: hub.introductions.count
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._listening is not None:

@@ -52,7 +52,8 @@ class Introductions:
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
         self._under_way: Counter[str] = Counter()
-        self._count = 0
+        self.count = 0
+        """Under way now."""
         self._ends: deque[float] = deque()
         self._next_place_at = now()
         self._line_ends_at = now()
@@ -60,25 +61,25 @@ class Introductions:
     @property
     def has_line(self) -> bool:
         """Whether agents were told to come again because the process was full, and some of them are still to come."""
-        return self._count >= AT_ONCE or self._now() < self._line_ends_at
+        return self.count >= AT_ONCE or self._now() < self._line_ends_at
 
     def begin(self, credential: str) -> Introduction | ComeAgain:
         """Let in whoever shows this credential, or say when to come again."""
-        if self._under_way.get(credential, 0) >= OF_EACH or self._count >= AT_ONCE:
+        if self._under_way.get(credential, 0) >= OF_EACH or self.count >= AT_ONCE:
             after_s = self._next_place_s()
-            if self._count >= AT_ONCE:
+            if self.count >= AT_ONCE:
                 comes_at = self._now() + LATE_BY * max(after_s, 1.0)
                 self._line_ends_at = max(self._line_ends_at, comes_at)
             return ComeAgain(after_s)
         self._under_way[credential] += 1
-        self._count += 1
+        self.count += 1
         return Introduction(lambda: self._end(credential))
 
     def _end(self, credential: str) -> None:
         self._under_way[credential] -= 1
         if not self._under_way[credential]:
             del self._under_way[credential]
-        self._count -= 1
+        self.count -= 1
         self._ends.append(self._now())
 
     def _next_place_s(self) -> float:
