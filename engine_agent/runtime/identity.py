@@ -40,6 +40,9 @@ __all__ = [
 class Identity(IdentityFiles):
     """The same, and the key, requests for certificates, and what is stored of the answers."""
 
+    _fleet: "tuple[object, str] | None" = None
+    """With the stamp of the files that it was read from."""
+
     def fleet(self) -> str:
         """The fleet of the authorities in the bundle.
 
@@ -53,7 +56,10 @@ class Identity(IdentityFiles):
             raise FileNotFoundError(
                 f"{self.bundle_file} is missing: without the fleet's authorities nobody at its address is believed"
             )
-        return fleet_of(self.bundle_file.read_text(encoding="ascii"))
+        stamp = self.stamp()
+        if self._fleet is None or self._fleet[0] != stamp:
+            self._fleet = (stamp, fleet_of(self.bundle_file.read_text(encoding="ascii")))
+        return self._fleet[1]
 
     @cached_property
     def _key(self) -> "ec.EllipticCurvePrivateKey":
