@@ -10,7 +10,7 @@ import logging
 import resource
 import socket
 import ssl
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +19,6 @@ from kernel.addresses import client_network
 
 PAUSE_S = 1.0
 """After `accept` failed, for example because the process has no free file."""
-WAIT_MOST = 1_500
-WAIT_S = 5.0
-"""How many connections may wait for their handshake, and for how long: agents give up 10 s after they began."""
-LOOK_EVERY_S = 0.02
-"""Whether there is room again, while some wait."""
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +71,6 @@ class ConnectionDoor:
         self._context, self._handshake_s = context, handshake_s
         self._handshakes: defaultdict[str, dict[asyncio.Task[None], None]] = defaultdict(dict)
         """Of each network, the oldest first."""
-        self._waiting: defaultdict[str, deque[tuple[socket.socket, float]]] = defaultdict(deque)
-        """Of each network, whose turns go round: who is accepted without a handshake, and since when."""
-        self._admitting: asyncio.TimerHandle | None = None
         self._accepting: asyncio.Task[None] | None = None
         self.open = Counter[str]()
         self.introducing: Callable[[], int] = lambda: 0
@@ -95,13 +87,8 @@ class ConnectionDoor:
         """Accept none any more; those that are open continue."""
         if self._accepting is not None:
             self._accepting.cancel()
-        if self._admitting is not None:
-            self._admitting.cancel()
         for handshake in self._all_handshakes():
             handshake.cancel()
-        for network in list(self._waiting):
-            while self._waiting[network]:
-                self._turn_away(network)
         self._bound.close()
 
     async def wait_closed(self) -> None:
@@ -110,7 +97,7 @@ class ConnectionDoor:
 
     @property
     def is_full(self) -> bool:
-        """Whether further connections wait, or are closed, because too many are on their way in."""
+        """Whether further connections are closed because too many are on their way in."""
         return sum(map(len, self._handshakes.values())) + self.introducing() >= self._limits.handshakes
 
     def _all_handshakes(self) -> list[asyncio.Task[None]]:
@@ -126,52 +113,22 @@ class ConnectionDoor:
                 await asyncio.sleep(PAUSE_S)
                 continue
             network = client_network(str(address[0]))
-            if self.open[network] >= self._limits.per_network and not self._is_unlimited(str(address[0])):
+            if not self._has_room(network, str(address[0])):
                 connection.close()
                 continue
             self.open[network] += 1
-            if not self.is_full or self._made_room(network):
-                self._begin_handshake(connection, network)
-            else:
-                self._have_wait(connection, network)
+            handshake = loop.create_task(self._admit(connection, network))
+            self._handshakes[network][handshake] = None
+            handshake.add_done_callback(partial(self._forget, network))
 
-    def _begin_handshake(self, connection: socket.socket, network: str) -> None:
-        handshake = asyncio.get_running_loop().create_task(self._admit(connection, network))
-        self._handshakes[network][handshake] = None
-        handshake.add_done_callback(partial(self._forget, network))
-
-    def _have_wait(self, connection: socket.socket, network: str) -> None:
-        """In a storm of agents this spares both ends most tries. Whoever has waited the longest, of the network with
-        the most, makes room."""
-        loop = asyncio.get_running_loop()
-        self._waiting[network].append((connection, loop.time()))
-        if sum(map(len, self._waiting.values())) > WAIT_MOST:
-            self._turn_away(max(self._waiting, key=lambda each: len(self._waiting[each])))
-        if self._admitting is None:
-            self._admitting = loop.call_later(LOOK_EVERY_S, self._admit_waiting)
-
-    def _turn_away(self, network: str) -> None:
-        self._waiting[network].popleft()[0].close()
-        self._end(network)
-
-    def _admit_waiting(self) -> None:
-        loop = asyncio.get_running_loop()
-        for network in list(self._waiting):
-            while self._waiting[network] and self._waiting[network][0][1] < loop.time() - WAIT_S:
-                self._turn_away(network)
-            if not self._waiting[network]:
-                del self._waiting[network]
-        while self._waiting and not self.is_full:
-            network = next(iter(self._waiting))
-            theirs = self._waiting.pop(network)
-            self._begin_handshake(theirs.popleft()[0], network)
-            if theirs:
-                self._waiting[network] = theirs  # behind the others
-        self._admitting = loop.call_later(LOOK_EVERY_S, self._admit_waiting) if self._waiting else None
+    def _has_room(self, network: str, address: str) -> bool:
+        if self.open[network] >= self._limits.per_network and not self._is_unlimited(address):
+            return False
+        return not self.is_full or self._made_room(network)
 
     def _made_room(self, network: str) -> bool:
         """Whether the network with the most handshakes lost its oldest one to `network`, which has fewer. In a storm of
-        agents from many networks each has few, so the newest connections wait."""
+        agents from many networks each has few, so the newest connections are refused and try again."""
         crowded, theirs = max(self._handshakes.items(), key=lambda item: len(item[1]), default=("", {}))
         if len(theirs) <= len(self._handshakes.get(network, ())) + 1:
             return False

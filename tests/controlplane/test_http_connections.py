@@ -10,7 +10,6 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from controlplane import connection_door
 from controlplane.connection_door import ConnectionDoor, ConnectionLimits
 from controlplane.http_connections import HttpCrowd, http_connections
 from tests.engine_agent.fake_control_plane import eventually
@@ -141,49 +140,14 @@ async def test_both_listeners_leave_half_of_the_open_files() -> None:
     assert ConnectionLimits.of_files(10**6) == ConnectionLimits()
 
 
-async def test_who_still_introduces_himself_has_a_place_of_a_handshake_and_others_wait_for_it() -> None:
+async def test_who_still_introduces_himself_has_a_place_of_a_handshake() -> None:
     async with listening(ConnectionLimits(handshakes=2)) as listener:
-        introducing = listener.door.introducing = Introducing(2)
+        introducing = 2
+        listener.door.introducing = lambda: introducing
+        reader, writer = await listener.connected()
+        assert await reader.read(1) == b"", "closed before anything was done for it"
+        writer.close()
+        introducing = 1
         reader, writer = await listener.connected(REQUEST)
-        await eventually(lambda: listener.door.open["127.0.0.1"] == 1)
-        assert not listener.crowd.count, "nothing is done for it yet"
-        introducing.count = 1
         assert b"200 OK" in await reader.readuntil(b"ok")
         writer.close()
-
-
-async def test_those_who_wait_get_in_by_turns_of_their_networks_and_too_many_or_too_long_are_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection_door, "WAIT_MOST", 3)
-    async with listening(ConnectionLimits(handshakes=1)) as listener:
-        introducing = listener.door.introducing = Introducing(1)
-        crowd = [await listener.connected(REQUEST, "127.0.0.2") for _ in range(3)]
-        await eventually(lambda: listener.door.open["127.0.0.2"] == 3)
-        alone = await listener.connected(REQUEST, "127.0.0.3")
-        await closed(crowd[0][0])  # the network with the most makes room
-        introducing.count = 0
-        for reader, _ in (alone, *crowd[1:]):
-            assert b"200 OK" in await reader.readuntil(b"ok")
-        introducing.count = 1
-        monkeypatch.setattr(connection_door, "WAIT_S", 0.0)
-        late = await listener.connected(REQUEST)
-        await closed(late[0])
-        for _, writer in (alone, late, *crowd):
-            writer.close()
-
-
-async def closed(reader: asyncio.StreamReader) -> None:
-    """Wait for the end of a connection whose request was not read, which may show as a reset."""
-    with suppress(ConnectionResetError):
-        assert await reader.read(1) == b""
-
-
-class Introducing:
-    """So many introductions are under way."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __call__(self) -> int:
-        return self.count
