@@ -93,7 +93,7 @@ def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "
         deployment = Deployment.objects.select_for_update().get(name=proposal.deployment.name)
         version_hold(version_id=proposal.version.pk, allow_unreleased=proposal.allow_unreleased)
         before = Rollout.objects.select_for_update().filter(deployment=deployment, state__in=ACTIVE).first()
-        if before is None and _already_serves(deployment, proposal.version):
+        if already_serves(deployment, proposal.version):
             raise Conflict(f"every cell of {deployment.name} runs {proposal.version.reference} already")
         if before is not None:
             rollout_save(before, to=RolloutState.FAILED, reason="superseded", now=now)
@@ -119,7 +119,10 @@ def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "
     return rollout
 
 
-def _already_serves(deployment: Deployment, version: ModelVersion) -> bool:
+def already_serves(deployment: Deployment, version: ModelVersion) -> bool:
+    """Whether every cell runs this version, and no rollout changes that."""
+    if Rollout.objects.filter(deployment=deployment, state__in=ACTIVE).exists():
+        return False
     others = Cell.objects.filter(deployment=deployment).exclude(state=CellState.STOPPED.value)
     return deployment.model_version_id == version.pk and not others.exclude(model_version=version).exists()
 

@@ -34,6 +34,7 @@ from fleet.planning.rollout.preview import preview_seconds, preview_stages
 from fleet.planning.states import RolloutState, choices
 from fleet.services.rollout_actions import (
     Proposal,
+    already_serves,
     rollout_abort,
     rollout_pause,
     rollout_propose,
@@ -201,6 +202,8 @@ def _preview(form: Submission, thing: None) -> Context:
     if not deployment or not version:
         return {}
     proposal = _propose(form)
+    if already_serves(proposal.deployment, proposal.version):
+        return {"serves_already": proposal}
     stages = preview_stages(proposal.policy, proposal.wanted, proposal.regions, proposal.splits)
     confirmation = Confirmation(
         name="start",

@@ -6,7 +6,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from fleet.models import Rollout
+from fleet.models import Cell, Rollout
 from models_registry.models import Model, ModelVersion, VersionState
 from tests.controlplane.dashboard.clients import signed_in
 from tests.fleet import rows
@@ -56,6 +56,14 @@ def test_the_newest_released_version_of_the_deployments_own_model_is_preselected
     assert "Roll sim-70b out to sim-70b@4" in shown
     assert signed_in().post(PAGE, {"deployment": "sim-70b"}).status_code == 302
     assert Rollout.objects.get().to_version.reference == "sim-70b@4"
+
+
+def test_where_every_cell_runs_the_newest_version_no_start_is_offered() -> None:
+    shown = signed_in().get(PAGE, {"deployment": "sim-70b"}).text
+    assert "Every cell of sim-70b already runs sim-70b@1" in shown
+    assert "Confirm" not in shown
+    Cell.objects.update(model_version=ModelVersion.objects.get(version="2"))
+    assert "Confirm" in signed_in().get(PAGE, {"deployment": "sim-70b"}).text
 
 
 @pytest.mark.parametrize(
