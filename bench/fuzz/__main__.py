@@ -11,13 +11,15 @@ an answer was not one that a client of its path can read.
 import argparse
 import asyncio
 import itertools
+import math
 import random
 import sys
 import time
 from collections import Counter
+from datetime import datetime
 from urllib.parse import urlsplit
 
-from bench.fuzz.attacks import Attack, everything, generated
+from bench.fuzz.attacks import MUTATED, Attack, everything, generated
 from bench.fuzz.judge import Served, changes, complaint, servers_of
 from bench.fuzz.sending import answer_to
 from bench.live_fleet import HOME, Fleet, load, wait_for
@@ -26,6 +28,8 @@ from engine_agent.ingress.sections import ADMIN_SOCKET
 
 GOOD, ALSO = "sim-70b", "smollm2"
 SHOWN = 60
+SETTLED_S = 90.0
+"""After the first plan of a deployment: a minute later its shares leave the regions where it never had a cell."""
 NO_HARM = ("rollout.", "usage.", "user.", "audit.")
 """Events of these kinds do not speak of a cell's health."""
 
@@ -43,6 +47,12 @@ def servers() -> dict[tuple[str, str], Served]:
     return found
 
 
+def seconds_since_shift(fleet: Fleet) -> float:
+    """How long the shares of all deployments have stood."""
+    newest = fleet.get("events", kind="traffic.shift", page_size=1)["results"]
+    return math.inf if not newest else time.time() - datetime.fromisoformat(newest[0]["at"]).timestamp()
+
+
 class Attackers:
     """Send attacks to each ingress in turn until the time is over, `at_once` at a time."""
 
@@ -52,10 +62,14 @@ class Attackers:
         rng.shuffle(fixed)
         drawn = [generated(random.Random(seed + number), model) for number, model in enumerate(models)]
         endless = itertools.chain.from_iterable(zip(*drawn, strict=True))
-        self._attacks = itertools.chain(fixed, endless)
+        mutated = (attack for attack in endless if attack.name.startswith(MUTATED))
+        first = next(mutated)  # makes the list that the others are made of, which is not part of the time
+        # In turn, because a run of minutes ends before the fixed ones do.
+        in_turn = itertools.chain.from_iterable(zip(fixed, mutated, strict=False))
+        self._attacks = itertools.chain([first], in_turn, mutated)
         self._ports = itertools.cycle(urlsplit(url).port or 80 for url in urls)
         self._until = time.monotonic() + seconds
-        self.fixed = len(fixed)
+        self.fixed, self.mutated_sent = len(fixed), 0
         self.statuses: Counter[str] = Counter()
         self.complaints: list[str] = []
 
@@ -65,6 +79,7 @@ class Attackers:
     async def _send_some(self) -> None:
         while time.monotonic() < self._until:
             attack = next(self._attacks)
+            self.mutated_sent += attack.name.startswith(MUTATED)
             said = await self._send(attack, next(self._ports))
             if said:
                 self.complaints.append(f"{attack.name[:160]}: {said}")
@@ -92,6 +107,7 @@ def main() -> None:
     options = parser.parse_args()
     fleet = Fleet()
     wait_for(lambda: fleet.is_whole(GOOD), 120, f"{GOOD} is whole before the first attack")
+    wait_for(lambda: seconds_since_shift(fleet) > SETTLED_S, 600, "no traffic was shifted for a while")
     models = [GOOD, *(row["name"] for row in fleet.rows("deployments") if row["name"] == ALSO)]
     urls = fleet.ingresses(GOOD)
     attackers = Attackers(urls, models, options.seed, options.seconds)
@@ -103,12 +119,16 @@ def main() -> None:
     moved = changes(before, servers())
     events = [row for row in fleet.events(last_event) if not row["kind"].startswith(NO_HARM)]
     sent = attackers.statuses.total()
-    print(f"{sent} attacks ({min(sent, attackers.fixed)} of the fixed {attackers.fixed}): {dict(attackers.statuses)}")
+    mutated = attackers.mutated_sent
+    print(
+        f"{sent} attacks, {sent - mutated} of the fixed {attackers.fixed} and {mutated} mutated: "
+        f"{dict(attackers.statuses)}"
+    )
     print(f"{len(answers)} good requests, {len(failed)} failed")
     for title, lines in (
         ("good requests that failed", [f"{answer.url} {answer.cell} {answer.error}" for answer in failed]),
         ("servers that changed", moved),
-        ("events", [f"{row['at']} {row['kind']} {row.get('cell') or row.get('node') or ''}" for row in events]),
+        ("events", [f"{row['at']} {row['kind']} {row['message']} {row['detail']}" for row in events]),
         ("answers that a client cannot use", attackers.complaints),
     ):
         print(f"{title}: {len(lines)}")

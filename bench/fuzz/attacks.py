@@ -18,6 +18,8 @@ PATHS = (
     "/v1/rerank", "/pooling", "/classify", "/tokenize", "/detokenize",
 )  # fmt: skip
 SLOW_S = 0.2
+MUTATED = "mutated "
+"""How the name of a mutation begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +274,7 @@ def generated(rng: random.Random, model: str) -> Iterator[Attack]:
             continue
         pieces = tuple(rng.choice(mutations)(rng, piece) for piece in attack.pieces)
         yield replace(
-            attack, name=f"mutated {attack.name}", pieces=pieces, leaves=True, may_serve=True, is_framing=True
+            attack, name=f"{MUTATED}{attack.name}", pieces=pieces, leaves=True, may_serve=True, is_framing=True
         )
 
 
