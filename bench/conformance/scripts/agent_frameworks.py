@@ -197,7 +197,7 @@ def strands() -> None:
 
     def agent(model: str = MODEL, key: str = KEY, **more: Any) -> Agent:
         given = {"base_url": BASE_URL, "api_key": key, "max_retries": 0, "timeout": 120}
-        chat = OpenAIModel(client_args=given, model_id=model, params={"max_tokens": 128})
+        chat = OpenAIModel(client_args=given, model_id=model, params={"max_tokens": 512, "temperature": 0})
         return Agent(model=chat, callback_handler=None, **more)
 
     async def stream() -> str:

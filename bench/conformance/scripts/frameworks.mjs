@@ -134,7 +134,7 @@ const variants = {
     const { TokenJS } = await import("token.js");
     const client = (apiKey = KEY) => new TokenJS({ baseURL: BASE_URL, apiKey });
     const ask = (model = MODEL, key = KEY, more = {}) =>
-      client(key).chat.completions.create({ provider: "openai-compatible", model, messages: MESSAGES, max_tokens: 64, ...more });
+      client(key).chat.completions.create({ provider: "openai-compatible", model, messages: MESSAGES, max_tokens: 256, temperature: 0, ...more });
     return {
       chat: async () => expect((await ask()).choices[0].message.content, "no text"),
       stream: async () => textOf(await ask(MODEL, KEY, { stream: true }), (chunk) => chunk.choices[0]?.delta?.content),
