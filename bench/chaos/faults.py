@@ -31,6 +31,8 @@ _PARSER = "body-parser"
 """In the path of the configuration of an HAProxy that only parses bodies."""
 TAKEN_WITHIN_S = 60.0
 _POLL_S = 0.5
+_WORKERS = (Target.HAPROXY_WORKER, f"{Target.BODY_PARSER}'s worker")
+ENDED = "ended"
 _SERVED_BY_INGRESS = (Target.HAPROXY, Target.HAPROXY_WORKER, Target.EVERY_INGRESS)
 
 
@@ -94,12 +96,19 @@ def targets(target: Target, around: Surroundings) -> dict[str, Processes]:
 
 
 def census(home: Path, sessions: Mapping[str, int]) -> Counter[str]:
-    """How many of each kind run, a service counted once; an engine counts whatever its role is."""
+    """How many of each kind run, a service counted once; an engine counts whatever its role is. The workers of one
+    HAProxy count once: those from before a reload live for as long as their connections do."""
     counts = Counter({name: 1 for name in sessions if _alive(name, sessions)})
-    for processes in processes_by_node(home).values():
-        for process in processes:
-            counts[_kind(process)] += 1
-    return counts
+    seen = {_counted(process) for processes in processes_by_node(home).values() for process in processes}
+    return counts + Counter(kind for kind, _ in seen if kind != ENDED)
+
+
+def _counted(process: psutil.Process) -> tuple[str, int]:
+    """What it is, and what counts once."""
+    with contextlib.suppress(psutil.Error):
+        kind = _kind(process)
+        return kind, process.ppid() if kind in _WORKERS else process.pid
+    return ENDED, process.pid
 
 
 def _alive(name: str, sessions: Mapping[str, int], *, children: bool = True) -> dict[str, Processes]:
@@ -123,7 +132,7 @@ def _kind(process: psutil.Process) -> str:
     try:
         command, leads = process.cmdline(), os.getsid(process.pid) == process.pid
     except (psutil.Error, ProcessLookupError):
-        return "ended"
+        return ENDED
     if kind := next((kind for kind, words in _COMMANDS.items() if _follows(words, command)), None):
         return kind
     if not command or not Path(command[0]).name.startswith("haproxy"):
