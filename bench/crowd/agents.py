@@ -5,7 +5,9 @@ every two seconds, its way of coming back. What they report is made up; what the
 """
 
 import asyncio
+import gc
 import logging
+import os
 import random
 import resource
 import sys
@@ -34,6 +36,8 @@ from engine_agent.runtime.connection import AgentConnection, report_interval_s
 from engine_agent.runtime.enrolment import Enrolment
 
 STANDING_EVERY_S = 1.0
+NICENESS = 10
+"""Real agents have machines of their own: these take no processor that the control plane has use for."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -182,6 +186,8 @@ if __name__ == "__main__":
     logging.disable()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    os.nice(NICENESS)
+    gc.disable()  # thousands of agents in one process are looked through again and again, which one agent never is
     try:
         import uvloop
 
