@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SERVICES = ("ec2", "sqs", "s3", "elbv2", "cloudformation", "route53", "globalaccelerator", "cloudwatch", "iam", "sts")
+SERVICES = ("ec2", "sqs", "s3", "elbv2", "cloudformation", "route53", "cloudwatch", "iam", "sts")
 CASES = {"no region of aws": (0, 0), "a client of EC2": (1, 1), "all services": (len(SERVICES), 1)}
 CASES["all services, three regions"] = (len(SERVICES), 3)
 PROGRAM = """

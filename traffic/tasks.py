@@ -17,7 +17,6 @@ from traffic.services.budget import budgets_follow
 from traffic.services.cloud_ingresses import cloud_ingresses_ensure
 from traffic.services.cost_budget import cost_budgets_follow
 from traffic.services.demand import DemandMeter, demand_trim
-from traffic.services.entry_accelerator import EntryDials
 from traffic.services.entry_route53 import entry_run
 from traffic.services.entry_targets import entry_targets_follow
 from traffic.services.forecast import forecasts_trim
@@ -34,7 +33,6 @@ from traffic.services.usage import usage_count, usage_trim
 from traffic.services.usage_export import usage_export_days
 
 log = logging.getLogger(__name__)
-_dials = EntryDials()
 _routing = RoutingCache()
 _meter = DemandMeter()
 _planner = Planner()
@@ -62,11 +60,9 @@ def autoscale() -> bool:
 
 
 def entry() -> bool:
-    """A pass of the control loop: ingresses of regions in a cloud, targets of their load balancers, DNS and dials.
+    """A pass of the control loop: ingresses of regions in a cloud, targets of their load balancers, and DNS.
     What another controller is at is left to it. Whatever one step raises, the others are made."""
-    failed = [
-        step for step in (cloud_ingresses_ensure, entry_targets_follow, entry_run, _dials.follow) if not _made(step)
-    ]
+    failed = [step for step in (cloud_ingresses_ensure, entry_targets_follow, entry_run) if not _made(step)]
     return not failed
 
 

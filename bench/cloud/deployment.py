@@ -37,6 +37,6 @@ def deploy_region(world: World, region: str, base: dict[str, str], **parameters:
     """As stack `switchyard-REGION`, over its zones a and b unless `parameters` say more."""
     publish_images(world, region)
     passed_on = {key: base[key] for key in ("Install", "NodeProfile", "IngressProfile", "ArtifactBucket", "BaseRegion")}
-    optional = {key: base[key] for key in ("HostedZoneId", "AcceleratorListener") if key in base}
+    optional = {key: base[key] for key in ("HostedZoneId",) if key in base}
     stated = {"ZoneA": f"{region}a", "ZoneB": f"{region}b", **passed_on, **optional, **parameters}
     return deploy(world, region, f"switchyard-{region}", "region.yaml", stated)

@@ -8,7 +8,6 @@ from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import make_server
 
 from bench.cloud import (
-    accelerator,
     ec2_describe,
     ec2_events,
     ec2_launch,
@@ -24,7 +23,7 @@ from bench.cloud import (
 from bench.cloud.world import World
 
 __all__ = [
-    "World", "accelerator", "ec2_describe", "ec2_events", "ec2_launch", "ec2_power", "ec2_reservations", "ec2_topology",
+    "World", "ec2_describe", "ec2_events", "ec2_launch", "ec2_power", "ec2_reservations", "ec2_topology",
     "nlb", "prices", "route53", "serve", "stack", "sts",
 ]  # fmt: skip
 

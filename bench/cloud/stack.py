@@ -131,23 +131,6 @@ def _target_group(world: World, region: str, name: str, properties: Properties) 
     return Made(group.arn, lambda: backend.delete_target_group(group.arn))
 
 
-def _accelerator(world: World, region: str, name: str, properties: Properties) -> Made:
-    arn = f"arn:aws:globalaccelerator::{world.account}:accelerator/{properties['Name']}"
-    return Made(arn, lambda: None, {"AcceleratorArn": arn, "DnsName": f"{properties['Name']}.awsglobalaccelerator.com"})
-
-
-def _accelerator_listener(world: World, region: str, name: str, properties: Properties) -> Made:
-    arn = f"{properties['AcceleratorArn']}/listener/{name}"
-    return Made(arn, lambda: None, {"ListenerArn": arn})
-
-
-def _endpoint_group(world: World, region: str, name: str, properties: Properties) -> Made:
-    asked = {name: properties[name] for name in ("ListenerArn", "EndpointGroupRegion")}
-    made = _as(world, "us-west-2", "globalaccelerator", "CreateEndpointGroup", **asked)
-    arn = made["EndpointGroup"]["EndpointGroupArn"]
-    return Made(arn, lambda: world.endpoint_groups.pop(arn, None), {"EndpointGroupArn": arn})
-
-
 def _secret(world: World, region: str, name: str, properties: Properties) -> Made:
     backend = world.backend("secretsmanager", region)
     generated = properties.get("GenerateSecretString") or {}
@@ -177,9 +160,6 @@ MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
         ("DNSName", "LoadBalancerName", "CanonicalHostedZoneID"),
     ),
     "AWS::ElasticLoadBalancingV2::TargetGroup": (_target_group, ()),
-    "AWS::GlobalAccelerator::Accelerator": (_accelerator, ("AcceleratorArn", "DnsName")),
-    "AWS::GlobalAccelerator::EndpointGroup": (_endpoint_group, ("EndpointGroupArn",)),
-    "AWS::GlobalAccelerator::Listener": (_accelerator_listener, ("ListenerArn",)),
     "AWS::S3::BucketPolicy": (_bucket_policy, ()),
     "AWS::SQS::QueuePolicy": (_queue_policy, ()),
     "AWS::SecretsManager::Secret": (_secret, ("Id",)),

@@ -98,9 +98,6 @@ class World:
         """Region -> placement groups by name."""
         self.changes: dict[str, float] = {}
         """Route 53's, by id -> when it was made."""
-        self.endpoint_groups: dict[str, dict[str, Any]] = {}
-        self.tags: dict[str, dict[str, str]] = {}
-        """Global Accelerator's, by ARN."""
         self.targets: dict[str, dict[tuple[str, int], Target]] = {}
         """Of load balancers: ARN of a group -> address and port."""
         self.failing_targets: set[str] = set()

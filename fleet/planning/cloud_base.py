@@ -22,8 +22,8 @@ class CloudBase:
 
     `load_balancer` and `load_balancer_zone`: the DNS name of the region's entry and the hosted zone that it lies in,
     which an alias names; `target_groups`: ARNs of those of its ingresses, `tls` or `plain`. `hosted_zone` and
-    `entry_name`: where the weighted records of all regions are. `accelerator`: the ARN of the region's endpoint group.
-    `home`: the region of AWS of the install's base, where its alarm hears; empty for the region's own.
+    `entry_name`: where the weighted records of all regions are. `home`: the region of AWS of the install's base,
+    where its alarm hears; empty for the region's own.
     """
 
     account: str
@@ -42,7 +42,6 @@ class CloudBase:
     entry_name: str = ""
     load_balancer: str = ""
     load_balancer_zone: str = ""
-    accelerator: str = ""
     home: str = ""
     root_devices: dict[str, str] = field(default_factory=dict)
     root_device: str = "/dev/xvda"

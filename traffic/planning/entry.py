@@ -1,4 +1,4 @@
-"""Decides what share of all clients DNS, or an accelerator, brings to each region's entry. Pure.
+"""Decides what share of all clients DNS brings to each region's entry. Pure.
 
 Which region's entry a client reaches is one thing, which region serves its request another: the latter is the region
 autopilot's, every 2 s, and nothing of it is looked at here. Only what no ingress can do moves clients: an entry that is
@@ -14,8 +14,6 @@ from kernel.ages import age_text
 
 WHOLE = 255
 """Weights sum to it: the greatest of a Route 53 record."""
-DIAL_WHOLE = 100
-"""A dial of Global Accelerator that holds nobody back, in per cent."""
 
 Weights = Mapping[str, int]
 """Region -> weight; those with 0 get nobody."""
@@ -138,15 +136,6 @@ def weights_of(shares: Mapping[str, float]) -> dict[str, int]:
     for name in by_remainder[: WHOLE - sum(weights.values())]:
         weights[name] += 1
     return weights
-
-
-def dials_of(weights: Weights) -> dict[str, int]:
-    """Dials of Global Accelerator, in per cent, for these weights. A dial limits the clients that are nearest to a
-    region, it draws none to it: who has the greatest weight is open, and all others in proportion."""
-    most = max(weights.values(), default=0)
-    if not most:
-        raise ValueError("no region is left to send clients to")
-    return {name: max(1, round(DIAL_WHOLE * weight / most)) if weight else 0 for name, weight in weights.items()}
 
 
 def _dead(view: EntryView, settings: EntrySettings, now: datetime) -> frozenset[str] | HoldEntry:

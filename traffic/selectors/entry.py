@@ -24,13 +24,12 @@ STANDS = (RevisionState.SENDING, RevisionState.PENDING, RevisionState.IN_FORCE)
 
 @dataclass(frozen=True, slots=True)
 class EntryStated:
-    """As the stacks of regions state it. `targets`: region -> its load balancer, `accelerators`: region -> ARN of its
-    endpoint group. `problem`: they contradict each other."""
+    """As the stacks of regions state it. `targets`: region -> its load balancer. `problem`: they contradict each
+    other."""
 
     name: str
     zone: str
     targets: dict[str, EntryTargetName] = field(default_factory=dict)
-    accelerators: dict[str, str] = field(default_factory=dict)
     problem: str = ""
 
 
@@ -55,8 +54,6 @@ def entry_stated() -> EntryStated | None:
             return EntryStated(stated.name, stated.zone, problem=problem)
         if base.load_balancer and base.load_balancer_zone:
             stated.targets[row.region_id] = EntryTargetName(base.load_balancer, base.load_balancer_zone)
-        if base.accelerator:
-            stated.accelerators[row.region_id] = base.accelerator
     return stated
 
 

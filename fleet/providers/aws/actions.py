@@ -84,15 +84,6 @@ _CALLS = (
         "elbv2", "elasticloadbalancing", "RegisterTargets", "DeregisterTargets", bound="the region's target groups"
     ),
     *_plain("elbv2", "elasticloadbalancing", "DescribeTargetHealth"),
-    *_plain(
-        "globalaccelerator",
-        "globalaccelerator",
-        "DescribeEndpointGroup",
-        "UpdateEndpointGroup",
-        "TagResource",
-        "ListTagsForResource",
-        bound="the install's accelerator",
-    ),
     *_plain("cloudwatch", "cloudwatch", "PutMetricData", bound="the namespace Switchyard"),
     *_plain("pricing", "pricing", "GetProducts"),
     *_plain("service-quotas", "servicequotas", "ListServiceQuotas"),

@@ -128,9 +128,6 @@ def _reads(region: str, base: CloudBase) -> Iterator[tuple[str, str, str, dict[s
     if base.hosted_zone:
         first = {"HostedZoneId": base.hosted_zone, "MaxItems": "1"}
         yield "route53", "ListResourceRecordSets", region, first
-    if base.accelerator:
-        group = {"EndpointGroupArn": base.accelerator}
-        yield "globalaccelerator", "DescribeEndpointGroup", "us-west-2", group
     yield "pricing", "GetProducts", PRICE_LIST, {"ServiceCode": "AmazonEC2", "MaxResults": 1}
 
 

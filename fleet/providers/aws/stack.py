@@ -120,7 +120,6 @@ def _base(region: str, stack: str, outputs: Mapping[str, str], account: str, sen
         load_balancer_zone=outputs["EntryZone"],
         hosted_zone=outputs.get("HostedZoneId", ""),
         entry_name=outputs.get("EntryName", ""),
-        accelerator=outputs.get("EndpointGroup", ""),
         home=outputs.get("BaseRegion", ""),
         root_devices={each["ImageId"]: each["RootDeviceName"] for each in found},
     )

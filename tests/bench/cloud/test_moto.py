@@ -58,16 +58,6 @@ def is_unknown(operation: str, **params: object) -> Callable[[World, Network], b
     return lambda _, network: refusal(getattr(network.ec2, operation), **params) == NOT_IN_THIS_CLOUD
 
 
-def has_no_service(service: str, operation: str, **params: object) -> Callable[[World, Network], bool]:
-    """moto lacks it as a whole."""
-
-    def is_not_answered(world: World, _: Network) -> bool:
-        client = world.client(service, "us-west-2")
-        return refusal(getattr(client, operation), **params) == NOT_IN_THIS_CLOUD
-
-    return is_not_answered
-
-
 def takes_a_stale_writer(world: World, _: Network) -> bool:
     zone = make_zone(world)
     zone.change(text("CREATE", 1))
@@ -115,19 +105,6 @@ STILL = {
     ("ec2", "DescribeInstanceTopology"): is_unknown("describe_instance_topology"),
     ("ec2", "DescribeCapacityReservations"): is_unknown("describe_capacity_reservations"),
     ("ec2", "DescribeCapacityReservationTopology"): is_unknown("describe_capacity_reservation_topology"),
-    ("globalaccelerator", "CreateEndpointGroup"): has_no_service(
-        "globalaccelerator", "create_endpoint_group", ListenerArn="l", EndpointGroupRegion="us-east-1"
-    ),
-    ("globalaccelerator", "DescribeEndpointGroup"): has_no_service(
-        "globalaccelerator", "describe_endpoint_group", EndpointGroupArn="g"
-    ),
-    ("globalaccelerator", "UpdateEndpointGroup"): has_no_service(
-        "globalaccelerator", "update_endpoint_group", EndpointGroupArn="g"
-    ),
-    ("globalaccelerator", "TagResource"): has_no_service("globalaccelerator", "tag_resource", ResourceArn="g", Tags=[]),
-    ("globalaccelerator", "ListTagsForResource"): has_no_service(
-        "globalaccelerator", "list_tags_for_resource", ResourceArn="g"
-    ),
     ("elbv2", "RegisterTargets"): registers_at_once,
     ("elbv2", "DeregisterTargets"): forgets_what_drains,
     ("elbv2", "DescribeTargetHealth"): forgets_what_drains,

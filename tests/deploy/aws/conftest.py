@@ -36,9 +36,7 @@ def deployed() -> Iterator[Deployed]:
     """Deployed once, for it takes 2 s, and only looked at."""
     world = World()
     with serve(world):
-        base = deploy_base(
-            world, INSTALL, ArtifactKeyArn=KEY, HostedZoneId="Z0ENTRY", Accelerator="yes", AlarmEmail="a@example.com"
-        )
+        base = deploy_base(world, INSTALL, ArtifactKeyArn=KEY, HostedZoneId="Z0ENTRY", AlarmEmail="a@example.com")
         names = {"ZoneC": "us-east-1c", "EntryName": "llm.example.com", "PlainHttp": "yes"}
         yield Deployed(world, base, deploy_region(world, "us-east-1", base, **names))
     assert world.bugs == []

@@ -13,9 +13,7 @@ from tests.deploy.aws.conftest import INSTALL, Deployed
 
 pytestmark = pytest.mark.cloud
 
-
 REGIONS = ["us-east-1", "us-west-2", "eu-west-1", "ap-northeast-1"]
-"""cfn-lint would take all, of which some have no Global Accelerator."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,14 +52,12 @@ def test_every_resource_of_the_region_is_there(deployed: Deployed) -> None:
     world = deployed.world
     ec2, elb = world.client("ec2"), world.client("elbv2")
     sqs, events = world.client("sqs"), world.client("events")
-    accelerator = world.client("globalaccelerator", "us-west-2")
     vpc = ours(ec2.describe_vpcs()["Vpcs"])[0]["VpcId"]
     here = [{"Name": "vpc-id", "Values": [vpc]}]
     attached = [{"Name": "attachment.vpc-id", "Values": [vpc]}]
     gateways = ec2.describe_internet_gateways(Filters=attached)["InternetGateways"]
     tables = ec2.describe_route_tables(Filters=here)["RouteTables"]
     groups = ours(ec2.describe_security_groups(Filters=here)["SecurityGroups"])
-    described = accelerator.describe_endpoint_group(EndpointGroupArn=deployed.region["EndpointGroup"])
     queues = [url.rpartition("/")[2] for url in sqs.list_queues()["QueueUrls"]]
     policy = _attribute(sqs, f"{INSTALL}-notices", "Policy")
     there = Counter(
@@ -96,7 +92,6 @@ def test_every_resource_of_the_region_is_there(deployed: Deployed) -> None:
                 len(elb.describe_listeners(LoadBalancerArn=each["LoadBalancerArn"])["Listeners"])
                 for each in elb.describe_load_balancers()["LoadBalancers"]
             ),
-            "AWS::GlobalAccelerator::EndpointGroup": int("EndpointGroup" in described),
             "AWS::SQS::Queue": len([each for each in queues if each.startswith(INSTALL)]),
             "AWS::SQS::QueuePolicy": int("events.amazonaws.com" in policy),
             "AWS::Events::Rule": len(
@@ -132,7 +127,6 @@ def test_every_resource_of_the_base_is_there(deployed: Deployed) -> None:
     world = deployed.world
     iam, s3 = world.client("iam"), world.client("s3")
     bucket = deployed.base["ArtifactBucket"]
-    stacked = world.client("cloudformation").describe_stack_resources(StackName="switchyard-base")["StackResources"]
     there = Counter(
         {
             "AWS::S3::Bucket": int(bucket in [each["Name"] for each in s3.list_buckets()["Buckets"]]),
@@ -142,11 +136,6 @@ def test_every_resource_of_the_base_is_there(deployed: Deployed) -> None:
             "AWS::IAM::ManagedPolicy": len(iam.list_policies(Scope="Local")["Policies"]),
             "AWS::SNS::Topic": len(world.client("sns").list_topics()["Topics"]),
             "AWS::CloudWatch::Alarm": len(world.client("cloudwatch").describe_alarms()["MetricAlarms"]),
-            # Of these AWS has no call that we make, and the cloud of tests none at all.
-            **{
-                kind: sum(each["ResourceType"] == kind for each in stacked)
-                for kind in ("AWS::GlobalAccelerator::Accelerator", "AWS::GlobalAccelerator::Listener")
-            },
         }
     )
 

@@ -11,7 +11,6 @@ from traffic.planning.entry import (
     EntryView,
     HoldEntry,
     PublishEntry,
-    dials_of,
     plan_entry,
     weights_of,
 )
@@ -142,9 +141,3 @@ def test_without_any_entry_there_is_nothing_to_do() -> None:
 def test_weights_of_nobody_are_refused() -> None:
     with pytest.raises(ValueError, match="no region is left"):
         weights_of({"a": 0.0})
-    with pytest.raises(ValueError, match="no region is left"):
-        dials_of({})
-
-
-def test_dials_are_open_for_the_greatest_and_never_0_for_who_gets_somebody() -> None:
-    assert dials_of({"a": 200, "b": 100, "c": 0, "d": 1}) == {"a": 100, "b": 50, "c": 0, "d": 1}

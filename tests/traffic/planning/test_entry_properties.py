@@ -12,7 +12,6 @@ from traffic.planning.entry import (
     EntrySettings,
     EntryView,
     PublishEntry,
-    dials_of,
     plan_entry,
     weights_of,
 )
@@ -44,14 +43,6 @@ def test_weights_sum_to_all_and_the_greater_share_has_no_lesser_weight(planned: 
 def test_a_share_that_grows_costs_no_weight(planned: dict[str, float], name: str, factor: float) -> None:
     grown = {**planned, name: planned.get(name, 0.0) * factor}
     assert weights_of(grown).get(name, 0) >= weights_of(planned).get(name, 0)
-
-
-@given(several)
-def test_dials_are_within_bounds_and_one_is_open(planned: dict[str, float]) -> None:
-    weights = weights_of(planned)
-    dials = dials_of(weights)
-    assert max(dials.values()) == 100
-    assert all((dials[name] > 0) == (weight > 0) for name, weight in weights.items())
 
 
 class World:
