@@ -38,14 +38,14 @@ help: ## Show this list.
 
 up: $(if $(CLOUD),environment-dev,environment) ## Install what is missing, start the fleet, show its logs until Ctrl-C.
 	@$(if $(filter-out aws,$(CLOUD)),echo "CLOUD is '$(CLOUD)': give aws; without it the fleet runs on this computer." >&2; exit 2)
-	@exec $(VENV) -m $(if $(CLOUD),bench.lab.cli cloud up,controlplane.embedded up) $(if $(filter-out 0 no false,$(DETACH)),--detach)
+	@exec $(VENV) -m $(if $(CLOUD),lab.hosts.cli cloud up,controlplane.embedded up) $(if $(filter-out 0 no false,$(DETACH)),--detach)
 
 down: ## Stop everything that make up started, from any state.
-	@if $(IN_A_CLOUD); then $(VENV) -m bench.lab.cli down; fi
+	@if $(IN_A_CLOUD); then $(VENV) -m lab.hosts.cli down; fi
 	@if [ -x $(VENV) ]; then exec $(VENV) -m controlplane.embedded down; else echo "Nothing is installed here, so nothing runs."; fi
 
 status: ## Show what runs.
-	@if $(IN_A_CLOUD); then exec $(VENV) -m bench.lab.cli cloud status; fi; \
+	@if $(IN_A_CLOUD); then exec $(VENV) -m lab.hosts.cli cloud status; fi; \
 	if [ -x $(VENV) ]; then exec $(VENV) -m controlplane.embedded status; else echo "Nothing is installed here, so nothing runs."; exit 3; fi
 
 backup: environment ## Write database and secrets to one file: make backup FILE=switchyard.backup.

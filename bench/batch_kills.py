@@ -32,7 +32,7 @@ import httpx
 from bench.live_fleet import HOME, service, wait_for
 
 if TYPE_CHECKING:
-    from bench.cloud.server import World
+    from lab.cloud.server import World
 
 INGRESS = f"http://127.0.0.1:{os.environ.get('SWITCHYARD_INGRESS_PORT', '8080')}"
 VICTIMS = ("batch", "worker", "web", "postgres", "valkey")
@@ -135,7 +135,7 @@ class Kills:
 
 def disturb(world: "World", chance: random.Random, ending: threading.Event) -> None:
     """Have S3 fail now and then, in every way that it has."""
-    from bench.cloud.faults import Ending, Fault, When
+    from lab.cloud.faults import Ending, Fault, When
 
     names = ("GetObject", "PutObject", "UploadPart", "CompleteMultipartUpload", "ListObjectsV2", "DeleteObjects")
     while not ending.wait(chance.uniform(0.2, 1.5)):
@@ -153,7 +153,7 @@ def disturb(world: "World", chance: random.Random, ending: threading.Event) -> N
 @contextlib.contextmanager
 def cloud() -> "Iterator[World]":
     """S3 with an empty bucket, in this process; the environment leads there what is started from now on."""
-    from bench.cloud.server import World, serve
+    from lab.cloud.server import World, serve
 
     world = World()
     with serve(world):

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from os import environ
 from typing import Any
 
-from bench.lab import client, cloud_control
-from bench.lab.cloud_fleet import INSTANCE_TYPE, CloudFleet
-from bench.lab.fleet import DEPLOYMENT, read_ports
-from bench.lab.load import Stream, streaming
-from bench.lab.places import read_places
-from bench.lab.topology import NoLaboratory
+from lab.hosts import client, cloud_control
+from lab.hosts.cloud_fleet import INSTANCE_TYPE, CloudFleet
+from lab.hosts.fleet import DEPLOYMENT, read_ports
+from lab.hosts.load import Stream, streaming
+from lab.hosts.places import read_places
+from lab.hosts.topology import NoLaboratory
 
 LEAD_S = 120.0
 BEFORE_S, AFTER_S = 10.0, 10.0

@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import httpx
 
-from bench.lab import client
-from bench.lab.databases import PROMOTED_AFTER_S, WRITES_BEFORE_S, Databases
-from bench.lab.fleet import DEPLOYMENT, Fleet, read_ports
-from bench.lab.places import read_places
 from bench.live_fleet import wait_for
+from lab.hosts import client
+from lab.hosts.databases import PROMOTED_AFTER_S, WRITES_BEFORE_S, Databases
+from lab.hosts.fleet import DEPLOYMENT, Fleet, read_ports
+from lab.hosts.places import read_places
 from tests.load import background_load
 
 ROLLOUT_LIMIT_S = 600.0

@@ -40,7 +40,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 VENV = CHECKOUT / ".venv"
 PYTHON = VENV / "bin" / "python"
 COMMANDS = {"switchyard": "controlplane.cli.main"}
-DEV_COMMANDS = {**COMMANDS, "lab": "bench.lab.cli"}
+DEV_COMMANDS = {**COMMANDS, "lab": "lab.hosts.cli"}
 """Name -> the module whose `main` it is."""
 LOG = Path(os.environ.get("SWITCHYARD_CACHE") or CHECKOUT / ".cache").expanduser().resolve() / "bootstrap.log"
 

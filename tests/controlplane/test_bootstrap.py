@@ -89,7 +89,7 @@ def test_it_installs_the_uv_that_the_lock_names() -> None:
 
 @pytest.mark.parametrize(
     ("name", "module", "options"),
-    [("switchyard", "controlplane/cli/main.py", []), ("lab", "bench/lab/cli.py", ["--dev"])],
+    [("switchyard", "controlplane/cli/main.py", []), ("lab", "lab/hosts/cli.py", ["--dev"])],
 )
 def test_a_command_is_there_after_it_and_works_from_anywhere(
     installed: Path, tmp_path_factory: pytest.TempPathFactory, name: str, module: str, options: list[str]

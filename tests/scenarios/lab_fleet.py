@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.lab import client
-from bench.lab.fleet import CONTROL_HOME, FIRST_CONTROL
-from bench.lab.places import read_places
-from bench.lab.topology import NoLaboratory
+from lab.hosts import client
+from lab.hosts.fleet import CONTROL_HOME, FIRST_CONTROL
+from lab.hosts.places import read_places
+from lab.hosts.topology import NoLaboratory
 from tests.scenarios.running_fleet import REGIONS, START_LIMIT_S, AskedFleet, eventually
 
 

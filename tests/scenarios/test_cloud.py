@@ -16,8 +16,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from bench.lab import client
-from bench.lab.places import CHECKOUT, read_places
+from lab.hosts import client
+from lab.hosts.places import CHECKOUT, read_places
 from tests.asking import CLIENT
 from tests.scenarios.running_fleet import free_ports
 
@@ -43,7 +43,7 @@ class Cloud:
     def lab(self, *arguments: str) -> str:
         """What the command `lab` says, which must succeed."""
         done = subprocess.run(
-            [sys.executable, "-m", "bench.lab.cli", *arguments],
+            [sys.executable, "-m", "lab.hosts.cli", *arguments],
             cwd=CHECKOUT, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-2000:]}"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.lab import client
-from bench.lab.places import CHECKOUT, read_places
+from lab.hosts import client
+from lab.hosts.places import CHECKOUT, read_places
 from tests.scenarios.running_fleet import free_ports
 
 pytestmark = [pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
@@ -37,7 +37,7 @@ def lab(environment: dict[str, str], *arguments: str) -> str:
         AssertionError: it failed.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "bench.lab.cli", *arguments],
+        [sys.executable, "-m", "lab.hosts.cli", *arguments],
         cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-2000:]}"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.cloud.faults import Ending, Fault, When
-from bench.cloud.server import World, serve
 from fleet.providers.aws import calls, object_stream
+from lab.cloud.faults import Ending, Fault, When
+from lab.cloud.server import World, serve
 
 FILES = "s3://switchyard-files/east"
 

@@ -5,10 +5,6 @@ from datetime import timedelta
 
 import pytest
 
-from bench.cloud.capacity import Market as Sold
-from bench.cloud.capacity import Reserved
-from bench.cloud.ec2_events import recommend_rebalance, schedule, warn_of_interruption
-from bench.cloud.faults import Fault
 from fleet.models import CapacityPool, CloudNotice, CloudRegion, Incident, Machine
 from fleet.planning.markets import Market
 from fleet.planning.notice_evidence import Said
@@ -17,9 +13,13 @@ from fleet.services.cloud_notices import cloud_queue, cloud_reservations, cloud_
 from fleet.services.machine_notice import evidence_of, notice_record
 from kernel import clock
 from kernel.models import Event
-from tests.bench.cloud.conftest import world
+from lab.cloud.capacity import Market as Sold
+from lab.cloud.capacity import Reserved
+from lab.cloud.ec2_events import recommend_rebalance, schedule, warn_of_interruption
+from lab.cloud.faults import Fault
 from tests.fleet.providers.aws.cloud_fleet import REGION, TRN1, CloudFleet, make_pool
 from tests.fleet.providers.aws.conftest import cloud_fleet
+from tests.lab.cloud.conftest import world
 
 __all__ = ["cloud_fleet", "world"]
 

@@ -22,9 +22,9 @@ from django.db import connection
 from django.db.models import Q
 from django.utils import timezone
 
-from bench.cloud.faults import Fault
-from bench.cloud.server import World
 from controlplane.embedded.configuration import CHECKOUT
+from lab.cloud.faults import Fault
+from lab.cloud.server import World
 from tests.fleet.services.receiver import Receiver
 from tests.traffic.async_rows import ANSWER, answering_json, serving_fleet, standin_ingress
 from tests.traffic.batch_rows import begun, has_open_batches, jsonl, line, results

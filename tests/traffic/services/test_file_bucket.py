@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from bench.cloud.faults import Fault
-from bench.cloud.server import World
 from fleet.providers.aws import object_stream
+from lab.cloud.faults import Fault
+from lab.cloud.server import World
 from tests.traffic.bucket_store import FILES, cloud_of_files, keys, lost_answer, torn_body, uploads
 from traffic.services.file_store import FileStore, NoSuchFile, StoreAway, file_store
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 
-from bench.cloud.capacity import Market as Sold
-from bench.cloud.server import World
 from fleet.models import (
     CapacityPool,
     CloudRegion,
@@ -28,7 +26,9 @@ from fleet.services.node import node_retire, nodes_launch
 from fleet.services.provider_call import calls_claim
 from fleet.services.provisioning import call_carry_out
 from kernel import clock
-from tests.bench.cloud.conftest import IMAGE, make_network
+from lab.cloud.capacity import Market as Sold
+from lab.cloud.server import World
+from tests.lab.cloud.conftest import IMAGE, make_network
 
 TRN1 = "trn1.32xlarge"
 REGION = "us-east-1"

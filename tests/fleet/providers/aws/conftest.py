@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.bench.cloud.conftest import world
+from tests.lab.cloud.conftest import world
 
 if TYPE_CHECKING:
-    from bench.cloud.server import World
+    from lab.cloud.server import World
     from tests.fleet.providers.aws.cloud_fleet import CloudFleet
 
 __all__ = ["cloud_fleet", "world"]

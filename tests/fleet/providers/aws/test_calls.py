@@ -6,8 +6,8 @@ import sys
 import pytest
 from django.db import transaction
 
-from bench.cloud.faults import Ending, Fault, When
 from fleet.providers.aws import calls
+from lab.cloud.faults import Ending, Fault, When
 from tests.fleet.providers.aws.cloud_fleet import REGION, CloudFleet
 
 pytestmark = pytest.mark.cloud

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from bench.cloud.deployment import deploy_base, deploy_region
-from bench.cloud.faults import Fault
-from bench.cloud.server import World
 from fleet.models import CapacityPool, CloudRegion, InstanceType
 from fleet.providers.aws.check import Verdict, region_check
 from fleet.providers.aws.install import install_ensure
 from fleet.services.cloud_region import cloud_region_read
 from fleet.services.region import region_create
 from kernel import clock
+from lab.cloud.deployment import deploy_base, deploy_region
+from lab.cloud.faults import Fault
+from lab.cloud.server import World
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]
 

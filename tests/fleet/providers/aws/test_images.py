@@ -15,8 +15,8 @@ from fleet.services.cloud_region import cloud_region_read
 from kernel import clock
 from kernel.models import Event
 from kernel.refusals import Conflict
-from tests.bench.cloud.conftest import IMAGE
 from tests.fleet.providers.aws.cloud_fleet import REGION, TRN1, CloudFleet
+from tests.lab.cloud.conftest import IMAGE
 
 pytestmark = pytest.mark.cloud
 

@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.cloud.server import World
 from fleet.models import CloudRegion, InstanceType, Machine
 from kernel import clock
 from kernel.models import Event
-from tests.bench.cloud.aws_calls import Calls
-from tests.bench.cloud.conftest import make_network, make_target_group, target_states
+from lab.cloud.server import World
 from tests.fleet.providers.aws.cloud_fleet import REGION, ZONES, CloudFleet, make_pool
+from tests.lab.cloud.aws_calls import Calls
+from tests.lab.cloud.conftest import make_network, make_target_group, target_states
 from traffic.models import EntryTarget, Ingress, IngressReport
 from traffic.services.cloud_ingresses import cloud_ingresses_ensure
 from traffic.services.entry_targets import entry_targets_follow

@@ -9,15 +9,15 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from bench.cloud.faults import Fault
 from fleet.models import CloudRegion, Incident, Install
 from fleet.planning.states import CloudRegionState
 from fleet.providers.aws.install import install_ensure
 from fleet.services.cloud_leftovers import cloud_leftovers
 from kernel import clock
 from kernel.models import Event
-from tests.bench.cloud.conftest import IMAGE
+from lab.cloud.faults import Fault
 from tests.fleet.providers.aws.cloud_fleet import CloudFleet
+from tests.lab.cloud.conftest import IMAGE
 
 pytestmark = pytest.mark.cloud
 

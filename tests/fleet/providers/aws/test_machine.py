@@ -20,10 +20,6 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from bench.cloud.clock import Clock
-from bench.cloud.faults import Ending, Fault, When
-from bench.cloud.machines import Machine as Instance
-from bench.cloud.server import World, serve
 from fleet.models import CloudRegion, Install, LaunchAttempt, Machine, Node
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import NodeState
@@ -32,8 +28,12 @@ from fleet.providers.aws import attempts, calls
 from fleet.services import provider_call
 from fleet.services.cloud_listing import cloud_list
 from kernel import clock
-from tests.bench.cloud.conftest import BEGAN, IMAGE
+from lab.cloud.clock import Clock
+from lab.cloud.faults import Ending, Fault, When
+from lab.cloud.machines import Machine as Instance
+from lab.cloud.server import World, serve
 from tests.fleet.providers.aws.cloud_fleet import ZONES, make_fleet, moment
+from tests.lab.cloud.conftest import BEGAN, IMAGE
 
 pytestmark = pytest.mark.cloud
 

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from bench.cloud.deployment import HOME, deploy_base
-from bench.cloud.faults import Ending, Fault, When
 from fleet.models import CloudRegion, Install
 from fleet.planning.cloud_metrics import NAMESPACE
 from fleet.planning.states import CloudRegionState
@@ -15,6 +13,8 @@ from fleet.services.cloud_metrics import cloud_metrics_send
 from kernel import clock
 from kernel.loop_passes import loop_passed
 from kernel.models import LoopPass
+from lab.cloud.deployment import HOME, deploy_base
+from lab.cloud.faults import Ending, Fault, When
 from tests.fleet.providers.aws.cloud_fleet import CloudFleet
 
 pytestmark = pytest.mark.cloud

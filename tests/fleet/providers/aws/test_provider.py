@@ -3,12 +3,12 @@ whatever is lost, and ended when they are given back."""
 
 import pytest
 
-from bench.cloud.faults import Ending, Fault, When
 from fleet.models import CallBucket, CapacityPool, CloudRegion, Install, LaunchAttempt, LaunchUnit, Machine, Node
 from fleet.planning.markets import Market
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import MachineState
 from fleet.providers import provider_named
+from lab.cloud.faults import Ending, Fault, When
 from tests.fleet.providers.aws.cloud_fleet import TRN1, CloudFleet, described, tags_of
 
 pytestmark = pytest.mark.cloud

@@ -5,11 +5,6 @@ from typing import Any
 
 import pytest
 
-from bench.cloud.capacity import Market as Sold
-from bench.cloud.capacity import Reserved
-from bench.cloud.deployment import deploy_base, deploy_region
-from bench.cloud.faults import Fault
-from bench.cloud.server import World
 from fleet.models import CapacityPool, CloudRegion, InstanceType, Node, ProviderCall, Region
 from fleet.planning.markets import Market
 from fleet.planning.states import CloudRegionState
@@ -19,6 +14,11 @@ from fleet.services.cloud_upkeep import CloudUpkeep
 from fleet.services.region import region_create
 from kernel import clock
 from kernel.refusals import InvalidInput
+from lab.cloud.capacity import Market as Sold
+from lab.cloud.capacity import Reserved
+from lab.cloud.deployment import deploy_base, deploy_region
+from lab.cloud.faults import Fault
+from lab.cloud.server import World
 from tests.fleet import rows
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]

@@ -4,9 +4,6 @@ from datetime import datetime
 
 import pytest
 
-from bench.cloud.capacity import Market as Sold
-from bench.cloud.capacity import Reserved
-from bench.cloud.faults import Fault
 from fleet.models import CapacityPool, CloudRegion, Machine, Node
 from fleet.planning.cloud_topology import CALL
 from fleet.planning.markets import Market
@@ -14,6 +11,9 @@ from fleet.providers.aws.budget import budget_spend
 from fleet.providers.aws.calls import Refused
 from fleet.services.cloud_topology import cloud_places, cloud_reservation_places
 from kernel import clock
+from lab.cloud.capacity import Market as Sold
+from lab.cloud.capacity import Reserved
+from lab.cloud.faults import Fault
 from tests.fleet.providers.aws.cloud_fleet import REGION, TRN1, CloudFleet, make_pool
 
 pytestmark = pytest.mark.cloud

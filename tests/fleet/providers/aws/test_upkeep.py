@@ -8,7 +8,6 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from bench.cloud.faults import Fault
 from fleet.models import CloudRegion, Incident, Install, LaunchAttempt, LaunchUnit, Machine
 from fleet.providers.aws import calls
 from fleet.providers.aws.install import install_ensure
@@ -16,6 +15,7 @@ from fleet.services.cloud_launch_incidents import launch_incidents
 from fleet.services.cloud_listing import cloud_list
 from fleet.services.cloud_ownership import cloud_beat
 from kernel import clock
+from lab.cloud.faults import Fault
 from tests.fleet.providers.aws.cloud_fleet import CloudFleet
 
 pytestmark = pytest.mark.cloud

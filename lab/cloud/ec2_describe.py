@@ -1,0 +1,185 @@
+"""DescribeInstances and DescribeInstanceStatus: pages of machines, what moto forgets of them, and what is silent.
+
+moto pages by reservation, shows two interfaces of eight, and knows neither events nor an impaired machine.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lab.cloud.capacity import Market
+from lab.cloud.clock import moment
+from lab.cloud.machines import CODES, Interface, Machine
+from lab.cloud.wire import Call, Refused
+from lab.cloud.world import World, handles
+
+PAGE = range(5, 1001)
+"""What MaxResults may be: DescribeInstances, DescribeInstanceStatus."""
+ALL = "1000000"
+
+
+def state_of(name: str) -> dict[str, Any]:
+    """As AWS's answers have it."""
+    return {"Name": name, "Code": CODES[name]}
+
+
+def page_of(params: Mapping[str, Any], found: Sequence[Any], allowed: range = PAGE) -> tuple[Sequence[Any], str]:
+    """Of a list in a steady order: this page, and the token of the next or nothing.
+
+    Raises:
+        Refused: a size that is not allowed, or a token of nobody's.
+    """
+    size = int(params.get("MaxResults") or allowed[-1])
+    if size not in allowed:
+        raise Refused("InvalidParameterValue", f"Value ( {size} ) for parameter maxResults is invalid.")
+    token = str(params.get("NextToken") or "0")
+    if not token.isdigit():
+        raise Refused("InvalidNextToken", f"The token '{token}' is invalid")
+    end = int(token) + size
+    return found[int(token) : end], str(end) if end < len(found) else ""
+
+
+def check_heard(world: World, region: str, ids: Iterable[str]) -> None:
+    """While a zone is silent, calls without ids or with ids in it fail; those with ids of other zones work.
+
+    Raises:
+        Refused: it is not heard.
+    """
+    if not any(zone.startswith(region) for zone in world.silent_zones):
+        return
+    zones = {machine.zone for machine in map(world.machines.get, ids) if machine}
+    if not zones or zones & world.silent_zones:
+        raise Refused("Unavailable", "The server is overloaded and can't handle the request.")
+
+
+def check_found(world: World, region: str, ids: Iterable[str]) -> None:
+    """All of these are there and visible.
+
+    Raises:
+        Refused: one is not.
+    """
+    for machine_id in ids:
+        machine = world.machines.get(machine_id)
+        if machine is None or machine.region != region or world.clock.now() < machine.visible:
+            raise Refused("InvalidInstanceID.NotFound", f"The instance ID '{machine_id}' does not exist")
+
+
+def fits(params: Mapping[str, Any], one: Mapping[str, str]) -> bool:
+    """By `Filters`, of which a value may end in `*`.
+
+    Raises:
+        Refused: a filter that this call has not.
+    """
+    for wanted in params.get("Filters") or ():
+        if wanted["Name"] not in one and not wanted["Name"].startswith("tag:"):
+            raise Refused("InvalidParameterValue", f"The filter '{wanted['Name']}' is invalid")
+        value = one.get(wanted["Name"], "")
+        if not any(each == value or (each[-1:] == "*" and value.startswith(each[:-1])) for each in wanted["Values"]):
+            return False
+    return True
+
+
+def check_page_or_ids(params: Mapping[str, Any], ids: object) -> None:
+    """Both in one request are refused.
+
+    Raises:
+        Refused: there are both.
+    """
+    if ids and params.get("MaxResults"):
+        raise Refused(
+            "InvalidParameterCombination",
+            "The parameter instancesSet cannot be used with the parameter maxResults",
+        )
+
+
+@handles("ec2", "DescribeInstances")
+def describe_instances(world: World, call: Call) -> dict[str, Any]:
+    """Machines that are visible, by pages of machines."""
+    ids = call.params.get("InstanceIds") or []
+    check_page_or_ids(call.params, ids)
+    check_heard(world, call.region, ids)
+    check_found(world, call.region, ids)
+    found = world.moto(call, {"MaxResults": None if ids else ALL, "NextToken": None})["Reservations"]
+    shown = [(r, i) for r in found for i in r["Instances"] if _is_visible(world, i["InstanceId"])]
+    page, token = (shown, "") if ids else page_of(call.params, shown)
+    return {"Reservations": _grouped(world, page), **({"NextToken": token} if token else {})}
+
+
+def describe_by_id(world: World, call: Call, ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Reservations with these machines, visible or not."""
+    fields: dict[str, str | None] = dict.fromkeys(call.form)
+    fields |= {f"InstanceId.{at}": each for at, each in enumerate(ids, 1)} | {"Action": "DescribeInstances"}
+    found = world.moto(call, {**fields, "Version": call.form["Version"]})["Reservations"]
+    return _grouped(world, [(r, i) for r in found for i in r["Instances"]])
+
+
+def _is_visible(world: World, machine_id: str) -> bool:
+    machine = world.machines.get(machine_id)
+    return machine is None or world.clock.now() >= machine.visible
+
+
+def _grouped(world: World, pairs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> list[dict[str, Any]]:
+    grouped: dict[str, dict[str, Any]] = {}
+    for reservation, instance in pairs:
+        into = grouped.setdefault(reservation["ReservationId"], {**reservation, "Instances": []})
+        machine = world.machines.get(instance["InstanceId"])
+        into["Instances"].append(_amended(world, machine, instance) if machine else instance)
+    return list(grouped.values())
+
+
+def _amended(world: World, machine: Machine, instance: dict[str, Any]) -> dict[str, Any]:
+    amended = {**instance, "LaunchTime": moment(machine.launched)}
+    amended["Placement"] = {**instance["Placement"], "GroupName": machine.group}
+    if machine.market is not Market.ON_DEMAND:
+        amended["InstanceLifecycle"] = str(machine.market)
+    if machine.reserved:
+        amended["CapacityReservationId"] = machine.reserved.id
+    amended["NetworkInterfaces"] = [_interface(machine, each) for each in machine.interfaces]
+    if machine.state(world.clock.now()) == "terminated":
+        for gone in ("PrivateIpAddress", "PublicIpAddress", "SubnetId", "VpcId"):
+            amended.pop(gone, None)
+        amended |= {"NetworkInterfaces": [], "BlockDeviceMappings": [], "SecurityGroups": [], "PrivateDnsName": ""}
+    return amended
+
+
+def _interface(machine: Machine, interface: Interface) -> dict[str, Any]:
+    moto = interface.moto
+    address = {} if interface.kind == "efa-only" else {"PrivateIpAddress": moto.private_ip_address}
+    return {
+        "NetworkInterfaceId": moto.id, "InterfaceType": interface.kind, "SubnetId": moto.subnet.id, **address,
+        "VpcId": moto.subnet.vpc_id, "MacAddress": moto.mac_address, "Status": "in-use",
+        "Groups": [{"GroupId": group.id, "GroupName": group.name} for group in moto.group_set],
+        "Attachment": {
+            "AttachmentId": moto.attachment_id, "AttachTime": moment(machine.launched), "Status": "attached",
+            "DeviceIndex": interface.device, "NetworkCardIndex": interface.card,
+            "DeleteOnTermination": interface.deleted_with_machine,
+        },
+    }  # fmt: skip
+
+
+@handles("ec2", "DescribeInstanceStatus")
+def describe_instance_status(world: World, call: Call) -> dict[str, Any]:
+    """State, checks and scheduled events, also of machines that other people launched in this account."""
+    ids = call.params.get("InstanceIds") or []
+    check_page_or_ids(call.params, ids)
+    check_heard(world, call.region, ids)
+    check_found(world, call.region, ids)
+    found = world.moto(call, {"MaxResults": None, "NextToken": None})["InstanceStatuses"]
+    shown = [each for each in found if _is_visible(world, each["InstanceId"])]
+    page, token = (shown, "") if ids else page_of(call.params, shown)
+    statuses = [_status(world, each) for each in page]
+    return {"InstanceStatuses": statuses, **({"NextToken": token} if token else {})}
+
+
+def _status(world: World, status: dict[str, Any]) -> dict[str, Any]:
+    machine = world.machines.get(status["InstanceId"])
+    if machine is None:
+        return status
+    checks = {"Status": "not-applicable"}
+    if machine.state(world.clock.now()) == "running":
+        checks = {"Status": "ok", "Details": [{"Name": "reachability", "Status": "passed"}]}  # type: ignore[dict-item]
+        if machine.impaired_since is not None:
+            since = {"Name": "reachability", "Status": "failed", "ImpairedSince": moment(machine.impaired_since)}
+            checks = {"Status": "impaired", "Details": [since]}  # type: ignore[dict-item]
+    state = state_of(machine.state(world.clock.now()))
+    events = {"Events": machine.events} if machine.events else {}
+    return {**status, "InstanceState": state, "InstanceStatus": checks, "SystemStatus": checks, **events}

@@ -1,0 +1,55 @@
+"""The whole World, with all its handlers, on a port of the loopback. Import it from here."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from moto.moto_server.werkzeug_app import MotoRequestHandler
+from werkzeug.serving import make_server
+
+from lab.cloud import (
+    ec2_describe,
+    ec2_events,
+    ec2_launch,
+    ec2_power,
+    ec2_reservations,
+    ec2_topology,
+    nlb,
+    prices,
+    route53,
+    stack,
+    sts,
+)
+from lab.cloud.world import World
+
+__all__ = [
+    "World", "ec2_describe", "ec2_events", "ec2_launch", "ec2_power", "ec2_reservations", "ec2_topology",
+    "nlb", "prices", "route53", "serve", "stack", "sts",
+]  # fmt: skip
+
+
+ENDS_WITHIN_S = 0.02
+"""How often a server looks whether it was told to end; by itself each 0.5 s, which tests would pay one by one."""
+
+
+class QuietRequests(MotoRequestHandler):
+    """Logs errors alone."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Of a call there is a `Made`."""
+
+
+@contextlib.contextmanager
+def serve(world: World, port: int = 0) -> Iterator[str]:
+    """The World on a port of the loopback, by a thread of this process; yields its URL."""
+    server = make_server("127.0.0.1", port, world, threaded=True, request_handler=QuietRequests)
+    thread = threading.Thread(target=server.serve_forever, args=[ENDS_WITHIN_S], name="cloud", daemon=True)
+    thread.start()
+    world.endpoint = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield world.endpoint
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        world.forget()

@@ -1,0 +1,223 @@
+"""Resources of CloudFormation stacks that moto reports as complete without making them, or makes otherwise than told.
+
+moto finds resource types among the subclasses of its own class, so each maker here becomes one. They are registered in
+this process by the import, and work for accounts of a World alone.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moto.cloudformation import parsing
+from moto.core.common_models import CloudFormationModel
+
+from lab.cloud.wire import Call
+from lab.cloud.world import HANDLERS, World, world_of
+
+Properties = Mapping[str, Any]
+
+
+@dataclass
+class Made:
+    """`id`: what Ref gives; `attributes`: what GetAtt gives; `remove`: for when the stack is deleted."""
+
+    id: str
+    remove: Callable[[], object]
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+Maker = Callable[[World, str, str, Properties], Made]
+"""World, region, name that CloudFormation would give it, properties."""
+
+
+def _as(world: World, region: str, service: str, operation: str, **params: Any) -> dict[str, Any]:
+    """Of this package's own operations, without its wire."""
+    call = Call(service, operation, region, world.access_key, {}, b"", params)
+    return HANDLERS[service, operation](world, call)
+
+
+def _tags(properties: Properties) -> list[dict[str, str]]:
+    return [{"Key": each["Key"], "Value": each["Value"]} for each in properties.get("Tags") or ()]
+
+
+def _placement_group(world: World, region: str, name: str, properties: Properties) -> Made:
+    name = properties.get("GroupName", name)
+    asked = {"GroupName": name, "Strategy": properties["Strategy"]}
+    _as(world, region, "ec2", "CreatePlacementGroup", **asked)
+    world.groups[region][name]["Tags"] = _tags(properties)
+    return Made(name, lambda: world.groups[region].pop(name, None))
+
+
+def _egress_rule(world: World, region: str, name: str, properties: Properties) -> Made:
+    backend = world.backend("ec2", region)
+    protocol, destination = str(properties["IpProtocol"]), properties.get("DestinationSecurityGroupId")
+    ports = (None, None) if protocol == "-1" else (properties["FromPort"], properties["ToPort"])
+    ranges = [{"CidrIp": properties["CidrIp"]}] if "CidrIp" in properties else []
+    rule = (properties["GroupId"], protocol, *ports, ranges)
+    groups = [{"GroupId": destination}] if destination else []
+    backend.authorize_security_group_egress(*rule, source_groups=groups)
+    return Made(name, lambda: backend.revoke_security_group_egress(*rule, source_groups=groups))
+
+
+def _route_table_of_subnet(world: World, region: str, name: str, properties: Properties) -> Made:
+    """moto's own is known to no route table."""
+    backend = world.backend("ec2", region)
+    made = backend.associate_route_table(route_table_id=properties["RouteTableId"], subnet_id=properties["SubnetId"])
+    return Made(made, lambda: backend.disassociate_route_table(made))
+
+
+def _queue_policy(world: World, region: str, name: str, properties: Properties) -> Made:
+    queues = [url.rpartition("/")[2] for url in properties["Queues"]]
+    policy = json.dumps(properties["PolicyDocument"])
+    for queue in queues:
+        world.backend("sqs", region).get_queue(queue).policy = policy
+    return Made(name, lambda: None)
+
+
+def _bucket_policy(world: World, region: str, name: str, properties: Properties) -> Made:
+    policy = json.dumps(properties["PolicyDocument"]).encode()
+    world.backend("s3", "aws").put_bucket_policy(properties["Bucket"], policy)
+    return Made(properties["Bucket"], lambda: None)
+
+
+def _alarm(world: World, region: str, name: str, properties: Properties) -> Made:
+    backend = world.backend("cloudwatch", region)
+    name = properties.get("AlarmName", name)
+    backend.put_metric_alarm(
+        name=name, namespace=properties["Namespace"], metric_name=properties["MetricName"],
+        comparison_operator=properties["ComparisonOperator"], evaluation_periods=properties["EvaluationPeriods"],
+        period=properties["Period"], threshold=float(properties["Threshold"]), statistic=properties["Statistic"],
+        description=properties.get("AlarmDescription", ""), dimensions=list(properties.get("Dimensions") or ()),
+        alarm_actions=properties.get("AlarmActions") or [], ok_actions=properties.get("OKActions") or [],
+        treat_missing_data=properties.get("TreatMissingData"),
+    )  # fmt: skip
+    return Made(name, lambda: backend.delete_alarms([name]))
+
+
+def _load_balancer(world: World, region: str, name: str, properties: Properties) -> Made:
+    """moto's own takes no `Type`, tag or attribute from a template."""
+    backend = world.backend("elbv2", region)
+    balancer = backend.create_load_balancer(
+        properties.get("Name", name), properties.get("SecurityGroups") or [], properties["Subnets"],
+        scheme=properties.get("Scheme", "internet-facing"), loadbalancer_type=properties.get("Type", "application"),
+        tags=_tags(properties),
+    )  # fmt: skip
+    balancer.activate()
+    backend.modify_load_balancer_attributes(balancer.arn, _attributes(properties.get("LoadBalancerAttributes")))
+    named = {"DNSName": balancer.dns_name, "LoadBalancerName": balancer.name, "CanonicalHostedZoneID": BALANCER_ZONE}
+    return Made(balancer.arn, lambda: backend.delete_load_balancer(balancer.arn), named)
+
+
+BALANCER_ZONE = "Z26RNL4JYFTOTI"
+"""In which a network load balancer of us-east-1 has its name; each region has another, and moto none."""
+
+
+def _target_group(world: World, region: str, name: str, properties: Properties) -> Made:
+    """moto's own takes no tag or attribute from a template."""
+    backend = world.backend("elbv2", region)
+    names = {
+        "vpc_id": "VpcId", "protocol": "Protocol", "port": "Port", "target_type": "TargetType",
+        "healthcheck_protocol": "HealthCheckProtocol", "healthcheck_port": "HealthCheckPort",
+        "healthcheck_path": "HealthCheckPath", "healthcheck_interval_seconds": "HealthCheckIntervalSeconds",
+        "healthcheck_timeout_seconds": "HealthCheckTimeoutSeconds", "healthy_threshold_count": "HealthyThresholdCount",
+        "unhealthy_threshold_count": "UnhealthyThresholdCount",
+    }  # fmt: skip
+    group = backend.create_target_group(
+        name=properties.get("Name", name), **{ours: properties.get(theirs) for ours, theirs in names.items()}
+    )
+    backend.add_tags([group.arn], _tags(properties))
+    group.attributes.update(_attributes(properties.get("TargetGroupAttributes")))
+    return Made(group.arn, lambda: backend.delete_target_group(group.arn))
+
+
+def _secret(world: World, region: str, name: str, properties: Properties) -> Made:
+    backend = world.backend("secretsmanager", region)
+    generated = properties.get("GenerateSecretString") or {}
+    value = properties.get("SecretString") or json.dumps(
+        {**json.loads(generated.get("SecretStringTemplate", "{}")), generated.get("GenerateStringKey", "value"): "made"}
+    )
+    name = properties.get("Name", name)
+    made = backend.create_secret(
+        name=name, secret_string=value, secret_binary=None, description=properties.get("Description"),
+        tags=_tags(properties), kms_key_id=None, client_request_token=None, replica_regions=[], force_overwrite=False,
+    )  # fmt: skip
+    arn = json.loads(made)["ARN"]
+    return Made(arn, lambda: backend.delete_secret(arn, None, True))
+
+
+def _attributes(stated: list[dict[str, str]] | None) -> dict[str, str]:
+    return {each["Key"]: each["Value"] for each in stated or ()}
+
+
+MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
+    "AWS::CloudWatch::Alarm": (_alarm, ("Arn",)),
+    "AWS::EC2::PlacementGroup": (_placement_group, ("GroupName",)),
+    "AWS::EC2::SecurityGroupEgress": (_egress_rule, ()),
+    "AWS::EC2::SubnetRouteTableAssociation": (_route_table_of_subnet, ()),
+    "AWS::ElasticLoadBalancingV2::LoadBalancer": (
+        _load_balancer,
+        ("DNSName", "LoadBalancerName", "CanonicalHostedZoneID"),
+    ),
+    "AWS::ElasticLoadBalancingV2::TargetGroup": (_target_group, ()),
+    "AWS::S3::BucketPolicy": (_bucket_policy, ()),
+    "AWS::SQS::QueuePolicy": (_queue_policy, ()),
+    "AWS::SecretsManager::Secret": (_secret, ("Id",)),
+}
+"""Type -> who makes it, and what GetAtt may ask of it."""
+
+
+class _Resource:
+    """What moto keeps of it in a stack."""
+
+    def __init__(self, made: Made) -> None:
+        self.made = made
+
+    @property
+    def physical_resource_id(self) -> str:
+        return self.made.id
+
+    def is_created(self) -> bool:
+        return True
+
+    def get_cfn_attribute(self, attribute_name: str) -> str:
+        return self.made.attributes[attribute_name]
+
+    def delete(self, account_id: str, region_name: str) -> None:
+        self.made.remove()
+
+
+def _register(kind: str, maker: Maker, attributes: tuple[str, ...]) -> type:
+    """moto takes the last class of a type, and looks at direct subclasses of its own alone."""
+
+    def create(
+        _cls: Any, /, resource_name: str, cloudformation_json: Any, account_id: str, region_name: str, **_: Any
+    ) -> _Resource:
+        properties = cloudformation_json["Properties"]
+        return _Resource(maker(world_of(account_id), region_name, resource_name, properties))
+
+    return type(
+        kind.replace("::", ""),
+        (CloudFormationModel,),
+        {
+            "cloudformation_name_type": staticmethod(lambda: ""),
+            "cloudformation_type": staticmethod(lambda: kind),
+            "has_cfn_attr": classmethod(lambda cls, attr: attr in attributes),
+            "create_from_cloudformation_json": classmethod(create),
+        },
+    )
+
+
+def _without_no_value(resource_json: Any, resources_map: Any) -> Any:
+    """moto leaves AWS::NoValue in lists."""
+    cleaned = _CLEANED(resource_json, resources_map)
+    return [each for each in cleaned if each is not None] if isinstance(cleaned, list) else cleaned
+
+
+_CLEANED = parsing.clean_json
+parsing.clean_json = _without_no_value
+_KEPT = [_register(kind, *made) for kind, made in MAKERS.items()]
+"""A class that nobody holds is no subclass of anything."""
+parsing.get_model_list.cache_clear()
+parsing.get_model_map.cache_clear()
+parsing.get_name_type_map.cache_clear()

@@ -1,0 +1,255 @@
+"""A cloud for tests: moto, with what it lacks or gets wrong in front of it.
+
+A WSGI application. Each call is counted, limited, made to fail where a test asked for it, and then answered by a
+handler of this package or by moto. Each World has an AWS account of its own, so that two of them, or another test's
+S3, share nothing of moto's state, which is the process's.
+"""
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakValueDictionary
+
+import boto3
+from botocore.config import Config
+from moto.backends import get_backend
+from moto.core.base_backend import BackendDict
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+from lab.cloud.clock import Clock, Delays
+from lab.cloud.faults import Ending, Fault, When, next_fault
+from lab.cloud.limits import Limits
+from lab.cloud.machines import Machines
+from lab.cloud.s3 import s3_operation
+from lab.cloud.wire import (
+    NOT_IN_THIS_CLOUD,
+    Answer,
+    Call,
+    Environ,
+    Refused,
+    amended,
+    read_answer,
+    read_call,
+    write_answer,
+)
+
+if TYPE_CHECKING:
+    from lab.cloud.nlb import Target
+
+CALLS_KEPT = 100_000
+WAITING = {"ReceiveMessage"}
+"""Calls that may wait for seconds: nobody waits for their end."""
+
+os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # 1,300 images, made anew for each account and region
+MOTO = DomainDispatcherApplication(create_backend_app)
+"""All of moto's services; it keeps their state by account."""
+
+Handler = Callable[["World", Call], dict[str, Any]]
+HANDLERS: dict[tuple[str, str], Handler] = {}
+StartResponse = Callable[[str, list[tuple[str, str]]], object]
+
+
+WATCHES: list[Callable[["World"], None]] = []
+"""What looks at all of it whenever time may have passed."""
+
+
+def handles(service: str, operation: str) -> Callable[[Handler], Handler]:
+    """The function answers this operation, in place of moto."""
+
+    def remember(handler: Handler) -> Handler:
+        HANDLERS[service, operation] = handler
+        return handler
+
+    return remember
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A call that was made. `outcome`: empty, or the code of its error."""
+
+    service: str
+    operation: str
+    region: str
+    access_key: str
+    outcome: str
+
+
+class World:
+    """One account of a cloud. Tests read and change its fields while it serves."""
+
+    def __init__(self, clock: Clock | None = None, handlers: Mapping[tuple[str, str], Handler] = HANDLERS) -> None:
+        self.clock, self.delays, self.handlers = clock or Clock(), Delays(), handlers
+        self.account = f"{secrets.randbelow(9 * 10**11) + 10**11}"
+        self.access_key, self.secret = f"AKIA{secrets.token_hex(8).upper()}", secrets.token_hex(20)
+        self.machines = Machines(self)
+        self.limits = Limits()
+        self.quotas: dict[str, int] = {}
+        """vCPUs by name of quota; none: as many as you like."""
+        self.launches: dict[tuple[str, str, str], tuple[str, tuple[str, ...]]] = {}
+        """Region, zone and client token -> digest of the request, and the machines."""
+        self.groups: dict[str, dict[str, dict[str, Any]]] = {}
+        """Region -> placement groups by name."""
+        self.changes: dict[str, float] = {}
+        """Route 53's, by id -> when it was made."""
+        self.targets: dict[str, dict[tuple[str, int], Target]] = {}
+        """Of load balancers: ARN of a group -> address and port."""
+        self.failing_targets: set[str] = set()
+        """Addresses that fail their health checks."""
+        self.placed: Counter[str] = Counter()
+        """Zone -> how many machines were given network nodes in it."""
+        self.faults: list[Fault] = []
+        self.silent_zones: set[str] = set()
+        self.calls: deque[Made] = deque(maxlen=CALLS_KEPT)
+        self.bugs: list[Exception] = []
+        """What moto or this package failed with; a test asserts that it is nothing."""
+        self.prices: dict[tuple[str, str], float] = {}
+        """Instance type and region -> US dollars an hour on demand."""
+        self.denials: dict[str, str] = {}
+        """Encoded message of a denial -> what STS decodes it to."""
+        self.endpoint = ""
+        self._lock = threading.RLock()
+        _WORLDS[self.account] = self
+
+    # --- for tests ----------------------------------------------------------------------------------------------------
+
+    def count(self, operation: str) -> int:
+        """How often it was called, errors and all."""
+        return Counter(made.operation for made in self.calls)[operation]
+
+    def backend(self, service: str, region: str) -> Any:
+        """moto's own state."""
+        backends: Any = cast("Any", get_backend)(service)
+        return backends[self.account][region]
+
+    def client(self, service: str, region: str = "us-east-1", read_timeout_s: float = 60.0, **keys: str) -> Any:
+        """A client that repeats nothing by itself, of the account's own key or of these (`aws_access_key_id`, ...)."""
+        keys = keys or {"aws_access_key_id": self.access_key, "aws_secret_access_key": self.secret}
+        config = Config(retries={"mode": "standard", "total_max_attempts": 1}, read_timeout=read_timeout_s)
+        return _session().client(service, region_name=region, endpoint_url=self.endpoint, config=config, **keys)
+
+    def settle(self) -> None:
+        """What happens by itself as time passes; each call begins with it."""
+        self.machines.settle()
+        for watch in WATCHES:
+            watch(self)
+
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """As of now, and unchanged meanwhile: for who reads it beside the calls."""
+        with self._lock:
+            self.settle()
+            yield
+
+    def forget(self) -> None:
+        """Give moto's memory of this account back."""
+        for backends in list(cast("Any", BackendDict)._instances):
+            backends.pop(self.account, None)
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """One request."""
+        environ["HTTP_X_MOTO_ACCOUNT_ID"] = self.account
+        call = read_call(environ, frozenset(self.handlers), frozenset({"route53"}))
+        if call is not None and call.service == "s3":
+            call = replace(call, operation=s3_operation(environ))
+        if call is None or not call.operation:
+            return cast("Iterable[bytes]", MOTO(environ, start_response))
+        try:
+            status, headers, body = self._answer(call)
+        except _Lost as lost:
+            if lost.ending is Ending.RESET:
+                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            status, headers, body = lost.answer
+            headers, body = [*headers, ("Content-Length", str(len(body)))], body[: len(body) // 2]
+        else:
+            headers = [*headers, ("Content-Length", str(len(body)))]
+        start_response(f"{status} .", [(key, str(value)) for key, value in headers])
+        return [body]
+
+    def _answer(self, call: Call) -> Answer:
+        before = self._fault(call, When.BEFORE)
+        if before and before.ending:
+            self._note(call, before.ending)
+            raise _Lost(before.ending, (200, [], b"<nothing/>"))
+        with contextlib.nullcontext() if call.operation in WAITING else self._lock:
+            answer, outcome = self._carried_out(call, before)
+        after = self._fault(call, When.AFTER)
+        self._note(call, after.code or after.ending or "" if after else outcome)
+        if after and after.ending:
+            raise _Lost(after.ending, answer)
+        return write_answer(call, Refused(after.code, after.message)) if after and after.code else answer
+
+    def _carried_out(self, call: Call, fault: Fault | None) -> tuple[Answer, str]:
+        handler = self.handlers.get((call.service, call.operation))
+        try:
+            with self._lock:
+                self.limits.take(call, self.clock.now())
+                if fault and fault.code:
+                    raise Refused(fault.code, fault.message)
+                self.settle()
+            if handler:
+                return write_answer(call, handler(self, call)), ""
+            status, headers, body = self.forwarded(call)
+            if status >= 500:
+                read_answer(call, (status, headers, body))
+        except Refused as error:
+            return write_answer(call, error), error.code
+        except Exception as error:
+            self.bugs.append(error)
+            return write_answer(call, Refused(NOT_IN_THIS_CLOUD, f"{call.operation}: {error!r}")), NOT_IN_THIS_CLOUD
+        return (status, headers, body), "" if status < 400 else str(status)
+
+    def _fault(self, call: Call, when: When) -> Fault | None:
+        fault = next_fault(self.faults, call, when)
+        if fault and fault.delay_s:
+            time.sleep(fault.delay_s)
+        return fault
+
+    def _note(self, call: Call, outcome: str) -> None:
+        self.calls.append(Made(call.service, call.operation, call.region, call.access_key, str(outcome)))
+
+    def forwarded(self, call: Call) -> Answer:
+        """What moto answers, as bytes."""
+        got: list[Any] = []
+        body = b"".join(MOTO(call.environ, lambda status, headers, _=None: got.extend((int(status[:3]), headers))))
+        status, headers = got
+        return status, [(key, value) for key, value in headers if key.lower() != "content-length"], body
+
+    def moto(self, call: Call, form: Mapping[str, str | None] | None = None) -> dict[str, Any]:
+        """What moto answers to a call, with other fields in its form.
+
+        Raises:
+            Refused: an error.
+        """
+        asked = amended(call, form) if form else call
+        return read_answer(asked, self.forwarded(asked))
+
+
+def world_of(account: str) -> World:
+    """Whose account it is."""
+    return _WORLDS[account]
+
+
+class _Lost(Exception):  # it carries an answer, and is no error
+    def __init__(self, ending: Ending, answer: Answer) -> None:
+        super().__init__(ending)
+        self.ending, self.answer = ending, answer
+
+
+_WORLDS: WeakValueDictionary[str, World] = WeakValueDictionary()
+_sessions: list[boto3.session.Session] = []
+
+
+def _session() -> boto3.session.Session:
+    """One for all clients: the second one would cost another 0.2 s and 22 MiB."""
+    if not _sessions:
+        _sessions.append(boto3.session.Session())
+    return _sessions[0]

@@ -1,0 +1,166 @@
+"""Whether a laboratory's fleet works: a streamed answer through every ingress, a host that loses its power, and whether
+each connection between hosts is encrypted. It says what it sees, a line each, and collects what is wrong."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import httpx
+
+from lab.hosts import client
+from lab.hosts.fleet import DEPLOYMENT, READY_WITHIN_S, Fleet, Row
+from lab.hosts.hops import Hop
+from lab.hosts.places import Places
+from lab.hosts.topology import NoLaboratory, Role, Topology
+from lab.hosts.trespass import trespass
+
+ANSWER_WITHIN_S = 60.0
+TRIES = 30
+PAUSE_S = 2.0
+WATCH_S = 15.0
+NOTICED_WITHIN_S = 120.0
+
+
+@dataclass
+class Check:
+    """One check. `say`: where progress goes; `wrong`: what was found."""
+
+    places: Places
+    topology: Topology
+    fleet: Fleet
+    forwards: list[client.Forward]
+    say: Callable[[str], None]
+    wrong: list[str] = field(default_factory=list)
+
+    def run(self) -> bool:
+        """All of it; whether all is well.
+
+        Raises:
+            NoLaboratory: the fleet did not answer at all.
+        """
+        self._answers("")
+        self._power_off()
+        self._trespassers()
+        self._hops()
+        for line in self.wrong:
+            self.say(f"WRONG: {line}")
+        verdict = (
+            f"{len(self.wrong)} things are wrong" if self.wrong else "every hop between hosts is TLS, and all is well"
+        )
+        self.say(f"lab check: {verdict}")
+        return not self.wrong
+
+    def _answers(self, when: str) -> None:
+        for each in self.forwards:
+            if each.by_loopback or each.host not in self._powered():
+                continue
+            problem = _stream(each.here)
+            region = self.topology.host(each.host).site
+            if problem:
+                self.wrong.append(f"no streamed answer through {each.host} in {region}{when}: {problem}")
+            else:
+                self.say(f"a streamed answer through {each.host} in {region}{when}")
+
+    def _powered(self) -> set[str]:
+        return {host["name"] for host in client.ask(self.places, "status")["hosts"] if host["power"]}
+
+    def _power_off(self) -> None:
+        """Of a host on which a cell stands; another takes its place, or itself where there is no other."""
+        [cell, *_] = sorted(
+            (each for each in self._rows("cells") if each["state"] == "ready"), key=lambda row: row["id"]
+        )
+        machines = {row["node"]: row for row in self._rows("machines")}
+        addresses = {str(host.address): name for name, host in self.topology.hosts.items()}
+        members = [row["id"] for row in self._rows("nodes") if row.get("cell") == cell["id"]]
+        hosts = [addresses[machines[node]["address"]] for node in members if node in machines]
+        if not hosts:
+            raise NoLaboratory(f"No host of {cell['id']} is known: its nodes are {members}.")
+        name = hosts[0]
+        began = time.monotonic()
+        client.ask(self.places, "power-off", name=name)
+        self.say(f"{name} of {cell['id']} has lost its power")
+        try:
+            self._until(lambda: not self._is_ready(cell["id"]), NOTICED_WITHIN_S, f"nobody noticed that {name} is gone")
+            how = f"without {name}"
+            if not self._has_spare(cell["region"]):
+                client.ask(self.places, "boot", name=name)
+                how = f"once {name} has power"
+                self.say(f"{name} has power again, for there is no spare")
+            self._until(self._all_ready, READY_WITHIN_S, f"not every cell is ready again {how}")
+            self.say(f"every cell is ready again {time.monotonic() - began:.1f} s after that")
+            self._answers(f" {how}")
+        except NoLaboratory as error:
+            self.wrong.append(str(error))
+        finally:
+            if name not in self._powered():
+                client.ask(self.places, "boot", name=name)
+
+    def _has_spare(self, region: str) -> bool:
+        rows = self._rows("nodes")
+        return any(row["region"] == region and row["role"] == "spare" and row["state"] == "ready" for row in rows)
+
+    def _is_ready(self, cell: str) -> bool:
+        return any(row["id"] == cell and row["state"] == "ready" for row in self._rows("cells"))
+
+    def _all_ready(self) -> bool:
+        rows = self._rows("cells")
+        return bool(rows) and all(row["state"] in {"ready", "stopped"} for row in rows)
+
+    def _rows(self, kind: str) -> list[Row]:
+        rows: list[Row] = self.fleet.ask("GET", f"{kind}/?page_size=500")["results"]
+        return rows
+
+    def _until(self, is_so: Callable[[], bool], within_s: float, otherwise: str) -> None:
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(NoLaboratory):  # web may be slow, or away for a moment
+                if is_so():
+                    return
+            time.sleep(PAUSE_S / 4)
+        raise NoLaboratory(f"After {within_s:.0f} s {otherwise}.")
+
+    def _trespassers(self) -> None:
+        """Whoever breaks into an engine, a cell proxy or a HAProxy reads nothing of the agent and of the others."""
+        seen = 0
+        for name in sorted(self._powered()):
+            host = self.topology.hosts.get(name)
+            if host is None or host.role not in {Role.NODE, Role.INGRESS}:
+                continue
+            for account in trespass(self.places, name):
+                seen += 1
+                self.wrong += [f"{account.name} on {name} (uid {account.uid}) {what}" for what in account.done]
+        what = f"{seen} accounts of engines, cell proxies and HAProxies were tried" if seen else "no agent is root here"
+        self.say(f"  {what}")
+
+    def _hops(self) -> None:
+        seen = [Hop(**row) for row in client.ask(self.places, "hops", seconds=WATCH_S)]
+        for hop in seen:
+            self.say(f"  {hop}")
+        self.wrong += [f"plain text between hosts: {hop}" for hop in seen if not hop.is_encrypted]
+        if not seen:
+            self.wrong.append("no connection between hosts was seen")
+
+
+def _stream(port: int) -> str:
+    """Ask for a streamed answer, a few times where a region has just changed; why there was none, or nothing."""
+    body = {"model": DEPLOYMENT, "stream": True, "max_tokens": 16, "messages": [{"role": "user", "content": "Hello?"}]}
+    problem = ""
+    for _ in range(TRIES):
+        try:
+            url = f"http://127.0.0.1:{port}/v1/chat/completions"
+            with httpx.stream("POST", url, json=body, timeout=ANSWER_WITHIN_S) as answer:
+                lines = [line for line in answer.iter_lines() if line.startswith("data:")]
+            if answer.status_code == 200 and lines and lines[-1] == "data: [DONE]" and _says_something(lines):
+                return ""
+            problem = f"status {answer.status_code}, {len(lines)} events"
+        except httpx.HTTPError as error:
+            problem = repr(error)
+        time.sleep(PAUSE_S)
+    return problem
+
+
+def _says_something(lines: list[str]) -> bool:
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    return any(choice["delta"].get("content") for chunk in chunks for choice in chunk.get("choices", []))

@@ -1,0 +1,39 @@
+"""Has the cloud of a laboratory do something, from outside: see `lab.hosts.cloud_control_api`."""
+
+from typing import Any
+
+import httpx
+
+from lab.hosts import client
+from lab.hosts.places import read_places
+from lab.hosts.topology import CLOUD, NoLaboratory
+
+ANSWERS_WITHIN_S = 60.0
+
+
+def url_of_cloud() -> str:
+    """On the real host.
+
+    Raises:
+        NoLaboratory: none runs, or it has no cloud.
+    """
+    places = read_places()
+    port = next((each.here for each in client.forwards_of(places) if each.host == CLOUD), None)
+    if port is None:
+        raise NoLaboratory(f"The laboratory in {places.home} has no cloud: `make up CLOUD=aws` makes one that has.")
+    return f"http://127.0.0.1:{port}"
+
+
+def ask(what: str, **given: Any) -> Any:
+    """Have the cloud do something.
+
+    Raises:
+        NoLaboratory: it does not answer, or refuses: why.
+    """
+    try:
+        answer = httpx.post(f"{url_of_cloud()}/cloud/{what}", json=given, timeout=ANSWERS_WITHIN_S).json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise NoLaboratory(f"The cloud does not answer: {error!r}.") from None
+    if "error" in answer:
+        raise NoLaboratory(answer["error"])
+    return answer["done"]

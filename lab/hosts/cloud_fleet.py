@@ -1,0 +1,160 @@
+"""A fleet in a cloud, on a laboratory's hosts: c1 runs the control plane, the cloud has the stacks of `deploy/aws`, and
+all else follows from regions and a deployment that are declared by the API. What the cloud launches joins by itself.
+"""
+
+import secrets
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lab.hosts import client, cloud_control
+from lab.hosts.cloud_settings import PORT, Settings
+from lab.hosts.cloud_trail import ANSWERED_WITHIN_S, NAME, Trail, streamed
+from lab.hosts.file_tree import remove_files
+from lab.hosts.fleet import (
+    DEPLOYMENT,
+    INGRESS_PORT,
+    NODES_PER_CELL,
+    READY_WITHIN_S,
+    UP_WITHIN_S,
+    Fleet,
+    Ports,
+    install_control_plane,
+)
+from lab.hosts.places import Places
+from lab.hosts.topology import CLOUD, NoLaboratory, Topology
+
+INSTANCE_TYPE = "trn1.32xlarge"
+INSTALL_ID = "install-id"
+"""Beside the operator's token."""
+VERSION = f"{DEPLOYMENT}@1"
+CLOUD_ABOVE = 2
+"""The cloud's port on the real host is so much above that of the dashboard."""
+PENDING_S = 2.0
+REGION_READ_WITHIN_S = 120.0
+
+
+def forwards(topology: Topology, ports: Ports) -> list[client.Forward]:
+    """The dashboard, the cloud, and each region's load balancer."""
+    return [
+        *ports.forwards(topology),
+        client.Forward(ports.web + CLOUD_ABOVE, CLOUD, PORT),
+        *(
+            client.Forward(ports.ingress + number, region, INGRESS_PORT)
+            for number, region in enumerate(topology.regions)
+        ),
+    ]
+
+
+def new_settings(pending_s: float = PENDING_S) -> Settings:
+    """Of a cloud that nobody has keys of yet."""
+    return Settings(f"AKIA{secrets.token_hex(8).upper()}", secrets.token_hex(20), pending_s)
+
+
+def prepare(places: Places, topology: Topology, settings: Settings) -> None:
+    """An empty install for an empty cloud: what an earlier one knew is in no cloud any more."""
+    remove_files(places.home / "hosts")
+    own = {
+        "SWITCHYARD_DEMO_PROVIDER": "aws",
+        "AWS_ENDPOINT_URL": f"http://{topology.host(CLOUD).address}:{PORT}",
+        "AWS_ACCESS_KEY_ID": settings.access_key,
+        "AWS_SECRET_ACCESS_KEY": settings.secret,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    install_control_plane(places, topology, Path(sys.executable), own)
+
+
+def show(running: "CloudFleet", forwards: list[client.Forward]) -> None:
+    """The last thing that is said: where everything answers."""
+    print(running.login())
+    for each in forwards[1:]:
+        what = "Cloud" if each.host == CLOUD else "Ingress"
+        print(f"  {what:<9}  http://127.0.0.1:{each.here}{'' if each.host == CLOUD else '/v1'}  ({each.host})")
+    print(f"  Trail      {running.trail}")
+
+
+class CloudFleet(Fleet):
+    """The fleet of a laboratory with a cloud that runs."""
+
+    def __init__(self, places: Places, topology: Topology, ports: Ports, say: Callable[[str], None]) -> None:
+        self._steps = Trail(say)
+        super().__init__(places, topology, ports, self._steps.say)
+        self._home, self._entry = places.home.parent, ports.ingress
+        self.trail = self._home / NAME
+        """What happened, a line each, once it was brought up or could not be."""
+
+    def bring_up(self) -> None:
+        """Deploy the stacks, declare regions and a deployment, and wait until every cell serves and answers. What
+        happened is in `trail`.
+
+        Raises:
+            NoLaboratory: one of these did not happen; what was last seen of it.
+        """
+        try:
+            self._bring_up()
+        except NoLaboratory as error:
+            self._steps.say(f"it ends here: {error}")
+            raise
+        finally:
+            self._steps.write(self.trail, self.ask)
+
+    def _bring_up(self) -> None:
+        self._until(self._answers, UP_WITHIN_S, "the control plane does not answer")
+        self._say("the control plane answers")
+        shutil.copy(self.token, self._home / self.token.name)
+        stacks = cloud_control.ask("deploy", install=self._install(), networks=self._networks())
+        self._say(f"the cloud has the stacks {', '.join(stacks.values())}")
+        for position, (region, stack) in enumerate(stacks.items()):
+            columns = {"provider": "aws", "stack": stack, "position": position, "spares": {INSTANCE_TYPE: 1}}
+            self.ask("POST", "regions/", {"name": region, **columns})
+        self._until(self._every_region_is_read, REGION_READ_WITHIN_S, "not every region is ready")
+        self._say("every region is read from its stack")
+        cells = [{"region": region, "cells": 1} for region in stacks]
+        wanted: dict[str, Any] = {"name": DEPLOYMENT, "model_version": VERSION, "instance_types": [INSTANCE_TYPE]}
+        self.ask("POST", "deployments/", {**wanted, "regions": cells})
+        self._until(self._every_cell_is_ready, READY_WITHIN_S, "not every cell is ready")
+        self._say(f"every cell is ready, on {NODES_PER_CELL} instances each")
+        for number, region in enumerate(stacks):
+            url = f"http://127.0.0.1:{self._entry + number}/v1"
+            self._until(partial(self._answers_in, region, url), ANSWERED_WITHIN_S, f"{region} does not answer")
+
+    def missing(self) -> str:
+        """What is not ready; empty: nothing.
+
+        Raises:
+            NoLaboratory: the control plane does not answer.
+        """
+        return self._every_region_is_read() or self._every_cell_is_ready()
+
+    def _answers(self) -> str:
+        self.ask("GET", "regions/")
+        return ""
+
+    def _answers_in(self, region: str, url: str) -> str:
+        answer = streamed(url, DEPLOYMENT)
+        self._say(f"{region} streamed an answer of {len(answer)} characters at {url}")
+        return ""
+
+    def _install(self) -> str:
+        return (self.token.with_name(INSTALL_ID)).read_text().strip()
+
+    def _networks(self) -> dict[str, str]:
+        """Region -> what its addresses begin with, here and in its stack."""
+        networks = ((region, self._topology.networks[region]) for region in self._topology.regions)
+        return {region: str(network.network_address).removesuffix(".0.0") for region, network in networks}
+
+    def _every_region_is_read(self) -> str:
+        found = self.ask("GET", "regions/")["results"]
+        return "; ".join(
+            f"{each['name']} is {each['cloud']['state']}: {each['cloud']['reason']}"
+            for each in found
+            if each["cloud"]["state"] != "ready"
+        )
+
+    def _every_cell_is_ready(self) -> str:
+        cells = self.ask("GET", "cells/?page_size=500")["results"]
+        waiting = [f"{cell['id']} is {cell['state']}" for cell in cells if cell["state"] not in {"ready", "stopped"}]
+        return "; ".join(waiting) or ("" if cells else "there is none")

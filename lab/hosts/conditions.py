@@ -1,0 +1,160 @@
+"""What is wrong with the laboratory's network just now: cuts, slow hosts, hosts without power. Pure: what each router
+must drop, what it must hand to the relay, and how long the relay keeps a packet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from ipaddress import IPv4Address, IPv4Network
+
+from lab.hosts.topology import CORE, EVERYTHING, OUTSIDE, NoLaboratory, Topology
+
+LONGEST_DELAY_S = 60.0
+Pair = tuple[IPv4Network, IPv4Network]
+"""Packets from the first to the second."""
+
+
+class Lost(StrEnum):
+    """Which packets of the one that is cut off are lost."""
+
+    BOTH = "both"
+    SENT = "sent"
+    RECEIVED = "received"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """`name` is cut off from `other`, or from all. With `SENT` it still hears and is not heard."""
+
+    name: str
+    other: str | None = None
+    lost: Lost = Lost.BOTH
+
+    def __str__(self) -> str:
+        what = {Lost.BOTH: "", Lost.SENT: ", hears but is not heard", Lost.RECEIVED: ", is heard but hears nothing"}
+        return f"cut off from {self.other or 'all'}{what[self.lost]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """Of each packet, on its way in and on its way out: seconds later, and the share of them that is lost."""
+
+    delay_s: float = 0.0
+    loss: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.delay_s * 1000:g} ms later each way, {self.loss:.3g} lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """All of it. `slow`: by host or region, whose counts for what leaves or enters it. `off`: hosts without power."""
+
+    cuts: tuple[Cut, ...] = ()
+    slow: Mapping[str, Slowness] = field(default_factory=dict)
+    off: frozenset[str] = frozenset()
+
+    def with_cut(self, cut: Cut) -> "Conditions":
+        """One more; the same twice is one."""
+        return self if cut in self.cuts else replace(self, cuts=(*self.cuts, cut))
+
+    def with_slow(self, name: str, slowness: Slowness) -> "Conditions":
+        """In place of what slowed it before.
+
+        Raises:
+            NoLaboratory: a delay or a loss that cannot be.
+        """
+        if not 0 <= slowness.delay_s <= LONGEST_DELAY_S:
+            raise NoLaboratory(f"A delay of {slowness.delay_s:g} s: give 0 to {LONGEST_DELAY_S:g} s.")
+        if not 0 <= slowness.loss < 1:
+            raise NoLaboratory(f"A loss of {slowness.loss:.0%}: give 0 % to below 100 %; a cut loses all.")
+        return replace(self, slow={**self.slow, name: slowness})
+
+    def healed(self, name: str | None) -> "Conditions":
+        """Without what was done to the network of `name`, or of all. Power stays as it is."""
+        if name is None:
+            return Conditions(off=self.off)
+        slow = {each: how for each, how in self.slow.items() if each != name}
+        return replace(self, cuts=tuple(cut for cut in self.cuts if cut.name != name), slow=slow)
+
+    def with_power(self, name: str, *, on: bool) -> "Conditions":
+        """The host with or without power."""
+        return replace(self, off=self.off - {name} if on else self.off | {name})
+
+    def without(self, name: str) -> "Conditions":
+        """Of a laboratory without this host: whoever gets its address has nothing to do with what was wrong with it."""
+        cuts = tuple(cut for cut in self.cuts if name not in {cut.name, cut.other})
+        slow = {each: how for each, how in self.slow.items() if each != name}
+        return Conditions(cuts, slow, self.off - {name})
+
+    def of(self, name: str) -> list[str]:
+        """What is wrong with it, a phrase each."""
+        slow = [f"slow: {self.slow[name]}"] if name in self.slow else []
+        return [*(str(cut) for cut in self.cuts if cut.name == name), *slow]
+
+
+def dropped(topology: Topology, conditions: Conditions) -> frozenset[Pair]:
+    """What every router drops without a word. A host without power gets nothing, and whatever it still sent as it went
+    down must not tell anybody so."""
+    pairs: set[Pair] = set()
+    cuts = (*conditions.cuts, *(Cut(name) for name in conditions.off))
+    for cut in cuts:
+        own = topology.network_of(cut.name)
+        for other in _others(topology, cut):
+            pairs |= {(own, other)} if cut.lost is not Lost.RECEIVED else set()
+            pairs |= {(other, own)} if cut.lost is not Lost.SENT else set()
+    return frozenset(pairs)
+
+
+def _others(topology: Topology, cut: Cut) -> list[IPv4Network]:
+    """From whom. A site that is cut off from all goes on within itself."""
+    if cut.other:
+        return [topology.network_of(cut.other)]
+    if cut.name in topology.hosts:
+        return [EVERYTHING]
+    return [network for site, network in topology.networks.items() if site != cut.name]
+
+
+def relayed(topology: Topology, conditions: Conditions) -> dict[str, frozenset[Pair]]:
+    """Router -> what it hands to the relay. A packet between two sites is handed over between them alone, one within a
+    region by the region's router: no packet twice."""
+    sites = topology.networks
+    core: set[Pair] = {(sites[one], sites[two]) for (one, two), delay_s in topology.distances().items() if delay_s}
+    regions: dict[str, set[Pair]] = {region: set() for region in topology.regions}
+    for name in conditions.slow:
+        own = topology.network_of(name)
+        core |= {(own, sites[site]) for site in sites} | {(sites[site], own) for site in sites}
+        host = topology.hosts.get(name)
+        if host and host.site in regions:
+            here = sites[host.site]
+            core -= {(own, here), (here, own)}
+            regions[host.site] |= {(own, here), (here, own)}
+        elif not host:
+            core -= {(own, own)}
+    return {CORE: frozenset(core), **{region: frozenset(pairs) for region, pairs in regions.items()}}
+
+
+@dataclass(frozen=True)
+class Paths:
+    """How long packets take, and how many are lost."""
+
+    topology: Topology
+    conditions: Conditions
+
+    def between(self, source: IPv4Address, destination: IPv4Address) -> Slowness:
+        """One way."""
+        start, end = self._site(source), self._site(destination)
+        passed = [self._host(source), self._host(destination)]
+        if start != end:
+            passed += [start, end]
+        slow = [self.conditions.slow[name] for name in passed if name in self.conditions.slow]
+        distance_s = self.topology.distances().get((start, end), 0.0)
+        arrives = 1.0
+        for each in slow:
+            arrives *= 1 - each.loss
+        return Slowness(distance_s + sum(each.delay_s for each in slow), 1 - arrives)
+
+    def _site(self, address: IPv4Address) -> str:
+        return next((site for site, network in self.topology.networks.items() if address in network), OUTSIDE)
+
+    def _host(self, address: IPv4Address) -> str:
+        return next((name for name, host in self.topology.hosts.items() if host.address == address), OUTSIDE)

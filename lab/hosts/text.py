@@ -1,0 +1,49 @@
+"""Times and shares as people write them, and tables as they read them."""
+
+import re
+
+from lab.hosts.topology import NoLaboratory
+
+_TIME = re.compile(r"([+-]?)([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)?")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%?")
+
+
+def seconds(text: str) -> float:
+    """`200ms`, `1.5s`, `+1h`, `-10m`, `2d`, in seconds. Without a unit only 0 means anything.
+
+    Raises:
+        NoLaboratory: it is no such time.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None or (found[3] is None and float(found[2])):
+        raise NoLaboratory(f"{text!r} is no time: give a number with ms, s, m, h or d, such as 200ms or +1h.")
+    return (-1 if found[1] == "-" else 1) * float(found[2]) * _SECONDS[found[3] or "s"]
+
+
+def share(text: str) -> float:
+    """`2%` as 0.02.
+
+    Raises:
+        NoLaboratory: it is no share.
+    """
+    found = _SHARE.fullmatch(text)
+    if found is None or float(found[1]) > 100:
+        raise NoLaboratory(f"{text!r} is no share: give 0% to 100%.")
+    return float(found[1]) / 100
+
+
+def skew_text(ahead_s: float) -> str:
+    """A clock's difference, such as `1 h ahead`."""
+    if not ahead_s:
+        return "right"
+    size, unit = next((abs(ahead_s) / _SECONDS[unit], unit) for unit in ("d", "h", "m", "s", "ms")
+                      if abs(ahead_s) >= _SECONDS[unit] or unit == "ms")  # fmt: skip
+    return f"{size:g} {unit} {'ahead' if ahead_s > 0 else 'behind'}"
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Print it, in columns."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,291 @@
+"""Trials of a laboratory's fleet: something happens to a host under streams, again and again, and each round says what
+became of the streams, how long healing took, and what was wrong. What must hold is in `lab.hosts.verdicts`."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from math import inf
+
+from lab.hosts import client, verdicts
+from lab.hosts.databases import Databases, PowerOff
+from lab.hosts.fleet import DEPLOYMENT, READY_WITHIN_S, SECOND_CONTROL, Fleet, Row
+from lab.hosts.load import streaming
+from lab.hosts.places import Places
+from lab.hosts.topology import CONTROL_SITE, NoLaboratory, Role, Topology
+from lab.hosts.verdicts import Harmed
+
+BEFORE_S, AFTER_S = 5.0, 10.0
+"""Streams that run before something happens, and after it is over."""
+POLL_S = 0.5
+WHOLE_WITHIN_S = 300.0
+STEPS_S = (3.0, -3.0, 300.0, -300.0)
+"""What clocks are set ahead by: within what agents take for well, and far beyond it."""
+
+
+class Kind(StrEnum):
+    """What is tried."""
+
+    POWER_OFF = "power-off"
+    REGION_CUT = "region-cut"
+    ONE_WAY = "one-way"
+    DEAF = "deaf"
+    SKEW = "skew"
+
+
+class Target(StrEnum):
+    """Which host it happens to."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    SPARE = "spare"
+    INGRESS = "ingress"
+    CONTROL = "control"
+    """A host of the control plane: the one with the standby, or with clocks the first."""
+    DATABASE = "database"
+    """That of the control plane whose database takes writes: the other one is promoted."""
+
+
+TARGETS = {
+    Kind.POWER_OFF: tuple(Target),
+    Kind.REGION_CUT: (),
+    Kind.ONE_WAY: (Target.LEADER, Target.FOLLOWER),
+    Kind.DEAF: (Target.LEADER, Target.FOLLOWER),
+    Kind.SKEW: (Target.CONTROL, Target.LEADER, Target.INGRESS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One round: what happens to whom and what ends it, which `lasts_s` at least. `heal`: waits until the fleet has
+    healed itself, or does what a person does, and says how many seconds that took; None: there is nothing to heal.
+    `database`: what is known of that."""
+
+    title: str
+    harmed: Harmed
+    begin: Callable[[], object]
+    end: Callable[[], object]
+    heal: Callable[[], float] | None = None
+    lasts_s: float = 0.0
+    database: PowerOff | None = None
+
+
+@dataclass
+class Trial:
+    """Rounds of one kind. `rate`: streams a second in all. `seconds`: how long each harm lasts at least. `say`: where
+    it goes, a line each; `wrong`: what was found."""
+
+    places: Places
+    topology: Topology
+    fleet: Fleet
+    forwards: list[client.Forward]
+    rate: float
+    seconds: float
+    say: Callable[[str], None]
+    wrong: list[str] = field(default_factory=list)
+    healed_s: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.databases = Databases(self.places, self.topology, self.fleet)
+
+    def run(self, kind: Kind, targets: Sequence[Target], rounds: int) -> bool:
+        """All rounds; whether all went well.
+
+        Raises:
+            NoLaboratory: the fleet is not whole, so that nothing could be judged.
+        """
+        for number in range(rounds):
+            for name, step in self._steps(kind, targets):
+                self._until_whole()
+                self._round(number + 1, name, step())
+        for name, seconds in self.healed_s.items():
+            self.say(f"{kind} of {name}: healed after {verdicts.spread(seconds)}")
+        verdict = f"{len(self.wrong)} things went wrong" if self.wrong else "all went well"
+        self.say(f"lab trial {kind}: {verdict}")
+        return not self.wrong
+
+    # --- what is tried -----------------------------------------------------------------------------------------------
+
+    def _steps(self, kind: Kind, targets: Sequence[Target]) -> Iterator[tuple[str, Callable[[], _Step]]]:
+        """Names, and what is done once the fleet is whole: who leads by then is not known before."""
+        if kind is Kind.REGION_CUT:
+            for region in self.topology.regions[:1]:
+                yield region, lambda region=region: self._region_cut(region)  # type: ignore[misc]
+            return
+        for target in targets or self._targets(kind):
+            if kind is Kind.SKEW:
+                for by_s in STEPS_S:
+                    yield f"{target}, {by_s:+g} s", lambda t=target, s=by_s: self._skew(t, s)  # type: ignore[misc]
+            else:
+                yield target, lambda t=target: self._one_host(kind, t)  # type: ignore[misc]
+
+    def _targets(self, kind: Kind) -> list[Target]:
+        has_standby = SECOND_CONTROL in self.topology.hosts
+        return [target for target in TARGETS[kind] if has_standby or target is not Target.DATABASE]
+
+    def _region_cut(self, region: str) -> _Step:
+        return _Step(
+            title=f"{region} cut off from the control plane for {self.seconds:g} s",
+            harmed=Harmed(),
+            begin=lambda: client.ask(self.places, "cut", name=region, other=CONTROL_SITE, lost="both"),
+            end=lambda: client.ask(self.places, "heal", name=None),
+            lasts_s=self.seconds,
+        )
+
+    def _one_host(self, kind: Kind, target: Target) -> _Step:
+        if target is Target.DATABASE:
+            return self._primary()
+        host, cell = self._chosen(target)
+        harmed = self._harmed(host, cell)
+        heal = partial(self._healed_after, harmed) if cell else None
+        what = f"{host} ({target}{f' of {cell}' if cell else ''})"
+        if kind is Kind.POWER_OFF:
+            off, boot = (lambda do=do: client.ask(self.places, do, name=host) for do in ("power-off", "boot"))
+            return _Step(f"power-off of {what}", harmed, off, boot, heal, lasts_s=self.seconds)
+        lost = "sent" if kind is Kind.ONE_WAY else "received"
+        return _Step(
+            title=f"{what} is {'not heard' if kind is Kind.ONE_WAY else 'deaf'}",
+            harmed=harmed,
+            begin=lambda: client.ask(self.places, "cut", name=host, other=None, lost=lost),
+            end=lambda: client.ask(self.places, "heal", name=host),
+            heal=heal,
+            lasts_s=self.seconds,
+        )
+
+    def _primary(self) -> _Step:
+        off = PowerOff(self.databases, self.databases.primary())
+        return _Step(
+            title=f"power-off of {off.lost} ({Target.DATABASE})",
+            harmed=Harmed(frozenset({off.lost})),
+            begin=off.begin,
+            end=off.end,
+            heal=off.heal,
+            lasts_s=self.seconds,
+            database=off,
+        )
+
+    def _skew(self, target: Target, by_s: float) -> _Step:
+        host, _ = self._chosen(target, first=True)
+        return _Step(
+            title=f"clock of {host} ({target}) set {by_s:+g} s",
+            harmed=Harmed(),
+            begin=lambda: client.ask(self.places, "skew", name=host, seconds=by_s),
+            end=lambda: client.ask(self.places, "skew", name=host, seconds=0.0),
+            lasts_s=self.seconds,
+        )
+
+    def _chosen(self, target: Target, *, first: bool = False) -> tuple[str, str]:
+        """The host, and the cell that stands on it."""
+        if target in {Target.INGRESS, Target.CONTROL}:
+            role = Role.INGRESS if target is Target.INGRESS else Role.CONTROL
+            names = [host.name for host in self.topology.hosts.values() if host.role is role]
+            if target is Target.INGRESS or first or len(names) == 1:
+                return names[0], ""
+            return self.databases.other(self.databases.primary()), ""
+        hosts = self._hosts()
+        for node in sorted(self._rows("nodes"), key=lambda row: str(row["id"])):
+            if node["role"] == target and node["id"] in hosts and node["state"] == "ready":
+                return hosts[node["id"]], node["cell"] or ""
+        raise NoLaboratory(f"There is no {target} in this laboratory.")
+
+    def _harmed(self, host: str, cell: str) -> Harmed:
+        here = frozenset(node for node, name in self._hosts().items() if name == host)
+        return Harmed(frozenset({host}), here, frozenset({cell} if cell else ()))
+
+    # --- one round ---------------------------------------------------------------------------------------------------
+
+    def _round(self, number: int, name: str, step: _Step) -> None:
+        since, before = self._last_event(), verdicts.engines(self._rows("nodes"))
+        with streaming(self._urls(), DEPLOYMENT, self.rate) as streams:
+            time.sleep(BEFORE_S)
+            began = time.monotonic()
+            step.begin()
+            try:
+                healed_s = step.heal() if step.heal else None
+                time.sleep(max(0.0, AFTER_S, began + step.lasts_s - time.monotonic()))
+            finally:
+                step.end()
+            time.sleep(AFTER_S)
+        problems = ["it was not healed"] if healed_s == inf else []
+        problems += step.database.problems if step.database else []
+        problems += self._whole_again()
+        problems += verdicts.unexcused(streams, step.harmed)[:5]
+        problems += verdicts.restarted(before, verdicts.engines(self._rows("nodes")), step.harmed)
+        problems += verdicts.wrong_events(self._events(since), step.harmed)
+        healed = f"; healed after {healed_s:.1f} s" if healed_s is not None else ""
+        healed += f"; {step.database.said}" if step.database else ""
+        self.say(f"{number}. {step.title}: {verdicts.count(streams, step.harmed)}{healed}")
+        for problem in problems:
+            self.say(f"  WRONG: {problem}")
+        self.wrong += problems
+        if healed_s is not None:
+            self.healed_s.setdefault(name, []).append(healed_s)
+
+    def _healed_after(self, harmed: Harmed) -> float:
+        """Seconds until the harmed cell is ready on other nodes."""
+        began = time.monotonic()
+        deadline = began + READY_WITHIN_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(NoLaboratory):  # web may be slow
+                cells = [row for row in self._rows("cells") if row["id"] in harmed.cells]
+                members = {node["id"] for row in cells for node in row["nodes"]}
+                if cells and all(row["state"] == "ready" for row in cells) and not members & harmed.nodes:
+                    return time.monotonic() - began
+            time.sleep(POLL_S)
+        return inf
+
+    def _whole_again(self) -> list[str]:
+        try:
+            self._until_whole()
+        except NoLaboratory as error:
+            return [str(error)]
+        return []
+
+    def _until_whole(self) -> None:
+        """Every host of a region is a node or an ingress that is heard, and every cell is ready."""
+        deadline, problem = time.monotonic() + WHOLE_WITHIN_S, ""
+        while time.monotonic() < deadline:
+            try:
+                if not (problem := self._missing()):
+                    return
+            except NoLaboratory as error:
+                problem = str(error)
+            time.sleep(POLL_S)
+        raise NoLaboratory(f"The fleet is not whole after {WHOLE_WITHIN_S:g} s: {problem}.")
+
+    def _missing(self) -> str:
+        nodes = [row for row in self._rows("nodes") if row["state"] == "ready" and row["connected"]]
+        wanted = sum(host.role is Role.NODE for host in self.topology.hosts.values())
+        if len(nodes) < wanted:
+            return f"{len(nodes)} of {wanted} nodes are ready"
+        waiting = [row["id"] for row in self._rows("cells") if row["state"] not in {"ready", "stopped"}]
+        return f"{', '.join(waiting)} not ready" if waiting else ""
+
+    # --- what is read ------------------------------------------------------------------------------------------------
+
+    def _urls(self) -> dict[str, dict[str, str]]:
+        found: dict[str, dict[str, str]] = {}
+        for each in self.forwards:
+            if not each.by_loopback:
+                region = self.topology.host(each.host).site
+                found.setdefault(region, {})[each.host] = f"http://127.0.0.1:{each.here}"
+        return found
+
+    def _hosts(self) -> dict[str, str]:
+        """Node -> its host."""
+        names = {str(host.address): name for name, host in self.topology.hosts.items()}
+        return {row["node"]: names[row["address"]] for row in self._rows("machines") if row["address"] in names}
+
+    def _rows(self, kind: str) -> list[Row]:
+        rows: list[Row] = self.fleet.ask("GET", f"{kind}/?page_size=500")["results"]
+        return rows
+
+    def _last_event(self) -> int:
+        newest = self.fleet.ask("GET", "events/?page_size=1")["results"]
+        return max((int(row["id"]) for row in newest), default=0)
+
+    def _events(self, since: int) -> list[Row]:
+        rows: list[Row] = self.fleet.ask("GET", f"events/?page_size=500&since_id={since}")["results"]
+        return rows

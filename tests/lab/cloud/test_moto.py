@@ -1,0 +1,131 @@
+"""What moto still lacks or gets wrong, a test for each call that `lab/cloud` answers in its place: where one fails,
+moto has learned the call, and the handler may go."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from lab.cloud.server import World, serve
+from lab.cloud.wire import NOT_IN_THIS_CLOUD
+from lab.cloud.world import HANDLERS
+from tests.lab.cloud.conftest import (
+    Network,
+    ids_of,
+    make_network,
+    make_target_group,
+    make_zone,
+    record,
+    refusal,
+    target_states,
+    text,
+)
+
+pytestmark = pytest.mark.cloud
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[tuple[World, Network]]:
+    """moto alone."""
+    world = World(handlers={})
+    with serve(world):
+        yield world, make_network(world)
+
+
+def launches_the_least(world: World, network: Network) -> bool:
+    request = network.request(cards=1, MinCount=1, MaxCount=2, ClientToken="same")
+    first, second = (ids_of(network.ec2.run_instances(**request)) for _ in range(2))
+    return len(first) == 1 and first != second
+
+
+def pages_by_reservation(world: World, network: Network) -> bool:
+    network.launch(6)
+    return len(ids_of(network.ec2.describe_instances(MaxResults=5))) > 5
+
+
+def is_terminated_at_once(world: World, network: Network) -> bool:
+    ids = network.launch(1)
+    network.ec2.terminate_instances(InstanceIds=ids)
+    return network.states(InstanceIds=ids)[ids[0]] == "terminated"
+
+
+def ignores_pages_of_statuses(world: World, network: Network) -> bool:
+    network.launch(6)
+    return len(network.ec2.describe_instance_status(MaxResults=5)["InstanceStatuses"]) > 5
+
+
+def is_unknown(operation: str, **params: object) -> Callable[[World, Network], bool]:
+    """Of EC2."""
+    return lambda _, network: refusal(getattr(network.ec2, operation), **params) == NOT_IN_THIS_CLOUD
+
+
+def takes_a_stale_writer(world: World, _: Network) -> bool:
+    zone = make_zone(world)
+    zone.change(text("CREATE", 1))
+    zone.change(text("DELETE", 1), text("CREATE", 2))
+    return refusal(zone.change_checked, changes=[text("DELETE", 1), text("CREATE", 3)]) == ""
+
+
+def is_in_sync_at_once(world: World, _: Network) -> bool:
+    zone = make_zone(world)
+    change = zone.change(record("UPSERT", "us-east-1", 10))
+    return str(zone.route53.get_change(Id=change)["ChangeInfo"]["Status"]) == "INSYNC"
+
+
+def knows_everybody(world: World, _: Network) -> bool:
+    stranger = world.client("sts", aws_access_key_id="AKIANOBODY", aws_secret_access_key="no secret")
+    return str(stranger.get_caller_identity()["Arn"]).endswith("user/moto")
+
+
+def registers_at_once(world: World, network: Network) -> bool:
+    client, group = make_target_group(world, network)
+    client.register_targets(TargetGroupArn=group, Targets=[{"Id": "10.0.0.9"}])
+    return target_states(client, group) == {"10.0.0.9": "healthy"}
+
+
+def forgets_what_drains(world: World, network: Network) -> bool:
+    client, group = make_target_group(world, network)
+    client.register_targets(TargetGroupArn=group, Targets=[{"Id": "10.0.0.9"}])
+    client.deregister_targets(TargetGroupArn=group, Targets=[{"Id": "10.0.0.9"}])
+    return target_states(client, group) == {}
+
+
+def brings_back_what_has_ended(world: World, network: Network) -> bool:
+    ids = network.launch(1)
+    network.ec2.terminate_instances(InstanceIds=ids)
+    network.ec2.reboot_instances(InstanceIds=ids)
+    return network.states(InstanceIds=ids)[ids[0]] == "running"
+
+
+STILL = {
+    ("ec2", "RebootInstances"): brings_back_what_has_ended,
+    ("ec2", "RunInstances"): launches_the_least,
+    ("ec2", "DescribeInstances"): pages_by_reservation,
+    ("ec2", "DescribeInstanceStatus"): ignores_pages_of_statuses,
+    ("ec2", "TerminateInstances"): is_terminated_at_once,
+    ("ec2", "DescribeInstanceTopology"): is_unknown("describe_instance_topology"),
+    ("ec2", "DescribeCapacityReservations"): is_unknown("describe_capacity_reservations"),
+    ("ec2", "DescribeCapacityReservationTopology"): is_unknown("describe_capacity_reservation_topology"),
+    ("elbv2", "RegisterTargets"): registers_at_once,
+    ("elbv2", "DeregisterTargets"): forgets_what_drains,
+    ("elbv2", "DescribeTargetHealth"): forgets_what_drains,
+    ("sts", "DecodeAuthorizationMessage"): lambda world, _: bool(
+        refusal(world.client("sts").decode_authorization_message, EncodedMessage="m")
+    ),
+    ("pricing", "GetProducts"): lambda world, _: (
+        refusal(world.client("pricing").get_products, ServiceCode="AmazonEC2") == NOT_IN_THIS_CLOUD
+    ),
+    ("service-quotas", "ListServiceQuotas"): lambda world, _: bool(
+        refusal(world.client("service-quotas").list_service_quotas, ServiceCode="ec2")
+    ),
+    ("route53", "ChangeResourceRecordSets"): takes_a_stale_writer,
+    ("route53", "GetChange"): is_in_sync_at_once,
+    ("sts", "GetCallerIdentity"): knows_everybody,
+    ("ec2", "CreatePlacementGroup"): is_unknown("create_placement_group", GroupName="sw"),
+    ("ec2", "DescribePlacementGroups"): is_unknown("describe_placement_groups"),
+    ("ec2", "DeletePlacementGroup"): is_unknown("delete_placement_group", GroupName="sw"),
+}
+
+
+@pytest.mark.parametrize("call", sorted(HANDLERS), ids=":".join)
+def test_remove_the_handler_when_moto_has_learned_the_call(moto: tuple[World, Network], call: tuple[str, str]) -> None:
+    assert STILL[call](*moto)
