@@ -9,16 +9,21 @@ from kernel.clock import DATABASE_CLOCK
 
 class KernelConfig(AppConfig):
     """Compares our clock with PostgreSQL's whenever a connection is made and the last comparison is old, and gives its
-    backend our priority."""
+    backend our priority. Refuses to migrate a database of an older layout."""
 
     name = "kernel"
     label = "kernel"
 
     def ready(self) -> None:
         from django.db.backends.signals import connection_created
+        from django.db.models.signals import post_migrate, pre_migrate
+
+        from kernel.schema_layout import refuse_older_layout, store_layout
 
         connection_created.connect(_compare_clocks, dispatch_uid="kernel.clock")
         connection_created.connect(_place_backend, dispatch_uid="kernel.backend_priority")
+        pre_migrate.connect(refuse_older_layout, sender=self, dispatch_uid="kernel.schema_layout")
+        post_migrate.connect(store_layout, sender=self, dispatch_uid="kernel.schema_layout")
 
 
 def _place_backend(connection: Any, **_: Any) -> None:

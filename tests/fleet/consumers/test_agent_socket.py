@@ -164,7 +164,7 @@ async def test_others_are_refused_in_one_sentence_and_the_timeline_says_so_once(
 ) -> None:
     from kernel.models import Event
 
-    text, refusals = await credential("n-a"), []
+    text, refusals, events = await credential("n-a"), [], []
     for number in range(2):
         client = client_with(socket, text)
         await client.connect()

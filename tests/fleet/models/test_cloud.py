@@ -1,18 +1,16 @@
 """The tables of a cloud: what cannot be in them twice, and how planners see them."""
 
 from datetime import UTC, datetime
-from importlib import import_module
 from typing import Any
 
 import msgspec
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 
 from fleet.models import CapacityPool, CloudRegion, Install, InstanceType, LaunchAttempt, LaunchUnit, Machine, Region
 from fleet.planning.cloud_base import CloudBase, ZoneBase
 from fleet.planning.markets import Market
 from fleet.planning.states import MachineRole, MachineState
-from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db
 
@@ -95,14 +93,3 @@ def test_a_regions_static_parts_are_read_as_they_were_stored(region: Region) -> 
     )
     row.refresh_from_db()
     assert row.stated_base() == base
-
-
-def test_nodes_of_before_know_in_which_market_their_machines_were_bought() -> None:
-    bought, other = rows.node("n-a"), rows.node("n-b")
-    rows.machine("m-a", where="us-east-1", runs="n-a", state=MachineState.TAKEN, market=Market.SPOT)
-    rows.machine("m-b", where="us-east-1", runs="n-b", state=MachineState.TAKEN)
-    with connection.cursor() as cursor:
-        cursor.execute(import_module("fleet.migrations.0034_markets").BOUGHT)
-    bought.refresh_from_db()
-    other.refresh_from_db()
-    assert (bought.markets, other.markets) == (["spot"], [])

@@ -1,0 +1,85 @@
+"""Refuses to migrate a database that an older layout of the tables made.
+
+Until the first release each app has one migration, and a change of a table changes that file. Django compares only the
+names of migrations, so it would take such a database for an up-to-date one. The digest of each applied migration is
+therefore stored in the comment of `django_migrations`, and `migrate` compares it before it starts.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.core.management.base import CommandError
+from django.db import connections
+from django.db.migrations.recorder import MigrationRecorder
+
+ROOT = Path(__file__).resolve().parent.parent
+_OLDER = "An older layout of Switchyard made this database"
+_START_AGAIN = (
+    "Run `switchyard export > fleet.yaml` with the release that made it, start this release on an empty database "
+    "(an empty SWITCHYARD_HOME, or another DATABASE_URL), and run `switchyard apply -f fleet.yaml`."
+)
+
+
+def older_layout(applied: Mapping[str, str], present: Mapping[str, str]) -> str:
+    """Returns why a database cannot be migrated, "" if it can.
+
+    Args:
+        applied: Digest of each migration when it was applied, "" if none was stored, by `app.name`.
+        present: Digest of each migration of this release, by `app.name`.
+    """
+    for name, digest in sorted(applied.items()):
+        if name not in present:
+            return f"{_OLDER}: this release has no migration {name}. {_START_AGAIN}"
+        if digest != present[name]:
+            return f"{_OLDER}: {name} has changed since. {_START_AGAIN}"
+    return ""
+
+
+def refuse_older_layout(using: str, **_: Any) -> None:
+    """Receiver of `pre_migrate`.
+
+    Raises:
+        CommandError: `using` is a database of an older layout.
+    """
+    stored = _stored(using)
+    applied = {
+        f"{app}.{name}": stored.get(f"{app}.{name}", "")
+        for app, name in MigrationRecorder(connections[using]).applied_migrations()
+        if app in _our_apps()
+    }
+    if problem := older_layout(applied, _present()):
+        raise CommandError(problem)
+
+
+def store_layout(using: str, **_: Any) -> None:
+    """Receiver of `post_migrate`: stores the digests of the applied migrations."""
+    applied = {f"{app}.{name}" for app, name in MigrationRecorder(connections[using]).applied_migrations()}
+    digests = {name: digest for name, digest in _present().items() if name in applied}
+    if digests == _stored(using):
+        return
+    with connections[using].cursor() as cursor:
+        comment = connections[using].ops.quote_name("django_migrations")
+        cursor.execute(f"COMMENT ON TABLE {comment} IS %s", [json.dumps(digests)])
+
+
+def _stored(using: str) -> dict[str, str]:
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT obj_description(to_regclass('django_migrations'), 'pg_class')")
+        (comment,) = cursor.fetchone()
+    return json.loads(comment) if comment else {}
+
+
+def _our_apps() -> dict[str, AppConfig]:
+    return {config.label: config for config in apps.get_app_configs() if Path(config.path).is_relative_to(ROOT)}
+
+
+def _present() -> dict[str, str]:
+    return {
+        f"{label}.{file.stem}": hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        for label, config in _our_apps().items()
+        for file in sorted(Path(config.path, "migrations").glob("[0-9]*.py"))
+    }
