@@ -8,11 +8,10 @@ import numpy as np
 
 from bench.autoscaling import DAY_S, SERVICE_S, Load
 from fleet.planning.capacity.view import Demand
-from fleet.planning.forecast.boosted import fit
 from fleet.planning.forecast.forecaster import forecast_series
 from fleet.planning.forecast.ledger import calibrate
 from fleet.planning.forecast.past import past_of
-from fleet.planning.forecast.records import SCORES_LEAST, Calibration, Record
+from fleet.planning.forecast.records import Calibration, Record
 from fleet.planning.forecast.series import HISTORY_SLOT_S, SLOT_S, SLOTS, SeriesKey
 from simulator.clock import EPOCH
 
@@ -20,28 +19,24 @@ REGION = "east"
 
 
 def forecasts(loads: Mapping[str, Load], seconds: float) -> dict[str, list[Demand | None]]:
-    """What the live forecaster says of each series every 15 minutes, with its ledger once an hour and LightGBM once a
-    day, by nothing but what had come by then."""
+    """Forecasts of each series every 15 minutes by the live forecaster, with its ledger renewed once an hour, from the
+    load up to that time alone. None where its quantiles rest on no errors yet."""
     found: dict[str, list[Demand | None]] = {}
     for name, load in loads.items():
         key = SeriesKey(name, REGION, "realtime")
         slots = np.array(
             [mean_rate(load, at, HISTORY_SLOT_S) * SERVICE_S for at in np.arange(0.0, seconds, HISTORY_SLOT_S)]
         )
-        calibration, records, model = Calibration(), list[Record](), None
+        calibration, records = Calibration(), list[Record]()
         rows: list[Demand | None] = []
         for at in range(0, int(seconds), SLOT_S):
             past = past_of(key, EPOCH + timedelta(seconds=at), slots[: at // HISTORY_SLOT_S])
-            if at and at % int(DAY_S) == 0:
-                model = fit(past)
             if at and at % 3600 == 0:
                 calibration = calibrate(past, records, calibration)
-            made = forecast_series(past, calibration, model) if at >= 2 * SLOT_S else None
+            made = forecast_series(past, calibration) if at >= 2 * SLOT_S else None
             if made and at % 1800 == 0:
                 records.append(made.record)
-            scores = calibration.scores.get(made.forecast.method[0], ()) if made else ()
-            is_judged = bool(scores) and scores[0].count >= SCORES_LEAST
-            rows.append(Demand(made.forecast.p50, made.forecast.p90) if made and is_judged else None)
+            rows.append(Demand(made.forecast.p50, made.forecast.p90) if made and made.is_judged else None)
         found[name] = rows
     return found
 

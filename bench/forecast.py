@@ -1,5 +1,5 @@
-"""How far forecasts are off, by method, and what the error ledger's choice is worth: each origin sees what was before
-it and nothing else, the ledger learns as it does live, and models are learned anew once a day.
+"""How far forecasts are off, by method, and how the error ledger's choice compares with the best of them. Each origin
+sees the load before it and nothing else; the ledger is renewed as it is live.
 
     .venv/bin/python -m bench.forecast m_large m_mid m_small
 """
@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from bench.traffic.arrivals import TRACES
-from fleet.planning.forecast.boosted import fit
 from fleet.planning.forecast.forecaster import Made, forecast_series
 from fleet.planning.forecast.ledger import Calibration, Record, calibrate
 from fleet.planning.forecast.past import Floats, past_of
@@ -27,7 +26,7 @@ SHOWN = (0, 1, 3, 7, 15, 95)
 """Slots ahead whose figures are printed."""
 DAY_SLOTS = 86_400 // HISTORY_SLOT_S
 RECORD_SLOTS = 1_800 // HISTORY_SLOT_S
-KEPT_SLOTS = 35 * DAY_SLOTS
+KEPT_SLOTS = 9 * DAY_SLOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,6 @@ class Run:
     name: str
     made: list[Made]
     forecast_s: float
-    fit_s: float
-    fits: int
 
 
 def series(column: str) -> Floats:
@@ -53,23 +50,18 @@ def run(column: str, hole_share: float, seed: int) -> Run:
     """Forecast each half hour, the ledger and its records as the planner keeps them."""
     slots = _with_holes(series(column), hole_share, seed)
     key = SeriesKey(column, "anywhere", "realtime")
-    calibration, model, made, records = Calibration(), None, list[Made](), list[Record]()
-    forecast_s, fit_s, fits = 0.0, 0.0, 0
+    calibration, made, records, forecast_s = Calibration(), list[Made](), list[Record](), 0.0
     for end in range(RECORD_SLOTS, len(slots) + 1, RECORD_SLOTS):
         past = past_of(key, EPOCH + timedelta(seconds=end * HISTORY_SLOT_S), slots[max(0, end - KEPT_SLOTS) : end])
-        if end % DAY_SLOTS == 0:
-            began = time.process_time()
-            model = fit(past) or model
-            fit_s, fits = fit_s + time.process_time() - began, fits + (model is not None)
         began = time.process_time()
         if end % (2 * RECORD_SLOTS) == 0:
             calibration = calibrate(past, records, calibration)
-        one = forecast_series(past, calibration, model)
+        one = forecast_series(past, calibration)
         forecast_s += time.process_time() - began
         if one is not None:
             made.append(one)
             records.append(one.record)
-    return Run(column, made, forecast_s, fit_s, fits)
+    return Run(column, made, forecast_s)
 
 
 def _with_holes(slots: Floats, share: float, seed: int) -> Floats:
@@ -120,10 +112,7 @@ def report(of: Run, from_day: float) -> None:
         own = by_method.pop(LEDGER)
         best = min(by_method, key=lambda name: by_method[name])
         print(f"  {(lead + 1) * SLOT_S / 3600:g} h: {100 * (own / by_method[best] - 1):+.1f} % beside {best}")
-    print(
-        f"  {1000 * of.forecast_s / max(1, len(of.made)):.1f} ms a forecast with its ledger, "
-        f"{of.fit_s / max(1, of.fits):.2f} s to learn a model (processor)"
-    )
+    print(f"  {1000 * of.forecast_s / max(1, len(of.made)):.1f} ms a forecast with its ledger (processor)")
 
 
 def main() -> None:

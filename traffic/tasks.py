@@ -88,13 +88,13 @@ def demand() -> bool:
 
 
 def plan() -> bool:
-    """A pass of the planner's loop. It waits for nothing that takes long."""
+    """A pass of the planner's loop: forecasts when they are due, and the plan of the day that follows them."""
     _planner.look(now=clock.now())
     return True
 
 
 def planner_stop() -> None:
-    """The process ends: so does what it has under way."""
+    """Stop the planner's child: the process ends."""
     _planner.stop()
 
 

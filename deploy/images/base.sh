@@ -15,7 +15,7 @@ folder=$(mktemp -d)
 container=''
 trap 'rm -rf "$folder"; [ -z "$container" ] || buildah rm "$container" >/dev/null' EXIT
 mmdebstrap --quiet --variant=minbase --aptopt='Dir::Cache::pkgcache ""' --aptopt='Dir::Cache::srcpkgcache ""' \
-  --include=ca-certificates,libgomp1,python3,python3-venv "$SUITE" "$folder/root.tar"
+  --include=ca-certificates,python3,python3-venv "$SUITE" "$folder/root.tar"
 container=$(buildah from scratch)
 buildah add --quiet "$container" "$folder/root.tar" / >/dev/null
 buildah commit --quiet "$container" "$IMAGE" >/dev/null

@@ -19,8 +19,6 @@ RUN UV_NO_CACHE=1 UV_LINK_MODE=copy python3 controlplane/bootstrap.py && rm -rf 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="Switchyard control plane" \
       org.opencontainers.image.licenses="Apache-2.0"
-# LightGBM's threads; the planner forecasts without it where it is missing.
-RUN ldconfig -p | grep -q libgomp.so.1 || { apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*; }
 WORKDIR /opt/switchyard-control
 COPY --from=packages /opt/switchyard-control/.venv .venv
 COPY LICENSE NOTICE manage.py requirements.lock ./

@@ -278,13 +278,12 @@ FORECAST: dict[str, Any] = {
     "p50": [41.2, 42.8],
     "p90": [48.9, 52.4],
     "p99": [55.0, 61.3],
-    "methods": ["lightgbm+blend", "blend"],
+    "methods": ["last", "blend"],
     "is_judged": True,
-    "problem": "",
     "horizons": [
         {
             "horizon_s": 900,
-            "method": "lightgbm+blend",
+            "method": "last",
             "judged": 336,
             "wape": 0.084,
             "p90_held": 0.91,

@@ -41,14 +41,13 @@ class DemandForecastSerializer(serializers.ModelSerializer[DemandForecast]):
     p99 = serializers.ListField(child=serializers.FloatField())
     methods = serializers.ListField(child=serializers.CharField(), help_text="By which each slot is forecast.")
     is_judged = serializers.BooleanField(help_text="Its quantiles rest on errors that were seen.")
-    problem = serializers.CharField(help_text="Why LightGBM has no say, though it could.")
     horizons = serializers.SerializerMethodField(help_text="The errors so far, by horizon and method.")
 
     class Meta:
         model = DemandForecast
         fields = [
             "id", "deployment", "origin", "serving_class", "made_at", "slot_s", "p50", "p90", "p99", "methods",
-            "is_judged", "problem", "horizons",
+            "is_judged", "horizons",
         ]  # fmt: skip
 
     @extend_schema_field(HorizonErrorsSerializer(many=True))
@@ -79,4 +78,4 @@ class ForecastViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[DemandF
     ordering_fields = ("id", "deployment", "origin", "serving_class", "made_at")
 
     def get_queryset(self) -> QuerySet[DemandForecast]:
-        return DemandForecast.objects.defer("model")
+        return DemandForecast.objects.all()

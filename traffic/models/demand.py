@@ -42,8 +42,7 @@ class DemandDay(Series):
 class DemandForecast(Series):
     """The newest forecast of a series: slots of `slot_s` seconds from `made_at` on, `methods` that each is forecast by.
     `ledger`: `fleet.planning.forecast.ledger.Calibration` as of `ledger_at`; `is_judged`: its quantiles rest on errors
-    that were seen. `model`: LightGBM's, compressed; empty: there is none yet.
-    `problem`: why that has no say."""
+    that were seen."""
 
     made_at = models.DateTimeField()
     slot_s = models.PositiveIntegerField()
@@ -52,10 +51,8 @@ class DemandForecast(Series):
     p99 = ArrayField(models.FloatField())
     methods = ArrayField(models.CharField(max_length=16))
     is_judged = models.BooleanField(default=False)
-    problem = models.CharField(max_length=300, blank=True)
     ledger = models.JSONField(default=dict)
     ledger_at = models.DateTimeField(null=True)
-    model = models.BinaryField(default=bytes)
 
     class Meta:
         ordering = ["deployment_id", "origin_id", "serving_class"]

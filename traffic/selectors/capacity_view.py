@@ -60,7 +60,7 @@ class _Known:
 def capacity_view(now: datetime) -> CapacityView | None:
     """None: nobody forecasts anything lately, so there is nothing to plan by."""
     series = DemandForecast.objects.filter(made_at__gt=now - FORECAST_FRESH_FOR, is_judged=True)
-    rows = list(series.exclude(serving_class=BATCH).defer("model", "ledger", "p99", "methods"))
+    rows = list(series.exclude(serving_class=BATCH).defer("ledger", "p99", "methods"))
     if not rows:
         return None
     at = max(row.made_at for row in rows)

@@ -15,8 +15,8 @@ from fleet.planning.forecast.series import HISTORY_SLOT_S, Forecast, SeriesKey, 
 from traffic.models import DemandDay, DemandForecast, TrafficMatrix
 from traffic.planning.demand import Place, guest_share
 
-HISTORY = timedelta(days=35)
-"""Five weeks: as far back as shapes and models look."""
+HISTORY = timedelta(days=9)
+"""Methods need a week and an hour, ledgers the week of their records and a day of lead."""
 FORECAST_FRESH_FOR = timedelta(minutes=20)
 """Four rounds of the planner; an older forecast is none."""
 FRESH_FOR = timedelta(seconds=15)
@@ -55,7 +55,7 @@ def forecast_of(row: DemandForecast) -> Forecast:
 
 def forecasts(now: datetime, deployment: str = "") -> list[Forecast]:
     """The newest forecast of each series, of all deployments or this one, where it is not too old."""
-    rows = DemandForecast.objects.filter(made_at__gte=now - FORECAST_FRESH_FOR).defer("model", "ledger", "p99")
+    rows = DemandForecast.objects.filter(made_at__gte=now - FORECAST_FRESH_FOR).defer("ledger", "p99")
     return [forecast_of(row) for row in (rows.filter(deployment=deployment) if deployment else rows)]
 
 
@@ -70,7 +70,7 @@ def expected_loads(
     )
     shares = dict(TrafficMatrix.objects.filter(deployment__in=list(within_s)).values_list("deployment_id", "shares"))
     loads: dict[tuple[str, str], float] = {}
-    for row in rows.exclude(serving_class=without).defer("model", "ledger", "p99"):
+    for row in rows.exclude(serving_class=without).defer("ledger", "p99"):
         peak = forecast_at(forecast_of(row), now, within_s[row.deployment_id])
         for region, share in shares.get(row.deployment_id, {}).get(row.origin_id, {row.origin_id: 1.0}).items():
             if peak is not None:

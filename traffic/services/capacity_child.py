@@ -1,6 +1,5 @@
-"""The planner's other child: reads a view of the fleet from standard input, and writes the plan of the day. A process
-of its own, as the one that forecasts is: numpy and scipy take memory that nobody needs between two plans, and what
-hangs or grows can be ended.
+"""The planner's child: reads a view of the fleet from standard input and writes the plan of the day. It is a separate
+process because the solver may take a minute and much memory, and a process that hangs or grows can be killed.
 
     python -m traffic.services.capacity_child < view > plan
 """

@@ -1,26 +1,19 @@
-"""Forecasts all series, in rounds of five minutes: hands a child what they were, and stores what it answers.
+"""Forecasts all series in rounds of five minutes and stores the forecasts.
 
-A look never waits for the child: it starts one, or sees whether it has ended. A child that does not end is ended, and
-what it wrote until then counts; the series that have waited longest come first the next time.
+A round takes about a millisecond a series and 30 ms for each error ledger that is renewed, in the planner process. A
+series that cannot be forecast is logged, and the other series are forecast.
 """
 
 import logging
-import os
-import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import IO
+from typing import TYPE_CHECKING
 
 import msgspec
 from django.db import transaction
 
 from fleet.models import Deployment, Region
-from fleet.planning.forecast.job import ForecastDone, ForecastJob, ForecastRound, read_answers
 from fleet.planning.forecast.records import Calibration, Record
 from fleet.planning.forecast.series import HISTORY_SLOT_S, SLOT_S, SeriesKey
 from kernel import live
@@ -28,213 +21,145 @@ from kernel.leases import lease_release, lease_take, this_holder
 from traffic.models import DemandForecast, ForecastRecord
 from traffic.selectors.demand import series_pasts
 
+if TYPE_CHECKING:
+    from fleet.planning.forecast.forecaster import Made
+
 LEASE = "traffic:forecast"
-CHILD_ENDS_S = 60.0
-CHILD_ENDED_S = 75.0
-"""It has 15 s to end by itself, which it does unless something hangs."""
 LEASE_S = 120.0
-LEARNS_FOR_S = 20.0
-"""Of a round, for ledgers and models: the rest is for forecasts."""
 WAITS_S = 12.0
 """After a slot's end, for its means to be written."""
-DUE_AFTER = timedelta(hours=1)
-DUE_LEAST, DUE_SHARE = 4, 4
-"""So many series, or one in so many of those that are due, get ledger and model in a round: not all together."""
+LEDGER_DUE_AFTER = timedelta(hours=1)
+LEDGERS_LEAST, LEDGERS_SHARE = 4, 4
+"""A round renews this many ledgers, or one in this many of those that are due, so that they are spread over rounds."""
 NEVER = datetime.fromtimestamp(0, UTC)
 RECORD_EVERY_S = 1_800
 RECORDS_KEPT = timedelta(days=8)
 """A week, and the day of their last horizon."""
-NICE = 10
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_RENEWED = ("made_at", "slot_s", "p50", "p90", "p99", "methods", "is_judged", "problem")
-_LEARNED = ("ledger", "ledger_at", "model")
-_CHECKOUT = Path(__file__).resolve().parents[2]
+_RENEWED = ("made_at", "slot_s", "p50", "p90", "p99", "methods", "is_judged")
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class AskedSeries:
-    """A series of a round, and its last forecast."""
-
-    key: SeriesKey
-    before: DemandForecast | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """A round under way: what was asked, since when, of whom, and where the answers are written."""
-
-    made_at: datetime
-    asked: Mapping[int, AskedSeries]
-    began: datetime
-    child: subprocess.Popen[bytes]
-    answers: IO[bytes]
-
-
 class Forecaster:
-    """The rounds of one planner. Of several one makes them at a time."""
+    """The rounds of one planner process. A lease lets one planner at a time make them."""
 
-    def __init__(self, command: Sequence[str] = (sys.executable, "-m", "traffic.services.forecast_child")) -> None:
-        self._command = command
-        self._round: _Round | None = None
+    def __init__(self) -> None:
         self._last: datetime | None = None
 
     def look(self, *, now: datetime) -> int | None:
-        """Begin a round that is due, or end one that is over. Returns how many forecasts it brought; None: no round
-        ended."""
-        if self._round is not None:
-            return self._follow(self._round, now)
+        """Make a round if one is due. Returns how many forecasts it stored, or None if it was not due or there is no
+        series."""
         made_at = datetime.fromtimestamp(now.timestamp() // HISTORY_SLOT_S * HISTORY_SLOT_S, UTC)
         is_due = made_at != self._last and (now - made_at).total_seconds() >= WAITS_S
-        if is_due and lease_take(name=LEASE, holder=this_holder(), ttl_s=LEASE_S, now=now):
-            self._last = made_at
-            self._begin(made_at, now)
-        return None
-
-    @property
-    def child(self) -> subprocess.Popen[bytes] | None:
-        """Of the round under way."""
-        return self._round.child if self._round else None
-
-    def stop(self) -> None:
-        """End what is under way: the planner ends."""
-        if self._round is not None:
-            self._round.child.kill()
-            self._round.child.wait()
-            self._round.answers.close()
-            self._round = None
-
-    def _begin(self, made_at: datetime, now: datetime) -> None:
-        asked, jobs = _jobs(made_at, now)
-        if not jobs:
+        if not is_due or lease_take(name=LEASE, holder=this_holder(), ttl_s=LEASE_S, now=now) is None:
+            return None
+        self._last = made_at
+        try:
+            return forecasts_make(made_at=made_at, now=now)
+        finally:
             lease_release(name=LEASE, holder=this_holder(), now=now)
-            return
-        answers = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end of the round
-        with tempfile.TemporaryFile() as questions:
-            questions.write(msgspec.msgpack.encode(ForecastRound(jobs, LEARNS_FOR_S, CHILD_ENDS_S)))
-            questions.seek(0)
-            child = subprocess.Popen(
-                ["nice", "-n", str(NICE), *self._command],
-                stdin=questions,
-                stdout=answers,
-                cwd=_CHECKOUT,
-                env={**os.environ, **_ONE_THREAD},
-            )
-        self._round = _Round(made_at, asked, now, child, answers)
-
-    def _follow(self, under_way: _Round, now: datetime) -> int | None:
-        if under_way.child.poll() is None:
-            if (now - under_way.began).total_seconds() < CHILD_ENDED_S:
-                return None
-            under_way.child.kill()
-        self._round = None
-        status = under_way.child.wait()
-        with under_way.answers as answers:
-            answers.seek(0)
-            done = [one for one in read_answers(answers.read()) if one.number in under_way.asked]
-        if status != 0 or len(done) < len(under_way.asked):
-            log.warning("%d of %d series were forecast, status %d", len(done), len(under_way.asked), status)
-        stored = forecasts_store(under_way.made_at, [(under_way.asked[one.number], one) for one in done], now)
-        lease_release(name=LEASE, holder=this_holder(), now=now)
-        return stored
 
 
-def forecasts_store(made_at: datetime, done: Sequence[tuple[AskedSeries, ForecastDone]], now: datetime) -> int:
-    """Store what a round brought, as a whole. Returns how many forecasts there are. What of the fleet was removed
-    meanwhile is left out."""
+def forecasts_make(*, made_at: datetime, now: datetime) -> int | None:
+    """Forecast all series from `made_at` on. Returns how many forecasts were stored, or None if there is no series."""
+    rows = {row.key: row for row in DemandForecast.objects.defer("p50", "p90", "p99", "methods")}
+    pasts = dict(series_pasts(made_at))
+    if not pasts:
+        return None
+    due = _ledgers_due(pasts, rows, now)
+    records = _records([rows[key].pk for key in due if key in rows])
+    made: list[tuple[Made, Calibration | None]] = []
+    for key, slots in pasts.items():
+        row = rows.get(key)
+        seen = records.get(row.pk, []) if row else []
+        try:
+            one, ledger = _forecast(key, made_at, slots, _ledger(row), seen if key in due else None)
+        except Exception:
+            log.exception("%s: not forecast", key)
+            continue
+        if one is not None:
+            made.append((one, ledger))
+    return forecasts_store(made, made_at=made_at, now=now)
+
+
+def forecasts_store(made: Iterable[tuple["Made", Calibration | None]], *, made_at: datetime, now: datetime) -> int:
+    """Store the forecasts of a round, each with its ledger if that was renewed. Returns how many were stored. Series of
+    deployments and regions that were removed meanwhile are left out."""
     deployments = set(Deployment.objects.values_list("name", flat=True))
     regions = set(Region.objects.values_list("name", flat=True))
-    made = []
-    for asked, one in done:
-        if one.problem:
-            log.warning("%s: %s", asked.key, one.problem)
-        if one.p50 and asked.key.deployment in deployments and asked.key.origin in regions:
-            made.append((_row(made_at, asked, one, now), one))
+    stored = [
+        (_row(one, ledger, now), one)
+        for one, ledger in made
+        if one.forecast.key.deployment in deployments and one.forecast.key.origin in regions
+    ]
     with transaction.atomic():
-        for is_learned in (False, True):
-            rows = [row for row, one in made if (one.ledger is not None) is is_learned]
+        for has_ledger in (False, True):
             DemandForecast.objects.bulk_create(
-                rows,
+                [row for row, _ in stored if (row.ledger_at is not None) is has_ledger],
                 update_conflicts=True,
                 unique_fields=["deployment", "origin", "serving_class"],
-                update_fields=[*_RENEWED, *(_LEARNED if is_learned else ())],
+                update_fields=[*_RENEWED, *(("ledger", "ledger_at") if has_ledger else ())],
             )
         if made_at.timestamp() % RECORD_EVERY_S == 0:
-            records = [
+            kept = [
                 ForecastRecord(series=row, made_at=made_at, p50=dict(one.record.p50), p90=dict(one.record.p90))
-                for row, one in made
-                if one.record is not None
+                for row, one in stored
             ]
-            ForecastRecord.objects.bulk_create(records, ignore_conflicts=True)
-    if made:
+            ForecastRecord.objects.bulk_create(kept, ignore_conflicts=True)
+    if stored:
         live.push("forecast")
-    return len(made)
+    return len(stored)
 
 
 def forecasts_trim(*, now: datetime) -> None:
-    """Forget records by which nothing is judged any more, and series that have long had no forecast."""
+    """Delete records that are too old for the ledger, and forecasts of series that ended long ago."""
     ForecastRecord.objects.filter(made_at__lt=now - RECORDS_KEPT).delete()
     DemandForecast.objects.filter(made_at__lt=now - RECORDS_KEPT).delete()
 
 
-def _row(made_at: datetime, asked: AskedSeries, one: ForecastDone, now: datetime) -> DemandForecast:
-    before = asked.before
+def _forecast(
+    key: SeriesKey, made_at: datetime, slots: Sequence[float], before: Calibration, records: Sequence[Record] | None
+) -> tuple["Made | None", Calibration | None]:
+    """The forecast, and the ledger if `records` are given to renew it. Imports numpy, which no other Django process
+    that imports this module needs."""
+    import numpy as np
+
+    from fleet.planning.forecast.forecaster import forecast_series
+    from fleet.planning.forecast.ledger import calibrate
+    from fleet.planning.forecast.past import past_of
+
+    past = past_of(key, made_at, np.asarray(slots, dtype=np.float64))
+    ledger = None if records is None else calibrate(past, records, before)
+    return forecast_series(past, ledger or before), ledger
+
+
+def _row(one: "Made", ledger: Calibration | None, now: datetime) -> DemandForecast:
     return DemandForecast(
-        deployment_id=asked.key.deployment,
-        origin_id=asked.key.origin,
-        serving_class=asked.key.serving_class,
-        made_at=made_at,
+        deployment_id=one.forecast.key.deployment,
+        origin_id=one.forecast.key.origin,
+        serving_class=one.forecast.key.serving_class,
+        made_at=one.forecast.made_at,
         slot_s=SLOT_S,
-        p50=list(one.p50),
-        p90=list(one.p90),
+        p50=list(one.forecast.p50),
+        p90=list(one.forecast.p90),
         p99=list(one.p99),
-        methods=list(one.methods),
+        methods=list(one.forecast.method),
         is_judged=one.is_judged,
-        problem=one.problem,
-        ledger=msgspec.to_builtins(one.ledger) if one.ledger else {},
-        ledger_at=now if one.ledger else None,
-        model=one.model or (bytes(before.model) if before else b""),
+        ledger=msgspec.to_builtins(ledger) if ledger else {},
+        ledger_at=now if ledger else None,
     )
 
 
-def _jobs(made_at: datetime, now: datetime) -> tuple[dict[int, AskedSeries], tuple[ForecastJob, ...]]:
-    """Those whose ledger is due come first: there is time for it then. Else who has waited longest."""
-    rows = {row.key: row for row in DemandForecast.objects.defer("p50", "p90", "p99", "methods")}
-    pasts = dict(series_pasts(made_at))
-    due = _due(pasts, rows, now)
-    records = _records([rows[key].pk for key in due if key in rows])
-    order = sorted(pasts, key=lambda key: (key not in due, _waits_since(rows.get(key)), key))
-    asked, jobs = {}, []
-    for number, key in enumerate(order):
-        row = rows.get(key)
-        asked[number] = AskedSeries(key, row)
-        jobs.append(
-            ForecastJob(
-                number,
-                key,
-                made_at,
-                pasts[key].tobytes(),
-                _ledger(row),
-                model=bytes(row.model) if row else b"",
-                records=tuple(records.get(row.pk, ()) if row else ()) if key in due else None,
-                learn=key in due,
-            )
-        )
-    return asked, tuple(jobs)
+def _ledgers_due(
+    pasts: Iterable[SeriesKey], rows: Mapping[SeriesKey, DemandForecast], now: datetime
+) -> frozenset[SeriesKey]:
+    """Of the ledgers that are due, those that have waited longest."""
+    waiting = sorted((at, key) for key in pasts if (at := _ledger_at(rows.get(key))) <= now - LEDGER_DUE_AFTER)
+    return frozenset(key for _, key in waiting[: max(LEDGERS_LEAST, len(waiting) // LEDGERS_SHARE)])
 
 
-def _due(pasts: Iterable[SeriesKey], rows: Mapping[SeriesKey, DemandForecast], now: datetime) -> frozenset[SeriesKey]:
-    waiting = sorted((at, key) for key in pasts if (at := _learned_at(rows.get(key))) <= now - DUE_AFTER)
-    return frozenset(key for _, key in waiting[: max(DUE_LEAST, len(waiting) // DUE_SHARE)])
-
-
-def _learned_at(row: DemandForecast | None) -> datetime:
+def _ledger_at(row: DemandForecast | None) -> datetime:
     return row.ledger_at if row and row.ledger_at else NEVER
-
-
-def _waits_since(row: DemandForecast | None) -> datetime:
-    return row.made_at if row else NEVER
 
 
 def _records(series: Sequence[int]) -> dict[int, list[Record]]:
@@ -246,7 +171,7 @@ def _records(series: Sequence[int]) -> dict[int, list[Record]]:
 
 
 def _ledger(row: DemandForecast | None) -> Calibration:
-    """What another release stored, and this one cannot read, is learned again."""
+    """Empty if the stored ledger has another form, as that of another release may."""
     try:
         return msgspec.convert(row.ledger, Calibration) if row else Calibration()
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""What the process `planner` does once there are new forecasts. Control loops wait for none of it."""
+"""What the process `planner` does besides measuring demand: forecasts, and the plan of the day that follows them."""
 
 from datetime import datetime
 
@@ -14,8 +14,8 @@ class Planner:
         self._day = day or DayPlanner()
 
     def look(self, *, now: datetime) -> bool:
-        """To be called every few seconds; it waits for nothing. True: there are new forecasts; the day is planned by
-        them from now on."""
+        """To be called every few seconds. Returns True if there are new forecasts, from which a plan of the day is then
+        made in a child process."""
         has_new = self._forecaster.look(now=now) is not None
         if has_new:
             self._day.begin(now=now)
@@ -23,6 +23,5 @@ class Planner:
         return has_new
 
     def stop(self) -> None:
-        """End what is under way: the process ends."""
-        self._forecaster.stop()
+        """Stop the child that plans the day: the process ends."""
         self._day.stop()

@@ -43,9 +43,6 @@ def forecast(
         run.output.document(found)
         return
     run.output.rows(COLUMNS, [row for one in found for row in _rows(one)], empty=EMPTY)
-    for one in found:
-        if one["problem"]:
-            run.output.toned(f"{one['origin']}, {one['serving_class']}: {one['problem']}", "warn")
 
 
 def _rows(one: dict[str, Any]) -> Iterator[Row]:

@@ -39,7 +39,7 @@ class Forecasts:
 
 def forecasts_of(deployment: str, now: datetime) -> Forecasts:
     """In three queries."""
-    found = DemandForecast.objects.filter(deployment=deployment).defer("model")
+    found = DemandForecast.objects.filter(deployment=deployment)
     ordered = sorted(found, key=lambda row: -max(row.p50, default=0.0))
     shown = ordered[:SERIES_SHOWN]
     begins = min((row.made_at for row in shown), default=now) - DAY

@@ -1,7 +1,7 @@
-"""Forecasts a series: by every method, of which the ledger's choice is what counts. Pure; numpy.
+"""Forecasts a series with every method and issues the one that the error ledger has chosen. Pure; numpy.
 
-Whatever the history lacks, what is issued is finite: a method that has nothing to go by gives way to the blend, that to
-the last value, and that to the average. A series of which nothing is known for a week has no forecast.
+Every forecast is finite, whatever the history lacks: a method without the data that it needs gives way to the blend,
+then to the last value, then to the average. A series without data for a week has no forecast.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.planning.forecast.boosted import corrected
 from fleet.planning.forecast.methods import average, blend, day_shape, last_value, seasonal_day
 from fleet.planning.forecast.past import Floats, Past
-from fleet.planning.forecast.records import UNKNOWN_FACTORS, Calibration, Record
+from fleet.planning.forecast.records import SCORES_LEAST, UNKNOWN_FACTORS, Calibration, Record
 from fleet.planning.forecast.series import LEADS, SLOT_S, SLOTS, Forecast, Method, horizon_of
 
 _IN_PLACE = (Method.BLEND.value, Method.LAST.value, Method.AVERAGE.value)
@@ -20,16 +19,17 @@ _IN_PLACE = (Method.BLEND.value, Method.LAST.value, Method.AVERAGE.value)
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A forecast; `p99` as its p90, and what the ledger will judge."""
+    """A forecast, its p99 and the record for the ledger. `is_judged`: the quantiles rest on errors that were seen."""
 
     forecast: Forecast
     p99: tuple[float, ...]
     record: Record
+    is_judged: bool
 
 
-def forecast_series(past: Past, calibration: Calibration, model: str | None) -> Made | None:
-    """The next day. `model`: of `boosted.fit`; None: nothing is learned yet."""
-    by_method = _by_method(past, model)
+def forecast_series(past: Past, calibration: Calibration) -> Made | None:
+    """The forecast of the next day. Returns None if nothing is known of the last week."""
+    by_method = _by_method(past)
     if not np.isfinite(by_method[Method.AVERAGE.value]).all():
         return None
     chosen = tuple(_method_of(by_method, calibration, slot) for slot in range(SLOTS))
@@ -40,23 +40,18 @@ def forecast_series(past: Past, calibration: Calibration, model: str | None) -> 
         for rank in range(len(UNKNOWN_FACTORS))
     )
     forecast = Forecast(past.key, past.made_at, SLOT_S, tuple(round(load, 3) for load in p50), p90, chosen)
-    return Made(forecast, p99, _record(past, by_method, calibration))
+    return Made(forecast, p99, _record(past, by_method, calibration), _is_judged(chosen[0], calibration))
 
 
-def _by_method(past: Past, model: str | None) -> dict[str, Floats]:
-    """Of each method that has a say, the next `SLOTS` blocks, none below zero."""
+def _by_method(past: Past) -> dict[str, Floats]:
+    """The next `SLOTS` blocks of each method, none below zero."""
     blocks = past.blocks()
     origin = np.array([len(blocks)])
-    plain = {
+    methods = {
         Method.AVERAGE: average, Method.LAST: last_value, Method.SEASONAL: seasonal_day, Method.SHAPE: day_shape,
         Method.BLEND: blend,
     }  # fmt: skip
-    by_method = {method.value: method_of(blocks, origin)[0] for method, method_of in plain.items()}
-    if model is not None:
-        learned = corrected(past, model)
-        by_method[Method.BOOSTED.value] = learned
-        by_method[Method.ENSEMBLE.value] = (learned + by_method[Method.BLEND.value]) / 2
-    return {method: np.maximum(loads, 0.0) for method, loads in by_method.items()}
+    return {method.value: np.maximum(method_of(blocks, origin)[0], 0.0) for method, method_of in methods.items()}
 
 
 def _method_of(by_method: Mapping[str, Floats], calibration: Calibration, slot: int) -> str:
@@ -65,6 +60,12 @@ def _method_of(by_method: Mapping[str, Floats], calibration: Calibration, slot: 
     return next(
         method for method in (*first, *_IN_PLACE) if method in by_method and np.isfinite(by_method[method][slot])
     )
+
+
+def _is_judged(method: str, calibration: Calibration) -> bool:
+    """By the errors of the next quarter of an hour, which are the first to be known."""
+    scores = calibration.scores.get(method, ())
+    return bool(scores) and scores[0].count >= SCORES_LEAST
 
 
 def _factors(calibration: Calibration, method: str, horizon: int) -> tuple[float, ...]:

@@ -55,20 +55,13 @@ def calibrate(past: Past, records: Iterable[Record], before: Calibration) -> Cal
         for method, each in errors.items():
             scores[method].append(_score(each))
         least = max(SCORES_LEAST, int(SCORES_A_SLOT * (LEADS[horizon] + 1)))
-        chosen.append(_choose(errors, _incumbent(before, horizon, errors), least, _margin(LEADS[horizon] + 1)))
+        incumbent = before.chosen[horizon] if horizon < len(before.chosen) else Method.BLEND.value
+        chosen.append(_choose(errors, incumbent, least, _margin(LEADS[horizon] + 1)))
     return Calibration(tuple(chosen), {method: _borrowed(rows) for method, rows in scores.items()})
 
 
 def _margin(slots: int) -> float:
     return MARGIN * (math.sqrt(slots * SLOT_S / 3600) if slots > NEAR_SLOTS else 1.0)
-
-
-def _incumbent(before: Calibration, horizon: int, errors: Mapping[str, _Errors]) -> str:
-    """The choice before; at first the blend, and its mean with LightGBM once that is there."""
-    had = before.scores.get(Method.ENSEMBLE.value, ())
-    is_new = not any(score.count for score in had[horizon : horizon + 1]) and errors[Method.ENSEMBLE.value].known.any()
-    chosen = before.chosen[horizon] if horizon < len(before.chosen) else Method.BLEND.value
-    return Method.ENSEMBLE.value if is_new and chosen == Method.BLEND.value else chosen
 
 
 def _errors(past: Past, records: Sequence[Record], horizon: int) -> dict[str, _Errors]:

@@ -20,15 +20,13 @@ LEADS = (0, 1, 3, 7, 15, 31, 63, 95)
 
 
 class Method(StrEnum):
-    """How a slot is forecast. `average`: of the last week; the last one is the mean of the two before it."""
+    """How a slot is forecast. `average` is the mean of the last week."""
 
     AVERAGE = "average"
     LAST = "last"
     SEASONAL = "seasonal_day"
     SHAPE = "day_shape"
     BLEND = "blend"
-    BOOSTED = "lightgbm"
-    ENSEMBLE = "lightgbm+blend"
 
 
 def horizon_of(slot: int) -> int:

@@ -190,13 +190,13 @@ def test_what_is_expected_stands_beside_what_was_with_its_errors() -> None:
     demand_days(1)
     one = forecast_row()
     scores = {"blend": [{"count": 40, "wape": 0.104, "held": 0.92, "factors": [1.2, 1.4]}]}
-    DemandForecast.objects.update(ledger={"chosen": ["blend"], "scores": scores}, problem="LightGBM has no say")
+    DemandForecast.objects.update(ledger={"chosen": ["blend"], "scores": scores})
     said = {"blend": [21.0] * 8}
     ForecastRecord.objects.create(series=one, made_at=MADE - timedelta(hours=2), p50=said, p90=said)
 
     text = part("deployment-forecast").replace("\u202f", " ")
 
-    for shown in ("From us-east-1, realtime", "p50, an hour before", "21.0", "20.0", "36.0", "92 %", "has no say"):
+    for shown in ("From us-east-1, realtime", "p50, an hour before", "21.0", "20.0", "36.0", "92 %"):
         assert shown in text
     assert "the autoscaler does not go by it" in text
 

@@ -1,53 +1,35 @@
-"""Rounds of the planner: real children, real rows."""
+"""Rounds of the planner on real rows."""
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 import pytest
 
 from fleet.models import Cell, Deployment
+from fleet.planning.forecast import ledger
+from fleet.planning.forecast.past import Past
+from fleet.planning.forecast.records import Calibration, Record
 from fleet.planning.forecast.series import LEADS, SLOTS
 from kernel.leases import lease_take
-from tests.hanging import HANGS
 from tests.traffic.demand_rows import MADE, demand_days
 from traffic.models import DemandDay, DemandForecast, ForecastRecord
-from traffic.services.forecast import CHILD_ENDED_S, LEASE, WAITS_S, Forecaster, forecasts_trim
-from traffic.services.planner import Planner
+from traffic.services.forecast import LEASE, WAITS_S, Forecaster, forecasts_trim
 
-pytestmark = [pytest.mark.django_db, pytest.mark.processes]
+pytestmark = pytest.mark.django_db
 
 BEGINS = MADE + timedelta(seconds=WAITS_S)
-WRITES_HALF = (sys.executable, "-c", "import sys; sys.stdout.buffer.write(bytes([0, 0, 0, 9, 1]))")
 
 
-class Rounds:
-    """A planner whose children are waited for."""
-
-    def __init__(self) -> None:
-        self.forecaster = Forecaster()
-
-    def make(self, now: datetime = BEGINS) -> int | None:
-        """Begin a round and end it."""
-        assert self.forecaster.look(now=now) is None
-        if self.forecaster.child is None:
-            return None
-        self.forecaster.child.wait(timeout=120)
-        return self.forecaster.look(now=now)
+def make(now: datetime = BEGINS) -> int | None:
+    """A round of a planner that has just started."""
+    return Forecaster().look(now=now)
 
 
-@pytest.fixture
-def rounds() -> Iterator[Rounds]:
-    made = Rounds()
-    yield made
-    made.forecaster.stop()
-
-
-def test_a_round_forecasts_every_series(rounds: Rounds) -> None:
+def test_a_round_forecasts_every_series() -> None:
     demand_days(2)
     demand_days(2, load=5.0, serving_class="batch")
 
-    assert rounds.make() == 2
+    assert make() == 2
 
     one = DemandForecast.objects.get(serving_class="realtime")
     assert (one.made_at, one.slot_s, len(one.p50), len(one.p90), len(one.methods)) == (MADE, 900, SLOTS, SLOTS, SLOTS)
@@ -58,10 +40,10 @@ def test_a_round_forecasts_every_series(rounds: Rounds) -> None:
     assert DemandForecast.objects.get(serving_class="batch").p50[0] == 5.0
 
 
-def test_what_all_methods_said_is_kept_twice_an_hour(rounds: Rounds) -> None:
+def test_what_all_methods_said_is_kept_twice_an_hour() -> None:
     demand_days(2)
-    rounds.make()
-    rounds.make(BEGINS + timedelta(minutes=5))
+    make()
+    make(BEGINS + timedelta(minutes=5))
 
     record = ForecastRecord.objects.get()
     assert record.made_at == MADE
@@ -69,9 +51,9 @@ def test_what_all_methods_said_is_kept_twice_an_hour(rounds: Rounds) -> None:
     assert DemandForecast.objects.get().made_at == MADE + timedelta(minutes=5)
 
 
-def test_records_make_a_ledger_and_quantiles_that_rest_on_errors(rounds: Rounds) -> None:
+def test_records_make_a_ledger_and_quantiles_that_rest_on_errors() -> None:
     demand_days(4)
-    rounds.make()
+    make()
     series = DemandForecast.objects.get()
     said = {"blend": [25.0] * len(LEADS), "last": [20.2] * len(LEADS)}
     ForecastRecord.objects.all().delete()
@@ -80,7 +62,7 @@ def test_records_make_a_ledger_and_quantiles_that_rest_on_errors(rounds: Rounds)
         for number in range(1, 170)
     )
 
-    rounds.make(BEGINS + timedelta(hours=1, minutes=5))
+    make(BEGINS + timedelta(hours=1, minutes=5))
 
     series.refresh_from_db()
     assert series.is_judged
@@ -89,99 +71,80 @@ def test_records_make_a_ledger_and_quantiles_that_rest_on_errors(rounds: Rounds)
     assert series.ledger["scores"]["blend"][0]["wape"] == 0.25
 
 
-def test_three_days_give_a_model_which_is_kept(rounds: Rounds) -> None:
+def test_ledgers_are_renewed_once_an_hour() -> None:
     demand_days(4)
-    rounds.make()
-    model = bytes(DemandForecast.objects.get().model)
-    assert model
-    assert "lightgbm+blend" in ForecastRecord.objects.get().p50
-
-    rounds.make(BEGINS + timedelta(minutes=5))
-
-    assert bytes(DemandForecast.objects.get().model) == model
+    make()
+    make(BEGINS + timedelta(minutes=55))
     assert DemandForecast.objects.get().ledger_at == BEGINS
 
+    make(BEGINS + timedelta(minutes=60))
 
-def test_a_model_that_cannot_be_read_leaves_forecasts_without_it(rounds: Rounds) -> None:
+    assert DemandForecast.objects.get().ledger_at == BEGINS + timedelta(minutes=60)
+
+
+def test_a_ledger_of_another_form_begins_again() -> None:
     demand_days(4)
-    rounds.make()
-    DemandForecast.objects.update(model=b"spoilt", ledger={"chosen": 7})
+    make()
+    DemandForecast.objects.update(ledger={"chosen": 7})
 
-    assert rounds.make(BEGINS + timedelta(minutes=5)) == 1
-    assert "LightGBM has no say" in DemandForecast.objects.get().problem
+    assert make(BEGINS + timedelta(minutes=5)) == 1
+    assert set(DemandForecast.objects.get().methods) == {"blend"}
 
 
-def test_a_slot_is_forecast_from_once(rounds: Rounds) -> None:
+def test_a_slot_is_forecast_from_once() -> None:
     demand_days(1)
-    assert rounds.make(MADE + timedelta(seconds=WAITS_S - 1)) is None, "the last slot may still be written"
-    assert rounds.make() == 1
-    assert rounds.make(BEGINS + timedelta(seconds=200)) is None
+    forecaster = Forecaster()
+    assert forecaster.look(now=MADE + timedelta(seconds=WAITS_S - 1)) is None, "the last slot may still be written"
+    assert forecaster.look(now=BEGINS) == 1
+    assert forecaster.look(now=BEGINS + timedelta(seconds=200)) is None
 
 
-def test_one_planner_forecasts_at_a_time(rounds: Rounds) -> None:
+def test_one_planner_forecasts_at_a_time() -> None:
     demand_days(1)
     lease_take(name=LEASE, holder="another", ttl_s=3600, now=BEGINS)
 
-    assert rounds.make() is None
-
-
-def test_without_demand_no_child_is_started(rounds: Rounds) -> None:
-    assert rounds.make() is None
-    assert rounds.forecaster.child is None
-
-
-def test_a_child_that_hangs_is_ended_and_the_next_round_comes(rounds: Rounds) -> None:
-    demand_days(1)
-    hanging = Forecaster(HANGS)
-    assert hanging.look(now=BEGINS) is None
-    child = hanging.child
-    assert child is not None
-    assert hanging.look(now=BEGINS + timedelta(seconds=CHILD_ENDED_S - 1)) is None
-
-    assert hanging.look(now=BEGINS + timedelta(seconds=CHILD_ENDED_S)) == 0
-
-    assert child.returncode is not None
-    assert rounds.make(BEGINS + timedelta(minutes=5)) == 1
-
-
-def test_what_a_child_did_not_write_whole_counts_for_nothing() -> None:
-    demand_days(1)
-    broken = Forecaster(WRITES_HALF)
-    broken.look(now=BEGINS)
-    assert broken.child is not None
-    broken.child.wait(timeout=60)
-
-    assert broken.look(now=BEGINS) == 0
+    assert make() is None
     assert not DemandForecast.objects.exists()
 
 
-def test_a_planner_that_stops_ends_its_child() -> None:
+def test_without_demand_there_is_no_round() -> None:
+    assert make() is None
+
+
+def test_a_series_that_cannot_be_forecast_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     demand_days(1)
-    forecaster = Forecaster(HANGS)
-    planner = Planner(forecaster)
-    assert planner.look(now=BEGINS) is False
-    child = forecaster.child
+    demand_days(1, serving_class="batch")
+    calibrate = ledger.calibrate
 
-    planner.stop()
+    def breaks_for_batch(past: Past, records: Iterable[Record], before: Calibration) -> Calibration:
+        if past.key.serving_class == "batch":
+            raise ArithmeticError("no such load")
+        return calibrate(past, records, before)
 
-    assert child is not None
-    assert child.returncode is not None
+    monkeypatch.setattr(ledger, "calibrate", breaks_for_batch)
+
+    assert make() == 1
+    assert DemandForecast.objects.get().serving_class == "realtime"
 
 
-def test_a_deployment_that_went_meanwhile_has_no_forecast(rounds: Rounds) -> None:
+def test_a_deployment_that_was_removed_during_the_round_has_no_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     demand_days(1)
-    rounds.forecaster.look(now=BEGINS)
-    Cell.objects.all().delete()
-    Deployment.objects.all().delete()
-    assert rounds.forecaster.child is not None
-    rounds.forecaster.child.wait(timeout=120)
+    calibrate = ledger.calibrate
 
-    assert rounds.forecaster.look(now=BEGINS) == 0
+    def removes(past: Past, records: Iterable[Record], before: Calibration) -> Calibration:
+        DemandDay.objects.all().delete()
+        Cell.objects.all().delete()
+        Deployment.objects.all().delete()
+        return calibrate(past, records, before)
+
+    monkeypatch.setattr(ledger, "calibrate", removes)
+
+    assert make() == 0
 
 
-def test_records_are_kept_for_eight_days(rounds: Rounds) -> None:
+def test_records_are_kept_for_eight_days() -> None:
     demand_days(1)
-    rounds.make()
+    make()
     forecasts_trim(now=MADE + timedelta(days=7))
     assert ForecastRecord.objects.count() == 1
 

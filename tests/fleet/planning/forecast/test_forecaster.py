@@ -5,19 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.planning.forecast.boosted import LEAST_BLOCKS, fit
 from fleet.planning.forecast.forecaster import forecast_series
-from fleet.planning.forecast.records import Calibration, Score
+from fleet.planning.forecast.records import SCORES_LEAST, Calibration, Score
 from fleet.planning.forecast.series import LEADS, SLOTS, Method, horizon_of
 from tests.fleet.planning.forecast.pasts import DAY_SLOTS, KEY, MADE, days, past
 
-LEARNED = days(6)
-MODEL = fit(past(LEARNED))
-ENSEMBLE = Calibration((Method.ENSEMBLE.value,) * len(LEADS))
+SIX_DAYS = days(6)
 
 
 def test_a_forecast_covers_a_day_from_the_end_of_the_past() -> None:
-    made = forecast_series(past(days(5)), Calibration(), None)
+    made = forecast_series(past(days(5)), Calibration())
 
     assert made is not None
     assert (made.forecast.key, made.forecast.made_at) == (KEY, MADE)
@@ -31,7 +28,7 @@ def test_quantiles_are_raised_by_the_factors_of_the_method_in_force() -> None:
     scores = {Method.LAST.value: tuple(Score(50, 0.1, 0.9, (1.0 + lead, 2.0 + lead)) for lead in range(len(LEADS)))}
     ledger = Calibration((Method.LAST.value,) * len(LEADS), scores)
 
-    made = forecast_series(past(np.full(2 * DAY_SLOTS, 10.0)), ledger, None)
+    made = forecast_series(past(np.full(2 * DAY_SLOTS, 10.0)), ledger)
 
     assert made is not None
     for slot in range(SLOTS):
@@ -41,10 +38,10 @@ def test_quantiles_are_raised_by_the_factors_of_the_method_in_force() -> None:
 
 
 def test_a_method_that_has_nothing_to_go_by_gives_way() -> None:
-    ledger = Calibration((Method.SEASONAL.value, Method.ENSEMBLE.value, *[Method.LAST.value] * 6))
+    ledger = Calibration((Method.SEASONAL.value, Method.SHAPE.value, *[Method.LAST.value] * 6))
 
-    young = forecast_series(past(np.full(40, 5.0)), ledger, None)
-    silent = forecast_series(past(np.concatenate([np.full(40, 5.0), np.full(5 * DAY_SLOTS, np.nan)])), ledger, None)
+    young = forecast_series(past(np.full(40, 5.0)), ledger)
+    silent = forecast_series(past(np.concatenate([np.full(40, 5.0), np.full(5 * DAY_SLOTS, np.nan)])), ledger)
 
     assert young is not None
     assert silent is not None
@@ -55,27 +52,27 @@ def test_a_method_that_has_nothing_to_go_by_gives_way() -> None:
 
 @pytest.mark.parametrize("slots", [np.array([]), np.full(900, np.nan), np.array([1.0])])
 def test_of_what_nothing_is_known_nothing_is_forecast(slots: np.ndarray) -> None:
-    assert forecast_series(past(slots), Calibration(), None) is None
+    assert forecast_series(past(slots), Calibration()) is None
 
 
-def test_there_is_nothing_to_learn_from_two_days() -> None:
-    assert fit(past(days(2))) is None
-    assert fit(past(np.full(LEAST_BLOCKS * 3 - 3, 4.0))) is None
-
-
-def test_what_is_learned_is_the_same_every_time() -> None:
-    assert MODEL is not None
-    assert fit(past(LEARNED)) == MODEL
-
-
-def test_lightgbm_learns_a_day_that_repeats() -> None:
-    made = forecast_series(past(LEARNED), ENSEMBLE, MODEL)
+def test_a_day_that_repeats_is_forecast_by_its_shape() -> None:
+    made = forecast_series(past(SIX_DAYS), Calibration())
     tomorrow = past(days(7)).blocks()[-SLOTS:]
 
     assert made is not None
-    assert set(made.forecast.method) == {Method.ENSEMBLE.value}
+    assert set(made.forecast.method) == {Method.BLEND.value}
     assert np.abs(np.array(made.forecast.p50) - tomorrow).sum() / tomorrow.sum() < 0.08
     assert set(made.record.p50) == {method.value for method in Method}
+
+
+@pytest.mark.parametrize(("count", "is_judged"), [(SCORES_LEAST - 1, False), (SCORES_LEAST, True)])
+def test_quantiles_rest_on_errors_once_half_a_day_of_them_is_known(count: int, is_judged: bool) -> None:
+    scores = {Method.BLEND.value: (Score(count, 0.1, 0.9, (1.1, 1.2)),) * len(LEADS)}
+
+    made = forecast_series(past(SIX_DAYS), Calibration((Method.BLEND.value,) * len(LEADS), scores))
+
+    assert made is not None
+    assert made.is_judged is is_judged
 
 
 @given(
@@ -88,17 +85,17 @@ def test_whatever_the_history_lacks_a_forecast_is_finite_and_no_multiple_of_what
     loads: list[float | None], first: str, factor: float
 ) -> None:
     known = [np.nan if load is None else load for load in loads]
-    history = np.concatenate([LEARNED, np.repeat(known, 3)])
+    history = np.concatenate([SIX_DAYS, np.repeat(known, 3)])
     scores = {method.value: (Score(30, None, None, (factor, factor)),) * len(LEADS) for method in Method}
     ledger = Calibration((first,) * len(LEADS), scores)
 
-    made = forecast_series(past(history), ledger, MODEL)
+    made = forecast_series(past(history), ledger)
 
     assert made is not None
-    assert made == forecast_series(past(history), ledger, MODEL)
+    assert made == forecast_series(past(history), ledger)
     most = max(np.nanmax(history), 1.0)
     for one in (made.forecast.p50, made.forecast.p90, made.p99):
         assert np.isfinite(one).all()
         assert min(one) >= 0.0
-    assert max(made.forecast.p50) <= 5 * 4 * (most + 1)
+    assert max(made.forecast.p50) <= 5 * (most + 1)
     assert asdict(made.record)

@@ -61,17 +61,6 @@ def test_methods_are_compared_where_both_had_a_say() -> None:
     assert calibrate(STEADY, [*early, *both], Calibration()).chosen[0] == BLEND
 
 
-def test_the_blend_counts_until_its_mean_with_lightgbm_is_there() -> None:
-    ensemble = Method.ENSEMBLE.value
-    at_first = calibrate(STEADY, records(40, blend=100.0), Calibration())
-    later = calibrate(STEADY, records(40, blend=100.0, **{ensemble: 100.0}), at_first)
-    both = calibrate(STEADY, records(40, blend=100.0, **{ensemble: 150.0}), later)
-
-    assert at_first.chosen == (BLEND,) * len(LEADS)
-    assert later.chosen == (ensemble,) * len(LEADS)
-    assert both.chosen[0] == BLEND
-
-
 def test_the_p90_follows_the_ratios_that_were_seen() -> None:
     loads = np.full(4 * 288, 100.0)
     loads[-288 - 60 : -288 - 30] = 150.0
