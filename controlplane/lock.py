@@ -62,18 +62,6 @@ LOCKS = (
         note="Installed beside the engine's environment, by engine_agent.engines.vllm.kv_transfer.",
     ),
     Lock(
-        VLLM / "requirements-suffix-tree.lock",
-        (VLLM / "requirements-suffix-tree.txt",),
-        complete=True,
-        note="Built beside the engine's environment, by engine_agent.engines.vllm.suffix_tree.",
-    ),
-    Lock(
-        VLLM / "requirements-suffix-tree-build.lock",
-        (VLLM / "requirements-suffix-tree-build.txt",),
-        complete=True,
-        note="What builds it.",
-    ),
-    Lock(
         VLLM / "requirements-torch-cuda.lock",
         (VLLM / "requirements-cuda-libraries.txt",),
         complete=True,

@@ -82,8 +82,7 @@ KEYS: Mapping[str, frozenset[str]] = {
     "speculative-config": frozenset(
         {
             *("max_model_len", "method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"),
-            *("prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_cached_requests"),
-            *("suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth", "suffix_decoding_min_token_prob"),
+            *("prompt_lookup_max", "prompt_lookup_min"),
         }
     ),
 }
@@ -92,7 +91,7 @@ PLACE_KEYS = frozenset({"quantized_checkpoints_path"})
 """Keys of JSON options whose values are places on a node: NxDI keeps quantized weights there. The version states it in
 `quantization`."""
 _PLACE = re.compile(r"[/\\\\]|^~|^\.\.?$")
-SPECULATION_METHODS = frozenset({"draft_model", "eagle", "eagle3", "medusa", "ngram", "suffix"})
+SPECULATION_METHODS = frozenset({"draft_model", "eagle", "eagle3", "medusa", "ngram"})
 PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
 """The arguments of vLLM that turn it on."""
 BATCH_PROMPTS_UNLIMITED = ("--batch-prompt-tokens", "0")

@@ -135,7 +135,7 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     golden_prompts = GoldenPromptSerializer(many=True)
     golden_waiver = serializers.CharField(help_text="Why there are no golden prompts, if there are none.")
     speculation = serializers.DictField(
-        help_text="`method` (`ngram`, `suffix`, `draft_model`, `medusa`, `eagle`, `eagle3`) and settings; empty: none."
+        help_text="`method` (`ngram`, `draft_model`, `medusa`, `eagle`, `eagle3`) and settings; empty: none."
     )
     quantization = serializers.DictField(help_text="How weights are quantized, in the engine's terms; empty: not.")
     adapters = AdapterSerializer(many=True, help_text="LoRA adapters, each served under its own name.")

@@ -113,7 +113,7 @@ class ChangeDraftSerializer(StrictSerializer):
     layers = serializers.IntegerField(min_value=1, max_value=COUNT_MAX, required=False, allow_null=True)
     speculation = serializers.DictField(
         required=False,
-        help_text="`method` (`ngram`, `suffix`, `draft_model`, `medusa`, `eagle`, `eagle3`) and its settings.",
+        help_text="`method` (`ngram`, `draft_model`, `medusa`, `eagle`, `eagle3`) and its settings.",
     )
     quantization = serializers.DictField(required=False, help_text="How weights are quantized, in the engine's terms.")
     adapters = serializers.ListField(

@@ -50,13 +50,13 @@ class FieldReader:
         self._read.append(name)
         return self._values.get(name)
 
-    def whole(self, name: str, *, least: int = 1, default: int | None = None) -> int:
-        """A whole number from `least`; without a default it is required."""
+    def whole(self, name: str, *, default: int | None = None) -> int:
+        """A whole number from 1; without a default it is required."""
         value = self.given(name)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.wrong(name, f"it must be a whole number from {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.wrong(name, "it must be a whole number from 1")
         return value
 
     def number(self, name: str, *, least: float, most: float, default: float) -> float:

@@ -69,7 +69,7 @@ def stated_within(reference: str, parallelism: Mapping[str, Mapping[str, Any]], 
         InvalidVersion: it is no whole number from 1 to `WITHIN_MAX`.
     """
     read = FieldReader(f"{reference}: parallelism.{instance_type}", parallelism.get(instance_type, {}))
-    levels = read.whole(WITHIN, least=1, default=0)
+    levels = read.whole(WITHIN, default=0)
     if levels > WITHIN_MAX:
         raise read.wrong(WITHIN, f"it must be from 1 to {WITHIN_MAX}, or left out where nodes may be anywhere")
     return levels

@@ -24,8 +24,8 @@ CONNECTORS: Mapping[str, str] = MappingProxyType({"sim": "sim-1", "vllm": "NixlC
 hand over nothing."""
 OF_LAYOUT = ("block_size", "dtype", "kv_cache_dtype", "max_model_len", "quantization")
 """Options of the engine that say how a KV cache lies in memory, or what is in it: the same in every role."""
-GUESS_FROM_TEXT = ("ngram", "suffix")
-"""Ways to speculate that need no KV cache of their own."""
+GUESSES_FROM_TEXT = "ngram"
+"""The way to speculate that needs no second KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,9 @@ def check_apart(spec: VersionSpec, machine: InstanceShape) -> None:
     if spec.adapters:
         raise InvalidVersion(f"{place}: it has adapters, whose prompts cannot be handed over yet; keep its cells mixed")
     method = spec.speculation.get("method")
-    if method not in (None, *GUESS_FROM_TEXT):
+    if method not in (None, GUESSES_FROM_TEXT):
         raise InvalidVersion(
-            f"{place}: speculation.method is {method!r}, whose own KV cache is not handed over; use ngram or suffix"
+            f"{place}: speculation.method is {method!r}, whose own KV cache is not handed over; use {GUESSES_FROM_TEXT}"
         )
     degrees = [
         render_version(role_spec(spec, role, machine.name), machine).degrees

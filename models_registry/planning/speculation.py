@@ -18,7 +18,6 @@ from models_registry.planning.version_spec import InvalidVersion
 
 class Method(StrEnum):
     NGRAM = "ngram"
-    SUFFIX = "suffix"
     DRAFT_MODEL = "draft_model"
     MEDUSA = "medusa"
     EAGLE = "eagle"
@@ -28,15 +27,13 @@ class Method(StrEnum):
 METHODS_OF_ENGINE: Mapping[str, tuple[Method, ...]] = {
     "generic": (),
     "sim": (),
-    "vllm": (Method.NGRAM, Method.SUFFIX, Method.DRAFT_MODEL, Method.MEDUSA, Method.EAGLE, Method.EAGLE3),
+    "vllm": (Method.NGRAM, Method.DRAFT_MODEL, Method.MEDUSA, Method.EAGLE, Method.EAGLE3),
     "neuron": (Method.MEDUSA, Method.EAGLE, Method.EAGLE3),
 }
 
 MEDUSA_GUESSES = 10
 """Guesses of one head that NxD reads, `TOPK` of neuronx_distributed.utils.medusa_utils: guess r of head h stands at
 10 h + r."""
-SUFFIX_TOKENS = 24
-"""vLLM's own `suffix_decoding_max_tree_depth`."""
 MOST_BATCH_RANGES = 16
 
 BatchRange = tuple[int, int, int]
@@ -51,19 +48,6 @@ class Ngram:
     tokens: int
     lookup_min: int
     lookup_max: int
-    by_batch: tuple[BatchRange, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Suffix:
-    """Guesses what followed the longest run of last tokens that occurred before, at most `tokens` of them and at most
-    `factor` times as many as matched, while each is likelier than `least_share`. `cached_requests`: how many earlier
-    answers are searched as well, of whoever asked; 0: a request finds only its own text."""
-
-    tokens: int
-    cached_requests: int
-    factor: float
-    least_share: float
     by_batch: tuple[BatchRange, ...] = ()
 
 
@@ -91,7 +75,7 @@ class Medusa:
         return len(self.tree) + 1
 
 
-Speculation = Ngram | Suffix | Draft | Medusa
+Speculation = Ngram | Draft | Medusa
 
 
 def read_speculation(reference: str, engine: str, stated: Mapping[str, Any]) -> Speculation | None:
@@ -115,13 +99,11 @@ def read_speculation(reference: str, engine: str, stated: Mapping[str, Any]) -> 
     return read
 
 
-def _chain(fields: FieldReader, method: Method, engine: str) -> Ngram | Suffix | Draft:
+def _chain(fields: FieldReader, method: Method, engine: str) -> Ngram | Draft:
     """What guesses one token after the other. vLLM alone can guess fewer of them in larger batches."""
-    read: Ngram | Suffix | Draft
+    read: Ngram | Draft
     if method is Method.NGRAM:
         read = _ngram(fields)
-    elif method is Method.SUFFIX:
-        read = _suffix(fields)
     else:
         if method is Method.MEDUSA:
             _refuse_tree(fields)
@@ -162,15 +144,6 @@ def _by_batch(fields: FieldReader, tokens: int) -> tuple[BatchRange, ...]:
             )
         next_first = last + 1
     return tuple((first, last, guessed) for first, last, guessed in stated)
-
-
-def _suffix(fields: FieldReader) -> Suffix:
-    return Suffix(
-        fields.whole("tokens", default=SUFFIX_TOKENS),
-        fields.whole("cached_requests", least=0, default=0),
-        fields.number("factor", least=0.0, most=8.0, default=1.0),
-        fields.number("least_share", least=0.0, most=1.0, default=0.1),
-    )
 
 
 def _ngram(fields: FieldReader) -> Ngram:

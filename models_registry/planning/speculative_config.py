@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from models_registry.planning.speculation import Draft, Method, Ngram, Suffix
+from models_registry.planning.speculation import Draft, Method, Ngram
 from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
-GUESSED_ON_THE_HOST = (Method.NGRAM, Method.SUFFIX, Method.MEDUSA)
+GUESSED_ON_THE_HOST = (Method.NGRAM, Method.MEDUSA)
 """Methods whose guesses wait for the sampled tokens on the host: vLLM does not plan their next step ahead."""
 
 
-def speculative_config(spec: VersionSpec, speculation: Ngram | Suffix | Draft) -> dict[str, Any]:
+def speculative_config(spec: VersionSpec, speculation: Ngram | Draft) -> dict[str, Any]:
     """What vLLM is told. A draft lies where its URI says; the agent replaces one that it had to fetch.
 
     Raises:
@@ -26,22 +26,13 @@ def speculative_config(spec: VersionSpec, speculation: Ngram | Suffix | Draft) -
     return config
 
 
-def _method(spec: VersionSpec, speculation: Ngram | Suffix | Draft) -> dict[str, Any]:
+def _method(spec: VersionSpec, speculation: Ngram | Draft) -> dict[str, Any]:
     if isinstance(speculation, Ngram):
         return {
             "method": Method.NGRAM.value,
             "num_speculative_tokens": speculation.tokens,
             "prompt_lookup_min": speculation.lookup_min,
             "prompt_lookup_max": speculation.lookup_max,
-        }
-    if isinstance(speculation, Suffix):
-        return {
-            "method": Method.SUFFIX.value,
-            "num_speculative_tokens": speculation.tokens,
-            "suffix_decoding_max_tree_depth": speculation.tokens,
-            "suffix_decoding_max_cached_requests": speculation.cached_requests,
-            "suffix_decoding_max_spec_factor": speculation.factor,
-            "suffix_decoding_min_token_prob": speculation.least_share,
         }
     return {
         "method": speculation.method.value,

@@ -15,16 +15,13 @@ from engine_agent.engines.base import (
     member_health_url,
 )
 from engine_agent.engines.plan_artifacts import (
-    SPECULATION,
     after_fetching,
-    json_option,
     local_folder,
     read_in_place,
     with_local_draft,
 )
-from engine_agent.engines.vllm import kv_transfer, suffix_tree
+from engine_agent.engines.vllm import kv_transfer
 from engine_agent.engines.vllm.own_steps import FOLLOWER_STEPS_PATH, STEPS_PATH
-from engine_agent.engines.vllm.packages_beside import packages_of
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan
 from engine_agent.protocol.ports import KV_TRANSFER
 from engine_agent.protocol.states import CellRole, MemberRole
@@ -61,10 +58,7 @@ class VllmAdapter:
             *with_local_draft(assignment.plan.args, assignment.plan, context.cache),
         )
         env = member_environment(assignment, context)
-        needed = [kv_transfer.NAME] if hands_over else []
-        if json_option(assignment.plan.args, SPECULATION).get("method") == suffix_tree.METHOD:
-            needed.append(suffix_tree.NAME)
-        packages = tuple(packages_of(python, name) for name in needed)
+        packages = (kv_transfer.packages_folder(python),) if hands_over else ()
         env = {**env, "PYTHONPATH": os.pathsep.join((env["PYTHONPATH"], *map(str, packages)))}
         launch = Launch(argv=argv, env=env, reads=(*read_in_place(assignment.plan), *packages))
         return after_fetching(launch, assignment, context)

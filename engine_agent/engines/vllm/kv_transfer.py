@@ -1,23 +1,27 @@
-"""How vLLM's engines hand prompts over: the connector's settings, and its packages, which lie in a folder of their own
-beside the engine's environment (`python -m engine_agent.engines.vllm.kv_transfer install --cache DIR`).
+"""How vLLM's engines hand prompts over: the connector's settings, and its packages, which are installed in a separate
+folder next to the engine's environment (`python -m engine_agent.engines.vllm.kv_transfer install --cache DIR`).
 
-A cell that does all of its requests needs none of it, and installs 240 MB less. Run by the control plane's Python, with
-the standard library and uv alone; the settings are read by the engine's. What passes between engines is plain, as that
-of collectives: it belongs into a network of its own.
+Only prefill and decode cells need the packages, 240 MB. The folder counts as installed once its stamp is written, last
+of all; one without the right stamp is removed and made again. The installer is run by the control plane's Python, with
+the standard library and uv alone; the settings are read by the engine's. Traffic between engines is unencrypted, as
+that of collectives: it belongs in a separate network.
 """
 
 import hashlib
 import json
+import os
+import shutil
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from engine_agent.engines.install_command import Say, install_command
-from engine_agent.engines.uv_program import UvProgram
-from engine_agent.engines.vllm.packages_beside import install_beside
+from engine_agent.engines.exclusive import exclusively
+from engine_agent.engines.install_command import CannotInstall, Say, install_command
+from engine_agent.engines.uv_program import UvFailed, UvProgram
 
 NAME = "vllm-kv-transfer"
+STAMP_NAME = "installed"
 PACKAGE = "nixl"
 USE = "which hands prompts over"
 HOW = "run python -m engine_agent.engines.vllm.kv_transfer install --cache DIR"
@@ -57,18 +61,36 @@ def _is_cpu_build() -> bool:
     return True
 
 
+def packages_folder(python: Path) -> Path:
+    """The packages that belong to the environment of this interpreter."""
+    return python.parents[2] / NAME
+
+
 def install(cache: Path, say: Say) -> Path:
-    """Put the packages there unless they are; returns their folder.
+    """Install the packages unless they are installed. Returns their folder.
 
     Raises:
-        CannotInstall: a package cannot be had.
+        CannotInstall: uv cannot install a package.
     """
-
-    def fill(folder: Path) -> None:
+    folder = cache / "engines" / NAME
+    stamp = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with exclusively(folder.with_suffix(".lock"), lambda: say(f"waiting for another process that installs {NAME} …")):
+        stamped = folder / STAMP_NAME
+        if stamped.exists() and stamped.read_text() == stamp:
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)
         packages = ("--no-deps", "--require-hashes", "-r", str(LOCK))
-        UvProgram(say).run(("pip", "install", "--target", str(folder), *packages), limit_s=INSTALL_LIMIT_S)
-
-    return install_beside(cache, NAME, hashlib.sha256(LOCK.read_bytes()).hexdigest(), fill, say)
+        try:
+            UvProgram(say).run(("pip", "install", "--target", str(folder), *packages), limit_s=INSTALL_LIMIT_S)
+        except UvFailed as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise CannotInstall(str(error)) from error
+        unfinished = folder / f"{STAMP_NAME}.new"
+        unfinished.write_text(stamp)
+        os.replace(unfinished, stamped)
+    say(f"installed {NAME}")
+    return folder
 
 
 def main(argv: Sequence[str]) -> int:

@@ -29,7 +29,7 @@ from typing import NoReturn
 from engine_agent.engines.artifact import verify_folder
 from engine_agent.engines.artifact_cache import mark_damaged
 from engine_agent.engines.cell.member_health import LOOPBACK, MemberHealth
-from engine_agent.engines.vllm import kv_transfer, suffix_tree
+from engine_agent.engines.vllm import kv_transfer
 from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, certificate_from, left_reason, secret_from
 from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
 from engine_agent.engines.vllm.class_scheduler import TOKENS_VARIABLE
@@ -308,11 +308,9 @@ def main(argv: Sequence[str], server: Server | None = None) -> int:
 
 def _check_packages(options: ServeOptions) -> None:
     """Find now what vLLM would miss only after its imports."""
-    needed = [kv_transfer] if options.kv_port else []
-    needed += [suffix_tree] if options.speculation_method == suffix_tree.METHOD else []
-    for each in needed:
-        if find_spec(each.PACKAGE) is None:
-            raise CannotServe(EXIT_NO_VLLM, f"{sys.executable} has no {each.PACKAGE}, {each.USE}: {each.HOW}")
+    if options.kv_port and find_spec(kv_transfer.PACKAGE) is None:
+        missing = f"{kv_transfer.PACKAGE}, {kv_transfer.USE}: {kv_transfer.HOW}"
+        raise CannotServe(EXIT_NO_VLLM, f"{sys.executable} has no {missing}")
 
 
 def _check_membership(role: MemberRole) -> None:

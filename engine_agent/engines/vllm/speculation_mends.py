@@ -1,16 +1,15 @@
 """What vLLM 0.32 lacks where it guesses tokens, mended in each process that has a worker (`mended_worker`).
 
-Proposers guess fewer tokens where the schedule by batch size says so, for which Medusa and suffix decoding have an
-assertion and nothing else; a Medusa checkpoint with a vocabulary of its own is loaded, which vLLM takes for incomplete;
-and n-gram lookup is compiled while the model loads, so that no request waits for that. What the model answers never
-depends on guesses, and nothing of vLLM's files is written.
+Medusa guesses fewer tokens where the schedule by batch size says so, which vLLM only asserts against. A Medusa
+checkpoint with a reduced vocabulary is loaded, which vLLM rejects as incomplete. N-gram lookup is compiled while the
+model loads, so that no request waits for that. The text never depends on guesses, and no file of vLLM is changed.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 EXTENSION = "engine_agent.engines.vllm.mended_worker.MendedWorker"
-MENDED_METHODS = frozenset({"medusa", "ngram", "suffix"})
+MENDED_METHODS = frozenset({"medusa", "ngram"})
 WARM_UP_TEXT = (1, 2, 3, 4, 5, 6, 7, 8) * 4
 """Token ids that repeat themselves, so that a lookup finds something."""
 
@@ -40,17 +39,6 @@ def mend_medusa(proposer: Any, model: Any) -> None:
     model.load_weights = load
 
 
-def mend_suffix(proposer: Any) -> None:
-    """Let suffix decoding guess fewer tokens than it could: its trees have to see every token all the same."""
-    propose_all: Callable[..., list[list[int]]] = proposer.propose
-
-    def propose(self: Any, num_speculative_tokens: int, *args: Any, **named: Any) -> list[list[int]]:
-        guessed = propose_all(self, self.num_speculative_tokens, *args, **named)
-        return [tokens[:num_speculative_tokens] for tokens in guessed]
-
-    proposer.propose = propose
-
-
 def warm_up_ngram(proposer: Any) -> None:
     """Have lookups compiled where a model would be loaded. vLLM means to do so itself, with sequences that are empty,
     for which it does not call what is to be compiled: the first request would wait for more than a minute."""
@@ -71,8 +59,6 @@ def mend_proposers() -> None:
     from vllm.model_executor.models.medusa import Medusa
     from vllm.v1.spec_decode.medusa import MedusaProposer
     from vllm.v1.spec_decode.ngram_proposer import NgramProposer
-    from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
 
     mend_medusa(MedusaProposer, Medusa)
-    mend_suffix(SuffixDecodingProposer)
     warm_up_ngram(NgramProposer)

@@ -47,19 +47,6 @@ def test_heads_are_a_chain_on_vllm_and_fewer_tokens_may_be_guessed_in_larger_bat
     )
 
 
-def test_suffixes_are_searched_in_the_requests_own_text_unless_a_version_says_else() -> None:
-    rendered, draft = config(LOCAL, "vllm", {"method": "suffix", "tokens": 8})
-    assert draft is None
-    assert rendered == {
-        "method": "suffix",
-        "num_speculative_tokens": 8,
-        "suffix_decoding_max_tree_depth": 8,
-        "suffix_decoding_max_cached_requests": 0,
-        "suffix_decoding_max_spec_factor": 1.0,
-        "suffix_decoding_min_token_prob": 0.1,
-    }
-
-
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 def test_vllm_takes_drafts_on_the_targets_features(method: str) -> None:
     assert config(P5, "vllm", {"method": method, **DRAFT})[0]["method"] == method
@@ -97,12 +84,10 @@ def test_eagle_3_is_said_to_nxdi_too() -> None:
 @pytest.mark.parametrize(
     ("engine", "speculation", "message"),
     [
-        ("vllm", {"method": "mtp"}, r"method is 'mtp'; on engine vllm it must be one of ngram, suffix, draft_model"),
+        ("vllm", {"method": "mtp"}, r"method is 'mtp'; on engine vllm it must be one of ngram, draft_model"),
         ("vllm", {"method": "medusa", "tree": [[0]]}, r"speculation.tree: vLLM verifies the chain .* and no tree"),
         ("vllm", {"method": "medusa", "heads": 4}, r"speculation.heads: vLLM verifies the chain .* state tokens"),
         ("vllm", {"method": "medusa", "tokens": 4}, r"speculation.draft_uri is None; it must be a text"),
-        ("vllm", {"method": "suffix", "factor": 9}, r"speculation.factor is 9; it must be a number from 0 to 8"),
-        ("vllm", {"method": "suffix", "cached_requests": -1}, r"cached_requests is -1; it must be a whole number"),
         ("neuron", {"method": "eagle", **DRAFT, "tokens_per_batch_size": [[1, 4, 5]]}, r"names 'tokens_per_batch_si"),
         ("neuron", {"method": "ngram"}, r"method is 'ngram'; on engine neuron it must be one of medusa, eagle, eagle3"),
         ("sim", {"method": "ngram"}, r"speculation is {'method': 'ngram'}; engine sim has none, leave it empty"),

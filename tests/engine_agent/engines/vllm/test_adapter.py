@@ -167,12 +167,3 @@ def test_an_engine_that_hands_over_has_a_port_for_it_and_its_packages() -> None:
     assert launch.env["PYTHONPATH"] == "/code:/cache/engines/vllm-kv-transfer"
     assert Path("/cache/engines/vllm-kv-transfer") in launch.reads
     assert "--kv-port" not in VllmAdapter().launch(assignment(plan=plan(ARTIFACT)), NODE).argv
-
-
-@pytest.mark.parametrize(("method", "path"), [("suffix", "/code:/cache/engines/vllm-suffix-tree"), ("ngram", "/code")])
-def test_an_engine_that_guesses_by_suffixes_has_their_trees(method: str, path: str) -> None:
-    args = ("--speculative-config", json.dumps({"method": method}))
-    given = assignment(plan=structs.replace(plan(ARTIFACT), args=args))
-    launch = VllmAdapter().launch(given, context(vllm="/cache/engines/vllm-cpu/bin/python"))
-    assert launch.env["PYTHONPATH"] == path
-    assert (Path("/cache/engines/vllm-suffix-tree") in launch.reads) == (method == "suffix")

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.engines.vllm import suffix_tree
 from engine_agent.protocol.messages import Artifact
 from tests.engine_agent.engines.vllm.forks import Begin
 from tests.engine_agent.engines.vllm.random_heads import random_eagle, random_eagle3, random_heads
-from tests.engine_agent.engines.vllm.running_cell import CACHE, PROMPTS, TOKENS, RunningCell, plan_of, running_cell
+from tests.engine_agent.engines.vllm.running_cell import PROMPTS, TOKENS, RunningCell, plan_of, running_cell
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
@@ -69,18 +68,6 @@ def test_a_layer_on_the_models_features_guesses_and_changes_no_text(
         assert engine.texts(PROMPTS[:1], TOKENS).items() <= texts.items()
         drafts, guessed = (now - then for now, then in zip(guesses(engine), before, strict=True))
         assert 0 < guessed == 3 * drafts
-
-
-def test_suffixes_are_found_by_trees_that_are_built_here_and_change_no_text(
-    small: Artifact, forked: Begin, texts: dict[str, str], tmp_path: Path
-) -> None:
-    suffix_tree.install(CACHE, print)
-    stated = {"method": "suffix", "tokens": 8, "tokens_per_batch_size": [[1, 4, 8], [5, 16, 0]]}
-    with running_cell(plan_of(small, speculation=stated), tmp_path / "logs", nodes=1, begin=forked) as engine:
-        assert engine.texts(PROMPTS, TOKENS) == texts
-        before = engine.metric("vllm:spec_decode_num_accepted_tokens_total")
-        assert engine.texts(PROMPTS[-1:], TOKENS).items() <= texts.items()
-        assert engine.metric("vllm:spec_decode_num_accepted_tokens_total") > before
 
 
 def guesses(engine: RunningCell) -> tuple[float, float]:

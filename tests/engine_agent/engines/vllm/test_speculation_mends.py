@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine_agent.engines.vllm.speculation_mends import mend_medusa, mend_suffix
+from engine_agent.engines.vllm.speculation_mends import mend_medusa
 
 
 class Medusa:
@@ -21,19 +21,3 @@ def test_a_token_map_counts_as_loaded_where_the_model_took_it() -> None:
     weights = [("blocks.0", 1), ("token_map", 2)]
     assert Mended(object()).load_weights(weights) == {"blocks.0", "token_map"}
     assert Mended(None).load_weights(weights) == {"blocks.0"}
-
-
-def test_suffix_decoding_sees_every_token_and_guesses_no_more_than_the_step_may() -> None:
-    class Suffix:
-        num_speculative_tokens = 3
-        seen: list[int] = []
-
-        def propose(self, count: int, tokens: list[int]) -> list[list[int]]:
-            assert count == self.num_speculative_tokens
-            self.seen += tokens
-            return [[1, 2, 3], []]
-
-    mend_suffix(Suffix)
-    proposer = Suffix()
-    assert [proposer.propose(count, [count]) for count in (3, 2, 0)] == [[[1, 2, 3], []], [[1, 2], []], [[], []]]
-    assert proposer.seen == [3, 2, 0]
