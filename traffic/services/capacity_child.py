@@ -4,7 +4,6 @@ process because the solver may take a minute and much memory, and a process that
     python -m traffic.services.capacity_child < view > plan
 """
 
-import os
 import resource
 import sys
 
@@ -25,10 +24,7 @@ def main() -> None:
     view = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CapacityView)
     from fleet.planning.capacity.planner import plan_capacity
 
-    answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # HiGHS prints a banner
-    with answer:
-        answer.write(msgspec.msgpack.encode(plan_capacity(view)))
+    sys.stdout.buffer.write(msgspec.msgpack.encode(plan_capacity(view)))
 
 
 if __name__ == "__main__":
