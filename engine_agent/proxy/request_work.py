@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from engine_agent.protocol.api_surface import ApiPath, Counting
+from engine_agent.protocol.grammar_work import greatest_count, has_endless_reference
 from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.request_checks import RESPONSES_PATH
 from engine_agent.protocol.request_limits import RequestLimits
 from engine_agent.protocol.strict_json import strict_loads
-from engine_agent.proxy.grammar_work import greatest_count, has_endless_reference
 from engine_agent.proxy.response_items import check_items
 
 _ANSWERS = ("n", "best_of")

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from engine_agent.protocol.grammar_work import repetitions
 from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.request_limits import (
     DEFAULT_LIMITS,
@@ -16,7 +17,6 @@ from engine_agent.protocol.request_limits import (
 )
 from engine_agent.proxy.api_paths import CELL_PATHS
 from engine_agent.proxy.batch_queue import BatchQueue
-from engine_agent.proxy.grammar_work import repetitions
 from engine_agent.proxy.request_work import check_work
 from tests.engine_agent.proxy.engine import Turn, json_answer
 from tests.engine_agent.proxy.http_stream import Message, read_message, request

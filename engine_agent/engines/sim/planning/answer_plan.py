@@ -5,14 +5,10 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-import msgspec
-
 from engine_agent.engines.sim.planning.generation_request import GenerationRequest, OutputForm, Prompt, Stops
 from engine_agent.engines.sim.planning.tool_calls import called_tools, plan_call
 from engine_agent.engines.sim.text.answers import answer_words, wrong_words
-from engine_agent.engines.sim.text.json_documents import write_document
-from engine_agent.engines.sim.text.json_schemas import SchemaError
-from engine_agent.engines.sim.text.patterns import BadPattern, matching_text
+from engine_agent.engines.sim.text.constrained import UnsupportedSchema, matching_text, write_document
 from engine_agent.engines.sim.text.vocabulary import split_words, token_id
 from engine_agent.protocol.api_errors import CONTEXT_LENGTH_EXCEEDED
 from engine_agent.protocol.request_bodies import BadRequest
@@ -136,8 +132,8 @@ def _formed_text(form: OutputForm, source: random.Random) -> str:
     try:
         if form.kind == "regex":
             return matching_text(form.rule, source)
-        return msgspec.json.encode(write_document(form.rule, source)).decode()
-    except (SchemaError, BadPattern) as error:
+        return write_document(form.rule, source).decode()
+    except UnsupportedSchema as error:
         raise BadRequest(f"{form.param}: {error}", param=form.param) from error
 
 

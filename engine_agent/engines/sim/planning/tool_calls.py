@@ -4,11 +4,8 @@ import random
 import re
 from dataclasses import dataclass
 
-import msgspec
-
 from engine_agent.engines.sim.planning.generation_request import Prompt, Tool, ToolChoice
-from engine_agent.engines.sim.text.json_documents import write_document
-from engine_agent.engines.sim.text.json_schemas import SchemaError
+from engine_agent.engines.sim.text.constrained import UnsupportedSchema, write_document
 from engine_agent.protocol.request_bodies import BadRequest
 
 _MOST_CALLS = 4
@@ -56,8 +53,8 @@ def plan_call(tool: Tool, source: random.Random) -> Call:
     schema = {"type": "object"} if tool.parameters is None else tool.parameters
     try:
         arguments = write_document(schema, source)
-    except SchemaError as error:
+    except UnsupportedSchema as error:
         raise BadRequest(f"the parameters of the tool `{tool.name}`: {error}", param="tools") from error
-    if not isinstance(arguments, dict):
+    if not arguments.startswith(b"{"):
         raise BadRequest(f"the parameters of the tool `{tool.name}` are no object", param="tools")
-    return Call(tool.name, msgspec.json.encode(arguments).decode())
+    return Call(tool.name, arguments.decode())

@@ -210,13 +210,13 @@ def test_damaged_weights_keep_the_form_and_say_something_else() -> None:
 @pytest.mark.parametrize(
     ("request_", "param", "word"),
     [
-        (replace(STORY, form=OutputForm("json", {"contains": 1}, "text.format")), "text.format", "`contains`"),
+        (replace(STORY, form=OutputForm("json", {"contains": 1}, "text.format")), "text.format", "contains"),
         (
             replace(STORY, form=OutputForm("regex", "(?=a)", "structured_outputs")),
             "structured_outputs",
             "not supported",
         ),
-        (replace(asked("x", "named", "bad"), tools=(Tool("bad", "", {"contains": 1}),)), "tools", "`bad`.*`contains`"),
+        (replace(asked("x", "named", "bad"), tools=(Tool("bad", "", {"contains": 1}),)), "tools", "`bad`.*contains"),
         (replace(asked("x", "named", "bad"), tools=(Tool("bad", "", {"type": "array"}),)), "tools", "no object"),
     ],
 )

@@ -18,7 +18,7 @@ _MOST_DIGITS = 12
 def greatest_count(value: Any) -> int:
     """The greatest number of repetitions that a value with schemas and patterns asks for."""
     greatest = 0
-    for part in _objects(value):
+    for part in schema_objects(value):
         for name in _COUNTS:
             count = part.get(name)
             if isinstance(count, int | float) and not isinstance(count, bool):
@@ -62,7 +62,7 @@ def _count(digits: str | None) -> int:
 def has_endless_reference(root: Any) -> bool:
     """Whether a reference of this schema leads back to itself by other references and choices alone."""
     done: set[int] = set()
-    for part in _objects(root):
+    for part in schema_objects(root):
         path, ahead = list[int](), [(part, False)]
         while ahead:
             node, is_left = ahead.pop()
@@ -97,7 +97,8 @@ def _resolved(root: Any, reference: str) -> Any:
     return found
 
 
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
+def schema_objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Returns every object inside a JSON value, itself included, level by level."""
     layer = [value]
     while layer := [part for part in layer if isinstance(part, dict | list)]:
         yield from (part for part in layer if isinstance(part, dict))
