@@ -190,7 +190,19 @@ class MachineAgent:
             if self._connection.identity.has_bundle:
                 bundle = self._connection.identity.bundle_file.read_text(encoding="ascii")
                 Identity(folder).store_trust(bundle=bundle, revoked="")
-            await own.enrol(shown_by=self._connection.identity)
+            await self._enrol_anywhere(own)
+
+    async def _enrol_anywhere(self, own: Enrolment) -> None:
+        """Ask each host of the control plane once: the first one of this agent may be off."""
+        while True:
+            try:
+                await own.enrol(shown_by=self._connection.identity)
+            except EnrolmentUnreachable:
+                own.servers.failed()
+                if not own.servers.has_untried:
+                    raise
+            else:
+                return
 
     def _report(self, phase: MachinePhase) -> None:
         """Say how it stands if that is new or due."""

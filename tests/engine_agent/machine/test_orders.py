@@ -13,7 +13,7 @@ from engine_agent.machine.tenant import Tenant
 from engine_agent.protocol.machine_messages import MachineOrder, MachineReport, ReleaseOrder, RunAgent
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind, MachinePhase
-from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.enrolment import Enrolment, EnrolmentUnreachable
 from engine_agent.runtime.journal import Journal
 
 pytestmark = pytest.mark.asyncio
@@ -106,3 +106,26 @@ async def test_a_host_that_leaves_wants_no_other_release(agent: MachineAgent, mo
         cast(Any, agent)._on_message(order)
         await cast(Any, agent)._pass()
     assert wanted == [release, None]
+
+
+@pytest.mark.parametrize("answers", [1, 0])
+async def test_each_host_of_the_control_plane_is_asked_once_for_a_credential(
+    agent: MachineAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: int
+) -> None:
+    asked: list[str] = []
+
+    async def enrol(self: Enrolment, shown_by: object) -> str:
+        asked.append(self.servers.current)
+        if len(asked) == 2 and answers:
+            return "credential"
+        raise EnrolmentUnreachable("connection refused")
+
+    monkeypatch.setattr(Enrolment, "enrol", enrol)
+    hosts = ["https://10.0.0.1:8443", "https://10.0.0.2:8443"]
+    own = Enrolment(",".join(hosts), AgentKind.NODE, "n-1", tmp_path, join_token="its own")
+    if answers:
+        await agent._enrol_anywhere(own)
+    else:
+        with pytest.raises(EnrolmentUnreachable):
+            await agent._enrol_anywhere(own)
+    assert sorted(asked) == hosts
