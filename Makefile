@@ -2,7 +2,7 @@
 # into this checkout (.venv, .cache, .switchyard).
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status backup restore control-invite control-join engine heads conformance test test-all check check-code check-format check-types check-imports
+.PHONY: help up down status backup restore engine heads conformance test test-all check check-code check-format check-types check-imports
 .PHONY: images images-base images-check check-templates check-patterns fmt screens bench bench-fleet simulate chaos lab lab-check lab-test lab-down environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
@@ -53,12 +53,6 @@ backup: environment ## Write database and secrets to one file: make backup FILE=
 
 restore: environment ## Make a new home of such a file: make restore FILE=switchyard.backup SWITCHYARD_HOME=...
 	@$(if $(FILE),exec $(VENV) -m controlplane.embedded restore '$(FILE)',echo "Say from what: make restore FILE=switchyard.backup"; exit 2)
-
-control-invite: environment ## Write the file by which a second control host joins: make control-invite ADDRESS=10.0.0.2 FILE=control-2.bundle.
-	@$(if $(and $(ADDRESS),$(FILE)),exec $(VENV) -m controlplane.embedded invite --address '$(ADDRESS)' '$(FILE)',echo "Say whom and where to: make control-invite ADDRESS=10.0.0.2 FILE=control-2.bundle"; exit 2)
-
-control-join: environment ## Make this the second control host, by such a file: make control-join FILE=control-2.bundle; then make up.
-	@$(if $(FILE),exec $(VENV) -m controlplane.embedded join '$(FILE)',echo "Say from what: make control-join FILE=control-2.bundle"; exit 2)
 
 engine: environment ## Install vLLM and build the demo's weights, as make up does.
 	@$(VENV) -m engine_agent.engines.vllm.environment install --cache $(SWITCHYARD_CACHE)

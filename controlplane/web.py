@@ -6,6 +6,7 @@ It decides where is listened; `controlplane.asgi` decides what is answered there
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
@@ -13,16 +14,20 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import uvicorn
+from django.db import Error
 
 from controlplane.asgi import agents_application, application, hub
 from controlplane.connection_door import ConnectionDoor, ConnectionLimits, raised_file_limit
 from controlplane.http_connections import HttpCrowd, http_connections
 from controlplane.secret_key import require_secret_key
 from controlplane.websocket_protocol import WebSocketProtocol
+from fleet.consumers.lanes import Lane
 from kernel.addresses import is_in_networks, is_loopback
+from kernel.control_hosts import SEEN_EVERY_S, control_host_left, control_host_seen, this_host
 
 GRACE_S = 3
 """For requests under way, at the end."""
+STOP_REPORT_LIMIT_S = 1.0
 MAX_FRAME_BYTES = 256 * 1024
 """The agent protocol's limit (engine_agent.protocol.codec)."""
 
@@ -63,6 +68,7 @@ class WebServer(uvicorn.Server):
         super().__init__(config)
         self._people, self._agents = people, agents
         self._listening: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])  # none of uvicorn's own
@@ -71,6 +77,7 @@ class WebServer(uvicorn.Server):
         door = ConnectionDoor(self._people, make, limits, is_unlimited=_speaks_for_many)
         door.start(self.config.backlog)
         self.servers.append(cast(Any, door))
+        self._reporting = asyncio.create_task(_report_host())
         if self._agents is not None:
             from controlplane.agent_listener import listen
 
@@ -85,10 +92,26 @@ class WebServer(uvicorn.Server):
         door.introducing = lambda: hub.introductions.count
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
+        tasks = [task for task in (self._listening, self._reporting) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await _report_stop()
         await super().shutdown(sockets)
+
+
+async def _report_host() -> None:
+    """Report that this host runs, until cancelled. While the database does not answer, the report is skipped."""
+    while True:
+        with contextlib.suppress(Error):
+            await hub.in_database(Lane.ORDERS, control_host_seen, this_host())
+        await asyncio.sleep(SEEN_EVERY_S)
+
+
+async def _report_stop() -> None:
+    with contextlib.suppress(Error, TimeoutError):
+        async with asyncio.timeout(STOP_REPORT_LIMIT_S):
+            await hub.in_database(Lane.ORDERS, control_host_left, this_host())
 
 
 def server_config(asgi: Any, **where: Any) -> uvicorn.Config:

@@ -1,94 +1,83 @@
-"""The hosts of a control plane that has two, how their database is, and what of that somebody must know. The launchers
-write the rows (`kernel.models.ControlHost`); all ages are differences of PostgreSQL's own clock.
+"""The hosts of a control plane: each web process reports its own, so that all see which host is silent. All ages are
+differences of PostgreSQL's own clock.
 """
 
+import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from django.db import connection
 
+from kernel.models import ControlHost
+
+SEEN_EVERY_S = 5.0
+"""How often a web process reports its host."""
 SILENT_AFTER_S = 20.0
-"""A launcher writes every second; web, which opens incidents, may be started anew in this time."""
-LAGS_AFTER_S = 10.0
+"""Four reports; web restarts in less."""
+_SEEN = """
+INSERT INTO kernel_controlhost (name, seen_at) VALUES (%s, clock_timestamp())
+ON CONFLICT (name) DO UPDATE SET seen_at = EXCLUDED.seen_at
+"""
+_FORGET = "DELETE FROM kernel_controlhost WHERE seen_at < clock_timestamp() - interval '1 hour'"
 _HOSTS = """
-SELECT name, address, database, commits, lag_bytes, lag_s, seen_at,
-       EXTRACT(EPOCH FROM clock_timestamp() - seen_at)::float8,
-       EXTRACT(EPOCH FROM clock_timestamp() - commits_since)::float8
-FROM kernel_controlhost ORDER BY name
+SELECT name, seen_at, EXTRACT(EPOCH FROM clock_timestamp() - seen_at)::float8 FROM kernel_controlhost ORDER BY name
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ControlHostStanding:
-    """One host, as `kernel.models.ControlHost` explains; when it was last seen, how many seconds ago, and for how many
-    its commits are as they are."""
+    """One host: when it last reported, and how many seconds ago that was."""
 
     name: str
-    address: str
-    database: str
-    commits: str
-    lag_bytes: int | None
-    lag_s: float | None
     seen_at: datetime
     silent_s: float
-    commits_since_s: float | None
 
     @property
     def is_silent(self) -> bool:
         return self.silent_s > SILENT_AFTER_S
 
     @property
-    def heard_last(self) -> str:
+    def last_heard(self) -> str:
         return f"{self.seen_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
     def __str__(self) -> str:
-        if self.is_silent:
-            return f"{self.name} silent since {self.heard_last}"
-        lag = "" if self.lag_bytes is None else f", {self.lag_s or 0.0:.1f} s behind"
-        return f"{self.name} {self.database}{lag}" if self.database else self.name
+        return f"{self.name} silent since {self.last_heard}" if self.is_silent else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class ControlHosts:
-    """All of them; none for a control plane of one host."""
+    """All of them, by name."""
 
     hosts: tuple[ControlHostStanding, ...]
 
     @property
-    def primary(self) -> ControlHostStanding | None:
-        return next((host for host in self.hosts if host.commits), None)
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether what is acknowledged is on two hosts."""
-        return self.primary is not None and self.primary.commits == "synchronous"
-
-    @property
     def problems(self) -> dict[str, str]:
-        """Subject -> what is wrong with it, in one sentence that stays true: an incident keeps its first one."""
-        found = {
-            host.name: f"{host.name} at {host.address} has not been heard since {host.heard_last}"
+        """Silent host -> one sentence. It names a time and no age, because an incident keeps its text."""
+        return {
+            host.name: f"{host.name} has not been heard since {host.last_heard}"
             for host in self.hosts
             if host.is_silent
         }
-        primary = self.primary
-        if primary is not None and not self.is_synchronous:
-            found["standby"] = (
-                f"the database on {primary.name} has no standby that has everything: what is acknowledged now would be"
-                f" lost with {primary.name}"
-            )
-        for host in self.hosts:
-            if host.lag_s is not None and host.lag_s > LAGS_AFTER_S and not host.is_silent:
-                found["lag"] = (
-                    f"the standby on {host.name} is more than {LAGS_AFTER_S:.0f} s behind, and commits wait for it"
-                )
-        return found
 
     def __str__(self) -> str:
-        if not self.hosts:
-            return ""
-        commits = "commits wait for the standby" if self.is_synchronous else "no standby has everything"
-        return f"{', '.join(map(str, self.hosts))}; {commits}"
+        """Empty for a control plane of one host."""
+        return ", ".join(map(str, self.hosts)) if len(self.hosts) > 1 else ""
+
+
+def this_host() -> str:
+    return socket.gethostname()[:64]
+
+
+def control_host_seen(name: str) -> None:
+    """Report that this host runs, and forget those that have been silent for an hour."""
+    with connection.cursor() as cursor:
+        cursor.execute(_SEEN, [name])
+        cursor.execute(_FORGET)
+
+
+def control_host_left(name: str) -> None:
+    """Report that this host stops in order, so that it does not count as silent."""
+    ControlHost.objects.filter(name=name).delete()
 
 
 def control_hosts() -> ControlHosts:

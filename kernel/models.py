@@ -67,30 +67,13 @@ class LoopPass(models.Model):
 
 
 class ControlHost(models.Model):
-    """A host of a control plane that has several, as the launchers write it (controlplane.embedded.host_records).
+    """A host on which a web process of this control plane runs, and when it last reported (kernel.control_hosts)."""
 
-    `database`: `primary`, `standby`, or why there is none. Of the primary: `commits`, whether they wait for the
-    standby, since when, and after how many seconds without one they do not (NULL: never). Of the standby, as its
-    primary sees it: `lag_bytes`, `lag_s`, NULL while it is away, and `reached_at`, when the primary's host last
-    reached it. `stands_down`: it is to stop taking writes.
-    """
-
-    name = models.CharField(max_length=32, primary_key=True)
-    address = models.CharField(max_length=64)
-    agent_url = models.CharField(max_length=400)
-    joined_at = models.DateTimeField()
+    name = models.CharField(max_length=64, primary_key=True)
     seen_at = models.DateTimeField()
-    database = models.CharField(max_length=16, blank=True)
-    commits = models.CharField(max_length=16, blank=True)
-    commits_since = models.DateTimeField(null=True)
-    alone_after_s = models.FloatField(null=True)
-    lag_bytes = models.BigIntegerField(null=True)
-    lag_s = models.FloatField(null=True)
-    reached_at = models.DateTimeField(null=True)
-    stands_down = models.BooleanField(default=False)
 
     def __str__(self) -> str:
-        return f"{self.name} at {self.address}"
+        return f"{self.name} at {self.seen_at:%H:%M:%S}"
 
 
 class TransactionIdField(_Field):

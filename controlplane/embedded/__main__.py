@@ -1,5 +1,4 @@
-"""`python -m controlplane.embedded up|down|status|servers|backup|restore`, and for a control plane of two hosts
-`invite|join|promote|rejoin|forget`: what `make` calls."""
+"""`python -m controlplane.embedded up|down|status|servers|backup|restore`: what `make` calls."""
 
 import argparse
 import asyncio
@@ -17,12 +16,7 @@ from controlplane.embedded.follower import (
     require_same_settings,
     start_in_background,
 )
-from controlplane.embedded.host_invitation import Invitation, forget, invite
-from controlplane.embedded.host_join import join, rejoin
-from controlplane.embedded.host_promotion import promote
 from controlplane.embedded.launcher import Launcher
-from controlplane.embedded.membership import read_membership
-from controlplane.embedded.process_environment import with_shared
 from controlplane.embedded.process_ownership import teardown
 from controlplane.embedded.servers import run_servers
 from controlplane.embedded.state_directory import StateDirectory
@@ -46,8 +40,9 @@ def main(arguments: list[str]) -> int:
 
 def _run(configuration: Configuration, home: StateDirectory, options: argparse.Namespace) -> int:
     match options.command:
-        case "backup" | "invite" | "join" | "promote" | "rejoin" | "forget":
-            _run_once(configuration, home, options)
+        case "backup":
+            console = Console(progress_only=True)
+            asyncio.run(back_up(configuration, home, options.file.resolve(), console))
             return 0
         case "down":
             return teardown(home, Console())
@@ -59,30 +54,9 @@ def _run(configuration: Configuration, home: StateDirectory, options: argparse.N
     home.prepare()
     if options.command == "restore":
         return _restore(configuration, home, options.file.resolve())
-    configuration = read_configuration(with_shared(os.environ, read_membership(home)))
     if options.detach:
         return _detach(configuration, home)
     return _launch(configuration, home, foreground=not options.background)
-
-
-def _run_once(configuration: Configuration, home: StateDirectory, options: argparse.Namespace) -> None:
-    console = Console(progress_only=True)
-    match options.command:
-        case "backup":
-            asyncio.run(back_up(configuration, home, options.file.resolve(), console))
-        case "invite":
-            ports = (options.database_port, options.agent_port)
-            wanted = Invitation(options.address, options.own_address, *ports, options.expires_s, options.file)
-            invite(configuration, home, wanted, console)
-        case "forget":
-            forget(configuration, home, console)
-        case "promote":
-            promote(configuration, home, options.force, console)
-        case "rejoin":
-            asyncio.run(rejoin(configuration, home, console))
-        case "join":
-            home.prepare()
-            asyncio.run(join(configuration, home, options.file.resolve(), console))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,26 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     restored.add_argument("file", type=Path)
     servers = commands.add_parser("servers", help="run PostgreSQL and Valkey alone")
     servers.add_argument("--not-durable", action="store_true", help="trade the data for speed: for tests")
-    _add_host_commands(commands)
     return parser
-
-
-def _add_host_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    invited = commands.add_parser("invite", help="write the file by which another host joins this control plane")
-    invited.add_argument("file", type=Path)
-    invited.add_argument("--address", required=True, help="of the other host, as this one reaches it")
-    invited.add_argument("--own-address", default="", help="of this host, as the other one reaches it")
-    invited.add_argument("--database-port", type=int, default=5432, help="between the databases, on both hosts (5432)")
-    invited.add_argument("--agent-port", type=int, default=0, help="web's for agents on the other host (as here)")
-    invited.add_argument("--expires-s", type=float, default=3600.0, help="how long the file is good for (3600)")
-    joined = commands.add_parser("join", help="make this host one of the control plane that wrote the file")
-    joined.add_argument("file", type=Path)
-    promoted = commands.add_parser("promote", help="have this host's database take the writes")
-    promoted.add_argument(
-        "--force", default="", metavar="WHY", help="though the other answers, or it may lack something"
-    )
-    commands.add_parser("rejoin", help="make this host's database the standby, by a new copy")
-    commands.add_parser("forget", help="take the other host out: one host is left")
 
 
 def _restore(configuration: Configuration, home: StateDirectory, source: Path) -> int:

@@ -20,9 +20,6 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 AGENT_PORT_ABOVE = 443
 """The port for agents is so much above that of the dashboard, unless it is given (controlplane.settings)."""
 _HIGHEST_PORT = 65535
-STANDBY_AWAY_S = 15.0
-"""Longer than a standby's restart, and than a packet is lost; and an operator who waits for a decision waits so
-long."""
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -46,7 +43,6 @@ class Configuration:
     """One launcher's settings. `wait_s` is how long the fleet may take until every cell is ready, in seconds.
 
     `agent_listen` is the address on which web listens for agents: loopback, unless other hosts are to join.
-    `standby_away_s`: after so many seconds without its standby the database goes on alone; None: never.
     `database_url` and `redis_url` are servers run elsewhere; None means that the launcher runs its own.
     """
 
@@ -60,7 +56,6 @@ class Configuration:
     engine: Engine
     provider: Provider
     wait_s: float
-    standby_away_s: float | None
     database_url: str | None
     redis_url: str | None
 
@@ -88,7 +83,6 @@ def read_configuration(environ: Mapping[str, str], checkout: Path = CHECKOUT) ->
         engine=_one_of(environ, "ENGINE", Engine, Engine.VLLM),
         provider=_one_of(environ, "SWITCHYARD_DEMO_PROVIDER", Provider, Provider.LOCAL),
         wait_s=_seconds(environ, "WAIT_S", 600.0),
-        standby_away_s=_standby_away_s(environ),
         database_url=environ.get("DATABASE_URL") or None,
         redis_url=environ.get("REDIS_URL") or None,
     )
@@ -112,12 +106,6 @@ def _one_of(environ: Mapping[str, str], name: str, choices: type[Choice], defaul
         return choices(text)
     except ValueError:
         raise CannotStart(f"{name} is {text!r}: give one of {', '.join(choices)}.") from None
-
-
-def _standby_away_s(environ: Mapping[str, str]) -> float | None:
-    if environ.get("SWITCHYARD_STANDBY_AWAY_S") == "never":
-        return None
-    return _seconds(environ, "SWITCHYARD_STANDBY_AWAY_S", STANDBY_AWAY_S)
 
 
 def _address(environ: Mapping[str, str], name: str, default: str) -> str:

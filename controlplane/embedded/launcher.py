@@ -19,10 +19,6 @@ from controlplane.embedded.configuration import CannotStart, Configuration, Engi
 from controlplane.embedded.console import Console
 from controlplane.embedded.control_plane import Management
 from controlplane.embedded.engine_environment import Weights, install_engine
-from controlplane.embedded.host_invitation import APPLY
-from controlplane.embedded.host_keeper import Hands, HostKeeper
-from controlplane.embedded.host_records import forget_standby
-from controlplane.embedded.membership import keep_membership
 from controlplane.embedded.postgres import APPLICATION
 from controlplane.embedded.preflight import (
     require_disk_space,
@@ -44,8 +40,6 @@ T = TypeVar("T")
 _LEFTOVERS_END_WITHIN_S = 10.0
 _SHORTEST_WAIT_S = 1.0
 _KEEP_WATCHING_S = 3600.0
-_PROCESSES = ("web", "controller", "worker", "beat", "batch", "planner", "sender")
-"""Of the control plane, in the order of their start."""
 
 
 class Launcher:
@@ -63,10 +57,7 @@ class Launcher:
         self._fleet_may_run = False
         self._adopts_fleet = False
         self._environment: dict[str, str] = {}
-        """Of what it starts; one mapping for ever, for it changes when a host joins."""
-        self._keeper: HostKeeper | None = None
-        self._keeping: asyncio.Task[None] | None = None
-        self._applying: asyncio.Task[None] | None = None
+        """Of the processes that it starts."""
         self._state = LauncherState(
             pid=os.getpid(),
             started_s=psutil.Process().create_time(),
@@ -106,20 +97,14 @@ class Launcher:
         management = Management(self._environment, self._home, self._console)
         weights: list[Weights] = []
         await run_together(self._prepare_database(servers, management), self._prepare_engine(weights))
-        if self._takes_writes:
-            with self._console.step("demo fleet"):
-                password = self._home.secrets().operator_password
-                built = weights[0] if weights else None
-                await self._despite_database(servers, lambda: management.seed(self._configuration, built, password))
-                self._fleet_may_run = True
-                await self._despite_database(servers, management.resume)
+        with self._console.step("demo fleet"):
+            password = self._home.secrets().operator_password
+            built = weights[0] if weights else None
+            await self._despite_database(servers, lambda: management.seed(self._configuration, built, password))
+            self._fleet_may_run = True
+            await self._despite_database(servers, management.resume)
         await self._start_processes()
         await self._wait_for_cells(management)
-
-    @property
-    def _takes_writes(self) -> bool:
-        """Whether the database of this host does, as far as is known: of several hosts one migrates and seeds."""
-        return self._keeper is None or self._keeper.is_primary
 
     async def _start_processes(self) -> None:
         for service in (
@@ -145,27 +130,17 @@ class Launcher:
         for port in wanted:
             await asyncio.to_thread(require_free_port, port, self._home.path)
         room_gib = require_disk_space(self._configuration)
-        servers = self._choose_servers()
-        ports = ", ".join(str(each.port) for each in wanted)
-        self._console.own(f"ports {ports} are ours, {room_gib:.0f} GiB free, home {self._home.path}")
-        return servers
-
-    def _choose_servers(self) -> Servers:
-        """The servers of this home as it is now, and with them the environment of what is started."""
         servers = choose_servers(self._configuration, self._home)
         self._publish(database_url=servers.database_url, owner_url=servers.owner_url, redis_url=servers.redis_url)
-        if servers.membership and not self._inherited.get("SWITCHYARD_AGENT_LISTEN"):
-            self._configuration = replace(self._configuration, agent_listen=servers.membership.own.address)
-        environment = control_plane_environment(
+        self._environment = control_plane_environment(
             self._inherited,
             self._configuration,
             self._home.secrets(),
             database_url=servers.database_url,
             redis_url=servers.redis_url,
-            membership=servers.membership,
         )
-        self._environment.clear()
-        self._environment.update(environment)
+        ports = ", ".join(str(each.port) for each in wanted)
+        self._console.own(f"ports {ports} are ours, {room_gib:.0f} GiB free, home {self._home.path}")
         return servers
 
     def _end_leftovers(self, previous: LauncherState) -> None:
@@ -180,70 +155,14 @@ class Launcher:
 
     async def _prepare_database(self, servers: Servers, management: Management) -> None:
         with self._console.step("PostgreSQL and Valkey"):
-            await self._start_servers(servers)
-        if not self._takes_writes:
-            self._console.own("another host's database takes the writes: nothing is migrated or recorded from here")
-            return
+            await servers.initialise(self._inherited, self._console)
+            for service in servers.services(self._inherited):
+                await self._supervisor.start(service)
+            await self._unless_crash_looping(servers.wait_until_ready())
         with self._console.step("migrations"):
             await self._despite_database(servers, lambda: management.migrate(servers.owner_url))
             if servers.postgres:
                 await self._despite_database(servers, lambda: management.grant(servers.owner_url, APPLICATION))
-
-    async def _start_servers(self, servers: Servers) -> None:
-        """Start what is ours, and wait for it; of two hosts also until it is known whose database takes writes."""
-        await servers.initialise(self._inherited, self._console)
-        for service in servers.services(self._inherited):
-            await self._supervisor.start(service)
-        if servers.postgres is None or servers.membership is None:
-            await self._unless_crash_looping(servers.wait_until_ready())
-            if servers.postgres is not None:
-                await asyncio.to_thread(forget_standby, servers.owner_url)
-            return
-        postgres = servers.postgres
-        self._keeper = HostKeeper(
-            servers.membership,
-            postgres,
-            self._home,
-            self._console,
-            Hands(
-                start=lambda: self._supervisor.start(postgres.service(self._inherited)),
-                stop=lambda: self._supervisor.stop("postgres"),
-            ),
-            alone_after_s=self._configuration.standby_away_s,
-        )
-        self._keeping = asyncio.create_task(self._keeper.run())
-        await self._unless_crash_looping(self._keeper.settled.wait())
-
-    async def _stop_keeping(self) -> None:
-        if self._keeping:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
-        self._keeper = self._keeping = None
-
-    async def _apply_membership(self) -> None:
-        """Start servers and processes once more, for the control plane has other hosts now. Nobody's agents stop. If
-        that fails, all is as before."""
-        self._console.own("the hosts of the control plane changed")
-        before = self._keeper.membership if self._keeper else None
-        await self._stop_keeping()  # first: it would write of hosts that are none any more
-        await asyncio.gather(*(self._supervisor.stop(name) for name in _PROCESSES))
-        problem = ""
-        try:
-            await self._restart_servers()
-        except Exception as error:
-            problem = str(error) or type(error).__name__
-            self._console.own(f"{problem} Going back to what was before.")
-            keep_membership(self._home, before)
-            await self._stop_keeping()
-            await self._restart_servers()
-        finally:
-            await self._start_processes()
-            applied = self._state.membership_applied + 1
-            self._publish(membership_applied=applied, membership_problem=problem)
-
-    async def _restart_servers(self) -> None:
-        await self._supervisor.stop("postgres", "link")
-        await self._start_servers(self._choose_servers())
 
     async def _despite_database(self, servers: Servers, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Take a step, and once more if it failed, as soon as the servers answer: one may have died meanwhile."""
@@ -305,15 +224,11 @@ class Launcher:
             self._publish(phase=LauncherPhase.STOPPING)
         if self._supervisor.runs_anything:
             self._console.own("stopping")
-        if self._applying:
-            self._applying.cancel()
-            await asyncio.gather(self._applying, return_exceptions=True)
         await self._supervisor.stop("beat", "worker", "controller")
         # A start that fails takes down what it began; a fleet that an earlier launcher left goes on serving.
         takes_fleet = self._stop_requested.is_set() or (self._fleet_may_run and not self._adopts_fleet)
         if takes_fleet and self._fleet_may_run:
             await Management(self._environment, self._home, self._console).stop_fleet()
-        await self._stop_keeping()
         await self._supervisor.stop_all()
         remove_socket_folder(socket_folder(self._home.path))
         if takes_fleet:
@@ -336,11 +251,6 @@ class Launcher:
             wanted.append(signal.SIGHUP)
         for number in wanted:
             loop.add_signal_handler(number, self._on_signal, number)
-        loop.add_signal_handler(APPLY, self._on_apply)
-
-    def _on_apply(self) -> None:
-        if self._applying is None or self._applying.done():
-            self._applying = asyncio.create_task(self._apply_membership())
 
     def _on_signal(self, number: signal.Signals) -> None:
         if not self._stop_requested.is_set():

@@ -18,7 +18,6 @@ import psutil
 
 from controlplane.embedded.configuration import CannotStart
 from controlplane.embedded.console import Console
-from controlplane.embedded.membership import Membership, links_folder
 from controlplane.embedded.privileges import Account, is_closed_to, prepare_socket_folder
 from controlplane.embedded.process_environment import server_environment
 from controlplane.embedded.processes import Program, require_oneshot, wait_until
@@ -30,10 +29,6 @@ OWNER = "switchyard"
 """Of the cluster and of every table: it migrates, restores and trims, and the fleet does not run as it."""
 APPLICATION = "switchyard_application"
 """What web, worker and the others are: it owns nothing (`manage.py grant_application`)."""
-REPLICATION = "switchyard_replication"
-"""What the standby on another host is: it reads the log, and nothing else."""
-SOCKET = ".s.PGSQL.5432"
-STANDBY_SIGNAL = "standby.signal"
 
 _INITDB_WITHIN_S = 120.0
 _READY_WITHIN_S = 60.0
@@ -52,56 +47,35 @@ _SETTINGS = {
     "log_timezone": "UTC",
     "jit": "off",  # compiling costs more than it saves on short queries
 }
-_WITH_STANDBY = {
-    "wal_sender_timeout": "3s",  # a standby that is gone is noticed, and commits wait for it no longer than need be
-    "wal_receiver_timeout": "5s",
-    "wal_receiver_status_interval": "1s",
-    "wal_retrieve_retry_interval": "1s",
-    "wal_keep_size": "1GB",  # one that was away for less goes on by itself
-}
 _TESTS_ONLY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 @dataclass(frozen=True, slots=True)
 class Postgres:
-    """One embedded server. `durable` False trades the data for speed: for tests only. `membership`: of the control
-    plane of several hosts that it is a database of."""
+    """One embedded server. `durable` False trades the data for speed: for tests only."""
 
     home: StateDirectory
     sockets: Path
     account: Account
     durable: bool = True
-    membership: Membership | None = None
 
     @property
     def url(self) -> str:
-        """Where the fleet's processes find it: here first, then on the other host."""
-        if self.membership is None:
-            return self._url(APPLICATION, "", self.sockets)
-        other = links_folder(self.sockets, self.membership.other)
-        return self._url(APPLICATION, self.membership.passwords.application, self.sockets, other)
+        """Where the fleet's processes find it."""
+        return self._url(APPLICATION)
 
     @property
     def owner_url(self) -> str:
-        """Where its owner does: here alone."""
-        return self._url(OWNER, self.membership.passwords.owner if self.membership else "", self.sockets)
+        """Where its owner finds it."""
+        return self._url(OWNER)
 
-    @property
-    def is_standby(self) -> bool:
-        """Whether it starts as the standby of another one."""
-        return (self.home.postgres / STANDBY_SIGNAL).exists()
-
-    def _url(self, role: str, password: str, *folders: Path) -> str:
-        hosts = ",".join(quote(str(folder), safe="") for folder in folders)
-        return f"postgres://{role}{f':{password}' if password else ''}@{hosts}/{DATABASE}"
+    def _url(self, role: str) -> str:
+        return f"postgres://{role}@{quote(str(self.sockets), safe='')}/{DATABASE}"
 
     def service(self, inherited: Mapping[str, str]) -> Service:
         """The server, as the supervisor runs it. SIGINT is PostgreSQL's fast shutdown: end sessions, then stop. SIGQUIT
         is the immediate one, for a session that does not end: it stops at once, and recovers when it starts again."""
         settings = {**_SETTINGS, **({} if self.durable else _TESTS_ONLY)}
-        if self.membership is not None:
-            # By its cluster's name a standby is known to its primary; a copy in the making has another one.
-            settings |= {**_WITH_STANDBY, "cluster_name": self.membership.own_name}
         options = [f"--{name}={text}" for name, text in settings.items()]
         arguments = ("postgres", "-D", str(self.home.postgres), "-k", str(self.sockets), *options)
         return Service(
@@ -167,7 +141,7 @@ class Postgres:
         prepare_socket_folder(self.sockets, self.account)
         for stale in self.sockets.glob(".s.PGSQL.*"):
             stale.unlink(missing_ok=True)
-        _restrict_connections(self.home.postgres, self.account, self.membership)
+        _restrict_connections(self.home.postgres, self.account)
 
     def _program(self, arguments: tuple[str, ...], inherited: Mapping[str, str]) -> Program:
         binary = binaries() / arguments[0]
@@ -262,19 +236,14 @@ def running_server(folder: Path) -> psutil.Process | None:
     return None
 
 
-def _restrict_connections(folder: Path, account: Account, membership: Membership | None) -> None:
-    """Admit the launcher's own account and no other, by what the kernel says about the peer. Where another host comes
-    in by the link, which runs as the same account, each role has to know its password."""
+def _restrict_connections(folder: Path, account: Account) -> None:
+    """Admit the launcher's own account and no other, by what the kernel says about the peer."""
     import pwd
 
     us = pwd.getpwuid(os.geteuid()).pw_name
     roles = (OWNER, APPLICATION)
-    known = [f"local all {role} peer map=launcher\n" for role in roles]
-    if membership is not None:
-        known = [f"local all {role} scram-sha-256\n" for role in roles]
-        known.append(f"local replication {REPLICATION} scram-sha-256\n")
     files = {
-        "pg_hba.conf": "".join(known),
+        "pg_hba.conf": "".join(f"local all {role} peer map=launcher\n" for role in roles),
         "pg_ident.conf": "".join(f'launcher "{us}" {role}\n' for role in roles),
     }
     for name, text in files.items():

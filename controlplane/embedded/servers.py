@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 from controlplane.embedded.configuration import CannotStart, Configuration
 from controlplane.embedded.console import Console
-from controlplane.embedded.database_link import DatabaseLink
-from controlplane.embedded.membership import Membership, read_membership
 from controlplane.embedded.postgres import Postgres
 from controlplane.embedded.privileges import remove_socket_folder, server_account, socket_folder
 from controlplane.embedded.processes import run_together
@@ -28,24 +26,17 @@ _CONNECT_TIMEOUT_S = 5
 @dataclass(frozen=True, slots=True)
 class Servers:
     """None in place of a server: it is not ours to run. `owner_url`: of the database's owner, who migrates; of a
-    database that is not ours, what the environment names. `link`: to the database of another host, if there is one."""
+    database that is not ours, what the environment names."""
 
     postgres: Postgres | None
     valkey: Valkey | None
     database_url: str
     owner_url: str
     redis_url: str
-    link: DatabaseLink | None = None
-
-    @property
-    def membership(self) -> Membership | None:
-        return self.link.membership if self.link else None
 
     def services(self, inherited: Mapping[str, str]) -> list[Service]:
-        """Those that are ours, in the order to start them. Whether PostgreSQL may start where there are two, another
-        decides (`host_keeper`)."""
-        postgres = None if self.link else self.postgres
-        return [server.service(inherited) for server in (postgres, self.valkey, self.link) if server]
+        """Those that are ours, in the order to start them."""
+        return [server.service(inherited) for server in (self.postgres, self.valkey) if server]
 
     async def wait_until_ready(self) -> None:
         """Wait for ours; ask the others once.
@@ -68,25 +59,20 @@ def choose_servers(configuration: Configuration, home: StateDirectory, *, durabl
     """Embedded servers, except where the configuration names others.
 
     Raises:
-        CannotStart: this account cannot run embedded servers, or the home belongs to a control plane of two hosts and
-            DATABASE_URL names another database.
+        CannotStart: this account cannot run embedded servers.
     """
-    postgres = valkey = link = None
-    membership = read_membership(home)
-    if membership and configuration.database_url:
-        raise CannotStart(f"{home.path} has a database of two hosts: unset DATABASE_URL, which names another one.")
+    postgres = valkey = None
     database_url, redis_url = configuration.database_url, configuration.redis_url
     owner_url = database_url
     if not (database_url and redis_url):
         account, sockets = server_account(), socket_folder(configuration.home)
         if not database_url:
-            postgres = Postgres(home, sockets, account, durable=durable, membership=membership)
-            link = DatabaseLink(home, sockets, account, membership) if membership else None
+            postgres = Postgres(home, sockets, account, durable=durable)
             database_url, owner_url = postgres.url, postgres.owner_url
         if not redis_url:
             valkey = Valkey(home, sockets, account)
             redis_url = valkey.url
-    return Servers(postgres, valkey, database_url, owner_url or database_url, redis_url, link)
+    return Servers(postgres, valkey, database_url, owner_url or database_url, redis_url)
 
 
 async def _require_database(url: str) -> None:

@@ -43,10 +43,6 @@ class LauncherState:
     redis_url: str = ""
     phase: LauncherPhase = LauncherPhase.STARTING
     reason: str = ""
-    membership_applied: int = 0
-    """How often it has taken over, while it ran, which hosts the control plane has, or tried to."""
-    membership_problem: str = ""
-    """Why it could not the last time."""
     sessions: dict[str, int] = field(default_factory=dict)
     """Name of a supervised process -> its pid, which is also the id of its session."""
 

@@ -15,8 +15,6 @@ import psutil
 from controlplane.embedded.configuration import CHECKOUT, Configuration
 from controlplane.embedded.console import Console
 from controlplane.embedded.follower import is_alive
-from controlplane.embedded.host_keeper import said_of_database
-from controlplane.embedded.membership import read_membership
 from controlplane.embedded.preflight import HOST
 from controlplane.embedded.process_environment import control_plane_environment
 from controlplane.embedded.process_ownership import describe, processes_of
@@ -42,29 +40,11 @@ def show_status(configuration: Configuration, home: StateDirectory, console: Con
         return 1
     console.plain(f"Launcher {state.pid}: {state.phase}{f' ({state.reason})' if state.reason else ''}")
     console.plain(f"Dashboard http://127.0.0.1:{state.port}/")
-    for line in host_lines(home):
-        console.plain(line)
     for name, pid in state.sessions.items():
         console.plain(f"  {name:<10} {_process_line(pid)}")
     resident = sum(_resident_bytes(process) for process in running) // _MIB
     console.plain(f"  {len(running)} processes in all, {resident} MiB resident")
     return 1 if state.phase is LauncherPhase.STOPPING else wait_for_cells(configuration, home, _PROBE_ONCE_S)
-
-
-def host_lines(home: StateDirectory) -> list[str]:
-    """Of a control plane of two hosts: both, and what became of this one's database; else none.
-
-    Raises:
-        CannotStart: what the home says of them is damaged.
-    """
-    membership = read_membership(home)
-    if membership is None:
-        return []
-    own, other = membership.own, membership.other
-    lines = [f"Control hosts: {own.name} at {own.address}, which is this one, and {other.name} at {other.address}"]
-    if text := said_of_database(home):
-        lines.append(f"  {own.name}: {text}")
-    return lines
 
 
 def wait_for_cells(configuration: Configuration, home: StateDirectory, wait_s: float) -> int:

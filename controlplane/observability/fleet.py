@@ -100,8 +100,6 @@ class FleetGauges(Collector):
         yield _gauge(
             "control_host_silent_seconds", "Since a host of the control plane was heard.", ("host",), _silent()
         )
-        yield _gauge("standby_lag_bytes", "What the database's standby lacks.", ("host",), _standby_lag())
-        yield _gauge("commits_synchronous", "1 while commits wait for the standby.", (), _synchronous())
         yield _gauge("audit_head", "Number of the last audit record.", (), _audit_head())
         yield _gauge("audit_records_unexported", "Audit records that wait for export.", ("target",), _unexported())
 
@@ -292,18 +290,6 @@ def _queue_age() -> Iterator[Row]:
 def _silent() -> Iterator[Row]:
     for host in control_hosts().hosts:
         yield (host.name,), host.silent_s
-
-
-def _standby_lag() -> Iterator[Row]:
-    for host in control_hosts().hosts:
-        if host.lag_bytes is not None:
-            yield (host.name,), host.lag_bytes
-
-
-def _synchronous() -> Iterator[Row]:
-    hosts = control_hosts()
-    if hosts.hosts:
-        yield (), float(hosts.is_synchronous)
 
 
 def _audit_head() -> Iterator[Row]:

@@ -16,7 +16,7 @@ from rest_framework.views import APIView
 
 from controlplane.observability.exposition import host_registry
 from controlplane.observability.fleet import FleetGauges
-from kernel.control_hosts import ControlHostStanding, control_hosts
+from kernel.control_hosts import control_hosts
 from kernel.loop_passes import control_standing
 
 HEALTH_KEPT_S = 1.0
@@ -46,20 +46,9 @@ def _look() -> tuple[int, dict[str, Any]]:
         "last_pass_s": _rounded(standing.last_pass_s),
         "queue_s": _rounded(standing.queue_s),
         "loops": {loop.loop: _rounded(loop.age_s) for loop in standing.loops},
-        "hosts": [_host(host) for host in hosts.hosts],
+        "hosts": [{"name": host.name, "silent_s": _rounded(host.silent_s)} for host in hosts.hosts],
         "hosts_are_well": not hosts.problems,
         "hosts_summary": str(hosts),
-    }
-
-
-def _host(host: ControlHostStanding) -> dict[str, Any]:
-    return {
-        "name": host.name,
-        "database": host.database,
-        "commits": host.commits,
-        "lag_bytes": host.lag_bytes,
-        "lag_s": _rounded(host.lag_s),
-        "silent_s": _rounded(host.silent_s),
     }
 
 

@@ -61,7 +61,7 @@ MEASURED_EVERY_S = 1.0
 DATABASE_AWAY = (OperationalError, InterfaceError)
 """What a flush that fails says of the database; other errors say something of one report."""
 STORES_AGAIN_WITHIN_S = 60.0
-"""Longer than PostgreSQL takes to move to its standby. Then agents are sent to another web process, if there is one."""
+"""Longer than a failover of PostgreSQL. Then agents are sent to another web process, if there is one."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -379,7 +379,7 @@ class AgentHub:
         await asyncio.sleep(PREFIXES_EVERY_S)
 
     async def _watch_loop(self) -> None:
-        """Whether the controller makes passes, and a host or its standby is away: they cannot say so themselves."""
+        """Watch the control loops and the other control hosts: one that has stopped cannot report it itself."""
         await asyncio.sleep(LOOK_EVERY_S)
         await self.in_database(Lane.ORDERS, lambda: self._loop_watch.look(clock.now()))
         await self.in_database(Lane.ORDERS, lambda: self._host_watch.look(clock.now()))

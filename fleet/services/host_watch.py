@@ -1,5 +1,5 @@
-"""Opens an incident when a host of the control plane is silent, or its database has no standby that has everything, and
-closes it when that is over. Every web process looks; an incident is open once."""
+"""Opens an incident when a host of the control plane is silent, and closes it when the host is heard again. Every web
+process checks; an incident is opened once."""
 
 from datetime import datetime
 
@@ -12,18 +12,22 @@ KIND = "control-host"
 
 
 class ControlHostWatch:
-    """The look of one process. What is wrong must be so at two looks in a row: hosts are started anew."""
+    """The checks of one process. A host must be silent in two checks in a row, because hosts restart."""
 
     def __init__(self) -> None:
         self._suspected: frozenset[str] = frozenset()
 
     def look(self, now: datetime) -> None:
         """To be called every few seconds."""
-        problems = control_hosts().problems
+        found = control_hosts()
+        problems, known = found.problems, {host.name for host in found.hosts}
         incidents = Incident.objects.filter(kind=KIND, state=IncidentState.OPEN.value)
         opened = set(incidents.values_list("subject", flat=True))
         for subject in sorted(problems.keys() & self._suspected - opened):
             incident_open(kind=KIND, subject=subject, summary=problems[subject], evidence={}, now=now)
         for subject in sorted(opened - problems.keys()):
-            incidents_close(kind=KIND, subject=subject, resolution="it is well again", now=now)
+            resolution = (
+                "it is heard again" if subject in known else "it no longer counts as a host of the control plane"
+            )
+            incidents_close(kind=KIND, subject=subject, resolution=resolution, now=now)
         self._suspected = frozenset(problems)

@@ -1,10 +1,11 @@
-"""A fleet on the laboratory's hosts: c1 runs the control plane as `make up` does, c2 joins it by the commands for that,
-and every node and ingress joins by the line that `switchyard machine add` prints, as any host would. What a host
+"""A fleet on the laboratory's hosts: c1 and c2 run the control plane as `make up` does, on a database that they share.
+Every node and ingress joins by the line that `switchyard machine add` prints, as any host would. What a host
 installed starts by itself when it boots.
 """
 
 import contextlib
-import sys
+import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,15 +19,17 @@ import httpx
 
 from controlplane.embedded.state_directory import OPERATOR, StateDirectory
 from lab.hosts import client
+from lab.hosts.database import database_url
 from lab.hosts.file_tree import START_AT_BOOT, write
 from lab.hosts.places import CHECKOUT, Places
-from lab.hosts.second_control import SecondControl
-from lab.hosts.topology import Host, NoLaboratory, Role, Topology
+from lab.hosts.topology import DATABASE, Host, NoLaboratory, Role, Topology
 
 FIRST_CONTROL, SECOND_CONTROL = "c1", "c2"
 WEB_PORT, AGENT_PORT, INGRESS_PORT = 8000, 8443, 8080
 """On their hosts."""
 CONTROL_HOME = "/var/lib/switchyard"
+TOKEN, SETTINGS = "operator-token", "settings.json"
+"""Files of that home which every control host needs."""
 START_SCRIPT = f"{START_AT_BOOT}/switchyard.start"
 INSTANCE_TYPE = "local.cpu"
 DEPLOYMENT, NODES_PER_CELL = "sim-70b", 2
@@ -84,34 +87,54 @@ def read_ports(environ: Mapping[str, str]) -> Ports:
     return Ports(*found)
 
 
-def exports(host: Host, more: Mapping[str, str] = MappingProxyType({})) -> str:
+def exports(topology: Topology, host: Host, more: Mapping[str, str] = MappingProxyType({})) -> str:
     """What the launcher of a host of the control plane gets, as lines of a shell; `more` counts before the usual."""
+    controls = [each for each in topology.hosts.values() if each.role is Role.CONTROL]
+    shared = {"DATABASE_URL": database_url(topology.host(DATABASE).address)} if DATABASE in topology.hosts else {}
     environment = {
         "SWITCHYARD_HOME": CONTROL_HOME,
         "SWITCHYARD_CACHE": "/var/cache/switchyard",
         "SWITCHYARD_AGENT_LISTEN": "0.0.0.0",  # noqa: S104 - in the laboratory's network
-        "SWITCHYARD_AGENT_URL": f"https://{host.address}:{AGENT_PORT}",
+        "SWITCHYARD_AGENT_URL": ",".join(f"https://{each.address}:{AGENT_PORT}" for each in controls),
         "SWITCHYARD_ALLOWED_HOSTS": f"{host.name},{host.address},127.0.0.1,localhost",
         "SWITCHYARD_DEMO_PROVIDER": "machines",
         "ENGINE": "sim",
+        **shared,
         **more,
     }
-    return "\n".join(f"export {name}={value}" for name, value in environment.items())
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items())
 
 
-def start_script(host: Host, python: Path, more: Mapping[str, str] = MappingProxyType({})) -> str:
-    """What a host of the control plane starts when it boots; one that is to join, once it has."""
-    waits = "" if host.name == FIRST_CONTROL else f"[ -e {CONTROL_HOME}/control-hosts.json ] || exit 0\n"
-    return f"#!/bin/sh\n{waits}cd '{CHECKOUT}'\n{exports(host, more)}\nexec '{python}' -m controlplane.embedded up\n"
+def start_script(topology: Topology, host: Host, python: Path, more: Mapping[str, str] = MappingProxyType({})) -> str:
+    """What a host of the control plane starts when it boots: the launcher, once what that needs is there."""
+    lines = ["#!/bin/sh", f"cd '{CHECKOUT}'", exports(topology, host, more)]
+    if host.name != FIRST_CONTROL:
+        lines.append(_until(f"[ -e {CONTROL_HOME}/{SETTINGS} ]"))
+    if DATABASE in topology.hosts:
+        asked = "import os, psycopg; psycopg.connect(os.environ['DATABASE_URL'], connect_timeout=2)"
+        lines.append(_until(f"'{python}' -c \"{asked}\" 2>/dev/null"))
+    return "\n".join([*lines, f"exec '{python}' -m controlplane.embedded up", ""])
+
+
+def _until(command: str) -> str:
+    return f"until {command}; do sleep 0.5; done"
+
+
+def database_script(host: Host, python: Path) -> str:
+    """What the host of the shared database starts when it boots."""
+    lines = ["#!/bin/sh", f"cd '{CHECKOUT}'", f"export SWITCHYARD_HOME={CONTROL_HOME}"]
+    return "\n".join([*lines, f"exec '{python}' -m lab.hosts.database {host.address}", ""])
 
 
 def install_control_plane(
     places: Places, topology: Topology, python: Path, more: Mapping[str, str] = MappingProxyType({})
 ) -> None:
     """Have its hosts start the control plane at their next boot, with this environment beside the usual."""
-    for name in (FIRST_CONTROL, SECOND_CONTROL):
-        if name in topology.hosts:
-            write(places.files_of(name), START_SCRIPT, start_script(topology.host(name), python, more))
+    for host in topology.hosts.values():
+        if host.role is Role.CONTROL:
+            write(places.files_of(host.name), START_SCRIPT, start_script(topology, host, python, more))
+        elif host.role is Role.DATABASE:
+            write(places.files_of(host.name), START_SCRIPT, database_script(host, python))
 
 
 class Fleet:
@@ -123,7 +146,7 @@ class Fleet:
         self.control_urls = {FIRST_CONTROL: self.url}
         """Host of the control plane -> where its dashboard answers."""
         self.control_urls |= {each.host: f"http://127.0.0.1:{each.here}" for each in ports.second_dashboard(topology)}
-        self.token = places.files_of(FIRST_CONTROL) / CONTROL_HOME.strip("/") / "operator-token"
+        self.token = places.files_of(FIRST_CONTROL) / CONTROL_HOME.strip("/") / TOKEN
 
     def login(self) -> str:
         """How a person gets in, as `make up` says it; nothing of a password while there is none."""
@@ -175,21 +198,25 @@ class Fleet:
         """
         self._until(self._regions, UP_WITHIN_S, "the control plane does not answer")
         self._say("the control plane answers")
-        self._join_second_control()
+        self._give_secrets()
         self._want_cells()
         self._join_all()
         self._until(self._every_cell_is_ready, READY_WITHIN_S, "not every cell is ready")
         self._say("every cell is ready")
 
-    def second_control(self) -> SecondControl:
-        """The host that joins the control plane."""
-        first, second = self._topology.host(FIRST_CONTROL), self._topology.host(SECOND_CONTROL)
-        return SecondControl(self._places, first, second, Path(sys.executable), exports, START_SCRIPT, self._say)
-
-    def _join_second_control(self) -> None:
-        joined = self._places.files_of(SECOND_CONTROL) / CONTROL_HOME.strip("/") / "control-hosts.json"
-        if SECOND_CONTROL in self._topology.hosts and not joined.exists():
-            self.second_control().join()
+    def _give_secrets(self) -> None:
+        """Copy the files that make further hosts part of this control plane; they wait for the last one."""
+        for host in self._topology.hosts.values():
+            home = self._places.files_of(host.name) / CONTROL_HOME.strip("/")
+            if host.role is not Role.CONTROL or (home / SETTINGS).exists():
+                continue
+            home.mkdir(exist_ok=True)
+            home.chmod(0o711)
+            for name in (TOKEN, SETTINGS):
+                content = (self.token.parent / name).read_bytes()
+                with os.fdopen(os.open(home / f"{name}.new", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                    file.write(content)
+                (home / f"{name}.new").rename(home / name)
 
     def _want_cells(self) -> None:
         """A cell in each region that has hosts enough for one, and none elsewhere. Another number that somebody chose
@@ -225,7 +252,7 @@ class Fleet:
             time.sleep(POLL_S)
 
     def _join_all(self) -> None:
-        hosts = [host for host in self._topology.hosts.values() if host.role is not Role.CONTROL]
+        hosts = [host for host in self._topology.hosts.values() if host.role in {Role.NODE, Role.INGRESS}]
         waiting = [host for host in hosts if not self._has_joined(host)]
         groups: dict[tuple[str, Role], list[Host]] = {}
         for host in waiting:

@@ -59,11 +59,11 @@ class Places:
 
     def views(self, role: Role) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What a host of this role is shown of the real one, and what is hidden from it. This checkout only the hosts
-        of the control plane see: all others have what they fetched themselves and nothing else."""
+        of the control plane and its database see: all others have what they fetched themselves and nothing else."""
         prefix = str(self.python.parent.parent)
         environment = [str(Path(sys.prefix).resolve())] if sys.prefix != sys.base_prefix else []
         ours = (str(CHECKOUT), str(self.cache), *environment)
-        if role is Role.CONTROL:
+        if role in {Role.CONTROL, Role.DATABASE}:
             return tuple(path for path in (prefix, *ours) if is_within(path, OWN)), ()
         hidden = tuple(path for path in (*ours, str(self.home)) if not is_within(path, OWN))
         return (prefix,) if is_within(prefix, (*OWN, *hidden)) else (), hidden

@@ -14,6 +14,8 @@ CONTROL_SITE = "control"
 OUTSIDE = "outside"
 CLOUD = "aws"
 """The host at which the cloud of tests answers, where a laboratory has one."""
+DATABASE = "db"
+"""The host of the database that several hosts of the control plane share."""
 CORE = "core"
 """The router between the sites. The hosts of the control plane are on it themselves: they belong to no region."""
 REGIONS = ("us-east-1", "us-west-2")
@@ -21,6 +23,7 @@ EVERYTHING = IPv4Network("10.0.0.0/8")
 MOST_REGIONS = 100
 CLOUD_NUMBER = 200
 """Of its address in the control plane's network."""
+DATABASE_NUMBER = 201
 MOST_HOSTS_OF_A_SITE = 99
 """Of one role: their addresses are `FIRST_OF_ROLE` and upwards."""
 LONGEST_NAME = 15
@@ -34,6 +37,7 @@ class Role(StrEnum):
     INGRESS = "ingress"
     NODE = "node"
     CLOUD = "cloud"
+    DATABASE = "database"
     GUEST = "guest"
     """It comes and goes while the laboratory runs."""
 
@@ -77,7 +81,8 @@ class Topology:
 
     @cached_property
     def hosts(self) -> dict[str, Host]:
-        """Name -> host: c1 and upwards, then i1 and n1 and upwards, region after region, then guests."""
+        """Name -> host: c1 and upwards, then i1 and n1 and upwards, region after region, the database of several
+        control hosts, the cloud, then guests."""
         controls = [(CONTROL_SITE, Role.CONTROL, self.controls)]
         rest = [
             (region, role, count)
@@ -91,6 +96,9 @@ class Topology:
                 numbers[role] += 1
                 name = f"{LETTER[role]}{numbers[role]}"
                 hosts[name] = Host(name, role, site, self.networks[site][FIRST_OF_ROLE[role] + index])
+        if self.controls > 1:
+            address = self.networks[CONTROL_SITE][DATABASE_NUMBER]
+            hosts[DATABASE] = Host(DATABASE, Role.DATABASE, CONTROL_SITE, address)
         if self.cloud:
             hosts[CLOUD] = Host(CLOUD, Role.CLOUD, CONTROL_SITE, self.networks[CONTROL_SITE][CLOUD_NUMBER])
         return hosts | {guest.name: guest for guest in self.guests}

@@ -10,8 +10,7 @@ from functools import partial
 from math import inf
 
 from lab.hosts import client, verdicts
-from lab.hosts.databases import Databases, PowerOff
-from lab.hosts.fleet import DEPLOYMENT, READY_WITHIN_S, SECOND_CONTROL, Fleet, Row
+from lab.hosts.fleet import DEPLOYMENT, READY_WITHIN_S, Fleet, Row
 from lab.hosts.load import streaming
 from lab.hosts.places import Places
 from lab.hosts.topology import CONTROL_SITE, NoLaboratory, Role, Topology
@@ -43,9 +42,7 @@ class Target(StrEnum):
     SPARE = "spare"
     INGRESS = "ingress"
     CONTROL = "control"
-    """A host of the control plane: the one with the standby, or with clocks the first."""
-    DATABASE = "database"
-    """That of the control plane whose database takes writes: the other one is promoted."""
+    """The last host of the control plane, or with clocks the first."""
 
 
 TARGETS = {
@@ -60,8 +57,7 @@ TARGETS = {
 @dataclass(frozen=True, slots=True)
 class _Step:
     """One round: what happens to whom and what ends it, which `lasts_s` at least. `heal`: waits until the fleet has
-    healed itself, or does what a person does, and says how many seconds that took; None: there is nothing to heal.
-    `database`: what is known of that."""
+    healed itself, and returns how many seconds that took; None: there is nothing to heal."""
 
     title: str
     harmed: Harmed
@@ -69,7 +65,6 @@ class _Step:
     end: Callable[[], object]
     heal: Callable[[], float] | None = None
     lasts_s: float = 0.0
-    database: PowerOff | None = None
 
 
 @dataclass
@@ -86,9 +81,6 @@ class Trial:
     say: Callable[[str], None]
     wrong: list[str] = field(default_factory=list)
     healed_s: dict[str, list[float]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.databases = Databases(self.places, self.topology, self.fleet)
 
     def run(self, kind: Kind, targets: Sequence[Target], rounds: int) -> bool:
         """All rounds; whether all went well.
@@ -114,16 +106,12 @@ class Trial:
             for region in self.topology.regions[:1]:
                 yield region, lambda region=region: self._region_cut(region)  # type: ignore[misc]
             return
-        for target in targets or self._targets(kind):
+        for target in targets or TARGETS[kind]:
             if kind is Kind.SKEW:
                 for by_s in STEPS_S:
                     yield f"{target}, {by_s:+g} s", lambda t=target, s=by_s: self._skew(t, s)  # type: ignore[misc]
             else:
                 yield target, lambda t=target: self._one_host(kind, t)  # type: ignore[misc]
-
-    def _targets(self, kind: Kind) -> list[Target]:
-        has_standby = SECOND_CONTROL in self.topology.hosts
-        return [target for target in TARGETS[kind] if has_standby or target is not Target.DATABASE]
 
     def _region_cut(self, region: str) -> _Step:
         return _Step(
@@ -135,8 +123,6 @@ class Trial:
         )
 
     def _one_host(self, kind: Kind, target: Target) -> _Step:
-        if target is Target.DATABASE:
-            return self._primary()
         host, cell = self._chosen(target)
         harmed = self._harmed(host, cell)
         heal = partial(self._healed_after, harmed) if cell else None
@@ -154,18 +140,6 @@ class Trial:
             lasts_s=self.seconds,
         )
 
-    def _primary(self) -> _Step:
-        off = PowerOff(self.databases, self.databases.primary())
-        return _Step(
-            title=f"power-off of {off.lost} ({Target.DATABASE})",
-            harmed=Harmed(frozenset({off.lost})),
-            begin=off.begin,
-            end=off.end,
-            heal=off.heal,
-            lasts_s=self.seconds,
-            database=off,
-        )
-
     def _skew(self, target: Target, by_s: float) -> _Step:
         host, _ = self._chosen(target, first=True)
         return _Step(
@@ -181,9 +155,7 @@ class Trial:
         if target in {Target.INGRESS, Target.CONTROL}:
             role = Role.INGRESS if target is Target.INGRESS else Role.CONTROL
             names = [host.name for host in self.topology.hosts.values() if host.role is role]
-            if target is Target.INGRESS or first or len(names) == 1:
-                return names[0], ""
-            return self.databases.other(self.databases.primary()), ""
+            return names[0 if target is Target.INGRESS or first else -1], ""
         hosts = self._hosts()
         for node in sorted(self._rows("nodes"), key=lambda row: str(row["id"])):
             if node["role"] == target and node["id"] in hosts and node["state"] == "ready":
@@ -209,13 +181,11 @@ class Trial:
                 step.end()
             time.sleep(AFTER_S)
         problems = ["it was not healed"] if healed_s == inf else []
-        problems += step.database.problems if step.database else []
         problems += self._whole_again()
         problems += verdicts.unexcused(streams, step.harmed)[:5]
         problems += verdicts.restarted(before, verdicts.engines(self._rows("nodes")), step.harmed)
         problems += verdicts.wrong_events(self._events(since), step.harmed)
         healed = f"; healed after {healed_s:.1f} s" if healed_s is not None else ""
-        healed += f"; {step.database.said}" if step.database else ""
         self.say(f"{number}. {step.title}: {verdicts.count(streams, step.harmed)}{healed}")
         for problem in problems:
             self.say(f"  WRONG: {problem}")

@@ -10,7 +10,6 @@ from kernel.decoding import UnstorableText, decode_json
 ROOT = Path(__file__).resolve().parents[2]
 READ_OUR_OWN = {
     "controlplane/management/commands/seed_demo.py",
-    "controlplane/embedded/bundle.py",
     "fleet/providers/aws/interfaces.py",
     "fleet/providers/aws/prices.py",
     "fleet/services/cloud_ownership.py",

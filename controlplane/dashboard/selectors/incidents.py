@@ -34,8 +34,8 @@ class IncidentList:
 @dataclass(frozen=True, slots=True)
 class FleetHealth:
     """The fleet in numbers. `problems`: open incidents that are no shadow ones, and broken cells without an
-    incident. `approvals`: those that are pending. `control`: how far behind the control loops are; `hosts`: those of
-    a control plane that has several."""
+    incident. `approvals`: those that are pending. `control`: how far behind the control loops are; `hosts`: of the
+    control plane."""
 
     incidents: int
     cells: int

@@ -9,9 +9,9 @@ import pytest
 from accounts.models import Approval, ApprovalRule
 from controlplane.observability import views
 from fleet.models import AgentRelease, AgentRollout, Cell, DeploymentRegion, Incident, Invitation, Node, Region, Rollout
-from kernel import clock
+from kernel.control_hosts import control_host_seen
 from kernel.loop_passes import loop_passed
-from kernel.models import ControlHost, Event, LoopPass
+from kernel.models import Event, LoopPass
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 from tests.fleet.capacity import TYPE, pool
@@ -88,11 +88,9 @@ def test_status_says_how_far_behind_the_control_loops_are(
 
 def test_status_says_how_two_control_hosts_are(switchyard: Switchyard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "HEALTH_KEPT_S", -1.0)
-    now = clock.now()
-    ControlHost.objects.create(
-        name="control-1", address="10.0.0.1", agent_url="", joined_at=now, seen_at=now, database="primary"
-    )
-    assert "control hosts: control-1 primary; no standby has everything" in switchyard("status").out
+    control_host_seen("control-1")
+    control_host_seen("control-2")
+    assert "control hosts: control-1, control-2" in switchyard("status").out
 
 
 def test_one_thing_is_described_with_its_events(switchyard: Switchyard, cell: Cell) -> None:

@@ -1,23 +1,18 @@
 """What a launcher does while its fleet is slow, its disk full, or what it asks silent. No process of it runs."""
 
 import io
-import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import pytest
 
-from controlplane.embedded import __main__ as embedded_main
-from controlplane.embedded.configuration import CannotStart, Configuration, Engine, read_configuration
+from controlplane.embedded.configuration import CannotStart, read_configuration
 from controlplane.embedded.console import Console
 from controlplane.embedded.control_plane import Management
 from controlplane.embedded.launcher import Launcher
-from controlplane.embedded.membership import read_membership, write_membership
 from controlplane.embedded.processes import OneshotResult
 from controlplane.embedded.state_directory import LauncherPhase, StateDirectory
-from tests.controlplane.embedded.control_hosts import membership_pair
 from tests.controlplane.embedded.processes import prepared_home
 
 
@@ -129,61 +124,3 @@ def test_a_disk_that_refuses_the_state_stops_nothing(home: StateDirectory, monke
     monkeypatch.setattr(home, "write_state", refuse)
     launcher._publish(sessions={"web": 7})
     assert "no space left on device; `make status` shows an older state" in screen.getvalue()
-
-
-@pytest.mark.asyncio
-async def test_hosts_that_cannot_be_taken_over_leave_everything_as_it_was(
-    home: StateDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries, started = [], []
-
-    async def restart() -> None:
-        tries.append(read_membership(home))
-        if len(tries) == 1:
-            raise CannotStart("10.0.0.1:5432 is taken.")
-
-    async def start() -> None:
-        started.append("processes")
-
-    screen = io.StringIO()
-    launcher = launcher_of(home, screen)
-    monkeypatch.setattr(launcher, "_restart_servers", restart)
-    monkeypatch.setattr(launcher, "_start_processes", start)
-    first, _ = membership_pair()
-    write_membership(home, first)
-    await launcher._apply_membership()
-    assert (tries, started) == ([first, None], ["processes"])
-    state = home.read_state()
-    assert state is not None
-    assert (state.membership_applied, state.membership_problem) == (1, "10.0.0.1:5432 is taken.")
-    assert "Going back to what was before" in screen.getvalue()
-
-
-class LauncherThatEnds:
-    """Keeps what it was made with, and runs nothing."""
-
-    configurations: ClassVar[list[Configuration]] = []
-
-    def __init__(self, configuration: Configuration, *_: object, foreground: bool) -> None:
-        self.configurations.append(configuration)
-
-    async def run(self) -> int:
-        return 0
-
-
-@pytest.mark.parametrize(("own", "standby_away_s"), [({}, None), ({"SWITCHYARD_STANDBY_AWAY_S": "30"}, 30.0)])
-def test_a_launcher_takes_over_what_the_first_host_of_two_said(
-    home: StateDirectory, own: dict[str, str], standby_away_s: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, second = membership_pair()
-    write_membership(home, replace(second, shared={"SWITCHYARD_STANDBY_AWAY_S": "never", "ENGINE": "sim"}))
-    for name in ("SWITCHYARD_STANDBY_AWAY_S", "ENGINE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, text in {**own, "SWITCHYARD_HOME": str(home.path)}.items():
-        monkeypatch.setenv(name, text)
-    monkeypatch.setattr(os, "umask", lambda _: 0)  # that of this process is not its own
-    monkeypatch.setattr(embedded_main, "Launcher", LauncherThatEnds)
-    monkeypatch.setattr(LauncherThatEnds, "configurations", [])
-    assert embedded_main.main(["up", "--background"]) == 0
-    [configuration] = LauncherThatEnds.configurations
-    assert (configuration.standby_away_s, configuration.engine) == (standby_away_s, Engine.SIM)

@@ -1,6 +1,7 @@
 """How far behind the control loops are stands where people and programs look: quietly while all is well."""
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from django.test import Client
 
 from controlplane.observability import views
 from kernel import clock
+from kernel.control_hosts import control_host_seen
 from kernel.control_standing import HOUSEKEEPING
 from kernel.loop_passes import loop_passed
 from kernel.models import ControlHost, LoopPass
@@ -87,32 +89,15 @@ def test_metrics_have_the_ages() -> None:
     assert "switchyard_housekeeping_queue_age_seconds 40." in text
 
 
-def two_hosts(commits: str) -> None:
-    for name, database, stated in (("control-1", "primary", commits), ("control-2", "standby", "")):
-        ControlHost.objects.create(
-            name=name,
-            address="10.0.0.1",
-            agent_url="https://10.0.0.1:8443",
-            joined_at=clock.now(),
-            seen_at=clock.now(),
-            database=database,
-            commits=stated,
-            lag_bytes=4096 if database == "standby" else None,
-        )
-
-
-def test_two_control_hosts_stand_in_health_metrics_and_on_every_page() -> None:
-    two_hosts("synchronous")
+def test_two_control_hosts_are_in_health_metrics_and_on_every_page() -> None:
+    control_host_seen("control-1")
+    assert "Control hosts" not in page()
+    control_host_seen("control-2")
     _, told = health()
-    assert told["hosts_are_well"] is True
-    assert [(host["name"], host["database"], host["commits"]) for host in told["hosts"]] == [
-        ("control-1", "primary", "synchronous"),
-        ("control-2", "standby", ""),
-    ]
-    text = bearer().get("/metrics").content.decode()
-    assert 'switchyard_standby_lag_bytes{host="control-2"} 4096.0' in text
-    assert "switchyard_commits_synchronous 1.0" in text
-    assert "Control hosts: control-1 primary, control-2 standby" in page()
-    ControlHost.objects.filter(name="control-1").update(commits="asynchronous")
-    assert re.search(r"tone-bad[^>]*>.*no standby has everything", page(), re.DOTALL)
+    assert (told["hosts_are_well"], told["hosts_summary"]) == (True, "control-1, control-2")
+    assert [host["name"] for host in told["hosts"]] == ["control-1", "control-2"]
+    assert 'switchyard_control_host_silent_seconds{host="control-2"}' in bearer().get("/metrics").content.decode()
+    assert "Control hosts: control-1, control-2" in page()
+    ControlHost.objects.filter(name="control-1").update(seen_at=clock.now() - timedelta(minutes=1))
+    assert re.search(r"tone-bad[^>]*>.*control-1 silent since", page(), re.DOTALL)
     assert health()[1]["hosts_are_well"] is False

@@ -1,4 +1,4 @@
-"""A control host that is silent, and a database without a standby, are incidents until they are over."""
+"""A control host that is silent is an incident until it is heard again."""
 
 from datetime import timedelta
 
@@ -7,53 +7,52 @@ import pytest
 from fleet.models import Incident
 from fleet.services.host_watch import KIND, ControlHostWatch
 from kernel import clock
+from kernel.control_hosts import control_host_left, control_host_seen
 from kernel.models import ControlHost
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db
 
 
-def host(name: str, database: str, commits: str = "") -> None:
-    now = clock.now()
-    ControlHost.objects.create(
-        name=name,
-        address="10.0.0.1",
-        agent_url="https://10.0.0.1:8443",
-        joined_at=now,
-        seen_at=now,
-        database=database,
-        commits=commits,
-        commits_since=now,
-    )
-
-
 def opened() -> list[str]:
     return sorted(Incident.objects.filter(kind=KIND, state="open").values_list("subject", flat=True))
 
 
-def test_what_lasts_longer_than_a_look_is_an_incident_until_it_is_over() -> None:
-    host("control-1", "primary", "synchronous")
-    host("control-2", "standby")
+def silence(name: str) -> None:
+    ControlHost.objects.filter(name=name).update(seen_at=clock.now() - timedelta(minutes=1))
+
+
+@pytest.fixture
+def watch() -> ControlHostWatch:
+    """Of one web process, while both hosts are well."""
+    control_host_seen("control-1")
+    control_host_seen("control-2")
     watch = ControlHostWatch()
     watch.look(NOW)
     watch.look(NOW)
     assert opened() == []
-    ControlHost.objects.filter(name="control-1").update(commits="asynchronous")
-    ControlHost.objects.filter(name="control-2").update(seen_at=clock.now() - timedelta(minutes=1))
-    watch.look(NOW)
-    assert opened() == []
-    watch.look(NOW)
-    watch.look(NOW)
-    assert opened() == ["control-2", "standby"]
-    assert Incident.objects.count() == 2
-    ControlHost.objects.filter(name="control-1").update(commits="synchronous")
-    ControlHost.objects.filter(name="control-2").update(seen_at=clock.now())
-    watch.look(NOW)
-    assert opened() == []
+    return watch
 
 
-def test_a_control_plane_of_one_host_has_none() -> None:
-    watch = ControlHostWatch()
-    watch.look(NOW)
+def test_silence_that_lasts_longer_than_a_look_is_one_incident_until_the_host_is_heard(watch: ControlHostWatch) -> None:
+    silence("control-2")
     watch.look(NOW)
     assert opened() == []
+    watch.look(NOW)
+    watch.look(NOW)
+    assert opened() == ["control-2"]
+    assert Incident.objects.count() == 1
+    control_host_seen("control-2")
+    watch.look(NOW)
+    assert opened() == []
+    assert Incident.objects.get().resolution == "it is heard again"
+
+
+def test_a_host_that_left_in_order_is_not_missed(watch: ControlHostWatch) -> None:
+    silence("control-2")
+    watch.look(NOW)
+    watch.look(NOW)
+    control_host_left("control-2")
+    watch.look(NOW)
+    assert opened() == []
+    assert Incident.objects.get().resolution == "it no longer counts as a host of the control plane"

@@ -37,7 +37,8 @@ def relays(conditions: Conditions, source: Host, destination: Host) -> int:
 
 
 def test_hosts_are_numbered_region_after_region() -> None:
-    assert list(LAB.hosts) == ["c1", "c2", *(f"i{number}" for number in range(1, 5)), *(f"n{n}" for n in range(1, 9))]
+    ingresses, nodes = (f"i{number}" for number in range(1, 5)), (f"n{number}" for number in range(1, 9))
+    assert list(LAB.hosts) == ["c1", "c2", *ingresses, *nodes, "db"]
     assert [LAB.hosts[name].site for name in ("c2", "i2", "i3", "n4", "n5")] == [
         "control", "us-east-1", "us-west-2", "us-east-1", "us-west-2"
     ]  # fmt: skip

@@ -1,7 +1,6 @@
 """What a host starts when it boots, and where a laboratory's things are."""
 
 import subprocess
-from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from lab.hosts import fleet, host
 from lab.hosts.client import Forward
 from lab.hosts.fleet import Ports, read_ports, start_script
 from lab.hosts.places import Places
-from lab.hosts.topology import Host, NoLaboratory, Role, Topology
+from lab.hosts.topology import NoLaboratory, Role, Topology
 
 CRONTAB = Path(host.__file__).with_name("crontab.sh")
 
@@ -74,9 +73,25 @@ def test_ports_are_those_of_make_up_and_each_ingress_has_one() -> None:
         read_ports({"SWITCHYARD_PORT": "http"})
 
 
-def test_the_control_plane_is_reached_by_its_address() -> None:
-    script = start_script(Host("c1", Role.CONTROL, "control", IPv4Address("10.0.0.1")), Path("/venv/bin/python"))
+def script_of(topology: Topology, name: str) -> str:
+    return start_script(topology, topology.host(name), Path("/venv/bin/python"))
+
+
+def test_one_control_host_is_reached_by_its_address_and_runs_its_own_database() -> None:
+    script = script_of(Topology(controls=1), "c1")
 
     assert "export SWITCHYARD_AGENT_URL=https://10.0.0.1:8443\n" in script
     assert script.endswith("exec '/venv/bin/python' -m controlplane.embedded up\n")
     assert fleet.CONTROL_HOME in script
+    assert "DATABASE_URL" not in script
+
+
+def test_two_control_hosts_share_a_database_and_agents_know_both() -> None:
+    topology = Topology(controls=2)
+    first, second = script_of(topology, "c1"), script_of(topology, "c2")
+
+    for script in (first, second):
+        assert "export SWITCHYARD_AGENT_URL=https://10.0.0.1:8443,https://10.0.0.2:8443\n" in script
+        assert "export DATABASE_URL='postgres://switchyard@10.0.0.201:5432/switchyard?sslmode=require" in script
+    waits = f"until [ -e {fleet.CONTROL_HOME}/settings.json ]"
+    assert (waits in first, waits in second) == (False, True), "c2 waits for the secrets of c1"
