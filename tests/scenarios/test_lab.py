@@ -1,29 +1,34 @@
 """A fleet on hosts of its own: a control plane, an ingress and two nodes that joined by the line, each with its own
-network, files and processes. One loses its power, and the cell serves again; nothing plain passes between hosts."""
+network, files and processes. One loses its power, and the cell serves again; nothing plain passes between hosts. Of two
+control hosts on one database, the second one goes on when the first loses its power."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from lab.hosts import client
 from lab.hosts.places import CHECKOUT, read_places
+from tests.controlplane.embedded.processes import eventually
 from tests.scenarios.running_fleet import free_ports
 
 pytestmark = [pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
 
-SMALLEST = ("--region", "us-east-1", "--nodes", "2", "--ingresses", "1", "--controls", "1", "--round-trip", "10ms")
+SMALL = ("--region", "us-east-1", "--nodes", "2", "--ingresses", "1", "--round-trip", "10ms")
 LIMIT_S = 600.0
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Of the command `lab`, with a home of its own; whatever runs there ends with the test."""
-    port = free_ports(2)
-    own = {"SWITCHYARD_HOME": str(tmp_path), "SWITCHYARD_PORT": str(port), "SWITCHYARD_INGRESS_PORT": str(port + 1)}
+    port = free_ports(3)
+    own = {"SWITCHYARD_HOME": str(tmp_path), "SWITCHYARD_PORT": str(port), "SWITCHYARD_INGRESS_PORT": str(port + 2)}
     try:
         yield {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", **own}
     finally:
@@ -45,7 +50,7 @@ def lab(environment: dict[str, str], *arguments: str) -> str:
 
 
 def test_a_host_that_loses_its_power_is_missed_and_healed_and_every_hop_is_tls(environment: dict[str, str]) -> None:
-    said = lab(environment, "up", "--detach", *SMALLEST)
+    said = lab(environment, "up", "--detach", "--controls", "1", *SMALL)
     assert [line.split()[0] for line in said.splitlines() if " joined in " in line] == ["i1", "n1", "n2"]
     said = lab(environment, "check")
     lines = said.splitlines()
@@ -53,3 +58,25 @@ def test_a_host_that_loses_its_power_is_missed_and_healed_and_every_hop_is_tls(e
     assert sum("a streamed answer through i1 in us-east-1" in line for line in lines) == 2
     assert lines[-1] == "lab check: every hop between hosts is TLS, and all is well"
     assert lab(environment, "down") == "The laboratory has ended.\n"
+
+
+def health(environment: dict[str, str]) -> dict[str, Any]:
+    """What the second control host says of the control plane; {} if it does not answer."""
+    try:
+        answer = httpx.get(f"http://127.0.0.1:{int(environment['SWITCHYARD_PORT']) + 1}/healthz", timeout=10.0)
+        told: dict[str, Any] = answer.json()
+    except (httpx.HTTPError, json.JSONDecodeError):
+        return {}
+    return told
+
+
+@pytest.mark.long
+def test_a_second_control_host_decides_when_the_first_loses_its_power(environment: dict[str, str]) -> None:
+    lab(environment, "up", "--detach", "--controls", "2", *SMALL)
+    assert eventually(lambda: health(environment).get("hosts_summary") == "c1, c2")
+    lab(environment, "power-off", "c1")
+    assert eventually(lambda: "c1 silent since" in health(environment).get("hosts_summary", ""))
+    assert eventually(lambda: health(environment).get("status") == "ok"), "c2 makes the passes"
+    lab(environment, "boot", "c1")
+    assert eventually(lambda: bool(health(environment).get("hosts_are_well")))
+    lab(environment, "check")
