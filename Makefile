@@ -101,20 +101,19 @@ fmt: environment-dev ## Format the code and fix what can be fixed.
 
 bench: environment-dev ## Measure the request path beside PyPI's routers, routing rules, caches, a retry storm (45 minutes).
 	rm -f .cache/bench/*.jsonl
-	$(VENV) -m bench.traffic.proxies --rounds 10
-	$(VENV) -m bench.traffic.routing
-	$(VENV) -m bench.traffic.real_routing --rounds 2
-	$(VENV) -m bench.traffic.replay mooncake --factors 1.0,1.3
-	$(VENV) -m bench.traffic.replay azure --policies "least,round robin" --cells 3
-	$(VENV) -m bench.traffic.real_replay
-	$(VENV) -m bench.traffic.retry_storm
-	$(VENV) -m bench.traffic.report
+	$(VENV) -m bench proxies --rounds 10
+	$(VENV) -m bench routing
+	$(VENV) -m bench real_routing --rounds 2
+	$(VENV) -m bench replay mooncake --factors 1.0,1.3
+	$(VENV) -m bench replay azure --policies "least,round robin" --cells 3
+	$(VENV) -m bench retry_storm
+	$(VENV) -m bench report
 
 bench-fleet: environment-dev ## Measure the cell proxy, placement, and how the fleet of make up answers and heals.
-	$(VENV) bench/proxy_overhead.py
-	$(VENV) bench/added_ttft.py
-	$(VENV) bench/placement.py
-	$(VENV) bench/heal.py
+	$(VENV) -m bench proxy_overhead
+	$(VENV) -m bench added_ttft
+	$(VENV) -m bench placement
+	$(VENV) -m bench heal
 
 simulate: environment ## Run a scenario on virtual time: make simulate S=rollout_under_faults SEEDS=200 (without S: list).
 	@exec $(VENV) -m simulator $(if $(S),$(S) --seeds $(or $(SEEDS),1) --first-seed $(or $(SEED),0) --figure .cache/simulations/$(S).html $(if $(SWEEP),--sweep) $(if $(V),-v),--help)
@@ -123,10 +122,10 @@ test-all: environment-dev ## Run the whole test suite and the tests marked `long
 	@exec env SWITCHYARD_FUZZ=500 $(VENV) -m pytest --long --numprocesses 3 --no-loadscope-reorder
 
 conformance: environment-dev ## Third-party clients against the running fleet's ingress: CLIENTS=openai-python,litellm names some, LARGE=1 adds large ones.
-	@exec $(VENV) -m bench.conformance --clients '$(CLIENTS)' $(if $(ENGINES),--engines '$(ENGINES)') $(if $(LARGE),--large) $(if $(WRITE),--write '$(WRITE)')
+	@exec $(VENV) -m bench conformance --clients '$(CLIENTS)' $(if $(ENGINES),--engines '$(ENGINES)') $(if $(LARGE),--large) $(if $(WRITE),--write '$(WRITE)')
 
 chaos: environment-dev ## Break the running sim fleet at random and judge it: make chaos SECONDS=1800 SEED=1 (600 s, seed 0).
-	@exec $(VENV) -m bench.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
+	@exec $(VENV) -m bench chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
 
 images: ## Build the images of control plane, node agent and ingress without a daemon: make images BASE=... TAG=... OPTIONS=... BUILDER="docker build".
 	@for name in control-plane node-agent ingress; do \

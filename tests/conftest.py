@@ -20,7 +20,7 @@ import hypothesis
 import psutil
 import pytest
 
-from tests.embedded_servers import EmbeddedServers
+from lab.embedded_servers import EmbeddedServers
 from tests.layers import FAST, LAYERS, RANKS, FilesAndLanes, Spent, layer_of, marks_of
 from tests.session_guard import holds_within, processes_of
 

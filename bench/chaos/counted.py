@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterable, Mapping
 
-from bench.live_fleet import Fleet
-from tests.load import Answer
+from bench.fleet.live_fleet import Fleet
+from lab.steady_load import Answer
 
 REFUSED = re.compile(r'^switchyard_requests_refused\{(?=[^}]*deployment="([^"]*)")[^}]*\} (\S+)$', re.MULTILINE)
 

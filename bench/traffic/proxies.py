@@ -1,11 +1,11 @@
-"""What lies between an application and its cells costs this: requests/s, time to first token, chunks/s, processor time.
+"""Requests/s, latency and CPU time of our path next to PyPI's routers.
 
 Cells that cost next to nothing take requests directly, through our ingress, through our ingress and cell proxies, and
 through the routers on PyPI, in rounds that alternate within one run. Every round is appended to a file; `report` sums
 it up. With `--apart` each contender has one processor for itself, and load and cells have another: where all share two,
 what load and cells take, the same for all, hides a part of what differs.
 
-    .venv/bin/python -m bench.traffic.proxies [--rounds 5] [--only ingress,direct] [--base-port 27000] [--apart]
+    .venv/bin/python -m bench proxies [--rounds 5] [--only ingress,direct] [--base-port 27000] [--apart]
 """
 
 import argparse
@@ -18,12 +18,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bench.places import ROOT
 from bench.traffic import contenders, wire
 from bench.traffic.contenders import MODEL, PEERS, PLACES, Contender
 from bench.traffic.identities import BenchFleet
 from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint
 
-CACHE = contenders.ROOT / ".cache" / "bench"
+CACHE = ROOT / ".cache" / "bench"
 WHOLE_PATH, PLAIN_PATH = "ingress + cell proxy", "ingress + cell proxy (plain links)"
 CELLS = 2
 CONNECTIONS = 64
@@ -150,8 +151,7 @@ def measure(program: Path, contender: Contender) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--base-port", type=int, default=27000)
     parser.add_argument("--only", default="", help="names of contenders, with commas; direct is always measured")
@@ -176,7 +176,3 @@ def main() -> None:
                         print(row, flush=True)
         with results_path.open("a", encoding="utf-8") as results:
             results.write(json.dumps({"absent": absent}) + "\n")
-
-
-if __name__ == "__main__":
-    main()

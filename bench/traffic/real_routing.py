@@ -1,9 +1,9 @@
-"""The routing question once more with real parts: `sim` cells and their proxies, one slow, behind HAProxy by each rule.
+"""Latency by routing rule with one slow cell, with real HAProxy and `sim` cells.
 
 It confirms what `routing` simulates. Ours is the ingress as it is; the other rules are HAProxy's, in a configuration
 of this bench without limits or a queue, so that only the rule differs.
 
-    .venv/bin/python -m bench.traffic.real_routing [--rate 25] [--seconds 60] [--rounds 1] [--only ours]
+    .venv/bin/python -m bench real_routing [--rate 25] [--seconds 60] [--rounds 1] [--only ours]
 """
 
 import argparse
@@ -16,10 +16,11 @@ from typing import Any
 
 import uvloop
 
+from bench.places import ROOT
 from bench.traffic import contenders
 from bench.traffic.arrivals import Arrival, heavy_tailed
 from bench.traffic.client import Seen, ask, body_of, play
-from bench.traffic.contenders import MODEL, ROOT
+from bench.traffic.contenders import MODEL
 from bench.traffic.sim_cells import SimCell, sim_cells
 from bench.traffic.simulation import percentile
 from engine_agent.engines.sim.batching import ModelParameters
@@ -79,8 +80,7 @@ async def measure(port: int, arrivals: list[Arrival]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=25.0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=1)
@@ -109,7 +109,3 @@ def main() -> None:
                 with options.results.open("a", encoding="utf-8") as results:
                     results.write(json.dumps(row) + "\n")
                 print(row, flush=True)
-
-
-if __name__ == "__main__":
-    main()

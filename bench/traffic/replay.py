@@ -1,9 +1,9 @@
-"""Replays recorded traffic over simulated cells with prefix caches: what affinity finds there, and what it costs.
+"""Prefix-cache hits in recorded traffic by routing rule, on virtual time.
 
 The cells run on virtual time, so an hour passes in a minute and twice the same. Every result is appended to a file;
 `report` sums it up.
 
-    .venv/bin/python -m bench.traffic.replay mooncake|azure [--policies least,sticky] [--factors 1.0]
+    .venv/bin/python -m bench replay mooncake|azure [--policies least,sticky] [--factors 1.0]
 """
 
 import argparse
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.places import ROOT
 from bench.traffic.arrivals import MOONCAKE_BLOCK_TOKENS, Arrival, azure, best_hit_rate, faster, lru_hit_rate, mooncake
-from bench.traffic.contenders import ROOT
 from bench.traffic.routers import (
     BoundedHash,
     Exact,
@@ -99,8 +99,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", choices=["mooncake", "azure"])
     parser.add_argument("--policies", default=",".join(POLICIES), help="of: " + ", ".join(POLICIES))
     parser.add_argument("--factors", default="1.0", help="how much faster than recorded, with commas")
@@ -124,7 +123,3 @@ def main() -> None:
                 results.flush()
                 print(rows[-1], flush=True)
         results.write(json.dumps(rows[0]) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,9 @@
-"""Sums the results of the traffic bench up: tables into docs/bench/traffic.md, figures into docs/bench/traffic.html.
+"""Writes the results of the traffic benches into docs/bench/traffic.md.
 
 Results of several runs lie in one file each under .cache/bench and count together. What stands between the markers of
 the Markdown page is replaced; the words around them are people's. It measures nothing.
 
-    .venv/bin/python -m bench.traffic.report
+    .venv/bin/python -m bench report
 """
 
 import argparse
@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.traffic import contenders, figures
+from bench.places import PAGES, ROOT
 from bench.traffic.contenders import PEERS
 
 Row = dict[str, Any]
-PAGE = contenders.ROOT / "docs" / "bench" / "traffic.md"
+PAGE = PAGES / "traffic.md"
 NONE = "-"
 
 
@@ -156,21 +156,6 @@ def replay(rows: list[Row]) -> str:
     return f"{table([*head, 'most loaded cell over mean'], lines)}\n\nOne cell with an endless cache would find {most}."
 
 
-def real_replay(rows: list[Row]) -> str:
-    """The same on real parts."""
-    lines = [
-        [
-            f"{row['rule']}{', one cell ' + format(row['slow'], 'g') + 'x slower' if row['slow'] > 1 else ''}",
-            f"{row['minutes']:g}", str(row["requests"]), str(row["failed"]),
-            f"{row['hit_rate']:.1%}", f"{row['best_hit_rate']:.1%}",
-            *(f"{row['ttft_s'][share]:.2f}" for share in ("0.5", "0.9", "0.99")), f"{row['most_over_mean']:.2f}",
-        ]
-        for row in rows
-    ]  # fmt: skip
-    head = ["rule", "minutes of the trace", "requests", "failed", "hit rate", "best possible"]
-    return table([*head, "TTFT p50 s", "p90 s", "p99 s", "most loaded cell over mean"], lines)
-
-
 def storms(rows: list[Row]) -> str:
     """One line for each storm."""
     lines = [
@@ -192,7 +177,6 @@ SECTIONS: dict[str, Callable[[list[Row]], str]] = {
     "routing": routing,
     "real_routing": real_routing,
     "replay": replay,
-    "real_replay": real_replay,
     "retry_storm": storms,
 }
 
@@ -213,18 +197,12 @@ def filled(page: str, name: str, text: str) -> str:
     return re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", page, flags=re.DOTALL)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--results", type=Path, default=contenders.ROOT / ".cache" / "bench")
+def main(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--results", type=Path, default=ROOT / ".cache" / "bench")
     options = parser.parse_args()
     page = filled(PAGE.read_text(encoding="utf-8"), "machine", machine())
     found = {name: rows for name in SECTIONS if (rows := read(options.results, name))}
     for name, rows in found.items():
         page = filled(page, name, SECTIONS[name](rows))
     PAGE.write_text(page, encoding="utf-8")
-    figures.write(PAGE.with_suffix(".html"), found)
-    print(f"{PAGE} and {PAGE.with_suffix('.html')}: {', '.join(found) or 'no results yet'}")
-
-
-if __name__ == "__main__":
-    main()
+    print(f"{PAGE}: {', '.join(found) or 'no results yet'}")

@@ -1,7 +1,8 @@
-"""Twice the load that the cells can carry for a minute, from clients that try again: how much work is still done, and
-how soon everything is as before. Real `sim` cells behind a real ingress.
+"""Goodput during, and recovery time after, twice the load from clients that retry.
 
-    .venv/bin/python -m bench.traffic.retry_storm [--storm-s 60] [--retries 5] [--patience-s 5]
+Real `sim` cells behind a real ingress.
+
+    .venv/bin/python -m bench retry_storm [--storm-s 60] [--retries 5] [--patience-s 5]
 """
 
 import argparse
@@ -18,10 +19,10 @@ from typing import Any
 
 import uvloop
 
+from bench.places import ROOT
 from bench.traffic import contenders
 from bench.traffic.arrivals import Arrival
 from bench.traffic.client import Seen, ask, body_of, play
-from bench.traffic.contenders import ROOT
 from bench.traffic.sim_cells import sim_cells
 from bench.traffic.simulation import percentile
 from engine_agent.engines.sim.batching import ModelParameters
@@ -165,8 +166,7 @@ async def storm(port: int, options: argparse.Namespace) -> dict[str, Any]:
     return {**settings, **verdict(rows, capacity, options.storm_s), **found}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--storm-s", type=float, default=60.0)
     parser.add_argument("--load", type=float, default=2.0)
     parser.add_argument("--retries", type=int, default=5)
@@ -187,7 +187,3 @@ def main() -> None:
     for row in found.pop("windows"):
         sys.stdout.write(f"{row}\n")
     sys.stdout.write(f"{found}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,10 @@
-"""Which rule finds the best cell: the same arrivals by each of them over simulated cells, one of which is slow.
+"""Latency by routing rule with one slow cell, on virtual time.
 
-Two questions, on virtual time: what time to first token does each rule give at the same rate, and what rate does each
-sustain while the 99th percentile stays within a bound. Every result is appended to a file; `report` sums it up.
+All rules get the same arrivals. Two questions: what time to first token does each rule give at the same rate, and what
+rate does each sustain while the 99th percentile stays within a bound. Every result is appended to a file; `report` sums
+it up.
 
-    .venv/bin/python -m bench.traffic.routing [--seeds 3] [--requests 3000]
+    .venv/bin/python -m bench routing [--seeds 3] [--requests 3000]
 """
 
 import argparse
@@ -13,8 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.places import ROOT
 from bench.traffic.arrivals import heavy_tailed
-from bench.traffic.contenders import ROOT
 from bench.traffic.routers import LeastOutstanding, RandomCell, RoundRobin, Router
 from bench.traffic.simulation import Simulation, percentile
 from engine_agent.engines.sim.batching import ModelParameters
@@ -69,8 +70,7 @@ def sustained(policy: str, requests: int, seeds: int, slow_factor: float) -> int
     return GRID[low - 1] if low else 0
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--policies", default=",".join(POLICIES), help="of: " + "; ".join(POLICIES))
@@ -91,7 +91,3 @@ def main() -> None:
             for factor in (1.0, SLOW_FACTOR):
                 rate = sustained(policy, options.requests, options.seeds, factor)
                 note({"policy": policy, "slow_factor": factor, "sustained": rate, "bound_ms": BOUND_S * 1000})
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 BATCH_PRIORITY = 200
 """That of the class in `engine_agent.proxy.rewrite.PRIORITIES`, and of all that is less urgent."""
 BATCH_PROMPT_TOKENS = 256
-"""Of a step, unless a version's engine options say else; docs/bench/batch.md says what other values do."""
+"""Of a step, unless the engine options of a version set it; docs/adr/0072-batch-as-a-guest.md has other values."""
 
 
 URGENT_SHARE = 7, 8

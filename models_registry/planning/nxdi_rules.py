@@ -1,7 +1,7 @@
 """Rules of NxDI's NeuronConfig between keys that a version may state: each would be an exception on every node, after
 machines were waited for. Pure. From `src/neuronx_distributed_inference/models/config.py` of
 https://github.com/aws-neuron/neuronx-distributed-inference at 0.8.0 and 0.9.0, which have the same;
-`bench/neuron_configurations.py` holds them against the classes themselves.
+`bench/models/neuron_configurations.py` holds them against the classes themselves.
 """
 
 from collections.abc import Callable, Mapping

@@ -39,7 +39,7 @@ class Prompts(StrEnum):
 TRACES: Mapping[str, str] = MappingProxyType(
     {"azure": "azure_llm_2023_conv.csv.xz", "mooncake": "mooncake_conversation.jsonl.xz"}
 )
-"""Recorded traffic that comes with the sources, in bench/traces."""
+"""Recorded traffic that comes with the sources, in models_registry/traces."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import msgspec
 
 from models_registry.planning.workload import TRACES, Arrival, InvalidWorkload, Prompts, Workload
 
-FOLDER = Path(__file__).resolve().parents[2] / "bench" / "traces"
+FOLDER = Path(__file__).resolve().parents[1] / "traces"
 BLOCK_TOKENS = 512
 """Of the Mooncake trace."""
 FIRST_ID, IDS = 1000, 8000

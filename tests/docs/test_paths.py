@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.__main__ import benches
 from tests.docs.pages import INLINE_CODE, ROOT, code_of, our_markdown, text_of
 
 pytestmark = pytest.mark.processes
@@ -16,6 +17,7 @@ PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 MODULE = re.compile(r"[a-z]\w*(?:\.\w+){2,}")
 RUN_MODULE = re.compile(r"(?:python3?|PYTHON\)?) -m ([a-z_][\w.]*)")
+RUN_BENCH = re.compile(r"-m bench ([a-z_]+)")
 RUN_FILE = re.compile(r"(?:python3?|pytest) ((?:bench|controlplane|tests)/[\w/]+\.py)")
 PAGE = re.compile(r"\bdocs/[\w/.-]+\.md\b")
 DECISION = re.compile(r"(?<![\d,.])00\d\d(?=[),;\]: ]|$)", re.MULTILINE)
@@ -54,7 +56,7 @@ def named_modules(page: Path) -> Iterator[str]:
 
 
 def named_in_commands(page: Path) -> Iterator[str]:
-    """`python -m simulator`, `python bench/heal.py`, `pytest tests/…`: what commands would run."""
+    """`python -m simulator`, `.venv/bin/python -m bench heal`, `pytest tests/…`: what commands would run."""
     for line in code_of(page):
         yield from (name for name in RUN_MODULE.findall(line) if name.partition(".")[0] in top_level())
         yield from RUN_FILE.findall(line)
@@ -91,6 +93,18 @@ def test_every_command_runs_what_exists() -> None:
         if (missing := [n for n in named_in_commands(page) if not (ROOT / n).exists() and not is_module(n)])
     }
     assert not gone, f"commands of pages run what does not exist (moved, renamed?): {gone}"
+
+
+def test_every_bench_that_is_named_exists() -> None:
+    gone = {
+        (name, bench)
+        for name in tracked()
+        if Path(name).suffix in {".py", ".md"} or name == "Makefile"
+        if (ROOT / name).exists()
+        for bench in RUN_BENCH.findall(text_of(name))
+        if bench not in benches()
+    }
+    assert not gone, sorted(gone)
 
 
 def test_every_page_that_the_code_names_exists() -> None:

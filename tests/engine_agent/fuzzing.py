@@ -1,13 +1,13 @@
-"""Attacks from `bench.fuzz` against ingresses of a test, with good requests beside them: what they harmed."""
+"""Sends attacks to the ingresses of a test, with good requests next to them, and reports what they harmed."""
 
 import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from bench.fuzz.attacks import Attack
-from bench.fuzz.judge import Served, changes, complaint, servers_of
-from bench.fuzz.sending import answer_to
+from tests.engine_agent.attacks.attacks import Attack
+from tests.engine_agent.attacks.judge import Served, changes, complaint, servers_of
+from tests.engine_agent.attacks.sending import answer_to
 from tests.engine_agent.ingress.ingresses import RunningIngress
 from tests.engine_agent.proxy.proxy_process import until
 

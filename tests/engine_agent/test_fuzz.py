@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fuzz.attacks import Attack, corpus, everything, generated
+from tests.engine_agent.attacks.attacks import Attack, corpus, everything, generated
 from tests.engine_agent.engines.sim.cells import MODEL
 from tests.engine_agent.fuzzing import harm_of, shown
 from tests.engine_agent.two_regions import two_regions

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fuzz.judge import changes
+from tests.engine_agent.attacks.judge import changes
 from tests.engine_agent.engines.sim.cells import MODEL
 from tests.engine_agent.fuzzing import good_requests, servers
 from tests.engine_agent.ingress.ingresses import RunningIngress

@@ -14,8 +14,8 @@ import httpx
 import psutil
 import psycopg
 
+from lab.steady_load import agent_and_engine
 from tests.asking import CLIENT
-from tests.load import agent_and_engine
 from tests.ports import claimed
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from lab.steady_load import Answer
 from tests.asking import CLIENT
-from tests.load import Answer
 from tests.scenarios.running_fleet import AskedFleet, eventually
 from tests.scenarios.test_healing import under_load
 from tests.scenarios.test_rollouts import ended, failed, start, versions

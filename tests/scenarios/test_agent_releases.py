@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.load import Answer
+from lab.steady_load import Answer
 from tests.scenarios.running_fleet import CHECKOUT, RunningFleet, eventually
 from tests.scenarios.test_healing import under_load
 

@@ -9,8 +9,8 @@ import pytest
 
 from bench.chaos.campaign import Campaign, FleetUnderTest
 from bench.chaos.schedule import Fault, Harm, Scope, Target
-from bench.live_fleet import last_pass_age_s
-from tests.load import background_load
+from bench.fleet.live_fleet import last_pass_age_s
+from lab.steady_load import background_load
 from tests.scenarios.running_fleet import REGIONS, RunningFleet
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from tests.load import Answer, agent_and_engine, steady_load
+from lab.steady_load import Answer, agent_and_engine, steady_load
 from tests.scenarios.running_fleet import AskedFleet, RunningFleet, eventually
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]

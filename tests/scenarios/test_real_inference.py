@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.load import Answer, agent_and_engine
+from lab.steady_load import Answer, agent_and_engine
 from tests.scenarios.conftest import SecondStart
 from tests.scenarios.running_fleet import RunningFleet, eventually
 from tests.scenarios.test_healing import REGION, under_load

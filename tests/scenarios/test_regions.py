@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.load import Answer
+from lab.steady_load import Answer
 from tests.scenarios.running_fleet import REGIONS, AskedFleet, eventually
 from tests.scenarios.test_healing import RATE, under_load
 

@@ -6,7 +6,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.load import Answer
+from lab.steady_load import Answer
 from tests.scenarios.running_fleet import AskedFleet, RunningFleet, eventually
 from tests.scenarios.test_healing import under_load
 

@@ -13,8 +13,8 @@ import redis
 from controlplane.embedded.postgres import APPLICATION, OWNER
 from controlplane.embedded.privileges import socket_folder
 from controlplane.embedded.process_ownership import processes_of
+from lab.embedded_servers import EmbeddedServers
 from tests.controlplane.embedded.processes import eventually
-from tests.embedded_servers import EmbeddedServers
 
 pytestmark = pytest.mark.processes
 

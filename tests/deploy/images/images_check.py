@@ -21,8 +21,8 @@ import pytest
 
 from controlplane.embedded.configuration import CHECKOUT
 from engine_agent.engines.pip_configuration import read_pip_settings
+from lab.embedded_servers import EmbeddedServers
 from tests.deploy.images.by_tcp import by_tcp
-from tests.embedded_servers import EmbeddedServers
 from tests.ports import free_ingress_port, free_ports
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]

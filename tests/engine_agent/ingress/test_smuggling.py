@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.fuzz.framing import CORPUS, MINE
 from engine_agent.protocol.api_surface import CELL_PATHS
 from engine_agent.protocol.strict_json import strict_loads
 from engine_agent.proxy.rewrite import BadBody, rewrite_body
+from tests.engine_agent.attacks.framing import CORPUS, MINE
 from tests.engine_agent.ingress.cells import FakeCell, Request
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 from tests.engine_agent.ingress.keyed import keyed

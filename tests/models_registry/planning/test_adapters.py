@@ -9,12 +9,12 @@ import pytest
 
 from engine_agent.engines.registry import check_plan
 from engine_agent.protocol.messages import Artifact, PlanAdapter
+from lab.versions import LOCAL, P5, TRN1, spec
 from models_registry.planning.adapters import ADAPTERS_MAX
 from models_registry.planning.diff import diff_versions
 from models_registry.planning.engine_arguments import render_version
 from models_registry.planning.version_checks import BrokenRule, artifacts_of, check_draft
 from models_registry.planning.version_spec import InvalidVersion, VersionSpec
-from tests.models_registry.planning.specs import LOCAL, P5, TRN1, spec
 
 DIGEST = f"sha256:{'7' * 64}"
 TUNED = {"name": "acme/tuned", "artifact_uri": "s3://models/tuned", "artifact_digest": DIGEST, "rank": 20}

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.versions import INF2, LOCAL, P5, TRN1, spec
 from models_registry.planning.degree_rules import NEURON_RANKS_PER_NODE
 from models_registry.planning.engine_arguments import render_version
 from models_registry.planning.instance_types import INSTANCE_TYPES, InstanceShape
 from models_registry.planning.parallelism import NAMES, Degrees
 from models_registry.planning.version_spec import HeadCounts, InvalidVersion
-from tests.models_registry.planning.specs import INF2, LOCAL, P5, TRN1, spec
 
 SMOLLM2 = HeadCounts(attention=9, kv=3, layers=30)
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from lab.versions import P5, TRN1, spec
 from models_registry.planning.diff import NOT_NAMED, Change, Line, VersionDiff, arguments_by_flag, diff_versions
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.planning.version_spec import HeadCounts
-from tests.models_registry.planning.specs import P5, TRN1, spec
 
 BEFORE = spec(
     "vllm",

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.goodput.virtual_cell import VirtualCell, mean_field_knee, search
 from engine_agent.engines.sim.batching import ModelParameters
 from models_registry.planning.goodput import (
     Found,
@@ -23,6 +22,7 @@ from models_registry.planning.goodput import (
     warm_up_s,
 )
 from models_registry.planning.workload import Arrival, Slo, Workload
+from tests.models_registry.planning.virtual_cell import VirtualCell, mean_field_knee, search
 
 RULES = GoodputRules()
 HELD, BROKEN = PointVerdict.HELD, PointVerdict.BROKEN

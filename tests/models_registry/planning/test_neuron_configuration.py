@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from lab.versions import LOCAL, P5, TRN1, spec
 from models_registry.planning.engine_arguments import render_version
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.planning.version_spec import InvalidVersion
-from tests.models_registry.planning.specs import LOCAL, P5, TRN1, spec
 
 INT8 = {"dtype": "int8", "checkpoints_path": "/var/quantized"}
 MEDUSA = {"method": "medusa", "heads": 1, "tree": [[0]]}

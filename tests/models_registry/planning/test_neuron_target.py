@@ -7,11 +7,11 @@ import pytest
 
 from engine_agent.protocol.engine_options import refused_in_plan
 from engine_agent.protocol.neuron_targets import NATIVE_0_24, NXDI_2_28, NXDI_2_29
+from lab.versions import INF2, TRN1, spec
 from models_registry.planning.engine_arguments import check_engine_options, render_version
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.planning.neuron_target import target_on
 from models_registry.planning.version_spec import InvalidVersion
-from tests.models_registry.planning.specs import INF2, TRN1, spec
 
 TRN2 = INSTANCE_TYPES["trn2.48xlarge"]
 SMALL = INSTANCE_TYPES["trn1.2xlarge"]

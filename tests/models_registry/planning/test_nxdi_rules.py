@@ -1,15 +1,15 @@
 """What NxDI's own class would refuse on a node is refused where a version is rendered, by the key's name.
 
-That both agree is what `bench/neuron_configurations.py` finds out, against the class itself.
+That both agree is what `bench/models/neuron_configurations.py` finds out, against the class itself.
 """
 
 from typing import Any
 
 import pytest
 
+from lab.versions import TRN1, spec
 from models_registry.planning.engine_arguments import render_version
 from models_registry.planning.version_spec import InvalidVersion
-from tests.models_registry.planning.specs import TRN1, spec
 
 
 def render(neuron: dict[str, Any], **changes: Any) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.messages import Artifact
+from lab.versions import LOCAL, P5, TRN1, spec
 from models_registry.planning.engine_arguments import render_version
 from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.version_spec import InvalidVersion
-from tests.models_registry.planning.specs import LOCAL, P5, TRN1, spec
 
 DRAFT = {"tokens": 5, "draft_uri": "file:///models/draft", "draft_digest": "sha256:cd"}
 

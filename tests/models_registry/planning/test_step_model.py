@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.goodput.virtual_cell import mean_field_knee
 from engine_agent.engines.sim.batching import ModelParameters
 from models_registry.planning.step_model import NoFit, StepModel, StepSample, fit_step_model
 from models_registry.planning.workload import Slo, Workload
+from tests.models_registry.planning.virtual_cell import mean_field_knee
 
 TRUE = StepModel(0.020, 0.00025, 1 / 8000)
 STEPS = ((1, 0), (32, 0), (8, 2048))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lab.versions import LOCAL, P5, spec
 from models_registry.planning.varied_columns import (
     InvalidVaried,
     budget_of,
@@ -17,7 +18,6 @@ from models_registry.planning.varied_columns import (
     places_of,
     varied_columns,
 )
-from tests.models_registry.planning.specs import LOCAL, P5, spec
 
 NGRAM = {"method": "ngram", "tokens": 3}
 ON_P5 = {"max_concurrency": 2}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from lab.versions import LOCAL, spec
 from models_registry.planning.version_checks import BrokenRule, check_draft
-from tests.models_registry.planning.specs import LOCAL, spec
 
 DIGEST = "sha256:" + "0" * 64
 DRAFT = spec("vllm", LOCAL, artifact_uri="file:///weights", artifact_digest=DIGEST)

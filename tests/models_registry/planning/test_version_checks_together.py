@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.messages import Artifact
+from lab.versions import LOCAL, P5, spec
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.planning.version_checks import artifacts_of, judge_version
-from tests.models_registry.planning.specs import LOCAL, P5, spec
 
 GOOD = spec("vllm", P5, artifact_uri="file:///weights", golden_prompts=(("2 + 2 =", "4"),))
 

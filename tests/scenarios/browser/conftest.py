@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from tests.load import background_load
+from lab.steady_load import background_load
 from tests.scenarios.browser.watched import DESK, Look, Theme, Watched, chromium_running
 from tests.scenarios.running_fleet import REGIONS, RunningFleet
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from tests.load import agent_and_engine
+from lab.steady_load import agent_and_engine
 from tests.scenarios.browser.watched import DESK, Look, Theme, Watched
 from tests.scenarios.running_fleet import REGIONS, RunningFleet, eventually
 

@@ -5,7 +5,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from controlplane.dashboard.urls import urlpatterns
-from tests.load import agent_and_engine
+from lab.steady_load import agent_and_engine
 from tests.scenarios.browser.pages import LISTS, Page, all_pages, complaints
 from tests.scenarios.running_fleet import RunningFleet, eventually
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.fuzz.attacks import CHAT, COMPLETIONS, MESSAGES, Attack, bodies, members
 from engine_agent.engines.vllm.environment import install
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import CellEndpoint
 from engine_agent.protocol.messages import Artifact
+from tests.engine_agent.attacks.attacks import CHAT, COMPLETIONS, MESSAGES, Attack, bodies, members
 from tests.engine_agent.engines.vllm.forks import Begin
 from tests.engine_agent.engines.vllm.running_cell import CACHE, RunningCell, plan_of, running_cell
 from tests.engine_agent.fuzzing import harm_of, shown

@@ -7,7 +7,7 @@ worker is alone in its world, and a request's place in the KV cache is one that 
 places gets tokens that belong to nobody.
 
 vLLM itself is the installed one, without what those that the plugins pin do not have; or one of those, to which
-bench/executor_versions.py gives the test.
+bench/cells/executor_versions.py gives the test.
 
     python -m tests.engine_agent.engines.vllm.cell.neuron_like leader|follower MODEL_DIR
 """

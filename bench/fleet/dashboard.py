@@ -1,0 +1,267 @@
+"""Response time of all pages and API lists with 2,500 cells on 5,000 nodes.
+
+    .venv/bin/python -m bench dashboard --cells 2500 --nodes 5000 --seconds 90
+
+Brings its own database and web process; needs no fleet. Each of 20 users asks for all pages and lists in an order of
+its own and thinks for a second on average between two of them; `--think 0` leaves out the thinking, and then the time
+of an answer is mostly that of waiting for others.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import random
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+
+from bench.places import ROOT
+from lab.embedded_servers import EmbeddedServers
+
+PORT = 24180
+LIMIT_MS = 300.0
+PAINT_LIMIT_MS = 1000.0
+UP_WITHIN_S = 60.0
+WRITES_OR_LEAVES = {"login", "logout", "oidc-begin", "oidc-back", "playground-say"}
+"""Pages that are no reading of the fleet."""
+
+
+def main(parser: argparse.ArgumentParser) -> None:
+    options = _arguments(parser)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with TemporaryDirectory(prefix="switchyard-bench-") as folder, _database(Path(folder)):
+        started = time.monotonic()
+        _seed(options.cells, options.nodes)
+        print(f"{options.cells} cells on {options.nodes} nodes seeded in {time.monotonic() - started:.0f} s")
+        urls, cookies = _urls(), [_cookie(number) for number in range(options.users)]
+        with _web(options.workers):
+            asyncio.run(_warm(urls, cookies[0]))
+            _paint(cookies[0], ("/", "/cells/", "/deployments/deployment-01/"))
+            load_before = os.getloadavg()[0]
+            times = asyncio.run(_browse(urls, cookies, options.seconds, options.think))
+            _report(times, options, load_before)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    parser.add_argument("--cells", type=int, default=2500)
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--users", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--think", type=float, default=1.0, help="seconds between two pages of a user, on average")
+    parser.add_argument("--workers", type=int, default=2, help="web processes")
+    return parser.parse_args()
+
+
+# --- what it runs on -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _database(folder: Path) -> Iterator[None]:
+    servers = EmbeddedServers(folder / "servers")
+    addresses = servers.start()
+    os.environ.update(
+        DATABASE_URL=addresses["database_url"],
+        REDIS_URL=addresses["redis_url"],
+        DJANGO_SETTINGS_MODULE="controlplane.settings",
+        SWITCHYARD_HOME=str(folder / "home"),
+        SWITCHYARD_PORT=str(PORT),
+        SWITCHYARD_SECRET_KEY=secrets.token_hex(),
+    )
+    try:
+        import django
+
+        django.setup()
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        yield
+    finally:
+        from django.db import connections
+
+        connections.close_all()
+        servers.stop()
+
+
+def _seed(cells: int, nodes: int) -> None:
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)
+    call_command("seed_scale", cells=cells, nodes=nodes)
+
+
+def _cookie(number: int) -> str:
+    """The session of another signed-in operator."""
+    from django.conf import settings
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    client = Client()
+    client.force_login(User.objects.create_superuser(f"user-{number}"))
+    return str(client.cookies[settings.SESSION_COOKIE_NAME].value)
+
+
+@contextmanager
+def _web(workers: int) -> Iterator[None]:
+    command = [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--port", str(PORT)]
+    command += ["--ws", "controlplane.websocket_protocol:WebSocketProtocol", "--log-level", "error"]
+    command += ["--no-access-log", "--workers", str(workers)]
+    # Users think longer than connections are kept by default, and a client that meets the end of one gives up.
+    command += ["--timeout-keep-alive", "120"]
+    process = subprocess.Popen(command, cwd=ROOT, env=dict(os.environ))
+    try:
+        deadline = time.monotonic() + UP_WITHIN_S
+        while not _answers():
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise SystemExit("the web process does not answer")
+            time.sleep(0.2)
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _answers() -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{PORT}/login/").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+# --- requested pages -----------------------------------------------------------------------------------------------
+
+
+def _urls() -> list[str]:
+    """Every page without an argument and every list of the API, from the URL configurations; and a page of each kind
+    of thing."""
+    from django.urls import URLPattern
+
+    from controlplane.api.urls import urlpatterns as api
+    from controlplane.dashboard.urls import urlpatterns as pages
+    from fleet.models import Cell
+    from traffic.models import ApplicationKey
+
+    plain = [
+        f"/{pattern.pattern}"
+        for pattern in pages
+        if isinstance(pattern, URLPattern) and "<" not in str(pattern.pattern) and pattern.name not in WRITES_OR_LEAVES
+    ]
+    cell, key = Cell.objects.filter(state="ready").values_list("pk", flat=True)[0], ApplicationKey.objects.all()[0]
+    things = ["deployments/deployment-01", "rollouts/1", f"cells/{cell}", "nodes/n-00000001", f"keys/{key.prefix}"]
+    things += ["models/model-00", "models/model-00@1", "incidents/1"]
+    lists = sorted(f"/api/{path}" for path in _lists(api) if "schema" not in path and "docs" not in path)
+    return plain + [f"/{thing}/" for thing in things] + lists
+
+
+def _lists(patterns: Any, prefix: str = "") -> Iterator[str]:
+    """Paths that a view set answers with a list."""
+    for pattern in patterns:
+        path = prefix + str(pattern.pattern).lstrip("^").rstrip("$")
+        if hasattr(pattern, "url_patterns"):
+            yield from _lists(pattern.url_patterns, path)
+        elif getattr(pattern.callback, "actions", {}).get("get") == "list" and "(" not in path and "<" not in path:
+            yield path.replace("\\Z", "")
+
+
+async def _warm(urls: list[str], cookie: str) -> None:
+    """Every template is compiled once, in every process; and what does not answer 200 is no part of the bench."""
+    async with _client(cookie) as client:
+        for _ in range(2):
+            for url in list(urls):
+                answer = await client.get(url)
+                if answer.status_code != 200:
+                    print(f"left out: {url} answers {answer.status_code}")
+                    urls.remove(url)
+
+
+async def _browse(urls: list[str], cookies: list[str], seconds: float, think_s: float) -> dict[str, list[float]]:
+    """URL -> milliseconds of each answer, whole."""
+    times: dict[str, list[float]] = defaultdict(list)
+    until = time.monotonic() + seconds
+    await asyncio.gather(*(_user(n, cookie, urls, until, think_s, times) for n, cookie in enumerate(cookies)))
+    return times
+
+
+async def _user(
+    number: int, cookie: str, urls: list[str], until: float, think_s: float, times: dict[str, list[float]]
+) -> None:
+    draw = random.Random(number)
+    async with _client(cookie) as client:
+        while time.monotonic() < until:
+            for url in draw.sample(urls, len(urls)):
+                await asyncio.sleep(think_s * draw.uniform(0.5, 1.5))
+                if time.monotonic() >= until:
+                    return
+                began = time.perf_counter()
+                answer = await client.get(url)
+                times[url].append((time.perf_counter() - began) * 1000)
+                if answer.status_code != 200:
+                    raise SystemExit(f"{url} answers {answer.status_code}")
+
+
+def _client(cookie: str) -> httpx.AsyncClient:
+    from django.conf import settings
+
+    cookies = {settings.SESSION_COOKIE_NAME: cookie}
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{PORT}", cookies=cookies, timeout=60)
+
+
+# --- what came of it -------------------------------------------------------------------------------------------------
+
+
+def _report(times: dict[str, list[float]], options: argparse.Namespace, load_before: float) -> None:
+    everything = [each for one in times.values() for each in one]
+    print(
+        f"\n{options.users} users, {options.think:g} s between pages, {options.workers} web processes, "
+        f"{os.cpu_count()} cores"
+    )
+    print(f"{len(everything)} answers in {options.seconds:.0f} s; load average before {load_before:.1f}\n")
+    print("| page or list | answers | p50 ms | p95 ms |\n| --- | ---: | ---: | ---: |")
+    for url, found in sorted(times.items(), key=lambda item: -_p95(item[1])):
+        mark = " **" if _p95(found) > LIMIT_MS else ""
+        print(f"| `{url}` | {len(found)} | {statistics.median(found):.0f} | {_p95(found):.0f}{mark} |")
+    print(f"| all | {len(everything)} | {statistics.median(everything):.0f} | {_p95(everything):.0f} |")
+    over = [url for url, found in times.items() if _p95(found) > LIMIT_MS]
+    print(f"\np95 above {LIMIT_MS:.0f} ms: {', '.join(sorted(over)) or 'none'}")
+
+
+def _p95(found: list[float]) -> float:
+    ordered = sorted(found)
+    return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+
+
+def _paint(cookie: str, paths: tuple[str, ...]) -> None:
+    """First contentful paint in headless Chromium, of five visits each, and what the page complained about."""
+    from django.conf import settings
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        context = browser.new_context()
+        context.add_cookies(
+            [{"name": settings.SESSION_COOKIE_NAME, "value": cookie, "domain": "127.0.0.1", "path": "/"}]
+        )
+        for path in paths:
+            page = context.new_page()
+            errors: list[str] = []
+            painted: list[float] = []
+            page.on("console", lambda line, errors=errors: errors.append(line.text) if line.type == "error" else None)
+            page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
+            for _ in range(5):
+                page.goto(f"http://127.0.0.1:{PORT}{path}", wait_until="load")
+                page.wait_for_timeout(300)
+                painted.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            slow = " **" if statistics.median(painted) > PAINT_LIMIT_MS else ""
+            print(f"{path}: painted after {statistics.median(painted):.0f} ms, at worst {max(painted):.0f} ms{slow}")
+            for line in dict.fromkeys(errors):
+                print(f"  console: {line[:300]}")
+        browser.close()

@@ -1,0 +1,272 @@
+"""Cost of one pass of each control loop by size of the fleet.
+
+Cases: idle, with a changing fleet, with a fault, with a rollout.
+
+    .venv/bin/python -m bench passes --nodes 1000 5000 20000 --passes 20
+
+Brings its own servers; needs no fleet and starts no process of the control plane: it runs the loops' own functions,
+one pass of each every second. Agents and ingresses are statements that move the rows as their reports would, every 2 s.
+Judge by processor time: that of the pass, and that of the PostgreSQL process which serves it. `--controller 60` runs
+the process `controller` beside the idle fleet for so many seconds instead, and says what it uses.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+
+from bench.crowd.control_plane import cpu_s, database, seed_calm
+from controlplane.embedded import control_plane
+
+PORT = 24380
+TICK_S = 1.0
+SETTLE_PASSES = 3
+STARTED_AFTER_S = 20.0
+MOVING = ("fleet.reconcile", "fleet.provision", "traffic.publish", "traffic.autopilot", "traffic.ensure_ingresses")
+_REPORTS = """
+UPDATE fleet_nodereport SET last_seen_at = %(now)s, connected = true, load = jsonb_set(load, '{queued}', '1')
+WHERE last_seen_at <= %(now)s - interval '1.9 s' AND connection <> 'dead'
+"""
+_OBEDIENT = """
+UPDATE fleet_nodereport AS report SET cell = cell.id, generation = cell.generation, rank = member.rank,
+    unhealthy_since = NULL, load = jsonb_set(load, '{in_flight}', '0'),
+    state = CASE WHEN cell.state = 'starting' THEN 'ready' ELSE report.state END
+FROM fleet_cellmember AS member JOIN fleet_cell AS cell ON cell.id = member.cell_id
+WHERE member.node_id = report.node_id AND cell.state IN ('starting', 'draining') AND report.connection <> 'dead'
+"""
+_FOLLOWED = """
+UPDATE traffic_ingressreport AS report SET connected = true, last_seen_at = %(now)s, revision = (
+    SELECT max(revision) FROM traffic_routingtable AS published
+    JOIN traffic_ingress AS ingress ON ingress.region_id = published.region_id WHERE ingress.id = report.ingress_id)
+"""
+_FLAP = """
+UPDATE fleet_nodereport SET connected = NOT connected, connection_changed_at = %(now)s
+WHERE connection <> 'dead' AND abs(hashtext(node_id)) %% 100 IN (%(tick)s %% 100, (%(tick)s - 1) %% 100)
+"""
+_BREAK = """
+UPDATE fleet_nodereport SET state = 'failed', reason = 'out of memory'
+WHERE rank = 0 AND cell <> '' AND abs(hashtext(node_id)) %% 100 = 7
+"""
+_SILENCE = """
+UPDATE fleet_nodereport SET connection = 'dead', last_seen_at = %(now)s - interval '11 s'
+WHERE abs(hashtext(node_id)) %% 100 = 9
+"""
+_STEPS = """
+INSERT INTO fleet_steprecord (node_id, cell, generation, index, totals, windows)
+SELECT node_id, cell_id, 1, 100, '{}', (
+    SELECT jsonb_agg(jsonb_build_object('index', number, 'steps', counts.steps, 'compute_ms', counts.compute_ms))
+    FROM generate_series(95, 99) AS number, (
+        SELECT jsonb_object_agg(bucket, 200) AS steps, jsonb_object_agg(bucket, 200 * (10 + bucket)) AS compute_ms
+        FROM generate_series(4, 11) AS bucket) AS counts)
+FROM fleet_cellmember
+"""
+
+
+@dataclass
+class Figures:
+    """What the passes of one loop took, in seconds; PostgreSQL's only in sum, for it counts in hundredths."""
+
+    wall_s: list[float] = field(default_factory=list)
+    python_s: list[float] = field(default_factory=list)
+    postgres_s: float = 0.0
+    queries: list[int] = field(default_factory=list)
+
+
+class Fleet:
+    """The seeded fleet and who moves it."""
+
+    def __init__(self) -> None:
+        self.tick = 0
+
+    def move(self, *statements: str) -> None:
+        """What agents and ingresses write in a second, and these statements."""
+        from django.db import connection
+
+        from fleet.selectors.snapshot import LISTENING_LEASE
+        from kernel import clock
+        from kernel.leases import lease_take
+
+        self.tick += 1
+        now = clock.now()
+        lease_take(name=LISTENING_LEASE, holder="bench", ttl_s=600, now=now - timedelta(seconds=30))
+        with connection.cursor() as cursor:
+            for statement in (_REPORTS, _OBEDIENT, _FOLLOWED, *statements):
+                cursor.execute(statement, {"now": now, "tick": self.tick})
+
+
+@contextmanager
+def _measured(figures: Figures, postgres: psutil.Process) -> Iterator[None]:
+    from django.db import connection
+
+    queries = [0]
+
+    def counted(execute: Callable[..., Any], *arguments: Any) -> Any:
+        queries[0] += 1
+        return execute(*arguments)
+
+    before, python, wall = _cpu_s(postgres), time.thread_time(), time.monotonic()
+    with connection.execute_wrapper(counted):
+        yield
+    figures.wall_s.append(time.monotonic() - wall)
+    figures.python_s.append(time.thread_time() - python)
+    figures.postgres_s += _cpu_s(postgres) - before
+    figures.queries.append(queries[0])
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def measure(fleet: Fleet, passes: int, *each_second: str) -> dict[str, Figures]:
+    """So many passes of every loop; the first few of a process are not counted."""
+    from django.db import connection
+
+    from kernel.control_loops import control_loops
+
+    figures = {loop.name: Figures() for loop in control_loops() if loop.name in MOVING}
+    connection.ensure_connection()
+    postgres = psutil.Process(connection.connection.info.backend_pid)
+    for _ in range(passes):
+        began = time.monotonic()
+        fleet.move(*each_second)
+        for loop in control_loops():
+            if loop.name in figures:
+                with _measured(figures[loop.name], postgres):
+                    loop.run()
+        time.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
+    return figures
+
+
+def _roll_out() -> None:
+    """Two deployments move to their second version, without waiting between waves."""
+    from fleet.models import Deployment
+    from fleet.services.rollout_actions import rollout_propose, rollout_start
+    from kernel import clock
+
+    for name in ("deployment-00", "deployment-01"):
+        model = Deployment.objects.get(name=name).model_version.model_id
+        policy = {"max_unavailable": 4, "canary": False, "bake_s": 5, "min_healthy_s": 1}
+        proposal = rollout_propose(deployment=name, version=f"{model}@2", policy=policy)
+        rollout_start(proposal=proposal, actor="bench", now=clock.now())
+
+
+def _report(nodes: int, phase: str, figures: dict[str, Figures]) -> None:
+    for name, one in figures.items():
+        wall, passes = sorted(one.wall_s), len(one.wall_s)
+        p99 = wall[min(passes - 1, round(0.99 * passes))]
+        python = statistics.mean(one.python_s)
+        print(
+            f"| {nodes:,} | {phase} | {name} | {statistics.median(wall) * 1000:.0f} | {p99 * 1000:.0f} "
+            f"| {python * 1000:.0f} | {max(one.python_s) * 1000:.0f} | {one.postgres_s / passes * 1000:.0f} "
+            f"| {statistics.median(one.queries):.0f} | {max(one.queries)} |",
+            flush=True,
+        )
+
+
+def run_controller(nodes: int, seconds: float, log: Path) -> None:
+    """The real process: its loops hear doorbells, rest, and look at everything now and then."""
+    from kernel.models import LoopPass
+
+    program = control_plane.controller(dict(os.environ)).program
+    fleet = Fleet()
+    took_s: dict[str, dict[datetime, float]] = defaultdict(dict)
+    fleet.move()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            program.arguments, env=dict(program.environment), cwd=program.folder, stdout=output, stderr=output
+        )
+    try:
+        used_s, began = 0.0, time.monotonic()
+        from_s = began
+        while (now := time.monotonic()) - began < STARTED_AFTER_S + seconds:
+            if now - began < STARTED_AFTER_S:
+                used_s = cpu_s({"controller": process.pid})["controller"]
+                from_s = now
+            fleet.move()
+            for one in LoopPass.objects.filter(loop__in=MOVING):
+                took_s[one.loop][one.passed_at] = one.took_s
+            time.sleep(max(0.0, TICK_S - (time.monotonic() - now)))
+        cores = (cpu_s({"controller": process.pid})["controller"] - used_s) / (time.monotonic() - from_s)
+    finally:
+        process.terminate()
+        process.wait(30)
+    print(f"{nodes:,} nodes: the controller uses {cores:.2f} cores", flush=True)
+    for loop, seen in sorted(took_s.items()):
+        passes = sorted(seen.values())
+        print(f"  {loop}: {len(passes)} passes seen, median {statistics.median(passes):.2f} s, most {passes[-1]:.2f} s")
+
+
+def run(nodes: int, passes: int, phases: list[str], *, steps: bool, controller_s: float, log: Path) -> None:
+    from django.db import connection
+
+    fleet = Fleet()
+    began = time.monotonic()
+    seed_calm(nodes, int(nodes * 0.45), with_past=False)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE fleet_nodereport SET load = '{}' WHERE load IS NULL")
+        if steps:
+            cursor.execute(_STEPS)
+        cursor.execute("VACUUM ANALYZE")
+    print(f"{nodes} nodes seeded in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    if controller_s:
+        run_controller(nodes, controller_s, log)
+        return
+    measure(fleet, SETTLE_PASSES)
+    if "idle" in phases:
+        _report(nodes, "idle", measure(fleet, passes))
+    if "1 % change" in phases:
+        _report(nodes, "1 % change", measure(fleet, passes, _FLAP))
+    if "rollout" in phases:
+        _roll_out()
+        _report(nodes, "rollout", measure(fleet, passes))
+    if "fault" in phases:
+        fleet.move(_BREAK, _SILENCE)
+        _report(nodes, "fault", measure(fleet, passes))
+
+
+PHASES = ["idle", "1 % change", "rollout", "fault"]
+
+
+def main(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 5000, 20_000])
+    parser.add_argument("--passes", type=int, default=20, help="of each loop in each phase")
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    parser.add_argument("--steps", action="store_true", help="every rank has five windows of steps to compare")
+    parser.add_argument("--controller", type=float, default=0.0, help="seconds")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    logging.disable(logging.ERROR)  # no provider knows these nodes, and each decision is a line
+    print("| nodes | phase | loop | median ms | p99 ms | Python ms | most | PostgreSQL ms | queries | most |")
+    print("| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
+    for nodes in options.nodes:
+        child = os.fork()
+        if child == 0:  # a process each, because Django keeps to its first database
+            with TemporaryDirectory(prefix="switchyard-bench-") as folder, database(Path(folder), PORT):
+                log = Path(folder) / "controller.log"
+                run(
+                    nodes,
+                    options.passes,
+                    options.phases,
+                    steps=options.steps,
+                    controller_s=options.controller,
+                    log=log,
+                )
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            raise SystemExit(f"the bench of {nodes} nodes failed")
