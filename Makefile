@@ -69,8 +69,8 @@ heads: environment ## Train Medusa heads for the demo's smollm2 and measure its 
 test: environment-dev ## Run the whole test suite (FAST=1: only pure tests and services).
 	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,3) --no-loadscope-reorder)
 
-screens: environment-dev ## Look at every page in a browser and write what it saw to docs/screens/.
-	SWITCHYARD_SCREENS=docs/screens $(VENV) -m pytest tests/scenarios/browser -p no:randomly
+screens: environment-dev ## Open every page in a browser and write screenshots to .cache/screens.
+	SWITCHYARD_SCREENS=$(SWITCHYARD_CACHE)/screens $(VENV) -m pytest tests/scenarios/browser -p no:randomly
 
 check: check-code check-format check-types check-imports check-templates check-patterns ## Lint, format, types, who may import whom, templates, patterns.
 
