@@ -91,13 +91,16 @@ API_PATHS: Final[tuple[ApiPath, ...]] = (
     ),
     _inference("/v1/messages/count_tokens", "tokens of a message", Counting.NOTHING, errors=ErrorForm.ANTHROPIC),
     _inference("/v1/embeddings", "embeddings", Counting.PROMPT_USAGE),
-    *(_inference(path, "scores of pairs", Counting.PROMPT_USAGE) for path in ("/v1/score", "/score")),
+    *(
+        _inference(path, "scores of pairs", Counting.PROMPT_USAGE, engines=("vllm",))
+        for path in ("/v1/score", "/score")
+    ),
     *(
         _inference(path, "documents by relevance", Counting.PROMPT_USAGE)
         for path in ("/v1/rerank", "/v2/rerank", "/rerank")
     ),
-    _inference("/pooling", "pooled hidden states", Counting.PROMPT_USAGE),
-    _inference("/classify", "classes of texts", Counting.PROMPT_USAGE),
+    _inference("/pooling", "pooled hidden states", Counting.PROMPT_USAGE, engines=("vllm",)),
+    _inference("/classify", "classes of texts", Counting.PROMPT_USAGE, engines=("vllm",)),
     _inference("/tokenize", "a text as tokens", Counting.NOTHING),
     _inference("/detokenize", "tokens as a text", Counting.NOTHING),
     ApiPath("/v1/models", ("GET",), "the models that the key may use", AnsweredBy.INGRESS, has_model=False),

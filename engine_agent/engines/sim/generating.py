@@ -194,9 +194,8 @@ async def write_stream(send: Send, run: Run, request: GenerationRequest, writer:
                 raise GaveUp(event.reason)
             await send_body(send, writer.error_event(503, event.reason))
             return
-        place = places[event.sequence]
         text = b"" if started else writer.opening(run.usage(request))
-        text += writer.token_event(place, event.index, _so_far(run, request, place, event.index))
+        text += writer.token_event(places[event.sequence], event.index)
         if not started:
             await start_response(send, 200, STREAM_TYPE)
             started = True
@@ -206,8 +205,3 @@ async def write_stream(send: Send, run: Run, request: GenerationRequest, writer:
         if text:
             await send_body(send, text, more=True)
     await send_body(send, text + writer.closing(run.usage(request)))
-
-
-def _so_far(run: Run, request: GenerationRequest, place: int, index: int) -> Usage:
-    prompt = request.prompts[place // request.choices]
-    return Usage(prompt.tokens, index + 1, run.generations[place].cached_tokens)

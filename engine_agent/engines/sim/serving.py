@@ -21,7 +21,7 @@ from engine_agent.engines.sim.api.completion_bodies import CompletionWriter
 from engine_agent.engines.sim.api.completion_requests import parse_completion
 from engine_agent.engines.sim.api.messages_bodies import MessagesWriter, anthropic_error, count_body
 from engine_agent.engines.sim.api.messages_requests import parse_count, parse_messages
-from engine_agent.engines.sim.api.pooling_requests import PoolingRequest, parse_input, parse_rerank, parse_score
+from engine_agent.engines.sim.api.pooling_requests import PoolingRequest, parse_input, parse_rerank
 from engine_agent.engines.sim.api.responses_bodies import ResponsesWriter
 from engine_agent.engines.sim.api.responses_requests import parse_responses
 from engine_agent.engines.sim.api.token_requests import parse_detokenize, parse_tokenize, tokenize_body
@@ -45,7 +45,7 @@ from engine_agent.engines.sim.faults import Faults
 from engine_agent.engines.sim.generating import GaveUp, Run, write_handed_over, write_stream, write_whole
 from engine_agent.engines.sim.meters import render
 from engine_agent.engines.sim.planning.answer_plan import Answer, plan_answers
-from engine_agent.engines.sim.planning.generation_request import GenerationRequest, Prompt
+from engine_agent.engines.sim.planning.generation_request import GenerationRequest
 from engine_agent.engines.sim.settings import Endpoint
 from engine_agent.engines.sim.text.vocabulary import TokenTexts
 from engine_agent.protocol.api_errors import CONTEXT_LENGTH_EXCEEDED
@@ -118,12 +118,10 @@ class ApiServer:
             ("POST", "/v1/messages"): partial(self._generate, _messages),
             ("POST", "/v1/messages/count_tokens"): self._count_tokens,
             ("POST", "/v1/embeddings"): partial(self._pool, parse_input, pooled.embeddings_body),
-            ("POST", "/pooling"): partial(self._pool, parse_input, pooled.pooling_body),
-            ("POST", "/classify"): partial(self._pool, parse_input, pooled.classify_body),
-            **self._same(("/v1/score", "/score"), partial(self._pool, parse_score, pooled.score_body)),
-            **self._same(
-                ("/v1/rerank", "/v2/rerank", "/rerank"), partial(self._pool, parse_rerank, pooled.rerank_body)
-            ),
+            **{
+                ("POST", path): partial(self._pool, parse_rerank, pooled.rerank_body)
+                for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+            },
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
             ("GET", "/v1/models"): self._models,
@@ -133,10 +131,6 @@ class ApiServer:
         }
         cards = (model_card(name, self._created, max_model_len, model) for name in (model, *adapters))
         self._cards = {f"/v1/models/{card['id']}": card for card in cards}
-
-    @staticmethod
-    def _same(paths: tuple[str, ...], app: App) -> Routes:
-        return {("POST", path): app for path in paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request; whatever was wrong with it, in the form of errors of its path."""
@@ -245,17 +239,7 @@ class ApiServer:
     def _plan(self, request: GenerationRequest) -> tuple[Answer, ...]:
         self._admit(request.model)
         seed = self._seed + (zlib.crc32(request.model.encode()) if request.model in self._adapters else 0)
-        answers = plan_answers(request, seed, self._max_model_len, self._engine.effects.wrong_answer)
-        if request.return_token_ids:
-            self._remember(request.prompts, answers)
-        return answers
-
-    def _remember(self, prompts: tuple[Prompt, ...], answers: tuple[Answer, ...]) -> None:
-        """What a client was told the ids of, it may ask the texts of."""
-        for prompt in prompts:
-            self._texts.ids_of(prompt.token_texts())
-        for answer in answers:
-            self._texts.ids_of(token.text for token in answer.tokens)
+        return plan_answers(request, seed, self._max_model_len, self._engine.effects.wrong_answer)
 
     def _admit(self, model: str) -> None:
         self._check_model(model)

@@ -6,17 +6,9 @@ from typing import Any
 
 import msgspec
 
-from engine_agent.engines.sim.api.writing import (
-    DONE_EVENT,
-    Usage,
-    content_logprob,
-    error_event,
-    event,
-    prompt_logprobs,
-)
+from engine_agent.engines.sim.api.writing import DONE_EVENT, Usage, content_logprob, error_event, event
 from engine_agent.engines.sim.planning.answer_plan import Answer, Token
 from engine_agent.engines.sim.planning.generation_request import GenerationRequest
-from engine_agent.engines.sim.text.vocabulary import token_id
 
 
 @dataclass(frozen=True)
@@ -29,20 +21,14 @@ class ChatWriter:
     answers: Sequence[Answer]
 
     def opening(self, usage: Usage) -> bytes:
-        """Who speaks, for each answer, and what is echoed."""
-        first = {"prompt_token_ids": self.request.prompt.token_ids()} if self.request.return_token_ids else {}
-        so_far = self._continuous(Usage(usage.prompt_tokens, 0, usage.cached_tokens))
+        """Who speaks, for each answer."""
         roles = [
-            self._chunk([_stream_choice(index, {"role": "assistant", "content": ""})], **so_far, **first)
+            self._chunk([_stream_choice(index, {"role": "assistant", "content": ""})])
             for index in range(len(self.answers))
         ]
-        echoes = [
-            self._chunk([_stream_choice(index, {"content": self._echo})], **so_far)
-            for index in range(len(self.answers) if self._echo else 0)
-        ]
-        return b"".join([*roles, *echoes])
+        return b"".join(roles)
 
-    def token_event(self, answer: int, index: int, usage: Usage) -> bytes:
+    def token_event(self, answer: int, index: int) -> bytes:
         """See `AnswerWriter`."""
         said = self.answers[answer]
         token = said.tokens[index]
@@ -54,9 +40,8 @@ class ChatWriter:
             stop_reason=said.stop_reason if is_last else None,
             logprobs=self._logprobs([(index, token)]),
             finish_reason=said.finish_reason if is_last else None,
-            **({"token_ids": [token_id(token.text)]} if self.request.return_token_ids else {}),
         )
-        return self._chunk([choice], **self._continuous(usage))
+        return self._chunk([choice])
 
     def closing(self, usage: Usage) -> bytes:
         """The token counts, if wanted, with no choice beside them."""
@@ -65,24 +50,12 @@ class ChatWriter:
 
     def whole(self, usage: Usage) -> bytes:
         """See `AnswerWriter`."""
-        more: dict[str, Any] = {}
-        if self.request.prompt_logprobs is not None:
-            more["prompt_logprobs"] = prompt_logprobs(self.request.prompt, self.request.prompt_logprobs)
-        if self.request.return_token_ids:
-            more["prompt_token_ids"] = self.request.prompt.token_ids()
         choices = [self._choice(index, answer) for index, answer in enumerate(self.answers)]
-        return msgspec.json.encode(self._body("chat.completion", choices, usage=usage.body(), **more))
+        return msgspec.json.encode(self._body("chat.completion", choices, usage=usage.body()))
 
     def error_event(self, status: int, message: str) -> bytes:
         """See `AnswerWriter`."""
         return error_event(status, message)
-
-    @property
-    def _echo(self) -> str:
-        return self.request.prompt.answered if self.request.echo else ""
-
-    def _continuous(self, usage: Usage) -> dict[str, Any]:
-        return {"usage": usage.body()} if self.request.continuous_usage else {}
 
     def _delta(self, answer: int, index: int, token: Token) -> dict[str, Any]:
         if token.call is None:
@@ -97,20 +70,18 @@ class ChatWriter:
         return {"id": f"call_{self.key}{answer:02x}{call:02x}", "type": "function", "function": function}
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        text = self._echo + answer.text
-        message: dict[str, Any] = {"role": "assistant", "content": None if answer.calls and not text else text}
+        content = None if answer.calls and not answer.text else answer.text
+        message: dict[str, Any] = {"role": "assistant", "content": content}
         if answer.called:
             message["tool_calls"] = [
                 self._call(index, call, name, arguments) for call, (name, arguments) in enumerate(answer.called)
             ]
-        ids = {"token_ids": [token_id(token.text) for token in answer.tokens]} if self.request.return_token_ids else {}
         return {
             "index": index,
             "message": message,
             "stop_reason": answer.stop_reason,
             "logprobs": self._logprobs(list(enumerate(answer.tokens))),
             "finish_reason": answer.finish_reason,
-            **ids,
         }
 
     def _logprobs(self, tokens: Sequence[tuple[int, Token]]) -> dict[str, Any] | None:

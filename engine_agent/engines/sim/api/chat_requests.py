@@ -45,11 +45,7 @@ def parse_chat(body: bytes) -> GenerationRequest:
         tool_choice=_tool_choice(chat, tools),
         stream=bool(chat.stream),
         include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         top_logprobs=chat.top_logprobs or 0 if chat.logprobs else None,
-        prompt_logprobs=chat.prompt_logprobs,
-        return_token_ids=bool(chat.return_token_ids),
-        echo=bool(chat.echo) and chat.messages[-1].role == "assistant",
         is_handed_over=is_handed_over(transfer),
         source=source_of(transfer),
     )

@@ -36,9 +36,7 @@ def parse_completion(body: bytes) -> GenerationRequest:
         model=completion.model,
         prompts=prompts,
         choices=completion.n,
-        # OpenAI: an echo without an answer; the engine computes one token for it, as vLLM's does.
         output_limit=max(limit, 1),
-        is_echo_alone=limit == 0,
         min_tokens=completion.min_tokens or 0,
         exact_length=bool(completion.ignore_eos),
         seed=completion.seed or 0,
@@ -47,11 +45,7 @@ def parse_completion(body: bytes) -> GenerationRequest:
         form=form_of(completion),
         stream=bool(completion.stream),
         include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         top_logprobs=completion.logprobs,
-        prompt_logprobs=completion.prompt_logprobs,
-        return_token_ids=bool(completion.return_token_ids),
-        echo=bool(completion.echo),
         is_handed_over=is_handed_over(transfer),
         source=source_of(transfer),
     )

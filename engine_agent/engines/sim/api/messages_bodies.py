@@ -35,7 +35,7 @@ class MessagesWriter:
         begun = self._message([], None, None, Usage(usage.prompt_tokens, 0, usage.cached_tokens))
         return _event("message_start", message=begun)
 
-    def token_event(self, answer: int, index: int, usage: Usage) -> bytes:
+    def token_event(self, answer: int, index: int) -> bytes:
         """See `AnswerWriter`; what a block needs before its first token and after its last comes with them."""
         tokens = self.answer.tokens
         token = tokens[index]

@@ -1,35 +1,16 @@
-"""Embeddings, scores, rankings, classes, pooled states: how answers are written, in the shapes of OpenAI and vLLM."""
+"""Embeddings and rankings: how answers are written, in the shapes of OpenAI and vLLM."""
 
 import base64
 from array import array
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from engine_agent.engines.sim.api.pooling_requests import PoolingRequest
-from engine_agent.engines.sim.text.vectors import LABELS, class_probabilities, embedding, similarity
+from engine_agent.engines.sim.text.vectors import embedding, similarity
 
 PoolingWriter = Callable[[PoolingRequest, str, int], bytes]
 """Writes the answer to a request, with the unique part of its id and its time in Unix seconds."""
-
-
-def _usage(request: PoolingRequest) -> dict[str, Any]:
-    tokens = sum(request.reads())
-    return {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": None}
-
-
-def _list(request: PoolingRequest, prefix: str, key: str, created: int, data: list[dict[str, Any]]) -> bytes:
-    return msgspec.json.encode(
-        {
-            "id": f"{prefix}-{key}",
-            "object": "list",
-            "created": created,
-            "model": request.model,
-            "data": data,
-            "usage": _usage(request),
-        }
-    )
 
 
 def _vector(request: PoolingRequest, text: str) -> list[float] | str:
@@ -45,43 +26,15 @@ def embeddings_body(request: PoolingRequest, key: str, created: int) -> bytes:
         {"index": index, "object": "embedding", "embedding": _vector(request, prompt.answered)}
         for index, prompt in enumerate(request.prompts)
     ]
-    return _list(request, "embd", key, created, data)
-
-
-def pooling_body(request: PoolingRequest, key: str, created: int) -> bytes:
-    """POST /pooling: vectors, or probabilities of classes."""
-    data = [
-        {
-            "index": index,
-            "object": "pooling",
-            "data": list(class_probabilities(prompt.answered))
-            if request.task == "classify"
-            else _vector(request, prompt.answered),
-        }
-        for index, prompt in enumerate(request.prompts)
-    ]
-    return _list(request, "pool", key, created, data)
-
-
-def classify_body(request: PoolingRequest, key: str, created: int) -> bytes:
-    """POST /classify."""
-    data = []
-    for index, prompt in enumerate(request.prompts):
-        probabilities = class_probabilities(prompt.answered)
-        label = LABELS[probabilities.index(max(probabilities))]
-        data.append({"index": index, "label": label, "probs": list(probabilities), "num_classes": len(LABELS)})
-    return _list(request, "classify", key, created, data)
+    tokens = sum(request.reads())
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": None}
+    body = {"id": f"embd-{key}", "object": "list", "created": created, "model": request.model}
+    return msgspec.json.encode({**body, "data": data, "usage": usage})
 
 
 def _scores(request: PoolingRequest) -> list[float]:
     vectors = [embedding(prompt.answered) for prompt in request.prompts]
     return [similarity(vectors[one], vectors[other]) for one, other in request.pairs]
-
-
-def score_body(request: PoolingRequest, key: str, created: int) -> bytes:
-    """POST /score."""
-    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(_scores(request))]
-    return _list(request, "score", key, created, data)
 
 
 def rerank_body(request: PoolingRequest, key: str, created: int) -> bytes:

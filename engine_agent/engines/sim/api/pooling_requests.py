@@ -1,4 +1,4 @@
-"""Embeddings, scores, rankings, classes, pooled states: what a request means. Texts are read, nothing is generated."""
+"""Embeddings and rankings: what a request means. Texts are read, nothing is generated."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,10 +18,7 @@ MOST_TOKENS = 300_000
 
 @dataclass(frozen=True)
 class PoolingRequest:
-    """Texts to be read. `pairs` are the places of two prompts each that are to be compared; each pair is read as one.
-
-    `task` is `embed` or `classify` where the path leaves it open.
-    """
+    """Texts to be read. `pairs` are the places of two prompts each that are compared; each pair is read as one."""
 
     model: str
     prompts: tuple[Prompt, ...]
@@ -29,7 +26,6 @@ class PoolingRequest:
     pairs: tuple[tuple[int, int], ...] = ()
     is_base64: bool = False
     dimensions: int = DIMENSIONS
-    task: Literal["embed", "classify"] = "embed"
     top_n: int = 0
 
     def reads(self) -> tuple[int, ...]:
@@ -45,26 +41,13 @@ class _Common(Struct, kw_only=True):
 
 
 class InputBody(_Common, kw_only=True):
-    """POST /v1/embeddings, /pooling and /classify: `input`, or a conversation."""
+    """POST /v1/embeddings: `input`, or a conversation."""
 
     input: Any = None
     messages: list[Message] | None = None
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
     embed_dtype: str | None = None
     dimensions: Positive | None = None
-    task: str | None = None
-
-
-class ScoreBody(_Common, kw_only=True):
-    """POST /score: two sides, by vLLM's four pairs of names."""
-
-    text_1: Any = None
-    text_2: Any = None
-    queries: Any = None
-    documents: Any = None
-    items: Any = None
-    data_1: Any = None
-    data_2: Any = None
 
 
 class RerankBody(_Common, kw_only=True):
@@ -76,7 +59,6 @@ class RerankBody(_Common, kw_only=True):
 
 
 _input = msgspec.json.Decoder(InputBody)
-_score = msgspec.json.Decoder(ScoreBody)
 _rerank = msgspec.json.Decoder(RerankBody)
 
 
@@ -93,8 +75,6 @@ def parse_input(body: bytes) -> PoolingRequest:
         raise BadRequest("embed_dtype: sim has float32 alone", param="embed_dtype")
     if given.dimensions is not None and given.dimensions > DIMENSIONS:
         raise BadRequest(f"dimensions must be at most {DIMENSIONS}, got {given.dimensions}", param="dimensions")
-    if given.task not in {None, "embed", "classify"}:
-        raise BadRequest(f"task {given.task!r:.60} is not supported by sim: embed and classify are", param="task")
     if given.messages is not None:
         prompts: tuple[Prompt, ...] = (_conversation(given.messages),)
     else:
@@ -105,7 +85,6 @@ def parse_input(body: bytes) -> PoolingRequest:
         given.priority or 0,
         is_base64=given.encoding_format == "base64",
         dimensions=given.dimensions or DIMENSIONS,
-        task="classify" if given.task == "classify" else "embed",
     )
 
 
@@ -113,26 +92,6 @@ def _conversation(messages: list[Message]) -> Prompt:
     if not messages:
         raise BadRequest("messages: expected at least one", param="messages")
     return Prompt.of_text(" ".join(message.text() for message in messages))
-
-
-def parse_score(body: bytes) -> PoolingRequest:
-    """What a request for scores asks for: one text against all, or two lists of equal length pair by pair.
-
-    Raises:
-        BadRequest: not JSON, or a side is missing or wrong, or their lengths do not fit.
-    """
-    given = read_body(_score, body)
-    for first, second in (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")):
-        if getattr(given, first) is not None and getattr(given, second) is not None:
-            break
-    else:
-        raise BadRequest("Either queries and documents or text_1 and text_2 must be given.", param="queries")
-    left = _limited(_texts(getattr(given, first), first), first)
-    right = _limited(_texts(getattr(given, second), second), second)
-    if len(left) not in {1, len(right)}:
-        raise BadRequest(f"Input lengths must be either 1:1, 1:N or N:N, got {len(left)}:{len(right)}", param=second)
-    pairs = tuple((0 if len(left) == 1 else index, len(left) + index) for index in range(len(right)))
-    return PoolingRequest(given.model, (*left, *right), given.priority or 0, pairs)
 
 
 def parse_rerank(body: bytes) -> PoolingRequest:

@@ -35,7 +35,7 @@ class ResponsesWriter:
         begun = self._response("in_progress", [], None)
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
-    def token_event(self, answer: int, index: int, usage: Usage) -> bytes:
+    def token_event(self, answer: int, index: int) -> bytes:
         """See `AnswerWriter`; what an item needs before its first token and after its last comes with them."""
         tokens = self.answer.tokens
         token = tokens[index]

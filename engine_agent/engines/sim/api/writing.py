@@ -6,9 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engine_agent.engines.sim.planning.generation_request import Prompt
 from engine_agent.engines.sim.text.logprobs import Ranked, ranked_tokens
-from engine_agent.engines.sim.text.vocabulary import token_id
 from engine_agent.protocol.api_errors import error_object
 from engine_agent.protocol.api_surface import ErrorForm
 
@@ -17,7 +15,7 @@ DONE_EVENT = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of a request, or of one answer so far. `cached_tokens` of the prompt came from the prefix cache."""
+    """Token counts of a request. `cached_tokens` of the prompt came from the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -40,8 +38,8 @@ class AnswerWriter(Protocol):
     def opening(self, usage: Usage) -> bytes:
         """What comes before the first token."""
 
-    def token_event(self, answer: int, index: int, usage: Usage) -> bytes:
-        """The `index`th token of an answer. `usage` is that of this answer so far."""
+    def token_event(self, answer: int, index: int) -> bytes:
+        """The `index`th token of an answer."""
 
     def closing(self, usage: Usage) -> bytes:
         """What comes after the last token of the last answer."""
@@ -79,19 +77,6 @@ def content_logprob(text: str, index: int, top: int) -> dict[str, Any]:
     """A token with the `top` likeliest at its place, as chats and responses write them."""
     ranked = ranked_tokens(text, index, max(0, top - 1))
     return logprob_body(ranked, top_logprobs=[logprob_body([one]) for one in ranked[:top]])
-
-
-def prompt_logprobs(prompt: Prompt, top: int) -> list[Any]:
-    """vLLM's `prompt_logprobs`: nothing for the first token, which follows nothing."""
-    bodies: list[Any] = []
-    for index, text in enumerate(prompt.token_texts()):
-        ranked = ranked_tokens(text, index, max(0, top - 1))
-        places = {
-            token_id(one.text): {"logprob": one.logprob, "rank": rank, "decoded_token": one.text}
-            for rank, one in enumerate(ranked, 1)
-        }
-        bodies.append(places if index else None)
-    return bodies
 
 
 def models_body(cards: Iterable[dict[str, Any]]) -> bytes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from engine_agent.engines.sim.text.vocabulary import count_tokens, prompt_text, split_tokens, token_id
+from engine_agent.engines.sim.text.vocabulary import count_tokens, prompt_text, split_tokens
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,6 @@ class Prompt:
                 prompt_text((one,)) if index == 0 else f" {prompt_text((one,))}" for index, one in enumerate(self.ids)
             )
         return tuple(token for text in self.texts for token in split_tokens(text))
-
-    def token_ids(self) -> list[int]:
-        """Their ids."""
-        return list(self.ids) if self.ids is not None else [token_id(token) for token in self.token_texts()]
 
 
 @dataclass(frozen=True)
@@ -104,8 +100,8 @@ class Source:
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
     """One request. `choices` answers to each of `prompts`; `output_limit` None: as long as the answer naturally is, and
-    `limit_param` names the field that says otherwise. Times and places of what is told of an answer: `include_usage`
-    with its last event, `continuous_usage` with each; `top_logprobs` and `prompt_logprobs` None: none.
+    `limit_param` names the field that says otherwise. `include_usage`: the last event of a
+    stream has the token counts. `top_logprobs` None: no log probabilities.
     """
 
     model: str
@@ -123,14 +119,7 @@ class GenerationRequest:
     tool_choice: ToolChoice = ToolChoice()
     stream: bool = False
     include_usage: bool = False
-    continuous_usage: bool = False
     top_logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool = False
-    echo: bool = False
-    """What is to be continued stands before the answer: the prompt, of a chat an assistant's last message."""
-    is_echo_alone: bool = False
-    """Nothing stands after it, though one token is computed."""
     is_handed_over: bool = False
     """Another engine takes its prompt from here once it is answered."""
     source: Source | None = None

@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 
 DIMENSIONS = 384
-LABELS = ("LABEL_0", "LABEL_1")
-"""The classes of `/classify`, named as a classifier without names names them."""
 _FEATURES = 8
 """Dimensions for each word."""
 
@@ -40,10 +38,3 @@ def embedding(text: str, dimensions: int = DIMENSIONS) -> tuple[float, ...]:
 def similarity(one: Sequence[float], other: Sequence[float]) -> float:
     """How near two embeddings are: 1 for the same words, 0 where their texts share none."""
     return min(1.0, max(0.0, math.fsum(a * b for a, b in zip(one, other, strict=True))))
-
-
-def class_probabilities(text: str) -> tuple[float, ...]:
-    """How likely each of `LABELS` is; they sum to 1."""
-    vector = embedding(text, len(LABELS))
-    first = 1 / (1 + math.exp(4 * (vector[0] - vector[1])))
-    return (first, 1 - first)

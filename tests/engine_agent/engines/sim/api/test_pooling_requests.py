@@ -1,20 +1,16 @@
-"""Bodies of embeddings, scores and rankings."""
+"""Bodies of embeddings and rankings."""
 
 import pytest
 
-from engine_agent.engines.sim.api.pooling_requests import parse_input, parse_rerank, parse_score
+from engine_agent.engines.sim.api.pooling_requests import parse_input, parse_rerank
 from engine_agent.protocol.request_bodies import BadRequest
 
 
 def test_what_is_only_read() -> None:
     embeddings = parse_input(b'{"model": "m", "input": ["a b", "c"], "encoding_format": "base64", "dimensions": 5}')
-    scores = parse_score(b'{"model": "m", "text_1": "a", "text_2": ["b", "c d"]}')
-    pairs = parse_score(b'{"model": "m", "queries": ["a", "b"], "documents": ["c", "d"]}')
     ranking = parse_rerank(b'{"model": "m", "query": "q", "documents": ["a", {"text": "b c"}], "top_n": 1}')
 
     assert (embeddings.reads(), embeddings.is_base64, embeddings.dimensions) == ((2, 1), True, 5)
-    assert (scores.pairs, scores.reads()) == (((0, 1), (0, 2)), (2, 3))
-    assert pairs.pairs == ((0, 2), (1, 3))
     assert (ranking.pairs, ranking.reads(), ranking.top_n) == (((0, 1), (0, 2)), (2, 3), 1)
 
 
@@ -24,7 +20,6 @@ def test_what_is_only_read() -> None:
         (b'"encoding_format": "float"', "input"),
         (b'"input": "x", "encoding_format": "bytes"', "encoding_format"),
         (b'"input": "x", "dimensions": 385', "dimensions"),
-        (b'"input": "x", "task": "token_embed"', "task"),
         (b'"input": [%s"x"]' % (b'"x",' * 2048), "input"),
         (b'"input": [%s"x"]' % (b'"%s",' % (b"a " * 500) * 700), "input"),
         (b'"messages": []', "messages"),
@@ -33,21 +28,5 @@ def test_what_is_only_read() -> None:
 def test_an_embedding_that_cannot_be_is_refused_by_name(more: bytes, param: str) -> None:
     with pytest.raises(BadRequest) as refused:
         parse_input(b'{"model": "m", %s}' % more)
-
-    assert refused.value.param == param
-
-
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        (b'"text_1": "a"', "queries"),
-        (b'"text_1": ["a", "b"], "text_2": "c"', "text_2"),
-        (b'"text_1": "a", "text_2": []', "text_2"),
-        (b'"text_1": 5, "text_2": "a"', "text_1"),
-    ],
-)
-def test_sides_that_do_not_fit_are_refused_by_name(more: bytes, param: str) -> None:
-    with pytest.raises(BadRequest) as refused:
-        parse_score(b'{"model": "m", %s}' % more)
 
     assert refused.value.param == param

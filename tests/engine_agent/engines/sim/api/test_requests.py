@@ -47,11 +47,11 @@ def test_other_prompts_are_refused_by_name(prompt: bytes) -> None:
 
 
 def test_several_prompts_are_read_each_for_itself() -> None:
-    texts = parse_completion(b'{"model": "m", "prompt": ["a b", "c"], "n": 2, "echo": true, "max_tokens": 0}')
+    texts = parse_completion(b'{"model": "m", "prompt": ["a b", "c"], "n": 2, "max_tokens": 3}')
     ids = parse_completion(b'{"model": "m", "prompt": [[5, 6], [7]]}')
 
     assert [prompt.tokens for prompt in texts.prompts] == [2, 1]
-    assert (texts.choices, texts.echo, texts.is_echo_alone, texts.output_limit) == (2, True, True, 1)
+    assert (texts.choices, texts.output_limit) == (2, 3)
     assert [prompt.answered for prompt in ids.prompts] == ["5 6", "7"]
 
 

@@ -1,4 +1,4 @@
-"""Embeddings and what is made of them."""
+"""Embeddings, and log probabilities of tokens."""
 
 import math
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.engines.sim.text.logprobs import ranked_tokens
-from engine_agent.engines.sim.text.vectors import class_probabilities, embedding, similarity
+from engine_agent.engines.sim.text.vectors import embedding, similarity
 
 
 @given(st.text(), st.integers(1, 400))
@@ -29,11 +29,6 @@ def test_words_in_common_bring_texts_nearer() -> None:
     assert similarity(sea, same) == pytest.approx(1)
     assert 0.5 < similarity(sea, near) < 0.99
     assert similarity(sea, far) < 0.2
-
-
-@given(st.text())
-def test_classes_are_all_there_is(text: str) -> None:
-    assert sum(class_probabilities(text)) == pytest.approx(1)
 
 
 @given(st.text(), st.integers(0, 9000), st.integers(0, 20))
