@@ -26,7 +26,7 @@ SETTLE_TOKENS = 4
 PROMPT = "Once upon a time"
 TP = ("--tensor-parallel-size", "2")
 OWN = "vLLM's mp"
-SHM, NETWORK = "cell, shared memory", "cell, over TCP"
+SHM, NETWORK = "cell, shared memory", "cell, gloo over TCP"
 
 
 def step_ms(of: Engine, batch: int, tokens: int) -> float:

@@ -29,8 +29,7 @@ from engine_agent.engines.vllm.cell.member import (
     secret_from,
 )
 from engine_agent.engines.vllm.cell.shutdown import Shutdown
-from engine_agent.engines.vllm.cell.socket_collectives import measure_steps, use_sockets
-from engine_agent.engines.vllm.cell.step import Step, in_one_order, take_step
+from engine_agent.engines.vllm.cell.step import Step, in_one_order, measure_steps, take_step
 from engine_agent.engines.vllm.cell.work import Call, Setup, cell_token, place_worker, software
 from engine_agent.protocol.fingerprint import fingerprint_from
 
@@ -49,7 +48,6 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         self._process_shutdown.hooks.append(lambda reason: leave_reason(self._member, reason))
         try:
             super()._init_executor()
-            use_sockets(self._member, self._token, self._store)
             self._own_steps = measure_steps(self.vllm_config)
         except CellEnded as error:
             self._process_shutdown.end(str(error))
@@ -69,7 +67,7 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         link.publish(cloudpickle.dumps(Setup(self.vllm_config, store.port, nonce)))
         token = cell_token(secret, member, nonce)
         self._process_shutdown.hooks.append(lambda _: remove_shared_memory(token))
-        self._link, self._token, self._store = link, token, store
+        self._link, self._token = link, token
         return workers_meet_in(store, token, member.rank, member.size), rank, 0
 
     def initialize_from_config(self, kv_cache_configs: Any) -> None:

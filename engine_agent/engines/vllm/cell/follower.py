@@ -19,8 +19,7 @@ from engine_agent.engines.vllm.cell.collectives import join_store, workers_meet_
 from engine_agent.engines.vllm.cell.follower_link import FollowerLink
 from engine_agent.engines.vllm.cell.member import CellEnded, Member, secret_from
 from engine_agent.engines.vllm.cell.shutdown import Shutdown
-from engine_agent.engines.vllm.cell.socket_collectives import measure_steps, use_sockets
-from engine_agent.engines.vllm.cell.step import Step, take_step
+from engine_agent.engines.vllm.cell.step import Step, measure_steps, take_step
 from engine_agent.engines.vllm.cell.work import Call, Setup, build_follower, cell_token, software
 from engine_agent.protocol.fingerprint import fingerprint_from
 
@@ -71,9 +70,7 @@ def _build(setup: Setup, member: Member, secret: bytes, model_dir: Path) -> Work
     token = cell_token(secret, member, setup.nonce)
     store = join_store(member.leader_address, setup.store_port)
     setup.vllm_config.model_config.model = str(model_dir)  # the same weights may lie elsewhere on this node
-    worker = build_follower(setup.vllm_config, member, workers_meet_in(store, token, member.rank, member.size))
-    use_sockets(member, token, store)
-    return worker
+    return build_follower(setup.vllm_config, member, workers_meet_in(store, token, member.rank, member.size))
 
 
 def _work(worker: WorkerWrapperBase, link: FollowerLink, vllm_config: Any) -> NoReturn:

@@ -1,12 +1,15 @@
-"""One step of the model, the same on every rank: what a leader sends for it, and how a member takes it.
+"""One step of the model, the same on every rank: what a leader sends for it, how a member takes and measures it.
 
-It knows no vLLM: workers keep one contract in all its versions, and a platform's own may keep less of it (Neuron's).
+It imports no vLLM: workers keep one contract in all its versions, and a platform's own may keep less of it (Neuron's).
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from engine_agent.engines.vllm.cell import vllm_versions
+from engine_agent.engines.vllm.own_steps import OwnSteps, TimedCollectives, runtime_folder
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,20 @@ def in_one_order(scheduler_output: Any) -> None:
             setattr(scheduler_output, name, SortedSet(value))
 
 
-class Meter(Protocol):
-    """What measures a rank's steps."""
+def measure_steps(vllm_config: Any) -> OwnSteps | None:
+    """The meter of this rank's steps; from now on its collectives count as waiting. Call it once the worker is built.
 
-    def step(self, scheduled: Any) -> AbstractContextManager[None]:
-        """Around one step."""
+    Returns None where collectives cannot be told apart: they are compiled into the model's graph, or a device's.
+    """
+    communicator = vllm_versions.cpu_communicator() if vllm_config.model_config.enforce_eager else None
+    if communicator is None:
+        return None
+    steps = OwnSteps(runtime_folder())
+    communicator.dist_module = TimedCollectives(communicator.dist_module, steps)
+    return steps
 
 
-def take_step(worker: Any, step: Step, meter: Meter | None = None) -> Any:
+def take_step(worker: Any, step: Step, meter: OwnSteps | None = None) -> Any:
     """Run the model and sample, measured if there is a meter. Some steps end without sampling: nothing was scheduled,
     or it pools.
 

@@ -85,11 +85,3 @@ def cpu_communicator() -> Any:
         return None
     communicator = get_tp_group().device_communicator
     return communicator if getattr(communicator, "dist_module", None) is not None else None
-
-
-def network_communicator() -> Any:
-    """The same where it calls `torch.distributed`; else None."""
-    from torch import distributed
-
-    communicator = cpu_communicator()
-    return communicator if communicator is not None and communicator.dist_module is distributed else None

@@ -14,7 +14,7 @@ from engine_agent.engines.cell.handshake import derived_key
 from engine_agent.engines.vllm.cell import vllm_versions
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
 
-EXECUTOR_PROTOCOL = "4"
+EXECUTOR_PROTOCOL = "5"
 """Raise it when calls or the setup change: members that differ in it must not form a cell."""
 
 

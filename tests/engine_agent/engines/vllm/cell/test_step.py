@@ -1,14 +1,17 @@
-"""A step with a worker that keeps the least of the contract: that of Neuron's plugin."""
+"""A step with a worker that keeps the least of the contract, that of Neuron's plugin, and what measures steps."""
 
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from engine_agent.engines.vllm.cell.step import SortedSet, Step, in_one_order, take_step
+from engine_agent.engines.vllm.cell import vllm_versions
+from engine_agent.engines.vllm.cell.step import SortedSet, Step, in_one_order, measure_steps, take_step
 
 IDS = {f"request-{number}" for number in range(50)}
 
@@ -81,3 +84,32 @@ def test_two_processes_that_hash_texts_differently_walk_alike() -> None:
 
     assert walked(set(IDS), "1") != walked(set(IDS), "2")
     assert walked(SortedSet(IDS), "1") == walked(SortedSet(IDS), "2")
+
+
+def test_collectives_of_an_eager_model_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    gloo = SimpleNamespace(all_reduce=str.upper)
+    communicator = SimpleNamespace(dist_module=gloo)
+    monkeypatch.setattr(vllm_versions, "cpu_communicator", lambda: communicator)
+
+    def configuration(*, enforce_eager: bool) -> Any:
+        return SimpleNamespace(model_config=SimpleNamespace(enforce_eager=enforce_eager))
+
+    assert measure_steps(configuration(enforce_eager=False)) is None
+    assert communicator.dist_module is gloo
+
+    steps = measure_steps(configuration(enforce_eager=True))
+    assert steps is not None
+    waited: list[Any] = []
+
+    def waiting(call: Callable[[str], str]) -> Callable[[str], str]:
+        waited.append(call)
+        return call
+
+    monkeypatch.setattr(steps, "waiting", waiting)
+    assert communicator.dist_module.all_reduce("x") == "X"
+    assert waited == [gloo.all_reduce]
+
+
+def test_steps_of_a_device_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_versions, "cpu_communicator", lambda: None)
+    assert measure_steps(SimpleNamespace(model_config=SimpleNamespace(enforce_eager=True))) is None
