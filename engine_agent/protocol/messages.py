@@ -199,16 +199,6 @@ class CacheLoad(Struct, frozen=True, omit_defaults=True):
     other_found_tokens_total: int = 0
 
 
-class TenantLoad(Struct, frozen=True):
-    """One tenant's part of a cell's load, as proxies of the release before report it."""
-
-    since: float
-    in_flight: int = 0
-    requests_total: int = 0
-    prompt_tokens_total: int = 0
-    completion_tokens_total: int = 0
-
-
 class UsageRow(Struct, frozen=True, omit_defaults=True):
     """What one key of one tenant used of a cell in one class, of the model itself or of one adapter. Its totals began
     at 0 at `since`, in seconds since 1970.
@@ -321,7 +311,6 @@ class Load(Struct, frozen=True):
     ttft_counts: dict[int, int] = field(default_factory=dict)
     itl_counts: dict[int, int] = field(default_factory=dict)
     classes: dict[str, ClassLoad] = field(default_factory=dict)
-    tenants: dict[str, TenantLoad] = field(default_factory=dict)
     usage: tuple[UsageRow, ...] = ()
     token_check: TokenCheck | None = None
     work: CellWork | None = None

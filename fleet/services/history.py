@@ -40,7 +40,7 @@ FRESH_FOR_S = 15.0
 """Agents report every 2 s; what is older says nothing about now."""
 _REPORTED = """
     SELECT cell.id, cell.deployment_id, cell.region_id, cell.generation,
-      (report.load - 'classes' - 'usage' - 'tenants')::text
+      (report.load - 'classes' - 'usage')::text
     FROM fleet_cell cell
     JOIN fleet_cellmember member ON member.cell_id = cell.id AND member.rank = 0
     JOIN fleet_nodereport report ON report.node_id = member.node_id

@@ -170,15 +170,9 @@ def _refused(row: JsonObject) -> tuple[str, int] | None:
 
 
 def rows_of_cell(node: str, load: JsonObject | None) -> list[CellRow]:
-    """What the load of a leader says of tenants and keys. Agents of before say it of tenants alone."""
-    told = load or {}
-    rows = told.get("usage")
-    if isinstance(rows, list) and rows:
-        read = [_cell_row(node, row) for row in rows if isinstance(row, dict)]
-    else:
-        tenants = told.get("tenants")
-        named = tenants.items() if isinstance(tenants, dict) else ()
-        read = [_cell_row(node, {**row, "tenant": tenant}) for tenant, row in named if isinstance(row, dict)]
+    """Returns what the load of a leader reports of tenants and keys."""
+    rows = (load or {}).get("usage")
+    read = [_cell_row(node, row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return [row for row in read if row is not None]
 
 

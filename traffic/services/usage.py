@@ -173,9 +173,7 @@ def _leaders() -> list[_Leader]:
     """What leaders count, each about its own cell. Other nodes have nothing to count, and what a node says of a cell
     that it is no longer in is nobody's."""
     cell = "node__member__cell__"
-    leaders = NodeReport.objects.filter(
-        Q(load__has_key="usage") | Q(load__has_key="tenants"), node__member__rank=0, cell=F("node__member__cell_id")
-    )
+    leaders = NodeReport.objects.filter(load__has_key="usage", node__member__rank=0, cell=F("node__member__cell_id"))
     version = f"{cell}model_version__"
     fields = (
         "node_id", "load", f"{cell}deployment_id", f"{version}context_length", f"{version}adapters",

@@ -121,11 +121,4 @@ def test_what_a_cell_says_of_keys_and_classes_is_read_row_by_row() -> None:
 )  # fmt: skip
 def test_a_row_that_cannot_be_meant_is_passed_over(wrong: dict[str, Any]) -> None:
     assert rows_of_cell("n-1", {"usage": [{"since": 1.0, "tenant": "rufus", "key": "0a0a", **wrong}]}) == []
-
-
-def test_what_a_cell_of_the_release_before_says_of_tenants_is_read() -> None:
-    row = {"since": 1.5, "in_flight": 1, "requests_total": 4, "prompt_tokens_total": 9, "completion_tokens_total": 7}
-    (read,) = rows_of_cell("n-1", {"usage": [], "tenants": {"rufus": row}})
-    assert (read.tenant, read.key, read.totals.place) == ("rufus", "", ("cell:n-1", "@rufus/realtime", "1.5"))
-    assert read.totals.totals["completion_tokens"] == 7
     assert rows_of_cell("n-1", None) == rows_of_cell("n-1", {}) == []

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_agent.protocol.messages import Load, TenantLoad, UsageRow
+from engine_agent.protocol.messages import Load, UsageRow
 from fleet.models import NodeReport
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -39,8 +39,8 @@ def ingress_says(
     IngressReport.objects.update_or_create(ingress=gate, defaults={"telemetry": telemetry})
 
 
-def cell_says(node: str, *rows: UsageRow, **tenants: TenantLoad) -> None:
-    NodeReport.objects.filter(node=node).update(load=msgspec.to_builtins(Load(usage=rows, tenants=tenants)))
+def cell_says(node: str, *rows: UsageRow) -> None:
+    NodeReport.objects.filter(node=node).update(load=msgspec.to_builtins(Load(usage=rows)))
 
 
 def by_ingresses(**where: Any) -> list[Any]:
@@ -120,7 +120,7 @@ def test_what_a_tenant_used_of_a_month_and_what_it_costs_is_written_with_it() ->
     assert month.charged == UsageHour.objects.get(deployment="sim-70b").charged == Decimal("0.000097")
 
 
-BILL = {"rufus": TenantLoad(1.0, requests_total=2**53, prompt_tokens_total=2**53, completion_tokens_total=2**53)}
+BILL = UsageRow(1.0, "rufus", requests_total=2**53, prompt_tokens_total=2**53, completion_tokens_total=2**53)
 
 
 def test_a_node_that_leads_no_cell_bills_nobody() -> None:
@@ -130,7 +130,7 @@ def test_a_node_that_leads_no_cell_bills_nobody() -> None:
     ingress_says({key: [100, 0, 0]}, sent=100)
     usage_count(now=NOW)
     for node in (follower, spare):
-        cell_says(node.id, **BILL)
+        cell_says(node.id, BILL)
     assert usage_count(now=NOW) == 0
 
 
@@ -139,7 +139,7 @@ def test_what_a_node_says_of_a_cell_that_it_is_no_longer_in_bills_nobody() -> No
     rows.cell("c", rows.node("n-a"))
     ingress_says({key: [100, 0, 0]}, sent=100)
     usage_count(now=NOW)
-    cell_says("n-a", **BILL)
+    cell_says("n-a", BILL)
     NodeReport.objects.update(cell="another")
     assert usage_count(now=NOW) == 0
 
@@ -148,8 +148,7 @@ def test_a_leader_bills_no_more_requests_than_ingresses_sent_and_no_more_tokens_
     key = a_key()
     cell = rows.cell("c", rows.node("n-a"))
     ingress_says({key: [3, 0, 0]}, sent=3, size=1000)
-    stranger = TenantLoad(1.0, requests_total=1)
-    cell_says("n-a", **BILL, stranger=stranger)
+    cell_says("n-a", BILL, UsageRow(1.0, "stranger", requests_total=1))
     for _ in range(2):
         usage_count(now=NOW)
     most = 3 * cell.model_version.context_length + 1000
@@ -174,7 +173,7 @@ def test_a_leader_bills_only_keys_that_open_its_deployment() -> None:
     rows.cell("c", rows.node("n-a"))
     ingress_says({key: [3, 0, 0]}, sent=3)
     usage_count(now=NOW)
-    cell_says("n-a", use(key, "elsewhere", requests=3), elsewhere=TenantLoad(1.0, requests_total=3))
+    cell_says("n-a", use(key, "elsewhere", requests=3), use("", "elsewhere", requests=3))
     assert usage_count(now=NOW) == 0
 
 
