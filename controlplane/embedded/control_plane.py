@@ -65,7 +65,7 @@ def batch(environment: Mapping[str, str]) -> Service:
 
 
 def planner(environment: Mapping[str, str]) -> Service:
-    """Measures demand and forecasts it. Its child, which computes, is nicer than it is."""
+    """Measures demand and forecasts it. A child of lower priority plans the day."""
     program = replace(management_command(["planner"], environment), nice=HOUSEKEEPING_NICE)
     return Service(name="planner", program=program, stop_within_s=5.0)
 
