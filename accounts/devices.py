@@ -25,7 +25,6 @@ def device_of(request: HttpRequest, username: str) -> str:
 
 
 def device_remember(response: HttpResponse, username: str) -> None:
-    """After a good login."""
     response.set_cookie(
         settings.DEVICE_COOKIE_NAME,
         signing.dumps([username.casefold(), secrets.token_hex(16)], salt=_SALT),

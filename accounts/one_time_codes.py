@@ -72,7 +72,6 @@ def qr_code(text: str) -> str:
 
 
 def recovery_codes() -> tuple[str, ...]:
-    """New ones, as they are shown."""
     return tuple(
         "-".join("".join(secrets.choice(_LETTERS) for _ in range(_GROUP)) for _ in range(_GROUPS))
         for _ in range(RECOVERY_CODES)

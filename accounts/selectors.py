@@ -139,7 +139,6 @@ def users_described() -> QuerySet[User]:
 
 
 def service_accounts_described() -> QuerySet[ServiceAccount]:
-    """Programs, with their groups."""
     return ServiceAccount.objects.select_related("user").prefetch_related("user__groups__role")
 
 

@@ -1,5 +1,3 @@
-"""Periodic work on accounts."""
-
 from celery import shared_task
 
 from accounts.services.approval import approvals_expire

@@ -137,7 +137,6 @@ def _limited(request: HttpRequest, limited: LoginLimited) -> HttpResponse:
 @never_cache
 @require_GET
 def oidc_begin(request: HttpRequest) -> HttpResponse:
-    """Off to the identity provider."""
     known = _provider()
     wanted = request.GET.get("next", "")
     request.session[NEXT] = wanted if _is_ours(request, wanted) else ""

@@ -9,15 +9,11 @@ ONLY_CHAIN = 1
 
 
 class Outcome(StrEnum):
-    """What became of an attempt."""
-
     DONE = "done"
     DENIED = "denied"
 
 
 class Proof(StrEnum):
-    """How a caller authenticated."""
-
     SESSION = "session"
     TOKEN = "token"  # noqa: S105 - a word
     JOIN_TOKEN = "join-token"  # noqa: S105 - a word

@@ -27,7 +27,6 @@ class AuditQuery:
 
 
 def audit_records(query: AuditQuery) -> "QuerySet[AuditRecord]":
-    """Those records, newest first."""
     records = AuditRecord.objects.order_by("-number")
     for column in ("actor", "action", "outcome", "request_id", "token_prefix"):
         if wanted := getattr(query, column):
@@ -42,7 +41,6 @@ def audit_records(query: AuditQuery) -> "QuerySet[AuditRecord]":
 
 
 def audit_actions() -> list[str]:
-    """Actions seen lately, sorted."""
     lately = AuditRecord.objects.order_by("-number").values("action")[:ACTIONS_FROM_LAST]
     return sorted({row["action"] for row in lately})
 

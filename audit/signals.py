@@ -30,7 +30,6 @@ _current: ContextVar[RequestLogin | None] = ContextVar("switchyard_login", defau
 
 @contextmanager
 def login_recording() -> Iterator[RequestLogin]:
-    """Note what happens inside."""
     login = RequestLogin()
     token = _current.set(login)
     try:

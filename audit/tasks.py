@@ -1,5 +1,3 @@
-"""Celery's way into the audit."""
-
 from celery import shared_task
 from django.conf import settings
 

@@ -43,8 +43,6 @@ else:
 
 
 class RecordSite(AdminSite):
-    """Every table, by app."""
-
     site_header = site_title = "Switchyard records"
     index_title = "Raw records"
     site_url = "/"

@@ -49,7 +49,7 @@ _COMMAND_WITHIN_S = 1800
 
 
 class CannotBootstrap(Exception):
-    """Why, in one sentence."""
+    pass
 
 
 def main(arguments: list[str]) -> int:

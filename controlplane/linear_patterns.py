@@ -22,7 +22,6 @@ PACKAGES = ("accounts", "audit", "controlplane", "engine_agent", "fleet", "kerne
 FUNCTIONS = ("compile", "search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer")
 ANCHORED = frozenset({"match", "fullmatch"})
 DJANGO = ("RegexField", "RegexValidator")
-"""These search."""
 MOST_COPIES = 3
 """Of what is counted: enough to see what is ambiguous within it and around it."""
 ALPHABET = [chr(code) for code in range(128)] + ["é", "€"]

@@ -35,9 +35,7 @@ from traffic.services.stored_response import store_settings
 OTHER_BYTES = 4 * 1024 * 1024
 """Of a body that is neither a file nor a response. Who reads one takes less; this ends one that states no length."""
 FORM_BYTES = 64 * 1024
-"""Of a form around its file."""
 THREADS = 4
-"""That look up keys."""
 GRACE_S = 10.0
 LEAST_BYTES_PER_S = 32 * 1024
 """After `GRACE_S`, of the whole body so far: 200 MiB have 1 h 47 min, 1 MiB has 42 s."""

@@ -153,7 +153,6 @@ FILE_UPLOAD_MAX_MEMORY_SIZE = (
     256 * 1024
 )  # of a body that arrives; more of it is in a file (controlplane.request_bodies)
 BATCH_LINES = int(os.environ.get("SWITCHYARD_BATCH_LINES", "50000"))
-"""Of one batch."""
 BATCH_AT_RISK = os.environ.get("SWITCHYARD_BATCH_AT_RISK") or "tell"
 """What is done about a batch that will miss its deadline at its rate, where its deployment's policy does not say: tell;
 near_realtime for what is left of it; or cells, which the plan of the day buys for it then."""

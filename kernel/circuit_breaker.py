@@ -21,7 +21,6 @@ class CircuitBreaker:
         return self._now_s() < self._open_until_s
 
     def trip(self) -> None:
-        """A try failed just now."""
         self._open_until_s = self._now_s() + self.pause_s
 
 

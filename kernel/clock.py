@@ -44,7 +44,6 @@ class DatabaseClock:
 
     @property
     def is_due(self) -> bool:
-        """Whether to compare anew."""
         return self._ticks_s() - self._tried_at_s >= COMPARE_EVERY_S
 
     def compare(self, read: Callable[[], datetime]) -> None:

@@ -46,8 +46,6 @@ class ControlHostStanding:
 
 @dataclass(frozen=True, slots=True)
 class ControlHosts:
-    """All of them, by name."""
-
     hosts: tuple[ControlHostStanding, ...]
 
     @property
@@ -81,7 +79,6 @@ def control_host_left(name: str) -> None:
 
 
 def control_hosts() -> ControlHosts:
-    """As of now, in one query."""
     with connection.cursor() as cursor:
         cursor.execute(_HOSTS)
         return ControlHosts(tuple(ControlHostStanding(*row) for row in cursor.fetchall()))

@@ -152,7 +152,7 @@ class LoopRunner:
 
 
 class HangingPass(Exception):
-    """A pass does not end."""
+    pass
 
 
 class Controller:

@@ -24,7 +24,6 @@ SELECT loop, EXTRACT(EPOCH FROM clock_timestamp() - passed_at)::float8, took_s, 
 
 
 def loop_passed(loop: str, *, took_s: float = 0.0, waited_s: float = 0.0) -> None:
-    """A whole pass ended just now."""
     _write([(loop, this_holder(), 0.0, took_s, waited_s)])
 
 
@@ -65,7 +64,6 @@ def _write(passes: list[tuple[str, str, float, float, float]]) -> None:
 
 
 def control_standing() -> ControlStanding:
-    """As of now, in one query."""
     with connection.cursor() as cursor:
         cursor.execute(_AGES)
         return standing_of(LoopAge(*row) for row in cursor.fetchall())

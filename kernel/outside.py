@@ -65,7 +65,6 @@ def done_outside(key: Hashable, work: Callable[[], _R]) -> _R:
 
 @contextmanager
 def one_run(work: OutsideWork) -> Iterator[None]:
-    """A run of the request."""
     work.turn = 0
     token = _current.set(work)
     try:

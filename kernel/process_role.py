@@ -19,7 +19,6 @@ class ProcessRole(StrEnum):
 
     @property
     def service(self) -> str:
-        """Its name in traces and logs."""
         return f"switchyard-{self}"
 
 

@@ -50,7 +50,6 @@ class FullLooks:
         return is_full
 
     def end(self) -> None:
-        """It came to its end."""
         self._connection = connection.connection
 
 

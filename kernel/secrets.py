@@ -50,5 +50,4 @@ def secret_prefix(text: str) -> str | None:
 
 
 def secret_matches(text: str, digest: str) -> bool:
-    """Compare in constant time."""
     return hmac.compare_digest(secret_digest(text), digest)

@@ -118,7 +118,6 @@ class _Exporter:
             self.flush()
 
     def flush(self) -> None:
-        """Send all that waits, once."""
         while self._waiting:
             spans = [self._waiting.popleft() for _ in range(min(MAX_AT_ONCE, len(self._waiting)))]
             if not self._send(spans):

@@ -24,8 +24,6 @@ JSON_FLAGS = ("--additional-config", "--speculative-config")
 
 
 class Example:
-    """One golden file."""
-
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.documented: Mapping[str, Any] = content["documented"]
         self.rendered: Any = content.get("rendered")
@@ -51,7 +49,6 @@ def rendered(given: Example) -> dict[str, Any]:
 
 
 def configured(given: Example) -> dict[str, Any]:
-    """NxDI's configuration alone."""
     spec = given.spec
     speculation = read_speculation(spec.reference, spec.engine, spec.speculation)
     return neuron_configuration(spec, degrees_on(spec.reference, spec.parallelism, given.machine), speculation, None)

@@ -25,7 +25,6 @@ class Answer:
     tokens: int = 0
     error: str = ""
     url: str = ""
-    """Where it was sent to."""
     was_refused: bool = False
     """An ingress answered 5xx for want of a cell: none answered, or the one that did had not sent it to its engine."""
 

@@ -82,8 +82,6 @@ def _parser() -> argparse.ArgumentParser:
 
 @dataclass
 class Runs:
-    """What became of all of them."""
-
     last: Outcome
     failed: list[Outcome] = field(default_factory=list)
     count: int = 0

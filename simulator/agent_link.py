@@ -42,7 +42,6 @@ class AgentLink(ABC):
     # --- reports -----------------------------------------------------------------------------------------------------
 
     def report(self, observed: Observed | None = None) -> None:
-        """Report now."""
         self.last_report = report = self.compose_report(observed)
         self._send(report)
         if self.connection_id and self._reporting_on != self.connection_id:

@@ -102,7 +102,6 @@ class AgentServer:
         self.desired_changed([node])
 
     def report_received(self, node: str, report: AgentReport) -> None:
-        """A report came."""
         connection = self.connections.get(node)
         if connection is None or connection.id != report.connection:
             return

@@ -26,8 +26,6 @@ class AgentReport:
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """A line of the timeline."""
-
     at_s: float
     kind: str
     subject: str
@@ -55,14 +53,11 @@ class Timeline:
 class Server(Protocol):
     """The control plane's end of the agents' connections."""
 
-    def connected(self, node: str, connection_id: int) -> None:
-        """A connection was opened."""
+    def connected(self, node: str, connection_id: int) -> None: ...
 
-    def disconnected(self, node: str, connection_id: int) -> None:
-        """A connection was closed."""
+    def disconnected(self, node: str, connection_id: int) -> None: ...
 
-    def report_received(self, node: str, report: AgentReport) -> None:
-        """A report came."""
+    def report_received(self, node: str, report: AgentReport) -> None: ...
 
     def is_known(self, node: str, report: AgentReport) -> bool:
         """Whether this was reported already, will not change by itself, and no desired state waits to be sent."""

@@ -44,7 +44,6 @@ class Engine:
         return self.membership.rank == 0
 
     def health(self, behaviour_wrong: bool) -> Health:
-        """What a probe finds."""
         if self.hung:
             return Health(ok=False, reason="no answer to a probe")
         if self.lost_peer and not (self.blind and self.is_leader):
@@ -125,7 +124,6 @@ class Engines:
         engine.hung, engine.unhealthy_since_s = True, self.context.queue.now_s
 
     def unhang(self, engine: Engine) -> None:
-        """The end of a hang."""
         engine.hung, engine.unhealthy_since_s = False, None
 
     def _loaded(self, engine: Engine) -> None:

@@ -25,7 +25,6 @@ MEANS_S = 15.0
 """Loads are means of so long, as those that ingresses report (`traffic.planning.load_window`)."""
 MINUTE_S = 60.0
 LOST_MINUTE = "minute.lost"
-"""What the timeline calls one."""
 UTILISATION_CAP = 0.8
 """Of the region autopilot, by default."""
 

@@ -9,7 +9,6 @@ from simulator.world import World
 
 
 def scale(world: World, deployment: str, region: str, cells: int) -> None:
-    """Want another number of cells."""
     spec = world.store.deployments[deployment]
     world.store.deployments[deployment] = spec.scaled(region, cells)
     world.context.note("scale", deployment, f"{cells} cells wanted in {region}")

@@ -18,7 +18,6 @@ ROLLOUT_MARK = ("diamond", "#2c7fb8")
 
 
 def figure_html(world: World, title: str) -> str:
-    """The page of a run."""
     places = sorted(world.series)
     names = [f"{deployment} in {region}" for deployment, region in places]
     figure = make_subplots(rows=max(1, len(places)), cols=1, shared_xaxes=True, subplot_titles=names)

@@ -135,7 +135,6 @@ def _relevant(fleet: FleetView, change: Change) -> FleetView:
 
 
 def _others(fleet: FleetView, world: World) -> Iterator[PlaceForecast]:
-    """Places where nothing changes."""
     ready = Counter((c.deployment, c.region) for c in fleet.cells.values() if c.state is CellState.READY)
     for name, spec in fleet.deployments.items():
         for region, wanted in spec.cells_wanted.items():

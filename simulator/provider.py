@@ -8,8 +8,7 @@ from fleet.planning.snapshot import ProviderStatus
 class Provider(Protocol):
     """What the store's effects outside of a transaction need."""
 
-    def launch(self, node: str, region: str, topology: tuple[str, ...]) -> None:
-        """Boot a machine."""
+    def launch(self, node: str, region: str, topology: tuple[str, ...]) -> None: ...
 
     def terminate(self, node: str) -> None:
         """End a machine; nothing if there is none."""
@@ -20,8 +19,7 @@ class Provider(Protocol):
     def topology(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
         """The network nodes of the machine that is launched next, below `near` if there is place."""
 
-    def describe(self, node: str) -> ProviderStatus:
-        """What is known of a machine."""
+    def describe(self, node: str) -> ProviderStatus: ...
 
 
 class NoProvider:

@@ -19,7 +19,6 @@ from simulator.store import Store
 from simulator.transactions import ProcessKilled, StaleWrite
 
 RECONCILER, TRAFFIC = "reconciler", "traffic"
-"""Processes that write."""
 
 
 @dataclass(frozen=True, slots=True)

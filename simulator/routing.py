@@ -57,7 +57,6 @@ class Routing:
             ingress.seen_at = self._context.queue.now
 
     def ring(self) -> None:
-        """Cells changed."""
         if not self._is_due:
             self._is_due = True
             self._context.queue.after(PUBLISH_AFTER_S, self._poll)

@@ -64,7 +64,6 @@ class Rows:
         )
 
     def desired(self, node: str) -> Desired:
-        """The desired state of a node."""
         cell_id = self.member_of.get(node)
         cell = self.cells[cell_id] if cell_id is not None else None
         assignment = assignment_of(cell, self.deployments[cell.deployment], node) if cell is not None else None

@@ -16,7 +16,6 @@ STEPS = 200
 CALM_STEPS = 6
 """In so many of them nothing must have been on its way."""
 NEVER = 1_000_000_000
-"""A write that no run comes to."""
 
 
 @dataclass(frozen=True, slots=True)

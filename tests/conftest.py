@@ -173,7 +173,6 @@ def django_db_modify_db_settings(
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, _migrated: Any, django_db_blocker: Any) -> None:
-    """It is migrated now."""
     if _migrated:
         with django_db_blocker.unblock():
             _migrated.keep()

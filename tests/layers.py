@@ -33,7 +33,6 @@ RANKS = {"scenario": 0, "pure": 1, "browser": 2, "vllm": 3, "cloud": 4, "service
 
 
 def layer_of(item: pytest.Item) -> str:
-    """Of a collected test."""
     for layer in reversed(LAYERS):
         if item.get_closest_marker(layer):
             return layer
@@ -65,12 +64,10 @@ class Spent:
     tests: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, layer: str, report: pytest.TestReport) -> None:
-        """Count one phase of a test."""
         self.seconds[layer] += report.duration
         self.tests[layer] += report.when == "call"
 
     def lines(self) -> Iterator[str]:
-        """A table for the terminal."""
         for layer in LAYERS:
             if self.tests[layer]:
                 yield f"{layer:<10} {self.tests[layer]:>6} tests {self.seconds[layer]:>8.1f} s"

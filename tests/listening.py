@@ -1,5 +1,3 @@
-"""How a test's own server ends."""
-
 import asyncio
 
 TURNS_TO_BEGIN = 5

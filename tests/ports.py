@@ -50,7 +50,6 @@ assert len(_OF_INGRESSES.ports) <= min(HOPS_ABOVE, TLS_ABOVE - HOPS_ABOVE), "no 
 
 
 def free_port() -> int:
-    """One that nothing listens on."""
     return free_ports(1)
 
 

@@ -16,7 +16,6 @@ from whitenoise.middleware import WhiteNoiseMiddleware
 KEPT = frozenset({"django_migrations", "django_content_type", "auth_permission"})
 """What migrations leave, and no test writes."""
 TRUNCATED = frozenset({"audit_auditrecord"})
-"""Refuses to lose single rows."""
 
 
 def quicken() -> None:

@@ -17,8 +17,6 @@ DAY = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Signed:
-    """A certificate and its key."""
-
     certificate: x509.Certificate
     key: Any
 

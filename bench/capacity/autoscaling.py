@@ -95,8 +95,6 @@ def _between(name: str, rates: list[float], step_s: float) -> Load:
 
 @dataclass
 class Fixed:
-    """So many cells, always."""
-
     cells: int
 
     def wanted(self, place: ScaledPlace, now: datetime) -> int:
@@ -140,8 +138,6 @@ def _used(place: ScaledPlace, per_cell: float) -> float:
 
 
 def scalers(load: Load, per_cell: float, start_up_s: float) -> Iterator[tuple[str, Scaler]]:
-    """What is compared, by name."""
-
     def expected(now: datetime) -> float:
         at = (now - EPOCH).total_seconds()
         return max(load.rate(at + start_up_s + ahead) for ahead in range(0, 181, 15)) * SERVICE_S
@@ -184,7 +180,6 @@ def replay(load: Load, scaler: Scaler, per_cell: float, begin: int, start_up_s: 
 
 
 def line(name: str, course: Course, days: float, took_s: float) -> str:
-    """A row of the table."""
     refused = 100 * course.refused / course.arrived
     late = 100 * course.late / course.arrived
     return (

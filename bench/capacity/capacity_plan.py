@@ -124,7 +124,6 @@ class Comparison:
         }
 
     def runs(self, only: str) -> Iterator[tuple[str, Run]]:
-        """The policies, by name."""
         policies: Mapping[str, Callable[[], Run]] = {
             "static peak": lambda: self._run({name: Fixed(PEAK_CELLS) for name in self.loads}, begin=PEAK_CELLS),
             "reactive, 30 % head-room": lambda: self._run({name: self._reactive(name) for name in self.loads}),
@@ -187,7 +186,6 @@ COLUMNS = (
 
 
 def line(name: str, run: Run, days: float, oracle: float | None) -> str:
-    """A row of the table."""
     courses, batches = run.courses.values(), run.batches
     arrived = sum(one.arrived for one in courses)
     cost = _cost(run) / days

@@ -129,7 +129,6 @@ class Engine:
             return list(clients.map(lambda prompt: self.complete(prompt, max_tokens, **options), prompts))
 
     def end(self) -> None:
-        """Kill what is left of it."""
         for process in self.ranks:
             subprocess.run(["pkill", "-9", "-s", str(process.pid)], check=False)
             process.wait(30)

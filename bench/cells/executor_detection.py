@@ -99,7 +99,6 @@ def apart() -> Iterator[None]:
 
 @contextmanager
 def cell(hang_s: float, hosts: Hosts) -> Iterator[Pair]:
-    """A cell of ours."""
     limit = {"SWITCHYARD_CELL_HANG_S": str(hang_s)}
     collectives = {} if hosts == HERE_ALONE else {"SWITCHYARD_CELL_COLLECTIVES": "network"}
     with engine(6, 2, "--tensor-parallel-size", "2", hosts=hosts, **limit, **collectives) as started:
@@ -112,7 +111,6 @@ def _pair(started: Engine) -> Pair:
 
 @contextmanager
 def own_nodes(hang_s: float, hosts: Hosts) -> Iterator[Pair]:
-    """vLLM's own two nodes."""
     folder, _ = artifact()
     nodes = [_start_node(rank, folder, hang_s, hosts) for rank in range(2)]
     pair = Pair(f"http://{hosts[0].address}:{LIBRARY_PORT}", nodes[0].pid, nodes[1].pid)
@@ -200,7 +198,6 @@ def _lives(session: int) -> bool:
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    """Measure and print."""
     parser.add_argument("--hang-s", type=float, default=5.0)
     parser.add_argument("--skip-nnodes", action="store_true")
     parser.add_argument("--write", action="store_true")

@@ -56,7 +56,6 @@ def measure(replicas: dict[str, Engine], rounds: int, tokens: int) -> dict[tuple
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    """Measure and print."""
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--write", action="store_true")

@@ -84,7 +84,6 @@ def outcome(cache: Path, tests: str) -> str:
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    """Install, test, print."""
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join((*TORCH, OWN))}; unsaid: all")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()

@@ -23,7 +23,6 @@ TTFT_S, ITL_S, NO_LIMIT_S = 1.5, 0.05, 10.0
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    """Print the tables."""
     parser.add_argument("--requests", type=int, default=1500, help="of one point")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -29,7 +29,6 @@ THRESHOLD_LOADS = (Load(300, 100), Load(500, 150))
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    """Print the table."""
     parser.add_argument("--requests", type=int, default=400, help="of one point")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

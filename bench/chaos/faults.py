@@ -157,8 +157,7 @@ def _follows(words: tuple[str, ...], command: list[str]) -> bool:
     return any(tuple(command[at : at + len(words)]) == words for at in range(len(command)))
 
 
-def _nothing() -> None:
-    """It was over at once."""
+def _nothing() -> None: ...
 
 
 def _do(fault: Fault, subject: str, processes: Processes, around: Surroundings) -> Callable[[], None]:
@@ -250,7 +249,6 @@ def _limit_writes(processes: Processes, most_bytes: int) -> None:
 
 
 def _fill(filesystem: Path) -> Callable[[], None]:
-    """Take all that is free now."""
     filler = filesystem / "filler"
     with filler.open("wb") as file:
         size = shutil.disk_usage(filesystem).free

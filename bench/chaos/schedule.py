@@ -10,8 +10,6 @@ from enum import StrEnum
 
 
 class Harm(StrEnum):
-    """What is done."""
-
     KILL = "kill -9"
     PAUSE = "pause"
     """SIGSTOP, and SIGCONT after some seconds."""
@@ -175,7 +173,6 @@ MATRIX: tuple[Fault, ...] = (
     Fault(Target.WEB, Harm.KNOCKS, CROWDED_S),
     Fault(Target.WEB, Harm.HERD, CROWDED_S),
 )
-"""Every kind of fault once."""
 
 
 def kinds(longest_pause_s: float = max(PAUSES_S), named: str = "", without: str = "") -> list[Fault]:

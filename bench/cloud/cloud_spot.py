@@ -65,7 +65,6 @@ class Outcome:
         return sum(bool(one.error) or one.tries > 1 for one in self.streams)
 
     def row(self, name: str) -> str:
-        """Of a table in Markdown."""
         case = CASES[name]
         whole = f"{self.failed} of {len(self.streams)}"
         ready = "not before the end" if self.ready_s is None else f"{self.ready_s:.1f}"
@@ -75,8 +74,6 @@ class Outcome:
 
 
 class SpotWarnings:
-    """Cases on a fleet that runs."""
-
     def __init__(self, rate: float, say: Callable[[str], None]) -> None:
         self._rate, self._say = rate, say
         places, ports = read_places(environ), read_ports(environ)

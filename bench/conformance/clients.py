@@ -9,7 +9,6 @@ class Language(StrEnum):
     PYTHON = "python"
     NODE = "node"
     ENGINE = "engine"
-    """Runs in vLLM's environment."""
 
 
 class Family(StrEnum):

@@ -71,7 +71,6 @@ def seed_calm(nodes: int, cells: int, *, with_past: bool = True) -> None:
 
 
 def seed(nodes: int, cells: int) -> list[Member]:
-    """A calm fleet, and its agents."""
     from fleet.models import AgentCredential, CellMember, Node
     from kernel import clock
     from kernel.secrets import secret_issue
@@ -192,7 +191,6 @@ def run_crowd(crowd: Crowd) -> subprocess.Popen[bytes]:
 
 
 def shares(members: list[Member], processes: int) -> list[tuple[Member, ...]]:
-    """The agents of each process."""
     return [tuple(members[number::processes]) for number in range(processes)]
 
 

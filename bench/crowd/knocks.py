@@ -28,7 +28,6 @@ _REQUEST = (
 
 
 async def knock(host: str, port: int, context: ssl.SSLContext | None, seen: Counter[str]) -> None:
-    """One stranger."""
     try:
         async with asyncio.timeout(ANSWER_WITHIN_S):
             reader, writer = await asyncio.open_connection(host, port, local_addr=(SOURCE, 0), ssl=context)

@@ -58,7 +58,6 @@ _NOTHING = Used(0.0, 0)
 
 
 def kind_of(command: str) -> str:
-    """What a process is."""
     return next((kind for part, kind in KINDS if part in command), OTHERS)
 
 
@@ -75,7 +74,6 @@ def kinds_of(home: Path) -> dict[int, str]:
 
 
 def used_by(pid: int) -> Used | None:
-    """None: it has ended."""
     cpu_ns = sleeps = 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -153,7 +151,6 @@ def table(rounds: list[dict[str, list[Used]]], kinds: dict[int, str]) -> list[st
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    """Measure and print."""
     parser.add_argument("--seconds", type=float, default=60.0, help="of each round")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

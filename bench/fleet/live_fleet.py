@@ -22,7 +22,6 @@ SERVER = f"http://127.0.0.1:{os.environ.get('SWITCHYARD_PORT', '8000')}"
 AGENT_PORT = os.environ.get("SWITCHYARD_AGENT_PORT") or int(os.environ.get("SWITCHYARD_PORT", "8000")) + 443
 IS_PLAIN = os.environ.get("SWITCHYARD_PLAIN_LINKS") == "1"
 AGENT_SERVER = SERVER if IS_PLAIN else f"https://127.0.0.1:{AGENT_PORT}"
-"""Where agents reach web."""
 POLL_S = 0.1
 ACTIVE = {"running", "paused", "baking", "rolling_back"}
 Row = dict[str, Any]
@@ -52,7 +51,6 @@ class Fleet:
         return self.ask("POST", path, body)
 
     def metrics(self) -> str:
-        """Prometheus's page of web."""
         return self._client.get(f"{SERVER}/metrics").raise_for_status().text
 
     def rows(self, path: str, **query: Any) -> list[Row]:

@@ -24,7 +24,6 @@ LOAD_S = {"v1": 60.0, "v2": 60.0}
 
 
 def changes(name: str, shape: FleetSpec) -> dict[str, Change]:
-    """One of each kind."""
     region = shape.regions[0]
     cells = next(spec.cells[region] for spec in shape.deployments if spec.name == name)
     size = next(spec.size for spec in shape.deployments if spec.name == name)

@@ -109,7 +109,6 @@ async def _next_meter(energy: EnergyMonitor, reader: NvidiaReader) -> EnergyMete
 
 
 def multiply(seconds: float) -> None:
-    """Load for the device."""
     import torch
 
     left, right = (torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -121,7 +120,6 @@ def multiply(seconds: float) -> None:
 
 
 def rest(seconds: float) -> None:
-    """No load."""
     time.sleep(seconds)
 
 

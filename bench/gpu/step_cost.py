@@ -43,8 +43,6 @@ def weight(rows: int, columns: int, device: str) -> Any:
 
 
 class Decoder:
-    """A Llama of random weights."""
-
     def __init__(self, shape: Shape, device: str, most_tokens: int) -> None:
         self.shape, self.device = shape, device
         q, kv = shape["heads"] * shape["head"], shape["kv_heads"] * shape["head"]
@@ -109,7 +107,6 @@ class Heads:
         self.lm = [one if vocabulary else weight(rows, shape["hidden"], device) for _ in range(HEADS)]
 
     def guess(self, x: Any) -> Any:
-        """One token of each head."""
         each = zip(self.blocks, self.lm, strict=True)
         found = [functional.linear(x + functional.silu(functional.linear(x, block)), lm) for block, lm in each]
         return torch.stack([logits.argmax(-1) for logits in found], 1)

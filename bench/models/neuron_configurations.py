@@ -149,7 +149,6 @@ def rendered_settings(version: VersionSpec, machine: Any, target: NeuronTarget) 
 
 
 def probes(target: NeuronTarget, machine: Any) -> Iterator[tuple[str, VersionSpec]]:
-    """Versions with a setting each."""
     for name, given in (NATIVE_PROBES if target is NATIVE_0_24 else NXDI_PROBES).items():
         changes = dict(given)
         options = {"neuron_target": target.name, **changes.pop("options", {})}

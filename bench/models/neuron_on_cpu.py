@@ -76,7 +76,6 @@ CASES = (
 
 
 def version_of(case: Case, machine: InstanceShape, target: NeuronTarget) -> VersionSpec:
-    """The version of a case."""
     options = {"neuron_target": target.name, **case.fields.get("engine_options", {})}
     fields = {**case.fields, "engine_options": options}
     made = spec("neuron", machine, case.degrees, context_length=CONTEXT, max_concurrency=SLOTS, heads=HEADS)

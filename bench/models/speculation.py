@@ -71,8 +71,6 @@ def serve() -> None:
 
 @dataclass
 class Sum:
-    """Of one way at one batch size."""
-
     tokens: int = 0
     cpu_s: float = 0.0
     drafts: int = 0

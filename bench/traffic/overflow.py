@@ -49,10 +49,8 @@ CELL = ModelParameters(
 )
 CELLS_THERE = 4
 CAPACITY_PER_S = PLACES / ((ANSWER_TOKENS + 1) * STEP_MS / 1000)
-"""Of one cell."""
 QUICK = replace(CELL, decode_step_ms=1.0)
 AT_ONCE = 8
-"""Clients of the calm runs."""
 
 
 @dataclass(frozen=True)

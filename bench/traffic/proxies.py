@@ -120,7 +120,6 @@ def _whole_path(folder: Path, port: int, stubs: list[int], name: str, fleet: Ben
 
 
 def measure(program: Path, contender: Contender) -> list[dict[str, Any]]:
-    """One round of each kind."""
     rows = []
     for kind, how, count, seconds, body in (
         ("closed", "closed", CONNECTIONS, CLOSED_S, WHOLE),

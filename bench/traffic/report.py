@@ -112,7 +112,6 @@ def routing(rows: list[Row]) -> str:
 
 
 def real_routing(rows: list[Row]) -> str:
-    """The same on real parts."""
     lines = []
     for policy in dict.fromkeys(row["policy"] for row in rows):
         for rate in sorted({row["rate"] for row in of(rows, policy=policy)}):
@@ -157,7 +156,6 @@ def replay(rows: list[Row]) -> str:
 
 
 def storms(rows: list[Row]) -> str:
-    """One line for each storm."""
     lines = [
         [
             row["label"] or "as it is", f"{row['load']:g}x for {row['storm_s']:g} s",

@@ -73,7 +73,6 @@ class Clients:
 
 
 def arrivals(capacity: float, storm_s: float, load: float) -> list[Arrival]:
-    """Poisson, in three phases."""
     chance = random.Random(7)
     at_s = 0.0
     found: list[Arrival] = []

@@ -62,7 +62,6 @@ class Submission:
         return [text[:MAX_TEXT] for text in self.fields.getlist(name)]
 
     def secret(self, name: str) -> str:
-        """A password, as it was typed."""
         return str(self.fields.get(name, ""))[:MAX_SECRET]
 
     def valid(self, serializer: type[serializers.Serializer[Any]], *names: str, **values: Any) -> dict[str, Any]:
@@ -274,7 +273,6 @@ def _to_confirmation(url: str) -> HttpResponse:
 
 
 def refused(request: HttpRequest, target: Target[T], thing: T, reason: str, status: int = 409) -> HttpResponse:
-    """Nothing was changed, and why."""
     context = {"refused": reason, "back": target.name(thing), "url": target.url(thing)}
     return render(request, "dashboard/action_refused.html", context, status=status)
 

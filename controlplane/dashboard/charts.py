@@ -86,12 +86,10 @@ class Chart:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is known at any time."""
         return all(value is None for series in self.series for value in series.values)
 
     @property
     def figure(self) -> str:
-        """What Plotly draws, as JSON."""
         traces = [self._trace(number, series) for number, series in enumerate(self.series)]
         return json.dumps({"data": traces, "layout": self._layout()}, separators=(",", ":"))
 

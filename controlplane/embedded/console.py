@@ -124,7 +124,6 @@ class Console:
         return time.monotonic() - self._began
 
     def service_lines(self, name: str, lines: list[str]) -> None:
-        """Show what a service wrote."""
         if not self._progress_only:
             self._show(name, lines)
 

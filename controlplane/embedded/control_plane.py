@@ -47,7 +47,6 @@ def worker(environment: Mapping[str, str]) -> Service:
 
 
 def beat(home: StateDirectory, environment: Mapping[str, str]) -> Service:
-    """Celery's clock."""
     arguments = ["celery", "--quiet", "-A", "controlplane.celery:app", "beat", "--schedule", str(home.beat_schedule)]
     arguments += ["--pidfile=", "--loglevel", "warning"]
     return Service(name="beat", program=_python(arguments, {**environment, **UNCHECKED}), stop_within_s=5.0)

@@ -20,8 +20,6 @@ _FOR_TWO_RANKS = ("--ranks", "2")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The demo model's artifact."""
-
     uri: str
     digest: str
 

@@ -66,7 +66,6 @@ class Postgres:
 
     @property
     def owner_url(self) -> str:
-        """Where its owner finds it."""
         return self._url(OWNER)
 
     def _url(self, role: str) -> str:

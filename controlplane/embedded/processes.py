@@ -89,7 +89,6 @@ class Spawned:
         return await self._output.read(_CHUNK_BYTES)
 
     def close(self) -> None:
-        """Read no more."""
         self._pipe.close()
 
 
@@ -155,7 +154,6 @@ class OneshotResult:
 
     @property
     def last_line(self) -> str:
-        """Empty: it wrote nothing."""
         return self.last_lines[-1] if self.last_lines else ""
 
 

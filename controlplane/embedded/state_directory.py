@@ -49,8 +49,6 @@ class LauncherState:
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Generated once per home."""
-
     secret_key: str
     operator_password: str
 

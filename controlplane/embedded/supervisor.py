@@ -68,7 +68,6 @@ class Supervised:
 
     @property
     def pid(self) -> int | None:
-        """Its pid while it runs."""
         return self._process.pid if self._process and self._process.is_running else None
 
     async def start(self) -> None:

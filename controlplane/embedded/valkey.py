@@ -24,8 +24,6 @@ _MEMORY = "256mb"
 
 @dataclass(frozen=True, slots=True)
 class Valkey:
-    """One embedded server."""
-
     home: StateDirectory
     sockets: Path
     account: Account
@@ -36,7 +34,6 @@ class Valkey:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
         return f"unix://{self.socket}?db=0"
 
     def service(self, inherited: Mapping[str, str]) -> Service:

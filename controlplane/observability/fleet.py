@@ -209,7 +209,6 @@ def _cold_starts() -> Iterator[Row]:
 
 
 def _cells_of_role() -> Iterator[Row]:
-    """Where some are told apart."""
     ready = Cell.objects.filter(state=CellState.READY.value).order_by()
     counts: Counter[tuple[str, str, str]] = Counter()
     for region, deployment, role, n in ready.values_list("region_id", "deployment_id", "role").annotate(n=Count("pk")):

@@ -20,8 +20,6 @@ log = logging.getLogger(__name__)
 
 
 class RequestMetricsMiddleware:
-    """The middleware."""
-
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 

@@ -15,7 +15,6 @@ from kernel.tasks import SENT_AT
 from kernel.tracing import span, spans_flush, traceparent
 
 REQUEST_ID, TRACEPARENT = "switchyard_request_id", "traceparent"
-"""Headers of a task's message."""
 
 log = logging.getLogger(__name__)
 _running: dict[str, tuple[Any, Any, dict[str, Any], float]] = {}

@@ -84,7 +84,6 @@ def _results(lines: bytes) -> list[Result]:
 
 
 def main(argv: list[str]) -> int:
-    """Check, and print."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent deep-checks", description=__doc__)
     parser.add_argument("--state", required=True, type=Path, help="a folder on the disk to check")
     parser.add_argument("--python", action="append", default=[], type=Path, help="an engine's Python; may be repeated")

@@ -22,7 +22,6 @@ MARKS = {True: "ok", False: "WRONG", None: "-"}
 
 
 def main(argv: list[str]) -> int:
-    """Look, and say."""
     options = _arguments(argv)
     cache = (options.cache or Path(os.environ.get("SWITCHYARD_CACHE") or AGENT_ROOT / ".cache")).absolute()
     facts = read_node(

@@ -30,7 +30,6 @@ class Result:
         return Result(self.check, self.ok, *texts, seconds=round(self.seconds, 3), numbers=numbers)
 
     def as_line(self) -> str:
-        """One line of JSON."""
         return json.dumps(asdict(self.bounded()))
 
 

@@ -42,7 +42,6 @@ class Entry:
 
     @property
     def folder(self) -> Path:
-        """The artifact, complete."""
         return self.cache / self.hex_digest
 
     @property
@@ -188,7 +187,6 @@ class _Shortage:
         self._used = sum(other.bytes + other.to_come for other in others)
 
     def without(self, other: _Other) -> None:
-        """Another entry is to go."""
         self._free += other.bytes
         self._used -= other.bytes
 

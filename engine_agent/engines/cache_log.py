@@ -42,7 +42,6 @@ class CacheLog:
         self.overflowed = False
 
     def add(self, events: Iterable[BlockEvent]) -> None:
-        """Note what happened, in order."""
         for event in events:
             self._apply(event)
             self._events.append(event)
@@ -113,7 +112,6 @@ class CacheLog:
 
     @property
     def blocks(self) -> frozenset[int]:
-        """Those that are there."""
         return frozenset(self._parents)
 
 

@@ -14,7 +14,6 @@ class CannotInstall(Exception):
 
 
 def say_on_stdout(line: str) -> None:
-    """Progress, a line at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -87,7 +87,6 @@ class Progress:
         self._thread.start()
 
     def show(self, words: Callable[[], str]) -> None:
-        """Say these words from now on."""
         self._words = words
         self._health.say(words())
 

@@ -31,7 +31,6 @@ class StepMeter:
         self._known = cell
 
     def times(self) -> StepTimes:
-        """The sums."""
         rounded = {bucket: round(ms, 3) for bucket, ms in self._compute_ms.items()}
         return StepTimes(steps=dict(self._steps), compute_ms=rounded)
 

@@ -61,17 +61,12 @@ class SequenceTokens:
 
 
 class Sequence(Protocol):
-    """One sequence in an engine."""
-
-    def tokens(self) -> SequenceTokens:
-        """Of now."""
+    def tokens(self) -> SequenceTokens: ...
 
     @property
-    def is_running(self) -> bool:
-        """Whether more can come."""
+    def is_running(self) -> bool: ...
 
-    async def stop(self) -> None:
-        """Nothing more is to come."""
+    async def stop(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -91,7 +86,6 @@ class Exchange:
         return bool(self.sequences) and all(each.tokens().is_read for each in self.sequences)
 
     def prompt_tokens(self) -> int:
-        """Of all prompts, read or not."""
         return sum({each.prompt: each.prompt_tokens for each in (s.tokens() for s in self.sequences)}.values())
 
 

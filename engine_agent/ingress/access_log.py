@@ -137,7 +137,6 @@ def _format() -> str:
 
 
 def _text(variable: str) -> str:
-    """Text from outside."""
     return f'"%[var(txn.{variable}),{_ESCAPED}]"'
 
 

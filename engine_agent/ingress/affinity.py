@@ -42,7 +42,6 @@ PICK_RULES = (
 )
 """In the backend of a pool with affinity: the key's sticky cell, if it has room; else another takes its place."""
 USE_PICKED_RULE = "use-server %[var(txn.cell_server)] if { var(txn.cell_server) -m found }"
-"""Behind whatever picks a cell."""
 
 
 def peers_section(ingress_id: str, listen: str) -> list[str]:

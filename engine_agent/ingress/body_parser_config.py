@@ -33,7 +33,6 @@ def render_body_parser(desired: DesiredHaproxy, settings: IngressSettings, tier:
 
 
 def body_parser_structure_of(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParserTier) -> str:
-    """Digest of the configuration."""
     return digest_of(_render(desired, settings, tier, ""))
 
 

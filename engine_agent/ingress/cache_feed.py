@@ -63,7 +63,6 @@ class CellPrefixes:
 
     @property
     def query(self) -> str:
-        """What to ask the cell."""
         return f"?life={self._life}&after={self._upto}"
 
     def apply(self, server: str, changes: PrefixChanges) -> Iterator[str]:
@@ -90,7 +89,6 @@ class CellPrefixes:
             yield from _lines("add", server, changes.added)
 
     def lose(self, server: str) -> Iterator[str]:
-        """It is not known any more."""
         self._life, self._upto = "", 0
         if self.known is not None:
             self.known = None
@@ -98,7 +96,6 @@ class CellPrefixes:
 
 
 def whole_lines(server: str, known: set[int]) -> Iterator[str]:
-    """A whole list for a reader."""
     yield f"whole {server}\n"
     yield from _lines("add", server, packed(known))
 

@@ -64,7 +64,6 @@ def structure_of(desired: DesiredHaproxy, settings: IngressSettings) -> str:
 
 
 def map_file(entries: Mapping[str, str]) -> str:
-    """The text of a map file."""
     return "".join(f"{key} {value}\n" for key, value in entries.items())
 
 

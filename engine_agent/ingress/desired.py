@@ -60,7 +60,6 @@ STANDBY_SUFFIX = ".standby"
 MODELS_MAP = "models.map"
 """Model -> backend of its pool."""
 MAP_NAMES = (MODELS_MAP, LISTING_MAP, KEYS_MAP, SPLITS_MAP, FALLBACKS_MAP, HOPS_MAP)
-"""Those that are always there."""
 
 
 ServerKey = tuple[str, str]

@@ -14,7 +14,6 @@ PATHS = ("/v1/files", "/v1/files/{id}/content")
 MAX_BODY_BYTES = 1024 * 1024 * 1024
 """The longest that a control plane may be told to take (SWITCHYARD_FILE_MIB); it says itself what is too long."""
 MAX_CONNECTIONS = 16
-"""To each web process."""
 MAX_CONNECTIONS_OF_ONE = MAX_CONNECTIONS // 4
 """Of one caller, to each web process."""
 QUEUE_TIMEOUT_S = 10

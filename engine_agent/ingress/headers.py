@@ -91,7 +91,6 @@ FROM_INGRESSES: Final = (HOP, POOL, TENANT, ARRIVED, OVERFLOW)
 """Own headers that another region's ingress may send, and that count only with a proven hop mark. An ingress removes
 all others from what it receives."""
 REQUEST_ID: Final = "X-Request-Id"
-"""On requests and responses."""
 PROMPT_TOKENS: Final = "X-Switchyard-Prompt-Tokens"
 COMPLETION_TOKENS: Final = "X-Switchyard-Completion-Tokens"
 """On a cell's response, if it knew them before it began: prompt and completion tokens."""

@@ -27,7 +27,6 @@ class HeldBell:
         self._hear = hear
 
     async def listen(self) -> None:
-        """Until cancelled."""
         while True:
             try:
                 with self._listener() as listener:

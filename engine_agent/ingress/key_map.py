@@ -28,7 +28,6 @@ NEVER = 253_402_300_799
 PREFIX = re.compile(r"[0-9a-f]{4,16}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""It becomes a header."""
 MAX_LIMIT = 2**31 - 1
 """HAProxy counts in 32 bits."""
 

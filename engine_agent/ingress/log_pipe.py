@@ -87,7 +87,6 @@ class LogPipe:
                 await asyncio.sleep(RETRY_S)
 
     def _carry_batch(self, pipe: int) -> None:
-        """Move what is there."""
         try:
             written = os.read(pipe, PIPE_BYTES)
         except BlockingIOError:

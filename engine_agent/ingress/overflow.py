@@ -27,7 +27,6 @@ from engine_agent.ingress.settings import IngressSettings
 from engine_agent.protocol.states import ServingClass
 
 AGAIN_BACKEND = "again"
-"""Sends a short request again."""
 SHORT_RETRIES = 4
 """Of a short request: after a dropped connection, after cells that none could reach, to another region, and back."""
 DROPS = 2
@@ -59,7 +58,6 @@ REFUSALS_PER_S = 10
 
 
 def strip_rules() -> list[str]:
-    """What no application may say."""
     return [f"http-request del-header {headers.OVERFLOW} if !is_marked"]
 
 

@@ -31,7 +31,6 @@ ACCOUNTS_PER_REPORT = 200
 TURN_S = 15.0
 """As `report.TURN_S`."""
 UNKNOWN = "-"
-"""In a line of the log."""
 POOL = "pool."
 OF_DEADLINE = frozenset({"deadline_exceeded", "deadline_unreachable", "deadline_before_cell"})
 UNKNOWN_METHOD = 501

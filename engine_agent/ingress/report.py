@@ -76,7 +76,6 @@ def cell_views(running: RunningHaproxy | None, desired: DesiredHaproxy) -> dict[
 def telemetry(
     running: RunningHaproxy | None, desired: DesiredHaproxy, keys: KeyCounts | None, refusals: Refusals | None = None
 ) -> IngressTelemetry:
-    """Counters of what runs."""
     if running is None:
         return IngressTelemetry(keys=keys, refusals=refusals)
     backends = {backend.name: backend for backend in running.backends}

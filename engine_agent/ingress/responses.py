@@ -40,7 +40,6 @@ class ErrorResponse:
 
     @property
     def name(self) -> str:
-        """Of the service that gives it."""
         return f"{self.code}{self.variant}"
 
     @property

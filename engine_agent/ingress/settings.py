@@ -152,7 +152,6 @@ class IngressSettings:
 
     @property
     def max_held_long(self) -> int:
-        """The same with long bodies."""
         return max(1, self.max_connections // self.hold.connections_per_long_request)
 
     def own_socket(self, path: str) -> str:

@@ -37,7 +37,6 @@ class IdentityFiles:
 
     @property
     def bundle_file(self) -> Path:
-        """The authorities that count."""
         return self.folder / BUNDLE_FILE
 
     @property

@@ -44,7 +44,6 @@ class NotJoined(Exception):
 
 
 def run(argv: list[str]) -> int:
-    """Join; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent join", description=__doc__)
     parser.add_argument("--code", required=True, type=Path, help="folder to install into")
     parser.add_argument("--release", required=True, type=Path, help="folder below it with this release, unpacked")

@@ -168,7 +168,6 @@ def stop(paths: HostPaths) -> None:
 
 
 def last_line(paths: HostPaths) -> str:
-    """What the agent wrote last."""
     return (last_lines(paths.log, 1) or ["it wrote nothing"])[0]
 
 

@@ -49,7 +49,6 @@ class MeterState:
 
     @classmethod
     def begin(cls, name: str, covers: str, since: str, readings: Mapping[str, Reading], at_ms: int) -> "MeterState":
-        """Nothing is added up yet."""
         return cls(EnergyMeter(name=name, covers=covers, since=since), dict(readings), at_ms, {})
 
 
@@ -102,7 +101,6 @@ def step(before: Reading, now: Reading, elapsed_ms: int) -> Step:
 
 
 def replace_meter(meter: EnergyMeter, **more: int) -> EnergyMeter:
-    """The meter with so much more."""
     return EnergyMeter(
         name=meter.name,
         covers=meter.covers,

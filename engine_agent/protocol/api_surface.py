@@ -15,8 +15,6 @@ from typing import Final
 
 
 class AnsweredBy(StrEnum):
-    """Who answers a path."""
-
     CELL = "cell"
     INGRESS = "ingress"
     CONTROL_PLANE = "control plane"

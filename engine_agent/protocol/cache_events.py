@@ -38,13 +38,11 @@ class BlocksStored(Struct, frozen=True, array_like=True, tag="stored"):
 
 
 class BlocksRemoved(Struct, frozen=True, array_like=True, tag="removed"):
-    """These are not there any more."""
-
     blocks: tuple[int, ...]
 
 
 class CacheCleared(Struct, frozen=True, array_like=True, tag="cleared"):
-    """None is there any more."""
+    pass
 
 
 BlockEvent = BlocksStored | BlocksRemoved | CacheCleared

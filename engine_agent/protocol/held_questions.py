@@ -48,7 +48,6 @@ class StateWatch:
         self._waiting: set[asyncio.Event] = set()
 
     def changed(self) -> None:
-        """The state may be another now."""
         for each in self._waiting:
             each.set()
 

@@ -9,7 +9,6 @@ from engine_agent.protocol.ports import HIGHEST_PORT, PORTS_PER_NODE, ingress_po
 DEMO_REGIONS = ("us-east-1", "us-west-2")
 """Regions of the seeded fleet, in the order of their ingress ports."""
 MAX_BLOCKS = 500
-"""Of nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,6 @@ def fixed_ports(*, dashboard: int, agents: int, ingresses: Mapping[str, int]) ->
 
 
 def node_ports(node: str, port_base: int) -> list[PortUse]:
-    """The block of a node."""
     return [PortUse(port, f"node {node}") for port in range(port_base, port_base + PORTS_PER_NODE)]
 
 

@@ -29,8 +29,6 @@ _ESCAPES = {
 
 
 class LogFormat(StrEnum):
-    """How lines are written."""
-
     LINE = "line"
     JSON = "json"
 

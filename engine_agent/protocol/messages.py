@@ -100,7 +100,6 @@ class PrefillCell(Struct, frozen=True):
 PREFILL_CELLS_MAX = 64
 """Of one decode cell: more have no use for its `max_concurrency`, and an order stays short."""
 DECODE_NODES_MAX = 512
-"""Of one prefill cell."""
 PREFILL_FROM_TOKENS = 512
 """Unless an order says otherwise: 64 ms of the default 70B model, in which three tokens of everybody else are due."""
 

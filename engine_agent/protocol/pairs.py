@@ -20,7 +20,6 @@ class Pairs(Struct, frozen=True):
 
 
 NO_PAIRS: Final = Pairs()
-"""What every proxy begins with."""
 
 
 def pairs_of(assignment: Assignment) -> Pairs:

@@ -140,8 +140,6 @@ class SamplingBody(Struct, kw_only=True):
 
 
 class ContentPart(Struct):
-    """A part of a message."""
-
     type: str
     text: str | UnsetType | None = UNSET
     image_url: Any = None
@@ -155,14 +153,10 @@ class CalledFunction(Struct):
 
 
 class ToolCall(Struct):
-    """See `CalledFunction`."""
-
     function: CalledFunction | None = None
 
 
 class Message(Struct):
-    """One turn of a conversation."""
-
     role: str
     content: str | list[ContentPart] | UnsetType | None = UNSET
     tool_calls: list[ToolCall] | None = None

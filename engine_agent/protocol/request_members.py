@@ -12,8 +12,6 @@ from typing import Final
 
 
 class MemberRule(StrEnum):
-    """What becomes of a member."""
-
     SET = "set by the fleet"
     REFUSED = "refused"
     BY_ENGINE = "refused by the engine"

@@ -17,7 +17,6 @@ class CellRole(StrEnum):
     """Which part of a request a cell does (docs/adr/0083-prefill-and-decode-apart.md)."""
 
     MIXED = "mixed"
-    """All of it, for itself."""
     PREFILL = "prefill"
     """It reads prompts and hands what it computed to decode cells. It is in no routing table."""
     DECODE = "decode"

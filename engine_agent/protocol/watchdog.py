@@ -74,7 +74,6 @@ class LateWakeUp:
     _hold_until_s: float = 0.0
 
     def may_judge(self, now_s: float) -> bool:
-        """To be called at every look."""
         if self._looked_at_s is None or now_s - self._looked_at_s > self.longest_pause_s:
             self._hold_until_s = now_s + self.grace_s
         self._looked_at_s = now_s

@@ -10,10 +10,7 @@ from engine_agent.proxy.batch_window import BatchAdmission, BatchWindow, Realtim
 
 
 class BatchRequest(Protocol):
-    """One batch request."""
-
-    def begin(self) -> None:
-        """Go to the engine now."""
+    def begin(self) -> None: ...
 
 
 class BatchQueue:
@@ -37,12 +34,10 @@ class BatchQueue:
         return None if self._is_alone() else self.window.limit
 
     def admits(self) -> bool:
-        """Whether one more may come."""
         decided = self._decide(len(self._joined) - len(self._running))
         return decided is not BatchAdmission.REFUSE
 
     def join(self, request: BatchRequest) -> None:
-        """One was admitted."""
         self._joined[request] = 1
 
     def weigh(self, request: object, sequences: int) -> None:
@@ -82,7 +77,6 @@ class BatchQueue:
         self._call_next()
 
     def load(self) -> BatchLoad:
-        """As it is reported."""
         known, recent = self.window.baseline, self.window.recent
         return BatchLoad(
             running=len(self._running),

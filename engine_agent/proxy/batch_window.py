@@ -66,7 +66,6 @@ class BatchWindow:
 
     @property
     def limit(self) -> int:
-        """Whole requests."""
         return max(1, min(self.most, math.floor(self.size)))
 
     def steer(self, measured: RealtimeLatency, *, had_batch: bool, was_full: bool) -> None:

@@ -28,7 +28,6 @@ class CacheReader:
         self._on_change = on_change
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             if pause_s := await self.read():
                 await asyncio.sleep(pause_s)

@@ -39,8 +39,7 @@ class InFlight(Protocol):
     def check(self, now: float) -> None:
         """Give up when a bound has passed."""
 
-    def cut(self, refusal: Refusal) -> None:
-        """End now, whatever was sent."""
+    def cut(self, refusal: Refusal) -> None: ...
 
 
 class Cell:
@@ -209,7 +208,6 @@ class Cell:
         return self.judge.ok
 
     def enter(self, request: InFlight) -> None:
-        """A request was admitted."""
         if not self.in_flight:
             self._busy_since = monotonic()
         self.in_flight.add(request)
@@ -220,7 +218,6 @@ class Cell:
         self.watch.changed()
 
     def leave(self, request: InFlight) -> None:
-        """It has ended."""
         if request in self.in_flight and len(self.in_flight) == 1:
             self._busy_s += monotonic() - self._busy_since
         self.in_flight.discard(request)

@@ -20,8 +20,6 @@ GATHER_S = 0.02
 
 
 class CellCache:
-    """One cell's."""
-
     def __init__(self, pool: EnginePool) -> None:
         self.index = PrefixIndex()
         self.reader = CacheReader(pool, self.index, self._announce)
@@ -31,7 +29,6 @@ class CellCache:
     # --- of requests ---
 
     def begin(self, exchange: bytes, prefixes: RequestPrefixes | None) -> None:
-        """A request goes to the engine."""
         if prefixes is not None:
             self.index.begin(exchange.decode("latin-1"), prefixes)
 
@@ -74,7 +71,6 @@ class CellCache:
         await asyncio.sleep(GATHER_S)
 
     def answer(self, query: str) -> LocalResponse:
-        """What is new to who asks."""
         return LocalResponse(200, msgspec.msgpack.encode(self.index.after(*_known(query))), b"application/msgpack")
 
     def _announce(self) -> None:
@@ -82,7 +78,6 @@ class CellCache:
         changed.set()
 
     def load(self) -> CacheLoad:
-        """For the agent's report."""
         index = self.index
         return CacheLoad(
             is_known=index.is_known,

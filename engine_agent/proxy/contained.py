@@ -9,8 +9,6 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class Crashing(Protocol):
-    """What handles one request."""
-
     def crashed(self, error: Exception) -> None:
         """End the request with an answer that says so. Called with whatever one of its methods raised."""
 

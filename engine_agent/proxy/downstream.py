@@ -21,8 +21,6 @@ _NEVER = float("inf")
 
 
 class Responder(Protocol):
-    """Answers one request."""
-
     def feed(self, data: bytes, *, complete: bool) -> None:
         """Take the next bytes of the body. Called at least once, with whatever came along with the head."""
 
@@ -35,8 +33,7 @@ class Responder(Protocol):
     def download_paused(self) -> None:
         """The client does not keep up with the answer."""
 
-    def download_resumed(self) -> None:
-        """It does again."""
+    def download_resumed(self) -> None: ...
 
     def crashed(self, error: Exception) -> None:
         """Something here raised this: answer 500, if no byte of an answer was sent, or give up."""

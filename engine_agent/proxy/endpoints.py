@@ -50,14 +50,11 @@ class LocalExchange:
     def refuse(self, refusal: Refusal) -> None:
         self._send(refusal_response(refusal))
 
-    def client_gone(self) -> None:
-        """Nothing runs for it."""
+    def client_gone(self) -> None: ...
 
-    def download_paused(self) -> None:
-        """The response is one write."""
+    def download_paused(self) -> None: ...
 
-    def download_resumed(self) -> None:
-        """The response is one write."""
+    def download_resumed(self) -> None: ...
 
     def crashed(self, error: Exception) -> None:
         self._send(refusal_response(refusals.proxy_failed()))

@@ -102,7 +102,6 @@ class WorkReader:
         self._guesses = GuessWindow()
 
     async def run(self) -> None:
-        """Read for ever."""
         while True:
             await asyncio.sleep(READ_INTERVAL_S)
             await self.read()

@@ -114,7 +114,6 @@ class Handovers:
             each.link.sweep(now)
 
     def close(self) -> None:
-        """Close all idle connections."""
         for each in self._cells.values():
             each.link.close()
 

@@ -89,7 +89,6 @@ class HealthJudge:
         self._settle(now)
 
     def token_probed(self, now: float) -> None:
-        """A real-token probe starts."""
         self._token_probed_at = now
 
     def token_failed(self, now: float, reason: str) -> None:

@@ -22,7 +22,6 @@ class SlidingHistogram:
         self._seconds: deque[tuple[int, dict[int, int]]] = deque()
 
     def record(self, now: float, value_s: float) -> None:
-        """Add one duration."""
         index = bucket_of(value_s)
         self.count += 1
         self.sum_s += value_s
@@ -50,7 +49,6 @@ class SlidingHistogram:
         raise AssertionError("the window's buckets do not sum to its count")
 
     def recent_count(self, now: float) -> int:
-        """Samples in the window."""
         self._expire(int(now))
         return self._window_count
 

@@ -15,8 +15,6 @@ _JSON = (b"content-type", b"application/json")
 
 @dataclass(frozen=True, slots=True)
 class CallResponse:
-    """The answer to a call."""
-
     status: int
     body: bytes
     headers: Mapping[bytes, bytes] = field(default_factory=dict)

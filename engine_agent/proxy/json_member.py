@@ -68,7 +68,6 @@ class JsonMember:
         return not self._found and self._depth == self._matched + 1
 
     def _string(self, piece: bytes, at: int) -> int:
-        """Go on within a string."""
         began = at
         if self._escaped:
             self._escaped = False

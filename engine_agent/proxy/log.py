@@ -38,7 +38,6 @@ class LineLog:
             os.set_blocking(descriptor, False)
 
     def event(self, **fields: Any) -> None:
-        """Log a change of state."""
         self._add(fields)
 
     def crash(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -138,7 +138,6 @@ class Meter:
         self._long_bytes = self._long_tokens = 0
 
     def of(self, serving_class: ServingClass) -> ClassMeter:
-        """The counters of one class."""
         meter = self.classes.get(serving_class)
         if meter is None:
             meter = self.classes[serving_class] = ClassMeter()

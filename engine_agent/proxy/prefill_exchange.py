@@ -66,11 +66,9 @@ class PrefillExchange:
     def client_gone(self) -> None:
         self._end()
 
-    def download_paused(self) -> None:
-        """The answer is one write."""
+    def download_paused(self) -> None: ...
 
-    def download_resumed(self) -> None:
-        """The answer is one write."""
+    def download_resumed(self) -> None: ...
 
     def crashed(self, error: Exception) -> None:
         self.refuse(refusals.proxy_failed())

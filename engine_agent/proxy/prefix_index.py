@@ -46,8 +46,6 @@ class _UnderWay:
 
 
 class PrefixIndex:
-    """The index of one cell."""
-
     def __init__(self, *, most_prefixes: int = MAX_PREFIXES, most_blocks: int = MAX_BLOCKS) -> None:
         self._most_prefixes, self._most_blocks = most_prefixes, most_blocks
         self._life = _new_life()
@@ -73,7 +71,6 @@ class PrefixIndex:
 
     @property
     def blocks(self) -> frozenset[int]:
-        """Those that the engine has."""
         return frozenset(self._parents)
 
     @property
@@ -82,13 +79,11 @@ class PrefixIndex:
 
     @property
     def prefix_count(self) -> int:
-        """Prefixes that are listed."""
         return len(self._listed)
 
     # --- from the engine ---
 
     def apply(self, changes: BlockChanges) -> None:
-        """Take what the engine says."""
         if changes.is_whole:
             self._clear()
         self._know(True)
@@ -174,7 +169,6 @@ class PrefixIndex:
             self._bind(known)
 
     def end(self, exchange: str) -> None:
-        """It is over."""
         known = self._under_way.pop(exchange, None)
         if known is not None and not known.is_bound:
             self._ended[exchange] = known

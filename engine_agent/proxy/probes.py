@@ -67,7 +67,6 @@ class Prober:
         cell.check_health = self.check_health
 
     async def run(self) -> None:
-        """Probe until cancelled."""
         loop = asyncio.get_running_loop()
         try:
             while True:

@@ -30,7 +30,6 @@ class Refusal:
 
 
 def error_body(refusal: Refusal, form: ErrorForm = ErrorForm.OPENAI) -> bytes:
-    """The JSON body."""
     stated = error_object(form, refusal.status, refusal.message, code=refusal.code, param=refusal.param)
     return msgspec.json.encode(stated)
 

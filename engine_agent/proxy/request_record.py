@@ -22,8 +22,6 @@ from engine_agent.proxy.wire import COMPLETION_TOKENS_HEADER, Headers, RequestHe
 
 
 class RequestOutcome(StrEnum):
-    """How a request ended."""
-
     ANSWERED = "answered"
     REFUSED = "refused"
     ENGINE_ERROR = "engine_error"
@@ -116,7 +114,6 @@ class RequestRecord:
         return [] if prompt is None else [(PROMPT_TOKENS_HEADER, b"%d" % prompt)]
 
     def complete(self, response: ResponseHead) -> None:
-        """The answer is whole."""
         now = monotonic()
         self._cell.meter.tokens(now, self._tokens.settle())
         failed = response.status >= 500 or self._tokens.errors > 0

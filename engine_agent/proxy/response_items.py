@@ -55,8 +55,6 @@ class Answered(Struct, forbid_unknown_fields=True):
 
 
 class Called(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A call of a function."""
-
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -66,8 +64,6 @@ class Called(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Returned(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the function gave."""
-
     type: Literal["function_call_output"]
     call_id: str
     output: str

@@ -42,8 +42,6 @@ class CannotListen(OSError):
 
 
 class ProxyServer:
-    """One proxy process."""
-
     def __init__(self, settings: ProxySettings, log: LineLog) -> None:
         self.settings = settings
         self.cell = Cell(settings, log)

@@ -34,20 +34,17 @@ class SpanExporter:
         )
 
     def add(self, span: Any) -> None:
-        """Take a finished span."""
         if len(self._waiting) >= MAX_WAITING:
             self.dropped += 1
         else:
             self._waiting.append(span)
 
     async def run(self) -> None:
-        """Export until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             await self.flush()
 
     async def flush(self) -> None:
-        """Send all that waits, once."""
         while self._waiting:
             spans = [self._waiting.popleft() for _ in range(min(MAX_AT_ONCE, len(self._waiting)))]
             if not await self._send(spans):

@@ -83,7 +83,6 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
             self._say_end()
 
     def close(self) -> None:
-        """After what was written."""
         if not self._ended:
             self._ended = True
             self._say_end()

@@ -61,7 +61,6 @@ class TokenChecker:
         self._seen: object = None
 
     async def run(self) -> None:
-        """Compare for ever."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             await self.check()

@@ -33,7 +33,6 @@ class TokenCount:
 
     @property
     def told(self) -> TokenUsage | None:
-        """What the engine said."""
         return self._reader.told
 
     def add(self, piece: bytes, *, complete: bool = False) -> int:

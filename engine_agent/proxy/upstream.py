@@ -219,6 +219,5 @@ class EnginePool:
             self._idle.popleft().abort()
 
     def close(self) -> None:
-        """Close all idle connections."""
         while self._idle:
             self._idle.pop().abort()

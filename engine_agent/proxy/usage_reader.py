@@ -15,7 +15,6 @@ from engine_agent.protocol.api_surface import Counting
 from engine_agent.proxy.json_member import JsonMember
 
 MAX_TOKENS = 2**48
-"""No engine means more."""
 HELD_BYTES = 256 * 1024
 """Of an answer, and of an event, up to here the whole is kept until it is parsed at its end."""
 _NAME = b'"usage"'

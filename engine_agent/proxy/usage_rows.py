@@ -71,7 +71,6 @@ class UsageRows:
         return counts
 
     def rows(self) -> tuple[UsageRow, ...]:
-        """As the protocol carries them."""
         return tuple(counts.row() for counts in self._rows.values())
 
     def by_tenant(self) -> dict[str, UsageRow]:

@@ -29,8 +29,6 @@ class Service(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Whom a service runs as."""
-
     name: str
     uid: int
     gid: int

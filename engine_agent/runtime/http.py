@@ -21,8 +21,6 @@ class NoResponse(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """Status and body of an answer."""
-
     status: int
     body: bytes
 

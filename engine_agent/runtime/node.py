@@ -100,12 +100,10 @@ class LocalNode:
 
     @property
     def desired(self) -> Assignment | None:
-        """The order in force."""
         return self._record.desired.assignment if self._record.desired is not None else None
 
     @property
     def order(self) -> Desired | None:
-        """The whole order in force."""
         return self._record.desired
 
     @property
@@ -188,7 +186,6 @@ class LocalNode:
         )
 
     async def poll(self) -> None:
-        """Ask what runs here how it is."""
         desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)
         if desired is None or engine is None or engine.membership != membership_of(desired):
             return
@@ -217,7 +214,6 @@ class LocalNode:
         return await watch.fetch_steps(self._http, adapter.steps_url(desired, self.place.context()))
 
     def bound_logs(self) -> None:
-        """Keep the log files short."""
         for name in ("agent", *ProcessKind):
             bound(self.place.home / f"{name}.log")
 

@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 DONE_FILE = "checks-done"
 """In the node's home: the requests that were made, by name; the machine's boot for `joining`."""
 REPORT_FILE = "checks.json"
-"""Beside it: what they found."""
 JOINING = "joining"
 VARIABLE = "SWITCHYARD_DEEP_CHECKS"
 """`on` or `off`: whether they are made before the node joins. Unsaid: where there are accelerators."""

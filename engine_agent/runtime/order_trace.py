@@ -29,8 +29,6 @@ def order_trace(node: str, environment: Mapping[str, str] = os.environ) -> "Orde
 
 
 class OrderTrace:
-    """That of one node."""
-
     def __init__(self, node: str, settings: TraceSettings | None) -> None:
         self._node = node
         self._settings = settings
@@ -52,7 +50,6 @@ class OrderTrace:
             self.exporter.add(span)
 
     async def run(self) -> None:
-        """Send spans until cancelled."""
         if self._settings is None:
             await asyncio.Event().wait()
             return

@@ -48,8 +48,7 @@ class AcceleratorReader(Protocol):
         """The make, as in `Accelerator.kind`."""
 
     @property
-    def devices(self) -> Sequence[Accelerator]:
-        """What was last read."""
+    def devices(self) -> Sequence[Accelerator]: ...
 
     @property
     def trouble(self) -> str:
@@ -76,7 +75,6 @@ class AcceleratorMonitor:
         self._log_trouble()
 
     async def run(self) -> None:
-        """Read until cancelled."""
         await asyncio.gather(*(reader.run() for reader in self.readers))
         self._log_trouble()
         await asyncio.Event().wait()  # what was given up stays so until the agent starts again
@@ -109,7 +107,6 @@ class RepeatedFaults:
         self._handed_on_s: dict[tuple[str, str], float] = {}
 
     def __call__(self, fault: Fault) -> None:
-        """Take a fault."""
         now_s, what = self._clock(), (fault.signature, fault.summary)
         recent = {key: at_s for key, at_s in self._handed_on_s.items() if now_s - at_s < REPEATED_AFTER_S}
         if what not in recent and len(recent) < MAX_RECENT_FAULTS:

@@ -54,7 +54,6 @@ class EnergyMonitor:
         self._states: dict[str, MeterState] = {}
 
     def meters(self) -> tuple[EnergyMeter, ...]:
-        """As they stand, by part."""
         return tuple(self._states[covers].meter for covers in sorted(self._states))
 
     async def run_once(self) -> None:
@@ -95,7 +94,6 @@ class NvidiaSource:
         self._reader = reader
 
     def read(self) -> tuple[float, Mapping[str, Reading]] | None:
-        """See `EnergySource.read`."""
         return self._reader.energy
 
 
@@ -110,7 +108,6 @@ class RaplSource:
         self._clock = clock
 
     def read(self) -> tuple[float, Mapping[str, Reading]] | None:
-        """See `EnergySource.read`."""
         at_s = self._clock()
         readings = {zone.name: reading for zone in self._zones if (reading := _rapl_reading(zone)) is not None}
         return (at_s, readings) if readings else None
@@ -152,7 +149,6 @@ class NeuronPowerSource:
         """What each file said, and since when it has said so."""
 
     def read(self) -> tuple[float, Mapping[str, Reading]] | None:
-        """See `EnergySource.read`."""
         at_s = self._clock()
         readings = {file.parents[2].name: self._reading(file, at_s) for file in self._files}
         return (at_s, readings) if any(reading.share is not None for reading in readings.values()) else None

@@ -40,7 +40,6 @@ class KernelLog:
         return ""
 
     def close(self) -> None:
-        """Follow no longer."""
         if self._fd is not None:
             asyncio.get_running_loop().remove_reader(self._fd)
             os.close(self._fd)

@@ -40,7 +40,6 @@ SYSFS = Path("/sys/devices/virtual/neuron_device")
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/tools/neuron-sys-tools/neuron-sysfs-user-guide.html"""
 LIST_TIMEOUT_S = 20.0
 PERIOD_S = 5.0
-"""The monitor's own default."""
 SILENT_AFTER_S = 6 * PERIOD_S
 STOP_GRACE_S = 2.0
 MAX_LINE_BYTES = 4 * 1024 * 1024
@@ -126,7 +125,6 @@ class NeuronReader:
         return parse_neuron_ls(await _output_of(str(self._tools / "neuron-ls"), "-j"))
 
     async def run(self) -> None:
-        """See `AcceleratorReader.run`."""
         self._troubles["kernel log"] = self._kernel_log.open()
         try:
             await self._monitor_with_restarts()

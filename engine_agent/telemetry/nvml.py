@@ -61,7 +61,6 @@ class Nvml:
                 self._has_events = True
 
     def close(self) -> None:
-        """End the session."""
         self._call_or_none("nvmlEventSetFree", self._events)
         self._call_or_none("nvmlShutdown")
 

@@ -11,13 +11,11 @@ def family(name: str, kind: str, text: str) -> list[str]:
 
 
 def sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    """One sample."""
     text = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
     return f"{name}{{{text}}} {value}"
 
 
 def single(name: str, kind: str, text: str, labels: Mapping[str, str], value: float) -> list[str]:
-    """A family of one sample."""
     return [*family(name, kind, text), sample(name, labels, value)]
 
 

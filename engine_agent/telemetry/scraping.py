@@ -18,8 +18,6 @@ log = logging.getLogger(__name__)
 
 
 async def serve_metrics(port: int, exposition: Callable[[], str]) -> None:
-    """Answer until cancelled."""
-
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(READ_LIMIT_S):

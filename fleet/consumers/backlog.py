@@ -36,8 +36,6 @@ class Delays:
 
 
 class Backlog:
-    """Of one web process."""
-
     def __init__(self) -> None:
         self._is_behind = False
         self._last_delay_s = 0.0

@@ -29,7 +29,6 @@ class Batches(Generic[A, R]):
         return 0.0 if self._oldest_asked_s is None else monotonic() - self._oldest_asked_s
 
     async def ask(self, question: A) -> R:
-        """The answer to one question."""
         answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, answer, monotonic()))
         if self._answering is None or self._answering.done():

@@ -108,8 +108,7 @@ class AgentHandler(Protocol):
     def on_disconnect(self, session: AgentSession) -> None:
         """Take note that a session ended."""
 
-    def flush(self) -> None:
-        """Write what was noted."""
+    def flush(self) -> None: ...
 
     def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
         """Agent id -> the current version and its message, for each session that was last sent another version."""

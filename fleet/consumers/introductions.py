@@ -40,7 +40,6 @@ class Introduction:
     _ended: bool = field(default=False)
 
     def end(self) -> None:
-        """It is over, well or not."""
         if not self._ended:
             self._ended = True
             self._over()

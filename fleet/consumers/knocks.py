@@ -21,8 +21,6 @@ _BEARER = re.compile(r"bearer +(sw_([0-9a-f]{8})_[0-9a-f]{48}) *", re.IGNORECASE
 
 
 class Knock(Enum):
-    """What becomes of a knock."""
-
     REFUSED = "refused"
     LATER = "later"
     LOOKED_UP = "looked up"

@@ -16,7 +16,6 @@ class Lane(StrEnum):
     ORDERS = "orders"
     HELLOS = "hellos"
     CREDENTIALS = "credentials"
-    """Strangers' look-ups."""
     CERTIFICATES = "certificates"
 
 

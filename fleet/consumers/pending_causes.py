@@ -8,7 +8,6 @@ import msgspec
 from engine_agent.protocol.messages import Cause, Desired, DownMessage
 
 CAUSES_KEPT = 20_000
-"""Nodes; the oldest give way."""
 
 
 class PendingCauses:

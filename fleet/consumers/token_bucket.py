@@ -18,7 +18,6 @@ class TokenBucket:
         return True
 
     def has(self, now: float, tokens: float = 1.0) -> bool:
-        """Whether so many are left."""
         self._tokens = min(self.burst, self._tokens + (now - self._at) * self.per_s)
         self._at = now
         return self._tokens >= tokens

@@ -114,7 +114,6 @@ class CapacityPool(models.Model):
         return f"{self.instance_type_id} {self.market} in {self.zone}"
 
     def view(self) -> PoolView:
-        """The row as planners take it."""
         return PoolView(
             id=self.pk,
             region=self.region_id,

@@ -41,7 +41,6 @@ class RoleState(models.Model):
 
     @property
     def wanted(self) -> RoleSplit:
-        """Cells of each role."""
         return RoleSplit(self.mixed, self.prefill, self.decode)
 
     @property

@@ -79,7 +79,6 @@ class WebhookDelivery(models.Model):
 
     @property
     def receiver(self) -> str:
-        """What it is called in the log."""
         return f"webhook {self.webhook.name}" if self.webhook else shown_url(self.own_url)
 
     @property

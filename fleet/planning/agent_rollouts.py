@@ -142,8 +142,6 @@ class EnterRing:
 
 @dataclass(frozen=True, slots=True)
 class ChangeAgentRollout:
-    """Go back, or end."""
-
     rollout: int
     to: AgentRolloutState
     reason: str

@@ -27,7 +27,6 @@ CLOCK_SKEW_ALLOWED = timedelta(minutes=5)
 ISSUER_LENGTH_MAX = 300
 
 CERTIFICATE, PRIVATE_KEY = "certificate", "private_key"
-"""The fields of a request."""
 KEY_ENDING = "PRIVATE KEY"
 _BEGIN = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,40})-----")
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63}){0,30}")

@@ -75,12 +75,10 @@ class ClaimView:
 
     @property
     def in_force(self) -> int:
-        """Cells that there should be."""
         return self.asked if self.granted is None else min(self.asked, self.granted)
 
     @property
     def least(self) -> int:
-        """Cells that are no surplus."""
         return self.asked if self.floor is None else min(self.floor, self.asked)
 
 

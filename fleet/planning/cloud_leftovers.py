@@ -14,8 +14,6 @@ from fleet.planning.cloud_sweep import SETTINGS, SweepSettings
 
 
 class LeftoverKind(StrEnum):
-    """As people read it."""
-
     VOLUME = "volume"
     INTERFACE = "network interface"
     SPOT_REQUEST = "spot request"

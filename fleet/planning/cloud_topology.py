@@ -28,7 +28,6 @@ class PlacedMachine:
 
     @property
     def is_known(self) -> bool:
-        """Below its zone, too."""
         return len(self.path) > 1
 
 

@@ -37,7 +37,7 @@ class GoodputMissing(StrEnum):
 
 
 class InvalidPolicy(InvalidField):
-    """A policy that breaks a rule."""
+    pass
 
 
 class GatePolicy(msgspec.Struct, frozen=True):

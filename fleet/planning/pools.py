@@ -126,7 +126,6 @@ class PoolView:
 
     @property
     def name(self) -> str:
-        """As people read it."""
         return f"{self.market} in {self.zone}" + (f" ({self.reservation})" if self.reservation else "")
 
 
@@ -288,7 +287,6 @@ _STANDARD = frozenset("acdhimrtz") | {"im", "is"}
 
 
 def _quota_of(pool: PoolView) -> tuple[str, bool]:
-    """Spot has quotas of its own."""
     return quota_family(pool.instance_type), pool.market is Market.SPOT
 
 

@@ -17,8 +17,6 @@ NEEDED_FIRST = (CellRole.DECODE, CellRole.MIXED, CellRole.PREFILL)
 
 @dataclass(frozen=True, slots=True)
 class RoleSplit:
-    """Cells by role."""
-
     mixed: int = 0
     prefill: int = 0
     decode: int = 0
@@ -52,7 +50,6 @@ def answers(role: CellRole) -> bool:
 
 
 def counted(roles: Iterable[CellRole]) -> RoleSplit:
-    """The roles of some cells."""
     found = list(roles)
     return RoleSplit(*(found.count(role) for role in (CellRole.MIXED, CellRole.PREFILL, CellRole.DECODE)))
 

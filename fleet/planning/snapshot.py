@@ -196,7 +196,6 @@ class DeploymentView:
         return split_within(self.cells_wanted.get(region, 0), claim.prefill, claim.decode)
 
     def claiming(self, region: str, claim: ClaimView) -> "DeploymentView":
-        """With another claim there."""
         return replace(
             self,
             claims={**self.claims, region: claim},
@@ -204,7 +203,6 @@ class DeploymentView:
         )
 
     def scaled(self, region: str, cells: int) -> "DeploymentView":
-        """Set to so many cells there."""
         return self.claiming(region, replace(self.claim(region), asked=cells))
 
     @property
@@ -242,8 +240,6 @@ class FailedStart:
 
 
 class Finding(StrEnum):
-    """What a gate can say."""
-
     PASSED = "passed"
     WORSE = "worse"
     INCONCLUSIVE = "inconclusive"

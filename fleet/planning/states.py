@@ -45,7 +45,6 @@ class MachineState(StrEnum):
     POOL = "pool"
     """Free: the next launch that it fits takes it."""
     TAKEN = "taken"
-    """It is a node or an ingress."""
     WIPING = "wiping"
     """It was given back, and has not confirmed yet that nothing is left of what it held."""
     LEAVING = "leaving"
@@ -75,11 +74,9 @@ class PoolState(StrEnum):
     RESTING = "resting"
     """It had no machines a moment ago."""
     FULL = "full"
-    """Its reservation has no room."""
     ENDED = "ended"
     """It ends before a machine would be of use."""
     OFF = "off"
-    """A person has switched it off."""
 
 
 class NoticeKind(StrEnum):

@@ -14,7 +14,6 @@ Place = tuple[str, str]
 
 
 def newest_plan() -> DayPlan | None:
-    """However old it is."""
     return DayPlan.objects.order_by("-at").first()
 
 

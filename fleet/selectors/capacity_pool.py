@@ -15,7 +15,6 @@ from fleet.selectors.rate import machine_prices
 
 
 def pools_in_order(region: str = "") -> QuerySet[CapacityPool]:
-    """Of all regions, or of one."""
     pools = CapacityPool.objects.order_by("region_id", "instance_type_id", "position")
     return pools.filter(region_id=region) if region else pools
 

@@ -69,7 +69,6 @@ class Readiness:
         return not self.waiting_for
 
     def plus(self, more: tuple[str, ...]) -> "Readiness":
-        """The same, waiting for more."""
         return replace(self, waiting_for=(*self.waiting_for, *more), summary="; ".join((self.summary, *more)))
 
 

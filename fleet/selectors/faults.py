@@ -57,7 +57,6 @@ def _muted(now: datetime) -> frozenset[tuple[str, str]]:
 
 
 def rule_modes() -> dict[Rule, RuleMode]:
-    """The rules whose mode was set."""
     return {Rule(row.rule): RuleMode(row.mode) for row in FaultRule.objects.all()}
 
 

@@ -45,7 +45,6 @@ def quota_uses(instance_type: str = "") -> list[QuotaUse]:
 
 
 def owner_of(row: Quota) -> Owner:
-    """Whose it is, and where."""
     return row.team, row.instance_type_id, row.region_id or ""
 
 

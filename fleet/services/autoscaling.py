@@ -39,7 +39,6 @@ class ScalingLook:
 
     @property
     def before(self) -> ScalingState | None:
-        """The last look."""
         return scaling_state(self.place)
 
     @property

@@ -36,7 +36,6 @@ def cloud_metrics_send(now: datetime) -> str:
 
 
 def figures() -> InstallFigures:
-    """As the database has them."""
     standing = control_standing()
     return InstallFigures(
         cells_wanted=DeploymentRegion.objects.aggregate(wanted=Sum("cells"))["wanted"] or 0,

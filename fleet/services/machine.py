@@ -35,7 +35,6 @@ LONGEST = timedelta(days=7)
 EXPIRED_KEPT = timedelta(days=7)
 """Until then a refusal says that it expired, instead of that it is unknown."""
 REFUSALS_PER_MIN = 5
-"""Events of one invitation."""
 STRANGERS_EVERY = timedelta(minutes=10)
 REASON_MOST = 300
 

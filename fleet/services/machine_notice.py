@@ -41,7 +41,6 @@ def notice_record(
 
 
 def evidence_of(row: CloudNotice | None) -> Evidence:
-    """Who said what of it."""
     return msgspec.convert(row.evidence, dict[NoticeSource, Said]) if row is not None else {}
 
 

@@ -114,7 +114,6 @@ def _within(due: Iterable[ProviderCall], free: dict[str, int], otherwise: int) -
 
 
 def claims_renew(claims: Collection[str], *, now: datetime) -> None:
-    """These calls still run."""
     if claims:
         ProviderCall.objects.filter(claim__in=claims).update(claimed_until=now + CLAIM)
 

@@ -41,7 +41,6 @@ def refusals_store(*, ingress: str, region: str, refusals: Any, now: datetime) -
 
 
 def refusals_forget(*, ingress: str) -> None:
-    """The ingress is gone for good."""
     RefusedRequests.objects.filter(ingress=ingress).delete()
 
 

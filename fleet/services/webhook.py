@@ -29,7 +29,6 @@ def webhook_create(*, actor: str, now: datetime, **columns: Any) -> Webhook:
 
 
 def webhook_change(*, name: str, actor: str, now: datetime, **columns: Any) -> Webhook:
-    """Change what is given."""
     with transaction.atomic():
         hook = Webhook.objects.select_for_update().get(name=name)
         for column, value in columns.items():

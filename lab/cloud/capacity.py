@@ -39,7 +39,6 @@ class Reserved:
     id: str = field(default_factory=lambda: f"cr-{secrets.token_hex(9)[:17]}")
     used: set[str] = field(default_factory=set)
     announced: bool = False
-    """Its end."""
 
     def state(self, now: float) -> str:
         """As DescribeCapacityReservations calls it."""
@@ -54,7 +53,6 @@ class Reserved:
 
     @property
     def region(self) -> str:
-        """Of its zone."""
         return self.zone[:-1]
 
     @property
@@ -76,12 +74,10 @@ class Capacity:
     reserved: dict[str, Reserved] = field(default_factory=dict)
 
     def reserve(self, reserved: Reserved) -> Reserved:
-        """One more reservation."""
         self.reserved[reserved.id] = reserved
         return reserved
 
     def left(self, instance_type: str, zone: str, market: Market) -> float:
-        """Outside of reservations."""
         return self.free.get((instance_type, zone, market), math.inf)
 
     def take(self, instance_type: str, zone: str, market: Market, count: int) -> None:

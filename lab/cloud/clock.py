@@ -16,7 +16,6 @@ class Clock:
         return (time.time() if self._stands_at is None else self._stands_at) + self._ahead_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
         self._ahead_s += seconds
 
 
@@ -37,5 +36,4 @@ class Delays:
 
 
 def moment(seconds: float) -> datetime:
-    """As AWS's answers have it."""
     return datetime.fromtimestamp(seconds, UTC)

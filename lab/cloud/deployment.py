@@ -7,7 +7,6 @@ from lab.cloud.world import World
 
 TEMPLATES = Path(__file__).parents[2] / "deploy" / "aws"
 HOME = "us-east-1"
-"""Where the base is."""
 
 
 def deploy(world: World, region: str, stack: str, template: str, parameters: dict[str, str]) -> dict[str, str]:
@@ -29,7 +28,6 @@ def deploy(world: World, region: str, stack: str, template: str, parameters: dic
 
 
 def deploy_base(world: World, install: str, **parameters: str) -> dict[str, str]:
-    """Once an install."""
     return deploy(world, HOME, "switchyard-base", "base.yaml", {"Install": install, **parameters})
 
 

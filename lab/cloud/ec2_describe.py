@@ -18,7 +18,6 @@ ALL = "1000000"
 
 
 def state_of(name: str) -> dict[str, Any]:
-    """As AWS's answers have it."""
     return {"Name": name, "Code": CODES[name]}
 
 

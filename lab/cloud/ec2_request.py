@@ -113,7 +113,6 @@ def card_and_device(interface: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def is_true(value: object) -> bool:
-    """As forms and models have it."""
     return str(value).lower() == "true"
 
 

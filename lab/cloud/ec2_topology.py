@@ -66,7 +66,6 @@ def _instance(world: World, machine: Machine) -> dict[str, Any]:
 
 @handles("ec2", "CreatePlacementGroup")
 def create_placement_group(world: World, call: Call) -> dict[str, Any]:
-    """A new one, available at once."""
     name, groups = call.params["GroupName"], world.groups.setdefault(call.region, {})
     if name in groups:
         raise Refused("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")

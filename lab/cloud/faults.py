@@ -17,9 +17,7 @@ class Ending(StrEnum):
     """What the client gets instead of an answer."""
 
     RESET = "reset"
-    """Nothing: the connection ends."""
     CUT = "cut"
-    """The first half of it."""
 
 
 @dataclass

@@ -245,8 +245,7 @@ class _Server(ThreadingHTTPServer):
         self.server_address = listener.getsockname()
         self.server_activate()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked went away."""
+    def handle_error(self, request: Any, client_address: Any) -> None: ...
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -271,8 +270,7 @@ class _Request(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+    def log_message(self, format: str, *args: object) -> None: ...
 
 
 @contextlib.contextmanager

@@ -57,7 +57,6 @@ class Machine:
 
     @property
     def id(self) -> str:
-        """As AWS names it."""
         return str(self.moto.id)
 
     def state(self, now: float) -> str:
@@ -86,13 +85,11 @@ class Machines:
         return self._all.get(machine_id)
 
     def add(self, machine: Machine) -> None:
-        """It was launched."""
         self._all[machine.id] = machine
         if machine.reserved:
             machine.reserved.used.add(machine.id)
 
     def live(self) -> list[Machine]:
-        """Those that cost money."""
         return [each for each in self if each.ending is None]
 
     def end(self, machine: Machine, reason: str, message: str) -> None:

@@ -70,7 +70,6 @@ def _change(sets: dict[Key, dict[str, Any]], change: Mapping[str, Any]) -> str:
 
 
 def _values(record: Mapping[str, Any]) -> tuple[object, ...]:
-    """What a DELETE must name."""
     alias = record.get("AliasTarget") or {}
     target = (alias.get("HostedZoneId"), (alias.get("DNSName") or "").rstrip("."))
     records = sorted(each["Value"] for each in record.get("ResourceRecords") or ())

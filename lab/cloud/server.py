@@ -33,8 +33,6 @@ ENDS_WITHIN_S = 0.02
 
 
 class QuietRequests(MotoRequestHandler):
-    """Logs errors alone."""
-
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Of a call there is a `Made`."""
 

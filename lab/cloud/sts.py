@@ -27,7 +27,6 @@ ALWAYS_SIGNED = {"host", "x-amz-date"}
 
 @handles("sts", "GetCallerIdentity")
 def get_caller_identity(world: World, call: Call) -> dict[str, Any]:
-    """Who has the key that signed."""
     secret, session_token = _secret_of(world, call.access_key)
     check_signature(call, secret, session_token)
     if call.access_key == world.access_key:
@@ -75,7 +74,6 @@ def check_signature(call: Call, secret: str, session_token: str) -> None:
 
 
 def _variable(name: str) -> str:
-    """Of a header, in WSGI."""
     variable = name.upper().replace("-", "_")
     return variable if variable in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{variable}"
 

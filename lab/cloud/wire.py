@@ -96,7 +96,6 @@ def _operations(service: str) -> tuple[tuple[str, re.Pattern[str], str], ...]:
 
 @cache
 def model_of(service: str, operation: str) -> OperationModel:
-    """The model of an operation."""
     return get_service_model(service).operation_model(operation)
 
 

@@ -124,7 +124,6 @@ class World:
         return Counter(made.operation for made in self.calls)[operation]
 
     def backend(self, service: str, region: str) -> Any:
-        """moto's own state."""
         backends: Any = cast("Any", get_backend)(service)
         return backends[self.account][region]
 
@@ -155,7 +154,6 @@ class World:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """One request."""
         environ["HTTP_X_MOTO_ACCOUNT_ID"] = self.account
         call = read_call(environ, frozenset(self.handlers), frozenset({"route53"}))
         if call is not None and call.service == "s3":
@@ -234,7 +232,6 @@ class World:
 
 
 def world_of(account: str) -> World:
-    """Whose account it is."""
     return _WORLDS[account]
 
 

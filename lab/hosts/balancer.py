@@ -25,7 +25,6 @@ class Balancer:
         self._turns = itertools.count()
 
     def start(self, listeners: list[Listener]) -> None:
-        """Serve until the process ends."""
         threading.Thread(target=lambda: asyncio.run(self._serve(listeners)), name="balancer", daemon=True).start()
 
     async def _serve(self, listeners: list[Listener]) -> None:

@@ -127,7 +127,6 @@ def _is_ours(process: Path, home: bytes) -> bool:
 
 
 def is_running(places: Places) -> bool:
-    """Whether one runs here."""
     return bool(pids(places))
 
 
@@ -247,7 +246,6 @@ def _wait(child: int) -> int:
 
 @contextmanager
 def _alone(places: Places) -> Iterator[None]:
-    """One start or end at a time."""
     with (places.home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

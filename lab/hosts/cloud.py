@@ -43,11 +43,9 @@ class LaboratoryPower:
         self._places = places
 
     def add(self, guest: Guest) -> None:
-        """One host more."""
         client.ask(self._places, "add", **write_guest(guest))
 
     def remove(self, name: str) -> None:
-        """One less."""
         client.ask(self._places, "remove", name=name)
 
     def restart(self, name: str) -> None:
@@ -66,7 +64,6 @@ class Cloud:
         self._open: dict[str, contextlib.ExitStack] = {}
 
     def heard(self, said: Mapping[str, Any]) -> None:
-        """One line of the laboratory's."""
         name = said["host"]
         self.close(name)
         if not said["power"]:
@@ -118,7 +115,6 @@ def _serve(application: Control, listener: socket.socket) -> Iterator[None]:
 
 
 def run(settings: Settings, places: Places, balanced: list[Listener]) -> None:
-    """Until standard input ends."""
     world = World()
     world.access_key, world.secret = settings.access_key, settings.secret
     world.delays.pending_s = settings.pending_s
@@ -158,7 +154,6 @@ def _lines() -> Iterator[bytes | None]:
 
 
 def main(argv: list[str]) -> None:
-    """Run until killed."""
     kernel.die_with_parent()
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     first = b""

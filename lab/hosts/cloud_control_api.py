@@ -49,7 +49,6 @@ class Control:
         }
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """One request."""
         path = environ.get("PATH_INFO", "")
         if not path.startswith(PATH) or environ.get("HTTP_AUTHORIZATION"):
             return self._world(environ, start_response)
@@ -133,7 +132,6 @@ class Control:
         self._machine(instance).impaired_since = self._world.clock.now() if impaired else None
 
     def terminate(self, instance: str) -> None:
-        """End it."""
         self._world.machines.end(self._machine(instance), "Client.UserInitiatedShutdown", "User initiated shutdown")
 
     def pending(self, seconds: float) -> None:

@@ -29,7 +29,6 @@ from lab.hosts.topology import CLOUD, NoLaboratory, Topology
 
 INSTANCE_TYPE = "trn1.32xlarge"
 INSTALL_ID = "install-id"
-"""Beside the operator's token."""
 VERSION = f"{DEPLOYMENT}@1"
 CLOUD_ABOVE = 2
 """The cloud's port on the real host is so much above that of the dashboard."""

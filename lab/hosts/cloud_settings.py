@@ -17,5 +17,4 @@ class Settings:
 
     @property
     def url(self) -> str:
-        """In the laboratory."""
         return f"http://{self.address}:{PORT}"

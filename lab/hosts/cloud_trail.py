@@ -32,7 +32,6 @@ class Trail:
         self._steps: list[Happened] = []
 
     def say(self, text: str) -> None:
-        """A step was made."""
         self._steps.append(Happened(self._now(), "step", text))
         self._say(text)
 
@@ -48,7 +47,6 @@ class Trail:
 
 
 def event_of(row: Mapping[str, Any]) -> Happened:
-    """An event as the API shows it."""
     return Happened(datetime.fromisoformat(row["at"]).astimezone(UTC), row["kind"], row["message"])
 
 

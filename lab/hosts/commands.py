@@ -37,7 +37,6 @@ class Commands:
         }
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, one command."""
         try:
             request = json.loads(await reader.readline())
             async with self._alone:
@@ -72,40 +71,32 @@ class Commands:
         }
 
     async def cut(self, name: str, other: str | None, lost: str) -> None:
-        """Cut it off."""
         for each in (name, *([other] if other else [])):
             self._laboratory.topology.network_of(each)
         self._laboratory.change(self._laboratory.conditions.with_cut(Cut(name, other, Lost(lost))))
 
     async def heal(self, name: str | None) -> None:
-        """Undo cuts and slowness."""
         if name:
             self._laboratory.topology.network_of(name)
         self._laboratory.change(self._laboratory.conditions.healed(name))
 
     async def slow(self, name: str, delay_s: float, loss: float) -> None:
-        """Slow it down."""
         self._laboratory.topology.network_of(name)
         self._laboratory.change(self._laboratory.conditions.with_slow(name, Slowness(delay_s, loss)))
 
     async def power_off(self, name: str) -> None:
-        """Take its power."""
         await self._laboratory.power_off(name)
 
     async def boot(self, name: str) -> None:
-        """Give it power."""
         await self._laboratory.boot(name)
 
     async def add(self, **guest: Any) -> None:
-        """One host more."""
         await self._laboratory.add(read_guest(guest))
 
     async def remove(self, name: str) -> None:
-        """One guest less."""
         await self._laboratory.remove(name)
 
     async def skew(self, name: str, seconds: float) -> None:
-        """Set its clock."""
         self._laboratory.topology.host(name)
         if not self._laboratory.has_clocks():
             raise NoLaboratory("Clocks cannot be set: the package libfaketime is not installed for this machine.")

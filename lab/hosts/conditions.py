@@ -141,7 +141,6 @@ class Paths:
     conditions: Conditions
 
     def between(self, source: IPv4Address, destination: IPv4Address) -> Slowness:
-        """One way."""
         start, end = self._site(source), self._site(destination)
         passed = [self._host(source), self._host(destination)]
         if start != end:

@@ -42,12 +42,10 @@ backend postgresql
 
 
 def database_url(address: IPv4Address) -> str:
-    """Where control hosts find it."""
     return f"postgres://switchyard@{address}:{PORT}/switchyard?sslmode=require&sslnegotiation=direct"
 
 
 def configuration(address: str, certificate: Path, sockets: str) -> str:
-    """HAProxy's."""
     network = Topology().networks[CONTROL_SITE]
     socket = f"{sockets}/.s.PGSQL.5432"
     return _CONFIGURATION.format(address=address, port=PORT, certificate=certificate, network=network, socket=socket)

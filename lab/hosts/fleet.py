@@ -26,7 +26,6 @@ from lab.hosts.topology import DATABASE, Host, NoLaboratory, Role, Topology
 
 FIRST_CONTROL, SECOND_CONTROL = "c1", "c2"
 WEB_PORT, AGENT_PORT, INGRESS_PORT = 8000, 8443, 8080
-"""On their hosts."""
 CONTROL_HOME = "/var/lib/switchyard"
 TOKEN, SETTINGS = "operator-token", "settings.json"
 """Files of that home which every control host needs."""

@@ -89,7 +89,6 @@ async def _carry_to(target: Target, reader: asyncio.StreamReader, writer: asynci
 
 
 def main(argv: list[str]) -> None:
-    """Run until killed."""
     kernel.die_with_parent()
     listeners = []
     for text in argv:

@@ -22,7 +22,6 @@ class Guest:
 
     @property
     def name(self) -> str:
-        """Of the host."""
         return self.host.name
 
 

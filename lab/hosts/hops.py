@@ -135,7 +135,6 @@ def watch(topology: Topology, seconds: float) -> list[Segment]:
 
 
 def main(argv: list[str]) -> None:
-    """Watch and tell."""
     kernel.die_with_parent()
     topology, _ = read_state(json.loads(sys.stdin.readline()))
     print(json.dumps([asdict(hop) for hop in hops(topology, watch(topology, float(argv[0])))]), flush=True)

@@ -38,8 +38,6 @@ class Power(Protocol):
 
 @dataclass
 class Running:
-    """The host of an instance."""
-
     name: str
     reboots: int
 

@@ -28,7 +28,6 @@ class Places:
 
     @property
     def socket(self) -> Path:
-        """Where it is commanded."""
         return self.home / "control.sock"
 
     @property
@@ -42,7 +41,6 @@ class Places:
         return self.home / "lab.json"
 
     def files_of(self, host: str) -> Path:
-        """All that a host wrote."""
         return self.home / "hosts" / host / "files"
 
     def given_to(self, host: str) -> Path:

@@ -43,7 +43,6 @@ def skew_text(ahead_s: float) -> str:
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """Print it, in columns."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

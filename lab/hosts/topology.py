@@ -31,8 +31,6 @@ LONGEST_NAME = 15
 
 
 class Role(StrEnum):
-    """What a host is for."""
-
     CONTROL = "control"
     INGRESS = "ingress"
     NODE = "node"
@@ -52,8 +50,6 @@ class NoLaboratory(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host and its only address."""
-
     name: str
     role: Role
     site: str

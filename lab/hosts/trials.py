@@ -25,8 +25,6 @@ STEPS_S = (3.0, -3.0, 300.0, -300.0)
 
 
 class Kind(StrEnum):
-    """What is tried."""
-
     POWER_OFF = "power-off"
     REGION_CUT = "region-cut"
     ONE_WAY = "one-way"
@@ -35,8 +33,6 @@ class Kind(StrEnum):
 
 
 class Target(StrEnum):
-    """Which host it happens to."""
-
     LEADER = "leader"
     FOLLOWER = "follower"
     SPARE = "spare"

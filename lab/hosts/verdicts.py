@@ -50,7 +50,6 @@ class Counts:
 
 
 def count(streams: Iterable[Stream], harmed: Harmed) -> Counts:
-    """How many streams ended how."""
     all_of_them = list(streams)
     broken = [stream for stream in all_of_them if stream.error and stream.cell]
     excused = [stream for stream in broken if harmed.excuses(stream)]

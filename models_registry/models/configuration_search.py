@@ -59,7 +59,6 @@ class ConfigurationSearch(models.Model):
         return BENCHMARK_TONE[BenchmarkState(self.state)]
 
     def limits(self) -> SearchLimits:
-        """As planners take them."""
         return SearchLimits(self.most_trials, self.most_hours * 3600)
 
 
@@ -81,7 +80,6 @@ class SearchCandidate(models.Model):
         return f"configuration {self.number} of search {self.search_id}"
 
     def as_choice(self) -> Choice:
-        """As planners take it."""
         return frozen_choice(self.choice)
 
 

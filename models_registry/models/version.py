@@ -83,7 +83,6 @@ class ModelVersion(models.Model):
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
-        """What its adapters are called."""
         return adapter_names(self.adapters)
 
     @property

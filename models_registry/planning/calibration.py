@@ -123,7 +123,6 @@ def _right(ranks: str) -> Path:
 
 
 def task_figures(task: Task) -> TaskFigures:
-    """All that is said of one task."""
     paths = task.paths()
     counts = path_counts(paths)
     order = most_probable(counts, MOST_PATHS)

@@ -17,7 +17,6 @@ from typing import Any
 from models_registry.planning.varied_columns import LIMITS
 
 FIDELITIES = (0.25, 0.5, 1.0)
-"""Of a point's usual length."""
 HOPEFUL_SHARE = 0.7
 """Of the best there is: a fitted model errs by less than the rest."""
 MOST_CANDIDATES = 512
@@ -54,8 +53,6 @@ class SearchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Of its limits."""
-
     trials: int = 0
     seconds: float = 0.0
 
@@ -232,5 +229,4 @@ def _cut_short(choices: Sequence[Choice], measured: Measured, told: str) -> Sear
 
 
 def without(choices: Sequence[Choice], refused: Collection[Choice]) -> tuple[Choice, ...]:
-    """Those that can be measured."""
     return tuple(choice for choice in choices if choice not in refused)

@@ -95,7 +95,6 @@ class FieldReader:
         return bool(value)
 
     def mapping(self, name: str) -> Mapping[str, Any]:
-        """An object; unsaid is empty."""
         value = self.given(name)
         if value is not None and not isinstance(value, Mapping):
             raise self.wrong(name, "it must be an object")

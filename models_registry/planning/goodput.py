@@ -160,8 +160,6 @@ def _tested(inside: int, requests: int, share: float, error: float) -> PointVerd
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Measure this rate next."""
-
     rate: float
     reason: str
 

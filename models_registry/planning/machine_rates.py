@@ -55,7 +55,6 @@ MACHINE_WATTS: Mapping[str, float] = {
     "p5.48xlarge": DGX_WATTS,
     "p5en.48xlarge": DGX_WATTS,
 }
-"""Of all that is in a machine."""
 
 GRIDS_FROM = Dated(
     date(2026, 11, 26),
@@ -69,7 +68,6 @@ GRIDS: Mapping[str, float] = {
     "eu-north-1": 8.8, "eu-south-1": 213.4, "eu-west-1": 278.6, "eu-west-2": 225, "eu-west-3": 51.1,
     "me-central-1": 404.1, "me-south-1": 505.9, "sa-east-1": 61.7,
 }  # fmt: skip
-"""By AWS's name of a region."""
 GRID_ANYWHERE = 392.782
 """Their average, of the same source: for a place that no table has."""
 

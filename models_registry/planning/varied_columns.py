@@ -146,7 +146,6 @@ def cells_of(choice: Iterable[tuple[str, Any]]) -> Cells | None:
 
 
 def cells_count(cells: Cells) -> int:
-    """Of all roles."""
     return cells if isinstance(cells, int) else sum(cells.values())
 
 

@@ -73,7 +73,6 @@ class VersionSpec:
 
     @property
     def instance_types(self) -> tuple[str, ...]:
-        """Those that it can serve on."""
         return tuple(sorted(self.parallelism))
 
     @property

@@ -141,7 +141,6 @@ class _Prefix:
         return True
 
     def finish(self, manifest: bytes) -> None:
-        """Let the artifact be there."""
         from botocore.exceptions import ClientError
 
         key = self._key(MANIFEST_NAME)

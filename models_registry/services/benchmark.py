@@ -27,7 +27,6 @@ from models_registry.selectors.benchmark_target import BenchmarkTarget, NoTarget
 from models_registry.services.point_load import MeasuredPoint
 
 MOST_OPEN = 20
-"""Benchmarks that wait or run."""
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "min_s": (1, 600),
     "min_requests": (20, 100_000),
@@ -118,7 +117,6 @@ def readable_use(asked: BenchmarkRequest) -> tuple[str, str]:
 
 
 def _region_of(asked: BenchmarkRequest) -> str:
-    """Where the version is served."""
     try:
         target = benchmark_target(asked.deployment, asked.region)
     except NoTarget as wrong:

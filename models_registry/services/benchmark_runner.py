@@ -71,8 +71,6 @@ class _Ended(Exception):
 
 
 class BenchmarkRunner:
-    """One process of benchmarks."""
-
     def __init__(self, now: Callable[[], datetime] = clock.now, look_every_s: float = LOOK_EVERY_S) -> None:
         self._now = now
         self._look_every_s = look_every_s

@@ -220,7 +220,6 @@ def trial_begin(candidate: SearchCandidate, trial: Trial, *, now: datetime) -> S
 
 
 def trial_score(trial: SearchTrial, score: float) -> None:
-    """What came of it, once."""
     SearchTrial.objects.filter(pk=trial.pk, score=None).update(score=score)
     live.push("benchmarks", str(trial.candidate.search_id))
 

@@ -53,8 +53,6 @@ class BadAnswer(Exception):
 
 
 class LoadClient:
-    """One target's connections."""
-
     def __init__(self, target: LoadTarget, now_s: Callable[[], float]) -> None:
         self._target, self._now_s = target, now_s
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []

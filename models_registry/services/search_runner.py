@@ -49,8 +49,6 @@ log = logging.getLogger(__name__)
 
 
 class SearchRunner:
-    """One process of searches."""
-
     def __init__(self, now: Callable[[], datetime] = clock.now, look_every_s: float = LOOK_EVERY_S) -> None:
         self._now = now
         self._look_every_s = look_every_s

@@ -260,7 +260,6 @@ def _digest_columns(version: ModelVersion, digests: Mapping[str, str]) -> dict[s
 
 
 def _with_digest(stated: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Any]:
-    """Where it names an artifact."""
     uri: str = stated.get("artifact_uri", "")
     return {**stated, "artifact_digest": digests[uri]} if uri in digests else dict(stated)
 

@@ -18,7 +18,6 @@ from models_registry.planning.workload import TRACES, Arrival, InvalidWorkload, 
 
 FOLDER = Path(__file__).resolve().parents[1] / "traces"
 BLOCK_TOKENS = 512
-"""Of the Mooncake trace."""
 FIRST_ID, IDS = 1000, 8000
 """Token ids that every tokenizer of a language model has, behind its special ones."""
 STATISTICS_OVER = 2000

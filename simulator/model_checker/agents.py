@@ -42,7 +42,6 @@ class AgentModel:
         return self._converged[agent.key]
 
     def report(self, agent: AgentState) -> ReportView:
-        """What it would report now."""
         if agent.key not in self._reports:
             assignment = agent.order.assignment if agent.order is not None else None
             seen = observe(assignment, _snapshot(agent), 0.0)

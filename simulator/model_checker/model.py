@@ -260,7 +260,6 @@ class SearchResult:
     violations: list[str] = field(default_factory=list)
 
     def summary(self, budget: FaultBudget) -> str:
-        """In one line."""
         return (
             f"{self.states} states with {budget}{'' if self.is_complete else ' (not all)'}: "
             f"{len(self.violations)} broken, {self.stuck} without a way to the end"

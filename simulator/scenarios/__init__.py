@@ -12,7 +12,6 @@ class UnknownScenario(ValueError):
 
 
 def scenario_names() -> tuple[str, ...]:
-    """All scenarios, by name."""
     return tuple(sorted(_registry()))
 
 

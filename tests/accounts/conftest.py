@@ -14,5 +14,4 @@ def ada(client: Client) -> Client:
 
 @pytest.fixture
 def browser() -> Client:
-    """Another one."""
     return Client()

@@ -1,5 +1,3 @@
-"""What was recorded, read back."""
-
 import json
 from typing import Any
 
@@ -7,12 +5,10 @@ from audit.models import AuditRecord
 
 
 def recorded() -> list[AuditRecord]:
-    """All records, oldest first."""
     return list(AuditRecord.objects.order_by("number"))
 
 
 def only_record() -> AuditRecord:
-    """The one record that there is."""
     (record,) = recorded()
     return record
 

@@ -12,7 +12,6 @@ Handler = Callable[[httpx.Request], Awaitable[httpx.Response]]
 
 
 def said(text: str, **headers: str) -> httpx.Response:
-    """A whole chat answer."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
     named = {name.replace("_", "-"): value for name, value in headers.items()}

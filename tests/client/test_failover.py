@@ -1,5 +1,3 @@
-"""Which region is tried when."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""What tests of web share."""
-
 from collections.abc import Iterator
 
 import pytest

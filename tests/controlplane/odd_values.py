@@ -62,7 +62,6 @@ ODD_JSON = {
 }
 """In the place of a value of a JSON body."""
 ODD_BODIES = {"million letters": f'"{1_000_000 * "x"}"', "no JSON": "{", "nothing": "", "no UTF-8": "\udcff"}
-"""In the place of a whole body."""
 FORM = "application/x-www-form-urlencoded"
 HOLE = "the odd value"
 

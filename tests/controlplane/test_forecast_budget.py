@@ -25,7 +25,6 @@ def budget(time: Time) -> ForecastBudget:
 
 
 def forecast(budget: ForecastBudget, time: Time, user: str, wants_s: float) -> float:
-    """What it was given."""
     with budget.take(user) as has_time:
         began_s = time.core_s
         while has_time() and time.core_s - began_s < wants_s:

@@ -62,8 +62,6 @@ async def feed(pieces: list[bytes], *, greeted: bool) -> tuple[Echo, Wire, list[
 
 
 class Records(logging.Handler):
-    """Everything that was logged."""
-
     def __init__(self) -> None:
         super().__init__()
         self.records: list[logging.LogRecord] = []

@@ -23,7 +23,6 @@ SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "g
 
 
 def series(families: list[Metric]) -> set[str]:
-    """Names as queries write them."""
     return {family.name + ending for family in families for ending in SERIES[family.type]}
 
 

@@ -1,5 +1,3 @@
-"""What tests of agents share."""
-
 import pytest
 
 from tests.engine_agent.authority import FleetOfTests

@@ -80,5 +80,4 @@ async def harm_of(attacks: Iterable[Attack], model: str, ingresses: Sequence[Run
 
 
 def shown(harm: list[str]) -> str:
-    """The text of a failure."""
     return f"{len(harm)}:\n" + "\n".join(harm[:SHOWN])

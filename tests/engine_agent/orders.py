@@ -28,5 +28,4 @@ def assignment(
 
 
 def order(version: int, given: Assignment | None, node: str = "n-1") -> Desired:
-    """An order to a node."""
     return Desired(node=node, version=version, assignment=given)

@@ -24,7 +24,6 @@ def proof(
     *, nonce: str = NONCE, server: str = SERVER, host: str = HOST, region: str = "us-east-1", at: datetime = NOW,
     unit: str = "u-1", address: str = "10.1.16.4",
 ) -> dict[str, Any]:  # fmt: skip
-    """What a machine sends."""
     attest = runpy.run_path(str(ATTEST))
     headers = attest["signed"](KEYS, region, host, f"{server};{digest_of(nonce)}", at.timestamp())
     del headers["content-type"]

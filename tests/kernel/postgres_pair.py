@@ -53,7 +53,6 @@ class PostgresPair:
             connection.execute(statement)
 
     def kill(self, name: str) -> None:
-        """As when its host loses power."""
         server = self._running.pop(name)
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
@@ -71,7 +70,6 @@ class PostgresPair:
             eventually(lambda: connection.execute(cancel).fetchone() is not None, within_s=_COMMAND_LIMIT_S)
 
     def stop(self) -> None:
-        """End what still runs."""
         for name in list(self._running):
             self.kill(name)
 

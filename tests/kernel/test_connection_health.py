@@ -15,7 +15,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def other() -> Iterator[DatabaseWrapper]:
-    """A connection of its own."""
     database: Any = connections.create_connection(DEFAULT_DB_ALIAS)
     database.ensure_connection()
     yield database

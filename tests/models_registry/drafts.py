@@ -1,5 +1,3 @@
-"""Drafts to test with."""
-
 from typing import Any
 
 from models_registry.models import Model, ModelVersion

@@ -47,7 +47,6 @@ class LabFleet(AskedFleet):
         return self._token.read_text().strip()
 
     def take_down(self, node: str) -> None:
-        """Its host loses its power."""
         machines = {row["node"]: row["address"] for row in self.api("machines", page_size="500")["results"]}
         names = {str(host.address): host.name for host in self._topology.hosts.values()}
         host = names[machines[node]]

@@ -46,7 +46,6 @@ class AskedFleet:
         raise NotImplementedError
 
     def token(self) -> str:
-        """The operator's."""
         raise NotImplementedError
 
     def take_down(self, node: str) -> None:
@@ -64,7 +63,6 @@ class AskedFleet:
         return self._ask("POST", path, json=body or {})
 
     def delete(self, path: str) -> Any:
-        """Whatever it is now."""
         return self._ask("DELETE", path, headers={"If-Match": "*"})
 
     def cells(self, **query: str) -> dict[str, Any]:
@@ -193,7 +191,6 @@ class RunningFleet(AskedFleet):
         return (self.home / "operator-token").read_text().strip()
 
     def take_down(self, node: str) -> None:
-        """Its agent and its engine."""
         processes = agent_and_engine(node, home=self.home)
         assert len(processes) == 2
         for process in processes:

@@ -22,7 +22,6 @@ def ask(fleet: AskedFleet) -> tuple[int, str]:
 
 
 def listed(fleet: AskedFleet) -> dict[str, str | None]:
-    """Each model with its parent."""
     models = CLIENT.get(f"{fleet.ingress()}/v1/models").json()["data"]
     return {model["id"]: model.get("parent") for model in models}
 

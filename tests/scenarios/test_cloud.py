@@ -56,7 +56,6 @@ class Cloud:
         assert self._api("POST", "capacity-pools/", json=body).is_success
 
     def rows(self, path: str) -> list[dict[str, Any]]:
-        """Of the API, as the operator."""
         found: list[dict[str, Any]] = self._api("GET", path).json()["results"]
         return found
 

@@ -25,13 +25,11 @@ def ask(fleet: AskedFleet, prompt: str) -> tuple[int, str]:
 
 
 def cell_of(fleet: AskedFleet, role: str) -> dict[str, Any]:
-    """The cell of this role."""
     (found,) = (cell for cell in fleet.cells(deployment=NAME).values() if cell["role"] == role)
     return dict(found)
 
 
 def handovers(fleet: AskedFleet) -> dict[str, Any]:
-    """What the decode cell reports."""
     return dict(cell_of(fleet, "decode")["load"]["handovers"] or {})
 
 

@@ -67,7 +67,6 @@ def types(fleet: RunningFleet) -> Counter[str]:
 
 
 def ask(fleet: RunningFleet) -> str:
-    """The cell that answered."""
     body = {"model": NAME, "messages": [{"role": "user", "content": "go on"}], "max_tokens": 60}
     answer = CLIENT.post(f"{fleet.ingress(WHERE)}/v1/chat/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text

@@ -12,7 +12,6 @@ from simulator.scenarios import UnknownScenario, scenario_named, scenario_names
 pytestmark = pytest.mark.processes
 
 LARGE = {"region_2500_rollout", "day_10000_nodes"}
-"""Minutes long; run by hand."""
 SMALL = tuple(name for name in scenario_names() if name not in LARGE)
 
 

@@ -34,7 +34,6 @@ def world_of(prices: dict[str, float] | None = None) -> World:
 
 
 def types(world: World) -> Counter[str]:
-    """Of the cells that serve."""
     return Counter(cell.instance_type for cell in world.store.cells.values() if cell.state is CellState.READY)
 
 

@@ -1,5 +1,3 @@
-"""Kept responses for tests."""
-
 import json
 from datetime import datetime
 from typing import Any
@@ -31,7 +29,6 @@ def begin(
 
 
 def answer(text: str = "ho", **members: Any) -> JsonObject:
-    """An engine's."""
     content = [{"type": "output_text", "text": text, "annotations": []}]
     item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": content}
     return {"id": "resp_of_engine", "object": "response", "status": "completed", "output": [item], **members}

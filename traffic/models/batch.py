@@ -136,7 +136,6 @@ class BatchTimeline(models.Model):
         return f"{self.batch_id}, every {self.step_s} s"
 
     def timeline(self) -> Timeline:
-        """As planners take it."""
         return Timeline(self.step_s, tuple(self.completed), tuple(self.failed))
 
 

@@ -28,8 +28,6 @@ def _source() -> "models.PositiveSmallIntegerField[int, int]":
 
 
 class KindOfMachines(models.Model):
-    """See `Kind`."""
-
     deployment = models.CharField(max_length=96, blank=True)
     version = models.CharField(max_length=160, blank=True)
     region = models.CharField(max_length=64, blank=True)

@@ -41,7 +41,6 @@ class TokenWork(models.Model):
         )  # fmt: skip
 
     def take(self, work: WorkSums) -> None:
-        """Hold these sums."""
         self.samples, self.square = work.samples, work.square
         self.sums = {"products": list(work.products), "targets": list(work.targets)}
         self.steps, self.completion_tokens = work.steps, work.completion_tokens

@@ -49,7 +49,6 @@ class AsyncSettings:
     max_sending_per_tenant: int = 16
     """By all senders together; a key's own limit of concurrency counts where it is lower."""
     max_sending: int = 64
-    """By one sender."""
     lease_s: float = 15.0
     """A sender that died is noticed after this; a living one renews three times meanwhile."""
     renew_every_s: float = 3.0
@@ -90,7 +89,6 @@ class Verdict:
     reason: str = ""
     due_at: datetime | None = None
     counts: bool = False
-    """An engine may have begun it."""
 
 
 UNSENT = frozenset({401, 408, 409, 425, 429, 503})

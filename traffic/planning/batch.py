@@ -18,7 +18,6 @@ from traffic.planning.stored_file import FILE_ID, expiry_seconds
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-"""OpenAI's bounds."""
 USUAL_WINDOW = "24h"
 WINDOW = re.compile(r"([1-9][0-9]{0,3})(m|h|d)")
 WINDOW_UNITS_S = {"m": 60, "h": 3600, "d": 86_400}

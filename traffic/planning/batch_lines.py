@@ -177,7 +177,6 @@ class LineIndex:
         self._paths += prefix_path(line.body)
 
     def finish(self) -> None:
-        """There are no more lines."""
         if not self._starts and not self.errors:
             self._note(LineError("empty_file", "The input file has no lines."))
         if self._texts > MAX_INPUTS and self._endpoint == "/v1/embeddings":

@@ -53,7 +53,6 @@ def outcome_of(position: int, request_id: str, custom_id: str, received: Attempt
 
 
 def unsent_outcome(position: int, request_id: str, custom_id: str, code: str) -> Outcome:
-    """Of a line that never ran."""
     return _outcome(position, request_id, custom_id, None, {"code": code, "message": _SAID[code]}, Tally(failed=1))
 
 

@@ -24,7 +24,6 @@ class Timeline:
 
     @property
     def done(self) -> Counts:
-        """Lines with either outcome."""
         return tuple(
             None if one is None or other is None else one + other
             for one, other in zip(self.completed, self.failed, strict=True)

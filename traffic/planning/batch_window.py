@@ -21,7 +21,6 @@ its steps are full."""
 WAITING_PER_CELL = 2
 """As many lines wait in a cell beside its window: `engine_agent.proxy.batch_window.WAITING`."""
 LOOK_EVERY_S = 10.0
-"""As often cells take a step."""
 
 
 def lines_at_once(cells: Iterable[BatchLoad | None]) -> int:

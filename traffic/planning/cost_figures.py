@@ -112,7 +112,6 @@ class CostRow:
         return {name: None if value is None else money_text(value) for name, value in self.all_figures().items()}
 
     def sources(self) -> dict[str, str]:
-        """By `SOURCES`."""
         return {name: Source(getattr(self.sums, name)).label for name in SOURCES}
 
     def cells(self) -> list[Any]:

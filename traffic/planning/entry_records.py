@@ -37,7 +37,6 @@ class Standing:
 
     @property
     def value(self) -> str:
-        """Of the text; "" without one."""
         values = (self.text or {}).get("ResourceRecords") or ()
         return " ".join(str(each["Value"]) for each in values)
 

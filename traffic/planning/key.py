@@ -117,7 +117,6 @@ USUAL_LAG_S = 5
 
 
 def revoking_effect(*, ingresses: int, requests_24h: int, last_used_at: datetime | None) -> str:
-    """One or two sentences."""
     count = "1 ingress" if ingresses == 1 else f"{ingresses} ingresses"
     who = f"by {count}, within about {USUAL_LAG_S} s" if ingresses else "as soon as an ingress serves"
     if last_used_at is None:

@@ -27,7 +27,6 @@ class Solution:
     left: float
 
     def value(self, term: int) -> float:
-        """The coefficient of a term."""
         return self.scaled[self.terms.index(term)] / self.scale[self.terms.index(term)] if term in self.terms else 0.0
 
     def error_of(self, gradient: Sequence[float], samples: int) -> float:

@@ -42,7 +42,6 @@ class RoutableCell:
     port: int
     max_connections: int
     adapters: tuple[str, ...] = ()
-    """Of its version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +267,6 @@ def _fractions(region: str, ready: Mapping[str, int], others: list[str], row: Ma
 
 
 def describe_change(before: tuple[Pool, ...], after: tuple[Pool, ...]) -> str:
-    """One sentence; never empty."""
     parts: list[str] = []
     old, new = {pool.name: pool for pool in before}, {pool.name: pool for pool in after}
     for name in sorted(old.keys() | new.keys()):

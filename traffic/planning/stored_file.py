@@ -39,8 +39,6 @@ class FileSettings:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """One file as it is shown."""
-
     id: str
     bytes: int
     filename: str

@@ -56,7 +56,6 @@ class StoreSettings:
     """Of a request, and of what it becomes with all turns before it; as near-real-time requests have it."""
     max_answer_bytes: int = 4 * 1024 * 1024
     max_turns: int = 256
-    """Of a chain."""
     max_kept_per_tenant: int = 20_000
     max_kept_bytes_per_tenant: int = 1024**3
     background_limit_s: float = 3600.0

@@ -24,7 +24,6 @@ SAMPLE_S_LEAST = 1.0
 """A sample with less time in it is mostly waiting, not computing."""
 STEPS_A_SECOND_MOST = 20_000.0
 TOKENS_A_SECOND_MOST = 10_000_000.0
-"""No engine makes more."""
 SAMPLES_LEAST = 30
 ERROR_MOST = 0.25
 """Of the busy time, which what is left over may be at most; and of each weight, its standard error."""
@@ -164,7 +163,6 @@ def is_good(fit: StepFit) -> bool:
 
 
 def _median(fits: Sequence[StepFit]) -> StepFit:
-    """Term by term."""
     names = ("step_s", "sequence_s", "prompt_s", "cached_s", "sequences", "error", "weight_error")
     middle = {name: median(getattr(fit, name) for fit in fits) for name in names}
     return StepFit(samples=sum(fit.samples for fit in fits), **middle)

@@ -31,7 +31,7 @@ EXACT_NEEDS_BOUND = "exact needs a load_bound, so that no cell attracts too much
 
 
 class InvalidTrafficPolicy(InvalidField):
-    """A policy that breaks a rule."""
+    pass
 
 
 class TrafficPolicy(msgspec.Struct, frozen=True):

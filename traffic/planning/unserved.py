@@ -19,7 +19,6 @@ SEEN_AFTER_S = 15.0
 """An ingress sees a cell that has become ready within a few seconds: table, health check, report."""
 UP = "up"
 CELLS_NAMED = 20
-"""In evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,6 @@ def _unserved(place: Place, missed: list[CellStanding], since: datetime, before:
 
 
 def _said(cells: Iterable[CellStanding]) -> str:
-    """The first cell's own words."""
     first = next(iter(cells), None)
     if first is None:
         return "there is none"

@@ -59,10 +59,7 @@ def safe_text(text: str) -> str:
 
 
 class HasCells(Protocol):
-    """A row of a table."""
-
-    def cells(self) -> list[Any]:
-        """One value for each column."""
+    def cells(self) -> list[Any]: ...
 
 
 def csv_pieces(rows: Iterable[HasCells], columns: tuple[str, ...] = COLUMNS) -> Iterator[bytes]:

@@ -235,7 +235,6 @@ def _warnings(batch: Batch) -> list[dict[str, Any]]:
 
 
 def served_as(batch: Batch) -> ServingClass:
-    """As what its lines are sent."""
     return ServingClass.NEAR_REALTIME if batch.raised_at else ServingClass.BATCH
 
 
@@ -244,7 +243,6 @@ def _runs(batch: Batch) -> bool:
 
 
 def _rate(batch: Batch, tally: Tally, now: datetime) -> float:
-    """Over the whole of its run."""
     began, ended = batch.in_progress_at, batch.finalizing_at or batch.cancelling_at or now
     seconds = (ended - began).total_seconds() if began else 0.0
     return (tally.completed + tally.failed) / seconds if seconds > 0 else 0.0

@@ -30,7 +30,6 @@ class BudgetView:
 
 
 def budget_views(now: datetime) -> list[BudgetView]:
-    """The fullest first."""
     views = []
     for row in budgets_described(now):
         used = MonthUse(getattr(row, "used_tokens", 0), getattr(row, "used_money", Decimal(0)))

@@ -49,7 +49,6 @@ def _slots(days: Sequence[tuple[date, Sequence[float | None]]], until: datetime)
 
 
 def forecast_of(row: DemandForecast) -> Forecast:
-    """The row as planners take it."""
     return Forecast(row.key, row.made_at, row.slot_s, tuple(row.p50), tuple(row.p90), tuple(row.methods))
 
 

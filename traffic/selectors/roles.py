@@ -47,7 +47,6 @@ class PlannedPlace:
 
 
 def planned_places(now: datetime) -> list[PlannedPlace]:
-    """Those at which a look is due."""
     rows = DeploymentRegion.objects.filter(deployment__scaling__roles=RolesBy.PLANNED.value)
     rows = rows.select_related("deployment__model_version", "role_state").order_by("deployment_id", "region_id")
     due = [row for row in rows if _is_due(row, now)]

@@ -94,7 +94,6 @@ def table_for_ingresses(table: RoutingTable) -> TableMessage:
 
 
 def routed_cells(table: TableMessage) -> frozenset[str]:
-    """Cells that get new requests."""
     return frozenset(cell.cell for pool in table.pools for cell in pool.cells if not cell.drain)
 
 

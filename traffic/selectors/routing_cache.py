@@ -69,7 +69,6 @@ class ServedVersion:
     """By instance type and role, where it differs by type."""
 
     def concurrency(self, instance_type: str, role: str) -> int:
-        """Requests at once of a cell."""
         return self.of_types.get((instance_type, role), self.of_roles.get(role, self.max_concurrency))
 
 
@@ -101,7 +100,6 @@ class RoutingCache:
             self._forget()
 
     def end(self) -> None:
-        """The pass came to its end."""
         self._looks.end()
 
     def tables(self) -> Mapping[str, KnownTable]:

@@ -76,7 +76,6 @@ def ingress_views() -> dict[str, list[IngressView]]:
 
 
 def ready_cells() -> list[ReadyCell]:
-    """Those that answer requests."""
     rows = Cell.objects.filter(state=CellState.READY.value).exclude(role=CellRole.PREFILL.value).order_by("id")
     columns = rows.values_list(
         "id",

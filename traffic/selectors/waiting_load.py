@@ -65,7 +65,6 @@ class _Nearest:
         self._places, self._policies = places, policies
 
     def place(self, deployment: str, origin: str) -> Place | None:
-        """None: none may."""
         ranged = self._places[deployment]
         if origin in ranged:
             return deployment, origin

@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 
 
 class AsyncSender:
-    """One sender process."""
-
     def __init__(self, settings: AsyncSettings | None = None, now: Callable[[], datetime] = clock.now) -> None:
         self._settings = settings or AsyncSettings()
         self._now = now
@@ -166,7 +164,6 @@ class AsyncSender:
 
 
 def _outcome(received: AttemptResponse) -> str:
-    """In one word, for metrics."""
     if received.status is None:
         return "unanswered"
     return "answered" if received.status < 500 and received.status != 429 else "refused"

@@ -86,7 +86,6 @@ class RangeWork:
             self._written |= {outcome.position: outcome.is_output for outcome in outcomes}
 
     async def cut(self) -> None:
-        """End what is under way."""
         tasks = list(self.tasks)
         for task in tasks:
             task.cancel()

@@ -65,8 +65,6 @@ log = logging.getLogger(__name__)
 
 
 class BatchRunner:
-    """One process of batches."""
-
     def __init__(self, settings: BatchSettings | None = None, now: Callable[[], datetime] = clock.now) -> None:
         self._settings = settings or batch_settings()
         self._verdicts = AsyncSettings(

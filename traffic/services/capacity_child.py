@@ -14,7 +14,6 @@ from fleet.planning.capacity.view import CapacityView
 MEMORY_MOST = 4 * 2**30
 """Bytes of addresses: libraries reserve far more than they use."""
 SECONDS_MOST = 60
-"""Of a processor."""
 
 
 def main() -> None:

@@ -93,7 +93,6 @@ class DayPlanner:
 
     @property
     def child(self) -> subprocess.Popen[bytes] | None:
-        """Of the plan under way."""
         return self._under_way.child if self._under_way else None
 
     def stop(self) -> None:

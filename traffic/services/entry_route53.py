@@ -59,7 +59,6 @@ class _Route53:
     stated: EntryStated
 
     def read(self) -> Standing:
-        """What stands there now."""
         records = self._list(self.stated.name, RECORD_TYPE)
         text = self._list(text_name(self.stated.name), "TXT")
         return Standing(records, text[0] if text else None)

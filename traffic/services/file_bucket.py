@@ -210,7 +210,6 @@ def as_away() -> Iterator[None]:
 
 
 def said_of(error: Exception) -> str:
-    """Why, in words for operators."""
     match error:
         case Refused(code="NoSuchBucket"):
             return "there is no such bucket"

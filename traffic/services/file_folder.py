@@ -19,7 +19,6 @@ class FolderStore:
     """Whatever its disk says no to is `StoreAway`."""
 
     sync_every_s = 0.0
-    """With every pass."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -59,8 +59,7 @@ class FileStore(Protocol):
     def write(self, name: str) -> FileWriter:
         """A new file, which nobody sees until it is committed."""
 
-    def append(self, name: str) -> JournalWriter:
-        """A new journal."""
+    def append(self, name: str) -> JournalWriter: ...
 
     def journal(self, name: str) -> Iterator[bytes]:
         """The lines of a journal; none, if nothing was appended to it."""

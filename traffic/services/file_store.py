@@ -13,7 +13,6 @@ __all__ = ["READ_BYTES", "FileStore", "FileWriter", "NoSuchFile", "StoreAway", "
 
 
 def file_store() -> FileStore:
-    """The one of this installation."""
     if settings.FILES.startswith(SCHEME):
         return BucketStore(parse_object_uri(settings.FILES))
     return FolderStore(Path(settings.FILES))

@@ -52,7 +52,7 @@ class StreamBroken(Exception):
 
 
 class IngressUnreachable(StreamBroken):
-    """Nothing was sent."""
+    pass
 
 
 class NoIdentity(Exception):

@@ -18,7 +18,6 @@ from traffic.planning.load_window import pools_waiting
 from traffic.selectors.routing import UnreadableTable, table_message
 
 DOWN = "down"
-"""As an ingress agent says it."""
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,6 @@ from traffic.services.forecast import Forecaster
 
 
 class Planner:
-    """The planning of one process."""
-
     def __init__(self, forecaster: Forecaster | None = None, day: DayPlanner | None = None) -> None:
         self._forecaster = forecaster or Forecaster()
         self._day = day or DayPlanner()

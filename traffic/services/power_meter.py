@@ -16,7 +16,6 @@ SUSPICIONS = "power-meter"
 
 
 def power_meters_judge(*, looks: Mapping[str, MeterLook], now: datetime) -> None:
-    """After a look at all nodes."""
     there = UsageMark.objects.filter(source=SUSPICIONS)
     before = {node: Suspicion(**totals) for node, totals in there.values_list("subject", "totals")}
     open_now = Incident.objects.filter(kind=KIND, state=IncidentState.OPEN.value)

@@ -1,5 +1,3 @@
-"""Exports audit records once."""
-
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser

@@ -93,7 +93,6 @@ def main() -> None:
 
 
 def expect(is_so: object, what: object) -> None:
-    """Raise unless it is so."""
     if not is_so:
         raise AssertionError(f"unexpected: {what!r}"[:REASON_LETTERS])
 

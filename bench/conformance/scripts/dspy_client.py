@@ -7,8 +7,6 @@ NAME = f"openai/{MODEL}"
 
 
 class Capital(dspy.Signature):
-    """Name the capital."""
-
     question: str = dspy.InputField()
     city: str = dspy.OutputField()
 

@@ -8,14 +8,10 @@ _calls: list[dict[str, str]] = []
 
 
 class Capital(BaseModel):
-    """The capital of a country."""
-
     city: str
 
 
 class Weather(BaseModel):
-    """The weather in a city."""
-
     city: str
     unit: Literal["celsius", "fahrenheit"]
 

@@ -188,7 +188,6 @@ class RegionCells:
 
     @property
     def value(self) -> str:
-        """What the field shows."""
         return cells_to_text(self.new)
 
 

@@ -40,7 +40,6 @@ class Playground:
 
 
 def _playground(request: PageRequest) -> Playground:
-    """In three queries."""
     ready = Count("cells", filter=Q(cells__state=CellState.READY.value))
     rows = Deployment.objects.annotate(ready=ready).order_by("name").values_list("name", "ready")
     options = tuple(DeploymentOption(name, count) for name, count in rows)

@@ -49,7 +49,6 @@ class AgentList:
     rollout: AgentRollout | None
     rings: tuple[RingRow, ...]
     others: tuple[AgentRelease, ...]
-    """To which agents can go."""
 
 
 def agent_list(*, now: datetime) -> AgentList:

@@ -37,7 +37,6 @@ class AuditList:
 
 
 def audit_list(query: AuditQuery, limit: int = RECORDS_PER_PAGE) -> AuditList:
-    """Records, newest first."""
     fetched = list(audit_records(query)[: limit + 1])
     narrowed = any((query.actor, query.action, query.object, query.outcome, query.request_id))
     older = fetched[limit - 1].number if len(fetched) > limit else None

@@ -81,7 +81,6 @@ class Autoscaling:
 
 
 def autoscaling_of(deployment: Deployment) -> Autoscaling:
-    """In five queries."""
     places = DeploymentRegion.objects.filter(deployment=deployment, cells_max__isnull=False)
     rows = places.select_related("scaling_state").order_by("region_id")
     decisions = ScalingDecision.objects.filter(deployment=deployment)[:DECISIONS_SHOWN]

@@ -74,7 +74,6 @@ class BatchProgress:
 
 
 def batch_progress(row: BatchRow) -> BatchProgress:
-    """In one query."""
     batch, samples = row.batch, BatchTimeline.objects.filter(batch=row.batch).first()
     began_at = batch.in_progress_at
     if samples is None or began_at is None:

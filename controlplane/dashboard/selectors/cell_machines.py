@@ -42,7 +42,6 @@ class CellMachines:
 
 
 def cell_machines(row: CellRow, now: datetime) -> CellMachines:
-    """In four queries."""
     names = [member.node.pk for member in row.members]
     machines = {machine.runs: machine for machine in machines_described().filter(runs__in=names)}
     rows = tuple(_machine(member, machines.get(member.node.pk), now) for member in row.members)

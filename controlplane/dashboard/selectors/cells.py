@@ -18,7 +18,6 @@ from fleet.selectors.history import deployment_subject, last_windows
 from fleet.selectors.model_version import engine_on
 
 CELLS_SHOWN = 100
-"""Rows on one page."""
 CELLS_BESIDE = 50
 """Rows where cells are only a part of a page."""
 SUMMARY_COLUMNS = (

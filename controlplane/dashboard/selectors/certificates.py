@@ -29,8 +29,6 @@ TONE_OF = {
 
 @dataclass(frozen=True, slots=True)
 class CertificateRow:
-    """A certificate and its state."""
-
     certificate: ApplicationCertificate
     state: CertificateState
 

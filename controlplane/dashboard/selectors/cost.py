@@ -84,7 +84,6 @@ class CostView:
 
 
 def cost_view(*, span: Span, group: str, deployment: str, region: str, now: datetime) -> CostView:
-    """In a fixed number of queries."""
     chosen = group if group in dict(GROUPS) else GROUPS[0][0]
     where = tuple((name, value) for name, value in (("deployment", deployment), ("region", region)) if value)
     start, dimensions = first_step(span, now), tuple(chosen.split(","))
@@ -188,7 +187,6 @@ class WeightLine:
 
 
 def weight_lines(now: datetime) -> tuple[WeightLine, ...]:
-    """By version and type."""
     return tuple(
         WeightLine(
             weight=each,
@@ -210,7 +208,6 @@ class CostBudgetView:
 
 
 def cost_budget_views(now: datetime) -> tuple[CostBudgetView, ...]:
-    """The fullest first."""
     spent = month_costs(month_of(now), now)
     views = []
     for row in CostBudget.objects.all():

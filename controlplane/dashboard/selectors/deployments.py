@@ -122,7 +122,6 @@ def deployment_list(placed: Sequence[Placed], *, now: datetime, filtered: bool =
 
 
 def deployment_find(*, name: str, now: datetime) -> DeploymentRow | None:
-    """One deployment, or None."""
     return next(iter(_rows(_placed(_deployments().filter(name=name)), now)), None)
 
 

@@ -51,7 +51,6 @@ class DraftField:
 
     @property
     def lines(self) -> int:
-        """Of a field of JSON."""
         return min(16, max(2, self.text.count("\n") + 1))
 
 

@@ -81,7 +81,6 @@ def incident_events(incident: Incident, limit: int) -> EventList:
 
 
 def event_kinds() -> list[str]:
-    """Kinds seen lately, sorted."""
     lately = Event.objects.order_by("-id").values("kind")[:KINDS_FROM_LAST]
     return sorted({row["kind"] for row in lately})
 

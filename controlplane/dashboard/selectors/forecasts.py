@@ -38,7 +38,6 @@ class Forecasts:
 
 
 def forecasts_of(deployment: str, now: datetime) -> Forecasts:
-    """In three queries."""
     found = DemandForecast.objects.filter(deployment=deployment)
     ordered = sorted(found, key=lambda row: -max(row.p50, default=0.0))
     shown = ordered[:SERIES_SHOWN]

@@ -15,7 +15,6 @@ from fleet.models import CellMember, Node, NodeReport
 from fleet.planning.states import NodeState
 
 NODES_SHOWN = 100
-"""Rows on one page."""
 SPARE = "spare"
 
 

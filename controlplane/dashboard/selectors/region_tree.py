@@ -12,8 +12,6 @@ NODES_DRAWN = 1000
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A node as one square."""
-
     node: Node
     role: str
 
@@ -48,7 +46,6 @@ class RegionTree:
 
 
 def region_tree(region: Region) -> RegionTree:
-    """In one query."""
     live = Node.objects.filter(region=region).exclude(state=NodeState.RETIRED)
     found = list(live.select_related("member__cell").order_by("topology", "id")[: NODES_DRAWN + 1])
     nodes = found[:NODES_DRAWN]

@@ -87,7 +87,6 @@ def region_find(name: str) -> Region | None:
 
 
 def region_head(region: Region) -> RegionHead:
-    """In two queries."""
     cloud: CloudRegion | None = getattr(region, "cloud", None)
     nodes, cells = node_counts_by_region().get(region.pk, {}), cell_counts_by_region().get(region.pk, {})
     return RegionHead(
@@ -100,7 +99,6 @@ def region_head(region: Region) -> RegionHead:
 
 
 def region_pools(region: Region, now: datetime) -> RegionPools:
-    """In one query."""
     by_type: dict[str, list[CapacityPool]] = {}
     for pool in pools_in_order(region.pk):
         by_type.setdefault(pool.instance_type_id, []).append(pool)
@@ -110,7 +108,6 @@ def region_pools(region: Region, now: datetime) -> RegionPools:
 
 
 def region_images(region: Region) -> RegionImages:
-    """In two queries."""
     moves = ImageMove.objects.filter(region_id=region.pk).order_by("instance_type_id", "-pk")
     newest = {move.instance_type_id: move for move in moves.distinct("instance_type_id")}
     by_type: dict[str, set[str]] = {}

@@ -83,7 +83,6 @@ class Roles:
 
 
 def roles_of(deployment: Deployment, now: datetime) -> Roles:
-    """In five queries."""
     places = DeploymentRegion.objects.filter(deployment=deployment).select_related("role_state").order_by("region_id")
     cells = list(_cells(deployment))
     ready: dict[str, list[CellRole]] = defaultdict(list)

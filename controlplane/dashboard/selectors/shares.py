@@ -39,7 +39,6 @@ class QuotaTable:
 
 
 def shares_of(deployment: Deployment) -> Shares:
-    """In one query."""
     policy = deployment.sharing()
     limited = DeploymentRegion.objects.filter(deployment=deployment, cells_granted__isnull=False)
     return Shares(

@@ -85,7 +85,6 @@ def span_of(name: str) -> Span:
 
 
 def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> UsageView:
-    """In a fixed number of queries."""
     where = tuple((name, value) for name, value in (("tenant", tenant), ("deployment", deployment)) if value)
     start = first_step(span, now)
     by_tenant = usage_answer(UsageQuery(start, now, group=("tenant",), where=where), most=ROWS_SHOWN)

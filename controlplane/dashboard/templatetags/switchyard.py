@@ -120,7 +120,6 @@ def _number(value: object) -> float | None:
 
 @register.filter
 def seconds(value: float) -> str:
-    """An age with its unit."""
     return age_text(value)
 
 

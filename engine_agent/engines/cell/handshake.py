@@ -87,7 +87,6 @@ class LeaderHandshake:
 
     @property
     def challenge(self) -> bytes:
-        """The first line."""
         return _line(self._challenge)
 
     def decide(self, line: bytes, why_taken: WhyTaken, *, taken_for_good: bool) -> Decision:

@@ -40,7 +40,6 @@ class MemberHealth:
         self.pages[path] = content
 
     def close(self) -> None:
-        """Listen no more."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -29,7 +29,6 @@ MOST_TOKENS = {"chat": 96, "plan": 64}
 
 
 def main(argv: Sequence[str]) -> int:
-    """See the module's text."""
     options = _parser().parse_args(argv)
     try:
         return _train(options)

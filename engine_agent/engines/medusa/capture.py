@@ -110,7 +110,6 @@ def _steps(model: Any, ids: Any, mask: Any, most: int) -> Iterator[tuple[Any, An
 
 
 def as_text(tokenizer: Any, prompt: Prompt) -> str:
-    """What the model reads."""
     if not prompt.is_chat:
         return prompt.text
     messages = [{"role": "user", "content": prompt.text}]
@@ -118,7 +117,6 @@ def as_text(tokenizer: Any, prompt: Prompt) -> str:
 
 
 def ends_of(tokenizer: Any, *, is_chat: bool) -> set[int]:
-    """Tokens that end an answer."""
     ends = {tokenizer.eos_token_id}
     if not is_chat:
         ends |= {number for word, number in tokenizer.get_vocab().items() if word.startswith("ĊĊ") or word == "\n\n"}

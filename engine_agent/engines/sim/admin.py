@@ -45,7 +45,6 @@ class AdminServer:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request."""
         route = find_route(self._routes, scope)
         if isinstance(route, int):
             await _respond_error(send, route, f"no {scope['method']} {scope['path']} here")

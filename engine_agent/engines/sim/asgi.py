@@ -58,7 +58,6 @@ async def send_body(send: Send, body: bytes, more: bool = False) -> None:
 
 
 async def respond(send: Send, status: int, body: bytes, content_type: str = "application/json") -> None:
-    """Send a whole response."""
     await start_response(send, status, content_type, len(body))
     await send_body(send, body)
 
@@ -80,7 +79,6 @@ class HealthPage:
         self._watch = watch
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Answer one request."""
         held_s = await self._watch.hold(scope["query_string"].decode("latin-1"))
         reason = self._health()
         said = {"reason": reason, "state": self._watch.name(), "held_ms": held_s * 1000}

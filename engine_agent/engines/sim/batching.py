@@ -16,7 +16,6 @@ from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, batch_prompt_r
 from engine_agent.engines.sim.prefix_cache import CacheChange, PrefixCache
 
 _ANY = 2**31
-"""As many blocks as there are."""
 
 
 class TooLong(ValueError):

@@ -81,7 +81,6 @@ class NotedGeneration:
         self._generation = generation
 
     def tokens(self) -> SequenceTokens:
-        """See `Sequence`."""
         generation = self._generation
         return SequenceTokens(
             prompt=generation.prompt.name,
@@ -93,11 +92,9 @@ class NotedGeneration:
 
     @property
     def is_running(self) -> bool:
-        """See `Sequence`."""
         return self._engine.has(self._generation)
 
     async def stop(self) -> None:
-        """See `Sequence`."""
         self._engine.cancel(self._generation)
 
 
@@ -142,12 +139,10 @@ class Engine:
         return len(self._generations)
 
     def gauges(self) -> Gauges:
-        """The state of the batch now."""
         usage = self._model.kv_tokens / self.parameters.kv_capacity_tokens
         return Gauges(self._model.running, self._model.waiting, usage, self._model.kept, self.leases.expired)
 
     def open(self) -> None:
-        """Take requests from now on."""
         if not self._over:
             self._refuse("")
 

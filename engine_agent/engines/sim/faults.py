@@ -106,17 +106,14 @@ class Faults:
         self._changed()
 
     def clear(self) -> None:
-        """Lift every fault."""
         self._by_kind.clear()
         self._changed()
 
     def in_force(self) -> tuple[Fault, ...]:
-        """Every fault in force."""
         return tuple(self._by_kind.values())
 
     @property
     def unready(self) -> bool:
-        """Whether health must say no."""
         return Unready in self._by_kind
 
     @property

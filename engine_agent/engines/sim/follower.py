@@ -18,8 +18,6 @@ log = logging.getLogger(__name__)
 
 
 class Follower:
-    """One follower process."""
-
     def __init__(self, settings: Settings) -> None:
         """Bind the administration port.
 

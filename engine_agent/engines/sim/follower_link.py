@@ -31,8 +31,6 @@ class NoLeader(Exception):
 
 
 class FollowerLink:
-    """One connection to the leader."""
-
     def __init__(
         self,
         settings: Settings,

@@ -37,7 +37,6 @@ _decoder: "msgspec.json.Decoder[Frame]" = msgspec.json.Decoder(Frame)
 
 
 def encode(frame: Frame) -> bytes:
-    """One frame as a line."""
     return _encoder.encode(frame) + b"\n"
 
 

@@ -160,15 +160,12 @@ class Leader:
     # What the link asks for and tells of the followers.
 
     def work(self) -> StepTimes:
-        """See `CellWatcher`."""
         return self._work.times()
 
     def follower_joined(self) -> None:
-        """See `CellWatcher`."""
         self._open_when_whole()
 
     def follower_lost(self, reason: str) -> None:
-        """See `CellWatcher`."""
         self._fail(reason)
 
     def follower_unfit(self, reason: str) -> None:
@@ -180,5 +177,4 @@ class Leader:
         self._shutdown.request(reason, failed=False)
 
     def effects_changed(self) -> None:
-        """See `CellWatcher`."""
         self._engine.set_effects(combine_effects([self._faults.effects(), *self._link.effects()]))

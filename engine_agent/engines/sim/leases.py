@@ -71,7 +71,6 @@ class Leases:
             self.free(request)
 
     def clear(self) -> None:
-        """Free everything."""
         for request in tuple(self._by_request):
             self.free(request)
 

@@ -87,8 +87,6 @@ def _messages(body: bytes, key: str, plan: Plan) -> Answering:
 
 
 class ApiServer:
-    """The application."""
-
     def __init__(
         self,
         engine: Engine,

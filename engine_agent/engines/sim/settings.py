@@ -30,8 +30,6 @@ CLOSING_S = 1.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A TCP address."""
-
     host: str
     port: int
 

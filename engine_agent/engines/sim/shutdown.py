@@ -43,7 +43,6 @@ class Shutdown:
         task.add_done_callback(self._task_done)
 
     async def wait(self) -> ShutdownReason:
-        """Return once the end has come."""
         return await asyncio.shield(self._end)
 
     def _task_done(self, task: "asyncio.Task[None]") -> None:

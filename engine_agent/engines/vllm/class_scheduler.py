@@ -67,7 +67,6 @@ class ClassOrder:
     """Urgent requests were tried last time, and there was no memory for any."""
 
     def schedule(self: Any, *args: Any, **named: Any) -> Any:
-        """vLLM's next step."""
         urgent_waits = urgent_request_waits(self)
         if urgent_waits and (self._has_no_room or len(self.running) >= self.max_num_active_reqs):
             preempt_batch_request(self)

@@ -110,7 +110,6 @@ class KvEventDecoder:
                 yield block
 
     def forget(self) -> None:
-        """Nothing is known any more."""
         self._places.clear()
 
 

@@ -5,7 +5,7 @@ from engine_agent.engines.vllm.speculation_mends import mend_proposers
 
 
 class MendedWorker:
-    """Adds nothing to a worker."""
+    pass
 
 
 mend_proposers()

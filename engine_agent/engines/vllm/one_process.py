@@ -29,7 +29,6 @@ class OneProcessExecutor(UniProcExecutor):  # type: ignore[misc]  # the engine's
         return output
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """See vLLM's."""
         if self._steps is None:
             return super().sample_tokens(*args, **kwargs)
         began_s = self._steps.now_s()

@@ -20,7 +20,6 @@ from engine_agent.engines.vllm.in_process import InProcessEngine, medusa_config
 ROUNDS = 3
 TOKENS = 24
 CONTEXT = 256
-"""Tokens of a prompt."""
 
 
 def measure(

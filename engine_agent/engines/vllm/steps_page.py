@@ -19,7 +19,6 @@ class StepsPage:
         self._app, self._folder = app, runtime_folder()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or pass on."""
         if scope["type"] != "http" or scope["path"] != STEPS_PATH:
             await self._app(scope, receive, send)
             return

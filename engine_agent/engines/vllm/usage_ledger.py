@@ -55,11 +55,9 @@ class VllmSequence:
 
     @property
     def is_running(self) -> bool:
-        """See `Sequence`."""
         return self._processor.request_states.get(self._state.request_id) is self._state
 
     async def stop(self) -> None:
-        """See `Sequence`."""
         await self._engine.abort([self._state.request_id], internal=True)
 
 

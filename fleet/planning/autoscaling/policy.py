@@ -59,7 +59,6 @@ class CellRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max: int
 
     def clamped(self, cells: int) -> int:
-        """The nearest number within."""
         return min(max(cells, self.min), self.max)
 
     def __str__(self) -> str:

@@ -83,7 +83,6 @@ class Arrays:
         return self.view.slot_s / HOUR_S
 
     def kinds_of(self, place: int) -> Array:
-        """Rows of the kinds of a place."""
         return np.flatnonzero(self.place_of == place)
 
 

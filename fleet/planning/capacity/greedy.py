@@ -13,7 +13,6 @@ from fleet.planning.capacity.rounding import ROUNDING, machines_of, pool_use
 
 
 def greedy_cells(arrays: Arrays) -> Array:
-    """Cells [k, t]."""
     cells = np.zeros((len(arrays.kinds), arrays.view.slots))
     room = arrays.room.copy()
     _cover(arrays, cells, room)

@@ -39,7 +39,6 @@ class PlacePlan:
 
 
 def place_plan(plan: CapacityPlan, deployment: str, region: str) -> PlacePlan | None:
-    """None: it has no such place."""
     key = (deployment, region)
     rows = [row.cells for row in plan.cells if (row.deployment, row.region) == key]
     load = next((row for row in plan.loads if (row.deployment, row.region) == key), None)

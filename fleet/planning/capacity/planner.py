@@ -40,7 +40,6 @@ from fleet.planning.capacity.view import (
 SETTINGS = CapacitySettings()
 Solver = Callable[..., Solution]
 WAYS = ("greedy", "lp", "whole")
-"""From the worst to the best."""
 
 
 def plan_capacity(view: CapacityView, settings: CapacitySettings = SETTINGS, solver: Solver = solve) -> CapacityPlan:

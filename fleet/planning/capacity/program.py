@@ -88,7 +88,6 @@ def columns_of(arrays: Arrays) -> Columns:
 
 
 def program_of(arrays: Arrays) -> Program:
-    """The program of a view."""
     columns, rows = columns_of(arrays), _Rows()
     _cover(arrays, columns, rows)
     _starts(arrays, columns, rows)

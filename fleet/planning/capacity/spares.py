@@ -17,7 +17,6 @@ from fleet.planning.states import CellState
 
 LEAVING = frozenset({CellState.DRAINING, CellState.STOPPED})
 NAMED_MOST = 3
-"""Deployments in a reason."""
 Group = tuple[str, str]
 """Region, instance type."""
 CellGroup = tuple[str, str, str]

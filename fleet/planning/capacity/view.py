@@ -211,5 +211,4 @@ class CapacityPlan:
 
     @property
     def total(self) -> float:
-        """Dollars of the whole plan."""
         return sum(self.dollars)

@@ -32,7 +32,6 @@ def average(past: Floats, origins: Indices, leads: int = SLOTS) -> Floats:
 
 
 def last_value(past: Floats, origins: Indices, leads: int = SLOTS) -> Floats:
-    """The last block that is known."""
     recent = at(past, origins[:, None] - 1 - np.arange(LAST_BLOCKS)[None, :])
     known = ~np.isnan(recent)
     first = np.argmax(known, axis=1)

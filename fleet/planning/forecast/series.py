@@ -10,9 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 HISTORY_SLOT_S = 300
-"""Of what is measured."""
 SLOT_S = 900
-"""Of what is forecast."""
 SLOTS = 96
 """A day ahead."""
 LEADS = (0, 1, 3, 7, 15, 31, 63, 95)

@@ -115,7 +115,6 @@ def late_burn(objective: Objective, seen: RequestCounts) -> float | None:
 
 
 def total(seen: Iterable[RequestCounts]) -> RequestCounts:
-    """Several windows as one."""
     rows = list(seen)
     return RequestCounts(
         sum(row.requests for row in rows), sum(row.errors for row in rows), sum(row.slow for row in rows)

@@ -47,7 +47,6 @@ class _Search:
                 self._add(draft, leaf)
 
     def lift(self, draft: Draft) -> None:
-        """Take a draft off its places."""
         for leaf, count in draft.parts.items():
             leaf.take(-count)
             for group in _up(leaf):

@@ -45,7 +45,6 @@ class PlacementRequest:
 
     @property
     def size(self) -> int:
-        """Nodes of the whole cell."""
         return self.count + len(self.staying)
 
 

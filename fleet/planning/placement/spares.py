@@ -48,11 +48,9 @@ class Spares:
         return tuple(node for node in self._free.get(pool, {}).values() if may_use(markets, node.markets))
 
     def count(self, pool: PoolKey, markets: Markets = ANY) -> int:
-        """Number of free ones."""
         return len(self.free(pool, markets)) if markets else len(self._free.get(pool, ()))
 
     def depth(self, pool: PoolKey) -> int:
-        """Levels of the pool's network."""
         return self._depth.get(pool, 1)
 
     def tree(self, pool: PoolKey, engine: str, markets: Markets = ANY) -> TopologyTree:

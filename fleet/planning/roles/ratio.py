@@ -30,8 +30,6 @@ LEAST_REQUESTS = 20
 
 
 class RatioRule(StrEnum):
-    """What a decision follows from."""
-
     DEMAND = "demand"
     SHORT_PROMPTS = "short_prompts"
     HANDOVER = "handover"

@@ -72,7 +72,6 @@ class _Victim:
 
 
 BORROWED, SURPLUS, BELOW_FLOOR = range(3)
-"""Stages."""
 
 
 @dataclass

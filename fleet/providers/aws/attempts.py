@@ -35,7 +35,6 @@ CAP_RETRY_S = 3600.0
 
 
 def unit_view(unit: LaunchUnit, count: int, *, wanted: bool) -> UnitView:
-    """A unit as planners take it."""
     markets = parse_markets(unit.markets) or frozenset(Market)
     return UnitView(unit.id, unit.region_id, unit.instance_type_id, count, markets, tuple(unit.near), wanted)
 
@@ -220,7 +219,6 @@ def _machine_id(subject: str) -> str:
 
 
 def unit_end(unit: LaunchUnit, reason: str, now: datetime) -> None:
-    """Nothing more comes of it."""
     unit.ended_at, unit.reason = now, reason
     unit.save(update_fields=["ended_at", "reason"])
 

@@ -28,7 +28,6 @@ from kernel import clock
 DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthorizationError"})
 ENCODED = re.compile(r"Encoded authorization failure message: ([A-Za-z0-9_-]{1,10000})")
 PRICE_LIST = "us-east-1"
-"""Where the price list is."""
 DRY_RUN = "DryRunOperation"
 """The error that says that a dry run would have succeeded."""
 

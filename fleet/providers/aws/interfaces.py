@@ -35,7 +35,6 @@ class Interface:
 
 @cache
 def instance_networks() -> dict[str, InstanceNetwork]:
-    """The table, by instance type."""
     rows: dict[str, dict[str, Any]] = strict_loads(TABLE.read_bytes())["instance_types"]
     return {
         name: InstanceNetwork(row["cards"], tuple(row["efa_cards"]), frozenset(row["usage_classes"]))

@@ -60,8 +60,6 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class StateSeen:
-    """A machine has another state."""
-
     machine: str
     state: str
 
@@ -77,7 +75,7 @@ class CalledOff:
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """A message that needs nothing."""
+    pass
 
 
 def parse(body: str) -> Announcement | StateSeen | CalledOff | Nothing:

@@ -59,7 +59,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class NothingLaunched:
-    """And nothing will be."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)

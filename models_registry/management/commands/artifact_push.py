@@ -19,7 +19,6 @@ class Command(BaseCommand):
     requires_migrations_checks = False
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Add the folder and the place."""
         parser.add_argument("folder", type=Path, help="its files, and those of folders in it, are the artifact")
         parser.add_argument("uri", help="s3://bucket/prefix, which holds nothing yet")
 

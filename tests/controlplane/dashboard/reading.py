@@ -1,5 +1,3 @@
-"""What tests read of a page."""
-
 from html.parser import HTMLParser
 
 from django.db import connection

@@ -64,7 +64,6 @@ def chromium(browser: Browser, transactional_db: None) -> Iterator[Browser]:
 
 @pytest.fixture
 def url(web: str, transactional_db: None) -> str:
-    """Of a fleet with one cell."""
     User.objects.create_user("operator", password=PASSWORD)
     rows.cell(CELL, rows.node("n-f0000001"), rows.node("n-f0000002"))
     return web

@@ -23,7 +23,6 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def browser_binary() -> str | None:
-    """Where a Chromium is, or None."""
     return next((found for found in map(shutil.which, BROWSERS) if found), None)
 
 

@@ -38,7 +38,6 @@ def prepared_home(folder: Path) -> StateDirectory:
 
 
 def silent_console() -> Console:
-    """A console that nobody reads."""
     return Console(io.StringIO())
 
 

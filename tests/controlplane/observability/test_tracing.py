@@ -29,8 +29,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
+        def log_message(self, format: str, *args: Any) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Taker) as server:
         serving = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

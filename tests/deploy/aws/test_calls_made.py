@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.cloud, pytest.mark.last]
 NOT_BY_A_CALL = {"iam:PassRole", "ec2:CreateTags"}
 """EC2 asks for these while it carries out a RunInstances, which the table says."""
 NOTHING = {NOT_IN_THIS_CLOUD, UNANSWERED, "ParamValidation"}
-"""What proves no call."""
 
 
 def called() -> set[tuple[str, str]]:

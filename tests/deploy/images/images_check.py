@@ -62,7 +62,6 @@ class Builder:
         return done.stdout.strip()
 
     def build(self) -> None:
-        """All three."""
         self.do("make", "images-base")
         self.do("make", "images", "BASE=localhost/switchyard/base", f"OPTIONS={shlex.join(self._of_the_mirror())}")
 
@@ -108,7 +107,6 @@ class Container:
         return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **given, **more}
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """To its end."""
         return subprocess.run(
             self.command(*arguments),
             env=self.environment(environment), capture_output=True, text=True, timeout=WITHIN_S, check=False,
@@ -133,7 +131,6 @@ class Container:
         return all(process.poll() is None for process in self._processes)
 
     def forget(self) -> None:
-        """What ended."""
         self._processes.clear()
 
     def end(self) -> None:
@@ -147,7 +144,6 @@ class Container:
 
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
-    """Has built all three."""
     folder = tmp_path_factory.mktemp("images")
     made = Builder(folder)
     try:
@@ -208,7 +204,6 @@ class ControlPlane:
             container.start(self._logs / f"{process}.log", process, **self.environment)
 
     def worker_answers(self) -> bool:
-        """By the doorbells."""
         asked = "from controlplane.celery import app; print(app.control.ping(timeout=10))"
         done = self._web.run("manage", "shell", "--no-imports", "-c", asked, **self.environment)
         return "'ok': 'pong'" in done.stdout
@@ -223,7 +218,6 @@ class ControlPlane:
         return answer.json()
 
     def invitation(self, role: str) -> dict[str, str]:
-        """As variables of a container."""
         url = f"http://127.0.0.1:{self.port}/api/v1/machines/invitations/"
         body = {
             "region": REGION,

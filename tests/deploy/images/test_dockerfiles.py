@@ -30,7 +30,6 @@ def instructions(name: str) -> list[tuple[str, str]]:
 
 
 def copied(name: str) -> list[str]:
-    """What comes of the checkout."""
     words = [rest.split() for word, rest in instructions(name) if word == "COPY" and not rest.startswith("--from")]
     return [source for each in words for source in each[:-1]]
 

@@ -204,7 +204,6 @@ def members(path: str, model: str) -> Iterator[Attack]:
 
 
 def heads(path: str, model: str) -> Iterator[Attack]:
-    """Headers and request lines."""
     body = json.dumps(base(path, model)).encode()
     for head in HEADS:
         yield Attack(f"head {head[:40]!r} {path}", path, (request(path, body, head),), may_serve=True, is_framing=True)

@@ -69,7 +69,6 @@ def chunks() -> Iterator[bytes]:
 
 
 def targets() -> Iterator[bytes]:
-    """Request lines."""
     paths = [b"http://x" + PATH, b"http://elsewhere" + PATH, b"https://x:9" + PATH, b"/" + PATH, b"*", b"x:80"]
     paths += [b"/v1/../v1/chat/completions", b"/v1/chat%2fcompletions", b"/v1/chat/completions%00"]
     paths += [PATH + end for end in (b"/", b"?model=theirs", b"#theirs", b";theirs", b" /v1/models")]

@@ -34,7 +34,6 @@ TABLE: tuple[Row, ...] = tuple(
 
 
 def body_of(row: Row) -> bytes:
-    """The whole body of a row."""
     path, change = row[:2]
     if isinstance(change, str):
         return change.encode()

@@ -1,5 +1,3 @@
-"""uv is told what pip was told."""
-
 from pathlib import Path
 
 from engine_agent.engines.pip_configuration import pip_settings, uv_environment

@@ -1,5 +1,3 @@
-"""Engines are found by name."""
-
 from pathlib import Path
 
 import pytest

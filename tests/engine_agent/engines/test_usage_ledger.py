@@ -63,8 +63,6 @@ class Engine:
 
 @dataclass
 class Answer:
-    """What was sent."""
-
     messages: list[MutableMapping[str, Any]] = field(default_factory=list)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:

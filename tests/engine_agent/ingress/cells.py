@@ -29,8 +29,6 @@ NODE = "n-0c0c0c0c"
 
 @dataclass(frozen=True)
 class Request:
-    """What a cell was asked."""
-
     method: str
     path: str
     headers: dict[str, str]

@@ -30,7 +30,6 @@ def running_of(desired: DesiredHaproxy, structure: str) -> RunningHaproxy:
 
 
 def step_of(running: RunningHaproxy, step: Step, desired: DesiredHaproxy, structure: str) -> RunningHaproxy:
-    """What runs after a step."""
     servers = {(server.backend, server.name): server for server in running.servers}
     match step:
         case Reload():

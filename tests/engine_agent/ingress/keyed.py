@@ -9,8 +9,6 @@ from engine_agent.protocol.ingress_messages import ApiKey
 
 @dataclass(frozen=True)
 class Keyed:
-    """One key on both sides."""
-
     text: str
     entry: ApiKey
 

@@ -34,7 +34,6 @@ async def routed(ingress: RunningIngress, cells: list[FakeCell]) -> None:
 
 
 async def ask(ingress: RunningIngress, headers: dict[str, str] | None = None, **body: Any) -> str:
-    """The cell that answered."""
     answer = await ingress.post(json.dumps({"model": "demo", **body}).encode(), **(headers or {}))
     assert answer.status_code == 200, answer.text
     return answer.headers["x-switchyard-cell"]

@@ -50,8 +50,6 @@ def anthropic_is_loaded() -> None:
 
 
 class GarbledCell(FakeCell):
-    """What it answers is no HTTP."""
-
     async def _generate(self, request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(b"this is not HTTP\r\n\r\n")
 

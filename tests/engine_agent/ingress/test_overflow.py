@@ -27,7 +27,6 @@ SIZES = (100, 100 * KIB, 300 * KIB)
 """Of bodies that the serving HAProxy holds, and the parsers of medium and of large ones."""
 FARTHER = "eu-west-1"
 PATIENCE_S = 110
-"""Longer than any test takes."""
 WAITING_PER_CELL = 0
 """One request waits: HAProxy refuses the next."""
 

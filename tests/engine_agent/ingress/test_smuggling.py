@@ -48,7 +48,6 @@ async def send(ingress: RunningIngress, raw: bytes) -> bytes:
 
 
 def cell_would_serve(request: Request) -> bool:
-    """As the cell's proxy decides."""
     model = request.headers.get("x-switchyard-model")
     if "content-encoding" in request.headers:
         return False

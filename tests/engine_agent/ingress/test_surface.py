@@ -31,8 +31,6 @@ OTHER = keyed("0b0b0b0b", tenant="theirs", pools=("theirs",))
 
 
 class AnyCell(FakeCell):
-    """Answers every path."""
-
     async def _generate(self, request: Request, writer: asyncio.StreamWriter) -> None:
         body = json.dumps({"cell": self.name}).encode()
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
@@ -96,7 +94,6 @@ def example(path: str) -> str:
 
 
 def expected(method: str, path: str) -> str:
-    """Who answers it by the table."""
     path = path.partition("?")[0]
     if path.startswith("/v1/models/"):
         path = unquote(path)  # the name of a model may be written either way

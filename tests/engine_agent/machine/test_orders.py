@@ -40,7 +40,6 @@ class Nobody:
 
 
 async def nothing_else(*_: object) -> bool:
-    """Stays with its release."""
     return False
 
 

@@ -34,7 +34,6 @@ class LocalProxy:
             each.check(now)
 
     async def moment(self) -> None:
-        """Let the loop go round."""
         await asyncio.sleep(0)
 
     async def send(self, raw: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -34,7 +34,6 @@ class Half:
     proxy: ProxyProcess
 
     async def handovers(self) -> HandoverLoad:
-        """What it reports of them."""
         return msgspec.convert((await self.proxy.status())["load"]["handovers"], HandoverLoad)
 
     async def metric(self, name: str) -> float:

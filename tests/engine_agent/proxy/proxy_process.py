@@ -57,7 +57,6 @@ class ProxyProcess:
         return status
 
     async def usage(self, tenant: str = "acme") -> UsageRow:
-        """The only row of this tenant."""
         rows = msgspec.convert((await self.status())["load"]["usage"], tuple[UsageRow, ...])
         (row,) = (row for row in rows if row.tenant == tenant)
         return row

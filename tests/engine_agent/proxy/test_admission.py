@@ -1,5 +1,3 @@
-"""Who is admitted, as tables."""
-
 import pytest
 
 from engine_agent.protocol.states import Phase, ServingClass

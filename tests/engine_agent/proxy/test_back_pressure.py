@@ -20,8 +20,6 @@ STILL_POLLS = 20
 
 
 class Progress:
-    """How far a sender has come."""
-
     def __init__(self) -> None:
         self.sent_bytes = 0
 

@@ -23,8 +23,6 @@ vllm:iteration_tokens_total_count{{engine="0"}} {steps:.1f}
 
 
 class Request:
-    """Is in flight."""
-
     def check(self, now: float) -> None: ...
 
     def cut(self, refusal: Refusal) -> None: ...

@@ -16,7 +16,6 @@ from engine_agent.proxy.prefix_index import PrefixIndex
 from engine_agent.proxy.request_prefixes import RequestPrefixes, read_prefixes
 
 TOKENS = 4
-"""In a block."""
 
 
 class Cell:

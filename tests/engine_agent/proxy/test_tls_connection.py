@@ -50,8 +50,6 @@ class Wire(asyncio.Transport):
 
 
 class Behind(asyncio.Protocol):
-    """The protocol that is served."""
-
     def __init__(self, pause_after: int = 1 << 30) -> None:
         self.pieces: list[bytes] = []
         self.events: list[str] = []

@@ -115,11 +115,9 @@ class Cell:
 
     @property
     def url(self) -> str:
-        """The cell proxy's."""
         return f"http://127.0.0.1:{self.leader.port_base + PROXY}"
 
     async def order(self, generation: int, phase: Phase = Phase.SERVE) -> None:
-        """Tell both nodes."""
         self.version += 1
         for rank, node in enumerate(self.nodes):
             await self.plane.order(Desired(node.id, self.version, self._assignment(rank, generation, phase)))

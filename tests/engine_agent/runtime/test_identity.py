@@ -35,7 +35,6 @@ def meet(server: ssl.SSLContext, client: ssl.SSLContext, server_name: str = CELL
 
 
 def refusal(server: ssl.SSLContext, client: ssl.SSLContext, server_name: str = CELL_NAME) -> str:
-    """Why one of the two ends it."""
     with pytest.raises(ssl.SSLError) as error:
         meet(server, client, server_name)
     return str(error.value)

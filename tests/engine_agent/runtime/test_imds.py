@@ -81,8 +81,7 @@ class Answers(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+    def log_message(self, format: str, *args: object) -> None: ...
 
 
 @pytest.fixture

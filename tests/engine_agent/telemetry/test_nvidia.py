@@ -22,8 +22,6 @@ QUICK = NvidiaTimes(read_every_s=0.01, wait_ms=5, restarts=Restarts(at_most=3, f
 
 
 class Machine:
-    """A reader over a library."""
-
     def __init__(self, library: Library, files: int = 1, times: NvidiaTimes = QUICK) -> None:
         self.library = library
         self.faults: list[Fault] = []

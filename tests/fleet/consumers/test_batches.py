@@ -1,5 +1,3 @@
-"""Many questions, few calls."""
-
 import asyncio
 from collections.abc import Sequence
 

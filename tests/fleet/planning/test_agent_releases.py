@@ -8,7 +8,6 @@ from fleet.planning.agent_releases import RetentionSettings, RolloutReleases, pl
 
 TWO = RetentionSettings(newest=2, rollouts=1)
 KNOWN = ["e", "d", "c", "b", "a"]
-"""The newest first."""
 
 
 def ended(number: int, source: str, target: str) -> RolloutReleases:

@@ -1,5 +1,3 @@
-"""What empties a region."""
-
 import pytest
 
 from fleet.planning.emptying import emptied_regions, empties_origin

@@ -1,5 +1,3 @@
-"""Cordoning a node."""
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Scaling a deployment."""
-
 from collections.abc import Callable
 from typing import Any
 

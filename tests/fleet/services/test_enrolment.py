@@ -1,5 +1,3 @@
-"""Who may enrol, and as whom."""
-
 from datetime import timedelta
 from typing import Any
 

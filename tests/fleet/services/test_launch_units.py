@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("now", "cloud")
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    pass
 
 
 def order_unit(size: int, count: int = 1) -> None:

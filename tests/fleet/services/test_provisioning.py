@@ -44,7 +44,7 @@ DEADLINE_S = 60.0
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    pass
 
 
 def order(count: int = 1) -> None:

@@ -49,14 +49,12 @@ class Network:
         ]  # fmt: skip
 
     def request(self, count: int = 1, zone: str = "us-east-1a", cards: int = 1, **params: Any) -> dict[str, Any]:
-        """Parameters of RunInstances."""
         return {
             "ImageId": IMAGE, "InstanceType": "trn1.32xlarge", "MinCount": count, "MaxCount": count,
             "NetworkInterfaces": self.interfaces(cards, zone), **params,
         }  # fmt: skip
 
     def launch(self, count: int = 1, **params: Any) -> list[str]:
-        """Ids of new machines."""
         return ids_of(self.ec2.run_instances(**self.request(count, **params)))
 
     def states(self, **params: Any) -> dict[str, str]:
@@ -122,12 +120,10 @@ class Zone:
     id: str
 
     def change_checked(self, changes: list[dict[str, Any]]) -> str:
-        """Id of the change."""
         made = self.route53.change_resource_record_sets(HostedZoneId=self.id, ChangeBatch={"Changes": changes})
         return str(made["ChangeInfo"]["Id"])
 
     def change(self, *changes: dict[str, Any]) -> str:
-        """One batch; id of the change."""
         return self.change_checked(list(changes))
 
     def sets(self) -> list[dict[str, Any]]:
@@ -141,7 +137,6 @@ class Zone:
 
 
 def make_zone(world: World) -> Zone:
-    """An empty one."""
     route53 = world.client("route53")
     created = route53.create_hosted_zone(
         Name="inference.example.", CallerReference=str(world.count("CreateHostedZone"))

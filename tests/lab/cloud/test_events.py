@@ -33,7 +33,6 @@ class Queue:
         events.put_targets(Rule="ec2", Targets=[{"Id": "queue", "Arn": arn}])
 
     def read(self) -> list[dict[str, Any]]:
-        """What came."""
         got = self._sqs.receive_message(QueueUrl=self._url, MaxNumberOfMessages=10).get("Messages", [])
         for each in got:
             self._sqs.delete_message(QueueUrl=self._url, ReceiptHandle=each["ReceiptHandle"])
@@ -46,7 +45,6 @@ class Queue:
 
 @pytest.fixture
 def queue(world: World) -> Queue:
-    """Empty."""
     return Queue(world)
 
 

@@ -30,7 +30,6 @@ class Programs:
         self.token = ""
 
     def call(self, method: str, path: str, **headers: str) -> tuple[int, str]:
-        """Status and body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
         answer = connection.getresponse()
@@ -39,26 +38,22 @@ class Programs:
         return found
 
     def read(self, path: str) -> str | None:
-        """None: it is not there."""
         self.token = self.token or self.call("PUT", "/latest/api/token", **{TTL: "21600"})[1]
         status, body = self.call("GET", f"/latest/{path}", **{TOKEN: self.token})
         assert status in (200, 404)
         return body if status == 200 else None
 
     def document(self, path: str) -> Any:
-        """Of one that is there."""
         return json.loads(self.read(path) or "")
 
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """Ends what was served."""
     with ExitStack() as stack:
         yield stack
 
 
 def launch(world: World, network: Network, stack: ExitStack, **params: Any) -> tuple[str, Programs]:
-    """A running machine."""
     [machine] = network.launch(**params)
     world.clock.advance(world.delays.pending_s)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -68,7 +63,6 @@ def launch(world: World, network: Network, stack: ExitStack, **params: Any) -> t
 
 
 def give_role(world: World) -> str:
-    """ARN of an instance profile."""
     iam = world.client("iam")
     iam.create_role(RoleName="node", AssumeRolePolicyDocument='{"Version": "2012-10-17", "Statement": []}')
     arn = iam.create_instance_profile(InstanceProfileName="node")["InstanceProfile"]["Arn"]

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.cloud
 
 @pytest.fixture(scope="module")
 def moto() -> Iterator[tuple[World, Network]]:
-    """moto alone."""
     world = World(handlers={})
     with serve(world):
         yield world, make_network(world)

@@ -45,7 +45,6 @@ class Declared:
         return str(sent["MessageId"])
 
     def read(self) -> None:
-        """One receive of a sender."""
         async_to_sync(QueueEdge().read_once)(self.row)
 
     def left(self) -> int:

@@ -67,7 +67,6 @@ class Lab:
         )  # fmt: skip
 
     def do(self, *arguments: str) -> str:
-        """The same, which must succeed."""
         done = self.command(*arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -90,7 +89,6 @@ class Lab:
         )  # fmt: skip
 
     def python(self, host: str, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A program on a host."""
         return self.run(host, "python3", "-S", "-c", program, *arguments)
 
     def address(self, host: str) -> str:
@@ -109,7 +107,6 @@ class Lab:
         return float(done.stdout)
 
     def tell(self, source: str, destination: str, word: str) -> None:
-        """Send a datagram."""
         assert self.python(source, SEND, self.address(destination), word).returncode == 0
 
     def heard(self, host: str) -> list[str]:

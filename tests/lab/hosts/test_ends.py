@@ -31,7 +31,6 @@ REQUIRED_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    """None runs yet."""
     places, environment = places_in(tmp_path)
     yield Lab(places, environment)
     client.stop(places)

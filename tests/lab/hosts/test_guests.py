@@ -39,7 +39,6 @@ def alone(lab: Lab) -> Iterator[None]:
 
 
 def add(lab: Lab, which: Guest) -> None:
-    """It has booted."""
     lab.ask("add", **write_guest(which))
     eventually(lambda: reaches(lab, which.name, str(which.host.address)), "it listens")
 

@@ -13,7 +13,6 @@ from models_registry.planning.speculation_choice import BadStepCost, StepCost, c
 PLAN = TaskFigures("plan", 1000, ((0.8,),) * 4, (1.0, 1.8, 2.4, 2.8, 3.1), ((0,), (0, 0)), (800, 600), (1.0, 1.8, 2.4))
 CHAT = TaskFigures("chat", 1000, ((0.4,),) * 4, (1.0, 1.4, 1.55, 1.6, 1.63), ((0,),), (400,), (1.0, 1.4))
 FREE = StepCost("p5", "measured", "H100", "torch", {1: {1: 0.01, 5: 0.01}, 64: {1: 0.01, 5: 0.01}}, {})
-"""Verifying costs nothing."""
 DEAR = StepCost("cpu", "given", "", "", {1: {1: 0.1, 5: 0.2}, 16: {1: 0.4, 5: 1.6}}, {1: 0.001, 16: 0.016})
 
 

@@ -130,7 +130,6 @@ class _Point:
 
 
 def search(cell: VirtualCell) -> tuple[Found, dict[float, PointJudgement]]:
-    """Find the goodput of a cell."""
     alone_s = cell.slo.longest_s(cell.workload.output) / 4
     first = first_rate(alone_s, cell.parameters.max_num_seqs, cell.rules)
     points: dict[float, PointJudgement] = {}

@@ -12,7 +12,6 @@ FILES = {"model.safetensors": b"weights " * 1000, "tokenizer/vocab.json": b"{}"}
 
 
 def artifact(folder: Path, files: dict[str, bytes] | None = None) -> Manifest:
-    """Write an artifact whole."""
     for name, content in (FILES if files is None else files).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)

@@ -164,8 +164,7 @@ def redirecting_server(target: str) -> Iterator[tuple[str, list[str]]]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+        def log_message(self, *_: Any) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", free_port()), Redirecting) as server:
         thread = Thread(target=server.serve_forever, args=[0.01])

@@ -38,8 +38,6 @@ BEYOND = "Math.max(0, document.documentElement.scrollWidth - innerWidth)"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One way to look at a page."""
-
     theme: Theme
     width: int
 

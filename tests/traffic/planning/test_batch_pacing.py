@@ -18,7 +18,6 @@ BATCH = PacedBatch("b", NOW, NOW + DAY, remaining=36_000, rate=1.0)
 
 
 def at(hours: float, policy: AtRiskPolicy = TELL, *taken: str, **changes: object) -> list[str]:
-    """The steps that are taken."""
     batch = replace(BATCH, policy=policy, taken=frozenset(map(PaceStep, taken)), **changes)  # type: ignore[arg-type]
     return [step.value for pace in plan_paces([batch], NOW + timedelta(hours=hours)) for step in pace.steps]
 

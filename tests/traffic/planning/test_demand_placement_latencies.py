@@ -1,5 +1,3 @@
-"""How far regions are apart."""
-
 from traffic.planning.demand_placement import UNKNOWN_MS, latencies_ms
 
 

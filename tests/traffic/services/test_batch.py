@@ -32,7 +32,6 @@ def _fleet(settings: Any, tmp_path: Path) -> None:
 
 
 def measured(lines: int, seconds: int) -> None:
-    """A batch that took so long."""
     done = begun(jsonl(line(1)))
     ended_at = NOW - timedelta(hours=1)
     Batch.objects.filter(id=done.id).update(

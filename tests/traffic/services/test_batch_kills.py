@@ -60,7 +60,6 @@ def world(request: Any, settings: Any, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def disturbed(world: World | None, chance: random.Random) -> None:
-    """A new trouble of each kind."""
     if world is not None:
         world.faults += [
             lost_answer("PutObject"),

@@ -51,7 +51,6 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """All that it says."""
         return self._texts.get(None, "")
 
     @property

@@ -22,7 +22,6 @@ class Prompt:
 
     @classmethod
     def of_text(cls, text: str) -> "Prompt":
-        """A prompt that is one text."""
         return cls((text,), text)
 
     @classmethod
@@ -33,16 +32,13 @@ class Prompt:
 
     @cached_property
     def tokens(self) -> int:
-        """How many tokens are read."""
         return len(self.ids) if self.ids is not None else sum(map(count_tokens, self.texts))
 
     @property
     def context(self) -> str:
-        """All that is read."""
         return " ".join(self.texts)
 
     def token_texts(self) -> tuple[str, ...]:
-        """Its tokens, one by one."""
         if self.ids is not None:
             return tuple(
                 prompt_text((one,)) if index == 0 else f" {prompt_text((one,))}" for index, one in enumerate(self.ids)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 DIMENSIONS = 384
 _FEATURES = 8
-"""Dimensions for each word."""
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -24,8 +24,6 @@ _HEADER = struct.Struct("!BI")
 
 
 class Kind(IntEnum):
-    """What a message is."""
-
     BEAT = 1
     """I live; a follower adds the number of the last call that it has finished."""
     SETUP = 2
@@ -37,7 +35,6 @@ class Kind(IntEnum):
     FAILED = 5
     """Follower: the exception that ends it, and with it the cell."""
     LEAVING = 6
-    """Follower: it is stopping."""
     FAREWELL = 7
     """Leader: the cell ends, and why."""
     CALL = 8
@@ -49,8 +46,6 @@ class ChannelClosed(Exception):
 
 
 class Message(NamedTuple):
-    """One message."""
-
     kind: Kind
     payload: bytes
 

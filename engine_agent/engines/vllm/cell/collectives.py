@@ -38,7 +38,6 @@ def host_store(address: str) -> TCPStore:
 
 
 def join_store(address: str, port: int) -> TCPStore:
-    """The leader's store."""
     return TCPStore(address, port, is_master=False, timeout=MEETING_TIMEOUT, wait_for_workers=False)
 
 

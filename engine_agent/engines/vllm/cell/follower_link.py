@@ -81,7 +81,6 @@ class FollowerLink:
         return PROGRESS.unpack_from(payload)[0], payload[PROGRESS.size :]
 
     def reply(self, number: int, returned: bytes) -> None:
-        """Send what a call returned."""
         self._send(Kind.REPLY, PROGRESS.pack(number) + returned)
 
     def fail(self, reason: str) -> None:
@@ -93,7 +92,6 @@ class FollowerLink:
         self._send(Kind.LEAVING)
 
     def close(self) -> None:
-        """Hang up, if connected."""
         if self._channel is not None:
             self._channel.close()
 

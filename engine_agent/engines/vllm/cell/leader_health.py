@@ -25,7 +25,6 @@ class LeaderHealth:
         self._ended_file = member_from(os.environ).ended_file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or pass on."""
         reason = left_reason(self._ended_file) if scope["type"] == "http" else ""
         if not reason:
             await self._app(scope, receive, send)

@@ -48,7 +48,6 @@ class Member:
 
     @property
     def size(self) -> int:
-        """Number of ranks in the cell."""
         return self.followers + 1
 
     @property

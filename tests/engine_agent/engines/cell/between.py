@@ -23,7 +23,6 @@ class Between:
         Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Take no more callers."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -28,8 +28,6 @@ ENDLESS = {**CHAT, "stream": True, "max_tokens": 8000, "ignore_eos": True}
 
 
 class Member:
-    """One process of a cell."""
-
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path, node_id: str, port: int, admin_port: int) -> None:
         self.process = process
         self.log = log
@@ -38,7 +36,6 @@ class Member:
         self.admin_url = f"http://127.0.0.1:{admin_port}"
 
     def said(self) -> str:
-        """Its log so far."""
         return self.log.read_text()
 
     def exit_status(self) -> int:
@@ -58,11 +55,9 @@ class Member:
             yield lines
 
     def inject(self, **fault: object) -> None:
-        """Put a fault in force."""
         CLIENT.post(f"{self.admin_url}/fault", json=fault).raise_for_status()
 
     def lift_faults(self) -> None:
-        """Clear every fault."""
         CLIENT.delete(f"{self.admin_url}/fault").raise_for_status()
 
     def health(self) -> tuple[int, str]:
@@ -90,7 +85,6 @@ class Cell:
 
     @property
     def rendezvous_port(self) -> int:
-        """Where its members meet."""
         return self._ports[0]
 
     def node_id(self, rank: int) -> str:
@@ -102,7 +96,6 @@ class Cell:
         return self._ports[1 + 2 * rank], self._ports[2 + 2 * rank]
 
     def command(self, rank: int, *arguments: str, generation: str = "3") -> list[str]:
-        """How to start one member."""
         port, admin_port = self.ports(rank)
         return [
             *(sys.executable, "-m", "engine_agent.engines.sim", "--node-id", self.node_id(rank), "--cell", "c-1"),
@@ -140,7 +133,6 @@ class Cell:
         return Member(process, log, self.node_id(rank), *self.ports(rank))
 
     def stop(self) -> None:
-        """Kill what is left."""
         self._stack.close()
 
 

@@ -33,7 +33,6 @@ cancellations = st.dictionaries(st.integers(0, 24), st.integers(0, 60), max_size
 """sequence -> during which step its client leaves"""
 
 UNHURRIED = settings(max_examples=60, deadline=None)
-"""A busy machine is no failure."""
 
 
 @dataclass

@@ -1,5 +1,3 @@
-"""The metrics page."""
-
 from engine_agent.engines.sim.meters import Gauges, Histogram, Meters, render
 
 

@@ -38,7 +38,6 @@ class Start(TypedDict):
 
 
 def main() -> None:
-    """Serve until the input ends."""
     for module in IMPORTED:
         with contextlib.suppress(ModuleNotFoundError):  # another vLLM has other modules; forks import what they need
             importlib.import_module(module)

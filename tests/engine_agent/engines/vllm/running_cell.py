@@ -185,7 +185,6 @@ class RunningCell:
             return {prompt: choice["text"] for prompt, choice in zip(prompts, choices, strict=True)}
 
     def metric(self, name: str) -> float:
-        """Sum of a counter."""
         lines = CLIENT.get(f"{self.url}/metrics", timeout=ANSWER_LIMIT_S).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
@@ -195,11 +194,9 @@ class RunningCell:
         return self._peers[0].port_base + KV_TRANSFER
 
     def node(self, rank: int) -> str:
-        """The node of a rank."""
         return self._peers[rank].node
 
     def parts(self, rank: int) -> list[psutil.Process]:
-        """Live processes of a rank."""
         return parts_of(self.ranks[rank])
 
     def shared_memory(self) -> set[str]:

@@ -71,7 +71,6 @@ def test_a_layer_on_the_models_features_guesses_and_changes_no_text(
 
 
 def guesses(engine: RunningCell) -> tuple[float, float]:
-    """Drafts, and tokens in them."""
     names = ("num_drafts", "num_draft_tokens")
     drafts, tokens = (engine.metric(f"vllm:spec_decode_{name}_total") for name in names)
     return drafts, tokens

@@ -97,8 +97,6 @@ def test_an_unknown_load_takes_nothing_away_but_its_range_holds() -> None:
 
 
 class TestObjective:
-    """Users wait too long."""
-
     LATE = PlaceLoad(40.0, late_burn=8.0)
 
     def test_a_step_more_once_the_last_one_had_its_time(self) -> None:

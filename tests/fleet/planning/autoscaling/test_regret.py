@@ -1,5 +1,3 @@
-"""What became of decisions."""
-
 from fleet.planning.autoscaling.regret import LOOK_MOST_S, Regret, regret_after
 
 

@@ -19,7 +19,6 @@ QUIET = PlaceLoad(0.0)
 
 
 def empty(**changes: Any) -> ScaledPlace:
-    """No cell, of up to nine."""
     return place(**{"range": CellRange(0, 9), "current": 0, "ready": 0, "ready_for_s": None, "load": QUIET, **changes})
 
 

@@ -1,5 +1,3 @@
-"""Cells that a budget pays for."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 

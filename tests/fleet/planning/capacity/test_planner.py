@@ -26,7 +26,6 @@ from tests.fleet.planning.capacity.views import (
 )
 
 HOUR = 4
-"""Slots."""
 
 
 def no_solver(program: Program, **limits: Any) -> Solution:

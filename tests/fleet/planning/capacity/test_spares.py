@@ -18,7 +18,6 @@ from fleet.planning.states import CellState
 from tests.fleet.planning.fleets import KIND, NOW, SETTINGS, ago, cell, fleet, member, node
 
 SERVING = (member("a"), member("b"), cell("c1", "a", "b"))
-"""Its one cell of two machines."""
 GROUP = ("east", KIND)
 
 

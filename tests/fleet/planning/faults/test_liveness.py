@@ -170,7 +170,6 @@ def test_a_silent_member_is_given_up_only_if_its_cell_serves_nothing() -> None:
 
 
 def back(name: str, seconds_ago: float, **changes: Any) -> NodeView:
-    """Connected again since then."""
     return node(name, report={"connection_changed_at": ago(seconds_ago), **changes.pop("report", {})}, **changes)
 
 

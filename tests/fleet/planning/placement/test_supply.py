@@ -34,7 +34,6 @@ def pending(count: int) -> list[CellView]:
 
 
 def ordered(name: str, age_s: float = 60, unit: str = "", **changes: Any) -> NodeView:
-    """A node whose launch waits."""
     report = {"connected": False, "last_seen_at": None}
     known = node(name, state=NodeState.JOINING, state_since=ago(age_s), report=report, **changes)
     return replace(known, ordered=ProviderAction.LAUNCH, unit=unit)

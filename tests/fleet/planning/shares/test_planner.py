@@ -9,7 +9,6 @@ from tests.fleet.planning.fleets import KIND, NOW
 from tests.fleet.planning.shares.fleets import SETTINGS, Wants, granted, pool
 
 CHAT = Wants("chat", asked=2, ready=1, priority=6)
-"""Lacks one of its two cells."""
 PRIORITY, RECLAIM, QUOTA, RETURN = GrantRule.PRIORITY, GrantRule.RECLAIM, GrantRule.QUOTA, GrantRule.RETURN
 
 

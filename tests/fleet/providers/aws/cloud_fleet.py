@@ -52,12 +52,10 @@ class CloudFleet:
         return sorted(set(Node.objects.values_list("id", flat=True)) - known)
 
     def give_back(self, *nodes: str) -> None:
-        """Nobody needs them."""
         for node in Node.objects.filter(id__in=nodes):
             node_retire(RetireNode(node.id, NodeState(node.state), "not needed"), now=clock.now())
 
     def provision(self) -> None:
-        """Carry out what is due."""
         for calls in calls_claim(free={}, otherwise=MANY, now=clock.now()):
             call_carry_out(calls)
 
@@ -77,19 +75,15 @@ class CloudFleet:
         return [machine.id for machine in self.world.machines.live()]
 
     def zones(self) -> set[str]:
-        """Of those."""
         return {machine.zone for machine in self.world.machines.live()}
 
     def outcomes(self) -> list[str]:
-        """Of all attempts, in order."""
         return list(LaunchAttempt.objects.order_by("begun_at", "number").values_list("outcome", flat=True))
 
     def machine(self, node: str) -> Machine:
-        """The row of a node's machine."""
         return Machine.objects.get(runs=node)
 
     def waiting(self) -> int:
-        """Orders that are left."""
         return ProviderCall.objects.count()
 
 
@@ -136,7 +130,6 @@ def moment(world: World) -> datetime:
 
 
 def tags_of(instance: Any) -> dict[str, str]:
-    """By key."""
     return {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
 
 

@@ -13,7 +13,6 @@ from fleet.providers.aws.interfaces import TABLE
 FAMILIES = ("trn", "inf2", "p4", "p5", "p6", "g5.", "g6.", "g6e.", "g7.", "g7e.")
 """Of nodes: those with accelerators that engines of ours run on."""
 OTHERS = ("c7i.2xlarge",)
-"""Of ingresses."""
 
 ABOUT = {
     "about": "Network cards of EC2's instance types, which of them can have an EFA, and how the type is sold.",

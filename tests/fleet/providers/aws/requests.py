@@ -69,7 +69,6 @@ def sold(instance_type: str, market: Market) -> bool:
 
 
 def golden_requests() -> dict[str, Request]:
-    """By the name of their file."""
     by_type = {name: launch(name, Market.ON_DEMAND, placement_group="switchyard-use1-az4") for name in TYPES}
     by_market = {f"{MARKETS_OF}.{market}": launch(MARKETS_OF, market) for market in Market}
     return by_type | by_market

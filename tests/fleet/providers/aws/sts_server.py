@@ -57,8 +57,7 @@ def answering() -> Iterator[Sts]:
                     self.wfile.write(b" ")
                     time.sleep(0.05)  # what it is about: always soon enough for the limit of a socket
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
+        def log_message(self, format: str, *args: object) -> None: ...
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -62,7 +62,6 @@ def ask(image: str) -> ImageMove:
 
 
 def begin(image: str) -> ImageMove:
-    """Asked for, and found."""
     ask(image)
     cloud_images(CloudRegion.objects.get(), clock.now())
     move = ImageMove.objects.get()

@@ -57,7 +57,6 @@ def entrance(cloud_fleet: CloudFleet) -> Entrance:
 
 
 def ingresses() -> dict[str, Ingress]:
-    """By zone."""
     return {each.zone: each for each in Ingress.objects.filter(region_id=REGION)}
 
 

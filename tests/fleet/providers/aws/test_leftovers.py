@@ -49,7 +49,6 @@ def lose(fleet: CloudFleet, install: str = "", unit: str = "u-gone") -> dict[str
 
 
 def there(fleet: CloudFleet) -> set[str]:
-    """What lies about, whoever's."""
     ec2, free = fleet.world.client("ec2"), [{"Name": "status", "Values": ["available"]}]
     volumes = ec2.describe_volumes(Filters=free)["Volumes"]
     interfaces = ec2.describe_network_interfaces(Filters=free)["NetworkInterfaces"]

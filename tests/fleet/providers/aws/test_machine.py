@@ -68,7 +68,7 @@ played: Counter[str] = Counter()
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    pass
 
 
 class CrashingCloud(RuleBasedStateMachine):

@@ -33,7 +33,6 @@ def create(**columns: Any) -> Region:
 
 
 def read() -> CloudRegion:
-    """As the loop does."""
     cloud = CloudRegion.objects.get(pk=NAME)
     cloud_region_read(cloud, clock.now())
     cloud.refresh_from_db()

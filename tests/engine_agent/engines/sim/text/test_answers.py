@@ -1,5 +1,3 @@
-"""What the simulator says."""
-
 from engine_agent.engines.sim.text.answers import answer_words, wrong_words
 
 

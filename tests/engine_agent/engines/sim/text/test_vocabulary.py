@@ -1,5 +1,3 @@
-"""Tokens and their ids."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -31,5 +31,4 @@ def leader(port: int = 0, *, followers: int = 1, hang_s: float = 60.0, join_time
 
 
 def follower(of: Member, rank: int = 1) -> Member:
-    """A follower of that leader."""
     return replace(of, rank=rank, node_id=f"n-0000000{rank}")

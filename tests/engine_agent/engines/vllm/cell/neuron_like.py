@@ -52,8 +52,7 @@ class NeuronLikeWorker(worker_base.WorkerBase):  # type: ignore[misc]  # the eng
         host, port = os.environ[STORE_VARIABLE].split(":")
         self._store = TCPStore(host, int(port), is_master=self._rank == 0, wait_for_workers=False)
 
-    def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        """It has no weights."""
+    def load_model(self, *, load_dummy_weights: bool = False) -> None: ...
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         return {"layers.0": FullAttentionSpec(MAX_MODEL_LEN, num_kv_heads=1, head_size=8, dtype=torch.float32)}
@@ -64,8 +63,7 @@ class NeuronLikeWorker(worker_base.WorkerBase):  # type: ignore[misc]  # the eng
     def determine_available_memory(self) -> int:
         return 1 << 30
 
-    def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """Its memory is a list."""
+    def initialize_from_config(self, kv_cache_config: Any) -> None: ...
 
     def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         """Nor has it blocks; until 0.16 it is asked to make some."""
@@ -116,8 +114,7 @@ class NeuronLikeWorker(worker_base.WorkerBase):  # type: ignore[misc]  # the eng
             pooler_output=[],
         )
 
-    def shutdown(self) -> None:
-        """Nothing to give back."""
+    def shutdown(self) -> None: ...
 
 
 def be_older_follower() -> None:

@@ -30,8 +30,7 @@ class NeuronLikePlatform(Platform):  # type: ignore[misc]  # the engine's librar
         vllm_config.cache_config.block_size = vllm_config.model_config.max_model_len
 
     @classmethod
-    def update_block_size_for_backend(cls, vllm_config: Any) -> None:
-        """Keep it."""
+    def update_block_size_for_backend(cls, vllm_config: Any) -> None: ...
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:

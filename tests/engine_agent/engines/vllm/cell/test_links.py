@@ -37,7 +37,6 @@ class Cell:
     def call(
         self, rank: int = 1, secret: bytes = SECRET, software: dict[str, str] = SOFTWARE, **changes: float
     ) -> None:
-        """A follower comes."""
         member = replace(follower(self.member, rank), **changes)  # type: ignore[arg-type]
         link = FollowerLink(member, secret, software, lambda reason, failed: self.followers_end.put((reason, failed)))
         self.followers.setdefault(rank, link)

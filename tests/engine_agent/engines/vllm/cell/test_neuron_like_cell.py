@@ -110,7 +110,6 @@ class NeuronLikeCell:
         raise AssertionError(f"the leader ended:\n{self.log('leader')}\n--- follower\n{self.log('follower')}")
 
     def log(self, role: str) -> str:
-        """The end of what a rank wrote."""
         return (self._folder / f"{role}.log").read_text()[-3000:]
 
 

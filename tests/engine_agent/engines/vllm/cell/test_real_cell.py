@@ -58,7 +58,6 @@ class Stream:
             self.lines.append(str(error))
 
     def error(self) -> str:
-        """The error that ended it."""
         self.thread.join(NOTICED_WITHIN_S)
         assert not self.thread.is_alive()
         return next(line for line in self.lines if line.startswith('data: {"error"'))

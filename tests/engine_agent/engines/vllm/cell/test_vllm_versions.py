@@ -32,13 +32,11 @@ class WrapperOf032:
 
 
 class ExecutorOf016:
-    def initialize_from_config(self, configs: Any) -> None:
-        """Warms the workers up, too."""
+    def initialize_from_config(self, configs: Any) -> None: ...
 
 
 class ExecutorOf032(ExecutorOf016):
-    def compile_or_warm_up_model(self) -> None:
-        """Comes after it."""
+    def compile_or_warm_up_model(self) -> None: ...
 
 
 def test_a_platform_without_a_say_in_block_sizes_is_not_asked() -> None:
@@ -91,8 +89,7 @@ class SchedulerOf032(SchedulerOf016):
     def _is_blocked_waiting_status(self, status: int) -> bool:
         return False
 
-    def _preempt_request(self, request: int) -> None:
-        """As there."""
+    def _preempt_request(self, request: int) -> None: ...
 
     def _request_blocks_can_be_freed(self, request: int) -> bool:
         return True
