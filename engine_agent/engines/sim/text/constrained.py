@@ -41,7 +41,9 @@ _TOKENS = [*(bytes((byte,)) for byte in range(256)), *_WORDS, *(b" " + word for 
 _FIRST_WORD, _FIRST_SPACED_WORD, _END = 256, 256 + len(_WORDS), len(_TOKENS) - 1
 _QUOTE, _NEWLINE = ord('"'), ord("\n")
 _CLOSING: tuple[int, ...] = (_END, *b":}],")
-_LITERAL = re.compile(r"(?:\\[^\w\s]|[^\\^$.|?*+(){}\[\]])+")
+_LITERAL = re.compile(r"[^\\^$.|?*+(){}\[\]]++")
+_DOT = "\ue000"
+"""Stands for an escaped dot, as in `example\\.com`, while the literals of a pattern are found."""
 _SEPARATORS = b" @.:/=-_,"
 _OPENING = b'"n0tf-123456789[{'
 """First bytes of values, in the order in which a document that is long enough prefers them."""
@@ -118,8 +120,8 @@ def _closed(schema: Any) -> Any:
 def _literals(schema: dict[str, Any]) -> list[list[int]]:
     """Returns the texts without alternatives in the patterns of a schema, as tokens."""
     patterns = [part["pattern"] for part in schema_objects(schema) if isinstance(part.get("pattern"), str)]
-    found = (text.replace("\\", "") for pattern in patterns for text in _LITERAL.findall(pattern))
-    return [list(msgspec.json.encode(text)[1:-1]) for text in found]
+    found = [text for pattern in patterns for text in _LITERAL.findall(pattern.replace(r"\.", _DOT))]
+    return [list(msgspec.json.encode(text.replace(_DOT, "."))[1:-1]) for text in found]
 
 
 def _drawn(matcher: "LLMatcher", document: "_Document") -> bytes:
