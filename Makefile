@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up down status backup restore engine heads conformance test test-all check check-code check-format check-types check-imports
-.PHONY: images images-base images-check check-templates check-patterns fmt screens bench bench-fleet simulate chaos lab lab-check lab-test lab-down environment environment-dev lock
+.PHONY: images images-base images-check check-templates check-patterns check-house fmt screens bench bench-fleet simulate chaos lab lab-check lab-test lab-down environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
@@ -34,7 +34,7 @@ help: ## Show this list.
 	@echo "  TESTS='tests/fleet -k x' what make test runs (everything)"
 	@echo "  FILE=…                   make backup writes it, make restore reads it"
 	@echo "  SHARE=0.3                make heads learns from so much of its prompts, for a short try"
-	@echo "  FAST=1                   make test runs only pure tests and services, in some three minutes"
+	@echo "  FAST=1                   make test runs only pure tests and services"
 
 up: $(if $(CLOUD),environment-dev,environment) ## Install what is missing, start the fleet, show its logs until Ctrl-C.
 	@$(if $(filter-out aws,$(CLOUD)),echo "CLOUD is '$(CLOUD)': give aws; without it the fleet runs on this computer." >&2; exit 2)
@@ -72,7 +72,7 @@ test: environment-dev ## Run the whole test suite (FAST=1: only pure tests and s
 screens: environment-dev ## Open every page in a browser and write screenshots to .cache/screens.
 	SWITCHYARD_SCREENS=$(SWITCHYARD_CACHE)/screens $(VENV) -m pytest tests/scenarios/browser -p no:randomly
 
-check: check-code check-format check-types check-imports check-templates check-patterns ## Lint, format, types, who may import whom, templates, patterns.
+check: check-code check-format check-types check-imports check-templates check-patterns check-house ## Lint, format, types, imports, templates, patterns, size and language.
 
 check-code: environment-dev
 	$(VENV) -m ruff check .
@@ -91,6 +91,9 @@ check-templates: environment-dev
 
 check-patterns: environment-dev
 	$(VENV) -m controlplane.linear_patterns
+
+check-house: environment-dev
+	@$(VENV) -m tests.checks.house
 
 lock: environment ## Write requirements*.lock again from requirements*.txt, with hashes (UPGRADE=1: the newest that fit).
 	$(VENV) -m controlplane.lock $(if $(UPGRADE),--upgrade)
@@ -118,8 +121,9 @@ bench-fleet: environment-dev ## Measure the cell proxy, placement, and how the f
 simulate: environment ## Run a scenario on virtual time: make simulate S=rollout_under_faults SEEDS=200 (without S: list).
 	@exec $(VENV) -m simulator $(if $(S),$(S) --seeds $(or $(SEEDS),1) --first-seed $(or $(SEED),0) --figure .cache/simulations/$(S).html $(if $(SWEEP),--sweep) $(if $(V),-v),--help)
 
-test-all: environment-dev ## Run the whole test suite and the tests marked `long`, which draw new examples.
-	@exec env SWITCHYARD_FUZZ=500 $(VENV) -m pytest --long --numprocesses 3 --no-loadscope-reorder
+test-all: environment-dev ## Run everything: also tests marked `long`, with new random examples (SEED=… repeats those of a run).
+	@seed=$(or $(SEED),$$(date +%s)); echo "seed $$seed: make test-all SEED=$$seed repeats this run's examples and order"; \
+	exec env SWITCHYARD_FUZZ=500 $(VENV) -m pytest --long --numprocesses 3 --no-loadscope-reorder --randomly-seed $$seed --hypothesis-seed $$seed
 
 conformance: environment-dev ## Third-party clients against the running fleet's ingress: CLIENTS=openai-python,litellm names some, LARGE=1 adds large ones.
 	@exec $(VENV) -m bench conformance --clients '$(CLIENTS)' $(if $(ENGINES),--engines '$(ENGINES)') $(if $(LARGE),--large) $(if $(WRITE),--write '$(WRITE)')

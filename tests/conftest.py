@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from tests.layers import FAST, LAYERS, RANKS, FilesAndLanes, Spent, layer_of, ma
 from tests.session_guard import holds_within, processes_of
 
 ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_SEED = 1
+"""Of pytest-randomly, unless the command line names one: the default run is the same each time."""
 GONE_WITHIN_S = 20.0
 """How long what a test has stopped may take to be gone, on a busy machine."""
 
@@ -35,13 +38,13 @@ _spent = pytest.StashKey[Spent]()
 _left_running = pytest.StashKey[list[str]]()
 
 
-# No deadline of an example: a busy machine is no finding. Each run draws other examples than the one before.
-hypothesis.settings.register_profile("switchyard", deadline=None, max_examples=40)
-hypothesis.settings.load_profile("switchyard")
+# A busy machine misses deadlines without a fault. Only `make test-all` draws new examples.
+hypothesis.settings.register_profile("default run", deadline=None, max_examples=40, derandomize=True, database=None)
+hypothesis.settings.register_profile("long run", deadline=None, max_examples=40)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help=f"only the layers {' and '.join(FAST)}")
+    parser.addoption("--fast", action="store_true", help=f"only the layers {' and '.join(FAST)}, not `slow`")
     parser.addoption("--long", action="store_true", help="tests marked `long` as well")
     parser.addoption("--lab", metavar="HOME", help="only scenarios marked `anywhere`, on the laboratory in this home")
 
@@ -49,6 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Point the settings at this process's servers and home, then load them."""
+    hypothesis.settings.load_profile("long run" if config.getoption("long") else "default run")
+    if getattr(config.option, "randomly_seed", None) == "default":
+        config.option.randomly_seed = DEFAULT_SEED
     config.stash[_spent] = Spent()
     config.stash[_left_running] = []
     if _only_distributes(config):
@@ -120,7 +126,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("long")]
     layers = {item.nodeid: layer_of(item) for item in items}
     if config.getoption("fast"):  # a file of a fast layer may have a slow test
-        items[:] = [item for item in items if layers[item.nodeid] in FAST]
+        items[:] = [item for item in items if layers[item.nodeid] in FAST and not item.get_closest_marker("slow")]
     for item in items:
         item.user_properties.append(("layer", layers[item.nodeid]))
     rank = RANKS.__getitem__ if hasattr(config, "workerinput") else LAYERS.index
@@ -141,6 +147,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Keep what the summary counts: a test's time has that of its subtests in it."""
     if not isinstance(report, pytest.SubtestReport):
         _REPORTED.append(report)
+
+
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether this is the long run, in which a test may try all of what it otherwise tries a part of."""
+    return bool(request.config.getoption("long"))
 
 
 @pytest.fixture(scope="session")
@@ -225,12 +237,19 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for report in _REPORTED:
         spent.add(str(dict(report.user_properties).get("layer", LAYERS[0])), report)
     terminalreporter.section("time by layer, set-up and tear-down included, over all workers")
-    for line in spent.lines():
+    for line in spent.lines(_budget(config)):
         terminalreporter.line(line)
     if left := config.stash[_left_running]:
         terminalreporter.section("left running by tests", red=True)
         for line in left:
             terminalreporter.line(line, red=True)
+
+
+def _budget(config: pytest.Config) -> dict[str, float]:
+    """Returns the seconds of each layer, empty unless this was the whole default run."""
+    whole = not (config.option.file_or_dir or config.option.keyword or config.option.markexpr or config.option.fast)
+    budget: dict[str, float] = tomllib.loads((ROOT / "tests/budget.toml").read_text())["seconds"]
+    return budget if whole and not config.getoption("long") else {}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

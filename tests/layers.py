@@ -12,7 +12,7 @@ Only whole files belong to a layer or lane, by their `pytestmark`.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,9 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT = Path(__file__).resolve().parent.parent
 
 FAST = ("pure", "services")
-"""What `make test FAST=1` runs: no process but PostgreSQL and Valkey."""
+"""What `make test FAST=1` runs, except tests marked `slow`: no process but PostgreSQL and Valkey."""
+GROWN = 1.25
+"""A layer that takes this many times its budget is reported: less is the noise of a machine."""
 LANES = ("cloud", "own_fleet", "scenario", "vllm")
 """Of a file with the marks of two, the first."""
 LAYERS = (*FAST, "cloud", "processes", "scenario", "browser", "vllm")
@@ -67,7 +69,14 @@ class Spent:
         self.seconds[layer] += report.duration
         self.tests[layer] += report.when == "call"
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, budget: Mapping[str, float]) -> Iterator[str]:
+        """Yields a table for the terminal: `budget` has the seconds of each layer of a whole run, and is empty if this
+        was none."""
         for layer in LAYERS:
             if self.tests[layer]:
-                yield f"{layer:<10} {self.tests[layer]:>6} tests {self.seconds[layer]:>8.1f} s"
+                line = f"{layer:<10} {self.tests[layer]:>6} tests {self.seconds[layer]:>8.1f} s"
+                if layer in budget:
+                    line += f", budget {budget[layer]:>5.0f} s"
+                    if self.seconds[layer] > GROWN * budget[layer]:
+                        line += f": grew by {self.seconds[layer] / budget[layer] - 1:.0%}"
+                yield line

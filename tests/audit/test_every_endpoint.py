@@ -52,6 +52,7 @@ def change(endpoint: Endpoint) -> None:
         MIDDLEWARE.process_view(request, changes_something, (), dict(request.resolver_match.kwargs))
 
 
+@pytest.mark.slow
 def test_every_change_is_recorded_once() -> None:
     wrong = []
     for count, endpoint in enumerate(AUDITED, 1):
@@ -61,6 +62,7 @@ def test_every_change_is_recorded_once() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_every_refusal_is_recorded_once() -> None:
     client, wrong, denied = Client(enforce_csrf_checks=True), [], 0
     client.cookies = signed_in().cookies

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.django_db
 TABLES = [model._meta.label_lower.replace(".", "/") for model in record_site()._registry]
 
 
+@pytest.mark.slow
 def test_every_table_is_listed_and_nothing_can_be_added() -> None:
     client = signed_in()
     listed = {table: client.get(f"/admin/{table}/").status_code for table in TABLES}

@@ -366,6 +366,7 @@ async def test_who_speaks_no_tls_or_nothing_is_hung_up_on(
         writer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [

@@ -40,6 +40,7 @@ def test_what_begins_where_the_text_does_may_run_to_its_end(pattern: str) -> Non
     assert why_not_linear(pattern, searched=False) is None
 
 
+@pytest.mark.slow
 def test_every_pattern_of_the_product_is_linear() -> None:
     checked = list(uses())
     assert len(checked) > 50

@@ -32,6 +32,7 @@ def run(program: str, *arguments: str, key: str) -> "subprocess.CompletedProcess
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "why"),
     [("", "is not set"), ("short", "has 5 characters"), (60 * "x", "has 60 characters, 1 different")],
@@ -42,6 +43,7 @@ def test_web_does_not_start_with_a_key_that_could_be_guessed(key: str, why: str)
     assert ended.stderr.strip().splitlines()[-1].startswith(f"SWITCHYARD_SECRET_KEY {why}: ")
 
 
+@pytest.mark.slow
 def test_neither_do_worker_and_beat(tmp_path: Path) -> None:
     ended = run(CELERY, str(tmp_path / "schedule"), key="")
     for name in ("worker", "beat"):

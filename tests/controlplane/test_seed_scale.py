@@ -10,6 +10,7 @@ from traffic.models import IngressReport
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.slow
 def test_it_makes_as_many_cells_and_nodes_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.services.load_test_seed.KEPT_S", {15: 30, 3600: 7200})
     call_command("seed_scale", cells=40, nodes=80)

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from controlplane import asgi, web
 
 PROGRAM = """
@@ -36,6 +38,7 @@ print(json.dumps([with_a_proxy, clients()]))
 """
 
 
+@pytest.mark.slow
 def test_forwarded_headers_count_from_configured_proxies_only() -> None:
     environment = {**os.environ, "SWITCHYARD_TRUSTED_PROXIES": "10.0.0.0/8"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)

@@ -120,6 +120,7 @@ parts = st.recursive(
 kinds = st.sampled_from(["hello", "report", "fault", "logs", "ingress_report", "desired", "", ["report"]])
 
 
+@pytest.mark.slow
 @QUICK
 @given(kinds | parts, st.dictionaries(st.sampled_from(["id", "kind", "seq", "observed", "load", "health"]), parts))
 def test_a_message_is_understood_or_refused(kind: Any, fields: dict[str, Any]) -> None:

@@ -41,6 +41,7 @@ def test_every_other_character_is_text() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_control_plane_decodes_what_callers_send_in_one_place() -> None:
     apps = ("accounts", "audit", "controlplane", "fleet", "kernel", "models_registry", "traffic")
     found = {

@@ -1,5 +1,6 @@
-"""One fleet for all scenarios, as `make up` starts it: first all on the simulator; its second start, for those who need
-real inference, puts `smollm2` on vLLM. Each test leaves it whole; browsers look at it when it has something to show.
+"""One fleet for all scenarios, as `make up` starts it. In the default run `smollm2` is on vLLM from the start. In the
+long run all models are on the simulator first; a second start, for the tests that need real inference, puts `smollm2`
+on vLLM. Each test leaves the fleet whole.
 
 With `--lab HOME` it is the fleet of the laboratory that runs there, for the scenarios that are marked `anywhere`."""
 
@@ -36,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="package")
-def started(request: pytest.FixtureRequest) -> Iterator[AskedFleet]:
+def started(request: pytest.FixtureRequest, thorough: bool) -> Iterator[AskedFleet]:
     """From `make up` to `make down`, which leaves no process; or the laboratory's, which runs on."""
     if lab := request.config.getoption("lab"):
         in_lab = LabFleet(Path(lab).resolve())
@@ -46,7 +47,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[AskedFleet]:
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         fleet = RunningFleet(Path(folder).resolve() / "home")
         try:
-            fleet.up("sim")
+            fleet.up("sim" if thorough else "vllm")
             fleet.wait_until_whole()
             yield fleet
         finally:
@@ -69,9 +70,9 @@ def second_start(started: RunningFleet) -> SecondStart:
 
 
 @pytest.fixture
-def fleet(started: AskedFleet, request: pytest.FixtureRequest) -> Iterator[AskedFleet]:
-    """With vLLM for tests that are marked so, which come last; in a laboratory they have the simulator."""
-    if request.node.get_closest_marker("vllm") and not request.config.getoption("lab"):
+def fleet(started: AskedFleet, request: pytest.FixtureRequest, thorough: bool) -> Iterator[AskedFleet]:
+    """With vLLM for tests that are marked so, which run last; in a laboratory they have the simulator."""
+    if thorough and request.node.get_closest_marker("vllm") and not request.config.getoption("lab"):
         request.getfixturevalue("second_start")
     yield started
     started.wait_until_whole()

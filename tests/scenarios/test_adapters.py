@@ -8,7 +8,7 @@ from tests.scenarios.running_fleet import AskedFleet, eventually
 from tests.scenarios.test_healing import under_load
 from tests.scenarios.test_rollouts import ended, failed, start, versions
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.timeout(900)]
 
 ADAPTER = "acme/support"
 

@@ -16,7 +16,7 @@ from lab.steady_load import Answer
 from tests.scenarios.running_fleet import CHECKOUT, RunningFleet, eventually
 from tests.scenarios.test_healing import under_load
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.timeout(900)]
 
 STATED = "engine_agent/telemetry/fingerprint.py"
 UPGRADE_LIMIT_S = 300.0

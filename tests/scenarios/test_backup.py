@@ -6,7 +6,7 @@ import pytest
 
 from tests.scenarios.running_fleet import RunningFleet
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.timeout(900)]
 
 
 def test_a_backup_of_a_running_fleet_starts_elsewhere_with_its_records_and_secrets(

@@ -13,7 +13,7 @@ from bench.fleet.live_fleet import last_pass_age_s
 from lab.steady_load import background_load
 from tests.scenarios.running_fleet import REGIONS, RunningFleet
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.timeout(900)]
 
 RATE = 5.0
 FAULTS = tuple(

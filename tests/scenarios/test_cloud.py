@@ -21,7 +21,7 @@ from lab.hosts.places import CHECKOUT, read_places
 from tests.asking import CLIENT
 from tests.scenarios.running_fleet import free_ports
 
-pytestmark = [pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
 
 LIMIT_S = 600.0
 REGION, TYPE = "us-east-1", "trn1.32xlarge"

@@ -10,7 +10,7 @@ from bench.conformance.environments import SCRIPTS
 from bench.conformance.results import results_of
 from tests.scenarios.running_fleet import AskedFleet
 
-pytestmark = [pytest.mark.scenario, pytest.mark.anywhere, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.anywhere, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(("script", "features"), [("openai_python.py", 18), ("anthropic_python.py", 9)])

@@ -37,7 +37,8 @@ def under_load(
 
 
 @pytest.mark.parametrize(
-    "rank", [pytest.param(0, id="leader"), pytest.param(1, id="follower", marks=pytest.mark.anywhere)]
+    "rank",
+    [pytest.param(0, id="leader", marks=pytest.mark.long), pytest.param(1, id="follower", marks=pytest.mark.anywhere)],
 )
 def test_a_killed_node_is_replaced_and_only_its_own_streams_notice(fleet: AskedFleet, rank: int) -> None:
     cell = next(iter(fleet.cells(deployment="sim-70b", region=REGION).values()))
@@ -81,6 +82,7 @@ def test_a_killed_agent_comes_back_and_adopts_its_engine(fleet: RunningFleet) ->
     assert fleet.cells()[cell["id"]]["generation"] == cell["generation"]
 
 
+@pytest.mark.long
 def test_without_the_control_plane_inference_goes_on_and_state_survives(fleet: RunningFleet) -> None:
     engines, cells = fleet.engine_pids(), fleet.cells()
 

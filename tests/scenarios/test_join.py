@@ -17,7 +17,7 @@ import pytest
 
 from tests.scenarios.running_fleet import LIMIT_S, WORKER, RunningFleet, eventually
 
-pytestmark = [pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
 
 REGION = "eu-west-1"
 PORT = 27000 + 40 * WORKER

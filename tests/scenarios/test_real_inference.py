@@ -10,7 +10,7 @@ from tests.scenarios.conftest import SecondStart
 from tests.scenarios.running_fleet import RunningFleet, eventually
 from tests.scenarios.test_healing import REGION, under_load
 
-pytestmark = [pytest.mark.scenario, pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 def test_a_second_start_continues_from_the_stored_state(second_start: SecondStart) -> None:

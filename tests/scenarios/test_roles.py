@@ -10,7 +10,7 @@ import pytest
 from tests.asking import CLIENT
 from tests.scenarios.running_fleet import REGIONS, START_LIMIT_S, AskedFleet, eventually
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.timeout(900)]
 
 NAME, WHERE = "apart", REGIONS[1]
 LONG = "Tell me about the weather in the mountains. " * 100

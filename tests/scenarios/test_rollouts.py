@@ -42,11 +42,10 @@ def failed(answers: list[Answer]) -> list[Answer]:
 @pytest.mark.parametrize(
     ("version", "policy", "words"),
     [
-        ("bad-crash", NO_BAKE, "2 failures of updated cells"),
-        ("bad-answer", NO_BAKE, "golden prompt"),
-        ("bad-slow", GATED, "times the old version's"),
+        pytest.param("bad-crash", NO_BAKE, "2 failures of updated cells", id="crashes", marks=pytest.mark.long),
+        pytest.param("bad-answer", NO_BAKE, "golden prompt", id="answers wrong", marks=pytest.mark.long),
+        pytest.param("bad-slow", GATED, "times the old version's", id="is slower"),
     ],
-    ids=["crashes", "answers wrong", "is slower"],
 )
 def test_a_bad_version_touches_one_cell_and_is_rolled_back(
     fleet: AskedFleet, version: str, policy: dict[str, Any], words: str
@@ -90,6 +89,7 @@ def test_a_good_version_waits_while_paused_and_reaches_every_cell_though_the_con
     eventually(lambda: versions(fleet) == [goal] * 4)
 
 
+@pytest.mark.long
 @pytest.mark.anywhere
 def test_an_operator_takes_a_paused_rollout_back(fleet: AskedFleet) -> None:
     stable, goal = fleet.versions()

@@ -12,7 +12,7 @@ import pytest
 from tests.asking import CLIENT
 from tests.scenarios.running_fleet import REGIONS, START_LIMIT_S, RunningFleet, eventually
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.timeout(900)]
 
 NAME, WHERE = "mixed", REGIONS[1]
 SMALL, LARGE = "local.small", "local.cpu"

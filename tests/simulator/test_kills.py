@@ -46,6 +46,7 @@ SCENARIO = Scenario(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True], ids=["the process that writes", "the whole control plane"])
 def test_a_kill_before_any_write_breaks_nothing_and_the_end_is_the_same(whole: bool) -> None:
     undisturbed, *others = sweep(SCENARIO, seed=1, whole=whole)

@@ -13,6 +13,7 @@ from simulator.model_checker.model import Model, search
 from simulator.model_checker.state import FaultBudget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "budget",
     [

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from fleet.planning.provider_limits import ProviderLimits
 from fleet.planning.snapshot import FleetView, PlannedPlaceCells
 from fleet.planning.states import NodeState
@@ -55,6 +57,7 @@ def test_a_cell_that_was_planned_starts_without_a_boot() -> None:
     assert LOAD_S <= with_plan <= without - 0.8 * BOOT_S
 
 
+@pytest.mark.slow
 def test_machines_of_a_plan_that_is_too_old_are_given_back() -> None:
     world = world_of(1, 2, 2, 2)
     world.run_until(400.0)

@@ -222,6 +222,7 @@ def moments() -> Callable[[], datetime]:
     return tick
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_store_and_services_agree(seed: int) -> None:
     small_fleet()

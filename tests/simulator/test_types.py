@@ -47,6 +47,7 @@ def test_cells_of_machines_that_are_gone_go_on_with_another_type(lost: int) -> N
     assert types(world) == {KIND: CELLS - lost, BIG: lost}
 
 
+@pytest.mark.slow
 def test_another_mix_is_reached_without_a_cell_fewer_and_stays() -> None:
     world = world_of()
     world.run_until(5.0)
@@ -61,6 +62,7 @@ def test_another_mix_is_reached_without_a_cell_fewer_and_stays() -> None:
     assert len(world.store.cells) == made, "no cell goes to and fro"
 
 
+@pytest.mark.slow
 def test_cells_move_to_a_cheaper_type_that_is_idle_and_no_further() -> None:
     world = world_of({KIND: 8.0, BIG: 12.0})  # a dollar a request at once, and three quarters of one
     world.run_until(1500.0)
@@ -68,6 +70,7 @@ def test_cells_move_to_a_cheaper_type_that_is_idle_and_no_further() -> None:
     assert min(world.series[PLACE].ready) == CELLS
 
 
+@pytest.mark.slow
 def test_a_rollout_moves_each_cell_on_its_own_machine_and_is_over() -> None:
     world = world_of()
     world.run_until(5.0)

@@ -85,6 +85,7 @@ def test_every_operation_has_a_row() -> None:
     assert {operation.name for operation in operations()} == EVERYTHING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("username", "role", "scope", "may"),
     [
@@ -110,6 +111,7 @@ def test_an_anonymous_request_may_nothing() -> None:
         assert response["Content-Type"] == "application/problem+json", operation.name
 
 
+@pytest.mark.slow
 def test_the_answers_say_so_too() -> None:
     """Through everything that a request passes: refused with 403 is what the rows leave out, and nothing fails."""
     client = calls(make_user("viewer"))
@@ -119,6 +121,7 @@ def test_the_answers_say_so_too() -> None:
         assert (response.status_code != 403) == (operation.name in VIEWER_MAY), (operation.name, response.content)
 
 
+@pytest.mark.slow
 def test_a_grant_opens_nothing_that_is_not_of_its_deployment() -> None:
     """What is not there at all is not found; what is there, of another deployment, is refused (test_grants)."""
     user, client = granted("ada", "chat"), calls(granted("eve", "chat"))

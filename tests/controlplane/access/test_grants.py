@@ -48,6 +48,7 @@ def _json(body: dict[str, Any] | None) -> str:
     return str(body or {}).replace("'", '"')
 
 
+@pytest.mark.slow
 def test_a_grant_opens_what_is_of_its_deployment_and_nothing_of_another() -> None:
     client = calls(granted("ada", "chat"))
     mine, others = things("chat"), things("code")

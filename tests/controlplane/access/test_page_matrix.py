@@ -56,18 +56,22 @@ def test_strangers_see_the_login_and_change_nothing() -> None:
             assert led or response.status_code in {401, 405}, page.name
 
 
+@pytest.mark.slow
 def test_a_viewer_sees_every_page_and_asks_for_nothing() -> None:
     assert _refused(make_user("viewer"), OPERATOR | ADMIN | VIEWER) == OPERATOR | ADMIN
 
 
+@pytest.mark.slow
 def test_an_operator_runs_the_fleet() -> None:
     assert _refused(make_user("operator", Role.OPERATOR), OPERATOR | ADMIN) == ADMIN
 
 
+@pytest.mark.slow
 def test_an_admin_may_everything() -> None:
     assert _refused(make_user("admin", Role.ADMIN), OPERATOR | ADMIN) == set()
 
 
+@pytest.mark.slow
 def test_a_grant_opens_no_page_of_its_own() -> None:
     assert _refused(granted("ada", "chat"), OPERATOR | ADMIN) == OPERATOR | ADMIN
 

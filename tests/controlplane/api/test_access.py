@@ -14,6 +14,7 @@ OF_THE_CALLER = {"users", "tokens"}
 """Lists that have the caller's own, and nothing else as yet."""
 
 
+@pytest.mark.slow
 def test_a_token_opens_every_list() -> None:
     client = bearer()
     for path in lists():
@@ -23,6 +24,7 @@ def test_a_token_opens_every_list() -> None:
         assert len(page["results"]) == own, path
 
 
+@pytest.mark.slow
 def test_a_session_opens_every_list() -> None:
     client = browser()
     assert {path: client.get(path).status_code for path in lists()} == dict.fromkeys(lists(), 200)

@@ -7,6 +7,7 @@ from tests.controlplane.api.client import bearer, document, lists, rules
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.slow
 def test_every_list_refuses_an_unknown_parameter_and_names_those_it_knows() -> None:
     client = bearer()
     for path in lists():

@@ -28,6 +28,7 @@ def walk(client: DescribedClient, url: str) -> list[object]:
     return seen
 
 
+@pytest.mark.slow
 def test_every_declared_field_orders() -> None:
     client = bearer()
     for path, names in ORDERED:

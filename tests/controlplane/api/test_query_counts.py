@@ -283,6 +283,7 @@ def short(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator
         yield counts
 
 
+@pytest.mark.slow
 def test_a_longer_list_asks_as_often_as_a_short_one(short: dict[str, tuple[int, list[Any]]]) -> None:
     client = bearer()
     for path, (few, results) in short.items():

@@ -35,6 +35,7 @@ def examples(content: dict[str, Any]) -> list[Any]:
     return named + ([content["example"]] if "example" in content else [])
 
 
+@pytest.mark.slow
 def test_the_document_is_valid_and_generated_without_a_warning() -> None:
     call_command("spectacular", "--fail-on-warn", "--format", "openapi-json", stdout=(output := io.StringIO()))
     specification = json.loads(SPECIFICATION.read_text())
@@ -111,6 +112,7 @@ def test_a_cell_has_the_promised_fields() -> None:
     assert {"name", "ingress_url"} <= set(schemas["Region"]["required"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("accept", "query", "kind"),
     [
@@ -126,6 +128,7 @@ def test_anybody_may_read_the_document(client: Client, accept: str, query: str, 
     assert "no-cache" in response["Cache-Control"], "browsers ask for it each time"
 
 
+@pytest.mark.slow
 def test_a_bad_token_does_not_hide_the_document(client: Client) -> None:
     assert client.get("/api/schema/", headers={"authorization": "Bearer nonsense"}).status_code == 200
 

@@ -52,6 +52,7 @@ def test_events_can_be_followed_and_still_be_asked_for_by_time() -> None:
     assert bearer().get("/api/v1/events", {"since": NOW.isoformat()}).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_every_list_that_says_so_can_be_watched() -> None:
     client = bearer()

@@ -142,6 +142,7 @@ async def test_who_hangs_up_is_forgotten_and_answered_nothing() -> None:
     assert gate._feed._watchers == 0
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_thousand_watchers_are_a_thousand_coroutines_and_one_look_a_tick() -> None:
     world = World()

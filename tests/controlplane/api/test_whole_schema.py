@@ -128,6 +128,7 @@ def fuzz(cases: st.SearchStrategy[Any], headers: dict[str, str], examples: int) 
     return sent
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_response_is_promised_and_anonymous_requests_get_none() -> None:
     client = bearer()

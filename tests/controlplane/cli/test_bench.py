@@ -32,6 +32,7 @@ def test_one_is_asked_for_and_cancelled(switchyard: Switchyard) -> None:
     assert (wrong.code, "PROMPT+OUTPUT" in wrong.err) == (3, True)
 
 
+@pytest.mark.slow
 def test_what_was_found_is_shown_with_what_measured_the_same(switchyard: Switchyard) -> None:
     first, second = measured(rows.version(), 8), measured(rows.version(), 7)
     shown = switchyard("bench", "show", str(second.pk)).out

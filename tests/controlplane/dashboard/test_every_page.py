@@ -24,6 +24,7 @@ def test_every_page_is_counted() -> None:
     assert PAGES.keys() - COUNTED - set(PLAIN) - {"rollout", "incident"} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_pages_without_an_argument_take_as_many_queries_in_a_larger_fleet() -> None:
     client, counts = signed_in(), []
@@ -35,6 +36,7 @@ def test_pages_without_an_argument_take_as_many_queries_in_a_larger_fleet() -> N
     assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 @pytest.mark.parametrize("kind", NUMBERED)
 def test_a_page_about_a_numbered_thing_takes_as_many_queries_in_a_larger_fleet(kind: str) -> None:

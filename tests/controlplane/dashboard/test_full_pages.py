@@ -28,6 +28,7 @@ def few(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[d
         yield counts
 
 
+@pytest.mark.slow
 def test_a_full_page_is_well_formed_and_has_nothing_inline(few: dict[str, int]) -> None:
     client = signed_in()
     for url in FLEET_PAGES:
@@ -41,6 +42,7 @@ def test_a_full_page_is_well_formed_and_has_nothing_inline(few: dict[str, int]) 
         assert "unsafe" not in response.headers["Content-Security-Policy"], url
 
 
+@pytest.mark.slow
 def test_a_larger_fleet_takes_no_more_queries(few: dict[str, int]) -> None:
     client = signed_in()
     assert {url: queries(client, url) for url in FLEET_PAGES} == few

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.django_db
 SIZED = ("overview", "cells", "nodes", "deployments", "traffic", "models", "incidents", "events")
 
 
+@pytest.mark.slow
 def test_thirty_cells_take_as_many_queries_as_five() -> None:
     client = signed_in()
     counts: list[dict[str, int]] = []

@@ -36,6 +36,7 @@ def test_a_message_says_when_it_was_sent_and_of_which_request(monkeypatch: pytes
     assert float(headers[SENT_AT]) > 0
 
 
+@pytest.mark.slow
 def test_every_process_of_django_counts_its_tasks_into_the_folder_of_its_host(tmp_path: Path) -> None:
     """A worker has no URLs, views or tests that would import what counts."""
     looked = (

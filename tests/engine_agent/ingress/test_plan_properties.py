@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,6 +100,7 @@ def test_the_first_pass_already_gives_no_new_request_to_what_is_not_wanted(
         assert (server.backend, server.name) in wanted or server.draining or server.maintenance
 
 
+@pytest.mark.slow
 @given(desired_states(), desired_states())
 def test_no_step_touches_a_server_that_is_as_it_should_be(before: DesiredHaproxy, after: DesiredHaproxy) -> None:
     running = run_pass(running_of(before, structure(before)), before)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -171,6 +172,7 @@ def settle(world: World) -> None:
         world.now_s += 40.0
 
 
+@pytest.mark.slow
 @given(happenings)
 @settings(max_examples=100, deadline=None)
 def test_never_two_engines_nor_an_engine_that_ends_before_its_proxy(whats: list[Desired | str | float]) -> None:

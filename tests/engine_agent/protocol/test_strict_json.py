@@ -130,6 +130,7 @@ def loose_readers() -> Iterator[str]:
                 yield path.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.slow
 def test_whoever_reads_json_loosely_reads_no_strangers() -> None:
     readers = set(loose_readers())
     allowed = {reader for reader in readers for place in TRUSTED if reader == place or reader.startswith(f"{place}/")}

@@ -60,6 +60,7 @@ def reported_devices(plane: FakeControlPlane) -> tuple[Accelerator, ...]:
     return next((devices for report in reports if (devices := report.telemetry.accelerators)), ())
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_inventory_telemetry_and_faults_reach_the_control_plane(tmp_path: Path) -> None:
     plane = FakeControlPlane()

@@ -48,6 +48,7 @@ def test_a_pool_says_everything_about_itself() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "places"),
     [

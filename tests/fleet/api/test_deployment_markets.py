@@ -37,6 +37,7 @@ def messages(response: Any) -> str:
     return " ".join(error["message"] for error in response.json()["errors"])
 
 
+@pytest.mark.slow
 def test_markets_are_stated_and_taken_back_and_each_change_is_recorded() -> None:
     assert change(markets=["on_demand", "reserved"]).json()["markets"] == ["reserved", "on_demand"]
     assert fleet_view(now=NOW).deployments["sim-70b"].markets == FIRM

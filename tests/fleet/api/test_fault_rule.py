@@ -9,6 +9,7 @@ from tests.controlplane.api.client import bearer
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["hard_signature", "silence", "slow", "repeated_repairs"])
 def test_a_rule_is_in_force_as_it_comes(rule: str) -> None:
     shown = bearer().get(f"/api/v1/fault-rules/{rule}").json()

@@ -56,6 +56,7 @@ def metadata() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_it_proves_itself_and_joins_with_the_ticket(metadata: str, tmp_path: Path, settings: Any) -> None:
     settings.ALLOWED_HOSTS = ["control.example"]

@@ -80,6 +80,7 @@ def test_a_test_message_is_a_delivery_that_can_be_looked_at() -> None:
     assert bearer().post("/api/v1/webhooks/pager/test").status_code == 409
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["json", "slack"])
 def test_nobody_is_shown_more_of_an_address_than_its_host(form: str, caplog: pytest.LogCaptureFixture) -> None:
     url = "https://pager.example.com/hush-hush/T0?key=hush-hush"

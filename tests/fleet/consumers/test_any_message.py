@@ -184,6 +184,7 @@ def client() -> Client:
     return client
 
 
+@pytest.mark.slow
 def test_whatever_one_node_says(client: Client) -> None:
     rows.cell(CELL, rows.node("n-a"), rows.node("n-b"))
     handler, other = NodeHandler(), session_of("n-b")
@@ -223,6 +224,7 @@ def test_whatever_one_node_introduces_itself_with() -> None:
     check()
 
 
+@pytest.mark.slow
 def test_whatever_one_ingress_says(client: Client) -> None:
     rows.cell(CELL, rows.node("n-a"), rows.node("n-b"))
     for region in ("us-east-1", "us-west-2"):

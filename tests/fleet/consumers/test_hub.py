@@ -143,6 +143,7 @@ async def test_a_report_names_the_web_process_that_received_it(hub: AgentHub) ->
     assert await eventually(AgentListener.objects.filter(id=hub.listener, since__isnull=False).exists)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["line", "door"])
 async def test_silence_before_a_web_process_that_is_behind_does_not_count(
     hub: AgentHub, monkeypatch: pytest.MonkeyPatch, where: str

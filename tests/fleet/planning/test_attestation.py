@@ -103,6 +103,7 @@ def test_a_quarter_of_an_hour_is_not_too_late() -> None:
     check_proof(read, servers=SERVERS, sts_host=HOST, now=NOW)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=300) | st.recursive(st.none() | st.text(), st.lists).map(lambda made: repr(made).encode()))
 def test_nothing_makes_it_fail_otherwise(body: bytes) -> None:
     with pytest.raises(BadProof):

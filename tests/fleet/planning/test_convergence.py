@@ -1,5 +1,6 @@
 """Properties over random fleets: whatever breaks, the same planners bring every wanted cell back, and break no rule."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,6 +9,7 @@ from tests.fleet.planning.fleets import fleet
 from tests.fleet.planning.world import World
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     wanted=st.integers(1, 3),

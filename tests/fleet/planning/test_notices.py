@@ -100,6 +100,7 @@ NOTICE = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     wanted=st.integers(1, 3),

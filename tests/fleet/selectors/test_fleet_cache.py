@@ -172,6 +172,7 @@ def fleet() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fleet")
 @pytest.mark.parametrize("seed", range(2))
 def test_passes_over_what_has_changed_decide_as_passes_over_everything(seed: int) -> None:

@@ -238,6 +238,7 @@ def test_two_reconcilers_do_the_work_of_one() -> None:
     assert CellMember.objects.count() == 8
 
 
+@pytest.mark.slow
 def test_without_a_lease_two_reconcilers_still_take_every_decision_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease spares work; what keeps the fleet whole is compare-and-set in the transaction of each step."""
     monkeypatch.setattr(reconciler, "lease_take", lambda **_: 1)

@@ -62,6 +62,7 @@ def ready() -> dict[str, int]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_batch_makes_room_and_gets_its_cell_back_when_nobody_needs_the_machines(time: Clock) -> None:
     run(time, 30)
     assert ready() == {"chat": 0, "night": 2}, "it has not waited long enough"
@@ -86,6 +87,7 @@ def test_who_says_that_its_cells_may_not_be_taken_keeps_them(time: Clock) -> Non
     assert ready() == {"chat": 0, "night": 2}
 
 
+@pytest.mark.slow
 def test_the_owner_gets_back_what_another_team_has_borrowed(time: Clock) -> None:
     Deployment.objects.filter(name="night").update(team="night", preemptible=False, priority=9)
     Deployment.objects.filter(name="chat").update(team="search", priority=0)

@@ -137,6 +137,7 @@ def test_a_draft_is_edited_at_the_revision_that_was_looked_at() -> None:
     assert rules(patch("toy@1", {"state": "released"})) == {"state": "unknown"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["validated", "released", "retired"])
 def test_what_was_validated_is_immutable(state: str) -> None:
     stored(state)

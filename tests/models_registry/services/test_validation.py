@@ -210,6 +210,7 @@ def test_a_slice_ends_and_the_next_reads_what_is_left(folder: Path, monkeypatch:
     assert read == list(FILES)
 
 
+@pytest.mark.slow
 def test_progress_is_noted_within_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models_registry.services.open_artifact.CHUNK_BYTES", 1000)
     seen: list[int] = []

@@ -12,7 +12,7 @@ from tests.scenarios.browser.watched import JUDGED, LOOKS, Look, Watched
 from tests.scenarios.running_fleet import RunningFleet
 
 IN_EVERY_LOOK = frozenset({"overview", "cell", "rollout", "traffic", "playground"})
-"""Their screenshots are taken in all four looks; those of the others where axe-core judges."""
+"""Pages that the default run opens in a second theme and width as well, and whose screenshots are taken in all four."""
 SCREENS = os.environ.get("SWITCHYARD_SCREENS", "")
 """A folder: screenshots are written there. Empty, as in CI: nothing is."""
 
@@ -53,16 +53,17 @@ def all_pages(fleet: RunningFleet) -> list[Page]:
     return [Page(*each) for each in {**LISTS, **details}.items()]
 
 
-def complaints(browser: Browser, url: str, session: Any, pages: list[Page]) -> dict[str, list[str]]:
-    """What is wrong with each page, of those with which anything is: opened in one look, then changed into the others
-    under the reader's eyes."""
+def complaints(browser: Browser, url: str, session: Any, pages: list[Page], *, thorough: bool) -> dict[str, list[str]]:
+    """Returns what is wrong, by page. Each page is opened in one look and then changed into others without a reload: if
+    `thorough` into all of them, else only the pages of `IN_EVERY_LOOK` into a second theme and width."""
     tab = Watched(browser, url, LOOKS[0], session)
     found: dict[str, list[str]] = {}
     for page in pages:
-        tab.change(LOOKS[0])
+        looks = LOOKS if thorough or SCREENS else JUDGED if page.name in IN_EVERY_LOOK else JUDGED[1:]
+        tab.change(looks[0])
         tab.open(page.path)
         wrong: list[str] = []
-        for look in LOOKS:
+        for look in looks:
             tab.change(look)
             barriers = tab.barriers() if look in JUDGED else []
             wrong += [f"{look}: {each}" for each in tab.trouble() + barriers]

@@ -38,6 +38,7 @@ def test_wrong_passwords_stay_outside_and_the_right_one_comes_back_to_the_page(
     tab.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("theme", ["dark"])
 def test_a_cell_goes_bad_and_heals_before_my_eyes(fleet: RunningFleet, operator: Watched, theme: Theme) -> None:
     cell = next(iter(fleet.cells(deployment="sim-70b", region=REGION).values()))
@@ -54,6 +55,7 @@ def test_a_cell_goes_bad_and_heals_before_my_eyes(fleet: RunningFleet, operator:
     expect(operator.page.locator("#incidents-list")).to_contain_text(cell["id"])
 
 
+@pytest.mark.long
 def test_a_rollout_is_started_paused_and_rolled_back(fleet: RunningFleet, operator: Watched) -> None:
     usual = fleet.api("deployments/sim-70b")["update_policy"]
     fleet.patch("deployments/sim-70b", {"update_policy": QUICK})
@@ -85,6 +87,7 @@ def ask(tab: Watched, what: str, why: str) -> None:
     expect(tab.page.locator("#connection")).to_have_attribute("data-state", "live")
 
 
+@pytest.mark.long
 def test_traffic_is_overridden_and_given_back(fleet: RunningFleet, operator: Watched) -> None:
     operator.open(f"/traffic/shares/?deployment=sim-70b&origin={REGION}")
     page = operator.page

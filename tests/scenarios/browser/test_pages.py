@@ -48,5 +48,7 @@ def test_every_list_is_opened_here() -> None:
     assert pages - opened == {"login", "logout", "regions"}
 
 
-def test_nothing_is_wrong_with_any_page(chromium: Browser, url: str, session: object, lived_in: list[Page]) -> None:
-    assert complaints(chromium, url, session, lived_in) == {}
+def test_nothing_is_wrong_with_any_page(
+    chromium: Browser, url: str, session: object, lived_in: list[Page], thorough: bool
+) -> None:
+    assert complaints(chromium, url, session, lived_in, thorough=thorough) == {}

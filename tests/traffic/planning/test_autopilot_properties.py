@@ -3,6 +3,7 @@
 import math
 from itertools import combinations
 
+import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -137,6 +138,7 @@ def test_a_region_that_loses_capacity_is_never_given_more(seen: TrafficView, sha
     assert planned(share) <= planned(1.0) + SLACK * total
 
 
+@pytest.mark.slow
 @LONG
 @given(
     low=st.floats(0.4, 0.95),
@@ -161,6 +163,7 @@ def test_a_capacity_that_flaps_moves_requests_once(low: float, demand: float, up
     assert sum(shift.moved for _, shift, _ in loop.moves) <= 0.5, "of all requests"
 
 
+@pytest.mark.slow
 @LONG
 @given(
     capacities=st.lists(st.tuples(slots, slots, slots), min_size=1, max_size=12),

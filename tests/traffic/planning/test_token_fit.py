@@ -61,6 +61,7 @@ def sums_of(totals: list[WorkTotals]) -> WorkSums:
     return sum((one for one in found if one is not None), WorkSums())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "parameters",
@@ -130,6 +131,7 @@ def test_what_cannot_be_so_is_no_sample(after: WorkTotals) -> None:
     assert sample(WorkTotals(1.0, 5_000, 200, 100, 0, 100), after) is None
 
 
+@pytest.mark.slow
 def test_one_node_that_lies_moves_nothing_where_there_are_three_and_is_bounded_where_it_is_alone() -> None:
     honest = [sums_of(simulated(ModelParameters(seed=seed), 120, seed)) for seed in range(3)]
     plain = fit_tokens(honest, DEFAULT_WEIGHTS)

@@ -72,6 +72,7 @@ class Scaled(Steered):
             Cell.objects.filter(pk__in=surplus).update(state=CellState.STOPPED.value)
 
 
+@pytest.mark.slow
 def test_load_that_three_cells_do_not_carry_gets_more_at_once() -> None:
     fleet = Scaled({EAST: 20.0, WEST: 12.0})
     assert fleet.scale(30) == []
@@ -89,6 +90,7 @@ def test_load_that_three_cells_do_not_carry_gets_more_at_once() -> None:
     assert west <= 9
 
 
+@pytest.mark.slow
 def test_batch_work_in_cells_asks_for_none() -> None:
     fleet = Scaled({EAST: 28.0, WEST: 12.0})
     fleet.classes = {"realtime": 5, "batch": 5}
@@ -99,6 +101,7 @@ def test_batch_work_in_cells_asks_for_none() -> None:
     assert fleet.cells()[0] >= 4
 
 
+@pytest.mark.slow
 def test_where_batch_work_is_what_a_deployment_is_for_it_counts() -> None:
     fleet = Scaled({EAST: 28.0, WEST: 12.0})
     fleet.classes = {"batch": 5}
@@ -107,6 +110,7 @@ def test_where_batch_work_is_what_a_deployment_is_for_it_counts() -> None:
     assert fleet.cells()[0] >= 4
 
 
+@pytest.mark.slow
 def test_fewer_come_after_the_agreement_and_not_before() -> None:
     fleet = Scaled({EAST: 20.0, WEST: 12.0}, down_after_s=60)
     fleet.scale(30)
@@ -118,6 +122,7 @@ def test_fewer_come_after_the_agreement_and_not_before() -> None:
     assert "would have been enough for 60 s" in ScalingDecision.objects.filter(region=EAST).latest("id").reason
 
 
+@pytest.mark.slow
 def test_shadow_writes_down_what_it_would_do() -> None:
     fleet = Scaled({EAST: 28.0, WEST: 12.0}, mode="shadow")
     assert fleet.scale(60) == []
@@ -129,6 +134,7 @@ def test_shadow_writes_down_what_it_would_do() -> None:
     assert regret.in_force_cell_s == 3 * regret.observed_s
 
 
+@pytest.mark.slow
 def test_paused_nothing_is_set_and_resumed_it_is() -> None:
     fleet = Scaled({EAST: 28.0, WEST: 12.0})
     autoscaling_pause(actor="ada", now=fleet.now)
@@ -140,6 +146,7 @@ def test_paused_nothing_is_set_and_resumed_it_is() -> None:
     assert fleet.cells()[0] == 4
 
 
+@pytest.mark.slow
 def test_a_silent_ingress_holds_what_there_is() -> None:
     fleet = Scaled({EAST: 5.0, WEST: 5.0}, down_after_s=60)
     fleet.scale(30)
@@ -153,6 +160,7 @@ def test_a_silent_ingress_holds_what_there_is() -> None:
     assert fleet.cells()[0] == 3, "what was not seen counts for no agreement"
 
 
+@pytest.mark.slow
 def test_requests_that_wait_count_as_load() -> None:
     fleet = Scaled({EAST: 20.0, WEST: 12.0})
     fleet.scale(30)
@@ -163,6 +171,7 @@ def test_requests_that_wait_count_as_load() -> None:
     assert fleet.state().load["service_s"] == took_s, "what waits now says nothing of it"
 
 
+@pytest.mark.slow
 def test_a_long_queue_asks_for_no_more_than_what_arrives_takes() -> None:
     fleet = Scaled({EAST: 20.0, WEST: 12.0})
     fleet.scale(30)
@@ -200,6 +209,7 @@ def test_one_controller_at_a_time() -> None:
     assert not ScalingState.objects.exists()
 
 
+@pytest.mark.slow
 def test_a_broken_policy_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     fleet = Scaled({EAST: 28.0, WEST: 12.0})
     fleet.run(30)
@@ -210,6 +220,7 @@ def test_a_broken_policy_stops_no_other(caplog: pytest.LogCaptureFixture) -> Non
     assert "other is not scaled: mode is 3" in caplog.text
 
 
+@pytest.mark.slow
 def test_queries_do_not_grow_with_deployments() -> None:
     fleet = Scaled({EAST: 20.0, WEST: 12.0})
     fleet.scale(12)
@@ -233,6 +244,7 @@ def test_without_a_range_a_pass_asks_next_to_nothing() -> None:
     assert len(queries) == 1, "not even a lease"
 
 
+@pytest.mark.slow
 def test_cells_are_there_before_a_load_that_is_forecast() -> None:
     fleet = Scaled({EAST: 20.0, WEST: 12.0})
     fleet.scale(30)

@@ -185,6 +185,7 @@ def run(seed: int, liar: str = "", minutes: int = 75) -> dict[str, Machine]:
     return machines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_lost_or_invented_whatever_meters_do(seed: int) -> None:
     a_fleet()
@@ -208,6 +209,7 @@ def test_honest_ramps_are_measured_to_the_millionth_of_a_joule() -> None:
     assert row.refused == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_node_that_lies_changes_nothing_for_tenants_of_another_deployment(seed: int) -> None:
     def bill_of_others() -> list[tuple[Any, ...]]:

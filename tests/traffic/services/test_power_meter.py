@@ -38,6 +38,7 @@ def opened() -> list[tuple[str, str, str]]:
     return list(rows_there.values_list("subject", "cell", "deployment"))
 
 
+@pytest.mark.slow
 def test_readings_that_are_refused_one_after_another_open_one_incident_until_they_are_believed() -> None:
     for number in range(1, 5):
         tell(number * LOOK_S, refused=number)

@@ -105,6 +105,7 @@ CHANGES: list[Callable[[random.Random], None]] = [
 ]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_to_publish_after_a_pass_over_what_has_changed() -> None:
     chance, cache = random.Random(7), RoutingCache()
     for first in range(3 * len(CHANGES)):

@@ -116,6 +116,7 @@ def test_ingresses_are_told_while_the_autoscaler_would_start_one() -> None:
     assert told() is None
 
 
+@pytest.mark.slow
 def test_they_are_told_when_the_first_one_is_expected() -> None:
     fleet = Emptied()
     fleet.hold(1)

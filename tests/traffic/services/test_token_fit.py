@@ -66,6 +66,7 @@ def test_what_is_no_count_is_passed_over(wrong: dict[str, Any]) -> None:
     assert not UsageMark.objects.filter(source="work").exists()
 
 
+@pytest.mark.slow
 def test_an_hour_is_split_by_measured_weights_once_there_are_some_and_says_so() -> None:
     a_cell()
     in_flight(1)
@@ -101,6 +102,7 @@ def test_without_a_fit_prices_of_tokens_weigh_and_without_these_lists_do(priced:
     assert CellHour.objects.get(deployment="sim-70b", hour=NOW).weights_source == source
 
 
+@pytest.mark.slow
 def test_a_fit_that_nothing_renews_is_given_up_and_old_days_are_forgotten() -> None:
     a_cell()
     watched(160)
@@ -111,6 +113,7 @@ def test_a_fit_that_nothing_renews_is_given_up_and_old_days_are_forgotten() -> N
     assert TokenFit.objects.get().fitted_at == NOW
 
 
+@pytest.mark.slow
 def test_a_node_cannot_say_what_another_does() -> None:
     """What a lying leader says is summed under its own name; three honest ones outvote it."""
     a_cell()

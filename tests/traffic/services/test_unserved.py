@@ -32,6 +32,7 @@ def opened() -> list[Incident]:
     return list(Incident.objects.filter(kind=NO_USABLE_CELL, state=IncidentState.OPEN))
 
 
+@pytest.mark.slow
 def test_an_outage_opens_one_incident_with_its_evidence_and_closes_it_when_cells_serve(fleet: Steered) -> None:
     assert opened() == []
     refuse(3, fleet)
@@ -56,6 +57,7 @@ def test_an_outage_opens_one_incident_with_its_evidence_and_closes_it_when_cells
     assert Incident.objects.filter(kind=NO_USABLE_CELL).count() == 1
 
 
+@pytest.mark.slow
 def test_a_region_that_comes_and_goes_has_one_incident(fleet: Steered) -> None:
     for _ in range(5):
         fleet.lose(EAST, 2)
@@ -65,6 +67,7 @@ def test_a_region_that_comes_and_goes_has_one_incident(fleet: Steered) -> None:
     assert Incident.objects.filter(kind=NO_USABLE_CELL).count() == 1
 
 
+@pytest.mark.slow
 def test_a_rollout_that_takes_the_only_cell_down_opens_none(fleet: Steered) -> None:
     for cell in Cell.objects.filter(region_id=EAST):
         Disruption.objects.create(
@@ -75,6 +78,7 @@ def test_a_rollout_that_takes_the_only_cell_down_opens_none(fleet: Steered) -> N
     assert opened() == []
 
 
+@pytest.mark.slow
 def test_what_is_scaled_to_zero_and_woken_again_opens_none(fleet: Steered) -> None:
     places = DeploymentRegion.objects.filter(region_id=EAST)
     places.update(cells=0)
@@ -86,6 +90,7 @@ def test_what_is_scaled_to_zero_and_woken_again_opens_none(fleet: Steered) -> No
     assert opened() == []
 
 
+@pytest.mark.slow
 def test_an_evacuated_region_opens_none(fleet: Steered) -> None:
     terms = Terms(duration_s=600, why="a test", actor="ada", now=fleet.now)
     evacuation_start(region=EAST, mode=EvacuationMode.REAL.value, confirm=EAST, terms=terms)
@@ -95,6 +100,7 @@ def test_an_evacuated_region_opens_none(fleet: Steered) -> None:
     assert opened() == []
 
 
+@pytest.mark.slow
 def test_one_that_was_dismissed_is_quiet_for_its_time(fleet: Steered) -> None:
     fleet.lose(EAST, 2)
     fleet.run(10)

@@ -13,7 +13,7 @@ from engine_agent.protocol.messages import Artifact
 from models_registry.planning.calibration import read_calibration, task_figures
 from tests.engine_agent.engines.vllm.running_cell import CACHE, ROOT, padded_artifact
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 LIMIT_S = 600.0
 TINY = """

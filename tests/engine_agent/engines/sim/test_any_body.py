@@ -74,6 +74,7 @@ PATHS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, f"{MESSAGES}/count_tokens", "/v
          "/rerank", "/tokenize", "/detokenize")  # fmt: skip
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(PATHS),
     st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),

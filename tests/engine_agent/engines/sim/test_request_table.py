@@ -10,6 +10,7 @@ from tests.engine_agent.proxy.engine import Turn, json_answer
 from tests.engine_agent.proxy.local_proxy import proxy_of
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_every_request_has_the_outcome_that_it_has_with_vllm() -> None:
     async with application(model=MODEL, max_model_len=CONTEXT_TOKENS) as served:

@@ -85,6 +85,7 @@ def ordered(small: Artifact, forked: Begin, tmp_path_factory: pytest.TempPathFac
         yield engine
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.timeout(1800)
 def test_greedy_texts_are_those_of_vllms_own_scheduler_whatever_the_class(
@@ -102,6 +103,7 @@ def test_greedy_texts_are_those_of_vllms_own_scheduler_whatever_the_class(
     assert found == [texts[prompt] for prompt in PROMPTS]
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.timeout(1800)
 def test_urgent_requests_take_the_places_of_batch_requests_which_are_answered_all_the_same(
@@ -123,6 +125,7 @@ def test_urgent_requests_take_the_places_of_batch_requests_which_are_answered_al
     assert ordered.metric("vllm:num_preemptions_total") > preempted
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.timeout(1800)
 def test_urgent_requests_end_while_a_long_batch_prompt_is_read(ordered: RunningCell) -> None:

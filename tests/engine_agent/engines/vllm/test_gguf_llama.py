@@ -8,7 +8,7 @@ import pytest
 
 from engine_agent.protocol.messages import Artifact
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 def test_the_base_of_rotary_embeddings_is_where_older_libraries_look_for_it(artifact: Artifact) -> None:

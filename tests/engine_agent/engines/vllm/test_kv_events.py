@@ -81,6 +81,7 @@ def test_the_sockets_are_files_of_the_engine() -> None:
     assert config["replay_endpoint"] == "ipc:///run/engine/kv-replay"
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 def test_a_reader_asks_for_what_it_missed_and_forgets_all_where_that_is_gone() -> None:
     command = [str(install(CACHE, print)), "-m", "tests.engine_agent.engines.vllm.missed_events"]

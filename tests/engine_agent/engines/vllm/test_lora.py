@@ -13,7 +13,7 @@ from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.forks import Begin
 from tests.engine_agent.engines.vllm.running_cell import PROMPTS, TOKENS, plan_of, running_cell
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(1800)]
 RANK = 4
 
 

@@ -10,7 +10,7 @@ from tests.engine_agent.engines.vllm.forks import Begin
 from tests.engine_agent.engines.vllm.random_heads import random_eagle, random_eagle3, random_heads
 from tests.engine_agent.engines.vllm.running_cell import PROMPTS, TOKENS, RunningCell, plan_of, running_cell
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 
 def test_a_draft_model_speeds_a_version_up_and_changes_no_text(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,6 +132,7 @@ def test_a_budget_is_kept_or_nothing_grows(scaled: ScalingView) -> None:
         assert all(one.wanted <= most for one, most, dear in zip(decisions, floor, is_dear, strict=True) if dear)
 
 
+@pytest.mark.slow
 @given(views())
 def test_cells_go_only_by_an_agreement_that_was_seen(scaled: ScalingView) -> None:
     for there, decision in zip(scaled.places, plan_scaling(scaled, NOW), strict=True):
@@ -141,6 +143,7 @@ def test_cells_go_only_by_an_agreement_that_was_seen(scaled: ScalingView) -> Non
             assert decision.wanted >= max(there.range.min, min(decision.history[-1].cells, there.range.max))
 
 
+@pytest.mark.slow
 @given(st.floats(0, 180), st.integers(1, 20))
 @settings(max_examples=40)
 def test_a_constant_load_comes_to_rest(load: float, begin: int) -> None:
@@ -151,6 +154,7 @@ def test_a_constant_load_comes_to_rest(load: float, begin: int) -> None:
     assert len(set(numbers[140:])) == 1, "once the agreement is over"
 
 
+@pytest.mark.slow
 @given(st.floats(5, 90), st.floats(0, 1), st.floats(30, 580), st.floats(0, 2 * math.pi))
 @settings(max_examples=40)
 def test_a_swing_shorter_than_the_agreement_moves_nothing(mean: float, swing: float, period: float, at: float) -> None:
@@ -161,6 +165,7 @@ def test_a_swing_shorter_than_the_agreement_moves_nothing(mean: float, swing: fl
     assert len(set(settled)) == 1, sorted(set(settled))
 
 
+@pytest.mark.slow
 @given(st.floats(20, 60), st.floats(0.3, 0.9), st.integers(3600, 14_400))
 @settings(max_examples=15, deadline=None)
 def test_a_slow_swing_is_followed_without_trembling(mean: float, swing: float, period: int) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -103,6 +104,7 @@ def check(view: CapacityView, plan: CapacityPlan) -> None:
         assert all(due <= free + 0.02 for due, free in zip(budget.due, budget.requests, strict=True))
 
 
+@pytest.mark.slow
 @given(views())
 @settings(max_examples=30, deadline=None)
 def test_no_plan_breaks_what_there_is(view: CapacityView) -> None:
@@ -112,6 +114,7 @@ def test_no_plan_breaks_what_there_is(view: CapacityView) -> None:
         assert plan == plan_capacity(view, UNHURRIED, solver)
 
 
+@pytest.mark.slow
 @given(views())
 @settings(max_examples=20, deadline=None)
 def test_what_has_machines_and_time_is_covered_without_a_word(view: CapacityView) -> None:

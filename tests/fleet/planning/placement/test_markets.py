@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -165,6 +166,7 @@ class MarketWorld(World):
         assert all(may_use(wanted, self.store.nodes[name].markets) for name in decision.nodes), decision
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     choices=st.lists(CHOICES, min_size=1, max_size=3),

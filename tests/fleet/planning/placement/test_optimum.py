@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def that_fit(topologies: list[Path], wanted: list[int]) -> list[int]:
     return wanted
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(topologies=machines, wanted=sizes)
 @example(topologies=[("a", "a", x) for x in "aabbcccd"], wanted=[4, 3])

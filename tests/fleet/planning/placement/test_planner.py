@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from fleet.planning.placement.planner import Placed, Placement, PlacementRequest
 from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState
@@ -159,6 +161,7 @@ def test_a_draining_cell_takes_no_share_of_its_failure_domain() -> None:
     assert chosen(fleet(*running, *spares), order(2)) == [["x1", "x2"]]
 
 
+@pytest.mark.slow
 def test_the_same_fleet_gets_the_same_answer_in_whatever_order_it_is_given() -> None:
     spares = [at(f"n{index}", "s", f"m{index % 2}", f"r{index % 5}") for index in range(12)]
     orders = [order(size, f"c{index}") for index, size in enumerate((3, 2, 4))]

@@ -140,6 +140,7 @@ def test_a_pair_is_surged_at_once() -> None:
     assert ready(made) == ready(made, NEW) == RoleSplit(prefill=1, decode=1)
 
 
+@pytest.mark.slow
 @given(cells=st.integers(1, 8), stated=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=3))
 def test_whatever_is_stated_cells_that_answer_never_run_out_and_roles_arrive(
     cells: int, stated: list[tuple[int, int]]

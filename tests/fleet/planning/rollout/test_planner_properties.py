@@ -3,6 +3,7 @@
 `World` asserts I1 at every disruption, and that nothing decided is stale or forbidden.
 """
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def _surging(*, max_unavailable: int, surge: int) -> UpdatePolicy:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     policy=policies,

@@ -53,6 +53,7 @@ def test_who_needs_most_gets_all_and_gives_it_back_later() -> None:
     assert [one.ready(name) for name in NAMES] == [3, 3, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most_down", [1, 3])
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.one_of(wants, kills), max_size=6), st.integers(0, 2))
@@ -84,6 +85,7 @@ def assert_nobody_lacks_what_a_lower_one_could_spare(one: ShareWorld) -> None:
                 assert one.ready(lower) <= floor, f"{name} lacks cells and {lower} has {one.ready(lower)}"
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=12))
 def test_a_load_that_swings_moves_cells_no_oftener_than_they_are_kept(loads: list[int]) -> None:
@@ -123,6 +125,7 @@ quotas = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(claims, max_size=6), quotas)
 def test_quotas_are_never_exceeded_and_nothing_is_left_that_could_be_had(
@@ -173,6 +176,7 @@ scoped_quotas = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(claims, max_size=6), scoped_quotas)
 def test_neither_quotas_of_a_region_nor_those_over_all_are_exceeded_and_grants_stay(

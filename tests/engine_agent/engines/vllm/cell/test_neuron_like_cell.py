@@ -23,7 +23,7 @@ from tests.engine_agent.engines.vllm.cell.neuron_like_tokens import STORE_VARIAB
 from tests.engine_agent.engines.vllm.running_cell import CACHE, ROOT
 from tests.ports import free_ports
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 START_LIMIT_S = 600.0
 PLATFORM = "tests.engine_agent.engines.vllm.cell.neuron_like_platform"

@@ -25,7 +25,7 @@ from tests.engine_agent.engines.vllm.running_cell import (
     running_cell,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 NOTICED_WITHIN_S = 90.0
 """Generous, for busy machines; bench/cells/executor_detection.py says how long it takes."""
