@@ -33,7 +33,7 @@ async def test_no_attack_of_the_corpus_harms_a_cell_or_another_request(tmp_path:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 async def test_no_drawn_or_mutated_attack_harms_a_cell_or_another_request(tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     rng = random.Random(seed)
     drawn = rng.sample(list(everything(MODEL)), DRAWN)
     found = await harm([*drawn, *itertools.islice(generated(rng, MODEL), DRAWN)], tmp_path)

@@ -100,7 +100,7 @@ def end_leases() -> None:
 def test_a_process_killed_at_any_moment_leaves_each_line_with_one_outcome(
     ingress: Receiver, world: World | None
 ) -> None:
-    seed = random.SystemRandom().randrange(10**6)
+    seed = random.randrange(10**6)
     chance = random.Random(seed)
     heard, enough = 0, threading.Condition()
 
