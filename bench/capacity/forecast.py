@@ -17,8 +17,9 @@ import numpy as np
 
 from bench.traffic.arrivals import TRACES
 from fleet.planning.forecast.forecaster import Made, forecast_series
-from fleet.planning.forecast.ledger import Calibration, Record, calibrate
+from fleet.planning.forecast.ledger import calibrate
 from fleet.planning.forecast.past import Floats, past_of
+from fleet.planning.forecast.records import Calibration, Record
 from fleet.planning.forecast.series import HISTORY_SLOT_S, LEADS, SLOT_S, Method, SeriesKey
 from simulator.clock import EPOCH
 

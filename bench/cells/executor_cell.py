@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,11 +121,6 @@ class Engine:
         answer.raise_for_status()
         choice: dict[str, Any] = answer.json()["choices"][0]
         return choice
-
-    def complete_all(self, prompts: list[str], max_tokens: int, **options: Any) -> list[dict[str, Any]]:
-        """Completions of prompts that are all sent at once."""
-        with ThreadPoolExecutor(len(prompts)) as clients:
-            return list(clients.map(lambda prompt: self.complete(prompt, max_tokens, **options), prompts))
 
     def end(self) -> None:
         for process in self.ranks:

@@ -60,12 +60,11 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    how = "SWITCHYARD_CELL_COLLECTIVES"
     with ExitStack() as stack:
         replicas = {
             OWN: stack.enter_context(engine(2, 1, *TP, "--distributed-executor-backend", "mp")),
-            SHM: stack.enter_context(engine(3, 2, *TP, **{how: "shared-memory"})),
-            NETWORK: stack.enter_context(engine(4, 2, *TP, **{how: "network"})),
+            SHM: stack.enter_context(engine(3, 2, *TP, SWITCHYARD_CELL_COLLECTIVES="shared-memory")),
+            NETWORK: stack.enter_context(engine(4, 2, *TP, SWITCHYARD_CELL_COLLECTIVES="network")),
         }
         measure(replicas, 1, 8)
         times = measure(replicas, options.rounds, options.tokens)

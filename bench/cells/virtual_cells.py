@@ -4,10 +4,11 @@ prefill cell, and the least busy cell for each request, as an ingress picks. Pur
 import heapq
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from bench.figures import percentile
 from engine_agent.engines.sim.batching import NO_HANDOVER, BatchingModel, Handover, ModelParameters
 from engine_agent.engines.sim.batching import Sequence as Generation
 from engine_agent.engines.sim.planning.handover import HandoverParameters
@@ -189,13 +190,11 @@ def measure(fleet: Fleet, load: Load, rate: float, requests: int, seed: int = 0)
                 world.finish_step(world.cells[number], now_s)
             case _Kind.HANDED_OVER:
                 world.take_over(number, now_s)
-    quantiles = (*_quantiles(world.ttfts), *_quantiles(world.gaps))
-    return Point(*quantiles, world.handed_over, world.alone, is_over=world.waiting >= MOST_WAITING)
-
-
-def _quantiles(samples: Sequence[float]) -> tuple[float, float]:
-    ordered = sorted(samples) or [0.0]
-    return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    ttfts, gaps = world.ttfts or [0.0], world.gaps or [0.0]
+    return Point(
+        percentile(ttfts, 0.5), percentile(ttfts, 0.99), percentile(gaps, 0.5), percentile(gaps, 0.99),
+        world.handed_over, world.alone, is_over=world.waiting >= MOST_WAITING,
+    )  # fmt: skip
 
 
 def goodput(fleet: Fleet, load: Load, ttft_s: float, itl_s: float, requests: int, seed: int = 0) -> float:

@@ -70,7 +70,7 @@ def kill_one(fleet: Fleet, number: int) -> tuple[str, float, float]:
 
     def is_noticed() -> bool:
         row = now()
-        return row["state"] != "ready" or row["generation"] > cell["generation"]
+        return bool(row["state"] != "ready" or row["generation"] > cell["generation"])
 
     wait_for(is_noticed, HEALED_WITHIN_S, f"the death of {node} is noticed")
     noticed = time.monotonic() - began

@@ -27,6 +27,7 @@ from typing import Any
 
 import httpx
 
+from bench.figures import percentile
 from bench.places import ROOT
 from lab.embedded_servers import EmbeddedServers
 
@@ -143,8 +144,6 @@ def _answers() -> bool:
 def _urls() -> list[str]:
     """Every page without an argument and every list of the API, from the URL configurations; and a page of each kind
     of thing."""
-    from django.urls import URLPattern
-
     from controlplane.api.urls import urlpatterns as api
     from controlplane.dashboard.urls import urlpatterns as pages
     from fleet.models import Cell
@@ -153,7 +152,7 @@ def _urls() -> list[str]:
     plain = [
         f"/{pattern.pattern}"
         for pattern in pages
-        if isinstance(pattern, URLPattern) and "<" not in str(pattern.pattern) and pattern.name not in WRITES_OR_LEAVES
+        if "<" not in str(pattern.pattern) and pattern.name not in WRITES_OR_LEAVES
     ]
     cell, key = Cell.objects.filter(state="ready").values_list("pk", flat=True)[0], ApplicationKey.objects.all()[0]
     things = ["deployments/deployment-01", "rollouts/1", f"cells/{cell}", "nodes/n-00000001", f"keys/{key.prefix}"]
@@ -226,17 +225,20 @@ def _report(times: dict[str, list[float]], options: argparse.Namespace, load_bef
     )
     print(f"{len(everything)} answers in {options.seconds:.0f} s; load average before {load_before:.1f}\n")
     print("| page or list | answers | p50 ms | p95 ms |\n| --- | ---: | ---: | ---: |")
-    for url, found in sorted(times.items(), key=lambda item: -_p95(item[1])):
-        mark = " **" if _p95(found) > LIMIT_MS else ""
-        print(f"| `{url}` | {len(found)} | {statistics.median(found):.0f} | {_p95(found):.0f}{mark} |")
-    print(f"| all | {len(everything)} | {statistics.median(everything):.0f} | {_p95(everything):.0f} |")
-    over = [url for url, found in times.items() if _p95(found) > LIMIT_MS]
+    for url, found in sorted(times.items(), key=lambda item: -percentile(item[1], 0.95)):
+        mark = " **" if percentile(found, 0.95) > LIMIT_MS else ""
+        print(f"| `{url}` | {len(found)} | {statistics.median(found):.0f} | {percentile(found, 0.95):.0f}{mark} |")
+    print(f"| all | {len(everything)} | {statistics.median(everything):.0f} | {percentile(everything, 0.95):.0f} |")
+    over = [url for url, found in times.items() if percentile(found, 0.95) > LIMIT_MS]
     print(f"\np95 above {LIMIT_MS:.0f} ms: {', '.join(sorted(over)) or 'none'}")
 
 
-def _p95(found: list[float]) -> float:
-    ordered = sorted(found)
-    return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+def _watched_page(context: Any, errors: list[str]) -> Any:
+    """A tab that adds what it complains about to `errors`."""
+    page = context.new_page()
+    page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    return page
 
 
 def _paint(cookie: str, paths: tuple[str, ...]) -> None:
@@ -251,11 +253,9 @@ def _paint(cookie: str, paths: tuple[str, ...]) -> None:
             [{"name": settings.SESSION_COOKIE_NAME, "value": cookie, "domain": "127.0.0.1", "path": "/"}]
         )
         for path in paths:
-            page = context.new_page()
             errors: list[str] = []
+            page = _watched_page(context, errors)
             painted: list[float] = []
-            page.on("console", lambda line, errors=errors: errors.append(line.text) if line.type == "error" else None)
-            page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
             for _ in range(5):
                 page.goto(f"http://127.0.0.1:{PORT}{path}", wait_until="load")
                 page.wait_for_timeout(300)

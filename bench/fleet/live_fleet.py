@@ -87,7 +87,7 @@ class Fleet:
         return sorted(self.rows("events", since_id=since_id, **query), key=lambda event: int(event["id"]))
 
 
-def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
+def wait_for(condition: Callable[[], Any], limit_s: float, what: str, poll_s: float = POLL_S) -> Any:
     """The condition's value once it holds.
 
     Raises:
@@ -100,7 +100,7 @@ def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
                 return value
         except httpx.TransportError:
             pass
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     raise SystemExit(f"not within {limit_s:.0f} s: {what}")
 
 

@@ -11,17 +11,17 @@ import argparse
 import asyncio
 import os
 import random
-import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import psutil
 
-HOME = Path(os.environ.get("SWITCHYARD_HOME", ".switchyard")).resolve()
+from bench.figures import percentile
+from bench.fleet.live_fleet import HOME
+
 INGRESS = f"http://127.0.0.1:{os.environ.get('SWITCHYARD_INGRESS_PORT', '8080')}"
 POLL_S = 0.2
 OUTCOME_LIMIT_S = 180.0
@@ -111,9 +111,8 @@ async def still_as_they_were(client: httpx.AsyncClient, requests: Sequence[Reque
 
 
 def spread(values: Sequence[float], unit: float = 1.0) -> str:
-    ordered = sorted(values)
-    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-    return f"p50 {unit * statistics.median(ordered):.1f}, p99 {unit * p99:.1f}, longest {unit * ordered[-1]:.1f}"
+    p50, p99 = (unit * percentile(values, share) for share in (0.5, 0.99))
+    return f"p50 {p50:.1f}, p99 {p99:.1f}, longest {unit * max(values):.1f}"
 
 
 async def main(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.figures import table
 from bench.places import PAGES
 from fleet.planning.placement.distance import Path as NetworkPath
 from fleet.planning.placement.distance import total_distance
@@ -26,6 +27,11 @@ USED = 0.95
 """Share of the spares that the orders ask for."""
 ROUNDS = 3
 """The least of so many timings counts: others use the processor too."""
+
+HEAD = (
+    "machines a rack", "of them spare", "nodes a cell", "cells requested", "placed", "CPU s",
+    "levels between two nodes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,9 +80,9 @@ def region(shape: Shape, seed: int) -> tuple[FleetView, list[PlacementRequest]]:
 
 def timed(shape: Shape) -> tuple[float, int, int, int, int]:
     """Processor seconds; cells requested, cells placed, pairs of their nodes, and their total distance."""
-    seconds = []
+    view, orders = region(shape, seed=1)
+    seconds, answers = [], {}
     for _ in range(ROUNDS):
-        view, orders = region(shape, seed=1)
         start = time.process_time()
         answers = Placement(view).place(orders)
         seconds.append(time.process_time() - start)
@@ -86,13 +92,8 @@ def timed(shape: Shape) -> tuple[float, int, int, int, int]:
     return min(seconds), len(orders), len(placed), pairs, distance
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def speed_rows() -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for shape in SHAPES:
         seconds, requested, placed, pairs, distance = timed(shape)
         sizes = ", ".join(map(str, shape.sizes)) + (f" under one of level {shape.within}" if shape.within else "")
@@ -104,18 +105,7 @@ def speed_rows() -> list[tuple[str, ...]]:
 def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=PAGES / "placement.md")
     chosen = parser.parse_args()
-    speed = table(
-        (
-            "machines a rack",
-            "of them spare",
-            "nodes a cell",
-            "cells requested",
-            "placed",
-            "CPU s",
-            "levels between two nodes",
-        ),
-        speed_rows(),
-    )
+    speed = table(HEAD, speed_rows())
     text = (
         "# Placement\n\nWritten by `python -m bench placement`; do not edit.\n\n"
         f"Placing all cells of a region with {NODES} spares, in CPU seconds of one core:\n\n{speed}\n"

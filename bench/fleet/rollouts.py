@@ -214,7 +214,6 @@ def kill_and_wait(names: tuple[str, ...]) -> float:
 CASES: dict[str, Case] = {
     case.__name__: case for case in (good, crash, slow, answer, scale, node, steer, supersede, kills)
 }
-CASES_HELP = f"of {', '.join(CASES)}; all but kills if none is named"
 
 
 def whole(bench: Bench) -> None:

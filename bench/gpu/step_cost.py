@@ -18,6 +18,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ class Run:
         (self.options.out / "step_cost.json").write_text(json.dumps(self.found, indent=1) + "\n")
 
     def is_late(self) -> bool:
-        return time.monotonic() - self.began > self.options.limit_s
+        return bool(time.monotonic() - self.began > self.options.limit_s)
 
     def steps(self) -> None:
         """All steps, the widest last, so that a limit costs what is least needed."""
@@ -203,7 +204,7 @@ class Run:
                 self.found["skipped"].append(named)
                 continue
             tokens = torch.randint(self.shape["vocab"], (batch, verified), device=self.device)
-            taken = seconds_of(lambda tokens=tokens: decoder.step(tokens, caches, context), self.device, 0.35)
+            taken = seconds_of(partial(decoder.step, tokens, caches, context), self.device, 0.35)
             self.found["steps"].append(row(taken, **named))
 
     def heads(self) -> None:
@@ -211,7 +212,7 @@ class Run:
             heads = Heads(self.shape, self.device, vocabulary)
             for batch in self.batches:
                 x = torch.randn(batch, self.shape["hidden"], device=self.device, dtype=torch.bfloat16)
-                taken = seconds_of(lambda heads=heads, x=x: heads.guess(x), self.device, 0.1)
+                taken = seconds_of(partial(heads.guess, x), self.device, 0.1)
                 self.found["heads"].append(row(taken, batch=batch, heads=HEADS, vocabulary=vocabulary))
         chosen = [each for each in self.found["heads"] if each["vocabulary"] == GUESSING_VOCABULARY]
         self.found["guess"] = [{"batch": each["batch"], "seconds": each["seconds"]} for each in chosen]

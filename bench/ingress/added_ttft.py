@@ -13,17 +13,16 @@ import asyncio
 import json
 import os
 import random
-from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import cast
 
 import httpx
 import uvloop
 
-from bench.places import ROOT
+from bench.figures import percentile
+from bench.fleet.live_fleet import Fleet
 from engine_agent.protocol.ports import ENGINE, PROXY
 
-HOME = Path(os.environ.get("SWITCHYARD_HOME", ROOT / ".switchyard"))
 STAGGER_S = 0.5
 """Each stream starts at a random moment of this, so that they do not queue for one prefill."""
 STREAMS_PER_CONNECTION = 2
@@ -92,30 +91,19 @@ async def stream_round(addresses: list[Address], streams: int, request: bytes) -
     return [ms for times_ms in found for ms in times_ms]
 
 
-async def paths_of(server: str, model: str, region: str) -> dict[str, list[Address]]:
+def paths_of(model: str, region: str) -> dict[str, list[Address]]:
     """Where each path begins, as the control plane's API says."""
-    token = (HOME / "operator-token").read_text(encoding="utf-8").strip()
-    async with httpx.AsyncClient(base_url=f"{server}/api/v1", headers={"Authorization": f"Bearer {token}"}) as client:
-
-        async def get(path: str, **query: str) -> Any:
-            return (await client.get(path, params=query)).raise_for_status().json()
-
-        leaders = [
-            await get(f"/nodes/{cell['nodes'][0]['id']}/")
-            for cell in (await get("/cells/", deployment=model, region=region, state="ready"))["results"]
-        ]
-        ingress = httpx.URL((await get(f"/regions/{region}/"))["ingress_url"])
+    fleet = Fleet()
+    cells = fleet.rows("cells", deployment=model, region=region, state="ready")
+    leaders = [fleet.get(f"nodes/{cell['nodes'][0]['id']}") for cell in cells]
     if not leaders:
         raise SystemExit(f"{model} has no ready cell in {region}")
+    ingress = httpx.URL(fleet.get(f"regions/{region}")["ingress_url"])
     return {
         "engine": [(leader["address"], leader["port_base"] + ENGINE) for leader in leaders],
         "cell proxy": [(leader["address"], leader["port_base"] + PROXY) for leader in leaders],
         "ingress + cell proxy": [(ingress.host, cast(int, ingress.port))],
     }
-
-
-def percentile(values: list[float], q: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
 
 def table(samples: dict[str, list[float]]) -> str:
@@ -131,8 +119,8 @@ def table(samples: dict[str, list[float]]) -> str:
     return "\n".join(rows)
 
 
-async def measure(server: str, model: str, region: str, streams: int, rounds: int) -> str:
-    paths = await paths_of(server, model, region)
+async def measure(model: str, region: str, streams: int, rounds: int) -> str:
+    paths = paths_of(model, region)
     request = request_for(model)
     samples: dict[str, list[float]] = {path: [] for path in paths}
     for addresses in paths.values():  # warm
@@ -148,10 +136,9 @@ async def measure(server: str, model: str, region: str, streams: int, rounds: in
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--server", default=f"http://127.0.0.1:{os.environ.get('SWITCHYARD_PORT', '8000')}")
     parser.add_argument("--model", default="sim-70b")
     parser.add_argument("--region", default="us-east-1")
     parser.add_argument("--streams", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
-    print(uvloop.run(measure(options.server, options.model, options.region, options.streams, options.rounds)))
+    print(uvloop.run(measure(options.model, options.region, options.streams, options.rounds)))

@@ -11,7 +11,6 @@ Rounds through the proxy and rounds straight to the upstream alternate within on
 import argparse
 import asyncio
 import json
-import math
 import os
 import platform
 import random
@@ -26,6 +25,7 @@ from typing import cast
 
 import uvloop
 
+from bench.figures import percentile
 from bench.places import ROOT
 
 EVENTS = 25
@@ -174,10 +174,6 @@ async def rate_round(port: int, clients_wanted: int, samples: Samples) -> None:
 
 
 # --- the run ---
-
-
-def percentile(values: list[float], q: float) -> float:
-    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
 def row(name: str, direct: list[float], proxied: list[float]) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from bench.models.neuron_classes import PLATFORMS, native_taker, nxdi_taker
 from bench.places import CACHE, PAGES, ROOT
@@ -177,23 +178,20 @@ def compare(target: NeuronTarget, machine: Any, take: Callable[..., str]) -> Ite
 
 def unchecked_settings(version: VersionSpec, machine: Any, target: NeuronTarget) -> dict[str, Any] | None:
     """What the class would be given if nothing were checked; None where that cannot be said."""
-    from models_registry.planning import engine_arguments, native_configuration, neuron_configuration
+    from models_registry.planning import engine_arguments, neuron_configuration
 
     given = dict(version.engine_options.get("neuron_config", {}))
     if target is NATIVE_0_24:
         return given
-    kept = neuron_configuration._check_together, neuron_configuration._check_buckets, engine_arguments.check_degrees
-    neuron_configuration._check_together = lambda *_: None  # type: ignore[assignment]
-    neuron_configuration._check_buckets = lambda *_: None  # type: ignore[assignment]
-    engine_arguments.check_degrees = lambda *_: ()  # type: ignore[assignment]
-    try:
-        return rendered_settings(version, machine, target)
-    except InvalidVersion:
-        return None
-    finally:
-        neuron_configuration._check_together, neuron_configuration._check_buckets = kept[:2]
-        engine_arguments.check_degrees = kept[2]
-        del native_configuration
+    with (
+        mock.patch.object(neuron_configuration, "_check_together"),
+        mock.patch.object(neuron_configuration, "_check_buckets"),
+        mock.patch.object(engine_arguments, "check_degrees", return_value=()),
+    ):
+        try:
+            return rendered_settings(version, machine, target)
+        except InvalidVersion:
+            return None
 
 
 def in_child(options: argparse.Namespace) -> int:
@@ -223,7 +221,7 @@ def rows_of(python: Path, target: NeuronTarget, machine: str, folders: list[Path
     rows = [tuple(json.loads(line[4:])) for line in done.stdout.splitlines() if line.startswith("ROW ")]
     if done.returncode or not rows:
         raise SystemExit(f"{target.name} on {machine}: {done.stderr.strip()[-2000:]}")
-    return rows  # type: ignore[return-value]
+    return rows
 
 
 def main(parser: argparse.ArgumentParser) -> int:

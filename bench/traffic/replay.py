@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.figures import percentile
 from bench.places import ROOT
 from bench.traffic.arrivals import MOONCAKE_BLOCK_TOKENS, Arrival, azure, best_hit_rate, faster, lru_hit_rate, mooncake
 from bench.traffic.routers import (
@@ -24,7 +25,7 @@ from bench.traffic.routers import (
     Sticky,
     TwoChoices,
 )
-from bench.traffic.simulation import Outcome, Simulation, hit_rate, percentile
+from bench.traffic.simulation import Outcome, Simulation, hit_rate
 from engine_agent.engines.sim.batching import ModelParameters
 
 RESULTS = ROOT / ".cache" / "bench" / "replay.jsonl"

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.figures import table
 from bench.places import PAGES, ROOT
 from bench.traffic.contenders import PEERS
 
@@ -28,12 +29,6 @@ def read(folder: Path, name: str) -> list[Row]:
     """All rows of one kind; none if it was never run."""
     path = folder / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text, the others are numbers."""
-    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def spread(values: Sequence[float], form: str = ",.0f") -> str:

@@ -118,11 +118,6 @@ class Simulation:
         self._begin_step(index, now_s)
 
 
-def percentile(values: Sequence_[float], share: float) -> float:
-    """The value below which this share of them lies."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def hit_rate(outcomes: Sequence_[Outcome]) -> float:
     """Share of the prompt tokens that were found in a cache."""
     return sum(o.found_tokens for o in outcomes) / sum(o.arrival.prompt_tokens for o in outcomes)

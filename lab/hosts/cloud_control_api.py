@@ -20,7 +20,6 @@ from lab.hosts.hypervisor import Hypervisor
 
 PATH = "/cloud/"
 MOST_BYTES = 65536
-THROTTLED = "RequestLimitExceeded"
 
 
 class NoControl(Exception):
