@@ -1,5 +1,5 @@
-"""What makes a small schema or pattern a large grammar: counts of repetitions, and references that lead back to
-themselves without reading anything. Engines expand the first and follow the second without a limit. Pure.
+"""Properties that make a small schema or pattern a large grammar: counts of repetitions, references that lead back to
+themselves without reading anything, and long chains of references. Engines expand or follow them without a limit. Pure.
 """
 
 import re
@@ -75,6 +75,23 @@ def has_endless_reference(root: Any) -> bool:
                 ahead.append((node, True))
                 ahead += ((each, False) for each in _led_to(root, node))
     return False
+
+
+def levels_with_references(root: Any) -> int:
+    """Returns an upper bound for the levels of a schema whose references are followed, each once. Compilers descend
+    them recursively, on a stack that ends."""
+    order = [root]
+    for part in order:
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        order += (each for each in inner if isinstance(each, dict | list))
+    levels: dict[int, int] = {}
+    for part in reversed(order):
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        levels[id(part)] = 1 + max((levels[id(each)] for each in inner if isinstance(each, dict | list)), default=0)
+    names = {part["$ref"] for part in order if isinstance(part, dict) and isinstance(part.get("$ref"), str)}
+    if any(name != "#" and not name.startswith("#/") for name in names):
+        return len(order)  # Names of `$id` and `$anchor` are not resolved here.
+    return levels[id(root)] + sum(levels.get(id(_resolved(root, name)), 0) for name in names)
 
 
 def _led_to(root: Any, node: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -63,7 +63,7 @@ LIMIT_ROWS: Final = (
     ),
     LimitRow(
         "schema_depth",
-        "objects and lists within each other in the same",
+        "objects and lists within each other in the same; 1,000 with its references followed",
         "OpenAI takes 10 levels of a schema, which are some 25 of JSON",
     ),
     LimitRow(

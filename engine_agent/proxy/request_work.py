@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from engine_agent.protocol.api_surface import ApiPath, Counting
-from engine_agent.protocol.grammar_work import greatest_count, has_endless_reference
+from engine_agent.protocol.grammar_work import greatest_count, has_endless_reference, levels_with_references
 from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.request_checks import RESPONSES_PATH
 from engine_agent.protocol.request_limits import RequestLimits
@@ -19,6 +19,9 @@ from engine_agent.protocol.strict_json import strict_loads
 from engine_agent.proxy.response_items import check_items
 
 _ANSWERS = ("n", "best_of")
+_MOST_LEVELS = 1000
+"""Of a schema whose references are followed. vLLM 0.32 compiles schemas that xgrammar does not support by llguidance
+1.7.6, whose stack overflows at some 1,500 levels; the engine dies."""
 _INPUTS = ("input", "documents", "items", "queries", "text_1", "text_2", "data_1", "data_2")
 _STOPS = ("stop", "stop_sequences")
 _LOGPROBS = ("top_logprobs", "prompt_logprobs", "logprobs")
@@ -87,6 +90,9 @@ def _check_schemas(request: dict[str, Any], limits: RequestLimits) -> None:
     for member, root in _roots(request):
         if has_endless_reference(root):
             raise _over(member, "a $ref of its schema leads back to itself alone.", "invalid_value")
+        if levels_with_references(root) > _MOST_LEVELS:
+            what = f"schema nested too deeply. Expected at most {_MOST_LEVELS} levels with its references followed."
+            raise _over(member, what, "invalid_value")
     if (tools := request.get("tools")) and (size := len(msgspec.json.encode(tools))) > limits.tools_bytes:
         what = f"tools too long. Expected at most {limits.tools_bytes} bytes of JSON, but got {size} instead."
         raise _over("tools", what, "string_above_max_length")

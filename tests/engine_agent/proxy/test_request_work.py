@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from engine_agent.protocol.grammar_work import repetitions
+from engine_agent.protocol.grammar_work import levels_with_references, repetitions
 from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.request_limits import (
     DEFAULT_LIMITS,
@@ -165,6 +165,34 @@ def test_other_text_is_no_limits(text: str) -> None:
 )
 def test_repetitions_within_each_other_multiply(pattern: str, count: int) -> None:
     assert repetitions(pattern) == count
+
+
+def chain(definitions: int, wrapped: int) -> dict[str, Any]:
+    """A schema of references, each `wrapped` levels of `anyOf` below the one before."""
+    defs: dict[str, Any] = {str(definitions): {"type": "integer"}}
+    for index in range(definitions):
+        part: dict[str, Any] = {"$ref": f"#/$defs/{index + 1}"}
+        for _ in range(wrapped):
+            part = {"anyOf": [part]}
+        defs[str(index)] = part
+    return {"$defs": defs, "$ref": "#/$defs/0"}
+
+
+def test_levels_are_counted_along_references() -> None:
+    assert levels_with_references({"type": "object", "properties": {"a": {"type": "array", "items": {}}}}) == 4
+    assert levels_with_references(chain(3, 0)) == 3 + 4
+    assert levels_with_references(chain(3, 2)) == (2 + 5) + 3 * 5 + 1
+    tree = {"properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
+    assert levels_with_references(tree) == 6
+    assert levels_with_references({"$ref": "#x", "$defs": {"a": {"$anchor": "x"}}}) == 3
+    assert levels_with_references(None) == 1
+
+
+@pytest.mark.parametrize("schema", [chain(200, 13), chain(1200, 0)])
+def test_a_chain_of_references_is_too_deep(schema: dict[str, Any]) -> None:
+    shape = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    with pytest.raises(BadRequest, match="1000 levels"):
+        check_work(CELL_PATHS[CHAT.encode()], {"response_format": shape}, DEFAULT_LIMITS)
 
 
 async def ask(proxy: LocalProxy, path: str, body: dict[str, Any], **headers: str) -> Message:
