@@ -48,7 +48,11 @@ def main(arguments: Sequence[str]) -> int:
         print(f"There is no bench {name!r}. `python -m bench --help` lists them.", file=sys.stderr)
         return 2
     sys.argv = [f"python -m bench {name}", *options]
-    module = import_module(f"bench.{found[name].parent.name}.{name}")
+    try:
+        module = import_module(f"bench.{found[name].parent.name}.{name}")
+    except ModuleNotFoundError as error:
+        print(f"{name} needs the package {error.name}, which {sys.executable} does not have.", file=sys.stderr)
+        return 2
     parser = argparse.ArgumentParser(
         prog=sys.argv[0], description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -9,18 +9,19 @@ promise was broken. The same seed does the same faults in the same order; what t
 """
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from bench.chaos.campaign import Campaign, FleetUnderTest, Report
-from bench.chaos.counted import differences, refused_counts
 from bench.chaos.crowds import WHOLE
 from bench.chaos.schedule import PAUSES_S, kinds, schedule
 from bench.fleet.live_fleet import AGENT_SERVER, HOME, SERVER, Fleet, Row, last_pass_age_s, launched, load, wait_for
 from lab.steady_load import Answer
 
+REFUSED = re.compile(r'^switchyard_requests_refused\{(?=[^}]*deployment="([^"]*)")[^}]*\} (\S+)$', re.MULTILINE)
 DEPLOYMENT = "sim-70b"
 WHOLE_WITHIN_S = 120.0
 COUNTED_WITHIN_S = 120.0
@@ -110,3 +111,29 @@ def _print(report: Report) -> None:
     print("Every promise held." if not report.broken else f"{len(report.broken)} promises were broken:")
     for line in report.broken:
         print(f"  {line}")
+
+
+# --- refusals, as clients and the control plane counted them ---
+
+
+def refused_counts(fleet: Fleet, deployment: str) -> dict[str, int]:
+    """Refused requests of a deployment since counting began, by where it can be read.
+
+    Raises:
+        httpx.HTTPError: web did not answer.
+    """
+    metrics = REFUSED.findall(fleet.metrics())
+    return {
+        "usage": fleet.get("usage", deployment=deployment)["totals"]["refused"],
+        "Prometheus": round(sum(float(value) for name, value in metrics if name == deployment)),
+    }
+
+
+def differences(answers: Iterable[Answer], before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
+    """Where something else was counted than clients saw."""
+    seen = sum(answer.was_refused for answer in answers)
+    return [
+        f"clients were refused {seen} times, {place} counted {count - before[place]}"
+        for place, count in after.items()
+        if count - before[place] != seen
+    ]

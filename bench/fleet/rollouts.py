@@ -4,8 +4,8 @@
     .venv/bin/python -m bench rollouts good --deployment smollm2 --max-tokens 8
     .venv/bin/python -m bench rollouts kills --kills 10
 
-Needs a fleet from `make up` (same SWITCHYARD_HOME) that nobody else uses: it kills a node and, in `kills`, the worker
-and beat. Streaming requests at a steady rate go to every region that the deployment serves in, all the while.
+Needs a fleet from `make up` (same SWITCHYARD_HOME) that nobody else uses: `kills` kills the worker and beat. Streaming
+requests at a steady rate go to every region that the deployment serves in.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import psutil
 import psycopg
 
-from bench.fleet.live_fleet import ACTIVE, HOME, Fleet, Row, at, fewest_ready, launched, load, service, spans, wait_for
-from lab.steady_load import Answer, agent_and_engine
+from bench.fleet.live_fleet import ACTIVE, Fleet, Row, at, fewest_ready, launched, load, service, spans, wait_for
+from lab.steady_load import Answer
 
 # 2.5 requests a second reach each of two cells: 50 samples take 20 s.
 BAKED = {"min_healthy_s": 5, "canary_bake_s": 25, "bake_s": 25}
@@ -70,19 +70,6 @@ class Bench:
             wait_for(lambda: self.rollout(rollout)["state"] not in ACTIVE, LIMIT_S, f"rollout {rollout} goes back")
         return self.rollout(rollout)
 
-    def versions(self) -> dict[str, str]:
-        return {name: cell["model_version"] for name, cell in self.fleet.cells(self.deployment).items()}
-
-    def reaches(self, rollout: int, ready_at_goal: int) -> None:
-        """Wait until so many cells serve the rollout's version."""
-        goal = self.rollout(rollout)["to_version"]
-
-        def there() -> bool:
-            cells = self.fleet.cells(self.deployment).values()
-            return sum((c["model_version"], c["state"]) == (goal, "ready") for c in cells) >= ready_at_goal
-
-        wait_for(there, LIMIT_S, f"{ready_at_goal} cells at {goal}")
-
 
 Case = Callable[[Bench], list[Row]]
 """Does its work and returns the rollouts as they ended."""
@@ -105,69 +92,6 @@ def slow(bench: Bench) -> list[Row]:
 def answer(bench: Bench) -> list[Row]:
     """The version starts and answers wrong."""
     return [bench.end(bench.start(bench.bad("answer"), UNBAKED))]
-
-
-def scale(bench: Bench) -> list[Row]:
-    """One more cell is requested while the rollout moves."""
-    region, cells = sorted(bench.fleet.wanted(bench.deployment).items())[-1]
-    rollout = bench.start(bench.other(), UNBAKED)
-    bench.reaches(rollout, 1)
-    bench.fleet.scale(bench.deployment, region, cells + 1)
-    ended = bench.end(rollout)
-    whole(bench)
-    bench.fleet.scale(bench.deployment, region, cells)
-    return [ended]
-
-
-def node(bench: Bench) -> list[Row]:
-    """A node of the canary dies while it starts; once that is healed, one of a cell of the old version."""
-    rollout = bench.start(bench.other(), UNBAKED)
-
-    def of(state: str, is_new: bool) -> Row | None:
-        goal = bench.rollout(rollout)["to_version"]
-        cells = bench.fleet.cells(bench.deployment).values()
-        return next((c for c in cells if c["state"] == state and (c["model_version"] == goal) == is_new), None)
-
-    kill_follower(wait_for(lambda: of("starting", True), LIMIT_S, "a starting canary"))
-    wait_for(lambda: of("ready", True), LIMIT_S, "the canary is ready")
-    kill_follower(wait_for(lambda: of("ready", False), LIMIT_S, "a cell of the old version"))
-    return [bench.end(rollout)]
-
-
-def kill_follower(cell: Row) -> None:
-    """`kill -9` of the agent and the engine of its last node."""
-    for process in agent_and_engine(cell["nodes"][-1]["id"], home=HOME):
-        process.kill()
-
-
-def steer(bench: Bench) -> list[Row]:
-    """Paused halfway, resumed, rolled back; begun again, aborted halfway, and finished by another one."""
-    first = bench.start(bench.other(), UNBAKED)
-    bench.reaches(first, 1)
-    bench.act(first, "pause")
-    time.sleep(5)  # what is on its way may finish
-    held = bench.versions()
-    time.sleep(10)
-    if bench.versions() != held:
-        raise SystemExit(f"cells moved while rollout {first} was paused")
-    bench.act(first, "resume")
-    bench.reaches(first, 2)
-    bench.act(first, "roll-back")
-    ended = [bench.end(first)]
-    second = bench.start(bench.other(), UNBAKED)
-    bench.reaches(second, 1)
-    bench.act(second, "abort")
-    ended.append(bench.end(second))
-    return [*ended, bench.end(bench.start(bench.other(), UNBAKED))]
-
-
-def supersede(bench: Bench) -> list[Row]:
-    """A newer rollout, back to the version that serves, takes over from one that is halfway."""
-    stable = str(bench.fleet.get(f"deployments/{bench.deployment}")["model_version"])
-    first = bench.start(bench.other(), UNBAKED)
-    bench.reaches(first, 2)
-    second = bench.start(stable, UNBAKED)
-    return [bench.end(first), bench.end(second)]
 
 
 def kills(bench: Bench) -> list[Row]:
@@ -211,9 +135,7 @@ def kill_and_wait(names: tuple[str, ...]) -> float:
         return time.time() - killed_at
 
 
-CASES: dict[str, Case] = {
-    case.__name__: case for case in (good, crash, slow, answer, scale, node, steer, supersede, kills)
-}
+CASES: dict[str, Case] = {case.__name__: case for case in (good, crash, slow, answer, kills)}
 
 
 def whole(bench: Bench) -> None:

@@ -15,16 +15,21 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bench.places import ROOT
 from bench.traffic import contenders, wire
 from bench.traffic.contenders import MODEL, PEERS, PLACES, Contender
-from bench.traffic.identities import BenchFleet
+from engine_agent.protocol.identity import IdentityKind, IdentityName
 from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint
+from engine_agent.runtime.identity import Identity
+from kernel.authority import Authority, authority_make, certificate_sign, revocations_sign
 
 CACHE = ROOT / ".cache" / "bench"
+FLEET_ID = "f-be0c4be0"
 WHOLE_PATH, PLAIN_PATH = "ingress + cell proxy", "ingress + cell proxy (plain links)"
 CELLS = 2
 CONNECTIONS = 64
@@ -42,6 +47,26 @@ INGRESSES: tuple[tuple[str, Affinity | None, tuple[str, ...]], ...] = (
     ("ingress, affinity", Affinity(), ()),
 )
 """As it is; as the peers are, without a line for every request; and with what only some pools have."""
+
+
+class BenchFleet:
+    """A fleet of its own: one authority, known only here, and the certificates that it signs."""
+
+    @cached_property
+    def _authority(self) -> Authority:
+        return authority_make(FLEET_ID, datetime.now(UTC))
+
+    def certify_ingress(self, home: Path) -> None:
+        self._certify(home, IdentityName(FLEET_ID, IdentityKind.INGRESS, "i-bench"))
+
+    def certify_node(self, home: Path, node: str) -> None:
+        self._certify(home, IdentityName(FLEET_ID, IdentityKind.NODE, node))
+
+    def _certify(self, home: Path, name: IdentityName) -> None:
+        identity, now = Identity(home), datetime.now(UTC)
+        issued = certificate_sign(self._authority, name, identity.signing_request(), now)
+        revoked = revocations_sign(self._authority, (), 1)
+        identity.store(chain=issued.pem, bundle=self._authority.certificate_pem, revoked=revoked)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ The cloud answers at the host `aws`, each instance's metadata inside that instan
 namespace that it was made in, so nothing of this runs on a host.
 """
 
+import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -15,25 +17,56 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from werkzeug.serving import make_server
 
 from lab.cloud.imds import serve_metadata
+from lab.cloud.nlb import healthy_targets
 from lab.cloud.server import QuietRequests, World, serve
 from lab.hosts import client, kernel
-from lab.hosts.balancer import Balancer, Listener
 from lab.hosts.cloud_control_api import Control
 from lab.hosts.cloud_settings import PORT, Settings
+from lab.hosts.forward import Target, carry, refuse
 from lab.hosts.guests import Guest, write_guest
 from lab.hosts.hypervisor import METADATA, Hypervisor
 from lab.hosts.places import Places, read_places
-from lab.hosts.topology import CLOUD, NoLaboratory
+from lab.hosts.topology import CLOUD, OUTSIDE, NoLaboratory
 
 METADATA_PORT = 80
 STEP_S = 0.2
 """How often instances are compared with hosts."""
 LOG = logging.getLogger("cloud")
+Listener = tuple[str, int, socket.socket]
+"""Region, port of the targets, and a socket that listens on the real host."""
+
+
+class Balancer:
+    """The load balancers of all regions, as far as clients notice, in a thread.
+
+    A connection on the real host goes to a target that the cloud calls healthy. Targets come and go as the control
+    plane registers them.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._turns = itertools.count()
+
+    def start(self, listeners: list[Listener]) -> None:
+        threading.Thread(target=lambda: asyncio.run(self._serve(listeners)), name="balancer", daemon=True).start()
+
+    async def _serve(self, listeners: list[Listener]) -> None:
+        for region, port, listener in listeners:
+            await asyncio.start_server(partial(self._carry, region, port), sock=listener, backlog=256)
+        await asyncio.Event().wait()
+
+    async def _carry(self, region: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        targets = healthy_targets(self._world, region, port)
+        if not targets:
+            refuse(writer)
+            return
+        await carry(reader, writer, Target(OUTSIDE, targets[next(self._turns) % len(targets)], port))
 
 
 class LaboratoryPower:

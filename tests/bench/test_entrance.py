@@ -47,3 +47,11 @@ def test_listing_imports_no_bench() -> None:
     asked = [sys.executable, "-c", code]
     said = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     assert said.splitlines()[-1] == "bench.__main__"
+
+
+def test_a_bench_whose_package_is_missing_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["step_cost", "--help"]) == 2
+    assert "step_cost needs the package torch" in capsys.readouterr().err
