@@ -15,7 +15,6 @@ from traffic.services.autoscaling import autoscaling_run
 from traffic.services.batch import batches_trim
 from traffic.services.budget import budgets_follow
 from traffic.services.cloud_ingresses import cloud_ingresses_ensure
-from traffic.services.cost_budget import cost_budgets_follow
 from traffic.services.demand import DemandMeter, demand_trim
 from traffic.services.entry_route53 import entry_run
 from traffic.services.entry_targets import entry_targets_follow
@@ -102,7 +101,6 @@ def planner_stop() -> None:
 def count_usage() -> None:
     usage_count(now=clock.now())
     budgets_follow(now=clock.now())
-    cost_budgets_follow(now=clock.now())
 
 
 @shared_task(name="traffic.trim_usage")

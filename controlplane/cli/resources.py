@@ -334,14 +334,10 @@ RESOURCES: tuple[Resource, ...] = (
             ("FROM", "valid_from"), ("IN FORCE", "in_force"), number("VALUE", "value"), ("BY", "actor")),
     ),
     Resource(
-        "cost-budgets", "cost-budgets", "id", ("cost-budget",),
-        _of(number("ID", "id"), ("DEPLOYMENT", "deployment"), number("USD", "money_per_month"),
-            number("USED $", "used_usd"), number("USED %", "used_percent")),
-    ),
-    Resource(
-        "budgets", "budgets", "tenant", ("budget",),
-        _of(("TENANT", "tenant"), number("TOKENS", "tokens_per_month"), number("USD", "money_per_month"),
-            number("USED %", "used_percent"), ("HARD STOP", "hard_stop"), ("STOPPED", "stopped")),
+        "budgets", "budgets", "id", ("budget",),
+        _of(number("ID", "id"), ("TENANT", "tenant"), ("DEPLOYMENT", "deployment"), ("UNIT", "unit"),
+            number("LIMIT", "limit"), number("USED", "used"), number("USED %", "used_percent"),
+            ("HARD STOP", "hard_stop"), ("STOPPED", "stopped")),
     ),
     Resource(
         "webhooks", "webhooks", "name", ("webhook",),

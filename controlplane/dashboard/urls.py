@@ -13,8 +13,6 @@ from controlplane.dashboard.pages.capacity_plan import DAY_PLAN
 from controlplane.dashboard.pages.cells import CELL, CELLS, cell_action
 from controlplane.dashboard.pages.cost import (
     COSTS,
-    cost_budget_remove_action,
-    cost_budget_set_action,
     rate_set_action,
     rate_withdraw_action,
 )
@@ -132,12 +130,10 @@ urlpatterns = [
     path("usage/costs/", _view(COSTS), name="costs"),
     path("usage/costs/rates/set/", rate_set_action, name="rate-set"),
     path("usage/costs/rates/<int:id>/withdraw/", rate_withdraw_action, name="rate-withdraw"),
-    path("usage/costs/budgets/set/", cost_budget_set_action, name="cost-budget-set"),
-    path("usage/costs/budgets/<int:id>/remove/", cost_budget_remove_action, name="cost-budget-remove"),
     path("usage/prices/set/", price_set_action, name="price-set"),
     path("usage/prices/<int:id>/withdraw/", price_withdraw_action, name="price-withdraw"),
     path("usage/budgets/set/", budget_set_action, name="budget-set"),
-    path("usage/budgets/<str:tenant>/remove/", budget_remove_action, name="budget-remove"),
+    path("usage/budgets/<int:id>/remove/", budget_remove_action, name="budget-remove"),
     path("models/", _view(MODELS), name="models"),
     path("models/<model:key>/", _view(MODEL), name="model"),
     path("models/<version:key>/", _view(VERSION), name="version"),

@@ -1,7 +1,7 @@
-"""Budgets of tenants over HTTP: what each may use of a month, how much it has, and whether it is stopped. Decides
-nothing; services do."""
+"""Budgets over HTTP: what a tenant may use or machines may cost each month, how much of it is used, and which tenants
+are stopped. Decides nothing; services do."""
 
-from decimal import Decimal
+from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
@@ -18,68 +18,80 @@ from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from traffic.api import money_examples
 from traffic.api.key import TENANT
 from traffic.models import Budget
-from traffic.planning.budget import MOST_PERCENT, MOST_THRESHOLDS, MonthUse, month_of, used_percent
+from traffic.planning.budget import MOST_ALERTS, MOST_PERCENT, BudgetUnit, used_percent
 from traffic.planning.usage_table import money_text
-from traffic.selectors.budget import budgets_described
+from traffic.selectors.budget import MonthUse
 from traffic.services.budget import budget_change, budget_create, budget_delete
 
-MOST_TOKENS = 2**53
+UNITS = [unit.value for unit in BudgetUnit]
+OF_MACHINES = "Of machines; with neither tenant nor deployment: of all machines, spares included."
 
 
 @extend_schema_serializer(examples=[OpenApiExample("budget", money_examples.BUDGET, response_only=True)])
 class BudgetSerializer(serializers.ModelSerializer[Budget]):
-    tokens_per_month = serializers.IntegerField(allow_null=True, help_text="Prompt and completion; null: no limit.")
-    money_per_month = serializers.DecimalField(
-        max_digits=16, decimal_places=6, allow_null=True, help_text="US dollars by prices of tokens; null: no limit."
+    tenant = serializers.CharField(help_text="Empty: a budget of machines.")
+    deployment = serializers.CharField(help_text=OF_MACHINES)
+    unit = serializers.ChoiceField(
+        choices=UNITS, help_text="`usd`: of a tenant by prices of tokens, of machines what they cost."
     )
-    thresholds = serializers.ListField(child=serializers.IntegerField(), help_text="Per cent; each opens an incident.")
+    limit = serializers.DecimalField(max_digits=22, decimal_places=6, help_text="Each month (UTC).")
+    alert_at = serializers.ListField(child=serializers.IntegerField(), help_text="Per cent; each opens an incident.")
     hard_stop = serializers.BooleanField(help_text="At 100 % the tenant's keys are refused until the next month.")
     month = serializers.SerializerMethodField(help_text="The month (UTC) that counts now.")
-    used_tokens = serializers.IntegerField(default=0)
-    used_money = serializers.SerializerMethodField()
-    used_percent = serializers.SerializerMethodField(help_text="Of the limit that is nearer.")
-    level = serializers.IntegerField(help_text="The threshold that was reached; 0: none.")
-    stopped = serializers.BooleanField(help_text="Its keys are refused with 429 `insufficient_quota`.")
+    used = serializers.SerializerMethodField(help_text="Of machines: the hour that runs included.")
+    used_percent = serializers.SerializerMethodField()
+    level = serializers.IntegerField(help_text="Of `alert_at`, the one that was reached; 0: none.")
+    stopped = serializers.BooleanField(help_text="The tenant's keys are refused with 429 `insufficient_quota`.")
 
     class Meta:
         model = Budget
         fields = [
-            "tenant", "tokens_per_month", "money_per_month", "thresholds", "hard_stop", "month", "used_tokens",
-            "used_money", "used_percent", "level", "stopped", "stopped_at", "actor", "changed_at",
+            "id", "tenant", "deployment", "unit", "limit", "alert_at", "hard_stop", "month", "used", "used_percent",
+            "level", "stopped", "stopped_at", "actor", "changed_at",
         ]  # fmt: skip
 
-    def get_month(self, row: Budget) -> str:
-        return f"{month_of(clock.now()):%Y-%m}"
+    @property
+    def _use(self) -> MonthUse:
+        use: MonthUse = self.context["month_use"]
+        return use
 
-    def get_used_money(self, row: Budget) -> str:
-        return money_text(getattr(row, "used_money", Decimal(0)))
+    def get_month(self, row: Budget) -> str:
+        return f"{self._use.month:%Y-%m}"
+
+    def get_used(self, row: Budget) -> str:
+        return money_text(self._use.of(row))
 
     def get_used_percent(self, row: Budget) -> float:
-        use = MonthUse(getattr(row, "used_tokens", 0), getattr(row, "used_money", Decimal(0)))
-        return round(float(used_percent(row.rules(), use)), 1)
+        return round(float(used_percent(row.rules(), self._use.of(row))), 1)
 
 
 class ChangeBudgetSerializer(StrictSerializer):
-    tokens_per_month = serializers.IntegerField(min_value=1, max_value=MOST_TOKENS, required=False, allow_null=True)
-    money_per_month = serializers.DecimalField(
-        max_digits=16, decimal_places=6, required=False, allow_null=True, help_text="US dollars, more than 0."
-    )
-    thresholds = serializers.ListField(
+    limit = serializers.DecimalField(max_digits=22, decimal_places=6, required=False, help_text="More than 0.")
+    alert_at = serializers.ListField(
         child=serializers.IntegerField(min_value=1, max_value=MOST_PERCENT),
-        max_length=MOST_THRESHOLDS,
+        max_length=MOST_ALERTS,
         required=False,
         help_text="Rising whole per cents; 50, 80 and 100.",
     )
-    hard_stop = serializers.BooleanField(required=False)
+    hard_stop = serializers.BooleanField(required=False, help_text="Only of a tenant.")
 
 
 @extend_schema_serializer(examples=[OpenApiExample("a budget", money_examples.NEW_BUDGET, request_only=True)])
 class CreateBudgetSerializer(ChangeBudgetSerializer):
-    tenant = serializers.RegexField(TENANT, help_text="As its keys name it.")
+    tenant = serializers.RegexField(
+        TENANT, required=False, allow_blank=True, default="", help_text="As its keys name it."
+    )
+    deployment = serializers.CharField(
+        max_length=96, required=False, allow_blank=True, default="", help_text=OF_MACHINES
+    )
+    unit = serializers.ChoiceField(choices=UNITS, help_text="`tokens`: only of a tenant.")
+    limit = serializers.DecimalField(max_digits=22, decimal_places=6, help_text="Each month (UTC); more than 0.")
 
 
 class BudgetFilter(filters.FilterSet):
     tenant = filters.CharFilter()
+    deployment = filters.CharFilter()
+    unit = filters.ChoiceFilter(choices=[(unit, unit) for unit in UNITS])
     stopped = filters.BooleanFilter()
 
     class Meta:
@@ -88,42 +100,45 @@ class BudgetFilter(filters.FilterSet):
 
 
 class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
-    """What tenants may use of each month (UTC): tokens, US dollars or both. What is nearer to its limit counts."""
+    """What tenants may use of each month (UTC), in tokens or US dollars, and what machines may cost. Each alert opens
+    an incident."""
 
     serializer_class = BudgetSerializer
     filterset_class = BudgetFilter
-    lookup_field = "tenant"
-    lookup_url_kwarg = "id"
-    lookup_value_regex = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-    page_order = "tenant"
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "id"
     needs = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
-    ordering_fields = ("tenant", "changed_at")
-    measured = frozenset({"month", "used_tokens", "used_money", "used_percent", "level", "stopped", "stopped_at"})
+    ordering_fields = ("id", "tenant", "deployment", "changed_at")
+    measured = frozenset({"month", "used", "used_percent", "level", "stopped", "stopped_at"})
 
     def get_queryset(self) -> QuerySet[Budget]:
-        return budgets_described(clock.now())
+        return Budget.objects.all()
+
+    def get_serializer_context(self) -> dict[str, Any]:
+        return {**super().get_serializer_context(), "month_use": MonthUse(clock.now())}
 
     @extend_schema(operation_id="budgets_create", request=CreateBudgetSerializer, responses={200: BudgetSerializer})
     def create(self, request: Request) -> Response:
-        """Give a tenant a budget. 409 if it has one."""
+        """Give a tenant, a deployment's machines or the fleet a budget. 409 if there is one in this unit."""
         body = CreateBudgetSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         row = budget_create(**body.validated_data, actor=actor_of(request), now=clock.now())
-        return Response(BudgetSerializer(self.get_queryset().get(pk=row.pk)).data)
+        return Response(self.get_serializer(row).data)
 
     @extend_schema(operation_id="budgets_change", request=ChangeBudgetSerializer, responses={200: BudgetSerializer})
     def partial_update(self, request: Request, id: str) -> Response:
-        """Change what is given. A higher budget lifts a stop within seconds."""
+        """Change what is given. A higher limit lifts a stop within seconds."""
         row = self.get_object()
         body = ChangeBudgetSerializer(data=request.data)
         body.is_valid(raise_exception=True)
-        budget_change(tenant=row.tenant, actor=actor_of(request), now=clock.now(), **body.validated_data)
-        return Response(BudgetSerializer(self.get_object()).data)
+        budget_change(budget_id=row.pk, actor=actor_of(request), now=clock.now(), **body.validated_data)
+        return Response(self.get_serializer(self.get_object()).data)
 
     @extend_schema(operation_id="budgets_delete", responses={200: BudgetSerializer})
     def destroy(self, request: Request, id: str) -> Response:
-        """Remove a tenant's budget: nothing stops it any more. Responds with what it was."""
+        """Delete a budget and lift its stop. Responds with what it was."""
         row = self.get_object()
-        shown = BudgetSerializer(row).data
-        budget_delete(tenant=row.tenant, actor=actor_of(request), now=clock.now())
+        shown = self.get_serializer(row).data
+        budget_delete(budget_id=row.pk, actor=actor_of(request), now=clock.now())
         return Response(shown)

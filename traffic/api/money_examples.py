@@ -113,18 +113,6 @@ COSTS: dict[str, Any] = {
         }
     ],
 }
-COST_BUDGET: dict[str, Any] = {
-    "id": 2,
-    "deployment": "sim-70b",
-    "money_per_month": "1200.000000",
-    "thresholds": [50, 80, 100],
-    "used_usd": "640.250000",
-    "used_percent": 53.4,
-    "level": 50,
-    "actor": "ada",
-    "changed_at": "2026-11-21T12:00:00Z",
-}
-NEW_COST_BUDGET: dict[str, Any] = {"deployment": "sim-70b", "money_per_month": "1200"}
 
 PRICE: dict[str, Any] = {
     "id": 3,
@@ -147,14 +135,15 @@ NEW_PRICE: dict[str, Any] = {
 }
 
 BUDGET: dict[str, Any] = {
+    "id": 2,
     "tenant": "rufus",
-    "tokens_per_month": 2_000_000_000,
-    "money_per_month": "1200.000000",
-    "thresholds": [50, 80, 100],
+    "deployment": "",
+    "unit": "usd",
+    "limit": "1200.000000",
+    "alert_at": [50, 80, 100],
     "hard_stop": True,
     "month": "2026-11",
-    "used_tokens": 1_204_113_031,
-    "used_money": "842.120000",
+    "used": "842.120000",
     "used_percent": 70.2,
     "level": 50,
     "stopped": False,
@@ -163,4 +152,4 @@ BUDGET: dict[str, Any] = {
     "changed_at": "2026-11-01T08:00:00Z",
 }
 
-NEW_BUDGET: dict[str, Any] = {"tenant": "rufus", "money_per_month": "1200.00", "hard_stop": True}
+NEW_BUDGET: dict[str, Any] = {"tenant": "rufus", "unit": "usd", "limit": "1200.00", "hard_stop": True}

@@ -7,7 +7,6 @@ from traffic.api.bucket_grant import BucketGrantViewSet
 from traffic.api.budget import BudgetViewSet
 from traffic.api.callback_host import CallbackHostViewSet
 from traffic.api.cost import CostViewSet
-from traffic.api.cost_budget import CostBudgetViewSet
 from traffic.api.entry import EntryRevisionViewSet, EntryViewSet
 from traffic.api.forecast import ForecastViewSet
 from traffic.api.ingress import IngressViewSet, RoutingTableViewSet
@@ -33,7 +32,6 @@ ROUTES = (
     ("batches", BatchViewSet, "batch"),
     ("usage", UsageViewSet, "usage"),
     ("costs", CostViewSet, "cost"),
-    ("cost-budgets", CostBudgetViewSet, "cost-budget"),
     ("forecasts", ForecastViewSet, "forecast"),
     ("prices", PriceViewSet, "price"),
     ("budgets", BudgetViewSet, "budget"),

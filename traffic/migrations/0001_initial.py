@@ -5,9 +5,9 @@ import engine_agent.protocol.ingress_messages
 import traffic.models.async_request
 import traffic.models.batch
 import traffic.models.batch_access
+import traffic.models.budget
 import traffic.models.stored_response
 import traffic.models.token_fit
-import traffic.models.usage
 from decimal import Decimal
 from django.db import migrations, models
 
@@ -92,22 +92,6 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ['-created_at', '-id'],
-            },
-        ),
-        migrations.CreateModel(
-            name='CostBudget',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('deployment', models.CharField(blank=True, max_length=96, unique=True)),
-                ('money_per_month', models.DecimalField(decimal_places=6, max_digits=16)),
-                ('thresholds', models.JSONField(default=traffic.models.usage.default_thresholds)),
-                ('actor', models.CharField(max_length=64)),
-                ('changed_at', models.DateTimeField()),
-                ('month', models.DateField(default=datetime.date(2000, 1, 1))),
-                ('level', models.PositiveIntegerField(default=0)),
-            ],
-            options={
-                'ordering': ['deployment'],
             },
         ),
         migrations.CreateModel(
@@ -297,10 +281,11 @@ class Migration(migrations.Migration):
             name='Budget',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('tenant', models.CharField(max_length=64, unique=True)),
-                ('tokens_per_month', models.PositiveBigIntegerField(null=True)),
-                ('money_per_month', models.DecimalField(decimal_places=6, max_digits=16, null=True)),
-                ('thresholds', models.JSONField(default=traffic.models.usage.default_thresholds)),
+                ('tenant', models.CharField(blank=True, max_length=64)),
+                ('deployment', models.CharField(blank=True, max_length=96)),
+                ('unit', models.CharField(choices=[('tokens', 'tokens'), ('usd', 'usd')], max_length=8)),
+                ('limit', models.DecimalField(decimal_places=6, max_digits=22)),
+                ('alert_at', models.JSONField(default=traffic.models.budget.default_alert_at)),
                 ('hard_stop', models.BooleanField(default=False)),
                 ('actor', models.CharField(max_length=64)),
                 ('changed_at', models.DateTimeField()),
@@ -310,8 +295,9 @@ class Migration(migrations.Migration):
                 ('stopped_at', models.DateTimeField(null=True)),
             ],
             options={
-                'ordering': ['tenant'],
+                'ordering': ['tenant', 'deployment', 'unit'],
                 'indexes': [models.Index(condition=models.Q(('stopped', True)), fields=['tenant'], name='budget_stopped')],
+                'constraints': [models.UniqueConstraint(fields=('tenant', 'deployment', 'unit'), name='budget_once'), models.CheckConstraint(condition=models.Q(('tenant', ''), ('deployment', ''), _connector='OR'), name='budget_of_one'), models.CheckConstraint(condition=models.Q(models.Q(('tenant', ''), _negated=True), models.Q(('hard_stop', False), ('unit', 'usd')), _connector='OR'), name='budget_of_machines')],
             },
         ),
         migrations.CreateModel(

@@ -3,7 +3,8 @@
 from traffic.models.async_request import AsyncRequest, CallbackHost
 from traffic.models.batch import Batch, BatchRange, BatchTimeline, StoredFile
 from traffic.models.batch_access import BucketGrant, TenantWebhook
-from traffic.models.cost import CellHour, CostBudget, CostShare
+from traffic.models.budget import Budget
+from traffic.models.cost import CellHour, CostShare
 from traffic.models.demand import DemandDay, DemandForecast, ForecastRecord
 from traffic.models.entry import Entry, EntryRevision, EntryTarget
 from traffic.models.key import ApplicationKey, KeyPolicy
@@ -22,7 +23,6 @@ from traffic.models.routing import (
 from traffic.models.stored_response import StoredResponse
 from traffic.models.token_fit import TokenFit, TokenWork
 from traffic.models.usage import (
-    Budget,
     TokenPrice,
     UsageDay,
     UsageExport,
@@ -41,7 +41,6 @@ __all__ = [
     "Budget",
     "CallbackHost",
     "CellHour",
-    "CostBudget",
     "CostShare",
     "DemandDay",
     "DemandForecast",

@@ -1,13 +1,10 @@
 """What machines cost, drew and emitted by the hour, and whose that is."""
 
-from datetime import date
 from decimal import Decimal
 
 from django.db import models
 
 from fleet.planning.rate import Source
-from traffic.models.usage import default_thresholds
-from traffic.planning.budget import BudgetRules, BudgetStanding
 from traffic.planning.machine_cost import Kind
 
 SOURCES = [(source.value, source.label) for source in Source]
@@ -112,32 +109,3 @@ class CostShare(KindOfMachines):
 
     def __str__(self) -> str:
         return f"{self.tenant} {self.key} on {self.instance_type} at {self.hour:%Y-%m-%d %H}"
-
-
-class CostBudget(models.Model):
-    """What machines of a deployment may cost each month (UTC), in US dollars; no deployment: all machines, spares
-    included. It alerts, and stops nothing. `month` and `level` are what was last announced."""
-
-    deployment = models.CharField(max_length=96, blank=True, unique=True)
-    money_per_month = models.DecimalField(max_digits=16, decimal_places=6)
-    thresholds = models.JSONField(default=default_thresholds)
-    actor = models.CharField(max_length=64)
-    changed_at = models.DateTimeField()
-    month = models.DateField(default=date(2000, 1, 1))
-    level = models.PositiveIntegerField(default=0)
-
-    class Meta:
-        ordering = ["deployment"]
-
-    def __str__(self) -> str:
-        return f"cost budget of {self.subject}"
-
-    @property
-    def subject(self) -> str:
-        return self.deployment or "the fleet"
-
-    def rules(self) -> BudgetRules:
-        return BudgetRules(money=self.money_per_month, thresholds=tuple(self.thresholds))
-
-    def standing(self) -> BudgetStanding:
-        return BudgetStanding(self.month, self.level)

@@ -1,11 +1,9 @@
-"""What was used and what it cost: by the hour, later by the day; how far counting went; prices, budgets and exports."""
+"""What was used and what it cost: by the hour, later by the day; how far counting went; prices and exports."""
 
-from datetime import date
 from decimal import Decimal
 
 from django.db import models
 
-from traffic.planning.budget import DEFAULT_THRESHOLDS, BudgetRules, BudgetStanding, MonthUse
 from traffic.planning.price import TokenPrice as Price
 
 COUNTS = (
@@ -15,10 +13,6 @@ COUNTS = (
 """Columns of counts, in the order in which they are shown."""
 AMOUNTS = ("charged", "machine_cost")
 """Columns of US dollars."""
-
-
-def default_thresholds() -> list[int]:
-    return list(DEFAULT_THRESHOLDS)
 
 
 class UsageCounts(models.Model):
@@ -105,9 +99,6 @@ class UsageMonth(models.Model):
     def __str__(self) -> str:
         return f"{self.tenant} in {self.month:%Y-%m}"
 
-    def use(self) -> MonthUse:
-        return MonthUse(self.tokens, self.charged)
-
 
 class UsageMark(models.Model):
     """The totals of one subject that a source last reported in one of its lives, which `since` names: totals of another
@@ -147,36 +138,6 @@ class TokenPrice(models.Model):
 
     def price(self) -> Price:
         return Price(self.deployment, self.valid_from, self.prompt, self.cached, self.completion)
-
-
-class Budget(models.Model):
-    """A tenant's budget for each month (UTC): tokens, US dollars or both. `month`, `level` and `stopped` are what was
-    last announced; `stopped`: its keys are refused."""
-
-    tenant = models.CharField(max_length=64, unique=True)
-    tokens_per_month = models.PositiveBigIntegerField(null=True)
-    money_per_month = models.DecimalField(max_digits=16, decimal_places=6, null=True)
-    thresholds = models.JSONField(default=default_thresholds)
-    hard_stop = models.BooleanField(default=False)
-    actor = models.CharField(max_length=64)
-    changed_at = models.DateTimeField()
-    month = models.DateField(default=date(2000, 1, 1))
-    level = models.PositiveIntegerField(default=0)
-    stopped = models.BooleanField(default=False)
-    stopped_at = models.DateTimeField(null=True)
-
-    class Meta:
-        ordering = ["tenant"]
-        indexes = [models.Index(fields=["tenant"], name="budget_stopped", condition=models.Q(stopped=True))]
-
-    def __str__(self) -> str:
-        return f"budget of {self.tenant}"
-
-    def rules(self) -> BudgetRules:
-        return BudgetRules(self.tokens_per_month, self.money_per_month, tuple(self.thresholds), self.hard_stop)
-
-    def standing(self) -> BudgetStanding:
-        return BudgetStanding(self.month, self.level, self.stopped)
 
 
 class UsageExport(models.Model):

@@ -1,6 +1,6 @@
-"""A tenant's budget for a month: which threshold it has reached, and whether its keys are to be refused. Pure.
+"""A budget for a month: which of its alerts it has reached, and whether its tenant's keys are to be refused. Pure.
 
-The plan is about the state, not about changes: whatever was missed, the next look comes to the same result. A new month
+The plan is about the state, not about changes: whatever was missed, the next pass comes to the same result. A new month
 (UTC) begins at nothing.
 """
 
@@ -8,35 +8,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from enum import StrEnum
 
-DEFAULT_THRESHOLDS = (50, 80, 100)
-MOST_THRESHOLDS = 10
+DEFAULT_ALERT_AT = (50, 80, 100)
+MOST_ALERTS = 10
 MOST_PERCENT = 1000
 FULL = 100
-"""Per cent of a budget at which a hard stop begins, whatever its thresholds are."""
+"""Per cent of a budget at which a hard stop begins, whatever its alerts are."""
 
 
-@dataclass(frozen=True, slots=True)
-class MonthUse:
-    """What a tenant has used of a month: prompt and completion tokens, and their price in US dollars."""
+class BudgetUnit(StrEnum):
+    """Prompt and completion tokens, or US dollars."""
 
-    tokens: int = 0
-    money: Decimal = Decimal(0)
+    TOKENS = "tokens"
+    USD = "usd"
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetRules:
-    """What an admin laid down. None: no limit of that kind; at least one is there."""
+    """What an admin laid down. `alert_at`: rising per cents of `limit`."""
 
-    tokens: int | None = None
-    money: Decimal | None = None
-    thresholds: tuple[int, ...] = DEFAULT_THRESHOLDS
+    unit: BudgetUnit
+    limit: Decimal
+    alert_at: tuple[int, ...] = DEFAULT_ALERT_AT
     hard_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetStanding:
-    """What was last announced: for which month, the threshold in per cent (0: none), and whether keys are refused."""
+    """What was last announced: for which month, the alert in per cent (0: none), and whether keys are refused."""
 
     month: date
     level: int = 0
@@ -45,7 +45,7 @@ class BudgetStanding:
 
 @dataclass(frozen=True, slots=True)
 class BudgetPlan:
-    """What is so now; `changes` says so in sentences, none if all is as it was announced."""
+    """Where a budget stands now. `changes`: what differs from what was announced, as sentences."""
 
     standing: BudgetStanding
     used_percent: Decimal
@@ -57,60 +57,57 @@ def month_of(now: datetime) -> date:
     return now.astimezone(UTC).date().replace(day=1)
 
 
-def check_rules(rules: BudgetRules) -> None:
-    """Raises ValueError: what no budget can be."""
-    if rules.tokens is None and rules.money is None:
-        raise ValueError("a budget limits tokens, money or both: state `tokens_per_month` or `money_per_month`")
-    if any(limit is not None and limit <= 0 for limit in (rules.tokens, rules.money)):
-        raise ValueError("a budget is more than 0")
-    check_thresholds(rules.thresholds)
+def check_limit(unit: BudgetUnit, limit: Decimal) -> None:
+    """Raises ValueError if no budget can have this limit."""
+    if limit <= 0:
+        raise ValueError("a budget is more than 0; to serve a tenant nothing, revoke its keys")
+    if unit is BudgetUnit.TOKENS and limit != limit.to_integral_value():
+        raise ValueError("a budget of tokens is a whole number")
 
 
-def check_thresholds(thresholds: Sequence[int]) -> None:
-    """Raises ValueError: what no list of thresholds can be."""
-    if len(thresholds) > MOST_THRESHOLDS:
-        raise ValueError(f"at most {MOST_THRESHOLDS} thresholds, not {len(thresholds)}")
-    if any(not 0 < each <= MOST_PERCENT for each in thresholds):
-        raise ValueError(f"thresholds are whole per cents from 1 to {MOST_PERCENT}")
-    if list(thresholds) != sorted(set(thresholds)):
-        raise ValueError("thresholds rise, each once")
+def check_alert_at(alert_at: Sequence[int]) -> None:
+    """Raises ValueError if this is no list of alerts."""
+    if len(alert_at) > MOST_ALERTS:
+        raise ValueError(f"at most {MOST_ALERTS} alerts, not {len(alert_at)}")
+    if any(not 0 < each <= MOST_PERCENT for each in alert_at):
+        raise ValueError(f"alerts are whole per cents from 1 to {MOST_PERCENT}")
+    if list(alert_at) != sorted(set(alert_at)):
+        raise ValueError("alerts rise, each once")
 
 
-def used_percent(rules: BudgetRules, use: MonthUse) -> Decimal:
-    """How much of the limit that is nearer is used."""
-    parts = []
-    if rules.tokens:
-        parts.append(Decimal(use.tokens) * 100 / rules.tokens)
-    if rules.money:
-        parts.append(use.money * 100 / rules.money)
-    return max(parts, default=Decimal(0))
+def used_percent(rules: BudgetRules, used: Decimal) -> Decimal:
+    return used * 100 / rules.limit
 
 
-def plan_budget(rules: BudgetRules, use: MonthUse, was: BudgetStanding, now: datetime) -> BudgetPlan:
-    """Where a budget stands. `use` is that of the month of `now`."""
-    month, percent = month_of(now), used_percent(rules, use)
-    level = max((each for each in rules.thresholds if percent >= each), default=0)
+def plan_budget(rules: BudgetRules, used: Decimal, was: BudgetStanding, now: datetime) -> BudgetPlan:
+    """Where a budget stands. `used`: in the month of `now`."""
+    month, percent = month_of(now), used_percent(rules, used)
+    level = max((each for each in rules.alert_at if percent >= each), default=0)
     standing = BudgetStanding(month, level, stopped=rules.hard_stop and percent >= FULL)
-    return BudgetPlan(standing, percent, tuple(_changes(rules, use, was, standing)))
+    return BudgetPlan(standing, percent, tuple(_changes(rules, used, was, standing)))
 
 
-def describe_use(rules: BudgetRules, use: MonthUse) -> str:
-    """ "1,200,000 of 2,000,000 tokens, 3.50 of 10.00 USD": of what is limited."""
-    parts = [f"{use.tokens:,} of {rules.tokens:,} tokens"] if rules.tokens else []
-    parts += [f"{use.money:,.2f} of {rules.money:,.2f} USD"] if rules.money else []
-    return ", ".join(parts)
+def describe_limit(rules: BudgetRules) -> str:
+    """ "2,000,000 tokens", "10.00 USD"."""
+    return f"{rules.limit:,.0f} tokens" if rules.unit is BudgetUnit.TOKENS else f"{rules.limit:,.2f} USD"
 
 
-def _changes(rules: BudgetRules, use: MonthUse, was: BudgetStanding, now: BudgetStanding) -> list[str]:
-    used, is_new = describe_use(rules, use), was.month != now.month
+def describe_use(rules: BudgetRules, used: Decimal) -> str:
+    """ "1,200,000 of 2,000,000 tokens", "3.50 of 10.00 USD"."""
+    places = 0 if rules.unit is BudgetUnit.TOKENS else 2
+    return f"{used:,.{places}f} of {describe_limit(rules)}"
+
+
+def _changes(rules: BudgetRules, used: Decimal, was: BudgetStanding, now: BudgetStanding) -> list[str]:
+    use, is_new = describe_use(rules, used), was.month != now.month
     changes = [f"{now.month:%B %Y} began"] if is_new and (was.level or was.stopped) else []
     before = 0 if is_new else was.level
     if now.level > before:
-        changes.append(f"reached {now.level} % of its budget: {used}")
+        changes.append(f"reached {now.level} % of its budget: {use}")
     elif now.level < before:
-        changes.append(f"is below {before} % of its budget: {used}")
+        changes.append(f"is below {before} % of its budget: {use}")
     if now.stopped and not was.stopped:
-        changes.append(f"its keys are refused: {used}")
+        changes.append(f"its keys are refused: {use}")
     elif was.stopped and not now.stopped:
         changes.append("its keys are accepted again")
     return changes

@@ -3,35 +3,48 @@
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-
-from django.db.models import DecimalField, OuterRef, PositiveBigIntegerField, QuerySet, Subquery, Value
-from django.db.models.functions import Coalesce
+from functools import cached_property
 
 from traffic.models import Budget, UsageMonth
-from traffic.planning.budget import MonthUse, month_of, used_percent
+from traffic.planning.budget import BudgetUnit, describe_use, month_of, used_percent
+from traffic.selectors.cost import month_costs
 
 
-def budgets_described(now: datetime) -> QuerySet[Budget]:
-    """With `used_tokens` and `used_money` of the month of `now`."""
-    used = UsageMonth.objects.filter(tenant=OuterRef("tenant"), month=month_of(now))
-    tokens = Coalesce(Subquery(used.values("tokens")), Value(0), output_field=PositiveBigIntegerField())
-    money = DecimalField(max_digits=32, decimal_places=12)
-    charged = Coalesce(Subquery(used.values("charged")), Value(Decimal(0)), output_field=money)
-    return Budget.objects.annotate(used_tokens=tokens, used_money=charged)
+class MonthUse:
+    """What was used of the month of `now`. Each table is read once, when the first budget needs it."""
+
+    def __init__(self, now: datetime) -> None:
+        self.month = month_of(now)
+        self._now = now
+
+    def of(self, budget: Budget) -> Decimal:
+        if not budget.tenant:
+            return self._machines.get(budget.deployment, Decimal(0))
+        tokens, charged = self._tenants.get(budget.tenant, (Decimal(0), Decimal(0)))
+        return tokens if budget.unit == BudgetUnit.TOKENS else charged
+
+    @cached_property
+    def _machines(self) -> dict[str, Decimal]:
+        return month_costs(self.month, self._now)
+
+    @cached_property
+    def _tenants(self) -> dict[str, tuple[Decimal, Decimal]]:
+        tenants = Budget.objects.exclude(tenant="").values("tenant")
+        months = UsageMonth.objects.filter(month=self.month, tenant__in=tenants)
+        return {row.tenant: (Decimal(row.tokens), row.charged) for row in months}
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetView:
-    """A budget as pages show it; `percent` of the limit that is nearer."""
+    """A budget as pages show it, `used` in words."""
 
     budget: Budget
-    used: MonthUse
+    used: str
     percent: Decimal
 
 
 def budget_views(now: datetime) -> list[BudgetView]:
-    views = []
-    for row in budgets_described(now):
-        used = MonthUse(getattr(row, "used_tokens", 0), getattr(row, "used_money", Decimal(0)))
-        views.append(BudgetView(row, used, used_percent(row.rules(), used)))
-    return sorted(views, key=lambda view: (-view.percent, view.budget.tenant))
+    month = MonthUse(now)
+    uses = [(row, month.of(row)) for row in Budget.objects.all()]
+    views = [BudgetView(row, describe_use(row.rules(), used), used_percent(row.rules(), used)) for row, used in uses]
+    return sorted(views, key=lambda view: (-view.percent, view.budget.subject))

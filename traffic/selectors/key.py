@@ -64,7 +64,7 @@ def _unrevoked_keys(change: str) -> tuple[ApiKey, ...]:
 
 def tenants_stopped() -> tuple[str, ...]:
     """Tenants whose budget is used up, so that their keys are refused."""
-    return tuple(Budget.objects.filter(stopped=True).order_by("tenant").values_list("tenant", flat=True))
+    return tuple(Budget.objects.filter(stopped=True).order_by("tenant").values_list("tenant", flat=True).distinct())
 
 
 def ingresses_with_keys() -> QuerySet[Ingress]:

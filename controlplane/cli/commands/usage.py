@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.cli.commands.act import Yes
 from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
@@ -15,7 +14,10 @@ from controlplane.cli.session import path_of, resource_named, session_of
 
 app = typer.Typer()
 price = typer.Typer(help="What tokens of a deployment cost; the list: switchyard get prices.", no_args_is_help=True)
-budget = typer.Typer(help="What tenants may use of a month; the list: switchyard get budgets.", no_args_is_help=True)
+budget = typer.Typer(
+    help="What tenants may use and machines may cost each month; the list: switchyard get budgets.",
+    no_args_is_help=True,
+)
 rate = typer.Typer(
     help="What machines and power cost, draw and emit where lists do not say it; the list: switchyard get rates.",
     no_args_is_help=True,
@@ -194,71 +196,43 @@ def rate_set(
     run.show(row, [f"{row['kind']} of {row['subject']}{where} from {row['valid_from']}: {row['value']}"])
 
 
+class BudgetUnit(StrEnum):
+    TOKENS = "tokens"
+    USD = "usd"
+
+
 @budget.command("set")
 def budget_set(
     context: typer.Context,
-    tenant: str,
-    tokens: Annotated[int | None, typer.Option(min=0, help="Tokens a month; 0: no limit of tokens.")] = None,
-    money: Annotated[str, typer.Option(help="US dollars a month; 0: no limit of money.")] = "",
-    thresholds: Annotated[str, typer.Option(help="Per cent, with commas: 50,80,100.")] = "",
+    limit: Annotated[str, typer.Argument(help="For each month (UTC), more than 0.")],
+    unit: Annotated[BudgetUnit, typer.Argument(help="tokens: only of a tenant.")],
+    tenant: Annotated[str, typer.Option(help="Left out: a budget of machines.")] = "",
+    deployment: Annotated[
+        str, typer.Option(help="Of these machines; left out: all.", autocompletion=names_of("deployments"))
+    ] = "",
+    alert_at: Annotated[str, typer.Option(help="Per cent, with commas: 50,80,100.")] = "",
     hard_stop: Annotated[bool | None, typer.Option(help="Refuse the tenant's keys from 100 % on.")] = None,
 ) -> None:
-    """Give a tenant a budget for each month, or change what is given.
+    """Give a tenant, the machines of a deployment, or the fleet a budget for each month, or change it.
 
-    switchyard budget set rufus --money 1200 --hard-stop
+    switchyard budget set 1200 usd --tenant rufus --hard-stop
     """
     run = session_of(context)
-    body: dict[str, Any] = {}
-    if tokens is not None:
-        body["tokens_per_month"] = tokens or None
-    if money:
-        body["money_per_month"] = None if money in {"0", "0.0", "0.00"} else money
-    if thresholds:
-        body["thresholds"] = _percents(thresholds)
+    body: dict[str, Any] = {"limit": limit}
+    if alert_at:
+        body["alert_at"] = _percents(alert_at)
     if hard_stop is not None:
         body["hard_stop"] = hard_stop
-    is_there = any(run.connection.pages("budgets", {"tenant": tenant}))
-    if is_there:
-        row = run.connection.patch(path_of(resource_named("budgets"), tenant), body)
-    else:
-        row = run.connection.post("budgets", {"tenant": tenant, **body})
-    run.show(row, [_told(row)])
-
-
-@budget.command("remove")
-def budget_remove(context: typer.Context, tenant: str, yes: Yes = False) -> None:
-    """Remove a tenant's budget: nothing stops it any more."""
-    run = session_of(context)
-    run.confirm(f"Nothing will stop {tenant} any more.", wanted=tenant, yes=yes)
-    row = run.connection.delete(path_of(resource_named("budgets"), tenant))
-    run.show(row, [f"the budget of {tenant} is removed"])
-
-
-@budget.command("cost")
-def budget_cost(
-    context: typer.Context,
-    money: Annotated[str, typer.Option(help="US dollars a month, more than 0.")],
-    deployment: Annotated[
-        str, typer.Argument(help="Left out: all machines, spares included.", autocompletion=names_of("deployments"))
-    ] = "",
-    thresholds: Annotated[str, typer.Option(help="Per cent, with commas: 50,80,100.")] = "",
-) -> None:
-    """Give the machines of a deployment, or of the fleet, a budget for each month, or change it. It alerts only.
-
-    switchyard budget cost sim-70b --money 1200
-    """
-    run = session_of(context)
-    body: dict[str, Any] = {"money_per_month": money}
-    if thresholds:
-        body["thresholds"] = _percents(thresholds)
-    rows = run.connection.pages("cost-budgets", {})
-    there = next((row["id"] for row in rows if row["deployment"] == deployment), None)
+    whose = {"tenant": tenant, "deployment": deployment, "unit": unit.value}
+    rows = run.connection.pages("budgets", {name: value for name, value in whose.items() if value})
+    there = next((row["id"] for row in rows if whose.items() <= row.items()), None)
     if there is not None:
-        row = run.connection.patch(path_of(resource_named("cost-budgets"), str(there)), body)
+        row = run.connection.patch(path_of(resource_named("budgets"), str(there)), body)
     else:
-        row = run.connection.post("cost-budgets", {"deployment": deployment, **body})
-    whose = row["deployment"] or "the fleet"
-    run.show(row, [f"machines of {whose}: {row['money_per_month']} USD a month, {row['used_percent']} % used"])
+        row = run.connection.post("budgets", whose | body)
+    of = f"tenant {tenant}" if tenant else f"machines of {deployment or 'the fleet'}"
+    then = "then its keys are refused" if row["hard_stop"] else "it alerts only"
+    run.show(row, [f"{of}: {row['limit']} {row['unit']} a month, {row['used_percent']} % used; {then}"])
 
 
 def _percents(text: str) -> list[int]:
@@ -266,10 +240,3 @@ def _percents(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise Failure(f"{text!r} must read 50,80,100: whole per cents with commas", ExitCode.USAGE) from None
-
-
-def _told(row: dict[str, Any]) -> str:
-    limits = [f"{row['tokens_per_month']:,} tokens"] if row["tokens_per_month"] else []
-    limits += [f"{row['money_per_month']} USD"] if row["money_per_month"] else []
-    then = "then its keys are refused" if row["hard_stop"] else "then nothing is refused"
-    return f"{row['tenant']}: {' and '.join(limits)} a month, {row['used_percent']} % used; {then}"

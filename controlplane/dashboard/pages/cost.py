@@ -1,4 +1,4 @@
-"""What machines cost, took and emitted, for a million tokens too; for admins also rates and budgets of machines."""
+"""What machines cost, took and emitted, for a million tokens too; for admins also rates."""
 
 from typing import Any
 
@@ -9,24 +9,19 @@ from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.pages.choices import choose_deployment, choose_labelled, choose_region
 from controlplane.dashboard.selectors.cost import (
     GROUPS,
-    CostBudgetView,
     CostView,
     WeightLine,
-    cost_budget_views,
     cost_view,
     rate_rows,
     weight_lines,
 )
 from controlplane.dashboard.selectors.usage import DEFAULT_SPAN, SPANS, span_of
 from fleet.api.rate import SetRateSerializer
-from fleet.models import Deployment, InstanceType, Rate, Region
+from fleet.models import InstanceType, Rate, Region
 from fleet.planning.markets import Market
 from fleet.planning.rate import RateKind
 from fleet.services.rate import rate_set, rate_withdraw
 from kernel.access import Role
-from traffic.api.cost_budget import CreateCostBudgetSerializer
-from traffic.models import CostBudget
-from traffic.services.cost_budget import cost_budget_change, cost_budget_create, cost_budget_delete
 
 
 def _costs(request: PageRequest) -> CostView:
@@ -63,11 +58,6 @@ def _weights(request: PageRequest) -> tuple[WeightLine, ...]:
     return weight_lines(request.now)
 
 
-def _budgets(request: PageRequest) -> dict[str, Any]:
-    views: tuple[CostBudgetView, ...] = cost_budget_views(request.now)
-    return {"rows": views, "deployments": Deployment.objects.order_by("name").values_list("name", flat=True)}
-
-
 COSTS = Page(
     section="usage",
     title="Cost and power",
@@ -75,7 +65,6 @@ COSTS = Page(
     fragments=(
         Fragment("costs", "", ("usage",), "dashboard/usage/costs.html", _costs),
         Fragment("weights", "What tokens weigh", ("usage",), "dashboard/usage/weights.html", _weights),
-        Fragment("cost-budgets", "Budgets of machines", ("usage",), "dashboard/usage/cost_budgets.html", _budgets),
         Fragment("rates", "Rates of machines and power", ("usage",), "dashboard/usage/rates.html", _rates),
     ),
     narrow=_filter,
@@ -93,20 +82,3 @@ def rate_set_action(form: Submission, _: None) -> None:
 @action(COSTS_PAGE, Role.ADMIN)
 def rate_withdraw_action(form: Submission, id: int) -> None:
     rate_withdraw(rate_id=get_object_or_404(Rate, pk=id).pk, actor=form.actor, now=form.now)
-
-
-@action(COSTS_PAGE, Role.ADMIN)
-def cost_budget_set_action(form: Submission, _: None) -> None:
-    fields = form.valid(CreateCostBudgetSerializer, "deployment", "money_per_month")
-    there = CostBudget.objects.filter(deployment=fields["deployment"]).first()
-    if there is None:
-        cost_budget_create(**fields, actor=form.actor, now=form.now)
-    else:
-        cost_budget_change(
-            budget_id=there.pk, money_per_month=fields["money_per_month"], actor=form.actor, now=form.now
-        )
-
-
-@action(COSTS_PAGE, Role.ADMIN)
-def cost_budget_remove_action(form: Submission, id: int) -> None:
-    cost_budget_delete(budget_id=get_object_or_404(CostBudget, pk=id).pk, actor=form.actor, now=form.now)

@@ -23,7 +23,7 @@ from kernel.access import Role
 from traffic.api.budget import CreateBudgetSerializer
 from traffic.api.price import SetPriceSerializer
 from traffic.models import Budget, TokenPrice
-from traffic.selectors.budget import BudgetView, budget_views
+from traffic.selectors.budget import budget_views
 from traffic.services.budget import budget_change, budget_create, budget_delete
 from traffic.services.price import price_set, price_withdraw
 
@@ -44,8 +44,11 @@ def _filter(request: PageRequest) -> Filter:
     return Filter(text_label="", text_name="", text="", choices=(span, tenant, choose_deployment(request)))
 
 
-def _budgets(request: PageRequest) -> tuple[BudgetView, ...]:
-    return tuple(budget_views(request.now))
+def _budgets(request: PageRequest) -> dict[str, Any]:
+    return {
+        "rows": budget_views(request.now),
+        "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
+    }
 
 
 def _prices(request: PageRequest) -> dict[str, Any]:
@@ -88,20 +91,16 @@ def price_withdraw_action(form: Submission, id: int) -> None:
 
 @action(USAGE_PAGE, Role.ADMIN)
 def budget_set_action(form: Submission, _: None) -> None:
-    """Lay down the whole budget: what is empty is no limit."""
-    fields = form.valid(
-        CreateBudgetSerializer,
-        "tenant",
-        "tokens_per_month",
-        "money_per_month",
-        hard_stop=form.text("hard_stop") == "yes",
-    )
-    tenant = fields.pop("tenant")
-    whole = {"tokens_per_month": None, "money_per_month": None, **fields}
-    save = budget_change if Budget.objects.filter(tenant=tenant).exists() else budget_create
-    save(tenant=tenant, actor=form.actor, now=form.now, **whole)
+    hard_stop = form.text("hard_stop") == "yes"
+    fields = form.valid(CreateBudgetSerializer, "tenant", "deployment", "unit", "limit", hard_stop=hard_stop)
+    whose = {name: fields.pop(name) for name in ("tenant", "deployment", "unit")}
+    there = Budget.objects.filter(**whose).first()
+    if there is None:
+        budget_create(**whose, **fields, actor=form.actor, now=form.now)
+    else:
+        budget_change(budget_id=there.pk, **fields, actor=form.actor, now=form.now)
 
 
 @action(USAGE_PAGE, Role.ADMIN)
-def budget_remove_action(form: Submission, tenant: str) -> None:
-    budget_delete(tenant=get_object_or_404(Budget, tenant=tenant).tenant, actor=form.actor, now=form.now)
+def budget_remove_action(form: Submission, id: int) -> None:
+    budget_delete(budget_id=get_object_or_404(Budget, pk=id).pk, actor=form.actor, now=form.now)

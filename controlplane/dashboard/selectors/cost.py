@@ -12,12 +12,10 @@ from fleet.models import Rate
 from fleet.planning.rate import Source
 from kernel.dated_rows import dated_states
 from kernel.tones import Tone
-from traffic.models import CostBudget
-from traffic.planning.budget import MonthUse, month_of, used_percent
 from traffic.planning.cost_figures import FIGURES, CostRow, CostSums
 from traffic.planning.usage_query import UsageQuery
 from traffic.selectors.batch_price import BatchPrice, batch_price
-from traffic.selectors.cost import cost_answer, cost_rows, month_costs
+from traffic.selectors.cost import cost_answer, cost_rows
 from traffic.selectors.token_fit import TokenWeight, token_weights
 
 ROWS_SHOWN = 100
@@ -196,24 +194,6 @@ def weight_lines(now: datetime) -> tuple[WeightLine, ...]:
         )
         for each in token_weights(now)
     )
-
-
-@dataclass(frozen=True, slots=True)
-class CostBudgetView:
-    """A budget as the page shows it."""
-
-    budget: CostBudget
-    used: Decimal
-    percent: Decimal
-
-
-def cost_budget_views(now: datetime) -> tuple[CostBudgetView, ...]:
-    spent = month_costs(month_of(now), now)
-    views = []
-    for row in CostBudget.objects.all():
-        used = spent.get(row.deployment, Decimal(0))
-        views.append(CostBudgetView(row, used, used_percent(row.rules(), MonthUse(money=used))))
-    return tuple(sorted(views, key=lambda view: (-view.percent, view.budget.deployment)))
 
 
 def rate_rows(now: datetime) -> tuple[tuple[Rate, str, str], ...]:

@@ -45,7 +45,7 @@ DEFAULT_SPAN = SPANS[1]
 
 @dataclass(frozen=True, slots=True)
 class UsageLine:
-    """A tenant or a deployment; `budget` of a tenant that has one, `idle` and `price` of a deployment."""
+    """A tenant or a deployment; `budget`: the fullest of a tenant, `idle` and `price` of a deployment."""
 
     name: str
     sums: dict[str, Any]
@@ -92,7 +92,7 @@ def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> Us
     tenants = sorted(by_tenant.rows, key=lambda row: (-_tokens(row.sums), row.group["tenant"]))
     lines = _deployment_lines(by_deployment.rows, start, now, deployment)
     largest = [row.group["tenant"] for row in tenants[:MOST_SERIES] if _tokens(row.sums)]
-    budgets = {view.budget.tenant: view for view in budget_views(now)}
+    budgets = {view.budget.tenant: view for view in reversed(budget_views(now))}  # the fullest of a tenant stays
     return UsageView(
         span=span,
         totals=by_tenant.totals,

@@ -37,7 +37,7 @@ ADMIN = {
     "webhook-switch", "webhook-delete", "fault-rule", "callback-host-new", "callback-host-withdraw",
     "bucket-grant-new", "bucket-grant-withdraw", "allowance-new",
     "allowance-withdraw", "price-set", "price-withdraw", "budget-set", "budget-remove",
-    "rate-set", "rate-withdraw", "cost-budget-set", "cost-budget-remove",
+    "rate-set", "rate-withdraw",
 }  # fmt: skip
 ASKED = {"playground-say": '{"deployment": "x", "region": "x", "messages": [{"role": "user", "content": "Hello"}]}'}
 """What has to be said before it can be refused: it depends on the deployment."""

@@ -62,7 +62,6 @@ from traffic.models import (
     Budget,
     CallbackHost,
     CellHour,
-    CostBudget,
     CostShare,
     DemandForecast,
     Entry,
@@ -169,8 +168,8 @@ def one_more_bill(number: int) -> None:
     )  # fmt: skip
     price = {"prompt": 1, "cached": 1, "completion": 1, "actor": "a", "created_at": NOW}
     TokenPrice.objects.create(deployment=f"d{number}", valid_from=NOW, **price)
-    Budget.objects.create(tenant=f"t{number}", tokens_per_month=1, actor="a", changed_at=NOW)
-    CostBudget.objects.create(deployment=f"d{number}", money_per_month=1, actor="a", changed_at=NOW)
+    for whose in ({"tenant": f"t{number}"}, {"deployment": f"d{number}"}):
+        Budget.objects.create(**whose, unit="usd", limit=1, actor="a", changed_at=NOW)
     Rate.objects.create(kind="pue", subject=f"region-{number}", value=1, valid_from=NOW, actor="a", created_at=NOW)
     kind = {"deployment": f"d{number}", "version": "m@1", "region": "r", "instance_type": "t", "hour": clock.now()}
     CellHour.objects.create(**kind, machine_ms=1, settled=True)

@@ -38,7 +38,6 @@ from traffic.models import (
     Budget,
     CallbackHost,
     CellHour,
-    CostBudget,
     CostShare,
     DemandForecast,
     Entry,
@@ -293,7 +292,7 @@ def _key(number: int) -> None:
     CostShare.objects.create(
         **kind, tenant=tenant, key=prefix, serving_class="realtime", hour=hour, completion_tokens=9, cost=Decimal("0.5")
     )
-    CostBudget.objects.create(deployment=f"deployment-{number}", money_per_month=9, actor="a", changed_at=NOW)
+    Budget.objects.create(deployment=f"deployment-{number}", unit="usd", limit=9, actor="a", changed_at=NOW)
     Rate.objects.create(
         kind="machine_price", subject=f"kind-{number}", value=2, valid_from=NOW, actor="a", created_at=NOW
     )
@@ -310,7 +309,7 @@ def _key(number: int) -> None:
     TokenPrice.objects.create(
         deployment=f"deployment-{number}", valid_from=NOW, prompt=1, cached=1, completion=2, actor="ada", created_at=NOW
     )
-    Budget.objects.create(tenant=tenant, money_per_month=Decimal(2), hard_stop=True, actor="ada", changed_at=NOW)
+    Budget.objects.create(tenant=tenant, unit="usd", limit=2, hard_stop=True, actor="ada", changed_at=NOW)
     UsageMonth.objects.create(tenant=tenant, month=clock.now().date().replace(day=1), tokens=9, charged=Decimal("1.25"))
 
 

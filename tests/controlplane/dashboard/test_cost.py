@@ -15,7 +15,7 @@ from fleet.planning.rate import Source
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
-from traffic.models import CellHour, CostBudget, CostShare, TokenFit
+from traffic.models import CellHour, CostShare, TokenFit
 
 pytestmark = pytest.mark.django_db
 KIND = {"deployment": "sim-70b", "version": "sim-70b@1", "region": "us-east-1", "instance_type": "p5"}
@@ -81,7 +81,7 @@ def test_without_hours_it_says_when_there_will_be_some() -> None:
     assert "half a minute after a full hour" in fragment(signed_in(), "/usage/costs/?span=odd&group=odd", "costs")
 
 
-def test_an_admin_states_a_rate_and_a_budget_and_takes_them_back() -> None:
+def test_an_admin_states_a_rate_and_withdraws_a_later_one() -> None:
     rows.deployment()
     client = admin()
     body = {"kind": "machine_price", "subject": rows.KIND, "region": "", "market": "spot", "value": "31.46410"}
@@ -95,17 +95,7 @@ def test_an_admin_states_a_rate_and_a_budget_and_takes_them_back() -> None:
         created_at=clock.now(),
     )  # fmt: skip
     assert client.post(f"/usage/costs/rates/{later.pk}/withdraw/").status_code == 302
-    for deployment, money in (("sim-70b", "10"), ("sim-70b", "20"), ("", "30")):
-        client.post("/usage/costs/budgets/set/", {"deployment": deployment, "money_per_month": money})
-    assert dict(CostBudget.objects.values_list("deployment", "money_per_month")) == {"sim-70b": 20, "": 30}
-    hour = clock.now().replace(minute=0, second=0, microsecond=0)
-    CellHour.objects.create(deployment="sim-70b", instance_type="t", hour=hour, spent=25 * 1_000_000 * 3_600_000)
-    text = fragment(client, "/usage/costs/", "cost-budgets")
-    for expected in ("the fleet", "over", "$25.00 of $20.00", "125 %", "83 %"):
-        assert expected in text
-    for row in CostBudget.objects.all():
-        client.post(f"/usage/costs/budgets/{row.pk}/remove/")
-    assert not CostBudget.objects.exists()
+    assert Rate.objects.count() == 1
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def admin() -> Client:
 def test_tenants_are_shown_by_what_they_used_and_cost_with_their_budgets() -> None:
     used("rufus", 1200)
     used("ada", 5000)
-    Budget.objects.create(tenant="rufus", tokens_per_month=2000, actor="a", changed_at=clock.now(), level=50)
+    Budget.objects.create(tenant="rufus", unit="tokens", limit=2000, actor="a", changed_at=clock.now(), level=50)
     UsageMonth.objects.create(tenant="rufus", month=month_of(clock.now()), tokens=1200)
     hour = clock.now().replace(minute=0, second=0, microsecond=0) - timedelta(hours=1)
     CellHour.objects.create(
@@ -70,19 +70,34 @@ def test_kept_responses_are_shown_by_tenant() -> None:
     assert ">rufus<" not in narrowed
 
 
-def test_an_admin_sets_a_price_and_a_budget_and_takes_the_budget_back() -> None:
+def test_an_admin_sets_a_price() -> None:
     rows.deployment()
     client = admin()
     client.post("/usage/prices/set/", {"deployment": "sim-70b", "prompt": "0.6", "cached": "", "completion": "1.8"})
     price = TokenPrice.objects.get()
     assert (price.prompt, price.cached, price.completion) == (Decimal("0.6"), Decimal("0.6"), Decimal("1.8"))
     assert "in force" in fragment(client, "/usage/", "usage-prices")
-    for money in ("10", "20"):
-        client.post("/usage/budgets/set/", {"tenant": "rufus", "money_per_month": money, "hard_stop": "yes"})
-    budget = Budget.objects.get()
-    assert (budget.money_per_month, budget.tokens_per_month, budget.hard_stop) == (Decimal(20), None, True)
+
+
+def test_an_admin_sets_budgets_and_takes_them_back() -> None:
+    rows.deployment()
+    client = admin()
+    of_a_tenant = {"tenant": "rufus", "unit": "usd", "hard_stop": "yes"}
+    of_machines = {"deployment": "sim-70b", "unit": "usd"}
+    for whose, limit in ((of_a_tenant, "10"), (of_a_tenant, "20"), (of_machines, "20"), ({"unit": "usd"}, "30")):
+        assert client.post("/usage/budgets/set/", {**whose, "limit": limit}).status_code == 302
+    limits = {(row.subject, row.hard_stop): row.limit for row in Budget.objects.all()}
+    assert limits == {
+        ("tenant rufus (usd)", True): 20, ("machines of sim-70b", False): 20, ("machines of the fleet", False): 30
+    }  # fmt: skip
     assert client.post("/usage/budgets/set/", {"tenant": "ada", "hard_stop": "yes"}).status_code == 409
-    client.post("/usage/budgets/rufus/remove/")
+    hour = clock.now().replace(minute=0, second=0, microsecond=0)
+    CellHour.objects.create(deployment="sim-70b", instance_type="t", hour=hour, spent=25 * 1_000_000 * 3_600_000)
+    text = fragment(client, "/usage/", "usage-budgets")
+    for expected in ("machines of the fleet", "over", "25.00 of 20.00 USD", "125 %", "83 %"):
+        assert expected in text
+    for row in Budget.objects.all():
+        client.post(f"/usage/budgets/{row.pk}/remove/")
     assert not Budget.objects.exists()
 
 

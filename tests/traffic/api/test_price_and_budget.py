@@ -9,7 +9,7 @@ from kernel import clock
 from kernel.models import Event
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
-from traffic.models import TokenPrice, UsageMonth
+from traffic.models import CellHour, TokenPrice, UsageMonth
 from traffic.planning.budget import month_of
 
 pytestmark = pytest.mark.django_db
@@ -57,21 +57,38 @@ def test_a_price_that_cannot_be_meant_is_refused(wrong: dict[str, str]) -> None:
 
 def test_a_budget_shows_what_was_used_of_this_month() -> None:
     UsageMonth.objects.create(tenant="rufus", month=month_of(clock.now()), tokens=250, charged="1.5")
-    made = post(BUDGETS, tenant="rufus", tokens_per_month=1000, money_per_month="3").json()
-    assert (made["used_tokens"], made["used_money"], made["used_percent"]) == (250, "1.500000", 50.0)
-    assert made["thresholds"] == [50, 80, 100]
-    assert post(BUDGETS, tenant="rufus", tokens_per_month=1).status_code == 409
-    changed = bearer().patch(f"{BUDGETS}/rufus", {"money_per_month": None, "hard_stop": True}, format="json").json()
-    assert (changed["money_per_month"], changed["used_percent"], changed["hard_stop"]) == (None, 25.0, True)
+    money = post(BUDGETS, tenant="rufus", unit="usd", limit="3").json()
+    assert (money["used"], money["used_percent"], money["alert_at"]) == ("1.500000", 50.0, [50, 80, 100])
+    tokens = post(BUDGETS, tenant="rufus", unit="tokens", limit=1000).json()
+    assert (tokens["used"], tokens["used_percent"]) == ("250.000000", 25.0)
+    assert post(BUDGETS, tenant="rufus", unit="tokens", limit=1).status_code == 409
+    one = f"{BUDGETS}/{tokens['id']}"
+    changed = bearer().patch(one, {"limit": "500", "hard_stop": True}, format="json").json()
+    assert (changed["limit"], changed["used_percent"], changed["hard_stop"]) == ("500.000000", 50.0, True)
     assert bearer().get(f"{BUDGETS}?stopped=true").json()["results"] == []
-    assert bearer().delete(f"{BUDGETS}/rufus").status_code == 200
-    assert bearer().get(f"{BUDGETS}/rufus").status_code == 404
+    assert bearer().delete(one).status_code == 200
+    assert bearer().get(one).status_code == 404
+    assert [row["unit"] for row in bearer().get(f"{BUDGETS}?tenant=rufus").json()["results"]] == ["usd"]
+
+
+def test_the_budget_of_the_fleet_counts_all_machines() -> None:
+    rows.deployment()
+    hour = clock.now().replace(minute=0, second=0, microsecond=0)
+    for deployment, usd in (("sim-70b", 85), ("", 20)):
+        spent = usd * 1_000_000 * 3_600_000
+        CellHour.objects.create(deployment=deployment, instance_type=rows.KIND, hour=hour, spent=spent)
+    for whose in ({"deployment": "sim-70b"}, {}):
+        assert post(BUDGETS, unit="usd", limit="1000", **whose).status_code == 200
+        assert post(BUDGETS, unit="usd", limit="1", **whose).status_code == 409
+    used = {row["deployment"]: row["used"] for row in bearer().get(BUDGETS).json()["results"]}
+    assert used == {"sim-70b": "85.000000", "": "105.000000"}
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"tokens_per_month": 0}, {"money_per_month": "-2"}, {"thresholds": [80, 50]}, {"tenant": "a b"}, {}],
+    [{"limit": 0}, {"limit": "NaN"}, {"unit": "eur"}, {"alert_at": [80, 50]}, {"tenant": "a b"}, {"limit": None}],
 )
 def test_a_budget_that_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
-    given = {"tenant": "rufus", **({"tokens_per_month": 5} if "thresholds" in wrong else {}), **wrong}
-    assert post(BUDGETS, **given).status_code == 400
+    response = post(BUDGETS, **{"tenant": "rufus", "unit": "usd", "limit": 5, **wrong})
+    assert response.status_code == 400
+    assert next(iter(wrong)) in str(response.json())
