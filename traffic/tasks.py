@@ -25,7 +25,7 @@ from traffic.services.planner import Planner
 from traffic.services.request_queue import refused_messages_trim
 from traffic.services.roles import roles_plan
 from traffic.services.routing import drained_cells_mark, tables_publish
-from traffic.services.stored_file import stored_files_trim
+from traffic.services.stored_file import file_garbage_collect, stored_files_trim
 from traffic.services.stored_response import responses_trim
 from traffic.services.token_fit import token_fit_all
 from traffic.services.usage import usage_count, usage_trim
@@ -134,3 +134,4 @@ def trim_async() -> None:
     responses_trim(now=clock.now())
     batches_trim(now=clock.now())
     stored_files_trim(now=clock.now())
+    file_garbage_collect(now=clock.now())

@@ -353,8 +353,7 @@ class Migration(migrations.Migration):
                 ('price_cap', models.FloatField(null=True)),
                 ('listed_at', models.DateTimeField(null=True)),
                 ('silent_zones', models.JSONField(blank=True, default=list)),
-                ('suspects', models.JSONField(blank=True, default=list)),
-                ('leftovers', models.JSONField(blank=True, default=dict)),
+                ('suspects', models.JSONField(blank=True, default=dict)),
             ],
         ),
         migrations.CreateModel(

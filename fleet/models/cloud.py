@@ -19,9 +19,9 @@ class Install(models.Model):
     """This control plane, as clouds know it: every machine, volume and interface that it launches is tagged with `id`.
     There is one row.
 
-    Until `dry_run_until` sweeps say what they would end, and end nothing. `read_only`: why nothing may be launched or
-    ended, as in a copied database; "" while all may be. `beat_etag`, `beat_nonce`: of the object in the install's
-    bucket by which it holds its clouds, as written last; the nonce is written here before the object.
+    Until `dry_run_until` garbage collection logs what it would delete, and deletes nothing. `read_only`: why nothing
+    may be launched or ended, as in a copied database; "" while all may be. `beat_etag`, `beat_nonce`: of the object in
+    the install's bucket by which it holds its clouds, as written last; the nonce is written here before the object.
     """
 
     only = models.BooleanField(default=True, unique=True, editable=False)
@@ -43,8 +43,8 @@ class CloudRegion(models.Model):
 
     `aws_region`: as AWS calls it. `machines_cap` and `price_cap` (US dollars an hour; null: none) bound what may be
     launched within an hour. `listed_at`: when the last list began of which all pages came; `silent_zones` did not
-    answer it. `suspects`: machines that the last whole list showed to be nobody's; `leftovers`: volumes, interfaces and
-    requests that the last whole look showed to belong to no machine, and since when (ISO 8601).
+    answer it. `suspects`: garbage of the last complete lists, as source -> id -> since when (ISO 8601): see
+    `fleet.services.garbage_collection`.
     """
 
     region = models.OneToOneField(Region, on_delete=models.CASCADE, primary_key=True, related_name="cloud")
@@ -58,11 +58,14 @@ class CloudRegion(models.Model):
     price_cap = models.FloatField(null=True)
     listed_at = models.DateTimeField(null=True)
     silent_zones = models.JSONField(default=list, blank=True)
-    suspects = models.JSONField(default=list, blank=True)
-    leftovers = models.JSONField(default=dict, blank=True)
+    suspects = models.JSONField(default=dict, blank=True)
 
     def __str__(self) -> str:
         return f"{self.region_id} from {self.stack}"
+
+    @property
+    def suspect_count(self) -> int:
+        return sum(len(found) for found in self.suspects.values())
 
     def stated_base(self) -> CloudBase:
         """What its stack stated.

@@ -141,8 +141,8 @@ LIST_EVERY_S = 300.0
 TOPOLOGY_EVERY_S = 900.0
 """DescribeInstanceTopology of those whose place is known."""
 RESERVATIONS_EVERY_S = 300.0
-LEFTOVERS_EVERY_S = 900.0
-"""DescribeVolumes, DescribeNetworkInterfaces and DescribeSpotInstanceRequests, of what is attached to nothing."""
+GARBAGE_EVERY_S = 900.0
+"""DescribeVolumes, DescribeNetworkInterfaces and DescribeSpotInstanceRequests: resources attached to no machine."""
 PAGE = 1000
 """Machines on a page of DescribeInstances and DescribeInstanceStatus, at most."""
 TOPOLOGY_PAGE = 100
@@ -155,7 +155,7 @@ def steady_calls(machines: int) -> Mapping[str, float]:
     a list and their places."""
     pages = max(1, ceil(machines / PAGE))
     described = pages * (60 / STATUS_EVERY_S + 60 / LIST_EVERY_S) + 2 * 60 / RESERVATIONS_EVERY_S
-    described += 3 * 60 / LEFTOVERS_EVERY_S
+    described += 3 * 60 / GARBAGE_EVERY_S
     return {
         DESCRIBE: described,
         "DescribeInstanceTopology": ceil(machines / TOPOLOGY_PAGE) * 60 / TOPOLOGY_EVERY_S,

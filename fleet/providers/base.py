@@ -147,7 +147,7 @@ class NodeProvider(Protocol):
         """
 
     def describe_all(self) -> dict[str, ProviderStatus]:
-        """The status of every machine that it runs for nodes of this fleet, by the node's id: orphans are found by it.
+        """The status of every machine that it runs for nodes of this fleet, by the node's id, for garbage collection.
 
         Raises:
             ProviderError: it cannot say.

@@ -1,5 +1,4 @@
-"""Lists what runs in a region of a cloud. What that says of the machines that are recorded is kept, what is nobody's is
-ended."""
+"""Lists the machines of a region of a cloud, stores the states of those that are recorded, and collects the garbage."""
 
 import logging
 from datetime import datetime
@@ -8,7 +7,7 @@ from fleet.models import CloudRegion
 from fleet.providers.aws.calls import CallFailed
 from fleet.providers.aws.install import install_ensure
 from fleet.providers.aws.listing import presence_store, region_list
-from fleet.services.cloud_sweep import cloud_sweep
+from fleet.services.garbage_collection import cloud_machine_garbage, cloud_source_collect
 from kernel import clock
 
 log = logging.getLogger(__name__)
@@ -25,4 +24,4 @@ def cloud_list(cloud: CloudRegion, now: datetime) -> None:
     columns = {"listed_at": now} if listing.complete else {}
     CloudRegion.objects.filter(pk=cloud.pk).update(silent_zones=sorted(listing.silent_zones), **columns)
     if listing.complete:
-        cloud_sweep(cloud, listing, clock.now())
+        cloud_source_collect(cloud, cloud_machine_garbage(cloud, listing), clock.now())

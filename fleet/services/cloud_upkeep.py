@@ -15,17 +15,17 @@ from time import monotonic
 from django.db import connection
 
 from fleet.models import CloudRegion
-from fleet.planning.call_budget import LEFTOVERS_EVERY_S, LIST_EVERY_S, RESERVATIONS_EVERY_S, STATUS_EVERY_S
+from fleet.planning.call_budget import GARBAGE_EVERY_S, LIST_EVERY_S, RESERVATIONS_EVERY_S, STATUS_EVERY_S
 from fleet.planning.states import CloudRegionState
 from fleet.services.cloud_images import cloud_images
 from fleet.services.cloud_launch_incidents import launch_incidents
-from fleet.services.cloud_leftovers import cloud_leftovers
 from fleet.services.cloud_listing import cloud_list
 from fleet.services.cloud_notices import cloud_queue, cloud_reservations, cloud_statuses
 from fleet.services.cloud_ownership import cloud_beat
 from fleet.services.cloud_prices import cloud_prices, cloud_spot_prices
 from fleet.services.cloud_region import cloud_region_read
 from fleet.services.cloud_topology import cloud_places, cloud_reservation_places
+from fleet.services.garbage_collection import cloud_garbage_collect
 from kernel import clock
 from kernel.leases import lease_take, this_holder
 
@@ -67,7 +67,7 @@ STEPS: Mapping[str, Step] = {
     "places": Step(TOPOLOGY_LOOK_S, cloud_places),
     "reservation places": Step(RESERVATIONS_EVERY_S, cloud_reservation_places),
     "list": Step(LIST_EVERY_S, cloud_list),
-    "leftovers": Step(LEFTOVERS_EVERY_S, cloud_leftovers),
+    "garbage": Step(GARBAGE_EVERY_S, cloud_garbage_collect),
     "stack": Step(READ_DAILY_S, cloud_region_read),
     "prices": Step(READ_DAILY_S, cloud_prices),
     "spot prices": Step(SPOT_PRICES_EVERY_S, cloud_spot_prices),

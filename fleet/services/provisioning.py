@@ -27,10 +27,10 @@ from fleet.services.agent_releases import launch_release
 from fleet.services.authority import authority_ensure
 from fleet.services.enrolment import join_token_issue
 from fleet.services.fault_evidence import repair_record
+from fleet.services.garbage_collection import provider_garbage_collect
 from fleet.services.machine import machine_ended, machine_launched
 from fleet.services.node import launch_failed, launch_waits, machine_store
 from fleet.services.node_event import node_event
-from fleet.services.orphans import orphans_end
 from fleet.services.provider_call import (
     call_end,
     call_retry,
@@ -49,7 +49,7 @@ CALLS_AT_ONCE = 8
 """Of one provider, in one process: an order of machines for a whole region takes seconds, not minutes."""
 CALL_LIMIT_S = 60.0
 """After that a call hangs. Its claim is not renewed, so another attempt begins."""
-ORPHANS_EVERY_S = 60.0
+GARBAGE_EVERY_S = 60.0
 LAUNCH_ATTEMPTS = 3
 """That ended without a word, because they hung or their process died. Then the launch has failed. One that comes back
 with "not now" or "not known" ends nothing: the node waits for its machine."""
@@ -72,9 +72,9 @@ class Provisioning:
     def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
         self._now_s = now_s
         self._running: dict[threading.Thread, RunningCall] = {}
-        self._orphans_due_s = now_s() + ORPHANS_EVERY_S
-        self._suspects: dict[str, frozenset[str]] = {}
-        self._looking: set[str] = set()
+        self._garbage_due_s = now_s() + GARBAGE_EVERY_S
+        self._suspects: dict[str, Mapping[str, datetime]] = {}
+        self._collecting: set[str] = set()
 
     def run_pass(self) -> bool:
         """Begin what is due and ask about who is in doubt. False: a call hangs."""
@@ -82,7 +82,7 @@ class Provisioning:
         alive = [call for call in self._running.values() if not self._hangs(call)]
         claims_renew([call.claim for call in alive if call.claim], now=clock.now())
         self._ask_about_machines()
-        self._look_for_orphans()
+        self._collect_garbage()
         busy = Counter(call.provider for call in self._running.values())
         free = {provider: CALLS_AT_ONCE - count for provider, count in busy.items()}
         for calls in calls_claim(free=free, otherwise=CALLS_AT_ONCE, now=clock.now()):
@@ -92,23 +92,24 @@ class Provisioning:
             log.error("%d calls to provider %s have not come back for %.0f s", count, provider, CALL_LIMIT_S)
         return not hanging
 
-    def _look_for_orphans(self) -> None:
-        """Once a minute, each provider in a thread of its own; one that does not come back is not asked again."""
-        if self._now_s() < self._orphans_due_s:
+    def _collect_garbage(self) -> None:
+        """Once a minute, each provider in an own thread. A provider whose thread still runs is skipped."""
+        if self._now_s() < self._garbage_due_s:
             return
-        self._orphans_due_s = self._now_s() + ORPHANS_EVERY_S
+        self._garbage_due_s = self._now_s() + GARBAGE_EVERY_S
         for provider in Region.objects.order_by().values_list("provider", flat=True).distinct():
-            if provider not in self._looking:
-                self._looking.add(provider)
-                look = partial(self._end_orphans, provider)
-                # Beside the calls: one that takes its time keeps nobody from asking about machines in doubt.
-                threading.Thread(target=_run_alone, args=(look,), name=f"orphans {provider}", daemon=True).start()
+            if provider not in self._collecting:
+                self._collecting.add(provider)
+                collect = partial(self._collect_garbage_of, provider)
+                # Apart from the calls, so that a slow list does not delay questions about machines in doubt.
+                threading.Thread(target=_run_alone, args=(collect,), name=f"garbage {provider}", daemon=True).start()
 
-    def _end_orphans(self, provider: str) -> None:
+    def _collect_garbage_of(self, provider: str) -> None:
         try:
-            self._suspects[provider] = orphans_end(provider, self._suspects.get(provider, ()), now=clock.now())
+            before = self._suspects.get(provider, {})
+            self._suspects[provider] = provider_garbage_collect(provider, before, now=clock.now())
         finally:
-            self._looking.discard(provider)
+            self._collecting.discard(provider)
 
     def _ask_about_machines(self) -> None:
         asked = {call.provider for call in self._running.values() if not call.claim}

@@ -37,11 +37,9 @@ from traffic.selectors.batch import batch_of, lines_ahead, measured_rate, open_b
 from traffic.selectors.batch_budget import batch_budgets
 from traffic.selectors.bucket_grant import BucketUse, bucket_check
 from traffic.selectors.stored_file import stored_file_of
-from traffic.services.file_store import file_store
 from traffic.services.tenant_webhook import tenant_webhooks_notify
 
 BATCHES = "batches"
-SWEPT_AFTER = timedelta(days=1)
 FORGOTTEN_AT_ONCE = 500
 
 
@@ -215,17 +213,10 @@ def batches_open() -> bool:
 
 
 def batches_trim(*, now: datetime) -> int:
-    """Forget batches that ended long ago, and sweep what ended ones left in the store. Returns how many went."""
+    """Delete batches that ended long ago. Returns how many."""
     old = now - timedelta(seconds=BatchSettings().kept_s)
     ended = Batch.objects.filter(state__in=[state.value for state in ENDED], expires_at__lt=old)
     ids = list(ended.values_list("id", flat=True)[:FORGOTTEN_AT_ONCE])
     with transaction.atomic():
         Batch.objects.filter(id__in=ids).delete()
-    store = file_store()
-    before = (now - SWEPT_AFTER).timestamp()
-    left = {name.rpartition("/")[2]: name for name, written_at in store.names(BATCHES) if written_at < before}
-    working = set(Batch.objects.filter(id__in=list(left), state__in=OPEN_STATES).values_list("id", flat=True))
-    for batch_id, name in left.items():
-        if batch_id not in working:
-            store.delete_folder(name)
     return len(ids)

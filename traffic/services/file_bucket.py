@@ -76,8 +76,8 @@ class BucketStore:
                 name = below["Prefix"].removeprefix(start).rstrip("/")
                 yield f"{folder}/{name}", max((at for _, at in self._below(f"{folder}/{name}/")), default=0.0)
 
-    def sweep_unfinished(self, before: float) -> int:
-        """Uploads that were begun below our prefix. Those of the last page's end come with the next sweep."""
+    def delete_unfinished(self, before: float) -> int:
+        """Uploads that were begun below our prefix. Those of the last page's end come with the next call."""
         said: dict[str, Any] = {"Bucket": self._place.bucket, "Prefix": self._key("")}
         with as_away():
             found = calls.call("s3", "ListMultipartUploads", self._region, **said).get("Uploads", ())

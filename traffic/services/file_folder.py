@@ -69,7 +69,7 @@ class FolderStore:
                 with suppress(FileNotFoundError):
                     yield f"{folder}/{entry.name}", entry.stat().st_mtime
 
-    def sweep_unfinished(self, before: float) -> int:
+    def delete_unfinished(self, before: float) -> int:
         left = [name for name, written_at in self.names(_UNFINISHED) if written_at < before]
         for name in left:
             self.delete(name)

@@ -95,7 +95,7 @@ class FileStore(Protocol):
         """Files and folders in a folder: the name and when it, or something in it, was written, in seconds since
         1970."""
 
-    def sweep_unfinished(self, before: float) -> int:
+    def delete_unfinished(self, before: float) -> int:
         """Remove files that were begun before and never committed. Returns how many."""
 
 

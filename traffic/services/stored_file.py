@@ -1,23 +1,25 @@
 """Keeps, deletes and forgets files of applications. The bytes come first and the row last, and go the other way round:
-a process that dies in between leaves bytes that nobody sees, which are swept a day later."""
+a process that dies in between leaves bytes without a row, which garbage collection deletes a day later."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from django.conf import settings as django_settings
 
-from traffic.models import StoredFile
-from traffic.models.batch import new_file_id
+from fleet.planning.garbage_collection import FILES as POLICY
+from fleet.planning.garbage_collection import Resource, ResourceKind
+from fleet.services.garbage_collection import GarbageSource, garbage_collect
+from traffic.models import Batch, StoredFile
+from traffic.models.batch import OPEN_STATES, new_file_id
 from traffic.planning.application_refusal import ApplicationRefused
 from traffic.planning.stored_file import FilePurpose, FileSettings, file_not_found, first_model
 from traffic.selectors.application import Application
 from traffic.selectors.stored_file import stored_file_of, stored_of_tenant
+from traffic.services.batch import BATCHES
 from traffic.services.file_store import FileStore, FileWriter, file_store
 
 FILES = "files"
-SWEPT_AFTER = timedelta(days=1)
-"""What no row knows was left by a process that died; an upload takes less than this."""
 FORGOTTEN_AT_ONCE = 500
 FIRST_BYTES = 1024 * 1024
 """Of a file that are looked at for the model of its first line."""
@@ -112,27 +114,45 @@ def stored_file_delete(*, application: Application, file_id: str, now: datetime)
 
 
 def stored_files_trim(*, now: datetime) -> int:
-    """Forget what has expired, and sweep what no row knows. Returns how many rows went."""
+    """Delete expired files. Returns how many rows were deleted."""
     ids = list(StoredFile.objects.filter(expires_at__lte=now).values_list("id", flat=True)[:FORGOTTEN_AT_ONCE])
     StoredFile.objects.filter(id__in=ids).delete()
     store = file_store()
     for file_id in ids:
         store.delete(stored_name(file_id))
-    store.sweep_unfinished((now - SWEPT_AFTER).timestamp())
-    for name in _lost(store, now):
-        store.delete(name)
     return len(ids)
+
+
+def file_garbage_collect(*, now: datetime) -> None:
+    """Deletes unfinished uploads, files without a row, and folders of batches that are not open, once they are old."""
+    store = file_store()
+    store.delete_unfinished((now - timedelta(seconds=POLICY.grace_period_s)).timestamp())
+    files = _old(store, FILES, now)
+    rows = StoredFile.objects.filter(id__in=list(files)).values_list("id", flat=True)
+    _collect(FILES, files, set(rows), store.delete, now)
+    folders = _old(store, BATCHES, now)
+    working = Batch.objects.filter(id__in=list(folders), state__in=OPEN_STATES).values_list("id", flat=True)
+    _collect(BATCHES, folders, set(working), store.delete_folder, now)
+
+
+def _old(store: FileStore, folder: str, now: datetime) -> dict[str, datetime]:
+    """By id, with the time of the last write. Younger names are left out: their rows may be written last."""
+    written = {name.rpartition("/")[2]: datetime.fromtimestamp(at, UTC) for name, at in store.names(folder)}
+    return {name: at for name, at in written.items() if POLICY.is_over(at, now)}
+
+
+def _collect(
+    folder: str, names: dict[str, datetime], referenced: set[str], delete: Callable[[str], None], now: datetime
+) -> None:
+    def delete_all(garbage: Sequence[Resource]) -> Iterable[Resource]:
+        for one in garbage:
+            delete(f"{folder}/{one.id}")
+            yield one
+
+    found = [Resource(ResourceKind.FILE, name, name in referenced, created_at=at) for name, at in names.items()]
+    garbage_collect(GarbageSource(folder, POLICY, found, delete_all), now)
 
 
 def file_settings() -> FileSettings:
     """The defaults, and what this installation says."""
     return replace(FileSettings(), max_bytes=django_settings.FILE_MAX_BYTES)
-
-
-def _lost(store: FileStore, now: datetime) -> Iterator[str]:
-    before = (now - SWEPT_AFTER).timestamp()
-    old = [name for name, written_at in store.names(FILES) if written_at < before]
-    known = set(
-        StoredFile.objects.filter(id__in=[name.rpartition("/")[2] for name in old]).values_list("id", flat=True)
-    )
-    yield from (name for name in old if name.rpartition("/")[2] not in known)

@@ -181,7 +181,7 @@ def machines_note(row: LaunchAttempt, instances: Sequence[dict[str, Any]], now: 
     for instance in instances:
         index = int(instance.get("AmiLaunchIndex", 0))
         if index >= len(row.subjects):
-            continue  # of nobody: the sweep ends it
+            continue  # garbage collection ends it
         subject = str(row.subjects[index])
         Machine.objects.get_or_create(
             provider=PROVIDER,

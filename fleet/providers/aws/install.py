@@ -8,7 +8,7 @@ from fleet.planning.ownership import stale_reason
 from fleet.providers.base import Later
 
 DRY_RUN = timedelta(days=1)
-"""Of sweeps, from the first day on: what they would end is said, and nothing is ended."""
+"""On an install's first day garbage collection logs what it would delete, and deletes nothing."""
 READ_ONLY_RETRY_S = 60.0
 
 

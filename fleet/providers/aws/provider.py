@@ -78,7 +78,7 @@ class AwsProvider:
         seen_store({one["InstanceId"]: one["CurrentState"]["Name"] for one in answer["TerminatingInstances"]}, now)
 
     def describe_all(self) -> dict[str, ProviderStatus]:
-        """Of those that are recorded. What is not is found by the sweep, which lists the cloud."""
+        """Covers recorded machines. Garbage collection of the cloud (`cloud_machine_garbage`) finds the others."""
         rows = Machine.objects.filter(provider=PROVIDER, role=MachineRole.NODE.value, state=MachineState.TAKEN.value)
         return {row.runs: _status(row) for row in rows}
 

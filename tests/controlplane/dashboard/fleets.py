@@ -193,7 +193,7 @@ def _spares(number: int) -> None:
 def _cloud(region: Region) -> None:
     CloudRegion.objects.create(
         region=region, aws_region="us-east-1", stack="a-stack", state="ready", read_at=NOW, listed_at=NOW,
-        silent_zones=["us-east-1b"],
+        silent_zones=["us-east-1b"], suspects={"a/resources": {"vol-1": NOW.isoformat()}},
     )  # fmt: skip
     event_record(kind="region.ready", message=f"region {region.pk} was read", now=NOW, region=region.pk)
     markets = ({"market": "on_demand", "enabled": False}, {"market": "spot", "declared_by": "ada", "max_price": 9.5})

@@ -7,7 +7,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from controlplane.dashboard.selectors import region_tree as selector
 from controlplane.dashboard.selectors.region_tree import region_tree
-from fleet.models import CapacityPool, ImageMove
+from fleet.models import CapacityPool, CloudRegion, ImageMove
 from fleet.planning.markets import Market
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
@@ -115,3 +115,10 @@ def test_a_large_region_is_drawn_in_one_query_as_far_as_can_be_read(
     with django_assert_num_queries(1):
         tree = region_tree(nodes[0].region)
     assert (tree.drawn, tree.more) == (4, True)
+
+
+def test_suspects_of_garbage_collection_are_counted() -> None:
+    pool(0)
+    assert "suspected" not in fragment(signed_in(), PAGE, "region")
+    CloudRegion.objects.update(suspects={"us-east-1/machines": {"i-1": "2027-01-01T00:00:00+00:00"}})
+    assert "1 suspected" in fragment(signed_in(), PAGE, "region")

@@ -19,7 +19,7 @@ from traffic.planning.stored_file import FilePurpose
 from traffic.selectors.batch import batch_loads, ready_cells
 from traffic.services.batch import batch_move, batches_advance, batches_trim
 from traffic.services.file_store import file_store
-from traffic.services.stored_file import stored_files_trim
+from traffic.services.stored_file import file_garbage_collect, stored_files_trim
 
 pytestmark = pytest.mark.django_db
 SHORT: dict[str, Any] = {"switchyard": {"completion_window": "10m"}}
@@ -103,16 +103,32 @@ def test_what_has_expired_is_forgotten_with_its_bytes() -> None:
     assert f"files/{kept.id}" in dict(file_store().names("files"))
 
 
-def test_bytes_that_no_row_knows_are_swept_after_a_day() -> None:
+def test_folders_of_batches_that_are_not_open_are_deleted_after_a_day() -> None:
+    store, batch = file_store(), begun(jsonl(line(1)))
+    for name in (f"batches/{batch.id}", "batches/batch-gone"):
+        writer = store.write(f"{name}/piece")
+        writer.write(b"x")
+        writer.commit()
+    file_garbage_collect(now=timezone.now())
+    assert len(list(store.names("batches"))) == 2
+    tomorrow = timezone.now() + timedelta(days=1)
+    file_garbage_collect(now=tomorrow)
+    assert [name for name, _ in store.names("batches")] == [f"batches/{batch.id}"]
+    Batch.objects.filter(id=batch.id).update(state="completed")
+    file_garbage_collect(now=tomorrow)
+    assert list(store.names("batches")) == []
+
+
+def test_bytes_without_a_row_are_deleted_after_a_day() -> None:
     store = file_store()
     lost = store.write("files/file-" + "0" * 32)
     lost.write(b"x")
     lost.commit()
     begun_only = store.write("files/other")
     begun_only.write(b"x")
-    stored_files_trim(now=timezone.now())
+    file_garbage_collect(now=timezone.now())
     assert len(dict(store.names("files"))) == 1
-    stored_files_trim(now=timezone.now() + timedelta(days=2))
+    file_garbage_collect(now=timezone.now() + timedelta(days=2))
     assert (dict(store.names("files")), list(store.names("unfinished"))) == ({}, [])
     begun_only.abort()
 

@@ -176,6 +176,6 @@ def test_files_and_folders_are_listed_deleted_and_swept(world: World, store: Fil
     store.delete("files/a")
     store.delete("files/a")
     assert keys(world) == ["east/batches/bc/work-0001"]
-    assert store.sweep_unfinished(0.0) == 0
-    assert store.sweep_unfinished(timezone.now().timestamp() + 3600) == 1
+    assert store.delete_unfinished(0.0) == 0
+    assert store.delete_unfinished(timezone.now().timestamp() + 3600) == 1
     assert uploads(world) == []

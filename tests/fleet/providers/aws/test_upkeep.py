@@ -1,4 +1,4 @@
-"""What looks after a region: lists, sweeps, and who holds the clouds."""
+"""Upkeep of a region: lists, garbage collection, and which control plane owns the clouds."""
 
 from datetime import timedelta
 from io import StringIO
@@ -78,7 +78,7 @@ def test_an_empty_database_ends_nobody_and_says_so(cloud_fleet: CloudFleet) -> N
         look(cloud_fleet)
 
     assert len(cloud_fleet.live()) == 2
-    assert Incident.objects.get().summary == "2 machines run, and no launch is recorded at all"
+    assert Incident.objects.get().summary == "machine: 2 have no record, and no launch is recorded at all"
 
 
 def test_a_machine_that_ended_unseen_and_was_forgotten_is_gone_by_two_lists(cloud_fleet: CloudFleet) -> None:

@@ -1,4 +1,4 @@
-"""Volumes, interfaces and requests that carry our tags and belong to no machine, in the cloud of tests."""
+"""Garbage collection of volumes, network interfaces and spot requests, in the cloud for tests."""
 
 from datetime import timedelta
 from io import StringIO
@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from fleet.models import CloudRegion, Incident, Install
 from fleet.planning.states import CloudRegionState
 from fleet.providers.aws.install import install_ensure
-from fleet.services.cloud_leftovers import cloud_leftovers
+from fleet.services.garbage_collection import cloud_garbage_collect
 from kernel import clock
 from kernel.models import Event
 from lab.cloud.faults import Fault
@@ -27,7 +27,11 @@ LOOK_S = 900.0
 def look(fleet: CloudFleet, times: int = 1) -> None:
     for _ in range(times):
         fleet.world.clock.advance(LOOK_S)
-        cloud_leftovers(CloudRegion.objects.get(), clock.now())
+        cloud_garbage_collect(CloudRegion.objects.get(), clock.now())
+
+
+def suspects() -> set[str]:
+    return set(CloudRegion.objects.get().suspects.get("us-east-1/resources", ()))
 
 
 def tags(kind: str, install: str, unit: str) -> list[dict[str, Any]]:
@@ -73,14 +77,14 @@ def test_what_belongs_to_no_machine_is_ended_at_the_second_look_and_machines_kee
 
     assert there(fleet) == set(others.values())
     assert len(fleet.world.client("ec2").describe_volumes()["Volumes"]) == before - 1
-    messages = Event.objects.filter(kind="leftover.ended").values_list("message", flat=True)
+    messages = Event.objects.filter(kind="garbage.deleted").values_list("message", flat=True)
     assert sorted(messages) == [
-        f"network interface {lost['interface']} of provider aws belonged to no machine; ended it",
-        f"volume {lost['volume']} of provider aws belonged to no machine; ended it",
+        f"Deleted network interface {lost['interface']} of provider aws: nothing referred to it",
+        f"Deleted volume {lost['volume']} of provider aws: nothing referred to it",
     ]
-    assert CloudRegion.objects.get().leftovers.keys() == set(lost.values()), "the look before its end"
+    assert suspects() == set(lost.values()), "the list from before the deletion"
     look(fleet)
-    assert CloudRegion.objects.get().leftovers == {}
+    assert not suspects()
     assert len(fleet.live()) == 2
 
 
@@ -116,7 +120,7 @@ def test_when_much_lies_about_nothing_is_ended_and_a_person_hears(fleet: CloudFl
     look(fleet, 2)
 
     assert lost <= there(fleet)
-    assert Incident.objects.get().subject == "us-east-1/leftovers"
+    assert Incident.objects.get().subject == "us-east-1/resources"
     for name in sorted(lost)[:2]:  # an interface sorts before a volume
         fleet.world.client("ec2").delete_network_interface(NetworkInterfaceId=name)
     for name in sorted(lost)[-2:]:
@@ -146,29 +150,29 @@ def test_a_request_for_a_spot_machine_that_nothing_came_of_is_cancelled(fleet: C
 def test_the_command_says_what_would_be_ended_and_ends_it_when_it_is_told_to(fleet: CloudFleet) -> None:
     lost = lose(fleet)
     out = StringIO()
-    call_command("aws_sweep", stdout=out)
-    assert f"us-east-1: {lost['volume']} belongs to nobody; not to be ended yet" in out.getvalue()
-    assert CloudRegion.objects.get().leftovers == {}, "asking is no look"
+    call_command("collect_garbage", stdout=out)
+    assert f"us-east-1: {lost['volume']} is a suspect" in out.getvalue()
+    assert not suspects(), "printing changes nothing"
     look(fleet)
     fleet.world.clock.advance(LOOK_S)
-    call_command("aws_sweep", region="us-east-1", stdout=out)
-    assert f"us-east-1: {lost['volume']} would be ended" in out.getvalue()
+    call_command("collect_garbage", region="us-east-1", stdout=out)
+    assert f"us-east-1: {lost['volume']} would be deleted" in out.getvalue()
     assert set(lost.values()) <= there(fleet)
-    call_command("aws_sweep", end=True, stdout=out)
+    call_command("collect_garbage", delete=True, stdout=out)
     assert not there(fleet)
     fleet.world.clock.advance(LOOK_S)
     last = StringIO()
-    call_command("aws_sweep", stdout=last)
-    assert last.getvalue() == "us-east-1: nothing belongs to nobody\n"
+    call_command("collect_garbage", stdout=last)
+    assert last.getvalue() == "us-east-1: no garbage\n"
 
 
 def test_the_command_names_why_nothing_is_ended_or_found(fleet: CloudFleet) -> None:
     Install.objects.update(dry_run_until=clock.now() + timedelta(hours=1))
     fleet.world.faults.append(Fault("DescribeVolumes", "UnauthorizedOperation"))
     out = StringIO()
-    call_command("aws_sweep", stdout=out)
-    assert "nothing is ended until 2027-01-15" in out.getvalue()
+    call_command("collect_garbage", stdout=out)
+    assert "nothing is deleted until 2027-01-15" in out.getvalue()
     assert "us-east-1: it was not listed: UnauthorizedOperation" in out.getvalue()
     CloudRegion.objects.update(state=CloudRegionState.REFUSED)
     with pytest.raises(CommandError, match="no region 'us-east-1' of provider aws that is ready"):
-        call_command("aws_sweep", region="us-east-1", stdout=out)
+        call_command("collect_garbage", region="us-east-1", stdout=out)
