@@ -105,24 +105,18 @@ class Management:
         self._home = home
         self._console = console
 
-    async def migrate(self, owner_url: str) -> None:
-        """Bring the database to the code's schema, as its owner.
+    async def migrate(self, owner_url: str, role: str = "") -> None:
+        """Migrate the database as its owner, then grant the application's role, if given, access to the tables.
 
         Raises:
             CannotStart: it failed.
         """
-        await self._require("migrate", "migrate", "--no-input", DATABASE_URL=owner_url)
-
-    async def grant(self, owner_url: str, role: str) -> None:
-        """Give the application's role what it needs of the tables that there are now.
-
-        Raises:
-            CannotStart: it failed.
-        """
-        await self._require("migrate", "grant_application", role, DATABASE_URL=owner_url)
+        grant = ("grant_application", role) if role else ()
+        await self._require("migrate", ("migrate", "--no-input"), grant, DATABASE_URL=owner_url)
 
     async def seed(self, configuration: Configuration, weights: Weights | None, password: str) -> None:
-        """Record the demo fleet and the operator; what is recorded already stays.
+        """Record the demo fleet and the operator, and keep the rows that exist; then boot the machines that an orderly
+        stop ended.
 
         Raises:
             CannotStart: it failed.
@@ -130,15 +124,7 @@ class Management:
         arguments = ["--engine", str(configuration.engine), "--provider", str(configuration.provider)]
         if weights:
             arguments += ["--artifact-uri", weights.uri, "--artifact-digest", weights.digest]
-        await self._require("seed", "seed_demo", *arguments, SWITCHYARD_OPERATOR_PASSWORD=password)
-
-    async def resume(self) -> None:
-        """Boot the machines that an orderly stop ended.
-
-        Raises:
-            CannotStart: it failed.
-        """
-        await self._require("resume", "fleet_resume")
+        await self._require("seed", ("seed_demo", *arguments), ("fleet_resume",), SWITCHYARD_OPERATOR_PASSWORD=password)
 
     async def wait_for_cells(self, wait_s: float) -> OneshotResult:
         """Wait up to `wait_s` until every cell is ready; status 0 when so, else the last line says why not."""
@@ -153,6 +139,10 @@ class Management:
         except CannotStart as error:
             self._console.own(f"{error} Ending the fleet's processes directly.")
 
-    async def _require(self, name: str, *command: str, **environment: str) -> None:
-        program = management_command(list(command), {**self._environment, **environment})
+    async def _require(self, name: str, *commands: tuple[str, ...], **environment: str) -> None:
+        """Run commands in one process, in this order; empty ones are left out."""
+        arguments = ["controlplane.management.in_order"]
+        for command in commands:
+            arguments += [",", *command]
+        program = _python(arguments, {**self._environment, **environment})
         await require_oneshot(name, program, self._home, self._console, deadline_s=_COMMAND_WITHIN_S)

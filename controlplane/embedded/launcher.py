@@ -100,9 +100,8 @@ class Launcher:
         with self._console.step("demo fleet"):
             password = self._home.secrets().operator_password
             built = weights[0] if weights else None
-            await self._despite_database(servers, lambda: management.seed(self._configuration, built, password))
             self._fleet_may_run = True
-            await self._despite_database(servers, management.resume)
+            await self._despite_database(servers, lambda: management.seed(self._configuration, built, password))
         await self._start_processes()
         await self._wait_for_cells(management)
 
@@ -160,9 +159,8 @@ class Launcher:
                 await self._supervisor.start(service)
             await self._unless_crash_looping(servers.wait_until_ready())
         with self._console.step("migrations"):
-            await self._despite_database(servers, lambda: management.migrate(servers.owner_url))
-            if servers.postgres:
-                await self._despite_database(servers, lambda: management.grant(servers.owner_url, APPLICATION))
+            role = APPLICATION if servers.postgres else ""
+            await self._despite_database(servers, lambda: management.migrate(servers.owner_url, role))
 
     async def _despite_database(self, servers: Servers, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Take a step, and once more if it failed, as soon as the servers answer: one may have died meanwhile."""
