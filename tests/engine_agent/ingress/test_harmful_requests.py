@@ -18,7 +18,7 @@ from tests.engine_agent.ingress.test_spill import until_spill_is
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 SHORT = 100
-SIZES = (SHORT, MIDDLE, LONG)
+SIZES = (SHORT, pytest.param(MIDDLE, marks=pytest.mark.long), LONG)
 MANY = 12
 """Bad requests in a row: more than any limit of failures that took a cell out of service."""
 
@@ -77,7 +77,7 @@ async def test_a_request_that_every_cell_drops_reaches_two_of_them_and_none_goes
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("here", [1.0, 0.0])
+@pytest.mark.parametrize("here", [1.0, pytest.param(0.0, marks=pytest.mark.long)])
 async def test_two_dropped_connections_end_a_request_whichever_regions_they_are_in(
     ingress: RunningIngress, tmp_path: Path, size: int, here: float
 ) -> None:
