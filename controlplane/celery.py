@@ -1,7 +1,8 @@
-"""The Celery application and the whole beat table: housekeeping, which may wait. What must not is a control loop
-(kernel.control_loops).
+"""The Celery application, with the queues of the control loops and beat's table of housekeeping.
 
-Messages are hints to look again: every task loads the truth from PostgreSQL, so a lost or repeated one is harmless.
+Housekeeping may wait in its queue. Control loops may not: the worker of their queue starts their passes itself
+(kernel.loop_worker). Messages only ask for another look: every task loads the truth from PostgreSQL, so a lost or
+repeated one is harmless.
 """
 
 import os
@@ -15,10 +16,11 @@ from celery.beat import PersistentScheduler
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 from django.conf import settings
-from django.db import close_old_connections
+from django.db import close_old_connections, connections
 
 from controlplane.secret_key import require_secret_key
 from kernel.control_standing import HEARTBEAT_EVERY_S
+from kernel.process_role import ProcessRole, process_role
 
 EXPIRES_S = 60.0
 """Of what beat rings every few seconds. Far above the delay of a worker that is merely slow, else all of it would
@@ -98,10 +100,13 @@ app.conf.update(
     },
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
+    broker_channel_error_retry=True,  # a broker that answers with errors is no reason to end a worker, either
+    worker_enable_prefetch_count_reduction=False,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     worker_hijack_root_logger=False,
     # A caller that cannot ring the doorbell goes on: the periodic pass finds the work.
     task_publish_retry=False,
+    task_routes={name: {"queue": queue} for queue, loops in settings.CONTROL_LOOPS.items() for name in loops},
     timezone="UTC",
     beat_scheduler="controlplane.celery:MendingScheduler",
     beat_schedule={
@@ -165,4 +170,18 @@ def _begin_with_a_connection_that_works(task: Any, **_: object) -> None:
 
 signals.celeryd_init.connect(lambda **_: require_secret_key(), weak=False)
 signals.beat_init.connect(lambda **_: require_secret_key(), weak=False)
+
+
+@signals.worker_init.connect(weak=False)
+def _make_release_known(**_: object) -> None:
+    """Before anything is launched, so that it runs this release."""
+    if process_role() is ProcessRole.CONTROLLER:
+        from fleet.services.release_retention import releases_refresh
+        from kernel import clock
+
+        releases_refresh(now=clock.now())
+        connections.close_all()  # each loop has its own
+
+
+app.steps["worker"].add("kernel.loop_worker:ControlLoops")
 app.autodiscover_tasks(["audit", "kernel", "accounts", "models_registry", "fleet", "traffic"])

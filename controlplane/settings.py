@@ -3,6 +3,7 @@
 `make up` sets what is needed; docs/operations.md lists the variables for a deployment on real servers.
 """
 
+import json
 import os
 from ipaddress import ip_network
 from pathlib import Path
@@ -41,6 +42,17 @@ def _database() -> dict[str, Any]:
         return database_settings(os.environ.get("DATABASE_URL", "postgres://switchyard@127.0.0.1:5432/switchyard"))
     except BadDatabaseUrl as error:
         raise SystemExit(str(error)) from None
+
+
+def _redis_url() -> str:
+    """`REDIS_URL`; without it that of the `make up` with this home, so that `celery inspect` finds the broker."""
+    if stated := os.environ.get("REDIS_URL"):
+        return stated
+    try:
+        published = json.loads((SWITCHYARD_HOME / "up.json").read_text())["redis_url"]
+    except (OSError, ValueError, TypeError, KeyError):
+        published = ""
+    return str(published or "redis://127.0.0.1:6379/0")
 
 
 def _plain_links() -> bool:
@@ -101,23 +113,25 @@ USAGE_EXPORT = os.environ.get("SWITCHYARD_USAGE_EXPORT", "")
 """Where usage goes, day by day: `s3://bucket/prefix`. Empty: nowhere."""
 
 CONTROL_LOOPS = {
-    "fleet.reconcile": ("fleet.tasks.reconcile_fleet", 1.0),
-    "fleet.provision": ("fleet.tasks.provision", 1.0),
-    "fleet.cloud": ("fleet.tasks.keep_clouds", 1.0),
-    "fleet.agents": ("fleet.tasks.roll_agents", 1.0),
-    "fleet.send_webhooks": ("fleet.tasks.send_webhooks", 2.0),
-    "traffic.publish": ("traffic.tasks.publish", 1.0),
-    "traffic.autopilot": ("traffic.tasks.autopilot", 2.0),
-    "traffic.autoscale": ("traffic.tasks.autoscale", 5.0),
-    "traffic.entry": ("traffic.tasks.entry", 5.0),
-    "traffic.ensure_ingresses": ("traffic.tasks.ensure_ingresses", 1.0),
+    "control": {
+        "fleet.reconcile": 1.0,
+        "fleet.provision": 1.0,
+        "fleet.cloud": 1.0,
+        "fleet.agents": 1.0,
+        "fleet.send_webhooks": 2.0,
+        "traffic.publish": 1.0,
+        "traffic.autopilot": 2.0,
+        "traffic.autoscale": 5.0,
+        "traffic.entry": 5.0,
+        "traffic.ensure_ingresses": 1.0,
+    },
+    "planner": {  # apart from the others, so that forecasts never delay them
+        "traffic.demand": 5.0,
+        "traffic.plan": 5.0,
+    },
 }
-"""Name -> its pass, and seconds between two looks (kernel.control_loops). The process `controller` runs them."""
-PLANNER_LOOPS = {
-    "traffic.demand": ("traffic.tasks.demand", 5.0),
-    "traffic.plan": ("traffic.tasks.plan", 5.0),
-}
-"""The same of the process `planner`: what no control loop may wait for."""
+"""Queue -> task -> seconds from one pass to the next. The Celery worker of a queue runs its loops
+(kernel.control_loops)."""
 
 REGION_LATENCY_MS = _figures("SWITCHYARD_REGION_LATENCY_MS", "")
 """Measured round trips between regions, such as `us-east-1:us-west-2=62,us-east-1:eu-west-1=71`; the rest is estimated
@@ -281,7 +295,7 @@ STORAGES = {"staticfiles": {"BACKEND": "controlplane.static_files.HashedStaticFi
 
 # --- Valkey/Redis: doorbells only, nothing that must survive ----------------------------------------------------------
 
-REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
+REDIS_URL = _redis_url()
 
 CHANNEL_LAYERS = {
     "default": {

@@ -1,4 +1,4 @@
-"""The way of the controller and of Celery's worker into the fleet's services."""
+"""Celery tasks of the fleet: control loops and housekeeping."""
 
 from celery import shared_task
 
@@ -19,6 +19,7 @@ from fleet.services.speculation_drift import speculation_drift_judge
 from fleet.services.token_drift import token_drift_judge
 from fleet.services.webhook_delivery import WebhookSender, callbacks_send, deliveries_trim
 from kernel import clock
+from kernel.control_loops import ControlLoop
 
 RECONCILE_FOR_S = 0.75
 """Then the next pass looks again."""
@@ -26,6 +27,7 @@ RECONCILE_FOR_S = 0.75
 _fleet = FleetCache()
 
 
+@shared_task(name="fleet.reconcile", base=ControlLoop)
 def reconcile_fleet() -> bool:
     """A pass of the control loop; False: another controller is at it."""
     return reconcile_alone(cache=_fleet, limit_s=RECONCILE_FOR_S) is not None
@@ -34,6 +36,7 @@ def reconcile_fleet() -> bool:
 _provisioning = Provisioning()
 
 
+@shared_task(name="fleet.provision", base=ControlLoop)
 def provision() -> bool:
     """A pass of the control loop. Several controllers may make one at once: each order is taken by one."""
     return _provisioning.run_pass()
@@ -42,6 +45,7 @@ def provision() -> bool:
 _upkeep = CloudUpkeep()
 
 
+@shared_task(name="fleet.cloud", base=ControlLoop)
 def keep_clouds() -> bool:
     """A pass of the control loop. Several controllers may make one at once: each region is looked after by one."""
     return _upkeep.run_pass()
@@ -50,6 +54,7 @@ def keep_clouds() -> bool:
 _agents = AgentRollouts()
 
 
+@shared_task(name="fleet.agents", base=ControlLoop)
 def roll_agents() -> bool:
     """A pass of the control loop; False: another controller is at it."""
     return _agents.run_pass()
@@ -58,6 +63,7 @@ def roll_agents() -> bool:
 _webhooks = WebhookSender()
 
 
+@shared_task(name="fleet.send_webhooks", base=ControlLoop)
 def send_webhooks() -> bool:
     """A pass of the control loop. Several controllers may make one at once: each delivery is claimed by one."""
     return _webhooks.run_pass()

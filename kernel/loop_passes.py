@@ -57,6 +57,10 @@ class PassBook:
             raise
 
 
+PASSES = PassBook()
+"""Of this process."""
+
+
 def _write(passes: list[tuple[str, str, float, float, float]]) -> None:
     with connection.cursor() as cursor:
         rows = sql.SQL(", ").join([_PASS] * len(passes))

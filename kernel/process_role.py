@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import pairwise
 
 
 class ProcessRole(StrEnum):
@@ -22,6 +23,12 @@ class ProcessRole(StrEnum):
         return f"switchyard-{self}"
 
 
+_OF_QUEUE = {"control": ProcessRole.CONTROLLER, "planner": ProcessRole.PLANNER}
+_QUEUES = ("-Q", "--queues")
+LOOP_ROLES = frozenset(_OF_QUEUE.values())
+"""Celery workers that run control loops."""
+
+
 def process_role(argv: Sequence[str] | None = None) -> ProcessRole:
     """That of a process started with these arguments; of this one, if none are given."""
     arguments = list(sys.argv if argv is None else argv)
@@ -29,6 +36,18 @@ def process_role(argv: Sequence[str] | None = None) -> ProcessRole:
     if program.endswith("/controlplane/web.py") or "uvicorn" in program:
         return ProcessRole.WEB
     if "celery" in program:
-        return next((role for role in (ProcessRole.WORKER, ProcessRole.BEAT) if role in arguments), ProcessRole.COMMAND)
-    commands = (ProcessRole.CONTROLLER, ProcessRole.SENDER, ProcessRole.BATCH, ProcessRole.PLANNER)
+        return _celery_role(arguments)
+    commands = (ProcessRole.SENDER, ProcessRole.BATCH)
     return next((role for role in commands if arguments[1:2] == [role]), ProcessRole.COMMAND)
+
+
+def _celery_role(arguments: Sequence[str]) -> ProcessRole:
+    if ProcessRole.WORKER not in arguments:
+        return ProcessRole.BEAT if ProcessRole.BEAT in arguments else ProcessRole.COMMAND
+    stated = [
+        following if option in _QUEUES else option.removeprefix("--queues=").removeprefix("-Q")
+        for option, following in pairwise([*arguments, ""])
+        if option.startswith(_QUEUES)
+    ]
+    queues = {queue for each in stated for queue in each.split(",")}
+    return next((role for queue, role in _OF_QUEUE.items() if queue in queues), ProcessRole.WORKER)

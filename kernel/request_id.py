@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 HEADER = "X-Request-Id"
+MESSAGE_HEADER = "switchyard_request_id"
+"""Of Celery's messages."""
 _FIT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 _request_id: ContextVar[str] = ContextVar("switchyard_request_id", default="")

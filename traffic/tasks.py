@@ -1,12 +1,13 @@
-"""The way of the controller and of Celery's worker into the services of traffic."""
+"""Celery tasks of traffic: control loops and housekeeping."""
 
 import logging
 from collections.abc import Callable
 
-from celery import shared_task
+from celery import shared_task, signals
 from django.conf import settings
 
 from kernel import clock, hints
+from kernel.control_loops import ControlLoop
 from traffic.selectors.routing_cache import RoutingCache
 from traffic.services.async_lease import async_requests_expire
 from traffic.services.async_request import async_requests_trim
@@ -37,6 +38,7 @@ _meter = DemandMeter()
 _planner = Planner()
 
 
+@shared_task(name="traffic.publish", base=ControlLoop)
 def publish() -> bool:
     """A pass of the control loop. Controllers may run it at once: a revision is published once."""
     tables_publish(now=clock.now(), cache=_routing)
@@ -45,6 +47,7 @@ def publish() -> bool:
     return True
 
 
+@shared_task(name="traffic.autopilot", base=ControlLoop)
 def autopilot() -> bool:
     """A pass of the control loop; while another controller is at it, nothing is done."""
     if autopilot_run(now=clock.now()):
@@ -52,12 +55,14 @@ def autopilot() -> bool:
     return True
 
 
+@shared_task(name="traffic.autoscale", base=ControlLoop)
 def autoscale() -> bool:
     """A pass of the control loop; while another controller is at it, nothing is done."""
     autoscaling_run(now=clock.now())
     return True
 
 
+@shared_task(name="traffic.entry", base=ControlLoop)
 def entry() -> bool:
     """A pass of the control loop: ingresses of regions in a cloud, targets of their load balancers, and DNS.
     What another controller is at is left to it. Whatever one step raises, the others are made."""
@@ -74,26 +79,30 @@ def _made(step: Callable[..., object]) -> bool:
     return True
 
 
+@shared_task(name="traffic.ensure_ingresses", base=ControlLoop)
 def ensure_ingresses() -> bool:
     """A pass of the control loop; each ingress is booted by one controller at a time."""
     ingresses_ensure(now=clock.now())
     return True
 
 
+@shared_task(name="traffic.demand", base=ControlLoop)
 def demand() -> bool:
     """A pass of the planner's loop; while another planner measures, nothing is done."""
     _meter.look(now=clock.now())
     return True
 
 
+@shared_task(name="traffic.plan", base=ControlLoop)
 def plan() -> bool:
     """A pass of the planner's loop: forecasts when they are due, and the plan of the day that follows them."""
     _planner.look(now=clock.now())
     return True
 
 
-def planner_stop() -> None:
-    """Stop the planner's child: the process ends."""
+@signals.worker_shutdown.connect
+def planner_stop(**_: object) -> None:
+    """Stop the child that plans the day; does nothing in a worker that has none."""
     _planner.stop()
 
 

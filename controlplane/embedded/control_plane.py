@@ -31,18 +31,17 @@ def web(configuration: Configuration, environment: Mapping[str, str]) -> Service
 
 
 def controller(environment: Mapping[str, str]) -> Service:
-    """The control loops: reconciling, publishing, the autopilot. Nothing else runs in it."""
-    program = replace(management_command(["controller"], environment), nice=CONTROL_NICE)
+    """The Celery worker of the control loops: reconciling, provisioning, publishing, the autopilot."""
+    program = _celery_worker("controller", ["--queues", "control", "--task-events"], environment, nice=CONTROL_NICE)
     return Service(name="controller", program=program, stop_within_s=10.0)
 
 
 def worker(environment: Mapping[str, str]) -> Service:
     """Celery's worker, for housekeeping. On the launcher's death it stops cold: its tasks are acknowledged late and
     come again."""
-    arguments = ["celery", "--quiet", "-A", "controlplane.celery:app", "worker"]
-    arguments += ["--without-gossip", "--without-mingle"]
-    arguments += ["--pool", "prefork", "--concurrency", str(WORKER_CONCURRENCY), "--loglevel", "info"]
-    program = _python(arguments, {**environment, **UNCHECKED}, death_signal=signal.SIGQUIT, nice=HOUSEKEEPING_NICE)
+    options = ["--pool", "prefork", "--concurrency", str(WORKER_CONCURRENCY)]
+    program = _celery_worker("worker", options, environment, nice=HOUSEKEEPING_NICE)
+    program = replace(program, death_signal=signal.SIGQUIT)
     return Service(name="worker", program=program, stop_within_s=10.0)
 
 
@@ -64,9 +63,15 @@ def batch(environment: Mapping[str, str]) -> Service:
 
 
 def planner(environment: Mapping[str, str]) -> Service:
-    """Measures demand and forecasts it. A child of lower priority plans the day."""
-    program = replace(management_command(["planner"], environment), nice=HOUSEKEEPING_NICE)
+    """The Celery worker that measures demand and forecasts it. A child of lower priority plans the day."""
+    program = _celery_worker("planner", ["--queues", "planner", "--task-events"], environment, nice=HOUSEKEEPING_NICE)
     return Service(name="planner", program=program, stop_within_s=5.0)
+
+
+def _celery_worker(name: str, options: list[str], environment: Mapping[str, str], *, nice: int) -> Program:
+    arguments = ["celery", "--quiet", "-A", "controlplane.celery:app", "worker", "--hostname", f"{name}@%h"]
+    arguments += ["--without-gossip", "--without-mingle", *options, "--loglevel", "info"]
+    return _python(arguments, {**environment, **UNCHECKED}, nice=nice)
 
 
 def management_command(arguments: list[str], environment: Mapping[str, str]) -> Program:
@@ -78,7 +83,6 @@ def _python(
     arguments: list[str],
     environment: Mapping[str, str],
     *,
-    death_signal: signal.Signals = signal.SIGTERM,
     nice: int = 0,
 ) -> Program:
     return Program(
@@ -86,7 +90,6 @@ def _python(
         arguments=(sys.executable, "-W", "ignore:You're running the worker", "-m", *arguments),
         environment=environment,
         folder=CHECKOUT,
-        death_signal=death_signal,
         nice=nice,
     )
 

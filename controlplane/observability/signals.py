@@ -9,12 +9,12 @@ from celery import signals
 
 from controlplane.observability.exposition import serve_metrics
 from kernel.metrics import FOLDER, TASK_RUNS, TASK_SECONDS, TASKS_SENT
-from kernel.process_role import process_role
-from kernel.request_id import bind_request_id, request_id
+from kernel.process_role import LOOP_ROLES, process_role
+from kernel.request_id import MESSAGE_HEADER, bind_request_id, request_id
 from kernel.tasks import SENT_AT
 from kernel.tracing import span, spans_flush, traceparent
 
-REQUEST_ID, TRACEPARENT = "switchyard_request_id", "traceparent"
+TRACEPARENT = "traceparent"
 
 log = logging.getLogger(__name__)
 _running: dict[str, tuple[Any, Any, dict[str, Any], float]] = {}
@@ -25,12 +25,12 @@ def _sending(sender: str = "", headers: dict[str, Any] | None = None, **_: Any) 
     TASKS_SENT.labels(sender, process_role().value).inc()
     if headers is not None:
         headers[SENT_AT] = str(time())
-        headers |= {name: text for name, text in ((REQUEST_ID, request_id()), (TRACEPARENT, traceparent())) if text}
+        headers |= {name: text for name, text in ((MESSAGE_HEADER, request_id()), (TRACEPARENT, traceparent())) if text}
 
 
 @signals.task_prerun.connect
 def _begins(task_id: str = "", task: Any = None, **_: Any) -> None:
-    numbered = bind_request_id(_header(task, REQUEST_ID) or task_id)
+    numbered = bind_request_id(_header(task, MESSAGE_HEADER) or task_id)
     numbered.__enter__()
     parent = _header(task, TRACEPARENT)
     traced = span(task.name, parent=parent, kind="consumer")
@@ -56,10 +56,18 @@ def _ended(task_id: str = "", task: Any = None, state: str | None = None, **_: A
     TASK_RUNS.labels(task.name, str(state or "unknown").lower()).inc()
 
 
+@signals.worker_init.connect
+def _loops_scraped(**_: Any) -> None:
+    """Control loops run without a broker, and a worker is ready only once it has one."""
+    if process_role() in LOOP_ROLES:
+        serve_metrics()
+
+
 @signals.worker_ready.connect
 @signals.beat_init.connect
 def _scraped(**_: Any) -> None:
-    serve_metrics()
+    if process_role() not in LOOP_ROLES:
+        serve_metrics()
 
 
 @signals.worker_process_shutdown.connect

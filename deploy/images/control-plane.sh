@@ -6,19 +6,21 @@ python=.venv/bin/python
 process=${1:-}
 [ $# -eq 0 ] || shift
 
+celery_worker() {
+  exec "$python" -m celery --quiet -A controlplane.celery:app worker --hostname "$process@%h" \
+    --without-gossip --without-mingle --loglevel info "$@"
+}
+
 case $process in
   web) exec "$python" -m controlplane.web --host 0.0.0.0 --agent-host 0.0.0.0 "$@" ;;
-  controller) exec "$python" manage.py controller "$@" ;;
-  worker)
-    exec "$python" -m celery --quiet -A controlplane.celery:app worker --without-gossip --without-mingle \
-      --pool prefork --concurrency 2 --loglevel info "$@"
-    ;;
+  controller) celery_worker --queues control --task-events "$@" ;;
+  planner) celery_worker --queues planner --task-events "$@" ;;
+  worker) celery_worker --pool prefork --concurrency 2 "$@" ;;
   beat)
     exec "$python" -m celery --quiet -A controlplane.celery:app beat --schedule "$SWITCHYARD_HOME/beat-schedule" \
       --pidfile= --loglevel warning "$@"
     ;;
   sender) exec "$python" manage.py sender "$@" ;;
-  planner) exec "$python" manage.py planner "$@" ;;
   batch) exec "$python" manage.py batch "$@" ;;
   manage) exec "$python" manage.py "$@" ;;
 esac

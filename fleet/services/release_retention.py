@@ -10,18 +10,41 @@ from datetime import datetime
 from pathlib import Path
 
 import psutil
-from django.db import IntegrityError, transaction
+from django.db import DatabaseError, IntegrityError, transaction
 
 from fleet.models import AgentRelease, AgentRollout
 from fleet.planning.agent_releases import Removal, RolloutReleases, plan_removal
 from fleet.providers.local.processes import code_of
 from fleet.selectors.agents import releases_named
-from fleet.services.agent_archive import LEFT_AFTER_S, archive_files, checkout_release, release_folder
+from fleet.services.agent_archive import (
+    LEFT_AFTER_S,
+    NoRelease,
+    archive_files,
+    checkout_release,
+    leftovers_remove,
+    release_folder,
+)
+from fleet.services.agent_releases import release_register
 
 ARCHIVE_KEPT_S = 30 * 24 * 3600.0
 """Homes that share a cache know nothing of each other: an archive goes once no controller has kept it for so long."""
 
 log = logging.getLogger(__name__)
+
+
+def releases_refresh(*, now: datetime) -> None:
+    """Record the release of this control plane and remove those that nothing needs. Errors are logged: the fleet runs
+    on without it."""
+    try:
+        release_register(now=now)
+    except (DatabaseError, OSError, NoRelease) as error:
+        log.error("the release of the agent that this control plane carries cannot be kept: %s", error)
+        return
+    try:
+        leftovers_remove(now.timestamp())
+        releases_trim(now=now)
+    except (DatabaseError, OSError) as error:
+        log.error("releases of the agent that nothing needs cannot be removed: %s", error)
 
 
 def releases_trim(*, now: datetime) -> tuple[str, ...]:

@@ -14,12 +14,11 @@ from tests.audit.records import changes, only_record, recorded
 
 OURS = ("controlplane", "fleet", "models_registry", "traffic")
 CHANGE_NOTHING = {
-    "agent_archive", "artifact_push", "audit_export", "audit_verify", "batch", "controller", "fleet_status",
-    "medusa_tree", "planner", "seed_scale", "sender",
+    "agent_archive", "artifact_push", "audit_export", "audit_verify", "batch", "fleet_status",
+    "medusa_tree", "seed_scale", "sender",
 }  # fmt: skip
-"""Readers; what packs the agent into the cache, or uploads files with the credentials of who runs it; controller and
-planner, whose changes are nobody's; sender and batch, whose requests are applications'; and what fills a database for
-measurements."""
+"""Readers; what packs the agent into the cache, or uploads files with the credentials of who runs it; sender and batch,
+whose requests are applications'; and what fills a database for measurements."""
 
 
 def test_every_command_of_ours_is_audited_or_changes_nothing() -> None:

@@ -50,7 +50,7 @@ def test_neither_do_worker_and_beat(tmp_path: Path) -> None:
         assert f"{name} SWITCHYARD_SECRET_KEY is not set: " in ended.stdout, ended.stderr
 
 
-@pytest.mark.parametrize("command", ["sender", "batch", "planner", "controller"])
+@pytest.mark.parametrize("command", ["sender", "batch"])
 def test_neither_do_commands_that_serve(command: str, settings: Any) -> None:
     settings.SECRET_KEY = ""
     with pytest.raises(SystemExit, match="SWITCHYARD_SECRET_KEY is not set"):

@@ -72,7 +72,7 @@ def test_each_runs_what_make_up_runs(process: str) -> None:
         "sender": control_plane.sender({}),
     }[process].program
     service = unit(process)["Service"]
-    python, *arguments = shlex.split(service["ExecStart"])
+    python, *arguments = shlex.split(service["ExecStart"].replace("%%", "%"))
     assert python == f"{INSTALLED}/.venv/bin/python"
     known = [part for part in program.arguments[1:] if part not in {"-W", "ignore:You're running the worker"}]
     assert arguments == known or (process == "web" and arguments[:2] == known[:2])

@@ -84,7 +84,11 @@ def test_production_names_every_process_with_its_command(name: str) -> None:
     production = section("docs/operations.md", "## Production")
     program = SERVICES[name].program.arguments
     command = [word for word in program if not word.startswith(("-", "/", "ignore:"))][:1]
-    ending = {"web": "-m controlplane.web", "worker": "worker", "beat": "beat"}.get(name, f"manage.py {name}")
+    ending = {
+        "web": "-m controlplane.web",
+        "beat": "beat",
+        **{worker: f"worker --hostname {worker}@%h" for worker in ("controller", "worker", "planner")},
+    }.get(name, f"manage.py {name}")
     assert f"`{name}`" in production, f"docs/operations.md, Production, does not name the process {name}"
     assert all(word in production for word in (*command, ending)), f"give the command of {name} in Production"
     assert f"| {name} " in section("docs/architecture.md", "## Processes"), f"give {name} a row in architecture.md"

@@ -8,9 +8,8 @@ from celery import Celery, signals
 
 from audit.models import AuditRecord
 from controlplane.observability.log_format import json_lines
-from controlplane.observability.signals import REQUEST_ID
 from engine_agent.protocol.log_lines import LogFormat, log_format
-from kernel.request_id import bind_request_id, request_id
+from kernel.request_id import MESSAGE_HEADER, bind_request_id, request_id
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 
@@ -56,7 +55,7 @@ def test_a_task_runs_under_the_number_of_its_request() -> None:
     headers: dict[str, str] = {}
     with bind_request_id("r-8"):
         signals.before_task_publish.send(sender="test.look", headers=headers)
-    assert headers[REQUEST_ID] == "r-8"
+    assert headers[MESSAGE_HEADER] == "r-8"
     look.apply(headers=headers)
     look.apply()
     assert seen[0] == "r-8"

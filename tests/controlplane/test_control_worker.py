@@ -1,0 +1,251 @@
+"""The worker of the queue `control`, as `make up` starts it: it makes passes whether or not there is a broker, shows
+them to `celery inspect`, and whatever ends it leaves nothing stuck."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+from django.conf import settings as django_settings
+from django.db import connection, transaction
+
+from controlplane.celery import app
+from controlplane.embedded import control_plane
+from controlplane.embedded.valkey import binary
+from fleet.services.reconcile import LEASE
+from kernel import clock
+from kernel.control_loops import control_loops
+from kernel.leases import lease_held_since
+from kernel.models import LoopPass
+from tests.controlplane.embedded.processes import eventually
+from tests.docs.pages import ROOT
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DEADLINE_S = 120.0
+LOOPS = control_loops(["control"])
+FREQUENT = {name for name, every_s in LOOPS.items() if every_s <= 2.0}
+
+
+class Broker:
+    """A port at which a Valkey, a server that answers nonsense or nobody listens."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.valkey: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--loglevel", "warning"]
+        self.valkey = subprocess.Popen([str(binary()), *options], stdout=subprocess.DEVNULL)
+        assert eventually(self._answers, within_s=DEADLINE_S)
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client().ping())
+        except redis.RedisError:
+            return False
+
+    def client(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url, socket_timeout=5.0)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.valkey is not None
+        self.valkey.send_signal(number)
+
+    def kill(self) -> None:
+        if self.valkey is not None:
+            self.valkey.kill()
+            self.valkey.wait()
+
+    @contextmanager
+    def talking_nonsense(self) -> Iterator[threading.Event]:
+        """The event is set once somebody has been answered."""
+        answered = threading.Event()
+
+        class Nonsense(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                while self.request.recv(65536):
+                    self.request.sendall(b"-MISCONF what is this?\r\n*-7\r\n")
+                    answered.set()
+
+        class Server(socketserver.ThreadingTCPServer):
+            allow_reuse_address = daemon_threads = True
+
+        with Server(("127.0.0.1", self.port), Nonsense) as server:
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+            yield answered
+            server.shutdown()
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    broker = Broker()
+    yield broker
+    broker.kill()
+
+
+class Worker:
+    """One that runs as `make up` runs it."""
+
+    def __init__(self, broker: Broker, folder: Path) -> None:
+        url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
+        self.environment = {
+            **os.environ,
+            "DATABASE_URL": url,
+            "REDIS_URL": broker.url,
+            "SWITCHYARD_HOME": str(folder / "home"),
+            "SWITCHYARD_CACHE": str(folder / "cache"),
+            "SWITCHYARD_SECRET_KEY": django_settings.SECRET_KEY,
+        }
+        self._log = folder / "controller.log"
+        program = control_plane.controller(self.environment).program
+        with self._log.open("ab") as output:
+            self.process = subprocess.Popen(
+                program.arguments, env=dict(program.environment), cwd=ROOT, stdout=output, stderr=output
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()[-5000:]
+
+    def require_passes(self, loops: Collection[str] = FREQUENT) -> None:
+        """Each of the loops makes one more whole pass."""
+        from_now = clock.now()
+
+        def without() -> set[str]:
+            return set(loops) - set(LoopPass.objects.filter(passed_at__gt=from_now).values_list("loop", flat=True))
+
+        assert eventually(lambda: not without(), within_s=DEADLINE_S), f"no pass of {without()}: {self.log}"
+        assert self.process.poll() is None, self.log
+
+    def queues(self) -> str:
+        """What an operator sees."""
+        command = [sys.executable, "-m", "celery", "-A", "controlplane", "inspect", "active_queues", "--json"]
+        done = subprocess.run(
+            [*command, "--timeout", "10"], env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        return done.stdout
+
+
+@pytest.fixture
+def start(broker: Broker, tmp_path: Path) -> Iterator[Callable[[], Worker]]:
+    started: list[Worker] = []
+
+    def start() -> Worker:
+        started.append(Worker(broker, tmp_path))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.process.kill()
+        worker.process.wait()
+
+
+def someone_waits_for_a_lock() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        return bool(cursor.fetchone()[0])
+
+
+def test_passes_go_on_whatever_the_broker_does(broker: Broker, start: Callable[[], Worker]) -> None:
+    worker = start()
+    worker.require_passes(LOOPS)  # no broker has ever answered
+    broker.start()
+    assert eventually(lambda: "control" in worker.queues(), within_s=DEADLINE_S), worker.log
+    queues = json.loads(worker.queues())
+    assert [(name.partition("@")[0], [queue["name"] for queue in of]) for name, of in queues.items()] == [
+        ("controller", ["control"])
+    ]
+    broker.signal(signal.SIGSTOP)
+    worker.require_passes()
+    broker.kill()
+    worker.require_passes()
+    with broker.talking_nonsense() as answered:
+        assert answered.wait(DEADLINE_S), worker.log
+        worker.require_passes()
+    broker.start()
+    assert eventually(lambda: "control" in worker.queues(), within_s=DEADLINE_S), worker.log
+
+
+def test_a_message_wakes_a_loop_up_and_is_acknowledged(broker: Broker, start: Callable[[], Worker]) -> None:
+    broker.start()
+    worker = start()
+    with app.connection_for_write(broker.url) as link:
+        for _ in range(50):
+            app.send_task("fleet.reconcile", connection=link)
+    assert broker.client().llen("switchyard:control") == 50
+    worker.require_passes()
+
+    def all_acknowledged() -> bool:
+        client = broker.client()
+        return not client.llen("switchyard:control") and not client.hlen("switchyard:unacked")
+
+    assert eventually(all_acknowledged, within_s=DEADLINE_S), worker.log
+
+
+def test_monitors_receive_the_events_of_passes(broker: Broker, start: Callable[[], Worker]) -> None:
+    broker.start()
+    worker = start()
+    succeeded: set[str] = set()
+    names: dict[str, str] = {}
+
+    with app.connection_for_read(broker.url) as link:
+        receiver = app.events.Receiver(
+            link,
+            handlers={
+                "task-received": lambda event: names.update({event["uuid"]: event["name"]}),
+                "task-succeeded": lambda event: succeeded.add(names.get(event["uuid"], "")),
+            },
+        )
+
+        def all_shown() -> bool:
+            with contextlib.suppress(TimeoutError):
+                receiver.capture(limit=10, timeout=1.0)
+            return succeeded >= FREQUENT
+
+        assert eventually(all_shown, within_s=DEADLINE_S), worker.log
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_pass_leaves_nothing_stuck(
+    broker: Broker, start: Callable[[], Worker]
+) -> None:
+    broker.start()
+    first = start()
+    first.require_passes()
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("LOCK TABLE fleet_region IN ACCESS EXCLUSIVE MODE")
+        assert eventually(lambda: lease_held_since(name=LEASE, now=clock.now()) is not None, within_s=DEADLINE_S)
+        assert eventually(someone_waits_for_a_lock, within_s=DEADLINE_S)
+        first.process.kill()
+        first.process.wait()
+    start().require_passes(LOOPS)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_worker_that_is_stopped_ends_its_passes_and_frees_their_leases_whatever_the_broker_does(
+    hangs: bool, broker: Broker, start: Callable[[], Worker]
+) -> None:
+    if hangs:
+        broker.start()
+    worker = start()
+    worker.require_passes()
+    if hangs:
+        assert eventually(lambda: "control" in worker.queues(), within_s=DEADLINE_S), worker.log
+        broker.signal(signal.SIGSTOP)
+    worker.process.terminate()
+    assert worker.process.wait(DEADLINE_S) == 0, worker.log
+    assert lease_held_since(name=LEASE, now=clock.now()) is None
