@@ -3,6 +3,7 @@ checked before (accounts.middleware)."""
 
 import logging
 import math
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -12,9 +13,11 @@ from django.contrib.auth.forms import AuthenticationForm
 from django.contrib.auth.models import User
 from django.contrib.auth.signals import user_login_failed
 from django.contrib.auth.views import LoginView
+from django.core import signing
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render, resolve_url
 from django.urls import reverse
+from django.utils.crypto import constant_time_compare
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
@@ -22,7 +25,6 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from accounts.devices import device_of, device_remember
 from accounts.oidc import Provider, ProviderFault, login_begin, login_finish, provider
-from accounts.pending_login import pending_begin, pending_end, pending_of
 from accounts.security_keys import GET, site_of
 from accounts.selectors import has_second_factor
 from accounts.services.login import LoginLimited, NotAdmitted, identity_login
@@ -177,3 +179,50 @@ def _refused(request: HttpRequest, known: Provider, fault: ProviderFault) -> Htt
     log.warning("login by %s failed: %s", known.issuer, fault)
     message = f"{known.title} did not vouch for you. Try again; the log of Switchyard says more."
     return render(request, "accounts/refused.html", {"refused": message}, status=502)
+
+
+# A login whose password was right and whose second factor is still to be shown, in a signed cookie that is sent to
+# that page alone. It is no session and opens nothing; a new password, or five minutes, end it.
+
+PENDING_LASTS_S = 300
+_COOKIE_SALT = "accounts.pending_login"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLogin:
+    """`proof`: of the password that was right. `method`: how it was, as sessions name it. `wanted`: where it leads."""
+
+    user_id: int
+    proof: str
+    method: str
+    wanted: str
+    began_s: float
+
+
+def pending_begin(response: HttpResponse, user: User, method: str, wanted: str, now: datetime) -> None:
+    pending = PendingLogin(user.pk, user.get_session_auth_hash(), method, wanted, now.timestamp())
+    response.set_cookie(
+        settings.PENDING_COOKIE_NAME,
+        signing.dumps(astuple(pending), salt=_COOKIE_SALT),
+        max_age=PENDING_LASTS_S,
+        path=reverse("login-second"),
+        httponly=True,
+        samesite="Lax",
+        secure=settings.SESSION_COOKIE_SECURE,
+    )
+
+
+def pending_end(response: HttpResponse) -> None:
+    response.delete_cookie(settings.PENDING_COOKIE_NAME, path=reverse("login-second"), samesite="Lax")
+
+
+def pending_of(request: HttpRequest, now: datetime) -> tuple[User, PendingLogin] | None:
+    """Whose password was right in this browser a moment ago; None for all others."""
+    try:
+        pending = PendingLogin(*signing.loads(request.COOKIES.get(settings.PENDING_COOKIE_NAME, ""), salt=_COOKIE_SALT))
+    except (signing.BadSignature, ValueError, TypeError):
+        return None
+    user = User.objects.filter(pk=pending.user_id, is_active=True).first()
+    if user is None or not 0 <= now.timestamp() - pending.began_s <= PENDING_LASTS_S:
+        return None
+    return (user, pending) if constant_time_compare(user.get_session_auth_hash(), pending.proof) else None

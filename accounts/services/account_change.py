@@ -8,16 +8,123 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
 from django.db import transaction
 
+from accounts.models import Grant, GroupRole
 from accounts.selectors import Power, powers_beside, powers_of_others, users_with_second_factor
 from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, is_two_person_rule_on
-from accounts.services.grant import grant_give, grant_take
-from accounts.services.group import group_change, group_create, group_delete
 from accounts.services.second_factor import second_factors_remove
-from accounts.services.user import HashedPassword, service_account_create, user_change, user_create
+from accounts.services.user import (
+    HashedPassword,
+    groups_named,
+    require_an_admin,
+    service_account_create,
+    user_change,
+    user_create,
+)
 from kernel.access import Role
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+
+# Makes, changes and removes groups. A group gives its members a role, and may take them from the identity provider.
+
+
+@transaction.atomic
+def group_create(*, name: str, role: Role, actor: str, now: datetime, claim: str = "") -> GroupRole:
+    """A group without members.
+
+    Raises:
+        Conflict: the name is taken.
+    """
+    group, created = Group.objects.get_or_create(name=name)
+    if not created and GroupRole.objects.filter(group=group).exists():
+        raise Conflict(f"there is a group {name} already; change it, or choose another name")
+    row = GroupRole.objects.create(group=group, role=role.value, claim=claim)
+    event_record(kind="group.created", message=f"group {row} created by {actor}", now=now, actor=actor)
+    return row
+
+
+@transaction.atomic
+def group_change(
+    *, name: str, actor: str, now: datetime, role: Role | None = None, claim: str | None = None
+) -> GroupRole:
+    """Change what is given.
+
+    Raises:
+        Conflict: no admin would be left.
+    """
+    row = GroupRole.objects.select_for_update().get(group__name=name)
+    row.role = row.role if role is None else role.value
+    row.claim = row.claim if claim is None else claim
+    row.save()
+    require_an_admin()
+    event_record(kind="group.changed", message=f"group {row} changed by {actor}", now=now, actor=actor)
+    return row
+
+
+@transaction.atomic
+def group_delete(*, name: str, actor: str, now: datetime) -> None:
+    """Remove a group; its members keep what other groups give them, its grants end.
+
+    Raises:
+        Conflict: no admin would be left.
+    """
+    Group.objects.get(name=name, role__isnull=False).delete()
+    require_an_admin()
+    event_record(kind="group.deleted", message=f"group {name} deleted by {actor}", now=now, actor=actor)
+
+
+# Gives and takes roles for single deployments. A grant only adds: it never lowers what a user may do.
+
+
+@transaction.atomic
+def grant_give(*, deployment: str, role: Role, actor: str, now: datetime, user: str = "", group: str = "") -> Grant:
+    """A role for a deployment, to a user or to a group; one that they had there is replaced. The deployment may be one
+    that comes later.
+
+    Raises:
+        InvalidInput: not exactly one of user and group, or one that does not exist.
+    """
+    if bool(user) == bool(group):
+        raise InvalidInput(field="user", rule="one", message="name a user or a group, and not both")
+    account = User.objects.filter(username=user).first() if user else None
+    if user and account is None:
+        raise InvalidInput(field="user", rule="exists", message=f"there is no user {user!r}")
+    team = groups_named([group])[0] if group else None
+    row, _ = Grant.objects.update_or_create(
+        user=account,
+        group=team,
+        deployment=deployment,
+        defaults={"role": role.value, "created_by": actor, "created_at": now},
+    )
+    _grant_event("given", row, actor, now)
+    return row
+
+
+@transaction.atomic
+def grant_take(*, grant_id: int, actor: str, now: datetime) -> None:
+    """End a grant.
+
+    Raises:
+        Conflict: it has ended.
+    """
+    grant = Grant.objects.select_related("user", "group").filter(pk=grant_id).first()
+    if grant is None:
+        raise Conflict("this grant has ended already")
+    _grant_event("taken", grant, actor, now)
+    grant.delete()
+
+
+def _grant_event(what: str, grant: Grant, actor: str, now: datetime) -> None:
+    event_record(
+        kind=f"grant.{what}",
+        message=f"{grant} {what} by {actor}",
+        now=now,
+        actor=actor,
+        deployment=grant.deployment,
+    )
+
 
 CHANGES: Mapping[str, Callable[..., Any]] = {
     "create user": user_create,

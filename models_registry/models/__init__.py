@@ -1,9 +1,15 @@
 """What the model registry stores."""
 
 from models_registry.models.benchmark import Benchmark, BenchmarkPoint
-from models_registry.models.calibration import SpeculationCalibration
 from models_registry.models.configuration_search import ConfigurationSearch, SearchCandidate, SearchTrial
-from models_registry.models.version import EngineAllowance, Model, ModelVersion, Validation, VersionState
+from models_registry.models.version import (
+    EngineAllowance,
+    Model,
+    ModelVersion,
+    SpeculationCalibration,
+    Validation,
+    VersionState,
+)
 
 __all__ = [
     "Benchmark",

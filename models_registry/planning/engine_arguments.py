@@ -28,11 +28,10 @@ from models_registry.planning.neuron_configuration import (
     prefix_caching,
     sampling_notes,
 )
-from models_registry.planning.neuron_target import OPTION, check_target, target_note, target_on
+from models_registry.planning.nxdi_rules import NEURON_TARGET_OPTION, check_target, target_note, target_on
 from models_registry.planning.parallelism import Degrees, degrees_on, stated_degrees, stated_within
 from models_registry.planning.quantization import NeuronQuantization, Quantization, VllmQuantization, read_quantization
-from models_registry.planning.speculation import Draft, Medusa, Speculation, read_speculation
-from models_registry.planning.speculative_config import speculative_config
+from models_registry.planning.speculation import Draft, Medusa, Method, Ngram, Speculation, read_speculation
 from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
 ENGINES = ("generic", "neuron", "sim", "vllm")
@@ -50,7 +49,7 @@ SCHEDULING_POLICIES = ("fcfs", "priority")
 """vLLM's own. With `priority` the cell proxy tells the engine the priority of each request's serving class."""
 LEAST_BATCH_PROMPT_TOKENS = 16
 """Of a step: a block of vLLM's cache. Fewer would make a step a line's worth of work for every few words."""
-NEURON_OWN_OPTIONS = ("neuron_config", OPTION, "enable_prefix_caching", "block_size")
+NEURON_OWN_OPTIONS = ("neuron_config", NEURON_TARGET_OPTION, "enable_prefix_caching", "block_size")
 MEDUSA_UNSERVED = (
     "vLLM's plugins for Neuron load Medusa and end at the first request, so nothing serves it yet; it must be eagle or "
     "eagle3"
@@ -307,3 +306,42 @@ def _flags(options: Mapping[str, Any], reference: str) -> list[str]:
                 f"{reference}: engine_options.{name} is {type(value).__name__}; it must be text, a number or true/false"
             )
     return flags
+
+
+# Renders a version's speculation for vLLM: its option `--speculative-config`.
+
+GUESSED_ON_THE_HOST = (Method.NGRAM, Method.MEDUSA)
+"""Methods whose guesses wait for the sampled tokens on the host: vLLM does not plan their next step ahead."""
+
+
+def speculative_config(spec: VersionSpec, speculation: Ngram | Draft) -> dict[str, Any]:
+    """What vLLM is told. A draft lies where its URI says; the agent replaces one that it had to fetch.
+
+    Raises:
+        InvalidVersion: another option of the version does not go with it.
+    """
+    config = _method(spec, speculation)
+    if config["method"] in GUESSED_ON_THE_HOST and spec.engine_options.get("async_scheduling"):
+        raise InvalidVersion(
+            f"{spec.reference}: engine_options.async_scheduling is true; vLLM does not start so with "
+            f"speculation.method {config['method']}, leave it out"
+        )
+    if speculation.by_batch:
+        config["num_speculative_tokens_per_batch_size"] = [list(each) for each in speculation.by_batch]
+    return config
+
+
+def _method(spec: VersionSpec, speculation: Ngram | Draft) -> dict[str, Any]:
+    if isinstance(speculation, Ngram):
+        return {
+            "method": Method.NGRAM.value,
+            "num_speculative_tokens": speculation.tokens,
+            "prompt_lookup_min": speculation.lookup_min,
+            "prompt_lookup_max": speculation.lookup_max,
+        }
+    return {
+        "method": speculation.method.value,
+        "model": speculation.artifact.uri.removeprefix("file://"),
+        "num_speculative_tokens": speculation.tokens,
+        "max_model_len": spec.context_length,
+    }

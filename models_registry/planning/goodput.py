@@ -11,11 +11,14 @@ its own.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from models_registry.planning.proportions import at_least_by_chance, at_most_by_chance, share_interval
+from models_registry.planning.configuration_search import Choice, shape_of
+from models_registry.planning.step_model import LoadedStep, NoFit, StepModel, fit_loaded_steps
+from models_registry.planning.varied_columns import budget_of, is_apart, places_of
+from models_registry.planning.workload import Slo
 
 STEPS_PER_DOUBLING = 32
 """2^(1/32) = 1.0219: the bracket that is left is narrower than the 3 % that are asked for."""
@@ -245,3 +248,103 @@ def _on_grid(rate: float, rules: GoodputRules) -> float:
     """The nearest power of two, so that brackets of any two searches nest."""
     bounded = min(max(rate, rules.lowest_rate), rules.highest_rate)
     return math.exp2(round(math.log2(bounded)))
+
+
+# Shares of requests, with how sure one can be of them: exact tests and intervals of a binomial.
+# The interval is Clopper's and Pearson's (Biometrika 26, 1934): never narrower than its confidence says.
+
+HALVINGS = 50
+"""Halvings of [0, 1]: beyond the precision that anybody reads."""
+
+
+def at_most_by_chance(successes: int, trials: int, share: float) -> float:
+    """Probability that `trials`, each a success with probability `share`, give no more than so many successes."""
+    return sum(_chance(k, trials, share) for k in range(successes + 1)) if successes < trials else 1.0
+
+
+def at_least_by_chance(successes: int, trials: int, share: float) -> float:
+    """Probability that `trials`, each a success with probability `share`, give so many successes or more."""
+    return sum(_chance(k, trials, share) for k in range(successes, trials + 1)) if successes > 0 else 1.0
+
+
+def share_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Between which shares the true one lies, with this confidence.
+
+    Raises:
+        ValueError: no trials, or more successes than trials.
+    """
+    if not 0 <= successes <= trials or trials == 0:
+        raise ValueError(f"{successes} of {trials} is no share")
+    tail = (1 - confidence) / 2
+    low = _crossing(lambda share: at_least_by_chance(successes, trials, share) >= tail) if successes else 0.0
+    high = _crossing(lambda share: at_most_by_chance(successes, trials, share) < tail) if successes < trials else 1.0
+    return low, high
+
+
+def _chance(successes: int, trials: int, share: float) -> float:
+    if share <= 0.0 or share >= 1.0:
+        return float(successes == (trials if share >= 1.0 else 0))
+    ways = math.lgamma(trials + 1) - math.lgamma(successes + 1) - math.lgamma(trials - successes + 1)
+    return math.exp(ways + successes * math.log(share) + (trials - successes) * math.log1p(-share))
+
+
+def _crossing(is_beyond: Callable[[float], bool]) -> float:
+    """The share from which on a test holds that holds at 1 and not at 0."""
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_beyond(middle) else (middle, high)
+    return (low + high) / 2
+
+
+# Predicts the goodput of configurations that nobody measured, from what points of others of their shape tell of a
+# step.
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredShape:
+    """Points of configurations of one shape. `prompt`, `output`: tokens of a request, on average. `cells_per_chip`:
+    requests of a cell by it are those of a chip."""
+
+    points: tuple[LoadedStep, ...]
+    prompt: float
+    output: float
+    cells_per_chip: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What the version that is searched around has where a choice does not say: requests at once, tokens of a step."""
+
+    places: int
+    step_tokens: int | None = None
+
+
+def predict_goodput(
+    choices: Iterable[Choice], shapes: Mapping[str, MeasuredShape], slo: Slo, usual: Usual
+) -> dict[Choice, float]:
+    """Goodput per chip of those whose shape was measured, as far as its points tell what a step costs. Of cells apart
+    it tells nothing: what bounds them is now the one role, now the other."""
+    models = {name: model for name, shape in shapes.items() if (model := _model(shape)) is not None}
+    found: dict[Choice, float] = {}
+    for choice in choices:
+        shape, model = shapes.get(shape_of(choice)), models.get(shape_of(choice))
+        if shape is None or model is None or is_apart(choice):
+            continue
+        tokens = budget_of(choice)
+        a_cell = model.goodput(
+            shape.prompt,
+            shape.output,
+            slo,
+            places_of(choice, usual.places),
+            usual.step_tokens if tokens is None else tokens,
+        )
+        found[choice] = a_cell * shape.cells_per_chip
+    return found
+
+
+def _model(shape: MeasuredShape) -> StepModel | None:
+    try:
+        return fit_loaded_steps(shape.points, shape.prompt)
+    except NoFit:
+        return None

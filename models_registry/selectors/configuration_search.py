@@ -9,7 +9,7 @@ from django.db.models import Prefetch, QuerySet
 from kernel.tones import Tone
 from models_registry.models import Benchmark, BenchmarkPoint, ConfigurationSearch, SearchCandidate, SearchTrial
 from models_registry.planning.configuration_search import FIDELITIES, Choice, Standing, shape_of, standings
-from models_registry.planning.predicted_goodput import MeasuredShape, Usual, predict_goodput
+from models_registry.planning.goodput import MeasuredShape, Usual, predict_goodput
 from models_registry.planning.step_model import LoadedStep
 from models_registry.planning.varied_columns import BUDGET, PLACES, choice_text
 from models_registry.planning.workload import parse_slo

@@ -10,8 +10,8 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from accounts.models import Approval, Grant, GroupRole
+from accounts.services.account_change import grant_give
 from accounts.services.approval import approval_rule_set
-from accounts.services.grant import grant_give
 from accounts.services.user import service_account_create
 from fleet.models import Deployment, DeploymentRegion
 from kernel import clock

@@ -3,8 +3,8 @@
 import pytest
 
 from accounts.models import Approval, Grant
+from accounts.services.account_change import grant_give
 from accounts.services.approval import approval_rule_set
-from accounts.services.grant import grant_give
 from controlplane.cli.resources import RESOURCES
 from fleet.models import Region
 from kernel.access import Role

@@ -10,7 +10,7 @@ from engine_agent.protocol.neuron_targets import NATIVE_0_24, NXDI_2_28, NXDI_2_
 from lab.versions import INF2, TRN1, spec
 from models_registry.planning.engine_arguments import check_engine_options, render_version
 from models_registry.planning.instance_types import INSTANCE_TYPES
-from models_registry.planning.neuron_target import target_on
+from models_registry.planning.nxdi_rules import target_on
 from models_registry.planning.version_spec import InvalidVersion
 
 TRN2 = INSTANCE_TYPES["trn2.48xlarge"]

@@ -4,8 +4,7 @@ import pytest
 
 from engine_agent.engines.sim.batching import ModelParameters
 from models_registry.planning.configuration_search import choices_of, shape_of
-from models_registry.planning.goodput import GoodputRules
-from models_registry.planning.predicted_goodput import MeasuredShape, Usual, predict_goodput
+from models_registry.planning.goodput import GoodputRules, MeasuredShape, Usual, predict_goodput
 from models_registry.planning.step_model import LoadedStep, NoFit, StepModel, fit_loaded_steps
 from models_registry.planning.workload import Arrival, Slo, Workload
 from tests.models_registry.planning.virtual_cell import VirtualCell, search

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models_registry.planning.proportions import at_least_by_chance, at_most_by_chance, share_interval
+from models_registry.planning.goodput import at_least_by_chance, at_most_by_chance, share_interval
 
 
 def test_the_interval_is_the_published_one() -> None:
