@@ -39,7 +39,7 @@ FREQUENT = {name for name, every_s in LOOPS.items() if every_s <= 2.0}
 
 
 class Broker:
-    """A port at which a Valkey, a server that answers nonsense or nobody listens."""
+    """A port: no server listens on it, or a Valkey, or one that answers nonsense."""
 
     def __init__(self) -> None:
         with socket.socket() as free:
@@ -73,7 +73,7 @@ class Broker:
 
     @contextmanager
     def talking_nonsense(self) -> Iterator[threading.Event]:
-        """The event is set once somebody has been answered."""
+        """The event is set after the first answer."""
         answered = threading.Event()
 
         class Nonsense(socketserver.BaseRequestHandler):

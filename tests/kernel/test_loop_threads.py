@@ -1,4 +1,4 @@
-"""Each loop runs in a thread of its own, whenever its interval is over. Wake-ups only hurry it, and coalesce."""
+"""Each loop runs in its thread whenever its interval is over. Wake-ups only hurry it, and coalesce."""
 
 import threading
 from collections.abc import Iterator
