@@ -288,13 +288,8 @@ RESOURCES: tuple[Resource, ...] = (
             ("ENDS", "not_after")),
     ),
     Resource(
-        "callback-hosts", "callback-hosts", "id", ("callback-host", "callbacks"),
-        _of(number("ID", "id"), ("TENANT", "tenant"), ("HOST", "host"), ("ACTOR", "actor"), AGE),
-    ),
-    Resource(
-        "bucket-grants", "bucket-grants", "id", ("bucket-grant",),
-        _of(number("ID", "id"), ("TENANT", "tenant"), ("PLACE", "uri"), ("READ", "may_read"), ("WRITE", "may_write"),
-            ("ACTOR", "actor"), AGE),
+        "tenant-grants", "tenant-grants", "id", ("tenant-grant",),
+        _of(number("ID", "id"), ("TENANT", "tenant"), ("USE", "use"), ("TARGET", "target"), ("ACTOR", "actor"), AGE),
     ),
     Resource(
         "tenant-webhooks", "tenant-webhooks", "id", ("tenant-webhook",),

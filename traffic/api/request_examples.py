@@ -14,26 +14,17 @@ KEPT_RESPONSES: dict[str, Any] = {
     "truncated": False,
 }
 
-CALLBACK_HOST: dict[str, Any] = {
-    "id": 2,
-    "tenant": "acme",
-    "host": "app.acme.example",
-    "actor": "admin",
-    "created_at": "2026-11-23T12:00:00Z",
-}
-
-BUCKET_GRANT: dict[str, Any] = {
+TENANT_GRANT: dict[str, Any] = {
     "id": 3,
     "tenant": "acme",
-    "uri": "s3://acme-batches/in",
+    "use": "read",
+    "target": "s3://acme-batches/in",
     "region": "us-east-1",
-    "may_read": True,
-    "may_write": False,
     "actor": "admin",
     "created_at": "2026-11-23T12:00:00Z",
 }
 
-NEW_BUCKET_GRANT: dict[str, Any] = {name: BUCKET_GRANT[name] for name in ("tenant", "uri", "may_read", "may_write")}
+NEW_TENANT_GRANT: dict[str, Any] = {name: TENANT_GRANT[name] for name in ("tenant", "use", "target")}
 
 TENANT_WEBHOOK: dict[str, Any] = {
     "id": 4,
@@ -54,8 +45,6 @@ NEW_TENANT_WEBHOOK: dict[str, Any] = {
 TENANT_WEBHOOK_SECRET: dict[str, Any] = TENANT_WEBHOOK | {
     "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 }
-
-NEW_CALLBACK_HOST: dict[str, Any] = {name: CALLBACK_HOST[name] for name in ("tenant", "host")}
 
 REQUEST_QUEUE: dict[str, Any] = {
     "id": 1,

@@ -3,9 +3,7 @@
 from django.urls import path, re_path
 
 from traffic.api.async_request import ENDPOINTS, accept, detail, unknown_path
-from traffic.api.bucket_grant import BucketGrantViewSet
 from traffic.api.budget import BudgetViewSet
-from traffic.api.callback_host import CallbackHostViewSet
 from traffic.api.cost import CostViewSet
 from traffic.api.entry import EntryRevisionViewSet, EntryViewSet
 from traffic.api.forecast import ForecastViewSet
@@ -16,6 +14,7 @@ from traffic.api.operator_batch import BatchViewSet
 from traffic.api.override import EvacuationViewSet, OverrideViewSet
 from traffic.api.price import PriceViewSet
 from traffic.api.request_queue import RequestQueueViewSet
+from traffic.api.tenant_grant import TenantGrantViewSet
 from traffic.api.tenant_webhook import TenantWebhookViewSet
 from traffic.api.traffic_policy import TrafficPolicyViewSet
 from traffic.api.usage import UsageViewSet
@@ -25,8 +24,7 @@ ROUTES = (
     ("routing-tables", RoutingTableViewSet, "routing-table"),
     ("keys", KeyViewSet, "key"),
     ("key-rings", KeyRingViewSet, "key-ring"),
-    ("callback-hosts", CallbackHostViewSet, "callback-host"),
-    ("bucket-grants", BucketGrantViewSet, "bucket-grant"),
+    ("tenant-grants", TenantGrantViewSet, "tenant-grant"),
     ("tenant-webhooks", TenantWebhookViewSet, "tenant-webhook"),
     ("request-queues", RequestQueueViewSet, "request-queue"),
     ("batches", BatchViewSet, "batch"),

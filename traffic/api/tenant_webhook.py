@@ -57,7 +57,7 @@ class CreateTenantWebhookSerializer(StrictSerializer):
     tenant = serializers.CharField(
         max_length=64, allow_blank=True, required=False, default="", help_text="Left out: batches without a key."
     )
-    url = serializers.CharField(max_length=500, help_text="At one of the tenant's callback hosts.")
+    url = serializers.CharField(max_length=500, help_text="At a host that the tenant has a `callback` grant for.")
     events = serializers.ListField(
         child=serializers.ChoiceField(choices=choices(BatchEvent)),
         max_length=len(BatchEvent),

@@ -4,9 +4,9 @@ import django.db.models.deletion
 import engine_agent.protocol.ingress_messages
 import traffic.models.async_request
 import traffic.models.batch
-import traffic.models.batch_access
 import traffic.models.budget
 import traffic.models.stored_response
+import traffic.models.tenant_access
 import traffic.models.token_fit
 from decimal import Decimal
 from django.db import migrations, models
@@ -260,24 +260,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='BucketGrant',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('tenant', models.CharField(blank=True, max_length=64)),
-                ('bucket', models.CharField(max_length=63)),
-                ('prefix', models.CharField(blank=True, max_length=900)),
-                ('region', models.CharField(max_length=32)),
-                ('may_read', models.BooleanField()),
-                ('may_write', models.BooleanField()),
-                ('actor', models.CharField(max_length=64)),
-                ('created_at', models.DateTimeField()),
-            ],
-            options={
-                'ordering': ['tenant', 'bucket', 'prefix'],
-                'constraints': [models.UniqueConstraint(fields=('tenant', 'bucket', 'prefix'), name='bucket_grant_once'), models.CheckConstraint(condition=models.Q(('may_read', True), ('may_write', True), _connector='OR'), name='bucket_grant_of_something')],
-            },
-        ),
-        migrations.CreateModel(
             name='Budget',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -298,20 +280,6 @@ class Migration(migrations.Migration):
                 'ordering': ['tenant', 'deployment', 'unit'],
                 'indexes': [models.Index(condition=models.Q(('stopped', True)), fields=['tenant'], name='budget_stopped')],
                 'constraints': [models.UniqueConstraint(fields=('tenant', 'deployment', 'unit'), name='budget_once'), models.CheckConstraint(condition=models.Q(('tenant', ''), ('deployment', ''), _connector='OR'), name='budget_of_one'), models.CheckConstraint(condition=models.Q(models.Q(('tenant', ''), _negated=True), models.Q(('hard_stop', False), ('unit', 'usd')), _connector='OR'), name='budget_of_machines')],
-            },
-        ),
-        migrations.CreateModel(
-            name='CallbackHost',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('tenant', models.CharField(blank=True, max_length=64)),
-                ('host', models.CharField(max_length=260)),
-                ('actor', models.CharField(max_length=64)),
-                ('created_at', models.DateTimeField()),
-            ],
-            options={
-                'ordering': ['tenant', 'host'],
-                'constraints': [models.UniqueConstraint(fields=('tenant', 'host'), name='callback_host_once')],
             },
         ),
         migrations.CreateModel(
@@ -571,13 +539,29 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='TenantGrant',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('tenant', models.CharField(blank=True, max_length=64)),
+                ('use', models.CharField(choices=[('callback', 'callback'), ('read', 'read'), ('write', 'write')], max_length=8)),
+                ('target', models.CharField(max_length=1000)),
+                ('region', models.CharField(blank=True, max_length=32)),
+                ('actor', models.CharField(max_length=64)),
+                ('created_at', models.DateTimeField()),
+            ],
+            options={
+                'ordering': ['tenant', 'use', 'target'],
+                'constraints': [models.UniqueConstraint(fields=('tenant', 'use', 'target'), name='tenant_grant_once')],
+            },
+        ),
+        migrations.CreateModel(
             name='TenantWebhook',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('tenant', models.CharField(blank=True, max_length=64)),
                 ('url', models.CharField(max_length=500)),
                 ('events', models.JSONField(blank=True, default=list)),
-                ('secret', models.CharField(default=traffic.models.batch_access.new_signing_secret, max_length=64)),
+                ('secret', models.CharField(default=traffic.models.tenant_access.new_signing_secret, max_length=64)),
                 ('former_secret', models.CharField(blank=True, max_length=64)),
                 ('former_until', models.DateTimeField(null=True)),
                 ('actor', models.CharField(max_length=64)),

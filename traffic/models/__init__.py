@@ -1,8 +1,7 @@
 """The tables of traffic, one noun a file."""
 
-from traffic.models.async_request import AsyncRequest, CallbackHost
+from traffic.models.async_request import AsyncRequest
 from traffic.models.batch import Batch, BatchRange, BatchTimeline, StoredFile
-from traffic.models.batch_access import BucketGrant, TenantWebhook
 from traffic.models.budget import Budget
 from traffic.models.cost import CellHour, CostShare
 from traffic.models.demand import DemandDay, DemandForecast, ForecastRecord
@@ -21,6 +20,7 @@ from traffic.models.routing import (
     TrafficWindow,
 )
 from traffic.models.stored_response import StoredResponse
+from traffic.models.tenant_access import TenantGrant, TenantWebhook
 from traffic.models.token_fit import TokenFit, TokenWork
 from traffic.models.usage import (
     TokenPrice,
@@ -37,9 +37,7 @@ __all__ = [
     "Batch",
     "BatchRange",
     "BatchTimeline",
-    "BucketGrant",
     "Budget",
-    "CallbackHost",
     "CellHour",
     "CostShare",
     "DemandDay",
@@ -57,6 +55,7 @@ __all__ = [
     "RoutingTable",
     "StoredFile",
     "StoredResponse",
+    "TenantGrant",
     "TenantWebhook",
     "TokenFit",
     "TokenPrice",

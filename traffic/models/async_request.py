@@ -21,23 +21,6 @@ def new_callback_secret() -> str:
     return secrets.token_hex(32)
 
 
-class CallbackHost(models.Model):
-    """A host that callbacks of one tenant's requests may go to: `name`, or `name:port` where that is not the usual one.
-    The empty tenant is requests without a key."""
-
-    tenant = models.CharField(max_length=64, blank=True)
-    host = models.CharField(max_length=260)
-    actor = models.CharField(max_length=64)
-    created_at = models.DateTimeField()
-
-    class Meta:
-        ordering = ["tenant", "host"]
-        constraints = [models.UniqueConstraint(fields=["tenant", "host"], name="callback_host_once")]
-
-    def __str__(self) -> str:
-        return f"{self.host} for {self.tenant or 'requests without a key'}"
-
-
 class AsyncRequest(models.Model):
     """One accepted request. `attempts` counts the times that it was leased, and fences senders that lost their lease;
     `failures` those that an engine may have begun. `body` is emptied when the request ends."""

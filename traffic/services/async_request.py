@@ -29,7 +29,7 @@ from traffic.selectors.async_request import (
     open_requests,
     serving_region,
 )
-from traffic.services.callback_host import callback_refusal
+from traffic.selectors.tenant_grant import callback_refusal
 from traffic.services.response_outcome import RESPONSES_PATH, response_end
 
 MAX_IDEMPOTENCY_LETTERS = 128

@@ -15,6 +15,7 @@ from kernel.refusals import Conflict
 from kernel.tones import Tone
 from traffic.models import Batch, BatchRange, StoredFile
 from traffic.models.batch import OPEN_STATES
+from traffic.models.tenant_access import GrantUse
 from traffic.planning.application_refusal import QUOTA_USED_UP, ApplicationRefused
 from traffic.planning.batch import (
     ALLOWED,
@@ -35,8 +36,8 @@ from traffic.selectors.application import Application
 from traffic.selectors.async_request import serving_region
 from traffic.selectors.batch import batch_of, lines_ahead, measured_rate, open_batches
 from traffic.selectors.batch_budget import batch_budgets
-from traffic.selectors.bucket_grant import BucketUse, bucket_check
 from traffic.selectors.stored_file import stored_file_of
+from traffic.selectors.tenant_grant import place_check
 from traffic.services.tenant_webhook import tenant_webhooks_notify
 
 BATCHES = "batches"
@@ -91,9 +92,9 @@ def batch_create(
 def _input_file(application: Application, asked: BatchAsked, now: datetime) -> StoredFile | None:
     """The file that it is over; None: an object, which is looked at when it is validated."""
     if asked.output_uri is not None:
-        bucket_check(application.tenant, asked.output_uri, BucketUse.WRITE, "output_uri")
+        place_check(application.tenant, asked.output_uri, GrantUse.WRITE, "output_uri")
     if asked.input_uri is not None:
-        bucket_check(application.tenant, asked.input_uri, BucketUse.READ, "input_uri")
+        place_check(application.tenant, asked.input_uri, GrantUse.READ, "input_uri")
         return None
     file = stored_file_of(application.tenant, asked.input_file_id, now)
     if file is None or file.purpose != FilePurpose.BATCH.value:

@@ -10,10 +10,11 @@ from typing import BinaryIO, cast
 from fleet.providers.aws.calls import CallFailed, Refused
 from fleet.providers.aws.object_stream import ObjectChanged, ObjectReader, ObjectWriter
 from fleet.providers.aws.objects import OtherObject
-from traffic.models import Batch, BucketGrant
+from traffic.models import Batch, TenantGrant
+from traffic.models.tenant_access import GrantUse
 from traffic.planning.batch import LineError
 from traffic.planning.object_uri import ObjectUri, parse_object_uri
-from traffic.selectors.bucket_grant import BucketUse, bucket_grant_for, grant_refusal
+from traffic.selectors.tenant_grant import place_grant_for, place_refusal
 from traffic.services.file_bucket import GONE, said_of, spooled
 from traffic.services.file_store import READ_BYTES, FileStore, StoreAway, pieces
 
@@ -46,7 +47,7 @@ def input_fetch(batch: Batch, most: int) -> PinnedInput:
         UnusableObject: it is not there, too long, not allowed, or was replaced meanwhile.
         StoreAway: S3 does not answer now, or there is no room for it.
     """
-    place, grant = _granted(batch, batch.input_uri, BucketUse.READ)
+    place, grant = _granted(batch, batch.input_uri, GrantUse.READ)
     with _explained(place), ObjectReader(grant.region, place.bucket, place.key) as reader:
         if reader.size > most:
             raise UnusableObject("file_too_large", f"{place} has {reader.size} bytes; an input may have {most}")
@@ -62,7 +63,7 @@ def results_copy(batch: Batch, store: FileStore, name: str, filename: str) -> No
         UnusableObject: it cannot be written there, or another object has that name.
         StoreAway: S3 does not answer now.
     """
-    place, grant = _granted(batch, batch.output_uri, BucketUse.WRITE)
+    place, grant = _granted(batch, batch.output_uri, GrantUse.WRITE)
     target = place.below(filename)
     with store.open(name) as file, _explained(target):
         writer = ObjectWriter(grant.region, target.bucket, target.key, kind=JSONL)
@@ -74,11 +75,11 @@ def results_copy(batch: Batch, store: FileStore, name: str, filename: str) -> No
             writer.abort()
 
 
-def _granted(batch: Batch, uri: str, use: BucketUse) -> tuple[ObjectUri, BucketGrant]:
+def _granted(batch: Batch, uri: str, use: GrantUse) -> tuple[ObjectUri, TenantGrant]:
     place = parse_object_uri(uri)
-    grant = bucket_grant_for(batch.tenant, place, use)
+    grant = place_grant_for(batch.tenant, place, use)
     if grant is None:
-        raise UnusableObject("place_not_allowed", grant_refusal(batch.tenant, place, use))
+        raise UnusableObject("place_not_allowed", place_refusal(batch.tenant, place, use))
     return place, grant
 
 

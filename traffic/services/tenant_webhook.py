@@ -27,9 +27,9 @@ from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from traffic.models import TenantWebhook
-from traffic.models.batch_access import new_signing_secret
+from traffic.models.tenant_access import new_signing_secret
 from traffic.planning.batch_event import BatchEvent, batch_event_json, secrets_in_force
-from traffic.services.callback_host import callback_refusal
+from traffic.selectors.tenant_grant import callback_refusal
 
 MOST_OF_A_TENANT = 16
 FORMER_KEPT = timedelta(hours=24)

@@ -1,6 +1,7 @@
-"""What tenants' batches may reach: places in S3, and addresses that are told when one of them ends."""
+"""What tenants may reach: hosts, places in S3, and addresses that are told when a batch ends."""
 
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
@@ -8,54 +9,40 @@ from controlplane.cli.commands.act import Yes
 from controlplane.cli.session import path_of, resource_named, session_of
 
 app = typer.Typer()
-grant = typer.Typer(help="Places in S3 that tenants' batches may read and write.", no_args_is_help=True)
+grant = typer.Typer(
+    help="Hosts and places in S3 that a tenant may use; the list: switchyard get tenant-grants.", no_args_is_help=True
+)
 webhook = typer.Typer(help="Addresses of tenants that are told of their batches.", no_args_is_help=True)
-app.add_typer(grant, name="bucket-grant")
+app.add_typer(grant, name="tenant-grant")
 app.add_typer(webhook, name="tenant-webhook")
 
 Tenant = Annotated[str, typer.Option("--tenant", help="Of this tenant alone.")]
 Id = Annotated[int, typer.Argument(metavar="ID", min=1)]
-NO_PLACE = "No tenant has a place in S3; `switchyard bucket-grant add TENANT s3://bucket/prefix` grants one."
 NO_WEBHOOK = "No tenant is told of its batches; `switchyard tenant-webhook add TENANT https://…` adds an address."
 
 
-@grant.command("list")
-def list_grants(context: typer.Context, tenant: Tenant = "") -> None:
-    """Show which places in S3 tenants' batches may use.
-
-    switchyard bucket-grant list --tenant acme
-    """
-    _list(context, "bucket-grants", tenant, NO_PLACE)
+class Use(StrEnum):
+    CALLBACK = "callback"
+    READ = "read"
+    WRITE = "write"
 
 
 @grant.command("add")
 def add_grant(
     context: typer.Context,
-    tenant: Annotated[str, typer.Argument(help="As its keys name it; '' for batches without a key.")],
-    uri: Annotated[str, typer.Argument(help="s3://bucket, s3://bucket/prefix: everything below it.")],
-    read: Annotated[bool, typer.Option(help="As a batch's input.")] = True,
-    write: Annotated[bool, typer.Option(help="For its results.")] = False,
+    tenant: Annotated[str, typer.Argument(help="As its keys name it; '' for what comes without a key.")],
+    use: Annotated[Use, typer.Argument(help="callback: of a host; read, write: batches' input and results in S3.")],
+    target: Annotated[str, typer.Argument(help="app.example.com, or s3://bucket/prefix: everything below it.")],
     region: Annotated[str, typer.Option(help="Of the bucket; else AWS_REGION of the control plane.")] = "",
 ) -> None:
-    """Let a tenant's batches read a place in S3, or write their results there.
+    """Let callbacks of a tenant go to a host, or its batches read or write a place in S3.
 
-    switchyard bucket-grant add acme s3://acme-batches/out --no-read --write
+    switchyard tenant-grant add acme write s3://acme-batches/out
     """
     run = session_of(context)
-    body = {"tenant": tenant, "uri": uri, "region": region, "may_read": read, "may_write": write}
-    row = run.connection.post("bucket-grants", body)
-    may = " and ".join(name for name, holds in (("read", row["may_read"]), ("write", row["may_write"])) if holds)
-    run.show(row, [f"{row['id']}: batches of {_whose(row)} may {may} {row['uri']}"])
-
-
-@grant.command("remove")
-def remove_grant(context: typer.Context, id: Id, yes: Yes = False) -> None:
-    """Take a place from a tenant. Batches that are under way with results to go there end with an error.
-
-    switchyard bucket-grant remove 3
-    """
-    row = _remove(context, "bucket-grants", id, "A batch that reads or writes there fails.", yes=yes)
-    session_of(context).show(row, [f"batches of {_whose(row)} may use {row['uri']} no more"])
+    body = {"tenant": tenant, "use": use.value, "target": target, "region": region}
+    row = run.connection.post("tenant-grants", body)
+    run.show(row, [f"{row['id']}: {tenant or 'without a key'} {row['use']} {row['target']}"])
 
 
 @webhook.command("list")
@@ -64,14 +51,17 @@ def list_webhooks(context: typer.Context, tenant: Tenant = "") -> None:
 
     switchyard tenant-webhook list
     """
-    _list(context, "tenant-webhooks", tenant, NO_WEBHOOK)
+    run = session_of(context)
+    known = resource_named("tenant-webhooks")
+    rows = list(run.connection.pages(known.path, {"tenant": tenant} if tenant else {}))
+    run.output.rows(known.columns, rows, empty=NO_WEBHOOK)
 
 
 @webhook.command("add")
 def add_webhook(
     context: typer.Context,
     tenant: Annotated[str, typer.Argument(help="As its keys name it; '' for batches without a key.")],
-    url: Annotated[str, typer.Argument(help="At one of the tenant's callback hosts.")],
+    url: Annotated[str, typer.Argument(help="At a host that the tenant has a callback grant for.")],
     event: Annotated[list[str] | None, typer.Option(help="batch.completed, …; several times; else all.")] = None,
 ) -> None:
     """Tell an address when a tenant's batches end, and show its secret, once.
@@ -108,23 +98,7 @@ def remove_webhook(context: typer.Context, id: Id, yes: Yes = False) -> None:
 
     switchyard tenant-webhook remove 4
     """
-    row = _remove(context, "tenant-webhooks", id, "What waits to be sent there is given up.", yes=yes)
-    session_of(context).show(row, [f"{row['url']} is told of batches of {_whose(row)} no more"])
-
-
-def _list(context: typer.Context, resource: str, tenant: str, empty: str) -> None:
     run = session_of(context)
-    known = resource_named(resource)
-    rows = list(run.connection.pages(known.path, {"tenant": tenant} if tenant else {}))
-    run.output.rows(known.columns, rows, empty=empty)
-
-
-def _remove(context: typer.Context, resource: str, number: int, effect: str, *, yes: bool) -> dict[str, Any]:
-    run = session_of(context)
-    run.confirm(effect, wanted=str(number), yes=yes)
-    row: dict[str, Any] = run.connection.delete(path_of(resource_named(resource), str(number)))
-    return row
-
-
-def _whose(row: dict[str, Any]) -> str:
-    return str(row["tenant"] or "nobody")
+    run.confirm("What waits to be sent there is given up.", wanted=str(id), yes=yes)
+    row = run.connection.delete(path_of(resource_named("tenant-webhooks"), str(id)))
+    run.show(row, [f"{row['url']} is told of batches of {row['tenant'] or 'nobody'} no more"])

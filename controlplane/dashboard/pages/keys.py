@@ -29,14 +29,13 @@ from controlplane.dashboard.selectors.keys import (
     KeyDetail,
     KeyList,
     PolicyView,
-    callback_rows,
-    grant_rows,
     key_chart,
     key_find,
     key_list,
     key_tenants,
     policy_view,
     tenant_chart,
+    tenant_grant_rows,
     tenant_webhook_rows,
     usage_rows,
 )
@@ -44,15 +43,13 @@ from engine_agent.protocol.states import ServingClass
 from fleet.models import Deployment
 from fleet.planning.states import choices
 from kernel.access import Role
-from traffic.api.bucket_grant import CreateBucketGrantSerializer
-from traffic.api.callback_host import AllowCallbackHostSerializer
 from traffic.api.key import ChangeKeySerializer, CreateKeySerializer
+from traffic.api.tenant_grant import CreateTenantGrantSerializer
 from traffic.api.tenant_webhook import CreateTenantWebhookSerializer
-from traffic.models import ApplicationKey, BucketGrant, CallbackHost, TenantWebhook
+from traffic.models import ApplicationKey, TenantGrant, TenantWebhook
 from traffic.planning.key import LIMITS, KeyState
-from traffic.services.bucket_grant import bucket_grant_create, bucket_grant_withdraw
-from traffic.services.callback_host import callback_host_allow, callback_host_withdraw
 from traffic.services.key import key_change, key_create, key_revoke, key_rotate, keys_require
+from traffic.services.tenant_grant import tenant_grant_create, tenant_grant_withdraw
 from traffic.services.tenant_webhook import (
     NewSecret,
     tenant_webhook_create,
@@ -138,7 +135,11 @@ KEYS = Page(
         Fragment("keys-table", "", ("keys", "usage"), "dashboard/keys/table.html", _list),
         Fragment("keys-usage", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _tenant_chart),
         Fragment(
-            "keys-callbacks", "Callback hosts", ("keys",), "dashboard/keys/callbacks.html", lambda _: callback_rows()
+            "keys-grants",
+            "What tenants may reach",
+            ("keys",),
+            "dashboard/keys/grants.html",
+            lambda _: tenant_grant_rows(),
         ),
         Fragment(
             "keys-webhooks",
@@ -147,7 +148,6 @@ KEYS = Page(
             "dashboard/keys/webhooks.html",
             lambda _: tenant_webhook_rows(),
         ),
-        Fragment("keys-buckets", "Places in S3", ("keys",), "dashboard/keys/buckets.html", lambda _: grant_rows()),
         Fragment("keys-policy", "Key policy", ("keys", "traffic"), "dashboard/keys/policy.html", _policy),
     ),
     narrow=_filter,
@@ -254,34 +254,19 @@ key_new = action_page_view(
 )
 
 
-CALLBACK_HOSTS = page_target("keys", "callback hosts")
-
-
-@action(CALLBACK_HOSTS, Role.ADMIN)
-def callback_host_new(form: Submission, _: None) -> None:
-    fields = form.valid(AllowCallbackHostSerializer, "tenant", "host")
-    callback_host_allow(actor=form.actor, now=form.now, **fields)
-
-
-@action(CALLBACK_HOSTS, Role.ADMIN)
-def callback_host_withdraw_action(form: Submission, id: int) -> None:
-    callback_host_withdraw(host_id=get_object_or_404(CallbackHost, pk=id).pk, actor=form.actor, now=form.now)
-
-
-BUCKET_GRANTS = page_target("keys", "places in S3")
+TENANT_GRANTS = page_target("keys", "grants of tenants")
 TENANT_WEBHOOKS = page_target("keys", "webhooks of tenants")
 
 
-@action(BUCKET_GRANTS, Role.ADMIN)
-def bucket_grant_new(form: Submission, _: None) -> None:
-    may = {f"may_{use}": use in form.texts("uses") for use in ("read", "write")}
-    fields = form.valid(CreateBucketGrantSerializer, "tenant", "uri", "region", **may)
-    bucket_grant_create(actor=form.actor, now=form.now, **fields)
+@action(TENANT_GRANTS, Role.ADMIN)
+def tenant_grant_new(form: Submission, _: None) -> None:
+    fields = form.valid(CreateTenantGrantSerializer, "tenant", "use", "target", "region")
+    tenant_grant_create(actor=form.actor, now=form.now, **fields)
 
 
-@action(BUCKET_GRANTS, Role.ADMIN)
-def bucket_grant_withdraw_action(form: Submission, id: int) -> None:
-    bucket_grant_withdraw(grant_id=get_object_or_404(BucketGrant, pk=id).pk, actor=form.actor, now=form.now)
+@action(TENANT_GRANTS, Role.ADMIN)
+def tenant_grant_withdraw_action(form: Submission, id: int) -> None:
+    tenant_grant_withdraw(grant_id=get_object_or_404(TenantGrant, pk=id).pk, actor=form.actor, now=form.now)
 
 
 @action(TENANT_WEBHOOKS)

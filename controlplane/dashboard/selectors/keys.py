@@ -11,14 +11,14 @@ from django.db.models import Q, QuerySet, Sum
 
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from kernel.tones import Tone
-from traffic.models import ApplicationKey, BucketGrant, CallbackHost, Ingress, KeyPolicy, TenantWebhook, UsageHour
+from traffic.models import ApplicationKey, Ingress, KeyPolicy, TenantGrant, TenantWebhook, UsageHour
 from traffic.models.usage import COUNTS
 from traffic.planning.key import KEY_TONE, KeyState, requiring_effect, revoking_effect
 from traffic.selectors.key import ingresses_waited_for, ingresses_with_keys, keys_described, keys_in_state
 
 KEYS_SHOWN = 100
 HOURS_SHOWN = 48
-HOSTS_SHOWN = 200
+ROWS_SHOWN = 200
 HOUR_S = 3600
 
 
@@ -91,19 +91,13 @@ def key_list(*, state: str, tenant: str, text: str, now: datetime) -> KeyList:
     return KeyList(rows, more=len(fetched) > KEYS_SHOWN, filtered=bool(state or tenant or text))
 
 
-def callback_rows() -> tuple[CallbackHost, ...]:
-    """To which hosts callbacks may go, by tenant."""
-    return tuple(CallbackHost.objects.order_by("tenant", "host")[:HOSTS_SHOWN])
-
-
-def grant_rows() -> tuple[BucketGrant, ...]:
-    """Which places in S3 batches may use, by tenant."""
-    return tuple(BucketGrant.objects.order_by("tenant", "bucket", "prefix")[:HOSTS_SHOWN])
+def tenant_grant_rows() -> tuple[TenantGrant, ...]:
+    return tuple(TenantGrant.objects.all()[:ROWS_SHOWN])
 
 
 def tenant_webhook_rows() -> tuple[TenantWebhook, ...]:
     """Which addresses are told of batches, by tenant."""
-    return tuple(TenantWebhook.objects.order_by("tenant", "id")[:HOSTS_SHOWN])
+    return tuple(TenantWebhook.objects.order_by("tenant", "id")[:ROWS_SHOWN])
 
 
 def key_tenants() -> Iterable[str]:

@@ -34,8 +34,8 @@ OPERATOR = {
 ADMIN = {
     "keys-require", "settings-users", "settings-groups", "user-new", "user-change", "program-new", "group-new",
     "group-change", "group-delete", "grant-new", "grant-take", "approval-approve", "approval-rule", "webhook-new",
-    "webhook-switch", "webhook-delete", "fault-rule", "callback-host-new", "callback-host-withdraw",
-    "bucket-grant-new", "bucket-grant-withdraw", "allowance-new",
+    "webhook-switch", "webhook-delete", "fault-rule", "tenant-grant-new", "tenant-grant-withdraw",
+    "allowance-new",
     "allowance-withdraw", "price-set", "price-withdraw", "budget-set", "budget-remove",
     "rate-set", "rate-withdraw",
 }  # fmt: skip

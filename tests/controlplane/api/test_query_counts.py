@@ -58,9 +58,7 @@ from traffic.models import (
     ApplicationKey,
     Batch,
     BatchRange,
-    BucketGrant,
     Budget,
-    CallbackHost,
     CellHour,
     CostShare,
     DemandForecast,
@@ -72,6 +70,7 @@ from traffic.models import (
     RequestQueue,
     RoutingTable,
     StoredResponse,
+    TenantGrant,
     TenantWebhook,
     TokenPrice,
     TrafficMatrix,
@@ -100,7 +99,6 @@ def one_more_request_queue(number: int) -> None:
         prefix=f"bb{number:06x}", digest="d", name="n", tenant="t", created_by="a", created_at=NOW
     )
     columns = {"aws_region": "us-east-1", "account": "1", "name": f"q-{number}", "actor": "a", "created_at": NOW}
-    CallbackHost.objects.create(tenant="t", host=f"h{number}.example", actor="a", created_at=NOW)
     queue = RequestQueue.objects.create(url=f"https://q/{number}", key=key, **columns)
     RefusedMessage.objects.create(queue=queue, message="m", reason="r", at=NOW)
 
@@ -121,9 +119,8 @@ def one_more_batch(region: Region, version: ModelVersion) -> None:
         region=region, endpoint="/v1/embeddings", input_file_id="file-1", window="24h", lines=9, **times
     )
     BatchRange.objects.create(batch=batch, number=0, start=0, end=1, lines=9)
-    BucketGrant.objects.create(
-        tenant=batch.id, bucket="b", region="r", may_read=True, may_write=True, actor="a", created_at=NOW
-    )
+    for use, target in (("callback", "a.example"), ("read", "s3://bucket")):
+        TenantGrant.objects.create(tenant=batch.id, use=use, target=target, actor="a", created_at=NOW)
     TenantWebhook.objects.create(tenant=batch.id, url="https://a.example", actor="a", created_at=NOW)
     benchmark = Benchmark.objects.create(
         version=version, deployment="d", region="r", workload="10+10", slo="ttft=9,itl=9", actor="a", created_at=NOW

@@ -34,9 +34,7 @@ from traffic.models import (
     Batch,
     BatchRange,
     BatchTimeline,
-    BucketGrant,
     Budget,
-    CallbackHost,
     CellHour,
     CostShare,
     DemandForecast,
@@ -46,6 +44,7 @@ from traffic.models import (
     IngressReport,
     RoutingTable,
     StoredResponse,
+    TenantGrant,
     TenantWebhook,
     TokenPrice,
     TrafficMatrix,
@@ -240,11 +239,9 @@ def _traffic(number: int, cell: Cell) -> None:
 
 def _key(number: int) -> None:
     prefix, tenant = f"0a{number:06x}", f"tenant-{number}"
-    CallbackHost.objects.create(tenant="acme", host=f"app-{number}.example", actor="admin", created_at=NOW)
     TenantWebhook.objects.create(tenant="acme", url=f"https://app-{number}.example", actor="admin", created_at=NOW)
-    BucketGrant.objects.create(
-        tenant="acme", bucket=f"b-{number}", region="r", may_read=True, may_write=True, actor="admin", created_at=NOW
-    )
+    for use, target in (("callback", f"app-{number}.example"), ("read", f"s3://bucket-{number}")):
+        TenantGrant.objects.create(tenant="acme", use=use, target=target, actor="admin", created_at=NOW)
     ApplicationKey.objects.create(
         prefix=prefix,
         digest=f"{number:064x}",

@@ -9,10 +9,11 @@ from django.test import Client
 from tests.fleet.rows import NOW
 from tests.traffic.async_rows import ANSWER, BODY, serving_fleet
 from traffic.models import AsyncRequest
+from traffic.models.tenant_access import GrantUse
 from traffic.planning.async_request import AsyncState
 from traffic.services.async_request import async_request_end
-from traffic.services.callback_host import callback_host_allow
 from traffic.services.key import key_create, key_revoke, keys_require
+from traffic.services.tenant_grant import tenant_grant_create
 
 pytestmark = pytest.mark.django_db
 
@@ -71,7 +72,7 @@ def test_a_cancelled_request_says_so_and_cannot_be_cancelled_into_anything_else(
 
 
 def test_a_callback_gets_its_secret_once() -> None:
-    callback_host_allow(tenant="", host="app.example.com", actor="ada", now=NOW)
+    tenant_grant_create(tenant="", use=GrantUse.CALLBACK, target="app.example.com", actor="ada", now=NOW)
     headers = {"X-Switchyard-Callback-Url": "https://app.example.com/done", "Idempotency-Key": "k"}
     first, again = (json.loads(post(headers).content) for _ in range(2))
     assert len(first["callback_secret"]) == 64

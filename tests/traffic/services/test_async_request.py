@@ -12,7 +12,8 @@ from kernel.models import Event
 from kernel.refusals import InvalidInput
 from tests.fleet.rows import NOW
 from tests.traffic.async_rows import BODY, accepted, serving_fleet
-from traffic.models import AsyncRequest, CallbackHost
+from traffic.models import AsyncRequest, TenantGrant
+from traffic.models.tenant_access import GrantUse
 from traffic.planning.application_refusal import ApplicationRefused
 from traffic.planning.async_request import AsyncSettings, AsyncState
 from traffic.selectors.application import Application
@@ -23,7 +24,7 @@ from traffic.services.async_request import (
     async_request_end,
     async_requests_trim,
 )
-from traffic.services.callback_host import callback_host_allow, callback_host_withdraw
+from traffic.services.tenant_grant import tenant_grant_create, tenant_grant_withdraw
 
 pytestmark = pytest.mark.django_db
 
@@ -164,8 +165,8 @@ def test_the_database_takes_no_outcome_without_its_time() -> None:
 CALLBACK = "https://app.example.com/done"
 
 
-def allow(tenant: str, host: str = "app.example.com") -> CallbackHost:
-    return callback_host_allow(tenant=tenant, host=host, actor="ada", now=NOW)
+def allow(tenant: str, host: str = "app.example.com") -> TenantGrant:
+    return tenant_grant_create(tenant=tenant, use=GrantUse.CALLBACK, target=host, actor="ada", now=NOW)
 
 
 def test_whoever_left_an_address_is_told_of_the_end_once() -> None:
@@ -216,11 +217,11 @@ def test_what_waits_for_a_host_that_is_taken_off_the_list_is_given_up_and_nobody
     others = accepted("globex", callback_url="https://app.example.com/b")
     cancel(told)
     cancel(others, "globex")
-    callback_host_withdraw(host_id=row.pk, actor="ada", now=NOW)
+    tenant_grant_withdraw(grant_id=row.pk, actor="ada", now=NOW)
     cancel(waits)
     states = dict(WebhookDelivery.objects.values_list("own_url", "state"))
     assert states == {"https://app.example.com/a": "failed", "https://app.example.com/b": "pending"}
-    assert Event.objects.get(kind="callback_host.withdrawn").detail == {"tenant": "acme", "host": "app.example.com"}
+    assert Event.objects.get(kind="tenant_grant.withdrawn").detail["target"] == "app.example.com"
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,12 @@ from tests.traffic.async_rows import serving_fleet, standin_ingress
 from tests.traffic.batch_rows import begun, begun_with, has_open_batches, jsonl, line, results, worked_until
 from tests.traffic.bucket_store import cloud_of_files, keys, lost_answer, torn_body
 from traffic.models import Batch
+from traffic.models.tenant_access import GrantUse
 from traffic.planning.application_refusal import ApplicationRefused
 from traffic.planning.batch import BatchSettings
 from traffic.services.batch_lease import batch_chore_claim
 from traffic.services.batch_validation import batch_validate
-from traffic.services.bucket_grant import bucket_grant_create, bucket_grant_withdraw
+from traffic.services.tenant_grant import tenant_grant_create, tenant_grant_withdraw
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db(transaction=True)]
 IN, OUT = "s3://acme-data/in/a.jsonl", "s3://acme-data/out"
@@ -51,9 +52,10 @@ def got(world: World, key: str) -> bytes:
     return bytes(world.client("s3").get_object(Bucket="acme-data", Key=key)["Body"].read())
 
 
-def granted(tenant: str = "acme", uri: str = "s3://acme-data", **may: Any) -> int:
-    may = may or {"may_read": True, "may_write": True}
-    return bucket_grant_create(tenant=tenant, uri=uri, actor="ada", now=NOW, **may).pk
+def granted(
+    tenant: str = "acme", uri: str = "s3://acme-data", uses: tuple[GrantUse, ...] = (GrantUse.READ, GrantUse.WRITE)
+) -> list[int]:
+    return [tenant_grant_create(tenant=tenant, use=use, target=uri, actor="ada", now=NOW).pk for use in uses]
 
 
 async def in_database(work: Any) -> Any:
@@ -124,9 +126,10 @@ async def test_what_has_the_name_of_a_result_already_is_not_replaced(world: Worl
 @pytest.mark.asyncio
 async def test_a_place_that_was_withdrawn_gets_nothing(world: World, ingress: Receiver) -> None:
     def begin() -> Batch:
-        grant = granted()
+        grants = granted()
         batch = begun(LINES, "acme", now=timezone.now(), **asked(output_uri=OUT))
-        bucket_grant_withdraw(grant_id=grant, actor="ada", now=NOW)
+        for grant in grants:
+            tenant_grant_withdraw(grant_id=grant, actor="ada", now=NOW)
         return batch
 
     batch = await ended(begin, ingress)
@@ -194,7 +197,7 @@ def test_lines_that_are_wrong_are_said_as_of_a_file(world: World) -> None:
 )
 def test_a_tenant_uses_its_own_places_for_what_they_are_alone(settings: Any, ours: dict[str, str], param: str) -> None:
     serving_fleet()
-    granted(uri="s3://acme-data/in", may_read=True, may_write=False)
+    granted(uri="s3://acme-data/in", uses=(GrantUse.READ,))
     granted("globex", "s3://globex-data")
     with pytest.raises(ApplicationRefused) as caught:
         begun_with("acme", **asked(**ours))

@@ -13,12 +13,13 @@ from tests.fleet.rows import NOW
 from tests.traffic.async_rows import serving_fleet
 from tests.traffic.batch_rows import MODEL, SOON, begun, jsonl, line
 from traffic.models import Batch
+from traffic.models.tenant_access import GrantUse
 from traffic.planning.batch import Tally
 from traffic.selectors.batch import batch_json
 from traffic.services.batch_lease import range_claim
 from traffic.services.batch_pacing import batches_pace
-from traffic.services.callback_host import callback_host_allow
 from traffic.services.key import key_create
+from traffic.services.tenant_grant import tenant_grant_create
 from traffic.services.tenant_webhook import tenant_webhook_create
 from traffic.services.traffic_policy import traffic_policy_change
 
@@ -48,7 +49,7 @@ def paced(batch: Batch, now: Any = LATE) -> tuple[int, bool, bool]:
 
 
 def test_its_owner_is_told_once_and_its_class_stays(settings: Any) -> None:
-    callback_host_allow(tenant="acme", host="app.example.com", actor="ada", now=NOW)
+    tenant_grant_create(tenant="acme", use=GrantUse.CALLBACK, target="app.example.com", actor="ada", now=NOW)
     tenant_webhook_create(tenant="acme", url="https://app.example.com/x", actor="ada", now=NOW)
     batch = behind()
     assert paced(batch, NOW) == (0, False, False)

@@ -19,11 +19,12 @@ from tests.fleet.rows import NOW
 from tests.fleet.services.receiver import Receiver, receiver
 from tests.traffic.async_rows import serving_fleet
 from tests.traffic.batch_rows import begun, jsonl, line
-from traffic.models import Batch, CallbackHost, TenantWebhook
+from traffic.models import Batch, TenantGrant, TenantWebhook
+from traffic.models.tenant_access import GrantUse
 from traffic.planning.batch import BatchState
 from traffic.planning.batch_event import BatchEvent
 from traffic.services.batch import batch_move
-from traffic.services.callback_host import callback_host_allow, callback_host_withdraw
+from traffic.services.tenant_grant import tenant_grant_create, tenant_grant_withdraw
 from traffic.services.tenant_webhook import (
     MOST_OF_A_TENANT,
     NewSecret,
@@ -42,7 +43,9 @@ def server(settings: Any, tmp_path: Any) -> Iterator[Receiver]:
     settings.WEBHOOK_NETWORKS = ["127.0.0.0/8"]
     settings.FILES = str(tmp_path / "files")
     with receiver() as server:
-        callback_host_allow(tenant="acme", host=f"127.0.0.1:{server.port}", actor="ada", now=NOW)
+        tenant_grant_create(
+            tenant="acme", use=GrantUse.CALLBACK, target=f"127.0.0.1:{server.port}", actor="ada", now=NOW
+        )
         yield server
 
 
@@ -173,7 +176,7 @@ def test_nothing_waits_for_what_was_removed_or_whose_host_was(server: Receiver) 
     first, second = told(server), told(server, url=f"{server.url}2")
     notify()
     tenant_webhook_remove(webhook_id=first.webhook.pk, actor="ada", now=NOW)
-    callback_host_withdraw(host_id=CallbackHost.objects.get().pk, actor="ada", now=NOW)
+    tenant_grant_withdraw(grant_id=TenantGrant.objects.get().pk, actor="ada", now=NOW)
     assert set(WebhookDelivery.objects.values_list("state", flat=True)) == {"failed"}
     assert notify() == 0
     assert TenantWebhook.objects.get() == second.webhook

@@ -1,14 +1,14 @@
-"""What an operator lets a tenant's batches reach: places in S3, and addresses that are told when one ends."""
+"""What a tenant's requests and batches may reach: hosts, places in S3, and addresses that are told when one ends."""
 
 import base64
 import secrets
+from enum import StrEnum
 
 from django.db import models
-from django.db.models import Q
 
 from fleet.planning.webhooks.delivery import shown_url
 from fleet.planning.webhooks.standard import SECRET_PREFIX
-from traffic.planning.object_uri import ObjectUri
+from traffic.planning.object_uri import ObjectUri, parse_object_uri
 
 SECRET_BYTES = 32
 
@@ -18,32 +18,38 @@ def new_signing_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 
-class BucketGrant(models.Model):
-    """A place in S3 that batches of one tenant may read their input from, write their results to, or both. The empty
-    tenant is batches without a key."""
+class GrantUse(StrEnum):
+    """What a grant is for: a host that callbacks and webhooks go to, or a place in S3 that batches read or write."""
+
+    CALLBACK = "callback"
+    READ = "read"
+    WRITE = "write"
+
+
+class TenantGrant(models.Model):
+    """A host (`name`, or `name:port` where that is not 443) that callbacks of one tenant may go to, or a place in S3
+    that its batches may read their input from or write their results to. The empty tenant is what comes without a key.
+    """
 
     tenant = models.CharField(max_length=64, blank=True)
-    bucket = models.CharField(max_length=63)
-    prefix = models.CharField(max_length=900, blank=True)
-    region = models.CharField(max_length=32)
-    may_read = models.BooleanField()
-    may_write = models.BooleanField()
+    use = models.CharField(max_length=8, choices=[(use.value, use.value) for use in GrantUse])
+    target = models.CharField(max_length=1000)
+    region = models.CharField(max_length=32, blank=True)
     actor = models.CharField(max_length=64)
     created_at = models.DateTimeField()
 
     class Meta:
-        ordering = ["tenant", "bucket", "prefix"]
-        constraints = [
-            models.UniqueConstraint(fields=["tenant", "bucket", "prefix"], name="bucket_grant_once"),
-            models.CheckConstraint(condition=Q(may_read=True) | Q(may_write=True), name="bucket_grant_of_something"),
-        ]
+        ordering = ["tenant", "use", "target"]
+        constraints = [models.UniqueConstraint(fields=["tenant", "use", "target"], name="tenant_grant_once")]
 
     def __str__(self) -> str:
-        return f"{self.place} for {self.tenant or 'batches without a key'}"
+        is_host = self.use == GrantUse.CALLBACK
+        whose = f"of {self.tenant}" if self.tenant else "without a key"
+        return f"{'callbacks' if is_host else 'batches'} {whose} may {'go to' if is_host else self.use} {self.target}"
 
     @property
     def place(self) -> ObjectUri:
-        return ObjectUri(self.bucket, self.prefix)
+        return parse_object_uri(self.target)
 
 
 class TenantWebhook(models.Model):
