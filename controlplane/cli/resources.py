@@ -318,12 +318,6 @@ RESOURCES: tuple[Resource, ...] = (
             ("SLO", "slo"), ("BEST", "best"), ("REASON", "reason"), AGE),
     ),
     Resource(
-        "prices", "prices", "id", ("price",),
-        _of(number("ID", "id"), ("DEPLOYMENT", "deployment"), ("FROM", "valid_from"), ("IN FORCE", "in_force"),
-            number("PROMPT", "prompt"), number("CACHED", "cached"), number("COMPLETION", "completion"),
-            ("BY", "actor")),
-    ),
-    Resource(
         "rates", "rates", "id", ("rate",),
         _of(number("ID", "id"), ("KIND", "kind"), ("SUBJECT", "subject"), ("REGION", "region"), ("MARKET", "market"),
             ("FROM", "valid_from"), ("IN FORCE", "in_force"), number("VALUE", "value"), ("BY", "actor")),

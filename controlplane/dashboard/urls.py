@@ -60,8 +60,6 @@ from controlplane.dashboard.pages.usage import (
     USAGE,
     budget_remove_action,
     budget_set_action,
-    price_set_action,
-    price_withdraw_action,
 )
 
 
@@ -128,8 +126,6 @@ urlpatterns = [
     path("usage/costs/", _view(COSTS), name="costs"),
     path("usage/costs/rates/set/", rate_set_action, name="rate-set"),
     path("usage/costs/rates/<int:id>/withdraw/", rate_withdraw_action, name="rate-withdraw"),
-    path("usage/prices/set/", price_set_action, name="price-set"),
-    path("usage/prices/<int:id>/withdraw/", price_withdraw_action, name="price-withdraw"),
     path("usage/budgets/set/", budget_set_action, name="budget-set"),
     path("usage/budgets/<int:id>/remove/", budget_remove_action, name="budget-remove"),
     path("models/", _view(MODELS), name="models"),

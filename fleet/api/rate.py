@@ -1,4 +1,4 @@
-"""What operators state of prices, power and the grid over HTTP: the whole list, and what is set from a time on. Decides
+"""Rates of machines, power, the grid and tokens over HTTP: the whole list, and what is set from a time on. Decides
 nothing; services do."""
 
 from django.db.models import Exists, OuterRef, QuerySet
@@ -23,13 +23,15 @@ from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 KINDS = [(kind.value, kind.value) for kind in RateKind]
 UNITS = (
     "`machine_price`: US dollars an hour; `machine_watts`: the most that a machine draws; `grid_intensity`: grams of "
-    "CO2 equivalent for a kilowatt-hour; `pue`: power usage effectiveness."
+    "CO2 equivalent for a kilowatt-hour; `pue`: power usage effectiveness; `prompt_price`, `cached_price`, "
+    "`completion_price`: US dollars per million tokens of prompts, of those out of a cache (else as prompts), and of "
+    "completions."
 )
 
 
 @extend_schema_serializer(examples=[OpenApiExample("rate", capacity_examples.RATE, response_only=True)])
 class RateSerializer(serializers.ModelSerializer[Rate]):
-    in_force = serializers.BooleanField(default=False, help_text="Machines are counted by it now.")
+    in_force = serializers.BooleanField(default=False, help_text="Machines or tokens are counted by it now.")
 
     class Meta:
         model = Rate
@@ -40,7 +42,7 @@ class RateSerializer(serializers.ModelSerializer[Rate]):
 class SetRateSerializer(StrictSerializer):
     kind = serializers.ChoiceField(choices=KINDS, help_text=UNITS)
     subject = serializers.CharField(
-        max_length=64, help_text="An instance type; of `grid_intensity` and `pue` a region."
+        max_length=96, help_text="An instance type; of `grid_intensity` and `pue` a region; of tokens a deployment."
     )
     region = serializers.CharField(max_length=64, required=False, help_text="Of a machine, there only; all.")
     market = serializers.ChoiceField(
@@ -60,8 +62,8 @@ class RateFilter(filters.FilterSet):
 
 
 class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
-    """What operators state of machines and power. It comes before what providers and lists say, from a time on;
-    machines are counted by what is in force then, so the list only grows."""
+    """What operators state of machines, power and tokens. It comes before what providers and lists say, from a time on;
+    machines and tokens are counted by what is in force then, so the list only grows."""
 
     serializer_class = RateSerializer
     filterset_class = RateFilter

@@ -872,8 +872,8 @@ class Migration(migrations.Migration):
             name='Rate',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(choices=[('machine_price', 'machine_price'), ('machine_watts', 'machine_watts'), ('grid_intensity', 'grid_intensity'), ('pue', 'pue')], max_length=16)),
-                ('subject', models.CharField(max_length=64)),
+                ('kind', models.CharField(choices=[('machine_price', 'machine_price'), ('machine_watts', 'machine_watts'), ('grid_intensity', 'grid_intensity'), ('pue', 'pue'), ('prompt_price', 'prompt_price'), ('cached_price', 'cached_price'), ('completion_price', 'completion_price')], max_length=16)),
+                ('subject', models.CharField(max_length=96)),
                 ('region', models.CharField(blank=True, max_length=64)),
                 ('market', models.CharField(blank=True, choices=[('reserved', 'Reserved'), ('block', 'Block'), ('open', 'Open'), ('on_demand', 'On demand'), ('interruptible', 'Interruptible'), ('spot', 'Spot')], max_length=16)),
                 ('value', models.DecimalField(decimal_places=6, max_digits=16)),

@@ -1,4 +1,4 @@
-"""What operators state of prices of machines, of power and of the grid."""
+"""What operators state of prices of machines and tokens, of power and of the grid."""
 
 from django.db import models
 
@@ -13,7 +13,7 @@ class Rate(models.Model):
     changed; one that is not in force yet may be withdrawn."""
 
     kind = models.CharField(max_length=16, choices=[(kind.value, kind.value) for kind in RateKind])
-    subject = models.CharField(max_length=64)
+    subject = models.CharField(max_length=96)
     region = models.CharField(max_length=64, blank=True)
     market = models.CharField(max_length=16, choices=choices(Market), blank=True)
     value = models.DecimalField(max_digits=16, decimal_places=6)

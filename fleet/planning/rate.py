@@ -40,24 +40,33 @@ class Source(IntEnum):
 
 
 class RateKind(StrEnum):
-    """What an operator may state: US dollars an hour and watts of a machine by its type, and by region grams of CO2
-    equivalent for a kilowatt-hour, and the power usage effectiveness."""
+    """What an operator may state: US dollars an hour and watts of a machine by its type; by region grams of CO2
+    equivalent for a kilowatt-hour, and the power usage effectiveness; and by deployment US dollars that tenants are
+    charged for a million tokens of prompts, of prompts out of a cache, and of completions."""
 
     MACHINE_PRICE = "machine_price"
     MACHINE_WATTS = "machine_watts"
     GRID_INTENSITY = "grid_intensity"
     PUE = "pue"
+    PROMPT_PRICE = "prompt_price"
+    CACHED_PRICE = "cached_price"
+    COMPLETION_PRICE = "completion_price"
 
 
 OF_MACHINES = frozenset({RateKind.MACHINE_PRICE, RateKind.MACHINE_WATTS})
-"""Rates of instance types, in one region or in all; the others are of regions."""
+"""Rates of instance types, in one region or in all."""
+OF_TOKENS = frozenset({RateKind.PROMPT_PRICE, RateKind.CACHED_PRICE, RateKind.COMPLETION_PRICE})
+"""Rates of deployments; the others are of regions."""
 MOST = {
     RateKind.MACHINE_PRICE: Decimal(100_000),
     RateKind.MACHINE_WATTS: Decimal(1_000_000),
     RateKind.GRID_INTENSITY: Decimal(10_000),
     RateKind.PUE: Decimal(10),
+    RateKind.PROMPT_PRICE: Decimal(1_000_000),
+    RateKind.CACHED_PRICE: Decimal(1_000_000),
+    RateKind.COMPLETION_PRICE: Decimal(1_000_000),
 }
-"""More than any machine or place has: a slip of the unit."""
+"""More than any machine, place or model has: a slip of the unit."""
 LEAST = {RateKind.PUE: Decimal(1)}
 """A data centre takes no less than its machines do."""
 

@@ -1,14 +1,14 @@
-"""States what machines cost and draw, and what power emits, from a time on. The list only grows: what an hour cost is
-never counted anew."""
+"""States what machines cost and draw, what power emits and what tokens cost, from a time on. The list only grows: costs
+and charges that were counted never change."""
 
 from datetime import datetime
 from decimal import Decimal
 
 from django.db import transaction
 
-from fleet.models import InstanceType, Rate, Region
+from fleet.models import Deployment, InstanceType, Rate, Region
 from fleet.planning.markets import Market
-from fleet.planning.rate import LEAST, MOST, OF_MACHINES, RateKind
+from fleet.planning.rate import LEAST, MOST, OF_MACHINES, OF_TOKENS, RateKind
 from kernel import live
 from kernel.dated_rows import dated_row_add, dated_row_withdraw
 from kernel.events import event_record
@@ -32,7 +32,7 @@ def rate_set(
     price, of those that are bought so only.
 
     Raises:
-        InvalidInput: no instance type or region of that name, a value that cannot be, or a time that has passed.
+        InvalidInput: an unknown subject, a value out of bounds, or a time that has passed.
         Conflict: there is a rate of the same from that very time on.
     """
     _check(kind, subject, region, value)
@@ -41,29 +41,27 @@ def rate_set(
         kind=kind.value, subject=subject, region=region, market=market, value=value, valid_from=valid_from or now,
         actor=actor[:64], created_at=now,
     )  # fmt: skip
-    dated_row_add(
-        row, now=now, counted="what machines cost until now was counted", conflict=f"there is a {row} already"
-    )
+    dated_row_add(row, now=now, counted="what was used until now was counted", conflict=f"there is a {row} already")
     _event("set", row, actor, now)
     return row
 
 
 @transaction.atomic
 def rate_withdraw(*, rate_id: int, actor: str, now: datetime) -> None:
-    """Take back a rate that is not in force yet.
+    """Withdraw a rate that is not in force yet.
 
     Raises:
-        Conflict: machines may have been counted by it.
+        Conflict: something may have been counted by it.
     """
     _event("withdrawn", dated_row_withdraw(Rate, rate_id, now=now), actor, now)
 
 
 def _check(kind: RateKind, subject: str, region: str, value: Decimal) -> None:
     is_of_machines = kind in OF_MACHINES
-    _check_name("subject", subject, InstanceType if is_of_machines else Region)
+    _check_name("subject", subject, InstanceType if is_of_machines else Deployment if kind in OF_TOKENS else Region)
     if region:
         if not is_of_machines:
-            message = f"{kind.value} is of a region already: leave it out"
+            message = f"{kind.value} is not a machine's: leave it out"
             raise InvalidInput(field="region", rule="of_machines", message=message)
         _check_name("region", region, Region)
     least, most = LEAST.get(kind, Decimal(0)), MOST[kind]
@@ -81,10 +79,10 @@ def _check_market(kind: RateKind, market: str) -> None:
         raise InvalidInput(field="market", rule="exists", message=message)
 
 
-def _check_name(field: str, name: str, model: type[InstanceType] | type[Region]) -> None:
+def _check_name(field: str, name: str, model: type[InstanceType | Region | Deployment]) -> None:
     if not model.objects.filter(name=name).exists():
         there = ", ".join(model.objects.order_by("name").values_list("name", flat=True)) or "none"
-        what = "instance type" if model is InstanceType else "region"
+        what = model._meta.verbose_name
         raise InvalidInput(field=field, rule="exists", message=f"there is no {what} {name!r}; there are: {there}")
 
 
@@ -95,6 +93,7 @@ def _event(what: str, row: Rate, actor: str, now: datetime) -> None:
         tone=Tone.WARN,
         now=now,
         actor=actor[:64],
+        deployment=row.subject if row.kind in OF_TOKENS else "",
         detail={
             "kind": row.kind,
             "subject": row.subject,

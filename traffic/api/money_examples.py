@@ -114,26 +114,6 @@ COSTS: dict[str, Any] = {
     ],
 }
 
-PRICE: dict[str, Any] = {
-    "id": 3,
-    "deployment": "sim-70b",
-    "valid_from": "2026-12-01T00:00:00Z",
-    "prompt": "0.600000",
-    "cached": "0.060000",
-    "completion": "1.800000",
-    "in_force": False,
-    "actor": "ada",
-    "created_at": "2026-11-21T12:00:00Z",
-}
-
-NEW_PRICE: dict[str, Any] = {
-    "deployment": "sim-70b",
-    "prompt": "0.60",
-    "cached": "0.06",
-    "completion": "1.80",
-    "valid_from": "2026-12-01T00:00:00Z",
-}
-
 BUDGET: dict[str, Any] = {
     "id": 2,
     "tenant": "rufus",

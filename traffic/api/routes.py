@@ -12,7 +12,6 @@ from traffic.api.key import KeyRingViewSet, KeyViewSet
 from traffic.api.matrix import MatrixViewSet, ShiftViewSet
 from traffic.api.operator_batch import BatchViewSet
 from traffic.api.override import EvacuationViewSet, OverrideViewSet
-from traffic.api.price import PriceViewSet
 from traffic.api.request_queue import RequestQueueViewSet
 from traffic.api.tenant_grant import TenantGrantViewSet
 from traffic.api.tenant_webhook import TenantWebhookViewSet
@@ -31,7 +30,6 @@ ROUTES = (
     ("usage", UsageViewSet, "usage"),
     ("costs", CostViewSet, "cost"),
     ("forecasts", ForecastViewSet, "forecast"),
-    ("prices", PriceViewSet, "price"),
     ("budgets", BudgetViewSet, "budget"),
     ("traffic/matrices", MatrixViewSet, "matrix"),
     ("traffic/history", ShiftViewSet, "shift"),

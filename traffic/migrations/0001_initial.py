@@ -599,23 +599,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='TokenPrice',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('deployment', models.CharField(max_length=96)),
-                ('valid_from', models.DateTimeField()),
-                ('prompt', models.DecimalField(decimal_places=6, max_digits=14)),
-                ('cached', models.DecimalField(decimal_places=6, max_digits=14)),
-                ('completion', models.DecimalField(decimal_places=6, max_digits=14)),
-                ('actor', models.CharField(max_length=64)),
-                ('created_at', models.DateTimeField()),
-            ],
-            options={
-                'ordering': ['-valid_from', '-id'],
-                'constraints': [models.UniqueConstraint(fields=('deployment', 'valid_from'), name='price_once')],
-            },
-        ),
-        migrations.CreateModel(
             name='TokenWork',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -23,7 +23,6 @@ from traffic.models.stored_response import StoredResponse
 from traffic.models.tenant_access import TenantGrant, TenantWebhook
 from traffic.models.token_fit import TokenFit, TokenWork
 from traffic.models.usage import (
-    TokenPrice,
     UsageDay,
     UsageExport,
     UsageHour,
@@ -58,7 +57,6 @@ __all__ = [
     "TenantGrant",
     "TenantWebhook",
     "TokenFit",
-    "TokenPrice",
     "TokenWork",
     "TrafficMatrix",
     "TrafficOverride",

@@ -1,10 +1,8 @@
-"""What was used and what it cost: by the hour, later by the day; how far counting went; prices and exports."""
+"""What was used and what it cost: by the hour, later by the day; how far counting went; and exports."""
 
 from decimal import Decimal
 
 from django.db import models
-
-from traffic.planning.price import TokenPrice as Price
 
 COUNTS = (
     "arrived", "limited", "failed", "refused", "requests", "errors", "cancelled", "estimated", "prompt_tokens",
@@ -115,29 +113,6 @@ class UsageMark(models.Model):
 
     def __str__(self) -> str:
         return f"{self.subject} by {self.source}"
-
-
-class TokenPrice(models.Model):
-    """US dollars for a million tokens of a deployment from `valid_from` on. Rows are never changed; one that is not in
-    force yet may be withdrawn."""
-
-    deployment = models.CharField(max_length=96)
-    valid_from = models.DateTimeField()
-    prompt = models.DecimalField(max_digits=14, decimal_places=6)
-    cached = models.DecimalField(max_digits=14, decimal_places=6)
-    completion = models.DecimalField(max_digits=14, decimal_places=6)
-    actor = models.CharField(max_length=64)
-    created_at = models.DateTimeField()
-
-    class Meta:
-        ordering = ["-valid_from", "-id"]
-        constraints = [models.UniqueConstraint(fields=["deployment", "valid_from"], name="price_once")]
-
-    def __str__(self) -> str:
-        return f"price of {self.deployment} from {self.valid_from:%Y-%m-%d %H:%M}"
-
-    def price(self) -> Price:
-        return Price(self.deployment, self.valid_from, self.prompt, self.cached, self.completion)
 
 
 class UsageExport(models.Model):

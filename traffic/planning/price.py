@@ -1,10 +1,11 @@
 """What tokens cost: the price of a deployment that was in force when they were counted. Pure, and exact: prices have
 six places, tokens are whole, so an amount has twelve, and no sum is ever rounded before it is shown."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from decimal import Decimal
+
+from fleet.planning.rate import RateKind, Rates
 
 MILLION = Decimal(1_000_000)
 SHOWN = Decimal("0.000001")
@@ -14,23 +15,23 @@ CENT = Decimal("0.01")
 
 @dataclass(frozen=True, slots=True)
 class TokenPrice:
-    """US dollars for a million tokens of one deployment, from `valid_from` until a later one. Prompt tokens that came
-    out of a cache cost `cached`."""
+    """US dollars for a million tokens. Prompt tokens that came out of a cache cost `cached`."""
 
-    deployment: str
-    valid_from: datetime
     prompt: Decimal
     cached: Decimal
     completion: Decimal
 
 
-def prices_at(prices: Iterable[TokenPrice], now: datetime) -> dict[str, TokenPrice]:
-    """Deployment -> the price in force."""
-    in_force: dict[str, TokenPrice] = {}
-    for price in sorted(prices, key=lambda price: price.valid_from):
-        if price.valid_from <= now:
-            in_force[price.deployment] = price
-    return in_force
+def token_price(rates: Rates, deployment: str) -> TokenPrice | None:
+    """The price of a deployment's tokens by the rates in force, None without a rate of prompts or completions. Cached
+    prompt tokens without a rate cost as much as others."""
+    prompt = rates.find(RateKind.PROMPT_PRICE, deployment)
+    cached = rates.find(RateKind.CACHED_PRICE, deployment)
+    completion = rates.find(RateKind.COMPLETION_PRICE, deployment)
+    if prompt is None and completion is None:
+        return None
+    fresh = prompt or Decimal(0)
+    return TokenPrice(fresh, fresh if cached is None else cached, completion or Decimal(0))
 
 
 def charge(tokens: Mapping[str, int], price: TokenPrice | None) -> Decimal:

@@ -6,9 +6,11 @@ from datetime import datetime, timedelta
 
 from fleet.models import CellMember
 from fleet.planning.rate import Source
-from traffic.models import TokenFit, TokenPrice
+from traffic.models import TokenFit
 from traffic.planning.machine_cost import TokenWeights, weights_of
+from traffic.planning.price import TokenPrice
 from traffic.planning.token_fit import FIT_KEPT
+from traffic.selectors.token_price import token_prices
 
 Fits = Mapping[tuple[str, str], TokenWeights]
 """(version, instance type) -> weights."""
@@ -33,9 +35,8 @@ def weighing(fits: Fits, version: str, instance_type: str, price: TokenPrice | N
     fitted = fits.get((version, instance_type))
     if fitted is not None:
         return Weighing(fitted, Source.MEASURED)
-    stated = price.price() if price is not None else None
-    is_stated = stated is not None and bool(stated.prompt or stated.completion)
-    return Weighing(weights_of(stated), Source.RATED if is_stated else Source.ESTIMATED)
+    is_stated = price is not None and bool(price.prompt or price.completion)
+    return Weighing(weights_of(price), Source.RATED if is_stated else Source.ESTIMATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,7 @@ def token_weights(now: datetime) -> list[TokenWeight]:
         (row.version, row.instance_type): row
         for row in TokenFit.objects.filter(fitted_at__gte=now - timedelta(days=FIT_KEPT))
     }
-    prices = TokenPrice.objects.filter(valid_from__lte=now).order_by("deployment", "-valid_from")
-    of_deployments = {row.deployment: row for row in prices.distinct("deployment")}
+    prices = token_prices(now)
     served = CellMember.objects.filter(rank=0).order_by("cell__deployment_id")
     columns = (
         "cell__deployment_id",
@@ -67,7 +67,7 @@ def token_weights(now: datetime) -> list[TokenWeight]:
     )
     places: dict[tuple[str, str], TokenPrice | None] = dict.fromkeys(fits)
     for deployment, model, version, instance_type in served.values_list(*columns).distinct():
-        places[f"{model}@{version}", instance_type] = of_deployments.get(deployment)
+        places[f"{model}@{version}", instance_type] = prices.get(deployment)
     by_fit = {place: row.weights() for place, row in fits.items()}
     found = []
     for version, instance_type in sorted(places):
@@ -80,8 +80,3 @@ def token_weights(now: datetime) -> list[TokenWeight]:
             )
         )  # fmt: skip
     return found
-
-
-def price_of(deployment: str, at: datetime) -> TokenPrice | None:
-    """The price of a deployment's tokens in force."""
-    return TokenPrice.objects.filter(deployment=deployment, valid_from__lte=at).first()

@@ -28,7 +28,8 @@ from traffic.planning.machine_cost import (
     split_hour,
 )
 from traffic.planning.power_meter import MeterLook
-from traffic.selectors.token_fit import fits_at, price_of, weighing
+from traffic.selectors.token_fit import fits_at, weighing
+from traffic.selectors.token_price import token_prices
 from traffic.services.power_meter import power_meters_judge
 
 CLOCK = ("clock", "machines", "")
@@ -215,7 +216,7 @@ def _settle(hour: datetime, deployment: str) -> None:
     """Split an hour of a deployment over those who used it, kind by kind."""
     machines = list(CellHour.objects.select_for_update().filter(hour=hour, deployment=deployment, settled=False))
     shares = list(CostShare.objects.select_for_update().filter(hour=hour, deployment=deployment).order_by("id"))
-    price, fits = price_of(deployment, hour + HOUR), fits_at(hour + HOUR)
+    price, fits = token_prices(hour + HOUR).get(deployment), fits_at(hour + HOUR)
     rates = rates_at(hour + HOUR)
     clouds = dict(CloudRegion.objects.values_list("region_id", "aws_region"))
     for row in machines:

@@ -11,9 +11,10 @@ from django.db import transaction
 
 from fleet.models import CellMember
 from fleet.planning.states import CellState
-from traffic.models import TokenFit, TokenPrice, TokenWork, UsageMark
+from traffic.models import TokenFit, TokenWork, UsageMark
 from traffic.planning.machine_cost import TokenWeights, weights_of
 from traffic.planning.token_fit import FIT_DAYS, FittedWeights, WorkSums, WorkTotals, fit_tokens, sample
+from traffic.selectors.token_price import token_prices
 
 SOURCE = "work"
 """Of the marks that say how far the work of a node's engine is added up."""
@@ -118,12 +119,7 @@ def _add(found: Mapping[tuple[str, str, str], WorkSums], now: datetime) -> None:
 
 def _listed(now: datetime) -> dict[str, TokenWeights]:
     """Version -> the weights by prices in force of a deployment that serves it."""
-    prices = {
-        row.deployment: row.price()
-        for row in TokenPrice.objects.filter(valid_from__lte=now)
-        .order_by("deployment", "-valid_from")
-        .distinct("deployment")
-    }
+    prices = token_prices(now)
     served = CellMember.objects.filter(rank=0).values_list(
         "cell__deployment_id", "cell__model_version__model_id", "cell__model_version__version"
     )

@@ -15,13 +15,12 @@ from fleet.models import NodeReport
 from kernel import live
 from kernel.leases import lease_release, lease_take, this_holder
 from models_registry.planning.adapters import adapter_names
-from traffic.models import ApplicationKey, CellHour, CostShare, IngressReport, TokenPrice, UsageDay, UsageMark
+from traffic.models import ApplicationKey, CellHour, CostShare, IngressReport, UsageDay, UsageMark
 from traffic.models.cost import ACCOUNT_OF_SHARE, KIND
 from traffic.models.usage import ACCOUNT, AMOUNTS, COUNTS
 from traffic.planning.budget import month_of
 from traffic.planning.key import playground_key
 from traffic.planning.machine_cost import Kind
-from traffic.planning.price import TokenPrice as Price
 from traffic.planning.price import charge
 from traffic.planning.usage import (
     KEY,
@@ -40,6 +39,7 @@ from traffic.planning.usage import (
 )
 from traffic.planning.usage_bounds import CREDIT, Claim, KeyScope, bound_claims, credit_marks, credit_of, plan_claims
 from traffic.planning.usage_query import HOURS_KEPT
+from traffic.selectors.token_price import token_prices
 from traffic.services.machine_hours import machine_hours_count
 from traffic.services.token_fit import token_work_count
 
@@ -264,7 +264,7 @@ def _renew(stored: Iterable[UsageMark], spoken_of: set[tuple[str, str, str]], no
 
 
 def _add(used: Mapping[Account, Mapping[str, int]], now: datetime) -> None:
-    prices = _prices(now)
+    prices = token_prices(now)
     hour, month = now.replace(minute=0, second=0, microsecond=0), month_of(now)
     rows: list[tuple[str | int | Decimal | datetime, ...]] = []
     months: dict[str, tuple[int, Decimal]] = defaultdict(lambda: (0, Decimal(0)))
@@ -298,9 +298,3 @@ def _add_to_shares(used: Mapping[tuple[Kind, Account], Mapping[str, int]], now: 
     ]
     with connection.cursor() as cursor:
         cursor.executemany(_ADD_TO_SHARES, rows)
-
-
-def _prices(now: datetime) -> dict[str, Price]:
-    """Deployment -> the price in force."""
-    in_force = TokenPrice.objects.filter(valid_from__lte=now).order_by("deployment", "-valid_from")
-    return {row.deployment: row.price() for row in in_force.distinct("deployment")}

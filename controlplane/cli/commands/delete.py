@@ -14,7 +14,7 @@ app = typer.Typer()
 @app.command()
 def delete(
     context: typer.Context,
-    kind: Annotated[str, typer.Argument(help="Such as region, group or price.", autocompletion=kinds)],
+    kind: Annotated[str, typer.Argument(help="Such as region, group or rate.", autocompletion=kinds)],
     names: Annotated[list[str], typer.Argument(metavar="NAME…", autocompletion=names_of_kind)],
     yes: Yes = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Who used what, what it cost, and what tenants may use: usage, cost of cells, prices of tokens, budgets."""
+"""Who used what, what it cost, and what tenants may use: usage, cost of cells, rates, budgets."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -13,16 +13,14 @@ from controlplane.cli.resources import Column, Row, at, number
 from controlplane.cli.session import path_of, resource_named, session_of
 
 app = typer.Typer()
-price = typer.Typer(help="What tokens of a deployment cost; the list: switchyard get prices.", no_args_is_help=True)
 budget = typer.Typer(
     help="What tenants may use and machines may cost each month; the list: switchyard get budgets.",
     no_args_is_help=True,
 )
 rate = typer.Typer(
-    help="What machines and power cost, draw and emit where lists do not say it; the list: switchyard get rates.",
+    help="What machines, power and tokens cost, draw and emit; the list: switchyard get rates.",
     no_args_is_help=True,
 )
-app.add_typer(price, name="price")
 app.add_typer(rate, name="rate")
 app.add_typer(budget, name="budget")
 
@@ -145,47 +143,35 @@ def _sources(row: Row, _: datetime) -> str:
     return ", ".join(str(row[name]) for name in ("cost_source", "energy_source", "carbon_source"))
 
 
-@price.command("set")
-def price_set(
-    context: typer.Context,
-    deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
-    prompt: Annotated[str, typer.Option(help="US dollars per million prompt tokens.")],
-    completion: Annotated[str, typer.Option(help="US dollars per million completion tokens.")],
-    cached: Annotated[str, typer.Option(help="Of prompt tokens out of a cache; else as --prompt.")] = "",
-    valid_from: Annotated[str, typer.Option("--from", help="A moment of RFC 3339; else now. Never past.")] = "",
-) -> None:
-    """Set what a million tokens of a deployment cost from a time on.
-
-    switchyard price set sim-70b --prompt 0.60 --completion 1.80
-    """
-    run = session_of(context)
-    body = {"deployment": deployment, "prompt": prompt, "completion": completion}
-    more = {"cached": cached, "valid_from": valid_from}
-    row = run.connection.post("prices", body | {name: value for name, value in more.items() if value})
-    amounts = f"prompt {row['prompt']}, cached {row['cached']}, completion {row['completion']}"
-    run.show(row, [f"{row['deployment']} from {row['valid_from']}: {amounts} USD per million tokens"])
-
-
 class RateKind(StrEnum):
     MACHINE_PRICE = "machine_price"
     MACHINE_WATTS = "machine_watts"
     GRID_INTENSITY = "grid_intensity"
     PUE = "pue"
+    PROMPT_PRICE = "prompt_price"
+    CACHED_PRICE = "cached_price"
+    COMPLETION_PRICE = "completion_price"
 
 
 @rate.command("set")
 def rate_set(
     context: typer.Context,
     kind: RateKind,
-    subject: Annotated[str, typer.Argument(help="An instance type; of grid_intensity and pue a region.")],
-    value: Annotated[str, typer.Argument(help="US dollars an hour, watts, grams of CO2e for a kWh, or a ratio.")],
+    subject: Annotated[
+        str, typer.Argument(help="An instance type; of grid_intensity and pue a region; of tokens a deployment.")
+    ],
+    value: Annotated[
+        str,
+        typer.Argument(help="US dollars an hour or per million tokens, watts, grams of CO2e for a kWh, or a ratio."),
+    ],
     region: Annotated[str, typer.Option(help="Of a machine: there only.", autocompletion=names_of("regions"))] = "",
-    market: Annotated[str, typer.Option(help="Of a price: of machines bought so only, such as spot.")] = "",
+    market: Annotated[str, typer.Option(help="Of machine_price: of machines bought so only, such as spot.")] = "",
     valid_from: Annotated[str, typer.Option("--from", help="A moment of RFC 3339; else now. Never past.")] = "",
 ) -> None:
-    """State what a machine costs or draws, or what power emits, from a time on.
+    """State what a machine costs or draws, what power emits or what tokens cost, from a time on.
 
     switchyard rate set machine_price p5.48xlarge 31.464
+    switchyard rate set prompt_price sim-70b 0.60
     """
     run = session_of(context)
     body = {"kind": kind.value, "subject": subject, "value": value}

@@ -17,7 +17,7 @@ from controlplane.dashboard.selectors.cost import (
 )
 from controlplane.dashboard.selectors.usage import DEFAULT_SPAN, SPANS, span_of
 from fleet.api.rate import SetRateSerializer
-from fleet.models import InstanceType, Rate, Region
+from fleet.models import Deployment, InstanceType, Rate, Region
 from fleet.planning.markets import Market
 from fleet.planning.rate import RateKind
 from fleet.services.rate import rate_set, rate_withdraw
@@ -50,6 +50,7 @@ def _rates(request: PageRequest) -> dict[str, Any]:
         "kinds": [(kind.value, kind.value.replace("_", " ")) for kind in RateKind],
         "types": InstanceType.objects.values_list("name", flat=True),
         "regions": Region.objects.values_list("name", flat=True),
+        "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
         "markets": list(Market),
     }
 
@@ -65,7 +66,7 @@ COSTS = Page(
     fragments=(
         Fragment("costs", "", ("usage",), "dashboard/usage/costs.html", _costs),
         Fragment("weights", "What tokens weigh", ("usage",), "dashboard/usage/weights.html", _weights),
-        Fragment("rates", "Rates of machines and power", ("usage",), "dashboard/usage/rates.html", _rates),
+        Fragment("rates", "Rates of machines, power and tokens", ("usage",), "dashboard/usage/rates.html", _rates),
     ),
     narrow=_filter,
 )

@@ -1,4 +1,4 @@
-"""Who used what, what it costs, and who is near a budget; for admins also budgets and prices of tokens."""
+"""Who used what, what it costs, and who is near a budget; for admins also budgets."""
 
 from typing import Any
 
@@ -13,7 +13,6 @@ from controlplane.dashboard.selectors.usage import (
     KeptResponsesView,
     UsageView,
     kept_responses_view,
-    price_rows,
     span_of,
     usage_tenants,
     usage_view,
@@ -21,11 +20,9 @@ from controlplane.dashboard.selectors.usage import (
 from fleet.models import Deployment
 from kernel.access import Role
 from traffic.api.budget import CreateBudgetSerializer
-from traffic.api.price import SetPriceSerializer
-from traffic.models import Budget, TokenPrice
+from traffic.models import Budget
 from traffic.selectors.budget import budget_views
 from traffic.services.budget import budget_change, budget_create, budget_delete
-from traffic.services.price import price_set, price_withdraw
 
 
 def _usage(request: PageRequest) -> UsageView:
@@ -51,13 +48,6 @@ def _budgets(request: PageRequest) -> dict[str, Any]:
     }
 
 
-def _prices(request: PageRequest) -> dict[str, Any]:
-    return {
-        "rows": price_rows(request.now),
-        "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
-    }
-
-
 def _responses(request: PageRequest) -> KeptResponsesView:
     return kept_responses_view(tenant=request.text("tenant"))
 
@@ -70,23 +60,11 @@ USAGE = Page(
         Fragment("usage", "", ("usage",), "dashboard/usage/usage.html", _usage),
         Fragment("usage-budgets", "Budgets of this month", ("usage",), "dashboard/usage/budgets.html", _budgets),
         Fragment("usage-responses", "Kept responses", ("usage",), "dashboard/usage/responses.html", _responses),
-        Fragment("usage-prices", "Prices of tokens", ("usage",), "dashboard/usage/prices.html", _prices),
     ),
     narrow=_filter,
 )
 
 USAGE_PAGE = page_target("usage", "usage")
-
-
-@action(USAGE_PAGE, Role.ADMIN)
-def price_set_action(form: Submission, _: None) -> None:
-    fields = form.valid(SetPriceSerializer, "deployment", "prompt", "cached", "completion")
-    price_set(actor=form.actor, now=form.now, **fields)
-
-
-@action(USAGE_PAGE, Role.ADMIN)
-def price_withdraw_action(form: Submission, id: int) -> None:
-    price_withdraw(price_id=get_object_or_404(TokenPrice, pk=id).pk, actor=form.actor, now=form.now)
 
 
 @action(USAGE_PAGE, Role.ADMIN)

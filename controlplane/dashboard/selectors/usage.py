@@ -1,4 +1,4 @@
-"""Usage and cost as their page shows them: who used what, what it costs, who is near a budget, what prices are."""
+"""Usage and cost as their page shows them: who used what, what it costs, who is near a budget."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from urllib.parse import urlencode
 from django.db.models import Sum
 
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
-from kernel.dated_rows import dated_states
-from traffic.models import ApplicationKey, CellHour, TokenPrice
+from traffic.models import ApplicationKey, CellHour
+from traffic.planning.price import TokenPrice
 from traffic.planning.usage_query import By, UsageQuery
 from traffic.selectors.budget import BudgetView, budget_views
 from traffic.selectors.cost import cost_rows
 from traffic.selectors.stored_response import KeptOfTenant, kept_by_tenant
+from traffic.selectors.token_price import token_prices
 from traffic.selectors.usage import UsageRow, usage_answer, usage_stream
 from traffic.services.stored_response import store_settings
 
 ROWS_SHOWN = 100
-PRICES_SHOWN = 50
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
@@ -138,11 +138,10 @@ def _deployment_lines(rows: list[UsageRow], start: datetime, now: datetime, depl
     where = (("deployment", deployment),) if deployment else ()
     for row in cost_rows(UsageQuery(start, now, group=("deployment",), where=where)):
         cells[row.group["deployment"]] = [row.sums.cells_cost, row.sums.idle_cost]
-    prices = TokenPrice.objects.filter(valid_from__lte=now).order_by("deployment", "-valid_from").distinct("deployment")
-    in_force = {price.deployment: price for price in prices}
+    prices = token_prices(now)
     names = sorted(sums.keys() | cells.keys(), key=lambda name: (-_tokens(sums.get(name, {})), name))
     return [
-        UsageLine(name, sums.get(name, {}), None, cells[name][0], cells[name][1], in_force.get(name))
+        UsageLine(name, sums.get(name, {}), None, cells[name][0], cells[name][1], prices.get(name))
         for name in names[:ROWS_SHOWN]
     ]
 
@@ -213,10 +212,3 @@ def kept_responses_view(*, tenant: str) -> KeptResponsesView:
     more = len(rows) > ROWS_SHOWN
     shown = tuple(rows[:ROWS_SHOWN])
     return KeptResponsesView(shown, more, settings.max_kept_per_tenant, settings.max_kept_bytes_per_tenant)
-
-
-def price_rows(now: datetime) -> tuple[tuple[TokenPrice, str], ...]:
-    """The list of prices, the latest first, each with whether it is `in force`, `later` or `past`."""
-    rows = list(TokenPrice.objects.order_by("-valid_from", "-id")[:PRICES_SHOWN])
-    states = dated_states(rows, lambda row: row.deployment, now)
-    return tuple((row, states[row.pk]) for row in rows)

@@ -36,7 +36,7 @@ ADMIN = {
     "group-change", "group-delete", "grant-new", "grant-take", "approval-approve", "approval-rule", "webhook-new",
     "webhook-switch", "webhook-delete", "fault-rule", "tenant-grant-new", "tenant-grant-withdraw",
     "allowance-new",
-    "allowance-withdraw", "price-set", "price-withdraw", "budget-set", "budget-remove",
+    "allowance-withdraw", "budget-set", "budget-remove",
     "rate-set", "rate-withdraw",
 }  # fmt: skip
 ASKED = {"playground-say": '{"deployment": "x", "region": "x", "messages": [{"role": "user", "content": "Hello"}]}'}

@@ -72,7 +72,6 @@ from traffic.models import (
     StoredResponse,
     TenantGrant,
     TenantWebhook,
-    TokenPrice,
     TrafficMatrix,
     TrafficOverride,
     TrafficRule,
@@ -163,8 +162,6 @@ def one_more_bill(number: int) -> None:
         tenant=f"t{number}", model="m", state="completed", input=b"[]", response=b"{}", bytes=4, created_at=NOW,
         ended_at=NOW,
     )  # fmt: skip
-    price = {"prompt": 1, "cached": 1, "completion": 1, "actor": "a", "created_at": NOW}
-    TokenPrice.objects.create(deployment=f"d{number}", valid_from=NOW, **price)
     for whose in ({"tenant": f"t{number}"}, {"deployment": f"d{number}"}):
         Budget.objects.create(**whose, unit="usd", limit=1, actor="a", changed_at=NOW)
     Rate.objects.create(kind="pue", subject=f"region-{number}", value=1, valid_from=NOW, actor="a", created_at=NOW)

@@ -46,7 +46,6 @@ from traffic.models import (
     StoredResponse,
     TenantGrant,
     TenantWebhook,
-    TokenPrice,
     TrafficMatrix,
     TrafficOverride,
     TrafficShift,
@@ -303,8 +302,8 @@ def _key(number: int) -> None:
         idle=Decimal("1.5"),
         settled=True,
     )
-    TokenPrice.objects.create(
-        deployment=f"deployment-{number}", valid_from=NOW, prompt=1, cached=1, completion=2, actor="ada", created_at=NOW
+    Rate.objects.create(
+        kind="prompt_price", subject=f"deployment-{number}", value=1, valid_from=NOW, actor="ada", created_at=NOW
     )
     Budget.objects.create(tenant=tenant, unit="usd", limit=2, hard_stop=True, actor="ada", changed_at=NOW)
     UsageMonth.objects.create(tenant=tenant, month=clock.now().date().replace(day=1), tokens=9, charged=Decimal("1.25"))

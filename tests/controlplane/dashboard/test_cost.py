@@ -90,12 +90,16 @@ def test_an_admin_states_a_rate_and_withdraws_a_later_one() -> None:
     text = fragment(client, "/usage/costs/", "rates")
     for expected in ("machine price", ">spot<", ">31.4641<"):
         assert expected in text
+    tokens = {"kind": "prompt_price", "subject": "sim-70b", "value": "0.6"}
+    assert client.post("/usage/costs/rates/set/", tokens).status_code == 302
+    in_force = Rate.objects.get(kind="prompt_price")
+    assert client.post(f"/usage/costs/rates/{in_force.pk}/withdraw/").status_code == 409
     later = Rate.objects.create(
         kind="pue", subject="us-east-1", value=2, valid_from=clock.now() + timedelta(days=1), actor="a",
         created_at=clock.now(),
     )  # fmt: skip
     assert client.post(f"/usage/costs/rates/{later.pk}/withdraw/").status_code == 302
-    assert Rate.objects.count() == 1
+    assert Rate.objects.count() == 2
 
 
 @pytest.mark.parametrize(

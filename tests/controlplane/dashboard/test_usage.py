@@ -10,7 +10,7 @@ from django.test import Client
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
-from traffic.models import Budget, CellHour, StoredResponse, TokenPrice, UsageHour, UsageMonth
+from traffic.models import Budget, CellHour, StoredResponse, UsageHour, UsageMonth
 from traffic.planning.budget import month_of
 
 pytestmark = pytest.mark.django_db
@@ -52,7 +52,7 @@ def test_tenants_are_shown_by_what_they_used_and_cost_with_their_budgets() -> No
 def test_without_usage_it_says_how_to_make_some() -> None:
     text = fragment(signed_in(), "/usage/?span=nonsense", "usage")
     assert "No usage in the last 7 days" in text
-    assert "tokens cost nothing" in fragment(signed_in(), "/usage/", "usage-prices")
+    assert "tokens cost nothing" in fragment(signed_in(), "/usage/costs/", "rates")
 
 
 def test_kept_responses_are_shown_by_tenant() -> None:
@@ -68,15 +68,6 @@ def test_kept_responses_are_shown_by_tenant() -> None:
         assert expected in text
     narrowed = fragment(signed_in(), "/usage/?tenant=ada", "usage-responses")
     assert ">rufus<" not in narrowed
-
-
-def test_an_admin_sets_a_price() -> None:
-    rows.deployment()
-    client = admin()
-    client.post("/usage/prices/set/", {"deployment": "sim-70b", "prompt": "0.6", "cached": "", "completion": "1.8"})
-    price = TokenPrice.objects.get()
-    assert (price.prompt, price.cached, price.completion) == (Decimal("0.6"), Decimal("0.6"), Decimal("1.8"))
-    assert "in force" in fragment(client, "/usage/", "usage-prices")
 
 
 def test_an_admin_sets_budgets_and_takes_them_back() -> None:
@@ -99,13 +90,3 @@ def test_an_admin_sets_budgets_and_takes_them_back() -> None:
     for row in Budget.objects.all():
         client.post(f"/usage/budgets/{row.pk}/remove/")
     assert not Budget.objects.exists()
-
-
-def test_a_price_that_is_ahead_can_be_withdrawn_and_one_in_force_cannot() -> None:
-    columns = {"prompt": 1, "cached": 1, "completion": 1, "actor": "a", "created_at": clock.now()}
-    ahead = TokenPrice.objects.create(deployment="d", valid_from=clock.now() + timedelta(days=1), **columns)
-    past = TokenPrice.objects.create(deployment="d", valid_from=clock.now() - timedelta(days=1), **columns)
-    client = admin()
-    assert client.post(f"/usage/prices/{ahead.pk}/withdraw/").status_code == 302
-    assert client.post(f"/usage/prices/{past.pk}/withdraw/").status_code == 409
-    assert list(TokenPrice.objects.all()) == [past]

@@ -48,6 +48,8 @@ def test_a_rate_is_stated_from_now_on_and_a_later_one_takes_its_place() -> None:
         ({"kind": "pue", "subject": "us-east-1", "value": "1.2", "region": "us-east-1"}, "region"),
         ({"currency": "EUR"}, "currency"),
         ({"market": "flea"}, "market"),
+        ({"kind": "prompt_price"}, "subject"),
+        ({"kind": "prompt_price", "subject": "sim-70b", "region": "us-east-1"}, "region"),
         ({"kind": "pue", "subject": "us-east-1", "value": "1.2", "market": "spot"}, "market"),
     ],
 )

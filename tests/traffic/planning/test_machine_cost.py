@@ -79,9 +79,9 @@ def test_an_amount_of_several_hours_is_cut_without_a_rest(amount: int, before_ms
 
 
 def test_tokens_weigh_what_their_prices_say_and_else_what_is_usual() -> None:
-    price = TokenPrice("sim-70b", NOW, Decimal("0.6"), Decimal("0.06"), Decimal("1.8"))
+    price = TokenPrice(Decimal("0.6"), Decimal("0.06"), Decimal("1.8"))
     assert weights_of(price) == TokenWeights(600_000, 60_000, 1_800_000)
-    assert weights_of(None) == weights_of(TokenPrice("d", NOW, *[Decimal(0)] * 3)) == DEFAULT_WEIGHTS
+    assert weights_of(None) == weights_of(TokenPrice(*[Decimal(0)] * 3)) == DEFAULT_WEIGHTS
     assert TokenWeights(10, 1, 40).of(100, 60, 2) == 40 * 10 + 60 + 2 * 40
     assert TokenWeights(10, 1, 40).of(100, 600, 0) == 100
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from engine_agent.engines.sim.batching import ModelParameters
-from fleet.models import NodeReport
+from fleet.models import NodeReport, Rate
 from fleet.planning.rate import Source
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.traffic.planning.test_token_fit import simulated
 from tests.traffic.services.test_machine_hours import a_cell, in_flight, shared
-from traffic.models import CellHour, CostShare, TokenFit, TokenPrice, TokenWork, UsageMark
+from traffic.models import CellHour, CostShare, TokenFit, TokenWork, UsageMark
 from traffic.planning.token_fit import FIT_DAYS, WorkTotals
 from traffic.services.machine_hours import machine_hours_count
 from traffic.services.token_fit import token_fit_all, token_work_count
@@ -92,9 +92,9 @@ def test_an_hour_is_split_by_measured_weights_once_there_are_some_and_says_so() 
 def test_without_a_fit_prices_of_tokens_weigh_and_without_these_lists_do(priced: bool, source: Source) -> None:
     a_cell()
     if priced:
-        TokenPrice.objects.create(
-            deployment="sim-70b", valid_from=NOW, prompt=1, cached=1, completion=4, actor="a", created_at=NOW
-        )
+        columns = {"subject": "sim-70b", "valid_from": NOW, "actor": "a", "created_at": NOW}
+        for kind, value in (("prompt_price", 1), ("completion_price", 4)):
+            Rate.objects.create(kind=kind, value=value, **columns)
     machine_hours_count(now=NOW)
     machine_hours_count(now=NOW + timedelta(minutes=30))
     assert token_fit_all(now=NOW) == 0

@@ -8,14 +8,13 @@ import msgspec
 import pytest
 
 from engine_agent.protocol.messages import Load, UsageRow
-from fleet.models import NodeReport
+from fleet.models import NodeReport, Rate
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import (
     ApplicationKey,
     CostShare,
     IngressReport,
-    TokenPrice,
     UsageDay,
     UsageHour,
     UsageMark,
@@ -108,10 +107,12 @@ def test_requests_without_a_key_are_used_by_nobody_in_particular() -> None:
 def test_what_a_tenant_used_of_a_month_and_what_it_costs_is_written_with_it() -> None:
     key = a_key()
     rows.cell("c", rows.node("n-a"))
-    for day, price in ((0, "2"), (-1, "1"), (1, "9")):
-        columns = {"prompt": Decimal(price), "cached": Decimal("0.5"), "completion": Decimal(4)}
+    for kind, day, value in (
+        ("prompt_price", 0, "2"), ("prompt_price", -1, "1"), ("prompt_price", 1, "9"),
+        ("cached_price", -1, "0.5"), ("completion_price", -1, "4"),
+    ):  # fmt: skip
         at = NOW + timedelta(days=day)
-        TokenPrice.objects.create(deployment="sim-70b", valid_from=at, actor="a", created_at=at, **columns)
+        Rate.objects.create(kind=kind, subject="sim-70b", value=value, valid_from=at, actor="a", created_at=at)
     ingress_says({key: [20, 0, 0]}, sent=20)
     cell_says("n-a", use(key, requests=5, prompt_tokens=50, cached_tokens=10, completion_tokens=3))
     usage_count(now=NOW)

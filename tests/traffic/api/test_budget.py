@@ -1,58 +1,21 @@
-"""Prices and budgets over HTTP: what may be set, and that history stays."""
+"""Budgets over HTTP: what may be set, and how much of each is used."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from kernel import clock
-from kernel.models import Event
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
-from traffic.models import CellHour, TokenPrice, UsageMonth
+from traffic.models import CellHour, UsageMonth
 from traffic.planning.budget import month_of
 
 pytestmark = pytest.mark.django_db
-PRICES, BUDGETS = "/api/v1/prices", "/api/v1/budgets"
+BUDGETS = "/api/v1/budgets"
 
 
 def post(path: str, **body: Any) -> Any:
     return bearer().post(path, body, format="json")
-
-
-def test_a_price_is_set_from_now_on_and_a_later_one_takes_its_place_while_the_first_stays() -> None:
-    rows.deployment()
-    first = post(PRICES, deployment="sim-70b", prompt="0.6", completion="1.8").json()
-    assert (first["cached"], first["in_force"]) == ("0.600000", True)
-    later = post(
-        PRICES, deployment="sim-70b", prompt="1", completion="2", cached="0",
-        valid_from=(clock.now() + timedelta(days=1)).isoformat(),
-    ).json()  # fmt: skip
-    assert (later["cached"], later["in_force"]) == ("0.000000", False)
-    assert [row["in_force"] for row in bearer().get(PRICES).json()["results"]] == [False, True]
-    assert bearer().delete(f"{PRICES}/{first['id']}").status_code == 409
-    assert bearer().delete(f"{PRICES}/{later['id']}").status_code == 200
-    kinds = Event.objects.filter(kind__startswith="price.").order_by("id").values_list("kind", flat=True)
-    assert list(kinds) == ["price.set", "price.set", "price.withdrawn"]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"deployment": "nothing"},
-        {"prompt": "-1"},
-        {"prompt": "0.0000001"},
-        {"prompt": "NaN"},
-        {"valid_from": "2020-01-01T00:00:00Z"},
-        {"currency": "EUR"},
-    ],
-)
-def test_a_price_that_cannot_be_meant_is_refused(wrong: dict[str, str]) -> None:
-    rows.deployment()
-    response = post(PRICES, **{"deployment": "sim-70b", "prompt": "1", "completion": "1", **wrong})
-    assert response.status_code == 400
-    assert next(iter(wrong)) in str(response.json())
-    assert not TokenPrice.objects.exists()
 
 
 def test_a_budget_shows_what_was_used_of_this_month() -> None:
