@@ -1,5 +1,5 @@
-"""Budgets over HTTP: what a tenant may use or machines may cost each month, how much of it is used, and which tenants
-are stopped. Decides nothing; services do."""
+"""Budgets over HTTP: monthly limits on the use of tenants and on the cost of machines, with the part that is used.
+Decides nothing; services do."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ OF_MACHINES = "Of machines; with neither tenant nor deployment: of all machines,
 
 @extend_schema_serializer(examples=[OpenApiExample("budget", money_examples.BUDGET, response_only=True)])
 class BudgetSerializer(serializers.ModelSerializer[Budget]):
-    tenant = serializers.CharField(help_text="Empty: a budget of machines.")
+    tenant = serializers.CharField(help_text="Empty for a budget of machines.")
     deployment = serializers.CharField(help_text=OF_MACHINES)
     unit = serializers.ChoiceField(
         choices=UNITS, help_text="`usd`: of a tenant by prices of tokens, of machines what they cost."
@@ -100,8 +100,8 @@ class BudgetFilter(filters.FilterSet):
 
 
 class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
-    """What tenants may use of each month (UTC), in tokens or US dollars, and what machines may cost. Each alert opens
-    an incident."""
+    """Monthly limits (UTC) on the tokens or US dollars that a tenant uses, and on the cost of machines. Each alert
+    opens an incident."""
 
     serializer_class = BudgetSerializer
     filterset_class = BudgetFilter

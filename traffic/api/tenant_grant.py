@@ -1,4 +1,4 @@
-"""What a tenant's requests and batches may reach, over HTTP. Decides nothing; services do."""
+"""Grants of tenants over HTTP: hosts for callbacks, and places in S3. Decides nothing; services do."""
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
@@ -26,7 +26,7 @@ USE = (
 
 @extend_schema_serializer(examples=[OpenApiExample("tenant grant", request_examples.TENANT_GRANT, response_only=True)])
 class TenantGrantSerializer(serializers.ModelSerializer[TenantGrant]):
-    tenant = serializers.CharField(help_text="Empty: requests and batches without a key.")
+    tenant = serializers.CharField(help_text="Empty for requests and batches without a key.")
     use = serializers.ChoiceField(choices=USES, help_text=USE)
     target = serializers.CharField(
         help_text="A host, with its port unless that is 443, or a place in S3 with everything below it."

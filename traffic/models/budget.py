@@ -13,8 +13,8 @@ def default_alert_at() -> list[int]:
 
 
 class Budget(models.Model):
-    """What a tenant may use, or what the machines of a deployment may cost, in each month (UTC). A row with neither a
-    tenant nor a deployment is about all machines, spares included.
+    """A monthly (UTC) limit on the use of a tenant, or on the cost of the machines of a deployment. A row with neither
+    tenant nor deployment is about all machines, spares included.
 
     US dollars of a tenant are those charged by prices of tokens; US dollars of machines are what these machines cost.
     `month`, `level` and `stopped` are what was last announced. The keys of a tenant that is `stopped` are refused.

@@ -1,4 +1,4 @@
-"""What a tenant's requests and batches may reach: hosts, places in S3, and addresses that are told when one ends."""
+"""Grants and webhooks of tenants."""
 
 import base64
 import secrets
@@ -19,7 +19,7 @@ def new_signing_secret() -> str:
 
 
 class GrantUse(StrEnum):
-    """What a grant is for: a host that callbacks and webhooks go to, or a place in S3 that batches read or write."""
+    """`CALLBACK`: callbacks and webhooks go to a host; `READ`, `WRITE`: batches use a place in S3."""
 
     CALLBACK = "callback"
     READ = "read"

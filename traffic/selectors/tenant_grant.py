@@ -1,4 +1,4 @@
-"""What a tenant's requests and batches may reach. Without a grant: nothing (I15)."""
+"""Checks hosts and places in S3 against the grants of a tenant, which has none at first (I15)."""
 
 from fleet.planning.webhooks.delivery import host_of, parse_url
 from traffic.models import TenantGrant

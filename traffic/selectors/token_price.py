@@ -1,4 +1,4 @@
-"""What tokens of deployments cost by the rates in force."""
+"""Prices of the tokens of deployments, by the rates in force."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""What tenants may reach: hosts, places in S3, and addresses that are told when a batch ends."""
+"""Grants of tenants (hosts, places in S3), and webhooks that notify them of their batches."""
 
 from enum import StrEnum
 from typing import Annotated

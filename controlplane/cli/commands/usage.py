@@ -1,4 +1,4 @@
-"""Who used what, what it cost, and what tenants may use: usage, cost of cells, rates, budgets."""
+"""Usage, cost of machines, rates and budgets."""
 
 from datetime import datetime
 from enum import StrEnum
