@@ -24,8 +24,8 @@ from uvicorn.server import ServerState
 
 from controlplane.connection_door import ConnectionDoor, ConnectionLimits
 from controlplane.http_connections import HttpCrowd, http_connections
+from engine_agent.node.identity import Identity, renewed_server_context
 from engine_agent.protocol.identity import CONTROL_ID, IdentityKind
-from engine_agent.runtime.identity import Identity, renewed_server_context
 from fleet.models import IssuedCertificate
 from fleet.services.authority import authority_ensure
 from fleet.services.certificate import CertificateOrder, certificate_issue

@@ -19,11 +19,11 @@ def main(argv: list[str]) -> int:
     if chosen in OF_A_MACHINE:
         return _run_of_a_machine(chosen, argv[1:])
     if chosen == "deep-checks":
-        from engine_agent.checks import deep
+        from engine_agent.node.checks import deep
 
         return deep.main(argv[1:])
     if chosen == "doctor":
-        from engine_agent.checks import doctor
+        from engine_agent.node.checks import doctor
 
         return doctor.main(argv[1:])
     if chosen == "ingress":
@@ -31,28 +31,28 @@ def main(argv: list[str]) -> int:
 
         return ingress.run(argv[1:])
     if chosen == "stop-node":
-        from engine_agent.runtime import stop
+        from engine_agent.node import stop
 
         return stop.run(argv[1:])
-    from engine_agent.runtime import main as node
+    from engine_agent.node import main as node
 
     return node.run(argv[1:])
 
 
 def _run_of_a_machine(chosen: str, argv: list[str]) -> int:
     if chosen == "join":
-        from engine_agent.machine import join
+        from engine_agent.node.machine import join
 
         return join.run(argv)
     if chosen == "leave":
-        from engine_agent.machine import leave
+        from engine_agent.node.machine import leave
 
         return leave.run(argv)
     if chosen == "check":
-        from engine_agent.machine import check
+        from engine_agent import check
 
         return check.run(argv)
-    from engine_agent.machine import main as machine
+    from engine_agent.node.machine import main as machine
 
     return machine.print_facts(argv) if chosen == "facts" else machine.run(argv)
 

@@ -111,4 +111,6 @@ def node_processes(node: str, *, home: os.PathLike[str]) -> list[psutil.Process]
 
 def agent_and_engine(node: str, *, home: os.PathLike[str]) -> list[psutil.Process]:
     """A node's agent and engine processes; its cell proxy, if it has one, is left out."""
-    return [process for process in node_processes(node, home=home) if "engine_agent.proxy" not in process.cmdline()]
+    return [
+        process for process in node_processes(node, home=home) if "engine_agent.cell_proxy" not in process.cmdline()
+    ]

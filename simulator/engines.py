@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from engine_agent.planning.node import Membership
+from engine_agent.node.planning.node import Membership
 from engine_agent.protocol.messages import Assignment, Health
 from simulator.context import SimulationContext
 

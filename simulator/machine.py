@@ -5,8 +5,8 @@ The journal outlives the agent, the engine outlives the agent, and neither outli
 
 from dataclasses import dataclass, replace
 
-from engine_agent.planning.converge import plan_convergence
-from engine_agent.planning.node import (
+from engine_agent.node.planning.converge import plan_convergence
+from engine_agent.node.planning.node import (
     LIMITS,
     Failure,
     Membership,
@@ -16,9 +16,9 @@ from engine_agent.planning.node import (
     membership_of,
     next_in_a_row,
 )
-from engine_agent.planning.observe import observe
-from engine_agent.planning.orders import refusal
-from engine_agent.planning.steps import (
+from engine_agent.node.planning.observe import observe
+from engine_agent.node.planning.orders import refusal
+from engine_agent.node.planning.steps import (
     MarkFailed,
     SetProxyPhase,
     StartEngine,

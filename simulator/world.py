@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from engine_agent.planning.node import Membership, RunningProcess
+from engine_agent.node.planning.node import Membership, RunningProcess
 from engine_agent.protocol.states import Phase
 from fleet.planning.decisions import GrantCells, MoveNode
 from fleet.planning.rollout.evidence import CELLS_COMPARED

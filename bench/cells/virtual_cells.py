@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from bench.figures import percentile
+from engine_agent.cell_proxy.prefill_choice import Alone, Candidate, choose_cell
 from engine_agent.engines.sim.batching import NO_HANDOVER, BatchingModel, Handover, ModelParameters
 from engine_agent.engines.sim.batching import Sequence as Generation
 from engine_agent.engines.sim.planning.handover import HandoverParameters
 from engine_agent.protocol.messages import PREFILL_FROM_TOKENS, PrefillCell
-from engine_agent.proxy.prefill_choice import Alone, Candidate, choose_cell
 
 LAYOUT = "one"
 MOST_WAITING = 400

@@ -24,7 +24,7 @@ INGRESS_PREFIX = "i-"
 _COMMANDS: Mapping[Target, tuple[str, ...]] = {
     Target.NODE_AGENT: ("engine_agent", "node"),
     Target.INGRESS_AGENT: ("engine_agent", "ingress"),
-    Target.CELL_PROXY: ("engine_agent.proxy",),
+    Target.CELL_PROXY: ("engine_agent.cell_proxy",),
 }
 """What stands in a process's command line, in this order and one after the other."""
 _PARSER = "body-parser"

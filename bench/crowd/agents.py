@@ -19,6 +19,8 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from engine_agent.node.connection import AgentConnection, report_interval_s
+from engine_agent.node.enrolment import Enrolment
 from engine_agent.protocol.messages import (
     PROTOCOL_VERSION,
     Desired,
@@ -32,8 +34,6 @@ from engine_agent.protocol.messages import (
     Report,
 )
 from engine_agent.protocol.states import AgentKind, EngineState, Phase
-from engine_agent.runtime.connection import AgentConnection, report_interval_s
-from engine_agent.runtime.enrolment import Enrolment
 
 STANDING_EVERY_S = 1.0
 NICENESS = 10

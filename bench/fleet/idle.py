@@ -35,7 +35,7 @@ KINDS = (
     ("engine_agent ingress", "ingress agents"),
     ("engine_agent node", "node agents"),
     ("engine_agent machine", "machine agents"),
-    ("engine_agent.proxy", "cell proxies"),
+    ("engine_agent.cell_proxy", "cell proxies"),
     ("--role leader", "engines, leaders"),
     ("--role follower", "engines, followers"),
 )

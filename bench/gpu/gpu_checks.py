@@ -3,8 +3,8 @@
     python3 -m bench gpu_checks [--seconds 15] [--write]
 
 It runs `engine_agent deep-checks` with this Python, which needs torch with CUDA, and then multiplies matrices for so
-many seconds while `engine_agent.telemetry` reads the device as an agent does. It compares the energy that our meter
-counted with NVML's power, sampled by itself and summed up. Needs torch, nvidia-ml-py and msgspec; some 70 s. Prints
+many seconds while `engine_agent.node.telemetry` reads the device as an agent does. It compares the energy that our
+meter counted with the sum of NVML's power samples. Needs torch, nvidia-ml-py and msgspec; takes 70 s. Prints
 Markdown; `--write` puts it beside the other figures. Exit status 1 if anything is not as it should be.
 """
 
@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.places import PAGES, ROOT
-from engine_agent.checks.result import Result, result_from
+from engine_agent.node.checks.result import Result, result_from
+from engine_agent.node.telemetry.accelerators import AcceleratorMonitor
+from engine_agent.node.telemetry.energy import EnergyMonitor, NvidiaSource
+from engine_agent.node.telemetry.nvidia import NvidiaReader
+from engine_agent.node.telemetry.nvml import load_library
 from engine_agent.protocol.messages import EnergyMeter, Fault
-from engine_agent.telemetry.accelerators import AcceleratorMonitor
-from engine_agent.telemetry.energy import EnergyMonitor, NvidiaSource
-from engine_agent.telemetry.nvidia import NvidiaReader
-from engine_agent.telemetry.nvml import load_library
 
 SIDE = 8192
 SAMPLE_S = 0.1

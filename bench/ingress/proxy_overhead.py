@@ -256,7 +256,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     try:
         command = f"--node-id n-0000beef --cell c-bench --generation 1 --port {proxy} "
         command += f"--admin-port {admin} --engine http://127.0.0.1:{upstream} --model tiny --max-concurrency 64"
-        words = [sys.executable, "-m", "engine_agent.proxy", *command.split()]
+        words = [sys.executable, "-m", "engine_agent.cell_proxy", *command.split()]
         servers.append(subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL))
         wait_until_healthy(admin)
         sys.stdout.write(uvloop.run(measure(options.streams, options.rounds, upstream, proxy, servers[1].pid)))

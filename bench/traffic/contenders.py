@@ -21,9 +21,9 @@ import psutil
 from bench.places import ROOT
 from engine_agent.ingress.agent import JOURNAL_FILE
 from engine_agent.ingress.main import JOIN_TOKEN_VARIABLE
+from engine_agent.node.journal import Journal
 from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint, Pool, RoutingTable
 from engine_agent.protocol.links import PLAIN_LINKS_VARIABLE
-from engine_agent.runtime.journal import Journal
 
 MODEL = "tiny"
 REGION = "bench"
@@ -186,7 +186,7 @@ def cell_proxy(
     if certify:
         certify(home, node)
     words = (
-        *(sys.executable, "-m", "engine_agent.proxy", "--node-id", node, "--cell", f"c-{number}"),
+        *(sys.executable, "-m", "engine_agent.cell_proxy", "--node-id", node, "--cell", f"c-{number}"),
         *("--generation", "1", "--port", str(port), "--admin-port", str(port + 2)),
         *("--engine", f"http://127.0.0.1:{engine_port}", "--model", MODEL, "--max-concurrency", str(PLACES)),
         "--no-access-log",

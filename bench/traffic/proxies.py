@@ -23,9 +23,9 @@ from typing import Any
 from bench.places import ROOT
 from bench.traffic import contenders, wire
 from bench.traffic.contenders import MODEL, PEERS, PLACES, Contender
+from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind, IdentityName
 from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint
-from engine_agent.runtime.identity import Identity
 from kernel.authority import Authority, authority_make, certificate_sign, revocations_sign
 
 CACHE = ROOT / ".cache" / "bench"

@@ -104,7 +104,7 @@ def _engine_command(
 
 def _proxy_command(name: Sequence[str], ports: _Ports, max_concurrency: int) -> tuple[str, ...]:
     return (
-        *(sys.executable, "-m", "engine_agent.proxy", *name),
+        *(sys.executable, "-m", "engine_agent.cell_proxy", *name),
         *("--port", str(ports.proxy), "--admin-port", str(ports.proxy_admin)),
         *("--engine", f"http://127.0.0.1:{ports.engine}"),
         *("--model", contenders.MODEL, "--max-concurrency", str(max_concurrency), "--no-access-log"),

@@ -12,7 +12,7 @@ engine takes that of the batch request that came last, which is read again later
 from collections.abc import Iterable
 
 BATCH_PRIORITY = 200
-"""That of the class in `engine_agent.proxy.rewrite.PRIORITIES`, and of all that is less urgent."""
+"""That of the class in `engine_agent.cell_proxy.rewrite.PRIORITIES`, and of all that is less urgent."""
 BATCH_PROMPT_TOKENS = 256
 """Of a step, unless the engine options of a version set it; docs/adr/0072-batch-as-a-guest.md has other values."""
 

@@ -40,11 +40,11 @@ from engine_agent.ingress.report import (
 from engine_agent.ingress.runtime_api import take_back_requests
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings
 from engine_agent.ingress.supervisor import HaproxySupervisor
+from engine_agent.node.connection import report_interval_s
+from engine_agent.node.identity import Identity
+from engine_agent.node.journal import CorruptJournal, Journal
 from engine_agent.protocol.ingress_messages import ApplicationTls, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.messages import Order
-from engine_agent.runtime.connection import report_interval_s
-from engine_agent.runtime.identity import Identity
-from engine_agent.runtime.journal import CorruptJournal, Journal
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
 from engine_agent.ingress.port_claim import is_taken
 from engine_agent.ingress.running import RunningHaproxy
 from engine_agent.ingress.settings import IngressSettings
+from engine_agent.node.journal import CorruptJournal, Journal
 from engine_agent.protocol.ingress_messages import ApplicationTls, ServerCertificate
 from engine_agent.protocol.ports import tls_port
 from engine_agent.protocol.states import PlainHttp
-from engine_agent.runtime.journal import CorruptJournal, Journal
 
 log = logging.getLogger(__name__)
 

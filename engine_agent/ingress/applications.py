@@ -15,11 +15,11 @@ from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.command_socket import CommandRefused, CommandSocket
 from engine_agent.ingress.links import MAX_FILE_BYTES, replace_file
 from engine_agent.ingress.responses import ErrorResponse, refuse_rule
+from engine_agent.node.journal import write_durably
 from engine_agent.protocol.identity import is_identity_id
 from engine_agent.protocol.ingress_messages import ApplicationTls
 from engine_agent.protocol.ports import tls_port
 from engine_agent.protocol.states import PlainHttp
-from engine_agent.runtime.journal import write_durably
 
 FOLDER = "applications"
 """In the folder of the ingress. HAProxy reads it while it is root still, if it ever was."""

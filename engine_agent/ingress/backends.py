@@ -38,8 +38,8 @@ from engine_agent.ingress.sections import (
     section,
 )
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings, Times
+from engine_agent.node.identity import BUNDLE_FILE, TLS_FOLDER
 from engine_agent.protocol.states import ServingClass
-from engine_agent.runtime.identity import BUNDLE_FILE, TLS_FOLDER
 
 CONTROL_PLANE_BACKEND = "control_plane"
 MAX_ASYNC_BODY_BYTES = 1024 * 1024

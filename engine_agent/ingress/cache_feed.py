@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_agent.links.conversations import conversing
+from engine_agent.node.http import HttpClient, NoResponse
 from engine_agent.protocol.cache_events import (
     HOLD_S,
     MAX_PREFIXES,
@@ -27,7 +27,7 @@ from engine_agent.protocol.cache_events import (
     digits_of,
     packed,
 )
-from engine_agent.runtime.http import HttpClient, NoResponse
+from engine_agent.protocol.conversations import conversing
 
 SOCKET = "cache-index.sock"
 ANSWER_LIMIT_S = HOLD_S + 5.0

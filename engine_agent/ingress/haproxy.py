@@ -22,10 +22,10 @@ from engine_agent.ingress.command_socket import RELOAD_TIMEOUT_S, CommandSocket,
 from engine_agent.ingress.config import map_file
 from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.ingress.sections import ADMIN_SOCKET, CONFIG_FILE, MASTER_SOCKET, SCRIPTS
-from engine_agent.runtime import procfs
-from engine_agent.runtime.accounts import without_new_rights
-from engine_agent.runtime.identity import TLS_FOLDER
-from engine_agent.runtime.logs import bound, last_lines
+from engine_agent.node import procfs
+from engine_agent.node.accounts import without_new_rights
+from engine_agent.node.identity import TLS_FOLDER
+from engine_agent.node.logs import bound, last_lines
 
 CHECK_TIMEOUT_S = 15.0
 """`haproxy -c` takes 0.02 s when idle."""

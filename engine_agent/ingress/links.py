@@ -9,9 +9,9 @@ import math
 from pathlib import Path
 
 from engine_agent.ingress.command_socket import CommandRefused, CommandSocket
+from engine_agent.node.identity import BUNDLE_FILE, COMBINED_FILE, REVOKED_FILE, TLS_FOLDER, Identity
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ports import hop_port
-from engine_agent.runtime.identity import BUNDLE_FILE, COMBINED_FILE, REVOKED_FILE, TLS_FOLDER, Identity
 
 CERTIFICATE, AUTHORITIES, REVOKED = (f"{TLS_FOLDER}/{name}" for name in (COMBINED_FILE, BUNDLE_FILE, REVOKED_FILE))
 """As the configuration names them: in the folder of the ingress, which they never leave. HAProxy reads them while it is

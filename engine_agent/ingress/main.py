@@ -20,19 +20,19 @@ from engine_agent.ingress.haproxy import find_binary, find_master
 from engine_agent.ingress.port_claim import port_claimed
 from engine_agent.ingress.sections import CONFIG_FILE
 from engine_agent.ingress.settings import IngressSettings, most_connections
+from engine_agent.node import procfs
+from engine_agent.node.accounts import Service, open_way, service_account
+from engine_agent.node.connection import AgentConnection
+from engine_agent.node.enrolment import Enrolment
+from engine_agent.node.identity import Identity
+from engine_agent.node.telemetry.fingerprint import agent_version
+from engine_agent.node.telemetry.scraping import serve_metrics
 from engine_agent.protocol.identity import control_name
 from engine_agent.protocol.links import links_are_plain
 from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.ports import METRICS_ABOVE, metrics_port
 from engine_agent.protocol.states import AgentKind
-from engine_agent.runtime import procfs
-from engine_agent.runtime.accounts import Service, open_way, service_account
-from engine_agent.runtime.connection import AgentConnection
-from engine_agent.runtime.enrolment import Enrolment
-from engine_agent.runtime.identity import Identity
-from engine_agent.telemetry.fingerprint import agent_version
-from engine_agent.telemetry.scraping import serve_metrics
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 -- Names the beginnings of a request's text: hashes, each of the one before and of the text that follows, so that equal ones
 -- mean an equal beginning. It reads the body as bytes and knows no tokens. It decides nothing.
 --
--- In: the buffered body. Out: txn.prefixes, `BYTES:END,END,…:HASHES` (engine_agent/proxy/request_prefixes.py reads it), or
+-- In: the buffered body. Out: txn.prefixes, `BYTES:END,END,…:HASHES` (engine_agent/cell_proxy/request_prefixes.py reads it), or
 -- nothing where the body has no text that it knows. `BYTES` is the length from where the text begins to the end of the body.
 --
 -- The text is what follows `messages`, `prompt` or `input`. What else a prompt is made of (tools, a system text, how the

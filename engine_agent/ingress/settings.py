@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine_agent.node.telemetry.fingerprint import AGENT_VERSION
 from engine_agent.protocol.states import ServingClass
-from engine_agent.telemetry.fingerprint import AGENT_VERSION
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from engine_agent.ingress.plan import Reload, RemoveServer, Step, plan_steps
 from engine_agent.ingress.running import RunningHaproxy, UnexpectedOutput, was_idle
 from engine_agent.ingress.runtime_api import apply_step, read_worker
 from engine_agent.ingress.settings import Times
+from engine_agent.node.connection import ConnectionSettings, backoff_s
 from engine_agent.protocol.watchdog import AwakeClock, Watchdog
-from engine_agent.runtime.connection import ConnectionSettings, backoff_s
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The stack fingerprint: which software a rank runs, as named fields, and whether the ranks of a cell agree in it (I2).
 
 Pure, and only the standard library, because engine processes import it in environments of their own. It reads no
-machine; `engine_agent.telemetry.fingerprint` does, and hands the result to the engine in `FINGERPRINT_VARIABLE`.
+machine; `engine_agent.node.telemetry.fingerprint` does, and hands the result to the engine in `FINGERPRINT_VARIABLE`.
 
 How an engine uses it: every rank reads `own = fingerprint_from(os.environ)`. A follower sends `own` to the leader in
 its authenticated handshake; the leader calls `mismatch(own, theirs)`. Is that not empty, then the cell cannot form:

@@ -1,6 +1,6 @@
 """Names in certificates: who an agent or the control plane is, as a SPIFFE id and as a DNS name. Both say the same.
 
-Pure: it reads and writes names, and trusts none. `engine_agent.runtime.identity` and the fleet's authority do.
+Pure: it reads and writes names, and trusts none. `engine_agent.node.identity` and the fleet's authority do.
 """
 
 import re

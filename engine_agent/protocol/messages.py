@@ -376,7 +376,7 @@ CHECKS_MAX = 32
 
 
 class CheckResult(Struct, frozen=True, omit_defaults=True):
-    """What one deep check of a node found; `engine_agent.checks.result.Result` on the wire. `ok` None: not made."""
+    """The result of one deep check (`engine_agent.node.checks.result.Result`). `ok` is None if it was not made."""
 
     check: Annotated[str, Meta(max_length=64)]
     ok: bool | None

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 MOVES_WITHIN = timedelta(seconds=20)
 """How long agents of a web process that has ended need to reach another, from when there is one that keeps up: 15 s
-until a ping goes unanswered (`engine_agent.runtime.connection`), or 5 s between two tries; then a new connection and
+until a ping goes unanswered (`engine_agent.node.connection`), or 5 s between two tries; then a new connection and
 its first report."""
 EXCUSED_MOST = timedelta(seconds=120)
 """How long the control plane's own trouble can excuse a node, so that a web process that never catches up, or restarts

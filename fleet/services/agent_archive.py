@@ -42,7 +42,7 @@ _BLOCK = re.compile(r"^([a-z0-9._-]+)(?:\[[^]]*\])?==[^\n]*(?:\n[ \t]+[^\n]*)*",
 
 _STATED = {
     "version": (
-        "engine_agent/telemetry/fingerprint.py",
+        "engine_agent/node/telemetry/fingerprint.py",
         re.compile(r'^AGENT_VERSION = "([^"\n]{1,14})"$', re.MULTILINE),
     ),
     "protocol": ("engine_agent/protocol/messages.py", re.compile(r"^PROTOCOL_VERSION = ([0-9]{1,4})$", re.MULTILINE)),

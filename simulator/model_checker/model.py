@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from engine_agent.planning.node import membership_of
+from engine_agent.node.planning.node import membership_of
 from engine_agent.protocol.messages import Desired
 from fleet.planning.decisions import ChangeRollout, Decision
 from fleet.planning.planners import PLANNERS

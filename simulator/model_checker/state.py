@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from engine_agent.planning.node import Membership
+from engine_agent.node.planning.node import Membership
 from engine_agent.protocol.messages import Desired
 from fleet.planning.decisions import Decision
 from fleet.planning.snapshot import CellView, ReportView, RolloutView

@@ -24,12 +24,12 @@ from controlplane.agent_listener import ControlIdentity, listen
 from controlplane.connection_door import ConnectionDoor, ConnectionLimits
 from controlplane.request_bodies import RequestBodies
 from controlplane.websocket_protocol import WebSocketProtocol
+from engine_agent.node.connection import DOUBTED_AFTER, AgentConnection, ConnectionSettings, ConnectionStatus
+from engine_agent.node.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
+from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind, control_name, name_of_peer
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
-from engine_agent.runtime.connection import DOUBTED_AFTER, AgentConnection, ConnectionSettings, ConnectionStatus
-from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
-from engine_agent.runtime.identity import Identity
 from fleet.api.node import enrol
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.hub import AgentHub, AgentSession

@@ -11,10 +11,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from controlplane.observability.fleet import FleetGauges
-from engine_agent.proxy.exposition import exposition
-from engine_agent.telemetry.exposition import agent_exposition
+from engine_agent.cell_proxy.exposition import exposition
+from engine_agent.node.telemetry.exposition import agent_exposition
 from kernel.metrics import OURS
-from tests.engine_agent.telemetry.test_exposition import INGRESS_REPORT, REPORT
+from tests.engine_agent.node.telemetry.test_exposition import INGRESS_REPORT, REPORT
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 NAME = re.compile(r"\bswitchyard_\w+")

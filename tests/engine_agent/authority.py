@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import CONTROL_ID, IdentityKind, IdentityName
-from engine_agent.runtime.identity import Identity
 from kernel.authority import CERTIFICATE_VALID, Authority, Issued, authority_make, certificate_sign, revocations_sign
 
 FLEET = "f-0123abcd"

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from tests.engine_agent.attacks.attacks import Attack
 from tests.engine_agent.attacks.judge import Served, changes, complaint, servers_of
 from tests.engine_agent.attacks.sending import answer_to
+from tests.engine_agent.cell_proxy.proxy_process import until
 from tests.engine_agent.ingress.ingresses import RunningIngress
-from tests.engine_agent.proxy.proxy_process import until
 
 AT_ONCE = 8
 SHOWN = 40

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from engine_agent.cell_proxy.refusal import other_start
 from engine_agent.engines.cell.handshake import FollowerHandshake, HandshakeFailed, Identity, LeaderHandshake
-from engine_agent.planning.node import membership_of
-from engine_agent.planning.orders import refusal
+from engine_agent.node.planning.node import membership_of
+from engine_agent.node.planning.orders import refusal
 from engine_agent.protocol.states import EngineState
-from engine_agent.proxy.refusal import other_start
 from fleet.planning.reconcile.cell_health import plan_health
 from fleet.planning.states import CellState
 from tests.engine_agent.orders import assignment, order

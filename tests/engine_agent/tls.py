@@ -4,8 +4,8 @@ import functools
 import tempfile
 from pathlib import Path
 
+from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind
-from engine_agent.runtime.identity import Identity
 from tests.engine_agent.authority import FleetOfTests
 
 _homes = tempfile.TemporaryDirectory(prefix="switchyard-tls-")

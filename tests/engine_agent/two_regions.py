@@ -10,11 +10,11 @@ import msgspec
 
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import CellEndpoint
+from tests.engine_agent.cell_proxy.engine import Engine
+from tests.engine_agent.cell_proxy.proxy_process import running_proxy
 from tests.engine_agent.engines.sim.cells import MODEL, Cell
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.ingresses import AWAY, RunningIngress, pool
-from tests.engine_agent.proxy.engine import Engine
-from tests.engine_agent.proxy.proxy_process import running_proxy
 from tests.engine_agent.tls import fleet_of_rigs
 
 MAX_CONCURRENCY = 8

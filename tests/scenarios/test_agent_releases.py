@@ -18,7 +18,7 @@ from tests.scenarios.test_healing import under_load
 
 pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.timeout(900)]
 
-STATED = "engine_agent/telemetry/fingerprint.py"
+STATED = "engine_agent/node/telemetry/fingerprint.py"
 UPGRADE_LIMIT_S = 300.0
 
 

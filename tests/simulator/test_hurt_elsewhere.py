@@ -52,7 +52,7 @@ HURT = {
         "leader_200_follower_dead",
     ),
     "a worker that was told to start twice": (
-        "tests.engine_agent.planning.test_converge",
+        "tests.engine_agent.node.planning.test_converge",
         "test_a_worker_that_is_told_to_start_twice_starts_once",
         "told_to_start_twice",
     ),

@@ -1,9 +1,9 @@
 """How many lines of batches may be under way at once to one model in one region, and how fast they are answered. Pure:
 time is given.
 
-Cells themselves have windows, by what their real-time requests feel (`engine_agent.proxy.batch_window`), and report
-them. Their sum bounds what is sent. Below that a window starts at one line and doubles a round until it is refused
-(slow start), then grows by one a round and shrinks by a quarter when it is refused again (additive increase,
+Each cell has a window sized by the latency of its real-time requests (`engine_agent.cell_proxy.batch_window`), and
+reports it. Their sum bounds what is sent. Below that a window starts at one line and doubles a round until it is
+refused (slow start), then grows by one a round and shrinks by a quarter when it is refused again (additive increase,
 multiplicative decrease; RFC 5681): other processes and regions send to the same cells, and reports are seconds old.
 """
 
@@ -19,7 +19,7 @@ MOST_PER_CELL = 48
 """Of a cell that reports no window, or whose window is not in force. Above that a cell gains little from more: most of
 its steps are full."""
 WAITING_PER_CELL = 2
-"""As many lines wait in a cell beside its window: `engine_agent.proxy.batch_window.WAITING`."""
+"""As many lines wait in a cell beside its window: `engine_agent.cell_proxy.batch_window.WAITING`."""
 LOOK_EVERY_S = 10.0
 
 

@@ -17,9 +17,9 @@ from typing import TypeVar
 import httpx
 from django.conf import settings
 
+from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind, IdentityName
 from engine_agent.protocol.ports import hop_port
-from engine_agent.runtime.identity import Identity
 from traffic.planning.async_request import AttemptResponse
 from traffic.planning.routing import IngressAddress
 

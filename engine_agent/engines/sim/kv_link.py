@@ -18,7 +18,7 @@ from engine_agent.engines.sim.listening import bind_port
 from engine_agent.engines.sim.planning.generation_request import Source
 from engine_agent.engines.sim.planning.handover import HandoverParameters
 from engine_agent.engines.sim.settings import Endpoint
-from engine_agent.links.conversations import conversing
+from engine_agent.protocol.conversations import conversing
 
 ANSWER_LIMIT_S = 2.0
 IDLE_LIMIT_S = 60.0

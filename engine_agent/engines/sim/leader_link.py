@@ -18,7 +18,7 @@ from engine_agent.engines.sim.faults import Effects
 from engine_agent.engines.sim.frames import BadFrame, Beat, Farewell, encode, read_line, read_living
 from engine_agent.engines.sim.listening import bind_port
 from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
-from engine_agent.links.conversations import conversing
+from engine_agent.protocol.conversations import conversing
 from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)

@@ -68,7 +68,7 @@ def machine_status(processes: list[psutil.Process]) -> ProviderStatus:
     commands = [_command(process) for process in processes]
     if any("engine_agent" in command for command in commands):
         return ProviderStatus.RUNNING
-    bystanders = ("engine_agent.proxy", "multiprocessing.resource_tracker")
+    bystanders = ("engine_agent.cell_proxy", "multiprocessing.resource_tracker")
     engines = [command for command in commands if not any(name in " ".join(command) for name in bystanders)]
     return ProviderStatus.AGENT_DEAD if any(engines) else ProviderStatus.GONE
 

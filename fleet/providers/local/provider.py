@@ -277,7 +277,7 @@ class LocalProvider:
         (folder / BOOT_FILE).write_bytes(msgspec.json.encode(boot))
 
     def _bundle_file(self, node_id: str) -> Path:
-        """Where its agent looks for whom to believe (engine_agent.runtime.identity)."""
+        """Where its agent looks for whom to believe (engine_agent.node.identity)."""
         return self._folder(node_id) / "tls" / "ca.pem"
 
     def _write_bundle(self, node_id: str, bundle: str) -> None:

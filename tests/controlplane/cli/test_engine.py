@@ -26,5 +26,5 @@ def test_a_target_that_is_none_is_a_wrong_command(tmp_path: Path, capfd: pytest.
 
 
 def test_it_is_the_agents_own_of_this_python() -> None:
-    assert (engine.ROOT / "engine_agent/checks/doctor.py").is_file()
+    assert (engine.ROOT / "engine_agent/node/checks/doctor.py").is_file()
     assert sys.executable

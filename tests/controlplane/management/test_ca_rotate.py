@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
+from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind
-from engine_agent.runtime.identity import Identity
 from fleet.models import AgentCredential, FleetAuthority
 from fleet.services.certificate import CertificateOrder, certificate_issue
 from kernel import clock

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.engine_agent.proxy.http_stream import Message, ask, request
+from tests.engine_agent.cell_proxy.http_stream import Message, ask, request
 
 Row = tuple[str, dict[str, Any] | str, int, str | None, str | None]
 Outcome = tuple[int, str | None, str | None]

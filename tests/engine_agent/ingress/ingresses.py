@@ -12,6 +12,7 @@ import httpx
 from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings, Times
+from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import (
     Affinity,
@@ -23,7 +24,6 @@ from engine_agent.protocol.ingress_messages import (
     Split,
 )
 from engine_agent.protocol.ports import hop_port
-from engine_agent.runtime.identity import Identity
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.tls import fleet_of_rigs, identity_of

@@ -15,13 +15,13 @@ from msgspec import structs
 from engine_agent.ingress.haproxy import find_master
 from engine_agent.ingress.sections import CONFIG_FILE
 from engine_agent.ingress.settings import BODY_PARSERS
+from engine_agent.node import procfs
+from engine_agent.node.accounts import Service, service_account
+from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import Affinity, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind
-from engine_agent.runtime import procfs
-from engine_agent.runtime.accounts import Service, service_account
-from engine_agent.runtime.identity import Identity
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import HOME, pool

@@ -20,13 +20,13 @@ from engine_agent.protocol.api_errors import ANTHROPIC_TYPES, anthropic_type
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import CellEndpoint
 from engine_agent.protocol.states import ServingClass
+from tests.engine_agent.cell_proxy.engine import Turn, json_answer, running_engine
+from tests.engine_agent.cell_proxy.http_stream import ask
+from tests.engine_agent.cell_proxy.proxy_process import running_proxy
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell, Request
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 from tests.engine_agent.ingress.test_queue import queued
-from tests.engine_agent.proxy.engine import Turn, json_answer, running_engine
-from tests.engine_agent.proxy.http_stream import ask
-from tests.engine_agent.proxy.proxy_process import running_proxy
 from tests.engine_agent.tls import fleet_of_rigs
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import pytest
 
 from engine_agent.ingress.backends import MAX_CONTROL_PLANE_CONNECTIONS
 from engine_agent.ingress.files import MAX_CONNECTIONS
-from engine_agent.links.conversations import conversing
+from engine_agent.protocol.conversations import conversing
+from tests.engine_agent.cell_proxy.http_stream import Message, read_message
+from tests.engine_agent.cell_proxy.proxy_process import until
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool, waits
 from tests.engine_agent.ingress.keyed import keyed
 from tests.engine_agent.ingress.traffic import BODY
-from tests.engine_agent.proxy.http_stream import Message, read_message
-from tests.engine_agent.proxy.proxy_process import until
 from tests.listening import stop_listening
 
 PATH = "/v1/async/chat/completions"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine_agent.ingress.command_socket import CommandRefused, CommandSocket, Unreachable
-from engine_agent.links.conversations import conversing
+from engine_agent.protocol.conversations import conversing
 
 
 async def answer_with(folder: Path, text: str, after: asyncio.Event | None = None) -> asyncio.Server:

@@ -14,7 +14,7 @@ import pytest
 from engine_agent.ingress.sections import MAX_HEAD_BYTES
 from engine_agent.ingress.settings import BODY_PARSERS
 from engine_agent.ingress.supervisor import HaproxySupervisor
-from engine_agent.runtime import procfs
+from engine_agent.node import procfs
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool, waits

@@ -13,9 +13,9 @@ import pytest
 
 from engine_agent.ingress.refusals import MOST_ACCOUNTS, LogLine, RefusalCounting, is_refused
 from engine_agent.ingress.settings import QUEUES
+from engine_agent.node.telemetry.exposition import agent_exposition
 from engine_agent.protocol.ingress_messages import Refusals
 from engine_agent.protocol.states import ServingClass
-from engine_agent.telemetry.exposition import agent_exposition
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import AWAY, RunningIngress, pool

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine_agent.cell_proxy.rewrite import BadBody, rewrite_body
 from engine_agent.protocol.api_surface import CELL_PATHS
 from engine_agent.protocol.strict_json import strict_loads
-from engine_agent.proxy.rewrite import BadBody, rewrite_body
 from tests.engine_agent.attacks.framing import CORPUS, MINE
 from tests.engine_agent.ingress.cells import FakeCell, Request
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool

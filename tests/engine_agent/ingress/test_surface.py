@@ -15,11 +15,11 @@ import pytest
 import pytest_asyncio
 
 from engine_agent.protocol.api_surface import ANTHROPIC_PATHS, API_PATHS, CELL_PATHS, AnsweredBy
+from tests.engine_agent.cell_proxy.http_stream import Message, read_message
 from tests.engine_agent.ingress.cells import FakeCell, Request
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 from tests.engine_agent.ingress.keyed import Keyed, keyed
 from tests.engine_agent.ingress.test_async_requests import ControlPlane
-from tests.engine_agent.proxy.http_stream import Message, read_message
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 

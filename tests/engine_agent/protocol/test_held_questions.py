@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from engine_agent.cell_proxy.settings import ProbeTimes
+from engine_agent.node.watch import POLL_INTERVAL_S, PROBE_TIMEOUT_S
 from engine_agent.protocol import held_questions
 from engine_agent.protocol.held_questions import HOLD_S, OVERDUE_S, StateWatch, held_query, limit_s, state_name, wish_of
-from engine_agent.proxy.settings import ProbeTimes
-from engine_agent.runtime.watch import POLL_INTERVAL_S, PROBE_TIMEOUT_S
 
 LONG_S = 60.0
 

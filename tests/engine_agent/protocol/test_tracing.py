@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from engine_agent.cell_proxy.wire import Headers
 from engine_agent.protocol.tracing import (
     SpanContext,
     TraceSettings,
@@ -13,7 +14,6 @@ from engine_agent.protocol.tracing import (
     trace_settings,
     with_context,
 )
-from engine_agent.proxy.wire import Headers
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GIVEN: Headers = [(b"traceparent", f"00-{TRACE}-{PARENT}-01".encode()), (b"tracestate", b"a=b")]

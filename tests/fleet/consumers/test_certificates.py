@@ -11,10 +11,10 @@ import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import connections
 
+from engine_agent.node.identity import Identity
 from engine_agent.protocol.codec import encode
 from engine_agent.protocol.messages import Certificate, CertificateRequest, Credential, Trust
 from engine_agent.protocol.states import AgentKind
-from engine_agent.runtime.identity import Identity
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.certificates import REQUESTS_BURST
 from fleet.consumers.hub import AgentHub

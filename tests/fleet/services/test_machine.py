@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_agent.machine.join import ports_of
+from engine_agent.node.machine.join import ports_of
 from engine_agent.protocol.machine_messages import MachineReport, machine_id_of
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.ports import first_ports

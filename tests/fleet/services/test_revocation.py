@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind
-from engine_agent.runtime.identity import Identity
 from fleet.models import AgentCredential, Cell, IssuedCertificate, Machine, Node, Replacement
 from fleet.planning.states import CellState, MachineRole, MachineState, NodeState
 from fleet.providers.machines.provider import MachinesProvider

@@ -16,9 +16,9 @@ from django.core.asgi import get_asgi_application
 from django.db import connections
 
 from controlplane.request_bodies import RequestBodies
+from tests.engine_agent.cell_proxy.proxy_process import until
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
-from tests.engine_agent.proxy.proxy_process import until
 from tests.fleet.rows import NOW
 from tests.traffic.async_rows import serving_fleet
 from tests.traffic.batch_rows import ENDPOINT, MODEL, SOON, jsonl, line

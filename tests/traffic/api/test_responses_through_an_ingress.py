@@ -18,9 +18,9 @@ from django.db import connections
 from django.utils import timezone
 
 from controlplane.request_bodies import RequestBodies
+from tests.engine_agent.cell_proxy.proxy_process import until
 from tests.engine_agent.ingress.cells import FakeCell, Request, _write_chunk, _write_head
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
-from tests.engine_agent.proxy.proxy_process import until
 from tests.fleet.rows import NOW
 from tests.traffic.async_rows import serving_fleet
 from traffic.api.response_create import CreateResponse

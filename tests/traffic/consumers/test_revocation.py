@@ -15,10 +15,10 @@ from django.db import connections
 from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
+from engine_agent.node.connection import AgentConnection
+from engine_agent.node.enrolment import Enrolment
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
-from engine_agent.runtime.connection import AgentConnection
-from engine_agent.runtime.enrolment import Enrolment
 from fleet.services.enrolment import join_token_issue
 from kernel import clock
 from tests.controlplane.dashboard.web import web_process

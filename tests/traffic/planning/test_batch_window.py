@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_agent.cell_proxy.batch_window import WAITING
 from engine_agent.protocol.messages import BatchLoad
-from engine_agent.proxy.batch_window import WAITING
 from traffic.planning.async_request import AttemptResponse
 from traffic.planning.batch_window import MOST_PER_CELL, WAITING_PER_CELL, BatchWindow, lines_at_once
 

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from django.db.models import Sum
 
-from engine_agent.planning.energy import Reading
-from engine_agent.telemetry.energy import EnergyMonitor
-from engine_agent.telemetry.nvml import Nvml
+from engine_agent.node.planning.energy import Reading
+from engine_agent.node.telemetry.energy import EnergyMonitor
+from engine_agent.node.telemetry.nvml import Nvml
 from fleet.models import Cell, InstanceType, Node, NodeReport, Region
-from tests.engine_agent.telemetry.nvml_library import Library
+from tests.engine_agent.node.telemetry.nvml_library import Library
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import CellHour, CostShare, IngressReport, UsageHour, UsageMark

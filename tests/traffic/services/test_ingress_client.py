@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from engine_agent.node.identity import peer_name
 from engine_agent.protocol.identity import CONTROL_ID, IdentityKind
-from engine_agent.runtime.identity import peer_name
 from tests.engine_agent.authority import FleetOfTests
 from tests.traffic.answering import ingress
 from traffic.planning.async_request import AttemptResponse

@@ -16,8 +16,8 @@ from django.db.models import Sum
 from controlplane.dashboard.selectors.load_charts import load_charts
 from controlplane.observability.fleet import FleetGauges
 from engine_agent.ingress.settings import QUEUES
+from engine_agent.node.telemetry.exposition import agent_exposition
 from engine_agent.protocol.states import ServingClass
-from engine_agent.telemetry.exposition import agent_exposition
 from fleet.planning.load.history import FINE_S
 from fleet.selectors.history import seen_in_windows
 from fleet.services.history import load_sample

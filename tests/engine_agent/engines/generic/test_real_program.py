@@ -17,10 +17,10 @@ from engine_agent.engines.base import EngineContext, Launch
 from engine_agent.engines.generic.adapter import GenericAdapter
 from engine_agent.engines.generic.programs import installed_programs
 from engine_agent.engines.generic.serve import EXIT_BAD_ARTIFACT
+from engine_agent.node.launch import proxy_launch
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
 from engine_agent.protocol.ports import PORTS_PER_NODE
 from engine_agent.protocol.states import MemberRole, Phase
-from engine_agent.runtime.launch import proxy_launch
 from tests.asking import CLIENT
 from tests.models_registry.services.artifacts import artifact
 from tests.ports import free_ports

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from engine_agent.cell_proxy.rewrite import PRIORITIES
 from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence, TokenGiven, TooLong
 from engine_agent.protocol.states import ServingClass
-from engine_agent.proxy.rewrite import PRIORITIES
 
 STEADY = ModelParameters(
     prefill_tokens_per_s=1000,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_agent.cell_proxy import rewrite
 from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence, Step
 from engine_agent.engines.sim.prefix_cache import block_hashes
 from engine_agent.protocol.states import ServingClass
-from engine_agent.proxy import rewrite
 
 parameters_of_models = st.builds(
     ModelParameters,

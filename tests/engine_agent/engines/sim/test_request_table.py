@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from tests.engine_agent.cell_proxy.engine import Turn, json_answer
+from tests.engine_agent.cell_proxy.local_proxy import proxy_of
 from tests.engine_agent.engines.request_table import CONTEXT_TOKENS, MODEL, TABLE, outcome_of
 from tests.engine_agent.engines.sim.in_process import application
-from tests.engine_agent.proxy.engine import Turn, json_answer
-from tests.engine_agent.proxy.local_proxy import proxy_of
 
 
 @pytest.mark.slow

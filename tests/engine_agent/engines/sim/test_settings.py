@@ -7,9 +7,9 @@ import pytest
 from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, CELL_SECRET_VARIABLE
 from engine_agent.engines.sim.faults import Slow
 from engine_agent.engines.sim.settings import Endpoint, Settings, parse_settings
+from engine_agent.node.cell_certificate import throwaway_certificate
 from engine_agent.protocol.fingerprint import FINGERPRINT_VARIABLE
 from engine_agent.protocol.states import MemberRole
-from engine_agent.runtime.cell_certificate import throwaway_certificate
 
 LEADER = (
     "--node-id n-0000000a --cell c-1 --generation 3 --rank 0 --role leader --port 1003 "

@@ -9,10 +9,10 @@ import msgspec
 
 from engine_agent.protocol.messages import TokenCheck, UsageRow
 from tests.asking import CLIENT
+from tests.engine_agent.cell_proxy.engine import Engine
+from tests.engine_agent.cell_proxy.http_stream import Message, read_body, read_chunk, read_head, request
+from tests.engine_agent.cell_proxy.proxy_process import ProxyProcess, running_proxy, until
 from tests.engine_agent.engines.request_table import TABLE, Outcome, Row, outcome_of
-from tests.engine_agent.proxy.engine import Engine
-from tests.engine_agent.proxy.http_stream import Message, read_body, read_chunk, read_head, request
-from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, until
 
 PATH = "/v1/completions"
 ENDLESS = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "stream": True}

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from engine_agent.cell_proxy.rewrite import PRIORITIES
 from engine_agent.engines.vllm.class_scheduler import RunningRequest, StepOrder, plan_step, tokens_from
 from engine_agent.protocol.messages import Artifact
 from engine_agent.protocol.states import ServingClass
-from engine_agent.proxy.rewrite import PRIORITIES
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.forks import Begin
 from tests.engine_agent.engines.vllm.running_cell import (

@@ -15,13 +15,13 @@ from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import CellEndpoint
 from engine_agent.protocol.messages import Artifact
 from tests.engine_agent.attacks.attacks import CHAT, COMPLETIONS, MESSAGES, Attack, bodies, members
+from tests.engine_agent.cell_proxy.engine import Engine
+from tests.engine_agent.cell_proxy.proxy_process import running_proxy
+from tests.engine_agent.cell_proxy.test_response_items import KNOWN
 from tests.engine_agent.engines.vllm.forks import Begin
 from tests.engine_agent.engines.vllm.running_cell import CACHE, RunningCell, plan_of, running_cell
 from tests.engine_agent.fuzzing import harm_of, shown
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
-from tests.engine_agent.proxy.engine import Engine
-from tests.engine_agent.proxy.proxy_process import running_proxy
-from tests.engine_agent.proxy.test_response_items import KNOWN
 from tests.engine_agent.tls import fleet_of_rigs
 
 pytestmark = pytest.mark.vllm

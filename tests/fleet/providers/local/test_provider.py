@@ -124,7 +124,7 @@ def test_an_agent_that_is_started_again_looks_for_todays_server(provider: LocalP
 
 @pytest.mark.parametrize(
     ("module", "expected"),
-    [("engine_agent.engines.sim", ProviderStatus.AGENT_DEAD), ("engine_agent.proxy", ProviderStatus.GONE)],
+    [("engine_agent.engines.sim", ProviderStatus.AGENT_DEAD), ("engine_agent.cell_proxy", ProviderStatus.GONE)],
 )
 def test_an_engine_alone_is_a_machine_without_agent_but_a_proxy_alone_is_nothing(
     provider: LocalProvider, module: str, expected: ProviderStatus

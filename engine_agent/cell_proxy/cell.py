@@ -1,0 +1,257 @@
+"""The state that all parts of one proxy share: phase, health, load, engine connections and the requests in flight. It
+holds and reports; the decisions are in `admission` and `health`, the I/O in its users."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from itertools import count
+from random import getrandbits
+from time import monotonic
+from typing import Protocol
+
+from msgspec import structs
+
+from engine_agent.cell_proxy import admission
+from engine_agent.cell_proxy import refusal as refusals
+from engine_agent.cell_proxy.admission import RequestMetadata
+from engine_agent.cell_proxy.batch_queue import BatchQueue
+from engine_agent.cell_proxy.batch_window import STEER_EVERY_S
+from engine_agent.cell_proxy.cell_cache import CellCache
+from engine_agent.cell_proxy.handovers import Handovers
+from engine_agent.cell_proxy.health import HealthJudge
+from engine_agent.cell_proxy.log import LineLog
+from engine_agent.cell_proxy.meter import Meter
+from engine_agent.cell_proxy.refusal import Refusal
+from engine_agent.cell_proxy.settings import ProxySettings
+from engine_agent.cell_proxy.span_export import SpanExporter
+from engine_agent.cell_proxy.status import ProxyStatus
+from engine_agent.cell_proxy.upstream import EnginePool
+from engine_agent.protocol.held_questions import StateWatch, state_name
+from engine_agent.protocol.ingress_messages import cell_server_name
+from engine_agent.protocol.messages import CellWork, SpeculationLoad, TokenCheck
+from engine_agent.protocol.pairs import Pairs
+from engine_agent.protocol.states import CellRole, Phase, ServingClass
+
+
+class InFlight(Protocol):
+    """A request that was admitted and has not ended."""
+
+    def check(self, now: float) -> None:
+        """Give up when a bound has passed."""
+
+    def cut(self, refusal: Refusal) -> None: ...
+
+
+class Cell:
+    """One cell as its proxy knows it."""
+
+    def __init__(self, settings: ProxySettings, log: LineLog) -> None:
+        limits = settings.limits
+        self.settings = settings
+        self.log = log
+        self.phase = Phase.SERVE
+        self.judge = HealthJudge(settings.probes, settings.max_concurrency, has_golden=bool(settings.golden))
+        self.meter = Meter(monotonic())
+        self.handovers = Handovers(
+            settings.cell_role,
+            settings.kv_layout,
+            self.meter,
+            settings.identity,
+            transfers_max=settings.max_concurrency,
+            limit_s=settings.prefill_timeout_s,
+        )
+        self.spans = SpanExporter(settings.traces, {"switchyard.cell": settings.cell}) if settings.traces else None
+        self.in_flight: set[InFlight] = set()
+        self.sequences = 0
+        """What those in flight are in the engine: at `max_concurrency` it has no free slot."""
+        self.weight = 0
+        """As how many requests they count in admission (`admission.weight_of`)."""
+        self._counted: dict[InFlight, tuple[int, int]] = {}
+        """Weight and sequences of each."""
+        self.settlements: set[asyncio.Task[None]] = set()
+        """Of requests that have ended, and whose tokens are being asked for."""
+        self.token_check: TokenCheck | None = None
+        self.work: CellWork | None = None
+        self.speculation: SpeculationLoad | None = None
+        self._busy_s, self._busy_since = 0.0, 0.0
+        self._exchange_prefix = b"%016x-" % getrandbits(64)
+        self._exchanges = count(1)
+        self._seen_at = dict.fromkeys(ServingClass, float("-inf"))
+        most = settings.max_concurrency - math.ceil(admission.RESERVED[ServingClass.BATCH] * settings.max_concurrency)
+        self.batch = BatchQueue(
+            max(1, most),
+            lambda: not self._urgent_lately(ServingClass.BATCH, monotonic()),
+            reads_one=not settings.orders_classes,
+        )
+        self._steered_at = monotonic()
+        self.watch = StateWatch(self._state_name)
+        self.judge.on_change = self.watch.changed
+        self.idle = asyncio.Event()
+        """Set while nothing is in flight."""
+        self.idle.set()
+        self.cell_header = settings.cell.encode()
+        self.server_name = cell_server_name(settings.cell, settings.generation)
+        self.request_probe: Callable[[], None] = _no_prober
+        """Has the prober check /health without waiting for its turn."""
+        self.check_health: Callable[[], Awaitable[bool]] = self._last_known_health
+        """Checks /health now; returns whether the engine is healthy."""
+        self.pool = EnginePool(
+            settings.engine_host,
+            settings.engine_port,
+            connect_timeout_s=limits.connect_timeout_s,
+            idle_s=limits.engine_idle_s,
+            on_lost=self._connection_lost,
+        )
+        self.cache = CellCache(self.pool)
+
+    def refusal(self, metadata: RequestMetadata) -> Refusal | None:
+        """Why one more request on these terms is not taken now."""
+        if metadata.server and metadata.server != self.server_name:
+            return refusals.other_start(metadata.server, self.server_name)
+        if metadata.adapter and metadata.adapter not in self.settings.adapters:
+            return refusals.adapter_not_here(metadata.adapter)
+        if self.settings.cell_role is CellRole.PREFILL:
+            return refusals.prefill_cell()
+        now, serving_class = monotonic(), metadata.serving_class
+        self._seen_at[serving_class] = now
+        limit = self._limit_of(serving_class, now)
+        refusal = admission.refuse(
+            serving_class,
+            phase=self.phase,
+            healthy=self.judge.ok,
+            reason=self.judge.reason,
+            in_flight=self.weight,
+            limit=limit,
+        )
+        if refusal is None and serving_class is ServingClass.BATCH and not self.batch.admits():
+            return refusals.batch_waits()
+        if refusal is not None or metadata.time_left_s is None:
+            return refusal
+        ttft = self.meter.of(serving_class).ttft
+        return admission.refuse_deadline(
+            metadata.time_left_s, ttft_p50_s=ttft.quantile(now, 0.5), samples=ttft.recent_count(now)
+        )
+
+    def _limit_of(self, serving_class: ServingClass, now: float) -> int:
+        return admission.limit_of(
+            serving_class,
+            max_concurrency=self.settings.max_concurrency,
+            urgent_lately=self._urgent_lately(serving_class, now),
+        )
+
+    def weigh(self, request: InFlight, serving_class: ServingClass, sequences: int) -> Refusal | None:
+        """An admitted request is so many sequences, as its body shows; returns why there is no room for them."""
+        limit = self._limit_of(serving_class, monotonic())
+        weight, others = admission.weight_of(sequences, limit), self.weight - 1
+        if weight > 1 and others + weight > limit:
+            return refusals.class_full(serving_class, others, limit)
+        self._counted[request] = (weight, sequences)
+        self.weight += weight - 1
+        self.sequences += sequences - 1
+        self.batch.weigh(request, sequences)
+        return None
+
+    def _urgent_lately(self, serving_class: ServingClass, now: float) -> bool:
+        """Whether a request of a more urgent class came a short while ago."""
+        classes = list(ServingClass)
+        urgent = classes[: classes.index(serving_class)]
+        return any(now - self._seen_at[each] < admission.URGENT_MEMORY_S for each in urgent)
+
+    def steer(self, now: float) -> None:
+        """Let the window of batch work follow what real-time requests felt."""
+        if now - self._steered_at >= STEER_EVERY_S:
+            self._steered_at = now
+            self.batch.steer(self.meter.realtime.latency(now))
+
+    def status(self) -> ProxyStatus:
+        now = monotonic()
+        in_flight, most = len(self.in_flight), self.settings.max_concurrency
+        load = self.meter.load(
+            now,
+            in_flight=in_flight,
+            max_concurrency=most,
+            token_check=self.token_check,
+            work=self.work,
+            batch=self.batch.load(),
+            handovers=self.handovers.load(now),
+            cache=self.cache.load(),
+        )
+        load = structs.replace(load, speculation=self.speculation)
+        health, state = self.judge.health(now), self._state_name()
+        return ProxyStatus(health, load, self.phase, in_flight, state, self.handovers.pairs.name)
+
+    def _state_name(self) -> str:
+        """Empty unless all is well and quiet: what changes by itself is to be asked for often."""
+        steady = self.judge.ok and self.phase is Phase.SERVE and not self.in_flight and not self.settlements
+        return state_name(steady, self.handovers.pairs.name) if steady else ""
+
+    def pair(self, pairs: Pairs) -> None:
+        """Pair with these cells from now on; the change is logged."""
+        self.handovers.pair(pairs)
+        self.watch.changed()
+        prefill, decode = len(pairs.prefill_cells), len(pairs.decode_nodes)
+        self.log.event(event="pairs", cell=self.settings.cell, prefill_cells=prefill, decode_nodes=decode)
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Serve or drain as ordered; the change is logged."""
+        if phase is not self.phase:
+            self.phase = phase
+            self.watch.changed()
+            self.log.event(event="phase", cell=self.settings.cell, phase=phase, in_flight=len(self.in_flight))
+
+    async def is_engine_well(self) -> bool:
+        """Checks /health until it has answered or the engine counts as unhealthy, because a request saw the engine
+        fail. Only probes change what the engine counts as: no request can."""
+        for _ in range(self.settings.probes.slow_strikes):
+            if not await self.check_health() or not self.judge.is_late:
+                break
+        return self.judge.ok
+
+    def enter(self, request: InFlight) -> None:
+        if not self.in_flight:
+            self._busy_since = monotonic()
+        self.in_flight.add(request)
+        self._counted[request] = (1, 1)
+        self.weight += 1
+        self.sequences += 1
+        self.idle.clear()
+        self.watch.changed()
+
+    def leave(self, request: InFlight) -> None:
+        if request in self.in_flight and len(self.in_flight) == 1:
+            self._busy_s += monotonic() - self._busy_since
+        self.in_flight.discard(request)
+        weight, sequences = self._counted.pop(request, (0, 0))
+        self.weight -= weight
+        self.sequences -= sequences
+        self.batch.leave(request)
+        if not self.in_flight:
+            self.idle.set()
+
+    def busy_s(self) -> float:
+        """Seconds for which anything was in flight."""
+        return self._busy_s + (monotonic() - self._busy_since if self.in_flight else 0.0)
+
+    def next_exchange(self) -> bytes:
+        """A name for one request to the engine, which nobody else can guess."""
+        return self._exchange_prefix + b"%d" % next(self._exchanges)
+
+    def settle_later(self, settling: Coroutine[None, None, None]) -> None:
+        """Finish the count of a request that is over otherwise."""
+        task = asyncio.get_running_loop().create_task(settling)
+        self.settlements.add(task)
+        task.add_done_callback(self._settled)
+
+    def _settled(self, task: "asyncio.Task[None]") -> None:
+        self.settlements.discard(task)
+        self.watch.changed()
+
+    def _connection_lost(self) -> None:
+        self.request_probe()
+
+    async def _last_known_health(self) -> bool:
+        return self.judge.ok
+
+
+def _no_prober() -> None:
+    """Before the prober runs there is none to request a probe of."""

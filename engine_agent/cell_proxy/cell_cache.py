@@ -1,0 +1,98 @@
+"""A cell's prefix cache as its proxy knows it: the index, who keeps it, what ingresses read of it, and how well it
+predicts what the engine finds. It never delays a request."""
+
+import asyncio
+from urllib.parse import parse_qs
+
+import msgspec
+
+from engine_agent.cell_proxy.admission import RequestMetadata
+from engine_agent.cell_proxy.cache_reader import CacheReader
+from engine_agent.cell_proxy.prefix_index import PrefixIndex
+from engine_agent.cell_proxy.request_prefixes import RequestPrefixes
+from engine_agent.cell_proxy.upstream import EnginePool
+from engine_agent.cell_proxy.wire import LocalResponse
+from engine_agent.protocol.cache_events import HOLD_S
+from engine_agent.protocol.messages import CacheLoad
+
+GATHER_S = 0.02
+"""After a change, before ingresses are told: a prompt's blocks come in several steps."""
+
+
+class CellCache:
+    def __init__(self, pool: EnginePool) -> None:
+        self.index = PrefixIndex()
+        self.reader = CacheReader(pool, self.index, self._announce)
+        self._changed = asyncio.Event()
+        self._asked = self._predicted = self._found = self._other = self._other_found = 0
+
+    # --- of requests ---
+
+    def begin(self, exchange: bytes, prefixes: RequestPrefixes | None) -> None:
+        if prefixes is not None:
+            self.index.begin(exchange.decode("latin-1"), prefixes)
+
+    def count(self, exchange: bytes, prompt_tokens: int) -> None:
+        """The engine said how long its prompt is."""
+        self.index.count(exchange.decode("latin-1"), prompt_tokens)
+        self._announce()
+
+    def settle(self, exchange: bytes, metadata: RequestMetadata, prompt_tokens: int | None, cached_tokens: int) -> None:
+        """It is over, and used so many tokens."""
+        name = exchange.decode("latin-1")
+        if prompt_tokens:
+            self.index.count(name, prompt_tokens)
+            self._compare(metadata, prompt_tokens, cached_tokens)
+        self.index.end(name)
+        self._announce()
+
+    def _compare(self, metadata: RequestMetadata, prompt_tokens: int, cached_tokens: int) -> None:
+        prefixes, matched_bytes = metadata.prefixes, metadata.matched_bytes
+        if prefixes is None or matched_bytes is None:
+            self._other += prompt_tokens
+            self._other_found += cached_tokens
+            return
+        self._asked += prompt_tokens
+        self._predicted += min(prompt_tokens, prompt_tokens * matched_bytes // max(1, prefixes.text_bytes))
+        self._found += cached_tokens
+
+    # --- to ingresses ---
+
+    async def hold(self, query: str) -> None:
+        """Wait until there is something new to who asks, or a while."""
+        if not self.index.is_current(*_known(query)):
+            return
+        try:
+            async with asyncio.timeout(HOLD_S):
+                while self.index.is_current(*_known(query)):
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(GATHER_S)
+
+    def answer(self, query: str) -> LocalResponse:
+        return LocalResponse(200, msgspec.msgpack.encode(self.index.after(*_known(query))), b"application/msgpack")
+
+    def _announce(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def load(self) -> CacheLoad:
+        index = self.index
+        return CacheLoad(
+            is_known=index.is_known,
+            blocks=index.block_count,
+            block_tokens=index.block_tokens if index.is_known else 0,
+            prefixes=index.prefix_count,
+            asked_tokens_total=self._asked,
+            predicted_tokens_total=self._predicted,
+            found_tokens_total=self._found,
+            other_tokens_total=self._other,
+            other_found_tokens_total=self._other_found,
+        )
+
+
+def _known(query: str) -> tuple[str, int]:
+    fields = parse_qs(query)
+    after = fields.get("after", ["0"])[0]
+    return fields.get("life", [""])[0], int(after) if after.isdecimal() and after.isascii() else 0

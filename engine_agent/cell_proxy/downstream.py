@@ -1,0 +1,285 @@
+"""One HTTP/1.1 connection of a client: hands its requests one by one to a responder, and keeps the time limits on slow
+clients and the back-pressure both ways. It knows nothing of engines; a responder writes the answer."""
+
+import asyncio
+from collections.abc import Callable
+from enum import StrEnum
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol, cast
+
+from engine_agent.cell_proxy import refusal as refusals
+from engine_agent.cell_proxy.contained import report
+from engine_agent.cell_proxy.refusal import Refusal
+from engine_agent.cell_proxy.request_parser import IncomingRequest, RequestParser
+from engine_agent.cell_proxy.settings import Limits
+from engine_agent.cell_proxy.wire import RequestHead, refusal_response, response_bytes
+
+if TYPE_CHECKING:
+    from engine_agent.cell_proxy.peers import Peer
+
+_NEVER = float("inf")
+
+
+class Responder(Protocol):
+    def feed(self, data: bytes, *, complete: bool) -> None:
+        """Take the next bytes of the body. Called at least once, with whatever came along with the head."""
+
+    def refuse(self, refusal: Refusal) -> None:
+        """The request turned out to be bad: answer that, if no byte of an answer was sent, or give up."""
+
+    def client_gone(self) -> None:
+        """The client has left: stop all work for it at once."""
+
+    def download_paused(self) -> None:
+        """The client does not keep up with the answer."""
+
+    def download_resumed(self) -> None: ...
+
+    def crashed(self, error: Exception) -> None:
+        """Something here raised this: answer 500, if no byte of an answer was sent, or give up."""
+
+
+class ReadStage(StrEnum):
+    """What is awaited from the client; each stage has its own time limit."""
+
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    NOTHING = "nothing"
+    CLOSING = "closing"
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection. `open_connections` is the listener's set of them, for limits and for time-outs; `admit` judges
+    who is at the other end of one over TLS, and says who that is, or None."""
+
+    def __init__(
+        self,
+        respond: Callable[[RequestHead, "ClientConnection"], Responder],
+        limits: Limits,
+        open_connections: set["ClientConnection"],
+        admit: Callable[[asyncio.BaseTransport], "Peer | None"] | None = None,
+    ) -> None:
+        self._respond = respond
+        self._limits = limits
+        self._open = open_connections
+        self._admit = admit
+        self.peer: Peer | None = None
+        """Who the client is, over TLS."""
+        self._reader = RequestParser(limits)
+        self._transport: asyncio.Transport | None = None
+        self._current: IncomingRequest | None = None
+        self._responder: Responder | None = None
+        self._stage = ReadStage.IDLE
+        self._read_deadline = _NEVER
+        self._write_deadline = _NEVER
+        self._advancing = False
+        self._last_request = False
+        self._reading = True
+
+    # --- what a responder uses ---
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def may_keep_alive(self) -> bool:
+        """Whether the connection can carry another request after this one."""
+        current = self._current
+        return current is not None and current.head.keep_alive and current.complete and not self._last_request
+
+    def answered(self, *, keep_alive: bool) -> None:
+        """The answer is written: go on with the next request, or close."""
+        current, self._current, self._responder = self._current, None, None
+        if not keep_alive:
+            self._close(input_left=current is not None and not current.complete)
+        elif not self._advancing:
+            self._advance()
+
+    def abort(self) -> None:
+        """Break the connection, so that the client sees that its answer is not whole."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- what the listener uses ---
+
+    def close_when_idle(self) -> None:
+        """Serve what is being served, nothing further."""
+        self._last_request = True
+        if self._current is None:
+            self._close(input_left=False)
+
+    @property
+    def awaits_head(self) -> bool:
+        """A request has begun and its head is not complete."""
+        return self._stage is ReadStage.HEAD
+
+    @property
+    def write_stalled(self) -> bool:
+        """The client does not read what was written for it."""
+        return self._write_deadline != _NEVER
+
+    def check(self, now: float) -> None:
+        """Enforce the time limits; `now` of the monotonic clock."""
+        if now >= self._write_deadline:
+            self.abort()
+        elif now >= self._read_deadline:
+            self._read_deadline = _NEVER
+            self._read_timed_out()
+
+    def _read_timed_out(self) -> None:
+        if self._stage is ReadStage.HEAD:
+            self._reader.broken = refusals.too_slow("head", self._limits.head_timeout_s)
+            self._advance()
+        elif self._stage is ReadStage.BODY and self._responder is not None:
+            self._responder.refuse(refusals.too_slow("body", self._limits.body_timeout_s))
+        else:
+            self.abort()
+
+    # --- asyncio.Protocol ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if len(self._open) >= self._limits.max_client_connections:
+            self._transport.abort()
+            return
+        if self._admit is not None:
+            self.peer = self._admit(transport)
+            if self.peer is None:
+                self._transport.abort()
+                return
+        self._open.add(self)
+        self._read_deadline = monotonic() + self._limits.idle_timeout_s
+
+    def data_received(self, data: bytes) -> None:
+        if self._stage is ReadStage.CLOSING:
+            return
+        try:
+            self._reader.feed(data)
+        except Exception as error:
+            self._crashed("RequestParser.feed", error)
+        self._advance()
+
+    def eof_received(self) -> None:
+        if self._responder is not None:
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open.discard(self)
+        self._transport = None
+        self._reader.close()
+        responder, self._responder = self._responder, None
+        if responder is not None:
+            responder.client_gone()
+
+    def pause_writing(self) -> None:
+        self._write_deadline = monotonic() + self._limits.write_stall_s
+        if self._responder is not None:
+            self._responder.download_paused()
+
+    def resume_writing(self) -> None:
+        self._write_deadline = _NEVER
+        if self._responder is not None:
+            self._responder.download_resumed()
+
+    # --- requests in order ---
+
+    def _advance(self) -> None:
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._step():
+                pass
+        finally:
+            self._advancing = False
+        self._govern_reading()
+        self._enter_stage()
+
+    def _step(self) -> bool:
+        """Do the next thing there is to do; False when nothing is left for now."""
+        if self._transport is None or self._stage is ReadStage.CLOSING:
+            return False
+        if self._responder is not None and self._current is not None:
+            self._deliver(self._responder, self._current)
+            return self._responder is None
+        if self._reader.queue:
+            self._begin(self._reader.queue.popleft())
+            return True
+        if self._reader.broken is not None:
+            self.write(response_bytes(refusal_response(self._reader.broken), keep_alive=False))
+            self._close(input_left=True)
+        return False
+
+    def _begin(self, request: IncomingRequest) -> None:
+        self._current = request
+        try:
+            self._responder = self._respond(request.head, self)
+        except Exception as error:
+            self._current = None
+            self._reader.queue.clear()  # an answer to a later one would be taken for this one's
+            self._crashed("respond", error)
+        else:
+            self._deliver(self._responder, request, first=True)
+
+    def _crashed(self, place: str, error: Exception) -> None:
+        """Before a request had a responder: answer that, after those before it."""
+        report(place, error)
+        self._reader.broken = refusals.proxy_failed()
+
+    def _deliver(self, responder: Responder, current: IncomingRequest, *, first: bool = False) -> None:
+        if current.too_large:
+            responder.refuse(refusals.body_too_large(self._limits.max_body_bytes))
+        elif self._reader.broken is not None and not current.complete:
+            responder.refuse(self._reader.broken)
+        elif first or current.pieces or current.complete is not current.delivered:
+            responder.feed(current.take(), complete=current.complete)
+
+    def _govern_reading(self) -> None:
+        """Read on, unless requests are waiting in line."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        wanted = not self._reader.queue
+        if wanted and not self._reading:
+            self._transport.resume_reading()
+        elif self._reading and not wanted:
+            self._transport.pause_reading()
+        self._reading = wanted
+
+    def _enter_stage(self) -> None:
+        if self._stage is ReadStage.CLOSING:
+            return
+        stage = self._awaited()
+        if stage is not self._stage or stage is ReadStage.IDLE:
+            self._stage = stage
+            self._read_deadline = monotonic() + self._stage_limit_s(stage)
+
+    def _awaited(self) -> ReadStage:
+        if self._current is not None:
+            return ReadStage.NOTHING if self._current.complete else ReadStage.BODY
+        return ReadStage.HEAD if self._reader.in_head else ReadStage.IDLE
+
+    def _stage_limit_s(self, stage: ReadStage) -> float:
+        match stage:
+            case ReadStage.IDLE:
+                return self._limits.idle_timeout_s
+            case ReadStage.HEAD:
+                return self._limits.head_timeout_s
+            case ReadStage.BODY:
+                return self._limits.body_timeout_s
+            case _:
+                return _NEVER
+
+    def _close(self, *, input_left: bool) -> None:
+        """Close after what was written; with input left, read it away first, else the client may lose the answer."""
+        if self._transport is None or self._stage is ReadStage.CLOSING:
+            return
+        self._stage = ReadStage.CLOSING
+        self._reader.close()
+        if input_left and self._transport.can_write_eof():
+            self._read_deadline = monotonic() + self._limits.linger_s
+            self._transport.write_eof()
+            self._govern_reading()
+        else:
+            self._read_deadline = monotonic() + self._limits.write_stall_s
+            self._transport.close()

@@ -1,0 +1,287 @@
+"""Handovers of one decode cell: which prefill cells there are, what each has to do, and what became of the requests. It
+calls a prefill cell for a request, within limits; whatever fails, the request goes on without it."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from time import monotonic
+from urllib.parse import quote
+
+from engine_agent.cell_proxy.admission import (
+    ADAPTER_HEADER,
+    CLASS_HEADER,
+    DEPLOYMENT_HEADER,
+    SERVER_HEADER,
+    RequestMetadata,
+)
+from engine_agent.cell_proxy.histogram import SlidingHistogram
+from engine_agent.cell_proxy.http_call import call
+from engine_agent.cell_proxy.meter import WINDOW_S, Meter, milliseconds
+from engine_agent.cell_proxy.prefill_choice import (
+    Alone,
+    Candidate,
+    PromptMemory,
+    choose_cell,
+    is_token_ids,
+    prompt_to_hand_over,
+)
+from engine_agent.cell_proxy.prefill_link import PrefillLink
+from engine_agent.cell_proxy.prefill_protocol import (
+    ANSWER_BYTES_MAX,
+    HANDOVER_HEADER,
+    QUEUE_HEADER,
+    TRACE_HEADERS,
+    BadParams,
+    read_answer,
+)
+from engine_agent.cell_proxy.wire import Headers, RequestHead
+from engine_agent.protocol.identity_files import IdentityFiles
+from engine_agent.protocol.ingress_messages import cell_server_name
+from engine_agent.protocol.messages import HandoverLoad, PrefillCell
+from engine_agent.protocol.pairs import NO_PAIRS, Pairs
+from engine_agent.protocol.states import CellRole
+
+TRANSFERS_MAX = 64
+"""Handovers under way of one decode cell, or its concurrency if that is less."""
+RESTS_S = 5.0
+"""A prefill cell that failed gets nothing for so long."""
+QUEUE_KNOWN_S = 1.0
+"""What a prefill cell said of its queue is believed for so long."""
+_QUEUE_DIGITS_MAX = 6
+MEMORY_BYTES = 512 * 1024
+"""Of prompts: some 130,000 tokens of text, the KV cache of the default 70B model."""
+
+
+@dataclass
+class _Known:
+    """What is known of one prefill cell."""
+
+    link: PrefillLink
+    outstanding: int = 0
+    told: int = 0
+    told_at: float = float("-inf")
+    rests_until: float = float("-inf")
+    engine: str = ""
+    """What its engine called itself last."""
+
+    def candidate(self, now: float) -> Candidate:
+        told = self.told if now - self.told_at < QUEUE_KNOWN_S else 0
+        return Candidate(self.link.cell, max(self.outstanding, told), now < self.rests_until)
+
+
+@dataclass
+class HandoverCounts:
+    """What became of requests since the proxy started."""
+
+    handed_over: int = 0
+    in_flight: int = 0
+    alone: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    prefills: int = 0
+    prefill_tokens: int = 0
+    recomputed: int = 0
+    """As the decode engine counts: it could not have what a prefill engine had read, and read it itself."""
+    prefill: SlidingHistogram = field(default_factory=lambda: SlidingHistogram(WINDOW_S))
+    transfer: SlidingHistogram = field(default_factory=lambda: SlidingHistogram(WINDOW_S))
+
+
+class Handovers:
+    """Those of one cell of this `role` and layout. `limit_s`: how long a prefill cell may take for one prompt."""
+
+    def __init__(
+        self, role: CellRole, kv_layout: str, meter: Meter, identity: Path | None, *, transfers_max: int, limit_s: float
+    ) -> None:
+        self.role = role
+        self.kv_layout = kv_layout
+        self.limit_s = limit_s
+        self.pairs = NO_PAIRS
+        self.counts = HandoverCounts()
+        self._meter = meter
+        self._identity = IdentityFiles(identity) if identity is not None else None
+        self._transfers_max = min(TRANSFERS_MAX, transfers_max)
+        self._cells: dict[tuple[str, int], _Known] = {}
+        self._memory = PromptMemory(MEMORY_BYTES)
+
+    def pair(self, pairs: Pairs) -> None:
+        """Have these from now on; requests that are under way go on."""
+        self.pairs = pairs
+        known, self._cells = self._cells, {}
+        for cell in pairs.prefill_cells:
+            key = (cell.cell, cell.generation)
+            is_same = key in known and known[key].link.cell == cell
+            self._cells[key] = known.pop(key) if is_same else _Known(PrefillLink(cell, self._identity))
+        for gone in known.values():
+            gone.link.close()
+
+    def sweep(self, now: float) -> None:
+        """Close connections that were idle for too long."""
+        for each in self._cells.values():
+            each.link.sweep(now)
+
+    def close(self) -> None:
+        for each in self._cells.values():
+            each.link.close()
+
+    def begin(self, head: RequestHead, body: bytes, metadata: RequestMetadata) -> "Handover | None":
+        """A handover of this request; None: this cell does all of it."""
+        if self.role is not CellRole.DECODE:
+            return None
+        chosen = self._choose(head, body, metadata)
+        if isinstance(chosen, Alone):
+            self.counts.alone[chosen] += 1
+            return None
+        return Handover(self, chosen, head, body, metadata)
+
+    def _choose(self, head: RequestHead, body: bytes, metadata: RequestMetadata) -> _Known | Alone:
+        least = self.pairs.prefill_from_tokens
+        if self._meter.tokens_of_long(len(body)) < least:
+            return Alone.SHORT
+        prompt = prompt_to_hand_over(head.path, body)
+        if prompt is None:
+            return Alone.UNSUPPORTED
+        known_bytes = self._memory.known_bytes(metadata.tenant, prompt)
+        self._memory.add(metadata.tenant, prompt)
+        tokens = prompt.count(b",") + 1 if is_token_ids(prompt) else self._meter.tokens_of_long(len(prompt))
+        if tokens < least:
+            return Alone.SHORT
+        if tokens * (1 - known_bytes / len(prompt)) < least:
+            return Alone.CACHED
+        if self.counts.in_flight >= self._transfers_max:
+            return Alone.FULL
+        now = monotonic()
+        cell = choose_cell((each.candidate(now) for each in self._cells.values()), self.kv_layout)
+        return cell if isinstance(cell, Alone) else self._cells[cell.cell, cell.generation]
+
+    def is_anothers(self, engine: str, cell: _Known) -> bool:
+        """Whether another cell's engine calls itself so: a decode engine knows engines by this name alone, and would
+        read that one's memory."""
+        return any(each.engine == engine for each in self._cells.values() if each is not cell)
+
+    def load(self, now: float) -> HandoverLoad | None:
+        """As it is reported; None: the cell does all of its requests."""
+        if self.role is CellRole.MIXED:
+            return None
+        counts = self.counts
+        fallbacks = dict(counts.fallbacks)
+        if counts.recomputed:
+            fallbacks["recompute"] = counts.recomputed
+        return HandoverLoad(
+            handovers_total=counts.handed_over,
+            in_flight=counts.in_flight,
+            alone=dict(counts.alone),
+            fallbacks=fallbacks,
+            prefill_p50_ms=milliseconds(counts.prefill.quantile(now, 0.50)),
+            prefill_p99_ms=milliseconds(counts.prefill.quantile(now, 0.99)),
+            transfer_p50_ms=milliseconds(counts.transfer.quantile(now, 0.50)),
+            transfer_p99_ms=milliseconds(counts.transfer.quantile(now, 0.99)),
+            prefills_total=counts.prefills,
+            prefill_tokens_total=counts.prefill_tokens,
+        )
+
+
+class Handover:
+    """One request's. `cached_tokens`: those of its prompt that the prefill cell had; None: none read it."""
+
+    def __init__(
+        self, handovers: Handovers, known: _Known, head: RequestHead, body: bytes, metadata: RequestMetadata
+    ) -> None:
+        self.cached_tokens: int | None = None
+        self._handovers = handovers
+        self._known = known
+        self._head = head
+        self._body = body
+        self._metadata = metadata
+        self._read_at: float | None = None
+        self._is_over = False
+        handovers.counts.in_flight += 1
+
+    async def read(self) -> bytes:
+        """Have the prompt read; returns the members, as they stand in JSON, that its request to the decode engine gets:
+        none where that has to read it."""
+        known, counts = self._known, self._handovers.counts
+        known.outstanding += 1
+        began = monotonic()
+        try:
+            members = await self._call()
+        except _FellBack as error:
+            counts.fallbacks[error.reason] += 1
+            if error.is_cells_fault:
+                known.rests_until = monotonic() + RESTS_S
+            return b""
+        finally:
+            known.outstanding -= 1
+        self._body = b""
+        self._read_at = monotonic()
+        counts.handed_over += 1
+        counts.prefill.record(self._read_at, self._read_at - began)
+        return members
+
+    async def _call(self) -> bytes:
+        """Raises:
+        _FellBack: the prefill cell did not read it.
+        """
+        cell, limit_s = self._known.link.cell, self._handovers.limit_s
+        try:
+            response = await call(
+                *(self._known.link, b"POST", self._head.target, self._body, limit_s),
+                max_bytes=ANSWER_BYTES_MAX,
+                own=self._headers(cell),
+                request_id=self._head.request_id,
+            )
+        except TimeoutError as error:
+            raise _FellBack("slow") from error
+        except OSError as error:
+            raise _FellBack("unreachable") from error
+        told = response.headers.get(QUEUE_HEADER, b"")
+        if told.isdigit() and len(told) <= _QUEUE_DIGITS_MAX:
+            self._known.told, self._known.told_at = int(told), monotonic()
+        if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            is_busy = self._known.told >= cell.max_concurrency
+            raise _FellBack("busy" if is_busy else "refused", is_cells_fault=not is_busy)
+        if response.status != HTTPStatus.OK:  # it may be the prompt's fault; a cell that fails by itself answers 503
+            raise _FellBack("failed", is_cells_fault=False)
+        try:
+            elsewhere = read_answer(response.body, cell)
+        except BadParams as error:
+            raise _FellBack("bad_params") from error
+        if self._handovers.is_anothers(elsewhere.engine, self._known):
+            raise _FellBack("bad_params")
+        self._known.engine = elsewhere.engine
+        self.cached_tokens = elsewhere.cached_tokens
+        return elsewhere.members
+
+    def _headers(self, cell: PrefillCell) -> Headers:
+        """What the prefill proxy must know of the request; nothing of who sent it."""
+        metadata = self._metadata
+        return [
+            (HANDOVER_HEADER, quote(self._handovers.kv_layout).encode()),
+            (SERVER_HEADER, cell_server_name(cell.cell, cell.generation).encode()),
+            (CLASS_HEADER, metadata.serving_class.encode()),
+            *([(DEPLOYMENT_HEADER, b"1")] if metadata.is_routed else ()),
+            *([(ADAPTER_HEADER, quote(metadata.adapter).encode())] if metadata.adapter else ()),
+            *(pair for pair in self._head.headers if pair[0] in TRACE_HEADERS),
+        ]
+
+    def answered(self) -> None:
+        """The first byte of the answer is here."""
+        if self._read_at is not None:
+            now = monotonic()
+            self._handovers.counts.transfer.record(now, now - self._read_at)
+            self._read_at = None
+        self.close()
+
+    def close(self) -> None:
+        """It is over, one way or another."""
+        if not self._is_over:
+            self._is_over = True
+            self._handovers.counts.in_flight -= 1
+
+
+class _FellBack(Exception):
+    """A prefill cell did not read a prompt. `is_cells_fault`: the next one it would not read either."""
+
+    def __init__(self, reason: str, *, is_cells_fault: bool = True) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_cells_fault = is_cells_fault

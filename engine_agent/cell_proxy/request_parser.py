@@ -1,0 +1,152 @@
+"""Turns the bytes of a client into requests, within limits on head, body and everything that is neither. It holds no
+connection and sends nothing; what is wrong with the input becomes a refusal."""
+
+from collections import deque
+from random import getrandbits
+from typing import cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from engine_agent.cell_proxy import refusal as refusals
+from engine_agent.cell_proxy.refusal import Refusal
+from engine_agent.cell_proxy.settings import Limits
+from engine_agent.cell_proxy.wire import Headers, RequestHead, length_of
+
+_MAX_REQUEST_ID_BYTES = 128
+
+
+class IncomingRequest:
+    """A request of which the head is complete. `delivered`: its responder has the whole body."""
+
+    __slots__ = ("complete", "delivered", "head", "pieces", "size_bytes", "too_large")
+
+    def __init__(self, head: RequestHead, *, too_large: bool) -> None:
+        self.head = head
+        self.pieces: list[bytes] = []
+        self.size_bytes = 0
+        self.complete = False
+        self.delivered = False
+        self.too_large = too_large
+
+    def take(self) -> bytes:
+        """The body that came since the last call."""
+        data, self.pieces = b"".join(self.pieces), []
+        self.delivered = self.complete
+        return data
+
+
+class RequestParser:
+    """The requests of one connection in their order. `broken`: nothing after the queued ones can be understood."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.queue: deque[IncomingRequest] = deque()
+        self.broken: Refusal | None = None
+        self.in_head = False
+        self._limits = limits
+        self._parser: HttpRequestParser | None = HttpRequestParser(self)
+        self._arriving: IncomingRequest | None = None
+        self._body_bytes = 0
+        self._begin_head()
+
+    def _begin_head(self) -> None:
+        self._target = b""
+        self._headers: Headers = []
+        self._head_bytes = 0
+        self._withheld_bytes = 0
+
+    def feed(self, data: bytes) -> None:
+        """Parse the bytes of one read."""
+        if self.broken is not None or self._parser is None:
+            return
+        body_bytes = self._body_bytes
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade:
+            self.broken = refusals.bad_request("an upgrade to another protocol is not possible here")
+        except HttpParserError as error:
+            too_long = self._head_bytes > self._limits.max_head_bytes
+            self.broken = self._head_too_large() if too_long else refusals.bad_request(str(error))
+        if self.broken is not None:
+            return
+        if self._body_bytes == body_bytes and self._is_within_message():
+            # Unfinished headers and trailers are the only input that the parser holds back.
+            self._withheld_bytes += len(data)
+            if self._withheld_bytes > self._limits.max_head_bytes:
+                self.broken = self._head_too_large()
+
+    def close(self) -> None:
+        """Forget everything (parser and callbacks refer to each other)."""
+        self._parser = None
+        self.queue.clear()
+
+    def _is_within_message(self) -> bool:
+        return self.in_head or (self._arriving is not None and not self._arriving.complete)
+
+    def _head_too_large(self) -> Refusal:
+        return refusals.head_too_large(self._limits.max_head_bytes)
+
+    # --- HttpRequestParser ---
+
+    def on_message_begin(self) -> None:
+        self._begin_head()
+        self.in_head = True
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+        self._count_head(len(part))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + len(": \r\n"))
+        if self.in_head:
+            self._headers.append((name.lower(), value))
+
+    def _count_head(self, size_bytes: int) -> None:
+        self._head_bytes += size_bytes
+        if self._head_bytes > self._limits.max_head_bytes:
+            raise ValueError("head too large")  # stops the parser
+
+    def on_headers_complete(self) -> None:
+        parser = cast(HttpRequestParser, self._parser)
+        self.in_head = False
+        self._arriving = None
+        if parser.should_upgrade():
+            return
+        headers, named = self._headers, dict(self._headers)
+        http11 = parser.get_http_version() == "1.1"
+        head = RequestHead(
+            method=parser.get_method(),
+            target=self._target,
+            headers=headers,
+            http11=http11,
+            keep_alive=http11 and parser.should_keep_alive(),
+            content_length=length_of(named),
+            chunked=b"transfer-encoding" in named,
+            expects_continue=named.get(b"expect", b"").lower() == b"100-continue",
+            request_id=_request_id(named.get(b"x-request-id")),
+        )
+        too_large = (head.content_length or 0) > self._limits.max_body_bytes
+        self._arriving = IncomingRequest(head, too_large=too_large)
+        self.queue.append(self._arriving)
+
+    def on_body(self, piece: bytes) -> None:
+        self._body_bytes += len(piece)
+        arriving = self._arriving
+        if arriving is None or arriving.too_large:
+            return
+        arriving.size_bytes += len(piece)
+        if arriving.size_bytes > self._limits.max_body_bytes:
+            arriving.too_large = True
+            arriving.pieces.clear()
+        else:
+            arriving.pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        if self._arriving is not None:
+            self._arriving.complete = True
+
+
+def _request_id(given: bytes | None) -> bytes:
+    """The client's own id where it is short and printable, else a new one."""
+    if given and len(given) <= _MAX_REQUEST_ID_BYTES and given.isascii() and given.decode().isprintable():
+        return given
+    return b"%032x" % getrandbits(128)

@@ -1,0 +1,186 @@
+"""Whether one request asks for more work than its deployment's limits allow, and how many sequences it is. Pure.
+
+It reads numbers as leniently as engines do (`"10000"` and `1e4` are 10,000), so that no spelling passes a limit. The
+engine refuses values of a wrong type.
+"""
+
+from collections.abc import Iterator
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from engine_agent.cell_proxy.response_items import check_items
+from engine_agent.protocol.api_surface import ApiPath, Counting
+from engine_agent.protocol.grammar_work import greatest_count, has_endless_reference, levels_with_references
+from engine_agent.protocol.request_bodies import BadRequest
+from engine_agent.protocol.request_checks import RESPONSES_PATH
+from engine_agent.protocol.request_limits import RequestLimits
+from engine_agent.protocol.strict_json import strict_loads
+
+_ANSWERS = ("n", "best_of")
+_MOST_LEVELS = 1000
+"""Of a schema whose references are followed. vLLM 0.32 compiles schemas that xgrammar does not support by llguidance
+1.7.6, whose stack overflows at some 1,500 levels; the engine dies."""
+_INPUTS = ("input", "documents", "items", "queries", "text_1", "text_2", "data_1", "data_2")
+_STOPS = ("stop", "stop_sequences")
+_LOGPROBS = ("top_logprobs", "prompt_logprobs", "logprobs")
+_TOKEN_RULES = ("logit_bias", "allowed_token_ids", "stop_token_ids", "bad_words")
+_AS_TEXT = ("json", "structural_tag")
+"""Members of `structured_outputs` that may be JSON in a text."""
+_ROOTS: tuple[tuple[str, ...], ...] = (
+    ("response_format", "json_schema", "schema"),
+    ("structured_outputs", "json"),
+    ("text", "format", "schema"),
+    ("output_format", "schema"),
+    ("output_config", "format", "schema"),
+)
+_TOOL_ROOTS: tuple[tuple[str, ...], ...] = (("function", "parameters"), ("parameters",), ("input_schema",))
+_SCHEMAS = ("response_format", "structured_outputs", "text", "output_format", "output_config")
+
+
+def check_work(row: ApiPath, request: dict[str, Any], limits: RequestLimits) -> int:
+    """How many sequences the engine makes of a request to this path: answers to prompts, or inputs.
+
+    Raises:
+        BadRequest: it asks for more than a limit; the text names member, value and limit, and `code` is OpenAI's.
+    """
+    for member in _STOPS:
+        _check_length(member, request.get(member), limits.stops)
+    for member in _LOGPROBS:
+        _check_number(member, request.get(member), limits.top_logprobs)
+    for member in _TOKEN_RULES:
+        _check_length(member, request.get(member), limits.token_rules)
+    _check_length("tools", request.get("tools"), limits.tools)
+    _check_length("messages", request.get("messages"), limits.inputs)
+    if row.path == RESPONSES_PATH:
+        check_items(request.get("input"), limits.inputs)
+    _check_schemas(request, limits)
+    if row.counting is Counting.PROMPT_USAGE:
+        return max(_checked_parts(member, request.get(member), limits.inputs) for member in _INPUTS)
+    return _check_sequences(request, limits.sequences)
+
+
+def _check_sequences(request: dict[str, Any], limit: int) -> int:
+    for member in _ANSWERS:
+        _check_number(member, request.get(member), limit)
+    member = max(_ANSWERS, key=lambda name: _number(request.get(name)))
+    answers = max(1, _number(request.get(member)))
+    prompts = _checked_parts("prompt", request.get("prompt"), limit)
+    if answers * prompts > limit:
+        what = f"{answers} answers to each of {prompts} prompts are {answers * prompts} sequences"
+        raise _over(member, f"{what}. Expected at most {limit} in one request.", "integer_above_max_value")
+    return answers * prompts
+
+
+def _check_schemas(request: dict[str, Any], limits: RequestLimits) -> None:
+    if not isinstance(request.get("structured_outputs"), dict | None):
+        raise _over("structured_outputs", "it must be an object.", "invalid_type")
+    for member, value in _schemas(request):
+        size = len(msgspec.json.encode(value))
+        if size > limits.schema_bytes:
+            what = f"schema too long. Expected at most {limits.schema_bytes} bytes of JSON, but got {size} instead."
+            raise _over(member, what, "string_above_max_length")
+        if _depth(value) > limits.schema_depth:
+            what = f"schema nested too deeply. Expected at most {limits.schema_depth} levels of objects and lists."
+            raise _over(member, what, "invalid_value")
+        if (count := greatest_count(value)) > limits.schema_counts:
+            what = f"too many repetitions. Expected counts of at most {limits.schema_counts}, but got {count} instead."
+            raise _over(member, what, "integer_above_max_value")
+    for member, root in _roots(request):
+        if has_endless_reference(root):
+            raise _over(member, "a $ref of its schema leads back to itself alone.", "invalid_value")
+        if levels_with_references(root) > _MOST_LEVELS:
+            what = f"schema nested too deeply. Expected at most {_MOST_LEVELS} levels with its references followed."
+            raise _over(member, what, "invalid_value")
+    if (tools := request.get("tools")) and (size := len(msgspec.json.encode(tools))) > limits.tools_bytes:
+        what = f"tools too long. Expected at most {limits.tools_bytes} bytes of JSON, but got {size} instead."
+        raise _over("tools", what, "string_above_max_length")
+
+
+def _schemas(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from ((member, request[member]) for member in _SCHEMAS if isinstance(request.get(member), dict))
+    outputs = request.get("structured_outputs")
+    outputs = outputs if isinstance(outputs, dict) else {}
+    for name in _AS_TEXT:
+        if isinstance(outputs.get(name), str):
+            yield f"structured_outputs.{name}", _decoded(f"structured_outputs.{name}", outputs[name])
+    tools = request.get("tools")
+    yield from ((f"tools[{at}]", tool) for at, tool in enumerate(tools if isinstance(tools, list) else ()))
+
+
+def _roots(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas themselves, which references begin at."""
+    for path in _ROOTS:
+        yield path[0], _member_at(request, path)
+    outputs = request.get("structured_outputs")
+    if isinstance(outputs, dict) and isinstance(outputs.get("json"), str):
+        yield "structured_outputs.json", _decoded("structured_outputs.json", outputs["json"])
+    tools = request.get("tools")
+    for at, tool in enumerate(tools if isinstance(tools, list) else ()):
+        for path in _TOOL_ROOTS:
+            yield f"tools[{at}]", _member_at(tool, path)
+
+
+def _member_at(value: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _decoded(member: str, text: str) -> Any:
+    try:
+        return strict_loads(text)
+    except ValueError as error:
+        raise _over(member, f"not JSON with one meaning: {error}", "invalid_value") from None
+
+
+def _depth(value: Any) -> int:
+    layer, depth = [value], 0
+    while layer := [part for part in layer if isinstance(part, dict | list)]:
+        depth += 1
+        layer = [inner for part in layer for inner in (part.values() if isinstance(part, dict) else part)]
+    return depth
+
+
+def _check_number(member: str, value: Any, limit: int) -> None:
+    if (number := _number(value)) > limit:
+        what = f"integer above maximum value. Expected a value <= {limit}, but got {number} instead."
+        raise _over(member, what, "integer_above_max_value")
+
+
+def _check_length(member: str, value: Any, limit: int) -> None:
+    if isinstance(value, dict) and len(value) > limit:
+        what = f"too many properties. Expected an object with at most {limit} properties, but got {len(value)} instead."
+        raise _over(member, what, "object_above_max_properties")
+    if isinstance(value, list) and len(value) > limit:
+        raise _too_long(member, len(value), limit)
+
+
+def _over(member: str, what: str, code: str) -> BadRequest:
+    return BadRequest(f"Invalid '{member}': {what}", member, code=code)
+
+
+def _too_long(member: str, length: int, limit: int) -> BadRequest:
+    what = f"Expected an array with maximum length {limit}, but got an array with length {length} instead."
+    return _over(member, f"array too long. {what}", "array_above_max_length")
+
+
+def _checked_parts(member: str, value: Any, limit: int) -> int:
+    """Texts, or lists of token ids, in a member that may be one of these or a list of them."""
+    if not isinstance(value, list) or all(type(each) is int for each in value):
+        return 1
+    if len(value) > limit:
+        raise _too_long(member, len(value), limit)
+    return len(value)
+
+
+def _number(value: Any) -> int:
+    """As pydantic reads it where a whole number belongs."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return 0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if is_number and isfinite(value) else 0

@@ -1,0 +1,192 @@
+"""HTTP/1.1 heads and body framing as bytes, for both sides of the proxy. Pure. Hop-by-hop headers end here (RFC 9110
+7.6.1) and every body is framed anew, so that the two sides can never disagree about where a message ends."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from engine_agent.cell_proxy.refusal import ERROR_HEADER, RETRY_AFTER_S, RETRY_HEADER, Refusal, error_body
+from engine_agent.protocol.api_surface import ErrorForm
+from engine_agent.protocol.exchange_usage import EXCHANGE_HEADER
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case, in the order they came."""
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_FOR_THE_CELL = {
+    b"x-switchyard-adapter",
+    b"x-switchyard-arrived-ms",
+    b"x-switchyard-cache-matched",
+    b"x-switchyard-cache-prefixes",
+    b"x-switchyard-class",
+    b"x-switchyard-deadline-ms",
+    b"x-switchyard-deployment",
+    b"x-switchyard-handover",
+    EXCHANGE_HEADER,
+    b"x-switchyard-hop",
+    b"x-switchyard-key",
+    b"x-switchyard-limits",
+    b"x-switchyard-model",
+    b"x-switchyard-pool",
+    b"x-switchyard-server",
+    b"x-switchyard-tenant",
+}
+"""Headers from the ingress to the cell, which the engine need not know."""
+ENGINE_PRIORITY_HEADER = b"x-vllm-priority"
+"""Before what the body says of its priority (vLLM, `GenerateBaseServing._get_priority`), also where no body may."""
+_FOR_THE_ENGINE = {ENGINE_PRIORITY_HEADER, b"x-data-parallel-rank", b"endpoint-load-metrics-format"}
+"""Headers by which vLLM can be steered, which is for the fleet alone."""
+_OF_BROWSERS = {b"origin", b"access-control-request-method", b"access-control-request-headers"}
+"""Which pages may read an answer is for the ingress to say (`engine_agent.ingress.cors`)."""
+_REQUEST_OWN = (
+    _HOP_BY_HOP
+    | _FOR_THE_CELL
+    | _FOR_THE_ENGINE
+    | _OF_BROWSERS
+    | {b"content-encoding", b"content-length", b"expect", b"host", b"x-request-id"}
+)
+COMPLETION_TOKENS_HEADER = b"x-switchyard-completion-tokens"
+"""On an answer that was whole before its head left: what was generated, for the ingress. The length of the prompt is in
+`PROMPT_TOKENS_HEADER`, of streams, too, where the engine says it."""
+_PASSED_TO_CLIENTS = frozenset(
+    {b"allow", b"cache-control", b"content-encoding", b"content-language", b"content-type", b"date", b"retry-after"}
+)
+"""Headers of an engine's answer that clients get. All others stay here: the name and version of the engine's program,
+what browsers may read, and what looks like a header of the fleet."""
+
+LAST_CHUNK = b"0\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """A request as its client sent it. `content_length` None: chunked, or no body at all. `exchange`: what the engine
+    is to note it under; empty: nothing."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+    http11: bool
+    keep_alive: bool
+    content_length: int | None
+    chunked: bool
+    expects_continue: bool
+    request_id: bytes
+    exchange: bytes = b""
+
+    @property
+    def path(self) -> bytes:
+        return self.target.partition(b"?")[0]
+
+
+@dataclass(slots=True)
+class ResponseHead:
+    """The head of the engine's answer."""
+
+    status: int
+    reason: bytes
+    headers: Headers
+    content_length: int | None
+    chunked: bool
+    is_stream: bool
+
+    @property
+    def bodiless(self) -> bool:
+        return self.status in {204, 304}
+
+    @property
+    def until_close(self) -> bool:
+        """The body ends with the connection."""
+        return self.content_length is None and not self.chunked and not self.bodiless
+
+
+@dataclass(frozen=True, slots=True)
+class LocalResponse:
+    """A complete answer of the proxy itself."""
+
+    status: int
+    body: bytes
+    content_type: bytes = b"application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def length_of(named: Mapping[bytes, bytes]) -> int | None:
+    """Content-Length, which the parser has already checked to be a single number."""
+    value = named.get(b"content-length")
+    return None if value is None else int(value)
+
+
+def request_head(head: RequestHead, *, host: bytes, framing: bytes, own: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """The head that the engine gets. `framing` is one header line, or empty for a request without a body; `own` are the
+    proxy's headers."""
+    lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (head.method, head.target, host)]
+    lines += [b"%b: %b\r\n" % pair for pair in _end_to_end(head.headers)]
+    if head.exchange:
+        lines.append(b"%b: %b\r\n" % (EXCHANGE_HEADER, head.exchange))
+    lines += [b"%b: %b\r\n" % pair for pair in own]
+    lines.append(b"x-request-id: %b\r\n%b\r\n" % (head.request_id, framing))
+    return b"".join(lines)
+
+
+def response_head(head: ResponseHead, own: Headers, *, keep_alive: bool) -> bytes:
+    """The head that the client gets for an answer of the engine; `own` are the proxy's headers, framing among them."""
+    lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
+    lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] in _PASSED_TO_CLIENTS]
+    lines += [b"%b: %b\r\n" % pair for pair in own]
+    lines.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+    return b"".join(lines)
+
+
+def response_bytes(reply: LocalResponse, own: Iterable[tuple[bytes, bytes]] = (), *, keep_alive: bool) -> bytes:
+    """An answer of the proxy itself, head and body."""
+    reason = HTTPStatus(reply.status).phrase.encode()
+    lines = [b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\n" % (reply.status, reason, reply.content_type)]
+    lines += [b"%b: %b\r\n" % pair for pair in (*reply.headers, *own)]
+    lines.append(b"content-length: %d\r\n" % len(reply.body))
+    lines.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+    lines.append(reply.body)
+    return b"".join(lines)
+
+
+def refusal_response(refusal: Refusal, form: ErrorForm = ErrorForm.OPENAI) -> LocalResponse:
+    """A refusal as an answer; one that another cell may take says so."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if refusal.retry:
+        headers = (RETRY_HEADER, (b"retry-after", b"%d" % RETRY_AFTER_S))
+    elif refusal.is_final:
+        headers = ((b"x-should-retry", b"false"),)
+    if refusal.status >= 500:
+        headers = (*headers, (ERROR_HEADER, refusal.code.encode()))
+    return LocalResponse(refusal.status, error_body(refusal, form), headers=headers)
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked body; nothing for no bytes, since an empty chunk would end the body."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
+def _end_to_end(headers: Headers) -> Headers:
+    """Of a request's headers those that the engine gets."""
+    dropped = _REQUEST_OWN | _named_by_connection(headers)
+    return [pair for pair in headers if pair[0] not in dropped]
+
+
+def _named_by_connection(headers: Headers) -> set[bytes]:
+    """Headers that a Connection header declares to be hop-by-hop."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+    return named

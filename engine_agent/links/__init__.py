@@ -1,1 +1,0 @@
-"""What every link between hosts is made of, on whichever side."""

@@ -1,0 +1,287 @@
+"""The node agent: three loops around one node. Converge (plan, apply, say what is so), watch (ask the processes), and
+report (say it again every two seconds). It decides nothing itself, and no error in a pass ends a loop.
+
+Ending the agent ends none of the node's processes: the next agent adopts them.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from msgspec import structs
+
+from engine_agent.node.connection import AgentConnection, report_interval_s
+from engine_agent.node.enrolment import Enrolment
+from engine_agent.node.imds import NoticeWatch, is_in_aws
+from engine_agent.node.launch import NodePlace
+from engine_agent.node.log_tail import LogTailSender
+from engine_agent.node.node import LocalNode
+from engine_agent.node.node_checks import NodeChecks
+from engine_agent.node.order_trace import order_trace
+from engine_agent.node.planning.converge import plan_convergence
+from engine_agent.node.planning.node import LIMITS, ConvergeLimits
+from engine_agent.node.planning.observe import observe
+from engine_agent.node.planning.steps import Wait
+from engine_agent.node.telemetry import efa, engine_log
+from engine_agent.node.telemetry.accelerators import AcceleratorMonitor, OnFault
+from engine_agent.node.telemetry.efa import EfaDevices
+from engine_agent.node.telemetry.energy import energy_here
+from engine_agent.node.telemetry.engine_log import EngineLog
+from engine_agent.node.telemetry.host import accelerators_here, read_usage
+from engine_agent.node.telemetry.scraping import serve_metrics
+from engine_agent.node.watch import POLL_INTERVAL_S
+from engine_agent.protocol.fingerprint import Fingerprint, differing_fields
+from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Order, Report, StepTimes
+from engine_agent.protocol.ports import AGENT_METRICS
+from engine_agent.protocol.states import EngineState
+from engine_agent.protocol.watchdog import AwakeClock
+
+log = logging.getLogger(__name__)
+
+CONVERGE_AT_LEAST_EVERY_S = 1.0
+"""Limits that are reached by time alone (a silent proxy, a late start) are noticed this late at most."""
+PAUSE_AFTER_ERROR_S = 1.0
+BOUND_LOGS_EVERY_S = 60.0
+SEND_LOGS_EVERY_S = 1.0
+"""While logs are being read; else this only checks whether they are."""
+NEURON = "neuron"
+LOOK_FOR_CHECKS_EVERY_S = 1.0
+READ_STACK_EVERY_S = 30.0
+"""How late the control plane hears of software that was installed under a running agent."""
+
+
+class NodeAgent:
+    """Runs one node until cancelled."""
+
+    def __init__(
+        self,
+        *,
+        place: NodePlace,
+        enrolment: Enrolment,
+        hello: Callable[[], Hello],
+        stack: Callable[[], Fingerprint],
+        accelerators: Callable[[OnFault], AcceleratorMonitor] = accelerators_here,
+        limits: ConvergeLimits = LIMITS,
+    ) -> None:
+        self._limits = limits
+        self._awake = AwakeClock()
+        """Of every limit: an agent that was stopped has asked nothing meanwhile, and judges nobody by its own sleep."""
+        self._wake = asyncio.Event()
+        self._hello = hello
+        self._stack = stack
+        self._sent_fingerprint: Fingerprint = {}
+        self._connection = AgentConnection(
+            enrolment=enrolment,
+            hello=self._make_hello,
+            on_message=self._on_message,
+            on_identity=lambda: self._node.identity_changed(),  # noqa: PLW0108 - there is none yet
+        )
+        self._node = LocalNode(
+            place,
+            stack=stack,
+            on_change=self._wake.set,
+            on_fault=self._connection.send_fault,
+            now_s=self._awake.now_s,
+        )
+        self._accelerators = accelerators(self._connection.send_fault)
+        self._energy = energy_here(self._accelerators)
+        self._efa = EfaDevices(self._connection.send_fault)
+        self._engine_log = EngineLog(place.home / "engine.log", self._connection.send_fault)
+        self._cloud = NoticeWatch(self._send_report) if is_in_aws() else None
+        self._no_contact_since_s: float | None = self._awake.now_s()
+        self._last_observed: Observed | None = None
+        self._steps: StepTimes | None = None
+        self._logs = LogTailSender(place.home)
+        self._checks = NodeChecks(
+            place.home,
+            lambda: _pythons_of(place),
+            self._connection.send_fault,
+            lambda: self._send_report() if self._last_observed is not None else None,
+        )
+        self._trace = order_trace(place.node_id)
+        self._metrics_port = place.port_base + AGENT_METRICS
+
+    async def run(self) -> None:
+        """Resume, then converge, watch, report and stay connected until cancelled."""
+        self._node.resume()
+        try:
+            # What was adopted is polled once before it is reported, so that a restarted agent never reports a
+            # serving cell as one that starts.
+            await self._node.poll()
+            self._converge()
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._connect(loops))
+                loops.create_task(self._for_ever("converge", self._converge_once))
+                loops.create_task(self._for_ever("watch", self._watch_once))
+                loops.create_task(self._for_ever("report", self._report_once))
+                loops.create_task(self._for_ever("logs", self._bound_logs_once))
+                loops.create_task(self._for_ever("log tail", self._send_logs_once))
+                loops.create_task(self._for_ever("checks", self._check_once))
+                loops.create_task(self._for_ever("engine log", self._read_engine_log_once))
+                if self._efa.is_any:
+                    loops.create_task(self._for_ever("efa", self._read_efa_once))
+                loops.create_task(self._for_ever("stack", self._read_stack_once))
+                loops.create_task(self._for_ever("traces", self._trace.run))
+                loops.create_task(self._for_ever("metrics", self._serve_metrics))
+                loops.create_task(self._for_ever("energy", self._energy.run_once))
+                if self._cloud is not None:
+                    loops.create_task(self._for_ever("cloud", self._cloud.run_once))
+        finally:
+            self._node.close()
+
+    async def _connect(self, loops: asyncio.TaskGroup) -> None:
+        """Look for accelerators, whose inventory belongs into the first word to the control plane; then connect."""
+        try:
+            await self._accelerators.prepare()
+        except Exception:
+            log.exception("error while looking for accelerators")
+        loops.create_task(self._for_ever("accelerators", self._accelerators.run))
+        if not self._node.is_serving:  # an adopted engine has been checked, or serves all the same
+            await self._checks.make_before_joining(len(self._accelerators.devices()))
+        await self._for_ever("connection", self._connection.run)
+
+    async def _for_ever(self, name: str, once: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await once()
+            except Exception:
+                # A node must outlive whatever is wrong with one pass; the next one starts from the whole state again.
+                log.exception("error in the %s loop", name)
+                await asyncio.sleep(PAUSE_AFTER_ERROR_S)
+
+    async def _serve_metrics(self) -> None:
+        await serve_metrics(self._metrics_port, self._connection.exposition)
+
+    async def _converge_once(self) -> None:
+        until_s = self._converge()
+        pause_s = CONVERGE_AT_LEAST_EVERY_S
+        if until_s is not None:
+            pause_s = min(pause_s, max(0.01, until_s - self._awake.now_s()))
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _converge(self) -> float | None:
+        """One pass: plan, apply, and say what is so if that changed. Returns when to look again at the latest."""
+        self._wake.clear()
+        self._note_contact()
+        until_s = None
+        node = self._node.snapshot(self._no_contact_since_s)
+        for step in plan_convergence(self._node.desired, node, self._awake.now_s(), self._limits):
+            self._node.apply(step)
+            if isinstance(step, Wait):
+                until_s = step.until_s
+        if self._observed() != self._last_observed:
+            self._send_report()
+        return until_s
+
+    async def _watch_once(self) -> None:
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        await self._node.poll()
+        await asyncio.sleep(max(0.0, POLL_INTERVAL_S - (clock() - began_s)))
+
+    async def _report_once(self) -> None:
+        await asyncio.sleep(report_interval_s(random.random()))
+        self._send_report(await self._node.measure())
+
+    async def _bound_logs_once(self) -> None:
+        await asyncio.sleep(BOUND_LOGS_EVERY_S)
+        self._node.bound_logs()
+
+    async def _send_logs_once(self) -> None:
+        await asyncio.sleep(SEND_LOGS_EVERY_S)
+        tail = self._logs.due(self._node.order)
+        if tail is not None:
+            self._connection.send_logs(tail)
+
+    async def _check_once(self) -> None:
+        await asyncio.sleep(LOOK_FOR_CHECKS_EVERY_S)
+        order = self._node.order
+        await self._checks.make_requested(order.check if order else None, is_serving=self._node.is_serving)
+
+    async def _read_engine_log_once(self) -> None:
+        await asyncio.sleep(engine_log.READ_EVERY_S)
+        if self._node.desired is not None and self._node.desired.plan.engine == NEURON:
+            self._engine_log.read()  # of no other: what it looks for are words of Neuron's runtime
+
+    async def _read_efa_once(self) -> None:
+        self._efa.read()
+        await asyncio.sleep(efa.READ_EVERY_S)
+
+    async def _read_stack_once(self) -> None:
+        await asyncio.sleep(READ_STACK_EVERY_S)
+        stack = self._stack()
+        if self._sent_fingerprint and stack != self._sent_fingerprint:
+            changed = ", ".join(difference.field for difference in differing_fields((self._sent_fingerprint, stack)))
+            log.info("the stack changed: %s", changed)
+            self._connection.resend_hello()
+
+    def _make_hello(self) -> Hello:
+        hello = self._hello()
+        self._sent_fingerprint = hello.fingerprint
+        if hello.inventory is None:
+            return hello
+        inventory = structs.replace(hello.inventory, accelerators=self._accelerators.inventory())
+        return structs.replace(hello, inventory=inventory)
+
+    def _on_message(self, message: Order) -> None:
+        if isinstance(message, Desired):
+            with self._trace.taking(message):
+                self._node.take_order(structs.replace(message, cause=None))
+        else:
+            log.warning("ignored what is for another kind of agent: this is a node")
+
+    def _note_contact(self) -> None:
+        if self._connection.status.connected:
+            self._no_contact_since_s = None
+        elif self._no_contact_since_s is None:
+            self._no_contact_since_s = self._awake.now_s()
+
+    def _observed(self) -> Observed:
+        node = self._node.snapshot(self._no_contact_since_s)
+        return observe(self._node.desired, node, self._awake.now_s(), self._limits)
+
+    def _send_report(self, steps: StepTimes | None = None) -> None:
+        observed = self._observed()
+        if self._last_observed is None or (observed.state, observed.reason) != (
+            self._last_observed.state,
+            self._last_observed.reason,
+        ):
+            log.info("%s %s", observed.state, observed.reason)
+        self._last_observed = observed
+        seen = self._node.seen
+        telemetry = structs.replace(
+            read_usage(observed.engine_pid),
+            accelerators=self._accelerators.devices(),
+            accelerator_trouble=self._accelerators.trouble(),
+            refused_order=self._node.refused_order,
+            journal_error=self._node.journal_error,
+            notices=self._cloud.notices if self._cloud is not None else None,
+            energy=self._energy.meters(),
+            checks=self._checks.report,
+            network=self._efa.devices,
+        )
+        health = _health(observed, seen.health)
+        report = Report(
+            seq=0, observed=observed, health=health, load=seen.load, telemetry=telemetry, steps=steps or self._steps
+        )
+        self._steps = report.steps if observed.state is EngineState.READY else None
+        self._connection.send(report)
+
+
+def _pythons_of(place: NodePlace) -> tuple[Path, ...]:
+    """The interpreters of installed engines; programs of engine generic are none."""
+    installed = place.launch_context().engine_pythons
+    return tuple(path for engine, path in installed.items() if "/" not in engine)
+
+
+def _health(observed: Observed, health: Health | None) -> Health | None:
+    """The engine's health as a reader must take it: good or no news counts only from a node that can use its engine."""
+    if observed.state in (EngineState.STARTING, EngineState.FAILED) and (health is None or health.ok):
+        return Health(ok=False, reason=observed.reason)
+    return health

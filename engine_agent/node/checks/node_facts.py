@@ -1,0 +1,153 @@
+"""What a node is like, for the doctor to judge: read from files, and by asking the kernel. It starts no program and
+changes nothing; `root` is where `/` is. What cannot be read is None, or is left out."""
+
+import ctypes
+import os
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine_agent.node.telemetry.host import devices_on_bus, neuron_device_count, nvidia_device_count
+from engine_agent.node.telemetry.stack import read_machine_stack
+from engine_agent.protocol.ports import PORTS_PER_NODE
+
+NEURON_TOOLS = Path("opt/aws/neuron/bin")
+TOOLS_WANTED = ("neuron-ls", "neuron-monitor")
+TIME_ERROR = 5
+"""What ntp_adjtime returns while the clock is not synchronised: <sys/timex.h>."""
+_TIMEX_BYTES = 256
+"""More than struct timex has; all zero asks and sets nothing."""
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """`devices`: device files by maker; `on_bus`: those that the bus shows. `distributions`: of each installed engine's
+    environment, what is installed there. `ports_taken`: of the node's own, those that something else listens on;
+    None: not tried. `clock_synchronised` None: this kernel does not say. `stack`: as `read_machine_stack` has it."""
+
+    devices: Mapping[str, int]
+    on_bus: Mapping[str, int]
+    stack: Mapping[str, str]
+    tools_missing: Sequence[str] = ()
+    efa_devices: Sequence[str] = ()
+    uverbs: int = 0
+    memory_bytes: int = 0
+    memory_limit_bytes: int | None = None
+    cpu_quota: float | None = None
+    shm_bytes: int | None = None
+    huge_pages_free: int | None = None
+    huge_page_bytes: int = 0
+    disks_free_bytes: Mapping[str, int] = field(default_factory=dict)
+    open_files: int = 0
+    locked_memory_bytes: int | None = None
+    clock_synchronised: bool | None = None
+    kernel_log_readable: bool = False
+    ports_taken: Sequence[int] | None = None
+    distributions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    python: str = ""
+
+
+def read_node(
+    *, root: Path, pythons: Mapping[str, Path], folders: Sequence[Path], host: str, port_base: int | None
+) -> NodeFacts:
+    """The node as it is now. `pythons`: of installed engines; `folders`: whose disks count."""
+    memory = _meminfo(root)
+    infiniband = root / "sys/class/infiniband"
+    return NodeFacts(
+        devices={"neuron": neuron_device_count(root), "nvidia": nvidia_device_count(root)},
+        on_bus=devices_on_bus(root),
+        stack=read_machine_stack(root),
+        tools_missing=[name for name in TOOLS_WANTED if not (root / NEURON_TOOLS / name).exists()],
+        efa_devices=[path.name for path in sorted(infiniband.glob("*")) if _is_efa(path)],
+        uverbs=len(list((root / "dev/infiniband").glob("uverbs*"))),
+        memory_bytes=memory.get("MemTotal", 0) * 1024,
+        memory_limit_bytes=_limit(root / "sys/fs/cgroup/memory.max"),
+        cpu_quota=_cpu_quota(root / "sys/fs/cgroup/cpu.max"),
+        shm_bytes=shutil.disk_usage(root / "dev/shm").total if (root / "dev/shm").is_dir() else None,
+        huge_pages_free=memory.get("HugePages_Free"),
+        huge_page_bytes=memory.get("Hugepagesize", 0) * 1024,
+        disks_free_bytes={str(folder): shutil.disk_usage(_existing(folder)).free for folder in folders},
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        locked_memory_bytes=_locked_memory(),
+        clock_synchronised=_clock_synchronised(),
+        kernel_log_readable=os.access(root / "dev/kmsg", os.R_OK),
+        ports_taken=None if port_base is None else taken_ports(host, port_base),
+        distributions={engine: distributions_of(python) for engine, python in pythons.items()},
+        python=".".join(map(str, sys.version_info[:3])),
+    )
+
+
+def distributions_of(python: Path) -> dict[str, str]:
+    """Name -> version of what the environment of an interpreter has installed, by its files alone."""
+    found = {}
+    for entry in python.parent.parent.glob("lib*/python*/site-packages/*.dist-info"):
+        name, _, version = entry.name.removesuffix(".dist-info").rpartition("-")
+        found[name.lower().replace("_", "-").replace(".", "-")] = version
+    return found
+
+
+def taken_ports(host: str, port_base: int) -> list[int]:
+    """Of the ports of a node, those that cannot be listened on."""
+    taken = []
+    for port in range(port_base, port_base + PORTS_PER_NODE):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except (OSError, OverflowError):
+                taken.append(port)
+    return taken
+
+
+def _is_efa(device: Path) -> bool:
+    """EFA devices are called efa_0, or rdmap16s27 by newer rules of udev; the driver tells."""
+    return device.name.startswith("efa") or (device / "device/driver").resolve().name == "efa"
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    found = {}
+    for line in _text(root / "proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        number = value.split()[:1]
+        if number and number[0].isdecimal():
+            found[name] = int(number[0])
+    return found
+
+
+def _limit(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text.isdecimal() else None
+
+
+def _cpu_quota(path: Path) -> float | None:
+    """Processors that this process may use of each second; None: as many as there are."""
+    quota, _, period = _text(path).partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
+
+
+def _locked_memory() -> int | None:
+    most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    return None if most == resource.RLIM_INFINITY else most
+
+
+def _clock_synchronised() -> bool | None:
+    try:
+        state = ctypes.CDLL(None, use_errno=True).ntp_adjtime(ctypes.create_string_buffer(_TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != TIME_ERROR
+
+
+def _existing(folder: Path) -> Path:
+    return folder if folder.exists() else _existing(folder.parent)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

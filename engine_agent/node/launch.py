@@ -1,0 +1,125 @@
+"""How to start the processes of an assignment, as pure code: where the node is, the command line of the cell proxy, and
+what every engine is given besides what its adapter states. It starts nothing."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from engine_agent.engines.base import LOOPBACK, EngineContext, Launch
+from engine_agent.engines.generic.programs import HEALTH_PATH
+from engine_agent.engines.plan_artifacts import json_option
+from engine_agent.protocol.engine_options import BATCH_PROMPTS_UNLIMITED, PRIORITY_SCHEDULING, READS_WHOLE_PROMPTS
+from engine_agent.protocol.fingerprint import (
+    FINGERPRINT_VARIABLE,
+    Fingerprint,
+    fingerprint_to_variable,
+    rank_fingerprint,
+)
+from engine_agent.protocol.messages import Assignment, EnginePlan
+from engine_agent.protocol.ports import ENGINE, PROXY, PROXY_ADMIN
+from engine_agent.protocol.states import CellRole
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """Where a node is: its folder, its address and ports, the machine's cache of artifacts, and where engines are
+    installed, if they are."""
+
+    node_id: str
+    home: Path
+    host: str
+    port_base: int
+    repo_root: Path
+    cache: Path
+    engine_pythons: Callable[[], Mapping[str, Path]]
+    has_links: bool = True
+    """Ingresses reach its cells over TLS."""
+
+    def context(self) -> EngineContext:
+        """The place as engine adapters know it, without the engines: who looks at a running one needs its address."""
+        return EngineContext(self.node_id, self.home, self.host, self.port_base, self.repo_root, {}, self.cache)
+
+    def launch_context(self) -> EngineContext:
+        """The same with the engines that are installed now, which takes reading files."""
+        installed = {engine: python for engine, python in self.engine_pythons().items() if python.exists()}
+        return replace(self.context(), engine_pythons=installed)
+
+
+def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path | None = None) -> Launch:
+    """Command line and environment of the cell proxy beside a leader. `identity`: the home of what was handed over to
+    it; None: ingresses reach it without TLS.
+
+    Raises:
+        EngineUnavailable: a JSON argument of the plan is none.
+    """
+    base = context.port_base
+    argv = (
+        *(sys.executable, "-m", "engine_agent.cell_proxy"),
+        *("--node-id", context.node_id),
+        *("--cell", assignment.cell),
+        *("--generation", str(assignment.generation)),
+        *("--host", context.host),
+        *("--port", str(base + PROXY)),
+        *("--admin-port", str(base + PROXY_ADMIN)),
+        *("--engine", f"http://{LOOPBACK}:{base + ENGINE}"),
+        *("--model", assignment.plan.served_model),
+        *(word for adapter in assignment.plan.adapters for word in ("--adapter", adapter.name)),
+        *("--max-concurrency", str(assignment.plan.max_concurrency)),
+        *("--golden", msgspec.json.encode(assignment.plan.golden).decode()),
+        *(("--health-path", HEALTH_PATH) if assignment.plan.engine == "generic" else ()),
+        *_role(assignment),
+        *_prompt_limit(assignment.plan),
+        *(("--priorities",) if _schedules_by_priority(assignment.plan) else ()),
+        *(("--orders-classes",) if _orders_classes(assignment.plan) else ()),
+        *(("--identity", str(identity)) if identity else ()),
+    )
+    reads = (identity,) if identity else ()
+    return Launch(argv=argv, env={"PYTHONPATH": str(context.repo_root)}, reads=reads)
+
+
+def _role(assignment: Assignment) -> tuple[str, ...]:
+    if assignment.cell_role is CellRole.MIXED:
+        return ()
+    return ("--cell-role", assignment.cell_role, "--kv-layout", assignment.kv_layout)
+
+
+def _prompt_limit(plan: EnginePlan) -> tuple[str, ...]:
+    """Longest prompt of an engine that may be compiled for less than its context, and then ends at a longer one. That
+    it refuses one by itself is not relied on: of two plugins one does."""
+    if plan.engine != "neuron":
+        return ()
+    longest = json_option(plan.args, "--additional-config").get("max_prompt_length")
+    return () if longest is None else ("--max-prompt-tokens", str(longest))
+
+
+def _schedules_by_priority(plan: EnginePlan) -> bool:
+    """The simulator always does; vLLM refuses priorities unless its arguments allow them."""
+    return plan.engine == "sim" or any(pair == PRIORITY_SCHEDULING for pair in pairwise(plan.args))
+
+
+def _orders_classes(plan: EnginePlan) -> bool:
+    """Whether the engine limits batch prompts in each step. Neuron's plugin has a scheduler of its own; what no
+    argument tells (`vllm_versions.why_no_class_order`) is left to the window of the cell's batch work."""
+    return (
+        plan.engine in ("sim", "vllm")
+        and _schedules_by_priority(plan)
+        and BATCH_PROMPTS_UNLIMITED not in pairwise(plan.args)
+        and not READS_WHOLE_PROMPTS.intersection(plan.args)
+    )
+
+
+def with_fingerprint(launch: Launch, plan: EnginePlan, machine: Fingerprint) -> Launch:
+    """The launch of an engine, with what its rank runs: see `engine_agent.protocol.fingerprint`."""
+    weights = plan.artifact.digest if plan.artifact is not None else None
+    adapters = {each.name: each.artifact.digest if each.artifact else "" for each in plan.adapters}
+    own = rank_fingerprint(machine, plan.engine, plan.args, plan.env, weights, adapters)
+    return replace(launch, env={**launch.env, FINGERPRINT_VARIABLE: fingerprint_to_variable(own)})
+
+
+def proxy_admin_url(context: EngineContext, path: str) -> str:
+    """URL of the proxy's administration; it listens on loopback whatever the node's address is."""
+    return f"http://{LOOPBACK}:{context.port_base + PROXY_ADMIN}{path}"

@@ -1,0 +1,224 @@
+"""The machine agent: keeps what runs on its host as its order says, and says how that stands: every half minute, and at
+once when something changes.
+
+It goes by its journal until the control plane speaks, so a host that boots without one runs what it ran. Ending it ends
+nothing of what it runs.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from engine_agent.node.connection import AgentConnection
+from engine_agent.node.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
+from engine_agent.node.identity import Identity
+from engine_agent.node.journal import CorruptJournal, Journal
+from engine_agent.node.logs import bound
+from engine_agent.node.machine.converge import STABLE_AFTER_S, Here, Step, next_step, pause_s, phase_of
+from engine_agent.node.machine.paths import HostPaths
+from engine_agent.node.machine.release_change import ReleaseChange
+from engine_agent.node.machine.service import CHANGES_RELEASE, LEFT
+from engine_agent.node.machine.tenant import Tenant
+from engine_agent.protocol.machine_messages import MachineOrder, MachineReport, RunAgent
+from engine_agent.protocol.messages import Hello, Order
+from engine_agent.protocol.states import MachinePhase
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+REPORT_EVERY_S = 30.0
+ENROL_PAUSE_S = 5.0
+FAREWELL_S = 2.0
+"""For the last report to be on its way. Lost, it is missing on a screen until an operator removes the machine."""
+JOURNAL_FILE = "journal.json"
+
+
+class MachineAgent:
+    """Runs one host until cancelled, until it has left, or until it has switched to another release."""
+
+    def __init__(
+        self,
+        *,
+        paths: HostPaths,
+        tenant: Tenant,
+        enrolment: Enrolment,
+        hello: Callable[[], Hello],
+        release: ReleaseChange,
+    ) -> None:
+        self._paths, self._tenant, self._enrolment, self._release = paths, tenant, enrolment, release
+        self._journal = Journal(paths.home / JOURNAL_FILE, MachineOrder)
+        self._connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=self._on_message)
+        self._order: MachineOrder | None = None
+        self._waiting: MachineOrder | None = None
+        self._order_problem = ""
+        self._wake = asyncio.Event()
+        self._was_ordered = False
+        self._failures = 0
+        self._started_s = 0.0
+        self._start_after_s = 0.0
+        self._restarts = 0
+        self._reason = ""
+        self._reported: MachineReport | None = None
+        self._report_due_s = 0.0
+
+    async def run(self) -> int:
+        """Resume, and keep the host as ordered. Returns the exit status, once it has left or changes its release."""
+        try:
+            self._order = self._journal.load()
+        except CorruptJournal as error:
+            log.error("%s", error)
+        connection = asyncio.create_task(self._connection.run())
+        try:
+            while not (status := await self._pass()):
+                try:
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+                self._wake.clear()
+            if status == LEFT:
+                await asyncio.sleep(FAREWELL_S)
+            return status
+        finally:
+            self._release.give_up()
+            connection.cancel()
+            await asyncio.gather(connection, return_exceptions=True)
+
+    @property
+    def _servers(self) -> str:
+        """Every address of the control plane that is known here, for what runs here."""
+        return ",".join(self._enrolment.servers.all)
+
+    def _on_message(self, message: Order) -> None:
+        if not isinstance(message, MachineOrder):
+            log.warning("ignored what is for another kind of agent: this is a machine")
+            return
+        known = self._waiting or self._order
+        if known is not None and message.version < known.version:
+            log.info("ignored order %d: %d is known", message.version, known.version)
+            return
+        if message != known:
+            self._waiting = message
+        self._was_ordered = True
+        self._wake.set()
+
+    def _take_order(self) -> None:
+        """Follow the order that came last once it is journalled. The control plane does not send it again, so while it
+        cannot be written it waits, and the one before goes on."""
+        if self._waiting is None:
+            return
+        try:
+            self._journal.save(self._waiting)
+        except OSError as error:
+            problem = f"order {self._waiting.version} waits, because it cannot be written: {error}"
+            if problem != self._order_problem:
+                log.error("%s", problem)
+            self._order_problem = problem
+            return
+        self._order, self._waiting, self._order_problem = self._waiting, None, ""
+        self._failures, self._start_after_s = 0, 0.0
+
+    async def _pass(self) -> int:
+        """One look; 0: go on, else the exit status."""
+        self._take_order()
+        now_s = asyncio.get_running_loop().time()
+        here = self._here()
+        step = next_step(self._order, here, now_s)
+        if step is Step.WIPE:
+            self._report(MachinePhase.WIPING)
+            self._reason = await asyncio.to_thread(self._tenant.wipe)
+            if not self._reason:
+                log.info("wiped %s", here.runs)
+        elif step is Step.START and self._order is not None and self._order.run is not None:
+            await self._start(self._order.run, here, now_s)
+        elif here.alive and self._tenant.is_of_other_release and not self._release.on_trial:
+            await self._renew(here)
+        elif here.alive and self._failures and now_s - self._started_s > STABLE_AFTER_S:
+            self._failures, self._reason = 0, ""
+        left = step is Step.LEAVE
+        self._report(phase_of(self._order, self._here(), left=left))
+        bound(self._paths.log)
+        return LEFT if left else CHANGES_RELEASE if await self._changes_release() else 0
+
+    async def _changes_release(self) -> bool:
+        """Begin or go on with what the order says of the release. True: this process must end for it."""
+        if self._was_ordered:
+            self._was_ordered = False
+            await asyncio.to_thread(self._release.confirm)
+        order = self._order.release if self._order is not None and not self._order.leave else None
+        return await self._release.follow(order, self._enrolment.servers.all, self._enrolment.stored_credential())
+
+    async def _renew(self, here: Here) -> None:
+        """Have its agent run this release too; what it runs goes on."""
+        if self._order is None or self._order.run is None:
+            return
+        try:
+            await asyncio.to_thread(self._tenant.kill_agent)
+            self._tenant.start(self._order.run, self._servers)
+        except (OSError, ValueError) as error:
+            log.error("%s cannot be started: %s", here.runs, error)  # the next pass does so, as after every end
+
+    def _here(self) -> Here:
+        runs = self._tenant.id
+        return Here(runs, alive=bool(runs) and self._tenant.pid() is not None, start_after_s=self._start_after_s)
+
+    async def _start(self, run: RunAgent, here: Here, now_s: float) -> None:
+        if here.runs and self._tenant.started() is not None:
+            self._restarts += 1
+            self._reason = self._tenant.end_reason()
+            log.warning("%s: %s", run.id, self._reason)
+            self._report(MachinePhase.AGENT_DEAD)
+        self._start_after_s, self._failures = now_s + pause_s(self._failures), self._failures + 1
+        try:
+            await self._enrol(run)
+            self._tenant.start(run, self._servers)
+        except (EnrolmentRefused, EnrolmentUnreachable, OSError, ValueError) as error:
+            self._reason = f"{run.id} cannot be started: {error}"
+            self._start_after_s = now_s + ENROL_PAUSE_S
+            log.error("%s", self._reason)
+            return
+        self._started_s = now_s
+        self._reason = "" if self._failures == 1 else self._reason
+        log.info("started %s %s", run.kind, run.id)
+
+    async def _enrol(self, run: RunAgent) -> None:
+        """Get the agent's credential by this machine's own, which it never sees, and this machine's certificate."""
+        folder = self._tenant.folder(run.id)
+        own = Enrolment(self._servers, run.kind, run.id, folder, join_token=self._enrolment.stored_credential())
+        if own.stored_credential() is None:
+            folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+            if self._connection.identity.has_bundle:
+                bundle = self._connection.identity.bundle_file.read_text(encoding="ascii")
+                Identity(folder).store_trust(bundle=bundle, revoked="")
+            await self._enrol_anywhere(own)
+
+    async def _enrol_anywhere(self, own: Enrolment) -> None:
+        """Ask each host of the control plane once: the first one of this agent may be off."""
+        while True:
+            try:
+                await own.enrol(shown_by=self._connection.identity)
+            except EnrolmentUnreachable:
+                own.servers.failed()
+                if not own.servers.has_untried:
+                    raise
+            else:
+                return
+
+    def _report(self, phase: MachinePhase) -> None:
+        """Say how it stands if that is new or due."""
+        now_s, tried = asyncio.get_running_loop().time(), self._release.tried
+        report = MachineReport(
+            seq=0,
+            version=self._order.version if self._order is not None else 0,
+            phase=phase,
+            runs=self._tenant.id,
+            reason="; ".join(filter(None, (self._order_problem, self._reason))),
+            agent_pid=self._tenant.pid(),
+            restarts=self._restarts,
+            wants_to_leave=self._paths.leave_wish.exists(),
+            release_trouble=tried.trouble if tried is not None else "",
+            attempt=tried.attempt if tried is not None else 0,
+        )
+        if report != self._reported or now_s >= self._report_due_s:
+            self._reported, self._report_due_s = report, now_s + REPORT_EVERY_S
+            self._connection.send(report)

@@ -1,0 +1,239 @@
+"""`python -m engine_agent join`: what the script of the line calls once the agent is unpacked. It checks the host,
+enrols it, and has its machine agent run from now on. What fails leaves nothing behind but a sentence."""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from engine_agent.node.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused, EnrolmentUnreachable
+from engine_agent.node.identity import Identity
+from engine_agent.node.imds import CLOUD_VARIABLE
+from engine_agent.node.machine import service
+from engine_agent.node.machine.checks import Seen, failures
+from engine_agent.node.machine.control import ControlRefused, JoinClient
+from engine_agent.node.machine.facts import driverless, read_facts
+from engine_agent.node.machine.paths import HostPaths, Joined
+from engine_agent.node.machine.releases import let_all_read
+from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of
+from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY, first_ports, ingress_ports
+from engine_agent.protocol.states import AgentKind
+
+OF_USER_DATA = ("SWITCHYARD_CACHE", "AWS_REGION", "AWS_ENDPOINT_URL")
+NODE_PORT, INGRESS_PORT = 21000, 8080
+MOST_DIGITS = 5
+CONNECTED_WITHIN_S = 20.0
+LOOK_EVERY_S = 0.1
+ACCEPT_LIMIT_S = 10.0
+
+
+class NotJoined(Exception):
+    """The host did not join; the sentences say why."""
+
+    def __init__(self, *sentences: str) -> None:
+        super().__init__("; ".join(sentences))
+        self.sentences = sentences
+
+
+def run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m engine_agent join", description=__doc__)
+    parser.add_argument("--code", required=True, type=Path, help="folder to install into")
+    parser.add_argument("--release", required=True, type=Path, help="folder below it with this release, unpacked")
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--pin", default="", help="sha256//… of the control plane's key")
+    parser.add_argument("--port", default="0", help="first port; 21000 of a node, 8080 of an ingress")
+    parser.add_argument("--nonce", default="", help="file with what this machine proved itself by, if it did")
+    options = parser.parse_args(argv)
+    client = JoinClient(options.server, options.pin, sys.stdin.readline().strip())
+    try:
+        nonce = Path(options.nonce).read_text(encoding="ascii").strip() if options.nonce else ""
+        said = join(HostPaths(options.code), options.release, client, options.server, options.port, nonce)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"switchyard: the nonce cannot be read: {error}\n")
+        return 1
+    except NotJoined as refusal:
+        for sentence in refusal.sentences:
+            sys.stderr.write(f"switchyard: {sentence}\n")
+        return 1
+    sys.stdout.write(f"{said}\n")
+    return 0
+
+
+def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port: str, nonce: str = "") -> str:
+    """Check the host, enrol it and start its agent; returns what to tell whoever ran the line. `nonce`: by which it
+    proved itself; "": one is drawn.
+
+    Raises:
+        NotJoined: it did not, and nothing is left of the attempt.
+    """
+    try:
+        invitation = client.post("/agents/join/check", {"port": 0, "nonce": secrets.token_hex(16)})
+    except ControlRefused as refusal:
+        raise NotJoined(str(refusal)) from None
+    facts = _checked(paths, client, invitation, _ports(client, port, str(invitation["role"])))
+    try:
+        machine, cloud = str(invitation.get("machine", "")), str(invitation.get("cloud", ""))
+        joined = Joined(server, facts, machine, _variables(cloud) if cloud else {})
+        return _install(paths, release, client, joined, invitation, nonce or secrets.token_hex(32))
+    except EnrolmentRefused as refusal:  # which the control plane knows already
+        raise NotJoined(str(refusal).rpartition(" answered 403: ")[2]) from None
+    except NotJoined as refusal:
+        with contextlib.suppress(ControlRefused):
+            client.post("/agents/join/refused", {"reason": str(refusal)})
+        raise
+
+
+def ports_of(role: str, stated: str) -> list[int]:
+    """Every port that an agent of this role needs, its first one first. `stated`: as `--port` has it; 0: the usual one.
+
+    Raises:
+        ValueError: it is no port that all of them follow from; the text says which are.
+    """
+    is_node = role == AgentKind.NODE
+    possible = first_ports(AgentKind(role))
+    first = int(stated) if stated.isascii() and stated.isdecimal() and len(stated) <= MOST_DIGITS else -1
+    first = first or (NODE_PORT if is_node else INGRESS_PORT)
+    if first not in possible:
+        raise ValueError(
+            f"--port {stated[:20]!r} is no first port of a {role}: give one from {possible[0]} to {possible[-1]}"
+        )
+    if is_node:
+        return list(range(first, first + PORTS_PER_NODE))
+    return list(ingress_ports(first).values())
+
+
+def _ports(client: JoinClient, stated: str, role: str) -> list[int]:
+    try:
+        return ports_of(role, stated)
+    except ValueError as wrong:
+        with contextlib.suppress(ControlRefused):
+            client.post("/agents/join/refused", {"reason": str(wrong)})
+        raise NotJoined(str(wrong)) from None
+
+
+def _checked(paths: HostPaths, client: JoinClient, invitation: dict[str, object], ports: Sequence[int]) -> MachineFacts:
+    is_node, first = invitation["role"] == AgentKind.NODE, ports[0]
+    address = str(invitation["address"])
+    began = time.time()
+    local = _is_local(address)
+    taken = [one for one in ports if local and not _is_free(address, one)]
+    trouble = ""
+    try:
+        if local and not taken:
+            nonce = secrets.token_hex(16)
+            with _answering(address, first + (PROXY if is_node else 0), nonce):
+                began = time.time()
+                answer = client.post("/agents/join/check", {"port": first, "nonce": nonce})
+                trouble = str(answer["trouble"])
+        else:
+            answer = client.post("/agents/join/check", {"port": 0, "nonce": secrets.token_hex(16)})
+    except (ControlRefused, OSError) as refusal:
+        raise NotJoined(str(refusal)) from None
+    ahead_s = (began + time.time()) / 2 - float(str(answer["time"]))
+    facts = read_facts(address, first, paths.state, clock_ahead_s=ahead_s)
+    named = f"{first} to {ports[-1]}" if is_node else ", ".join(map(str, ports))
+    found = failures(facts, driverless(), Seen(address, local, trouble), taken, named)
+    if found:
+        with contextlib.suppress(ControlRefused):
+            client.post("/agents/join/refused", {"reason": "; ".join(found)})
+        raise NotJoined(*found)
+    return facts
+
+
+def _variables(cloud: str) -> dict[str, str]:
+    """What user data said of the cloud, for agents that systemd starts, and which cloud it is."""
+    stated = {name: os.environ[name] for name in OF_USER_DATA if os.environ.get(name)}
+    return {CLOUD_VARIABLE: cloud, **stated}
+
+
+def _install(
+    paths: HostPaths, release: Path, client: JoinClient, joined: Joined, invitation: dict[str, object], nonce: str
+) -> str:
+    machine = joined.machine or machine_id_of(nonce)
+    try:
+        paths.home.mkdir(parents=True, mode=0o700, exist_ok=True)
+        (paths.home / NONCE_FILE).write_text(f"{nonce}\n", encoding="ascii")
+        paths.keep(joined)
+        if invitation["bundle"]:
+            Identity(paths.home).store_trust(bundle=str(invitation["bundle"]), revoked="")
+        enrolment = Enrolment(joined.server, AgentKind.MACHINE, machine, paths.home, client.token)
+        asyncio.run(enrolment.enrol())
+        let_all_read(release)
+        paths.current.symlink_to(release)
+        notice = service.start(paths)
+        _await_order(paths)
+    except (EnrolmentUnreachable, OSError, ValueError, service.ServiceError) as error:
+        _undo(paths)
+        raise NotJoined(str(error)) from None
+    except (EnrolmentRefused, NotJoined):
+        _undo(paths)
+        raise
+    return "\n".join(filter(None, (f"switchyard: this host is machine {machine} in {invitation['region']}", notice)))
+
+
+def _undo(paths: HostPaths) -> None:
+    service.stop(paths)
+    paths.current.unlink(missing_ok=True)
+    for path in (paths.code / "run", *paths.of_releases):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(paths.state, ignore_errors=True)
+
+
+def _await_order(paths: HostPaths) -> None:
+    """Until the machine agent has journalled its first order: then it is connected and known."""
+    deadline = time.monotonic() + CONNECTED_WITHIN_S
+    while not (paths.home / "journal.json").exists():
+        if time.monotonic() > deadline:
+            last = service.last_line(paths)
+            raise NotJoined(f"the machine agent did not connect within {CONNECTED_WITHIN_S:.0f} s: {last}")
+        time.sleep(LOOK_EVERY_S)
+
+
+@contextlib.contextmanager
+def _answering(address: str, port: int, nonce: str) -> Iterator[None]:
+    """Say the nonce to whoever connects, for a moment."""
+    with socket.create_server((address, port), family=_family(address)) as server:
+        server.settimeout(ACCEPT_LIMIT_S)
+        threading.Thread(target=_answer, args=(server, nonce), daemon=True).start()
+        yield
+
+
+def _answer(server: socket.socket, nonce: str) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(nonce.encode())
+
+
+def _is_local(address: str) -> bool:
+    with socket.socket(_family(address)) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _is_free(address: str, port: int) -> bool:
+    hosts: Sequence[str] = (address, "127.0.0.1")
+    for host in hosts:
+        with socket.socket(_family(host)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                return False
+    return True
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,0 +1,188 @@
+"""The one node or ingress agent that a machine runs: start it, know it again, stop it with all that it started, and
+wipe its folder. Which one is decided elsewhere."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from engine_agent.engines.base import NODE_ID_VARIABLE
+from engine_agent.node import procfs
+from engine_agent.node.journal import CorruptJournal, Journal
+from engine_agent.node.logs import bound, last_lines
+from engine_agent.node.machine.paths import HostPaths
+from engine_agent.protocol.machine_messages import RunAgent
+from engine_agent.protocol.states import AgentKind
+
+RECORD_FILE = "tenant.json"
+LOG_FILE = "agent.log"
+STOP_LIMIT_S = 60.0
+KILLED_WITHIN_S = 5.0
+INGRESS_GRACE_S = 15.0
+SWEEPS = 10
+PASSED_ON = (
+    "PATH", "LANG", "HOME", "SWITCHYARD_LOG_FORMAT", "SWITCHYARD_SERVICE_UIDS", "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG", "OTEL_SDK_DISABLED",
+    "SWITCHYARD_PLAIN_LINKS", "SWITCHYARD_ARTIFACT_CACHE_GIB", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS", "AWS_CA_BUNDLE", "SWITCHYARD_CLOUD",
+)  # fmt: skip
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The process that was started last, which its pid alone does not name. `code`: the release that it runs."""
+
+    run: RunAgent
+    pid: int
+    started_ticks: int
+    boot: str
+    code: str = ""
+
+
+class Tenant:
+    """What runs on this machine. There is at most one, whose folder is there as long as anything of it may be."""
+
+    def __init__(self, paths: HostPaths, root: Path, variables: Mapping[str, str] | None = None) -> None:
+        self._paths, self._root, self._variables = paths, root, variables or {}
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def id(self) -> str:
+        """Of whom there is a folder; "" for nobody."""
+        return next((path.name for path in sorted(self._paths.runs.glob("*")) if path.is_dir()), "")
+
+    def folder(self, name: str) -> Path:
+        return self._paths.runs / name
+
+    def started(self) -> Started | None:
+        """The process that was started last, alive or not."""
+        if not self.id:
+            return None
+        try:
+            return Journal(self.folder(self.id) / RECORD_FILE, Started).load()
+        except (CorruptJournal, OSError):
+            return None
+
+    def pid(self) -> int | None:
+        """Of its agent; None while that does not run."""
+        if self._child is not None:
+            self._child.poll()  # a child that ended stays until somebody asks
+        known = self.started()
+        if known is None or known.boot != procfs.boot_id():
+            return None
+        process = procfs.stat(known.pid)
+        return known.pid if process is not None and process.started_ticks == known.started_ticks else None
+
+    @property
+    def is_of_other_release(self) -> bool:
+        """Whether its agent runs, from another release than this process."""
+        known = self.started()
+        return known is not None and known.code != str(self._root) and self.pid() is not None
+
+    def kill_agent(self) -> None:
+        """End its agent, and nothing that it runs: asked to end, that of an ingress would stop its HAProxy."""
+        if (pid := self.pid()) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._await_end(KILLED_WITHIN_S)
+
+    def start(self, run: RunAgent, server: str) -> None:
+        """Start its agent; an engine that runs is adopted by it.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        folder = self.folder(run.id)
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        bound(folder / LOG_FILE)
+        with (folder / LOG_FILE).open("ab") as log:
+            self._child = subprocess.Popen(
+                command(run, folder, server),
+                env=self._environment(run.id),
+                cwd=folder,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        process = procfs.stat(self._child.pid)
+        ticks = process.started_ticks if process is not None else 0
+        Journal(folder / RECORD_FILE, Started).save(
+            Started(run, self._child.pid, ticks, procfs.boot_id(), str(self._root))
+        )
+
+    def end_reason(self) -> str:
+        """How its agent ended, as its log says last."""
+        lines = last_lines(self.folder(self.id) / LOG_FILE, 1) if self.id else []
+        return f"its agent ended: {lines[0]}" if lines else "its agent ended"
+
+    def wipe(self) -> str:
+        """Stop all that runs and remove what it held. Returns what is left, "" for nothing. Blocks for a while."""
+        name = self.id
+        if not name:
+            return ""
+        self._stop(name)
+        left = self._sweep(name)
+        if left:
+            return f"{len(left)} processes of {name} do not end: {', '.join(map(str, left))}"
+        shutil.rmtree(self.folder(name), ignore_errors=True)
+        return f"{self.folder(name)} cannot be removed" if self.folder(name).exists() else ""
+
+    def _stop(self, name: str) -> None:
+        known = self.started()
+        if known is not None and known.run.kind is AgentKind.INGRESS:
+            if (pid := self.pid()) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)  # it lets streams finish
+                self._await_end(INGRESS_GRACE_S)
+            return
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                [sys.executable, "-m", "engine_agent", "stop-node", "--home", str(self.folder(name))],
+                env=self._environment(""),
+                capture_output=True,
+                timeout=STOP_LIMIT_S,
+                check=False,
+            )
+
+    def _await_end(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while self.pid() is not None and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def _sweep(self, name: str) -> list[int]:
+        for _ in range(SWEEPS):
+            left = procfs.of_node(name)
+            if not left:
+                break
+            procfs.kill(left)
+            time.sleep(0.2)
+        self.pid()
+        return [process.pid for process in procfs.of_node(name)]
+
+    def _environment(self, name: str) -> dict[str, str]:
+        kept = {variable: os.environ[variable] for variable in PASSED_ON if variable in os.environ}
+        return {
+            **kept,
+            **({NODE_ID_VARIABLE: name} if name else {}),
+            "SWITCHYARD_CACHE": str(self._paths.cache),
+            **self._variables,
+            "PYTHONPATH": str(self._root),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+def command(run: RunAgent, folder: Path, server: str) -> list[str]:
+    """The command line of what an order names."""
+    own = ["ingress", "--ingress-id", run.id, "--port", str(run.port)]
+    if run.kind is AgentKind.NODE:
+        own = ["node", "--node-id", run.id, "--port-base", str(run.port), "--instance-type", run.instance_type]
+        own += ["--topology", ",".join(run.topology)]
+    common = ["--home", str(folder), "--server", server, "--region", run.region, "--host", run.address]
+    return [sys.executable, "-m", "engine_agent", *own, *common]

@@ -1,0 +1,370 @@
+"""One node as its agent holds it: the order in force, its processes, and their state. It takes orders, applies the
+planner's steps, and journals before it acts; what to do next is for `planning` to decide, and when, for `agent`."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+import msgspec
+
+from engine_agent.engines.base import EngineUnavailable, MeasuresSteps
+from engine_agent.engines.registry import check_plan, check_role, engine_adapter
+from engine_agent.node import procfs, watch
+from engine_agent.node.accounts import Service, open_way, service_account
+from engine_agent.node.cell_certificate import with_certificate
+from engine_agent.node.hand_over import HandOver
+from engine_agent.node.http import HttpClient, NoResponse
+from engine_agent.node.journal import CorruptJournal, Journal
+from engine_agent.node.launch import NodePlace, proxy_admin_url, proxy_launch, with_fingerprint
+from engine_agent.node.logs import bound, last_lines
+from engine_agent.node.planning.node import (
+    LIMITS,
+    Failure,
+    Membership,
+    NodeSnapshot,
+    ProcessKind,
+    membership_of,
+    next_in_a_row,
+)
+from engine_agent.node.planning.orders import refusal
+from engine_agent.node.planning.steps import (
+    MarkFailed,
+    SetProxyPairs,
+    SetProxyPhase,
+    StartEngine,
+    StartProxy,
+    Step,
+    StopEngine,
+    StopProxy,
+    Wait,
+)
+from engine_agent.node.processes import ProcessEnd, Processes, end_reason, ended_fault, not_started_fault
+from engine_agent.node.rebuild import newest_record, with_order
+from engine_agent.node.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord
+from engine_agent.node.telemetry.neuron_errors import runtime_faults
+from engine_agent.protocol.fingerprint import Fingerprint
+from engine_agent.protocol.messages import Assignment, Desired, Fault, StepTimes
+from engine_agent.protocol.states import MemberRole
+
+log = logging.getLogger(__name__)
+
+EVIDENCE_LINES = 20
+TELL_TIMEOUT_S = 1.0
+
+
+class LocalNode:
+    """The state of this node. `on_change` is called when there may be something to plan, `on_fault` with evidence.
+
+    `stack` returns what the machine runs; it is called at every start of an engine. `now_s` is the clock of all limits.
+    """
+
+    def __init__(
+        self,
+        place: NodePlace,
+        *,
+        stack: Callable[[], Fingerprint],
+        on_change: Callable[[], None],
+        on_fault: Callable[[Fault], None],
+        now_s: Callable[[], float] = monotonic,
+    ) -> None:
+        self.place = place
+        self._now_s = now_s
+        self._stack = stack
+        self.seen = watch.ProbeResults()
+        self._http = HttpClient()
+        self._on_change = on_change
+        self._on_fault = on_fault
+        self._journal = Journal(place.home / JOURNAL_FILE, NodeRecord)
+        self._record = NodeRecord(place.node_id)
+        accounts = {
+            ProcessKind.ENGINE: service_account(Service.ENGINE),
+            ProcessKind.PROXY: service_account(Service.PROXY),
+        }
+        open_way(place.home, any(accounts.values()))
+        self._hand_over = HandOver(place.home, accounts[ProcessKind.PROXY]) if place.has_links else None
+        self._processes = Processes(
+            place.node_id,
+            place.home,
+            on_end=self._process_ended,
+            on_free=on_change,
+            accounts=accounts,
+            now_s=now_s,
+        )
+        self._last_engine_failure: Failure | None = None
+        self._failure: Failure | None = None
+        self._proxy_failure: Failure | None = None
+        self._proxy_change: asyncio.Task[None] | None = None
+        self.refused_order = ""
+        self.journal_error = ""
+
+    @property
+    def desired(self) -> Assignment | None:
+        return self._record.desired.assignment if self._record.desired is not None else None
+
+    @property
+    def order(self) -> Desired | None:
+        return self._record.desired
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether an engine runs here, ready or not."""
+        return self._processes.running(ProcessKind.ENGINE) is not None
+
+    # --- from one agent process to the next -------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Go on where an earlier agent of this node ended: its order, its processes, its last failure.
+
+        Where the journal is lost, torn or older than what runs, what runs says so itself.
+        """
+        try:
+            self._record = self._journal.load() or self._record
+        except (CorruptJournal, OSError) as error:
+            log.error("%s", error)
+        rebuilt = newest_record(self._record, self.place.node_id, procfs.boot_id())
+        if rebuilt is not self._record and rebuilt.desired is not None:
+            log.warning("the journal is behind: taking order %d from the engine that runs", rebuilt.desired.version)
+            self._record = rebuilt
+            self._save()
+        now_s = self._now_s()
+        if self._record.failure is not None:
+            self._failure = self._last_engine_failure = self._record.failure.failure(now_s)
+        engine, proxy = self._record.engine, self._record.proxy
+        if engine is not None:
+            if self._processes.adopt(ProcessKind.ENGINE, engine):
+                self.seen = watch.ProbeResults(was_ready=engine.was_ready)
+                log.info(
+                    "adopted the engine of generation %d of %s, pid %d", engine.generation, engine.cell, engine.pid
+                )
+            elif self._failure is None:
+                self._set_failure(engine.membership, "the engine ended while no agent watched it", ran_stably=False)
+        if proxy is not None and self._processes.adopt(ProcessKind.PROXY, proxy):
+            log.info("adopted the cell proxy, pid %d", proxy.pid)
+        killed = self._processes.kill_unknown()
+        if killed:
+            log.warning("killed %d process(es) of this node that no journal knows of", killed)
+
+    def close(self) -> None:
+        """Look away; everything that runs goes on running."""
+        if self._proxy_change is not None:
+            self._proxy_change.cancel()
+        self._http.close()
+        self._processes.close()
+
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    def take_order(self, received: Desired) -> None:
+        """Put the order in force, on disk first; refuse it if it is not of a later state."""
+        running = self._processes.running(ProcessKind.ENGINE) or self._processes.running(ProcessKind.PROXY)
+        member = running.membership if running is not None else None
+        reason = refusal(self._record.desired, received, self.place.node_id, member)
+        if reason is not None:
+            log.warning("refused an order: %s", reason)
+            self.refused_order = reason
+            return
+        if received != self._record.desired:
+            log.info("order %d: %s", received.version, _in_words(received.assignment))
+            self._save(desired=received)
+            self._on_change()
+
+    # --- what is so --------------------------------------------------------------------------------------------------
+
+    def snapshot(self, no_contact_since_s: float | None) -> NodeSnapshot:
+        """What runs here now, for the planners."""
+        return NodeSnapshot(
+            engine=self._processes.running(ProcessKind.ENGINE),
+            proxy=self._processes.running(ProcessKind.PROXY),
+            health=self.seen.health,
+            was_ready=self.seen.was_ready,
+            proxy_phase=self.seen.proxy_phase,
+            proxy_pairs=self.seen.proxy_pairs,
+            proxy_silent_since_s=self.seen.proxy_silent_since_s,
+            failure=self._failure,
+            proxy_failure=self._proxy_failure,
+            no_contact_since_s=no_contact_since_s,
+        )
+
+    async def poll(self) -> None:
+        desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)
+        if desired is None or engine is None or engine.membership != membership_of(desired):
+            return
+        proxy, before = self._processes.running(ProcessKind.PROXY), self.seen
+        if desired.role is MemberRole.FOLLOWER:
+            url = engine_adapter(desired.plan.engine).health_url(desired, self.place.context())
+            after = watch.after_engine(before, await watch.probe_engine(self._http, url, before.state))
+        elif proxy is not None and proxy.membership == engine.membership:
+            url = proxy_admin_url(self.place.context(), "/status")
+            status = await watch.fetch_proxy_status(self._http, url, before.state)
+            after = watch.after_proxy(before, status, self._now_s())
+        else:
+            return
+        if self.seen is before:  # else a process started or ended meanwhile, and the answer speaks of the past
+            self.seen = after
+            self._note_ready(before, after)
+
+    async def measure(self) -> StepTimes | None:
+        """What the engine of the order in force computed itself, if it can say."""
+        desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)
+        if desired is None or engine is None or engine.membership != membership_of(desired):
+            return None
+        adapter = engine_adapter(desired.plan.engine)
+        if not isinstance(adapter, MeasuresSteps):
+            return None
+        return await watch.fetch_steps(self._http, adapter.steps_url(desired, self.place.context()))
+
+    def bound_logs(self) -> None:
+        for name in ("agent", *ProcessKind):
+            bound(self.place.home / f"{name}.log")
+
+    def identity_changed(self) -> None:
+        """The agent has a new certificate, or heard whom to believe: so must its proxy."""
+        if self._hand_over and self._processes.running(ProcessKind.PROXY):
+            try:
+                self._hand_over.renew()
+            except OSError as error:
+                log.error("cannot hand a new certificate to the cell proxy: %s", error)
+        self._on_change()
+
+    # --- what it does ------------------------------------------------------------------------------------------------
+
+    def apply(self, step: Step) -> None:
+        """Take one step. What fails becomes this start's failure, never an exception."""
+        match step:
+            case StartEngine():
+                self._start_engine(step)
+            case StartProxy():
+                self._start_proxy(step)
+            case StopEngine(grace_s=grace_s, reason=reason):
+                log.info("ending the engine: %s", reason)
+                self._processes.stop(ProcessKind.ENGINE, grace_s)
+            case StopProxy(grace_s=grace_s, reason=reason):
+                log.info("ending the cell proxy: %s", reason)
+                self._processes.stop(ProcessKind.PROXY, grace_s)
+            case SetProxyPhase(phase=phase):
+                self._tell_proxy("/phase", msgspec.json.encode({"phase": phase}))
+            case SetProxyPairs(pairs=pairs):
+                self._tell_proxy("/pairs", msgspec.json.encode(pairs))
+            case MarkFailed(membership=member, reason=reason):
+                self._give_up(member, reason)
+            case Wait():
+                pass
+
+    def _start_engine(self, step: StartEngine) -> None:
+        given, member = step.assignment, membership_of(step.assignment)
+        log.info("starting the engine: %s", step.reason)
+        self.seen = watch.without_engine(self.seen)
+        try:
+            check_plan(given.plan)
+            check_role(given)
+            launch = with_fingerprint(
+                engine_adapter(given.plan.engine).launch(given, self.place.launch_context()), given.plan, self._stack()
+            )
+            launch = with_certificate(with_order(launch, self.order), given)
+            record = self._processes.start(ProcessKind.ENGINE, member, launch)
+        except (EngineUnavailable, OSError) as error:
+            self._give_up(member, str(error))
+            return
+        self._failure = None
+        self._save(engine=record, failure=None)
+
+    def _start_proxy(self, step: StartProxy) -> None:
+        member = membership_of(step.assignment)
+        if self._hand_over and not self._hand_over.is_possible():
+            return  # its certificate is on the way; then there is another pass
+        log.info("starting the cell proxy: %s", step.reason)
+        self.seen = watch.without_proxy(self.seen)
+        try:
+            if self._hand_over:
+                self._hand_over.renew()
+            launch = proxy_launch(
+                step.assignment, self.place.context(), self._hand_over.home if self._hand_over else None
+            )
+            self._save(proxy=self._processes.start(ProcessKind.PROXY, member, launch))
+        except (OSError, EngineUnavailable) as error:
+            self._proxy_failed(member, f"the cell proxy did not start: {error}", ran_stably=False)
+
+    def _tell_proxy(self, path: str, body: bytes) -> None:
+        """Send the proxy its phase or its pairs, unless a request is under way; its next report shows whether it took
+        it."""
+        if self._proxy_change is None or self._proxy_change.done():
+            url = proxy_admin_url(self.place.context(), path)
+            self._proxy_change = asyncio.get_running_loop().create_task(_post(self._http, url, body))
+
+    # --- what happens to it ------------------------------------------------------------------------------------------
+
+    def _process_ended(self, end: ProcessEnd) -> None:
+        """Called at once when a process has ended, whether it was stopped or not."""
+        log.log(logging.INFO if end.was_ordered else logging.WARNING, "%s", end)
+        lines = self._last_lines(end.kind)
+        ran_stably = end.ran_s >= LIMITS.stable_after_s
+        member = end.record.membership
+        reason = end_reason(end, lines)
+        if end.kind is ProcessKind.ENGINE:
+            if not end.was_ordered:
+                self._set_failure(member, reason, ran_stably and self.seen.was_ready)
+            self._save(engine=None)
+            self.seen = watch.without_engine(self.seen)
+        else:
+            self._proxy_failed(member, reason, ran_stably)
+            self._save(proxy=None)
+            self.seen = watch.without_proxy(self.seen)
+        if not end.was_ordered:
+            for fault in (ended_fault(end, reason, lines), *runtime_faults(lines)):
+                self._on_fault(fault)
+        self._on_change()
+
+    def _give_up(self, member: Membership, reason: str) -> None:
+        log.warning("gave up: %s", reason)
+        self._set_failure(member, reason, ran_stably=False)
+        self._on_fault(not_started_fault(member, reason, self._last_lines(ProcessKind.ENGINE)))
+        self._on_change()
+
+    def _set_failure(self, member: Membership, reason: str, ran_stably: bool) -> None:
+        previous = self._last_engine_failure
+        same = previous if previous is not None and previous.membership == member else None
+        self._failure = Failure(member, reason, self._now_s(), next_in_a_row(same, ran_stably))
+        self._last_engine_failure = self._failure
+        self._save(failure=FailureRecord.of(self._failure))
+
+    def _proxy_failed(self, member: Membership, reason: str, ran_stably: bool) -> None:
+        previous = self._proxy_failure
+        same = previous if previous is not None and previous.membership == member else None
+        self._proxy_failure = Failure(member, reason, self._now_s(), next_in_a_row(same, ran_stably))
+
+    def _last_lines(self, kind: ProcessKind) -> list[str]:
+        return last_lines(self._processes.log_path(kind), EVIDENCE_LINES)
+
+    def _note_ready(self, before: watch.ProbeResults, after: watch.ProbeResults) -> None:
+        engine = self._record.engine
+        if after.was_ready and engine is not None and not engine.was_ready:
+            self._save(engine=msgspec.structs.replace(engine, was_ready=True))
+            self._processes.step_back(ProcessKind.ENGINE)
+        if watch.is_change(before, after):
+            self._on_change()
+
+    def _save(self, **changes: Desired | ProcessRecord | FailureRecord | None) -> None:
+        """Journal. A disk that refuses must not keep a node from its order: that is logged, and the node goes on."""
+        self._record = msgspec.structs.replace(self._record, **changes)
+        try:
+            self._journal.save(self._record)
+            self.journal_error = ""
+        except OSError as error:
+            log.error("cannot write the journal: %s", error)
+            self.journal_error = str(error)
+
+
+async def _post(http: HttpClient, url: str, body: bytes) -> None:
+    try:
+        answer = await http.request("POST", url, timeout_s=TELL_TIMEOUT_S, body=body)
+    except NoResponse as error:
+        log.warning("the cell proxy was not told: %s", error)
+        return
+    if answer.status >= 300:
+        log.warning("the cell proxy was told at %s and answered %d", url, answer.status)
+
+
+def _in_words(assignment: Assignment | None) -> str:
+    if assignment is None:
+        return "run nothing"
+    return f"{assignment.phase} as rank {assignment.rank} in generation {assignment.generation} of {assignment.cell}"

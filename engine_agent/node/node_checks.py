@@ -1,0 +1,186 @@
+"""Makes a node's deep checks: once where its order asks, and before it joins on a machine with accelerators.
+
+The checks are a child at low priority with a limit of time; whatever becomes of it, the agent goes on. What they found
+is reported until there are others; a check that failed is a fault besides, on which the fleet's rules act. The request
+that was done last is on disk with what was found, so that a restarted agent does not make it again.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from engine_agent.node import procfs
+from engine_agent.node.checks.result import Result, result_from
+from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
+from engine_agent.protocol.messages import CHECKS_MAX, CheckReport, CheckRequest, CheckResult, Fault
+from engine_agent.protocol.ports import RENDEZVOUS, RENDEZVOUS_SLOTS
+from engine_agent.protocol.signatures import FaultSignature, is_hard
+from engine_agent.protocol.strict_json import strict_loads
+
+log = logging.getLogger(__name__)
+
+DONE_FILE = "checks-done"
+"""In the node's home: the requests that were made, by name; the machine's boot for `joining`."""
+REPORT_FILE = "checks.json"
+JOINING = "joining"
+VARIABLE = "SWITCHYARD_DEEP_CHECKS"
+"""`on` or `off`: whether they are made before the node joins. Unsaid: where there are accelerators."""
+LIMIT_S = 300.0
+JOINING_LIMIT_S = 60.0
+"""Before a node joins: a machine of a pool must have joined within 120 s of its launch. What was not made by then is
+reported as that."""
+LINK_CHECKS = frozenset({"links", "collective"})
+LINK_PORT = RENDEZVOUS + RENDEZVOUS_SLOTS - 1
+"""Of the ports of a node without an engine, the last that a leader would be met on."""
+
+
+class NodeChecks:
+    """The deep checks of one node. `on_fault` hears of what failed; `on_change` that there is something to report."""
+
+    def __init__(
+        self,
+        home: Path,
+        pythons: Callable[[], Sequence[Path]],
+        on_fault: Callable[[Fault], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._home, self._pythons = home, pythons
+        self._on_fault, self._on_change = on_fault, on_change
+        self.report = self._kept()
+
+    async def make_before_joining(self, accelerators: int, variable: str | None = None) -> None:
+        """Once in each boot of the machine."""
+        wanted = os.environ.get(VARIABLE, "") if variable is None else variable
+        if wanted == "off" or (wanted != "on" and not accelerators):
+            return
+        boot = procfs.boot_id()
+        if self._done().get(JOINING) == boot:
+            return
+        await self._make(CheckRequest(JOINING), is_serving=False, limit_s=JOINING_LIMIT_S)
+        self._note_done(JOINING, boot)
+
+    async def make_requested(self, request: CheckRequest | None, *, is_serving: bool) -> None:
+        """What the order in force asks, if it was not made yet."""
+        if request is None or self._done().get("request") == request.id:
+            return
+        self._note_done("request", request.id)  # first: checks that end the agent must not do so for ever
+        await self._make(request, is_serving=is_serving, limit_s=LIMIT_S)
+
+    async def _make(self, request: CheckRequest, *, is_serving: bool, limit_s: float) -> None:
+        began_at, results = time.time(), list[Result]()
+        self._say(CheckReport(request.id, began_at))
+        argv = [sys.executable, "-m", "engine_agent", "deep-checks", "--state", str(self._home)]
+        argv += ["--light"] if is_serving else [word for each in self._pythons() for word in ("--python", str(each))]
+        plan = b"" if is_serving else _links(request)
+        argv += ["--links"] if plan else []
+        log.info("deep checks %s begin%s", request.id, " without computing: an engine runs" if is_serving else "")
+        try:
+            ended = await self._run(argv, plan, CheckReport(request.id, began_at), results, limit_s)
+        except OSError as error:
+            ended = f"they do not start: {error}"
+        if ended:
+            results.append(Result("deep checks", None, ended))
+        self._say(CheckReport(request.id, began_at, time.time(), _on_wire(results)))
+        self._keep()
+        for result in results:
+            log.log(logging.ERROR if result.ok is False else logging.INFO, "%s: %s", result.check, result.found)
+            if result.ok is False:
+                self._on_fault(_fault(result, request))
+
+    async def _run(
+        self, argv: Sequence[str], plan: bytes, report: CheckReport, results: list[Result], limit_s: float
+    ) -> str:
+        """Why they did not end by themselves; empty: they did."""
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            cwd=AGENT_ROOT,
+            start_new_session=True,
+        )
+        if process.stdin is None or process.stdout is None:
+            return "they have no pipes"
+        try:
+            async with asyncio.timeout(limit_s):
+                process.stdin.write(plan)
+                process.stdin.close()
+                async for line in process.stdout:
+                    with suppress(ValueError):
+                        results.append(result_from(line))
+                        self._say(structs.replace(report, results=_on_wire(results)))
+                status = await process.wait()
+            return "" if status in (0, 1) else f"they ended with status {status}"
+        except TimeoutError:
+            return f"they did not end within {limit_s:.0f} s"
+        finally:
+            await _end(process)
+
+    def _say(self, report: CheckReport) -> None:
+        self.report = report
+        self._on_change()
+
+    def _kept(self) -> CheckReport | None:
+        """What an earlier agent of this node found."""
+        with suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode((self._home / REPORT_FILE).read_bytes(), type=CheckReport)
+        return None
+
+    def _keep(self) -> None:
+        try:
+            (self._home / REPORT_FILE).write_bytes(msgspec.json.encode(self.report))
+        except OSError as error:
+            log.error("cannot keep what deep checks found: %s", error)
+
+    def _done(self) -> dict[str, str]:
+        with suppress(OSError, ValueError):
+            known = strict_loads((self._home / DONE_FILE).read_text())
+            if isinstance(known, dict):
+                return {str(name): str(value) for name, value in known.items()}
+        return {}
+
+    def _note_done(self, name: str, value: str) -> None:
+        try:
+            (self._home / DONE_FILE).write_text(json.dumps({**self._done(), name: value}))
+        except OSError as error:
+            log.error("cannot note that deep checks were made: %s", error)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """With all that it started: it leads a session of its own."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        await process.wait()
+
+
+def _links(request: CheckRequest) -> bytes:
+    if not request.peers:
+        return b""
+    members = [
+        {"rank": peer.rank, "address": peer.address, "port": peer.port_base + LINK_PORT} for peer in request.peers
+    ]
+    return json.dumps({"rank": request.rank, "members": members, "secret": request.secret}).encode()
+
+
+def _on_wire(results: Sequence[Result]) -> tuple[CheckResult, ...]:
+    return tuple(
+        CheckResult(one.check[:64], one.ok, one.found, one.wanted, one.seconds, dict(one.numbers))
+        for one in results[:CHECKS_MAX]
+    )
+
+
+def _fault(result: Result, request: CheckRequest) -> Fault:
+    is_of_links = result.check in LINK_CHECKS
+    signature = FaultSignature.LINK_CHECK_FAILED if is_of_links else FaultSignature.DEEP_CHECK_FAILED
+    evidence = {"check": result.check, "request": request.id, "wanted": result.wanted, "numbers": dict(result.numbers)}
+    return Fault(signature, f"{result.check}: {result.found}", {**evidence, "hard": is_hard(signature)})

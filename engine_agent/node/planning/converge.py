@@ -1,0 +1,177 @@
+"""The next steps of a node from its order and what runs on it: the agent's only decision about processes.
+
+A cell lives and dies whole, so an engine that ended by itself is not started again within its generation while the
+control plane can be reached: the node says `failed` with the reason, and the control plane starts every member together
+under a new generation. Without contact none can do that, and a node must run its last order for ever (I9, I11): then
+the engine is started again, after a backoff, in the same generation. That keeps I5, which orders orders: a repeated
+order still does nothing, and what restarts is the last order taken. It keeps I2, because every rank that restarts this
+way holds the same generation. And it is safe when only some nodes are cut off: a peer in contact is moved to a higher
+generation, whose secret and rendezvous port the cut-off rank does not have, so its engine never joins; the routing
+table decides who gets requests in any case. Contact must be missing for `contact_grace_s` first, so that a restart of
+the control plane does not race with the new generation that it is about to give. A proxy holds no state and is
+restarted at once, in contact or not.
+
+Never: two engines at a time, an engine of a lower generation, a start before all of the old start has ended.
+"""
+
+from engine_agent.node.planning.node import (
+    LIMITS,
+    ConvergeLimits,
+    Failure,
+    Membership,
+    NodeSnapshot,
+    RunningProcess,
+    failure_of,
+    membership_of,
+    restart_backoff_s,
+)
+from engine_agent.node.planning.steps import (
+    MarkFailed,
+    SetProxyPairs,
+    SetProxyPhase,
+    StartEngine,
+    StartProxy,
+    Step,
+    StopEngine,
+    StopProxy,
+    Wait,
+)
+from engine_agent.protocol.messages import Assignment
+from engine_agent.protocol.pairs import pairs_of
+from engine_agent.protocol.states import MemberRole, Phase
+
+Steps = tuple[Step, ...]
+
+
+def plan_convergence(
+    desired: Assignment | None, node: NodeSnapshot, now_s: float, limits: ConvergeLimits = LIMITS
+) -> Steps:
+    """Steps to take now, in this order; empty when the node is as desired and nothing is awaited."""
+    if desired is None:
+        return _plan_stop(node.engine, node.proxy, "this node is in no cell", limits)
+    wanted = membership_of(desired)
+    newer = _newer_than(wanted, node)
+    if newer is not None:
+        return (Wait(None, f"the order is of generation {wanted.generation}, generation {newer} runs here"),)
+    if desired.phase is Phase.STOP:
+        return _plan_stop(node.engine, node.proxy, f"{wanted.cell} was told to stop", limits)
+    old_engine, old_proxy = _if_not_wanted(wanted, node.engine), _if_not_wanted(wanted, node.proxy)
+    if old_engine is not None or old_proxy is not None:
+        reason = f"generation {wanted.generation} of {wanted.cell} takes this node"
+        return _plan_stop(old_engine, old_proxy, reason, limits)
+    return _plan_member(desired, node, now_s, limits)
+
+
+def _plan_member(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Steps:
+    """Steps while nothing of another start runs here and this one is to serve or to drain."""
+    failure = failure_of(membership_of(desired), node.failure)
+    if failure is not None and node.engine is not None:
+        return _plan_stop(node.engine, None, failure.reason, limits)
+    if desired.phase is Phase.DRAIN:
+        return _plan_drain(node)
+    if failure is not None:
+        return _plan_restart(desired, node, failure, now_s, limits)
+    return _plan_serve(desired, node, now_s, limits)
+
+
+def _plan_stop(
+    engine: RunningProcess | None, proxy: RunningProcess | None, reason: str, limits: ConvergeLimits
+) -> Steps:
+    """The proxy first: while it lives it would send requests to an engine that is ending."""
+    if proxy is not None:
+        return (_wait_for_end_of("cell proxy") if proxy.stopping else StopProxy(limits.proxy_stop_grace_s, reason),)
+    if engine is not None:
+        return (_wait_for_end_of("engine") if engine.stopping else StopEngine(limits.engine_stop_grace_s, reason),)
+    return ()
+
+
+def _plan_drain(node: NodeSnapshot) -> Steps:
+    """Nothing is started for a drain: what has ended has nothing in flight."""
+    if node.proxy is not None and not node.proxy.stopping and node.proxy_phase is Phase.SERVE:
+        return (SetProxyPhase(Phase.DRAIN, "the cell takes no new requests"),)
+    return ()
+
+
+def _plan_restart(
+    desired: Assignment, node: NodeSnapshot, failure: Failure, now_s: float, limits: ConvergeLimits
+) -> Steps:
+    if node.no_contact_since_s is None:
+        return (Wait(None, f"the control plane restarts the cell: {failure.reason}"),)
+    restart_at_s = max(
+        failure.at_s + restart_backoff_s(failure.in_a_row, limits), node.no_contact_since_s + limits.contact_grace_s
+    )
+    if now_s < restart_at_s:
+        return (Wait(restart_at_s, f"no contact to report to; restarting after {failure.reason}"),)
+    start = StartEngine(
+        desired, f"no contact with the control plane, restart {failure.in_a_row} after: {failure.reason}"
+    )
+    return (start, *_plan_proxy(desired, node, now_s, limits))
+
+
+def _plan_serve(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Steps:
+    engine = node.engine
+    if engine is None:
+        start = StartEngine(desired, f"generation {desired.generation} of {desired.cell} is to serve")
+        return (start, *_plan_proxy(desired, node, now_s, limits))
+    if engine.stopping:
+        return (_wait_for_end_of("engine"),)
+    steps = _plan_proxy(desired, node, now_s, limits)
+    if node.was_ready:
+        return steps
+    ready_by_s = engine.watched_since_s + desired.plan.ready_timeout_s
+    if now_s >= ready_by_s:
+        seen = node.health.reason if node.health is not None else "it never answered"
+        reason = f"not ready within {desired.plan.ready_timeout_s:g} s: {seen}"
+        return (MarkFailed(membership_of(desired), reason), StopEngine(limits.engine_stop_grace_s, reason))
+    return steps or (Wait(ready_by_s, "the engine is getting ready"),)
+
+
+def _plan_proxy(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Steps:
+    """Steps for the proxy of a leader that serves."""
+    if desired.role is not MemberRole.LEADER:
+        return ()
+    proxy = node.proxy
+    if proxy is None:
+        return (_plan_proxy_start(desired, node, now_s, limits),)
+    if proxy.stopping:
+        return (_wait_for_end_of("cell proxy"),)
+    if _is_hung(proxy, node.proxy_silent_since_s, now_s, limits):
+        return (StopProxy(limits.proxy_stop_grace_s, f"no answer for {limits.proxy_silent_s:g} s"),)
+    if node.proxy_phase is Phase.DRAIN:
+        return (SetProxyPhase(Phase.SERVE, "the cell takes requests"),)
+    pairs = pairs_of(desired)
+    if node.proxy_pairs is not None and node.proxy_pairs != pairs.name:
+        return (SetProxyPairs(pairs, "the cell pairs with others"),)
+    return ()
+
+
+def _plan_proxy_start(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Step:
+    failure = failure_of(membership_of(desired), node.proxy_failure)
+    if failure is None:
+        return StartProxy(desired, "the leader needs its cell proxy")
+    pause_s = 0.0 if failure.in_a_row == 1 else restart_backoff_s(failure.in_a_row - 1, limits)
+    if now_s < failure.at_s + pause_s:
+        return Wait(failure.at_s + pause_s, f"restarting the cell proxy: {failure.reason}")
+    return StartProxy(desired, failure.reason)
+
+
+def _is_hung(proxy: RunningProcess, silent_since_s: float | None, now_s: float, limits: ConvergeLimits) -> bool:
+    if silent_since_s is None or now_s - proxy.watched_since_s < limits.proxy_start_s:
+        return False
+    return now_s - silent_since_s >= limits.proxy_silent_s
+
+
+def _newer_than(wanted: Membership, node: NodeSnapshot) -> int | None:
+    """The generation of the same cell that runs here, if it is above the wanted one."""
+    running = [process.membership for process in (node.engine, node.proxy) if process is not None]
+    generations = [one.generation for one in running if one.cell == wanted.cell]
+    newest = max(generations, default=wanted.generation)
+    return newest if newest > wanted.generation else None
+
+
+def _if_not_wanted(wanted: Membership, process: RunningProcess | None) -> RunningProcess | None:
+    return process if process is not None and process.membership != wanted else None
+
+
+def _wait_for_end_of(what: str) -> Wait:
+    return Wait(None, f"the {what} is ending")

@@ -1,0 +1,100 @@
+"""What an agent tells Prometheus: its newest report and its line to the control plane, as text. Pure."""
+
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from engine_agent.protocol.ingress_messages import IngressReport
+from engine_agent.protocol.machine_messages import MachineReport
+from engine_agent.protocol.messages import Report
+from engine_agent.protocol.prometheus_text import family, sample, single
+from engine_agent.protocol.states import EngineState
+
+UP = "up"
+CELL_COUNTERS = {
+    "requests_total": "Requests that the ingress sent to a cell.",
+    "errors_total": "Connections and answers that broke.",
+    "failures_total": "Answers of 5xx.",
+    "retries_total": "Further tries of requests without an answer.",
+    "redispatches_total": "Requests that went on to another cell.",
+}
+POOL_HOLDS = {
+    "held": ("gauge", "Requests that wait for a pool's first cell."),
+    "held_total": ("counter", "Requests that had to wait for a pool's first cell."),
+    "released_total": ("counter", "Those that were let go to a cell."),
+    "turned_away_total": ("counter", "Those that were refused: too many, or too late."),
+}
+CHANGES = {
+    "applied_total": "Changes to HAProxy in place.",
+    "reloads_total": "Reloads of HAProxy.",
+    "starts_total": "Starts of HAProxy.",
+    "log_lines_lost_total": "Lines of the access log that were lost.",
+}
+
+
+def agent_exposition(agent: str, connected: bool, report: Report | IngressReport | MachineReport | None) -> str:
+    """All metrics of an agent. `report` is its newest, None before the first."""
+    labels = {"agent": agent}
+    text = "1 while the agent is connected to the control plane."
+    lines = single("switchyard_agent_connected", "gauge", text, labels, int(connected))
+    if isinstance(report, Report):
+        lines += _node(labels, report)
+    elif isinstance(report, IngressReport):
+        lines += _ingress(labels, report)
+    return "\n".join(lines) + "\n"
+
+
+def _node(labels: Mapping[str, str], report: Report) -> list[str]:
+    lines = family("switchyard_node_engine_state", "gauge", "1 for the state that the node's engine is in.")
+    for state in EngineState:
+        lines.append(
+            sample("switchyard_node_engine_state", {**labels, "state": state}, int(state is report.observed.state))
+        )
+    generation = report.observed.generation
+    lines += single("switchyard_node_generation", "gauge", "Generation that the node runs.", labels, generation)
+    if report.health is not None:
+        text = "1 while the engine counts as healthy."
+        lines += single("switchyard_node_healthy", "gauge", text, labels, int(report.health.ok))
+    numbers = {name: value for name, value in structs.asdict(report.telemetry).items() if _is_number(value)}
+    if numbers:
+        lines += family("switchyard_node_telemetry", "gauge", "Use of the machine, by name.")
+        lines += [
+            sample("switchyard_node_telemetry", {**labels, "name": name}, float(value))
+            for name, value in sorted(numbers.items())
+        ]
+    return lines
+
+
+def _ingress(labels: Mapping[str, str], report: IngressReport) -> list[str]:
+    revision = report.observed.revision
+    lines = single("switchyard_ingress_revision", "gauge", "Routing table in force.", labels, revision)
+    text = "1 while the ingress says that something is wrong."
+    lines += single("switchyard_ingress_trouble", "gauge", text, labels, int(bool(report.observed.reason)))
+    for field, text in CHANGES.items():
+        value = getattr(report.changes, field)
+        lines += single(f"switchyard_ingress_haproxy_{field}", "counter", text, labels, value)
+    lines += family("switchyard_ingress_cell_up", "gauge", "1 while the ingress sends requests to the cell.")
+    for cell, view in sorted(report.observed.cells.items()):
+        lines.append(sample("switchyard_ingress_cell_up", {**labels, "cell": cell}, int(view == UP)))
+    for name, kind, text in (("in_flight", "gauge", "Requests in flight."), ("queued", "gauge", "Requests that wait.")):
+        lines += family(f"switchyard_ingress_cell_{name}", kind, text)
+        for cell, traffic in sorted(report.cells.items()):
+            lines.append(sample(f"switchyard_ingress_cell_{name}", {**labels, "cell": cell}, getattr(traffic, name)))
+    for field, text in CELL_COUNTERS.items():
+        lines += family(f"switchyard_ingress_cell_{field}", "counter", text)
+        for cell, traffic in sorted(report.cells.items()):
+            lines.append(sample(f"switchyard_ingress_cell_{field}", {**labels, "cell": cell}, getattr(traffic, field)))
+    for field, (kind, text) in POOL_HOLDS.items():
+        lines += family(f"switchyard_ingress_pool_{field}", kind, text)
+        for pool, counted in sorted(report.telemetry.pools.items()):
+            lines.append(sample(f"switchyard_ingress_pool_{field}", {**labels, "pool": pool}, getattr(counted, field)))
+    name = "switchyard_ingress_refused_total"
+    lines += family(name, "counter", "Requests of clients that ended with 5xx and that no cell counts as its error.")
+    refusals = report.telemetry.refusals
+    for deployment, codes in sorted(refusals.codes.items() if refusals else ()):
+        lines += [sample(name, {**labels, "deployment": deployment, "code": code}, n) for code, n in codes.items()]
+    return lines
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,251 @@
+"""Reads NVIDIA devices from a thread of its own: use, memory and error counters every few seconds, and error events as
+they come. A driver that hangs holds up that thread and nothing else; the node then says how long it has been silent.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from engine_agent.node.planning.energy import Reading
+from engine_agent.node.telemetry.accelerators import OnFault, Restarts, grown, hardware_fault
+from engine_agent.node.telemetry.nvml import GPU_IS_LOST, KIND, RESET_REQUIRED, Nvml, NvmlFailed, Xid, load_library
+from engine_agent.protocol.messages import Accelerator
+from engine_agent.protocol.signatures import FaultSignature
+
+log = logging.getLogger(__name__)
+
+FATAL_XIDS: Mapping[int, str] = {
+    46: "the GPU stopped processing",
+    48: "double-bit ECC error",
+    62: "the GPU's power controller halted",
+    64: "a row or page with errors was not retired",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    95: "uncontained ECC error",
+    109: "switching between applications timed out",
+    110: "security fault",
+    119: "the GPU's system processor timed out",
+    120: "error of the GPU's system processor",
+    136: "NVLink did not train",
+    140: "unrecoverable ECC error",
+    143: "the GPU did not start",
+    155: "NVLink error of its software",
+    158: "the GPU timed out for good",
+}
+"""Those for which NVIDIA's immediate action is to reset the GPU (RESET_GPU), to restart the machine (RESTART_BM) or a
+workflow that ends in one: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html. Not those that end the
+application and leave the GPU healthy, as 13, 31, 43 and 94: the engine ends by itself, and its agent starts it anew."""
+RECOVERY_OF_DEVICE: Mapping[int, str] = {1: "a reset of the GPU", 2: "a restart of the machine"}
+"""NVML's recovery actions that nothing may go on without. With the others (none, and 3 and 4: drain, at any time) the
+device computes rightly what it computes: an ECC error was contained."""
+_RECOVERY = "recovery_action"
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaTimes:
+    """How often devices are read, and when the thread counts as held up. `wait_ms` bounds one wait for an event."""
+
+    read_every_s: float = 5.0
+    wait_ms: int = 1000
+    first_read_s: float = 10.0
+    silent_after_s: float = 30.0
+    restarts: Restarts = field(default_factory=Restarts)
+
+
+class NvidiaReader:
+    """See `AcceleratorReader`. `device_count` is how many devices the driver has files for."""
+
+    kind = KIND
+
+    def __init__(
+        self,
+        on_fault: OnFault,
+        device_count: int,
+        *,
+        library: Callable[[], Any] = load_library,
+        times: NvidiaTimes | None = None,
+    ) -> None:
+        self._on_fault = on_fault
+        self._device_count = device_count
+        self._library = library
+        self._times = times or NvidiaTimes()
+        self._devices: dict[int, Accelerator] = {}
+        self._lost: set[int] = set()
+        self._energy: tuple[float, Mapping[str, Reading]] | None = None
+        self._trouble = ""
+        self._last_response_s = monotonic()
+        self._stop = threading.Event()
+        self._first_read = asyncio.Event()
+
+    @property
+    def devices(self) -> Sequence[Accelerator]:
+        return tuple(self._devices[index] for index in sorted(self._devices))
+
+    @property
+    def trouble(self) -> str:
+        silent_s = monotonic() - self._last_response_s
+        if not self._trouble and silent_s > self._times.silent_after_s:
+            return f"the driver has not answered for {silent_s:.0f} s"
+        return self._trouble
+
+    @property
+    def energy(self) -> tuple[float, Mapping[str, Reading]] | None:
+        """What devices drew since their driver was loaded, and when that was read (monotonic seconds); None: it was not
+        read, or not of all."""
+        return self._energy
+
+    async def prepare(self) -> None:
+        """See `AcceleratorReader.prepare`."""
+        threading.Thread(target=_Session(self, asyncio.get_running_loop()).run, name="nvml", daemon=True).start()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._first_read.wait(), self._times.first_read_s)
+
+    async def run(self) -> None:
+        """See `AcceleratorReader.run`: the thread does the work until this is cancelled."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._stop.set()
+
+    # --- called in the loop, for the thread --------------------------------------------------------------------------
+
+    def _note_response(self, trouble: str = "") -> None:
+        self._last_response_s = monotonic()
+        self._trouble = trouble
+        if trouble:
+            log.warning("nvidia: %s", trouble)
+            self._first_read.set()
+
+    def _apply_readings(self, read: Mapping[int, Accelerator | NvmlFailed]) -> None:
+        self._note_response()
+        for index, device in read.items():
+            if isinstance(device, NvmlFailed):
+                self._mark_lost(index, device)
+            else:
+                self._lost.discard(index)
+                before = self._devices.get(index)
+                self._devices[index] = device
+                self._judge(device, before.errors if before is not None else {})
+        if not self._first_read.is_set():
+            self._first_read.set()
+            self._check_device_count(len(read))
+
+    def _note_energy(self, at_s: float, readings: Mapping[str, Reading]) -> None:
+        self._energy = (at_s, readings) if readings else None
+
+    def _mark_lost(self, index: int, failed: NvmlFailed) -> None:
+        if failed.code not in (GPU_IS_LOST, RESET_REQUIRED):
+            self._trouble = f"device {index}: {failed}"
+        elif index not in self._lost:
+            self._lost.add(index)
+            evidence = {"device": index, "nvml_error": failed.code}
+            self._on_fault(
+                hardware_fault(FaultSignature.NVIDIA_GPU_LOST, f"nvidia {index} is lost: {failed}", evidence)
+            )
+
+    def _check_device_count(self, count: int) -> None:
+        if count < self._device_count:
+            summary = f"NVML shows {count} of {self._device_count} devices"
+            evidence = {"expected": self._device_count, "found": count}
+            self._on_fault(hardware_fault(FaultSignature.ACCELERATOR_MISSING, summary, evidence))
+
+    def _judge(self, device: Accelerator, before: Mapping[str, int]) -> None:
+        more, action = grown(before, device.errors), device.errors.get(_RECOVERY)
+        contained = action is not None and action not in RECOVERY_OF_DEVICE
+        ecc = FaultSignature.NVIDIA_ECC_CONTAINED if contained else FaultSignature.NVIDIA_ECC_UNCORRECTABLE
+        for counter, signature in (
+            ("ecc_uncorrected", ecc),
+            ("row_remap_failed", FaultSignature.NVIDIA_ROW_REMAP_FAILED),
+            ("row_remap_pending", FaultSignature.NVIDIA_ROW_REMAP_PENDING),
+        ):
+            if counter in more:
+                summary = f"{counter} of nvidia {device.index} grew by {more[counter]} to {device.errors[counter]}"
+                evidence = {"device": device.index, "counter": counter, "counters": device.errors}
+                self._on_fault(hardware_fault(signature, summary, evidence))
+        if action is not None and action in RECOVERY_OF_DEVICE and before.get(_RECOVERY) != action:
+            summary = f"the driver of nvidia {device.index} asks for {RECOVERY_OF_DEVICE[action]}"
+            evidence = {"device": device.index, _RECOVERY: action, "counters": device.errors}
+            self._on_fault(hardware_fault(FaultSignature.NVIDIA_RECOVERY_NEEDED, summary, evidence))
+
+    def _report_xid(self, xid: Xid) -> None:
+        self._note_response()
+        means = FATAL_XIDS.get(xid.code)
+        signature = FaultSignature.NVIDIA_XID if means is None else FaultSignature.NVIDIA_XID_FATAL
+        where = "an unknown device" if xid.device is None else f"nvidia {xid.device}"
+        summary = f"XID {xid.code} on {where}" + (f": {means}" if means is not None else "")
+        self._on_fault(hardware_fault(signature, summary, {"xid": xid.code, "device": xid.device}))
+
+
+class _Session:
+    """The thread's side: it talks to the library and posts what it hears into the reader's loop."""
+
+    def __init__(self, reader: NvidiaReader, loop: asyncio.AbstractEventLoop) -> None:
+        self._reader = reader
+        self._loop = loop
+
+    def run(self) -> None:
+        """Read until the reader stops, its loop is gone, or too many sessions failed in a row."""
+        reader, times = self._reader, self._reader._times
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            failures, reason = 0, ""
+            while failures < times.restarts.at_most:
+                began_s = monotonic()
+                try:
+                    self._read_until_stopped()
+                    return
+                except NvmlFailed as failed:
+                    reason = str(failed)
+                except Exception as error:
+                    if self._loop.is_closed():
+                        return
+                    log.exception("error in the nvml thread")  # an answer that no version of the library gave so far
+                    reason = f"{type(error).__name__}: {error}"
+                self._post(reader._note_response, reason)
+                failures = 1 + times.restarts.counted(failures, monotonic() - began_s)
+                if reader._stop.wait(times.restarts.pause_s(failures)):
+                    return
+            self._post(reader._note_response, f"{reason}; given up after {failures} sessions in a row")
+
+    def _read_until_stopped(self) -> None:
+        nvml = Nvml(self._reader._library())
+        times, stop = self._reader._times, self._reader._stop
+        read_at_s = monotonic()
+        try:
+            while not stop.is_set():
+                if monotonic() >= read_at_s:
+                    self._post(self._reader._apply_readings, _read_all(nvml))
+                    self._post(self._reader._note_energy, monotonic(), _energy_of_all(nvml))
+                    read_at_s = monotonic() + times.read_every_s
+                xid = nvml.next_xid(times.wait_ms)
+                if xid is not None:
+                    self._post(self._reader._report_xid, xid)
+                elif not nvml.has_events:
+                    stop.wait(times.wait_ms / 1000)
+        finally:
+            with contextlib.suppress(NvmlFailed):
+                nvml.close()
+
+    def _post(self, call: Callable[..., None], *arguments: object) -> None:
+        self._loop.call_soon_threadsafe(call, *arguments)
+
+
+def _energy_of_all(nvml: Nvml) -> dict[str, Reading]:
+    """Of all devices, or of none: a part of them is no sum."""
+    read = {f"nvidia{index}": nvml.energy(index) for index in range(nvml.device_count)}
+    known = {name: reading for name, reading in read.items() if reading is not None}
+    return known if len(known) == len(read) else {}
+
+
+def _read_all(nvml: Nvml) -> dict[int, Accelerator | NvmlFailed]:
+    read: dict[int, Accelerator | NvmlFailed] = {}
+    for index in range(nvml.device_count):
+        try:
+            read[index] = nvml.read(index)
+        except NvmlFailed as failed:
+            read[index] = failed
+    return read

@@ -1,0 +1,28 @@
+"""A server that gives every connection the same bytes, whatever it is asked, and hangs up."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from engine_agent.protocol.conversations import conversing
+
+
+@contextlib.asynccontextmanager
+async def answering(content: bytes | None) -> AsyncIterator[str]:
+    """Yield the URL; None: take the request and say nothing."""
+    done = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if content is None:
+            await done.wait()
+        else:
+            writer.write(content)
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+
+    server = await asyncio.start_server(conversing(serve), "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        yield f"http://{host}:{port}/asked"
+        done.set()

@@ -1,0 +1,96 @@
+"""The script that starts the agent leaves a release that does not confirm itself in time."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from engine_agent.node.machine import service
+from engine_agent.node.machine.paths import HostPaths
+from engine_agent.node.machine.release_change import ReleaseChange, Tried
+from engine_agent.node.machine.releases import switch_to
+from engine_agent.protocol.machine_messages import ReleaseOrder
+from engine_agent.protocol.releases import Release
+from tests.controlplane.embedded.processes import eventually
+from tests.engine_agent.node.machine.made_releases import NEW, OLD, files, put
+
+SLEEP = shutil.which("sleep")
+
+
+def supervised(paths: HostPaths, until: Callable[[], bool], *, watch_ends: str = "false") -> None:
+    """As what starts the agent does: again whenever it ends, until it says so or the deadline. The time of a trial is
+    over when the command `watch_ends` succeeds, and not before: a busy host starts an agent in seconds."""
+    programs = paths.code / "programs"
+    programs.mkdir()
+    (programs / "sleep").write_text(f'#!/bin/sh\ncd "{paths.code}"\nuntil {watch_ends}; do {SLEEP} 0.02; done\n')
+    (programs / "sleep").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    script = ["sh", str(paths.code / "start")]
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def is_done() -> bool:
+        if not processes or processes[-1].poll() is not None:
+            processes.append(subprocess.Popen(script, env=environment, start_new_session=True))
+        return until()
+
+    try:
+        assert eventually(is_done), (paths.code / "starts").read_text()
+    finally:
+        for process in processes:  # each left a watcher in its group
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def started(paths: HostPaths) -> list[str]:
+    try:
+        return [line.split()[0] for line in (paths.code / "starts").read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def test_one_that_ends_at_once_is_left_after_its_starts(paths: HostPaths) -> None:
+    service.write_start(paths)
+    switch_to(paths, put(paths, "new", files(NEW, then="sys.exit(1)")), 1)
+    supervised(paths, lambda: OLD in started(paths))
+    assert started(paths)[:4] == [NEW] * service.TRIAL_STARTS + [OLD]
+    assert paths.current.resolve().name == "old"
+    assert not paths.trial.exists()
+    Path(paths.home / "release-tried.json").write_bytes(msgspec.json.encode(Tried(NEW, 1)))
+    known = ReleaseChange(paths, Release(OLD, "0.1.0", 2))
+    assert known.tried is not None
+    assert known.tried.trouble == f"release {NEW} did not connect within 90 s and 3 starts; what was before goes on"
+    assert not known.is_due(ReleaseOrder(NEW, "e" * 64, 7, 1))
+    assert known.is_due(ReleaseOrder(NEW, "e" * 64, 7, 2))
+
+
+def test_one_that_hangs_is_left_after_its_time(paths: HostPaths) -> None:
+    service.write_start(paths)
+    # The name of the module on its command line is what the script knows an agent by.
+    switch_to(paths, put(paths, "new", files(NEW, then="signal.pause()")), 1)
+    supervised(paths, lambda: OLD in started(paths), watch_ends="[ -s starts ]")
+    assert started(paths)[0] == NEW
+    assert paths.current.resolve().name == "old"
+
+
+def test_one_that_confirms_itself_is_not_left(paths: HostPaths) -> None:
+    service.write_start(paths)
+    # Its only child is the watcher, which goes when its time is over.
+    then = "(code / 'trial').unlink()\nos.wait()\n(code / 'stayed').touch()\nsignal.pause()"
+    switch_to(paths, put(paths, "new", files(NEW, then=then)), 1)
+    supervised(paths, (paths.code / "stayed").exists, watch_ends="[ ! -e trial ]")
+    assert started(paths) == [NEW]
+    assert paths.current.resolve().name == "new"
+
+
+def test_a_release_before_that_is_gone_is_not_gone_back_to(paths: HostPaths) -> None:
+    service.write_start(paths)
+    switch_to(paths, put(paths, "new", files(NEW, then="sys.exit(1)")), 1)
+    shutil.rmtree(paths.releases / "old")
+    supervised(paths, paths.went_back.exists)
+    assert paths.current.resolve().name == "new"

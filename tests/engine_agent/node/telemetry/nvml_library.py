@@ -1,0 +1,107 @@
+"""`pynvml` as far as the reader knows it, made up for tests: no machine that runs them has the driver."""
+
+# ruff: noqa: N802 - the names are the library's
+
+import threading
+from types import SimpleNamespace
+
+from engine_agent.node.telemetry.nvml import GPU_IS_LOST
+
+TIMEOUT, NOT_SUPPORTED, UNKNOWN = 10, 3, 999
+
+
+class NvmlError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(f"code {value}")
+        self.value = value
+
+
+class Library:
+    """The functions that the reader calls; a handle is the device's index. `broken` maps a call to its error."""
+
+    NVMLError = NvmlError
+
+    def __init__(self, devices: int = 1) -> None:
+        self.devices = devices
+        self.broken: dict[str, int] = {}
+        self.lost: set[int] = set()
+        self.uncorrected = 0
+        self.rows = (0, 0, 0, 0)
+        self.recovery_action = 0
+        self.xids: list[tuple[int, int]] = []
+        self.sessions = 0
+        self.millijoules: dict[int, int] = {}
+        self.blocked = threading.Event()
+        self.blocked.set()
+
+    def _may(self, call: str) -> None:
+        self.blocked.wait()
+        if call in self.broken:
+            raise NvmlError(self.broken[call])
+
+    def nvmlInit(self) -> None:
+        self.sessions += 1
+        self._may("nvmlInit")
+
+    def nvmlShutdown(self) -> None:
+        self._may("nvmlShutdown")
+
+    def nvmlDeviceGetCount(self) -> int:
+        return self.devices
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        self._may("nvmlDeviceGetHandleByIndex")
+        if index in self.lost:
+            raise NvmlError(GPU_IS_LOST)
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:
+        return b"NVIDIA H100 80GB HBM3"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(total=80 * 2**30, used=5 * 2**30)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        self._may("nvmlDeviceGetUtilizationRates")
+        return SimpleNamespace(gpu=37, memory=12)
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
+        self._may("nvmlDeviceGetTotalEccErrors")
+        return self.uncorrected if kind == 1 else 2
+
+    def nvmlDeviceGetRemappedRows(self, handle: int) -> tuple[int, int, int, int]:
+        self._may("nvmlDeviceGetRemappedRows")
+        return self.rows
+
+    def nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> list[SimpleNamespace]:
+        self._may("nvmlDeviceGetFieldValues")
+        assert fields == [230]
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=self.recovery_action))]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        self._may("nvmlDeviceGetTotalEnergyConsumption")
+        return self.millijoules.get(handle, 0)
+
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: int) -> list[int]:
+        return [200_000, 700_000]
+
+    def nvmlEventSetCreate(self) -> str:
+        return "events"
+
+    def nvmlEventSetFree(self, events: str) -> None:
+        self._may("nvmlEventSetFree")
+
+    def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: str) -> None:
+        assert (kinds, events) == (8, "events")
+        self._may("nvmlDeviceRegisterEvents")
+
+    def nvmlEventSetWait_v2(self, events: str, within_ms: int) -> SimpleNamespace:
+        self._may("nvmlEventSetWait_v2")
+        if not self.xids:
+            threading.Event().wait(within_ms / 1000)
+            raise NvmlError(TIMEOUT)
+        device, xid = self.xids.pop(0)
+        return SimpleNamespace(device=device, eventType=8, eventData=xid)
+
+    def nvmlDeviceGetIndex(self, handle: int) -> int:
+        return handle

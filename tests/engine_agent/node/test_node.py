@@ -1,0 +1,151 @@
+"""One node without its agent's loops: what it takes, what it remembers, and what it says when a start fails."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from engine_agent.node.journal import Journal
+from engine_agent.node.launch import NodePlace
+from engine_agent.node.node import LocalNode
+from engine_agent.node.planning.node import Membership
+from engine_agent.node.planning.steps import MarkFailed, StartEngine
+from engine_agent.node.record import JOURNAL_FILE, NodeRecord, ProcessRecord
+from engine_agent.protocol.messages import EnginePlan, Fault
+from engine_agent.protocol.states import Phase
+from tests.engine_agent.orders import assignment, order
+
+GONE = ProcessRecord(pid=2**22 + 1, boot="b", started_ticks=1, cell="c-1", generation=1, rank=0)
+MEMBER = Membership("c-1", 1, 0)
+
+
+class Held:
+    """A node under test and what it told its agent."""
+
+    def __init__(self, home: Path) -> None:
+        self.faults: list[Fault] = []
+        self.changes = 0
+        self.home = home
+        place = NodePlace(
+            "n-1", home, "127.0.0.1", 19990, home, home / "fetched", lambda: {"vllm": home / "not-installed"}
+        )
+        self.node = LocalNode(
+            place, stack=lambda: {"kernel": "6"}, on_change=self._changed, on_fault=self.faults.append
+        )
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    @property
+    def journalled(self) -> NodeRecord | None:
+        return Journal(self.home / JOURNAL_FILE, NodeRecord).load()
+
+
+@pytest_asyncio.fixture
+async def held(tmp_path: Path) -> AsyncIterator[Held]:
+    held = Held(tmp_path)
+    yield held
+    held.node.close()
+
+
+@pytest.mark.asyncio
+async def test_an_order_is_on_disk_before_anybody_acts_on_it(held: Held) -> None:
+    held.node.resume()
+    given = order(1, assignment())
+    held.node.take_order(given)
+    assert held.journalled == NodeRecord("n-1", desired=given)
+    assert (held.node.desired, held.changes) == (given.assignment, 1)
+
+
+@pytest.mark.asyncio
+async def test_a_repeated_order_is_no_change_and_a_refused_one_is_told(held: Held) -> None:
+    held.node.take_order(order(5, assignment(generation=2)))
+    held.node.take_order(order(5, assignment(generation=2)))
+    held.node.take_order(order(6, assignment(generation=1)))
+    assert held.changes == 1
+    assert held.node.desired == assignment(generation=2)
+    assert held.node.refused_order == "generation 1 of c-1 is older than 2"
+
+
+@pytest.mark.asyncio
+async def test_what_was_told_is_known_again_after_a_restart(held: Held, tmp_path: Path) -> None:
+    held.node.take_order(order(1, assignment(phase=Phase.DRAIN)))
+    again = Held(tmp_path)
+    again.node.resume()
+    assert again.node.desired == assignment(phase=Phase.DRAIN)
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_ended_while_no_agent_watched_is_a_failure_of_its_generation(held: Held) -> None:
+    Journal(held.home / JOURNAL_FILE, NodeRecord).save(NodeRecord("n-1", order(1, assignment()), engine=GONE))
+    held.node.resume()
+    failure = held.node.snapshot(None).failure
+    assert failure is not None
+    assert (failure.membership, failure.reason) == (MEMBER, "the engine ended while no agent watched it")
+    assert held.journalled is not None
+    assert held.journalled.failure is not None
+
+
+@pytest.mark.asyncio
+async def test_a_failure_is_known_again_after_a_restart_and_the_next_one_counts_up(held: Held, tmp_path: Path) -> None:
+    held.node.take_order(order(1, assignment()))
+    held.node.apply(MarkFailed(MEMBER, "late"))
+    again = Held(tmp_path)
+    again.node.resume()
+    again.node.apply(MarkFailed(MEMBER, "late again"))
+    failure = again.node.snapshot(None).failure
+    assert failure is not None
+    assert (failure.reason, failure.in_a_row) == ("late again", 2)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("engine", "reason"), [("nope", "unknown engine 'nope'"), ("vllm", "vLLM is not installed on this node")]
+)
+async def test_an_engine_that_this_node_cannot_run_fails_with_the_reason(held: Held, engine: str, reason: str) -> None:
+    given = assignment(plan=EnginePlan(engine, "m", max_concurrency=1, ready_timeout_s=1.0))
+    held.node.take_order(order(1, given))
+    held.node.apply(StartEngine(given, "test"))
+    snapshot = held.node.snapshot(None)
+    assert snapshot.engine is None
+    assert snapshot.failure is not None
+    assert snapshot.failure.reason.startswith(reason)
+    (fault,) = held.faults
+    assert (fault.signature, fault.summary) == ("engine_not_started", snapshot.failure.reason)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"args": ("--middleware", "os.system")},
+        {"env": {"PYTHONWARNINGS": "all:0:antigravity.x:0:0", "BROWSER": "touch broken-out #%s"}},
+        {"env": {"PYTHONPATH": "/tmp"}, "widened": ("PYTHONPATH",)},
+    ],
+)
+async def test_an_order_of_before_the_lists_starts_no_engine(held: Held, stored: dict[str, Any]) -> None:
+    given = assignment(plan=EnginePlan("sim", "m", max_concurrency=1, ready_timeout_s=1.0, **stored))
+    held.node.take_order(order(1, given))
+    held.node.apply(StartEngine(given, "test"))
+    snapshot = held.node.snapshot(None)
+    assert snapshot.engine is None
+    assert snapshot.failure is not None
+    assert snapshot.failure.reason.startswith("engine sim may not be given the ")
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_journal_is_set_aside_and_the_node_waits_for_orders(held: Held) -> None:
+    await asyncio.to_thread((held.home / JOURNAL_FILE).write_text, "{")
+    held.node.resume()
+    assert held.node.desired is None
+
+
+@pytest.mark.asyncio
+async def test_a_disk_that_refuses_does_not_keep_a_node_from_obeying(held: Held) -> None:
+    (held.home / JOURNAL_FILE).mkdir()  # nothing can be renamed over a folder
+    held.node.take_order(order(1, assignment()))
+    assert held.node.desired == assignment()
+    assert "journal.json" in held.node.journal_error
