@@ -30,9 +30,8 @@ from controlplane.paths import AGENT_ONLY_PATHS, INGRESS_PATHS, PathsOf  # noqa:
 from controlplane.request_bodies import RequestBodies  # noqa: E402
 from engine_agent.protocol.states import AgentKind  # noqa: E402
 from fleet.consumers.agent_socket import AgentSocket  # noqa: E402
+from fleet.consumers.handlers import MachineHandler, NodeHandler  # noqa: E402
 from fleet.consumers.hub import AgentHub  # noqa: E402
-from fleet.consumers.machine_handler import MachineHandler  # noqa: E402
-from fleet.consumers.node_handler import NodeHandler  # noqa: E402
 from traffic.api.response_create import CreateResponse  # noqa: E402
 from traffic.consumers.ingress_handler import IngressHandler  # noqa: E402
 

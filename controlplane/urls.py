@@ -4,7 +4,7 @@ from django.urls import URLPattern, URLResolver, include, path
 
 from controlplane.admin import record_site
 from controlplane.observability.views import Metrics, healthz
-from fleet.api import join, join_aws
+from fleet.api import join
 from fleet.api.node import enrol
 from traffic.api import batch, stored_file
 from traffic.api.usage import own_usage
@@ -17,9 +17,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("agents/releases/<str:release>/<str:digest>", join.release, name="agent-release"),
     path("agents/join/check", join.check, name="join-check"),
     path("agents/join/refused", join.refused, name="join-refused"),
-    path("agents/join/attest", join_aws.attest, name="join-attest"),
+    path("agents/join/attest", join.attest, name="join-attest"),
     path("join", join.script, name="join"),
-    path("join/aws", join_aws.script, name="join-aws"),
+    path("join/aws", join.aws_script, name="join-aws"),
     path("healthz", healthz, name="healthz"),
     path("metrics", Metrics.as_view(), name="metrics"),
     path("v1/async/", include("traffic.api.routes")),

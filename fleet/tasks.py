@@ -8,15 +8,14 @@ from fleet.services.application_certificate import application_certificates_judg
 from fleet.services.authority import authority_advance, certificates_trim
 from fleet.services.cloud_metrics import cloud_metrics_send
 from fleet.services.cloud_upkeep import CloudUpkeep
+from fleet.services.drift import speculation_drift_judge, token_drift_judge
 from fleet.services.enrolment import join_tokens_trim
 from fleet.services.fault_evidence import step_windows_cut
 from fleet.services.history import history_trim, load_sample
 from fleet.services.node_log import node_logs_trim
 from fleet.services.provisioning import Provisioning
 from fleet.services.reconcile import reconcile_alone
-from fleet.services.rollout_points import rollout_points_keep
-from fleet.services.speculation_drift import speculation_drift_judge
-from fleet.services.token_drift import token_drift_judge
+from fleet.services.rollout import rollout_points_keep
 from fleet.services.webhook_delivery import WebhookSender, callbacks_send, deliveries_trim
 from kernel import clock
 from kernel.control_loops import ControlLoop

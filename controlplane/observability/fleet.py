@@ -14,7 +14,7 @@ from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, DeploymentRegion, Incident, Node, NodeReport, RefusedRequests, Rollout, WebhookDelivery
 from fleet.planning.states import CellState, IncidentState, NodeState
 from fleet.planning.webhooks.delivery import DeliveryState
-from fleet.selectors.cache import cache_totals
+from fleet.selectors.load import cache_totals
 from fleet.selectors.quota import quota_uses
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.selectors.speculation import cell_guesses

@@ -22,8 +22,14 @@ from fleet.planning.states import NodeState, choices
 from fleet.selectors.node import nodes_described
 from fleet.services.enrolment import PEER_CERTIFICATE, EnrolmentRefused, agent_enrol
 from fleet.services.machine import InvitationRefused, is_ticket, join_refused, machine_enrol
-from fleet.services.node_actions import node_cordon, node_drain, node_replacement_request, node_uncordon
-from fleet.services.node_check import TOGETHER_MOST, node_checks_request
+from fleet.services.node_actions import (
+    TOGETHER_MOST,
+    node_checks_request,
+    node_cordon,
+    node_drain,
+    node_replacement_request,
+    node_uncordon,
+)
 from fleet.services.revocation import node_revoke
 from kernel import clock
 from kernel.addresses import client_network

@@ -24,15 +24,15 @@ from django.db import DatabaseError, InterfaceError, OperationalError, close_old
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import CertificateRequest, DownMessage, Hello, UpMessage
 from engine_agent.protocol.states import AgentKind
-from fleet.consumers.backlog import Backlog, Delays
 from fleet.consumers.batches import Batches
 from fleet.consumers.certificates import CertificateExchange
+from fleet.consumers.hub_state import Backlog, Delays, PendingCauses
 from fleet.consumers.introductions import Introductions
 from fleet.consumers.knocks import Knocks
 from fleet.consumers.lanes import Lane, lane_thread
-from fleet.consumers.pending_causes import PendingCauses
 from fleet.consumers.token_bucket import TokenBucket
 from fleet.services.agent_releases import agent_refused
+from fleet.services.control_watch import LOOK_EVERY_S, ControlHostWatch, ControlLoopWatch
 from fleet.services.enrolment import (
     AgentIdentity,
     agents_identify,
@@ -41,9 +41,7 @@ from fleet.services.enrolment import (
     credentials_replaced,
     credentials_revoked,
 )
-from fleet.services.host_watch import ControlHostWatch
-from fleet.services.listening import listener_renew
-from fleet.services.loop_watch import LOOK_EVERY_S, ControlLoopWatch
+from fleet.services.reports import listener_renew
 from kernel import clock
 from kernel.live import AGENT_SOCKETS, TRUST_CHANGED
 from kernel.metrics import AGENTS_CONNECTED

@@ -1,9 +1,8 @@
 """The fleet's tables, a noun and what belongs to it a file."""
 
 from fleet.models.agents import AgentMove, AgentRelease, AgentRollout
-from fleet.models.application_certificate import ApplicationCertificate
-from fleet.models.authority import FleetAuthority, IssuedCertificate
-from fleet.models.autoscaling import ScalingDecision, ScalingState, ScalingSwitch
+from fleet.models.authority import ApplicationCertificate, FleetAuthority, IssuedCertificate
+from fleet.models.autoscaling import RoleState, ScalingDecision, ScalingState, ScalingSwitch
 from fleet.models.capacity_plan import DayPlan, DayPlanPlace
 from fleet.models.cell import Cell, CellMember, Disruption
 from fleet.models.cloud import (
@@ -20,13 +19,11 @@ from fleet.models.deployment import Deployment, DeploymentRegion
 from fleet.models.fault import CellSighting, FaultRule, Repair, Replacement, Signal, StepRecord
 from fleet.models.history import LoadSubject, LoadWindow, RefusedRequests
 from fleet.models.incident import Incident
-from fleet.models.machine import Invitation, Machine
+from fleet.models.machine import Invitation, Machine, MachineStatus, ProviderCall
 from fleet.models.node import AgentCredential, AgentListener, JoinToken, Node, NodeCheck, NodeLog, NodeReport
-from fleet.models.provider_call import MachineStatus, ProviderCall
 from fleet.models.quota import Quota
 from fleet.models.rate import Rate
 from fleet.models.region import InstanceType, Region
-from fleet.models.role import RoleState
 from fleet.models.rollout import Rollout, RolloutPoints
 from fleet.models.webhook import Webhook, WebhookDelivery
 

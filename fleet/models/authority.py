@@ -4,6 +4,7 @@ from django.db import models
 from django.db.models import Q
 
 from engine_agent.protocol.identity import IdentityKind
+from fleet.models.region import Region
 from fleet.planning.authority import AuthorityState
 from fleet.planning.states import choices
 
@@ -57,3 +58,37 @@ class IssuedCertificate(models.Model):
 
     def __str__(self) -> str:
         return f"certificate {self.serial} of {self.kind} {self.subject}"
+
+
+# What ingresses show to applications.
+
+
+class ApplicationCertificate(models.Model):
+    """A certificate with its chain (PEM, the certificate first) for the ingresses of a region, or of all.
+
+    `sealed_secret` is its private key under a key that is derived from SECRET_KEY. `names` are the hosts that it is
+    for, `fingerprint` is the SHA-256 of the certificate and `digest` that of the whole chain, in hexadecimal.
+    """
+
+    name = models.SlugField(max_length=40, unique=True)
+    region = models.ForeignKey(
+        Region, on_delete=models.PROTECT, null=True, blank=True, related_name="application_certificates"
+    )
+    chain = models.TextField()
+    sealed_secret = models.TextField()
+    names = models.JSONField()
+    issuer = models.CharField(max_length=300)
+    key_kind = models.CharField(max_length=16)
+    fingerprint = models.CharField(max_length=64)
+    digest = models.CharField(max_length=64)
+    not_before = models.DateTimeField()
+    not_after = models.DateTimeField()
+    actor = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    changed_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"certificate {self.name}"

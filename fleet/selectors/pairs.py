@@ -11,7 +11,7 @@ from engine_agent.protocol.ports import KV_TRANSFER, PROXY
 from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, CellMember, RoleState
 from fleet.planning.fingerprints import stack_digest
-from fleet.planning.roles.pairs import PairingCell, decode_nodes_of, prefill_cells_of
+from fleet.planning.roles.plan import PairingCell, decode_nodes_of, prefill_cells_of
 from fleet.planning.states import CellState
 from models_registry.planning.roles import kv_layout, role_spec
 from models_registry.planning.version_spec import InvalidVersion

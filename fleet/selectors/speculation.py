@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from fleet.models import Cell, NodeReport
-from fleet.planning.speculation_drift import Guessing
+from fleet.planning.drift import Guessing
 from fleet.planning.states import CellState
 from models_registry.selectors.calibration import chains_expected
 

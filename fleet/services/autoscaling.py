@@ -13,7 +13,7 @@ from django.db import transaction
 
 from fleet.models import DeploymentRegion, ScalingDecision, ScalingState, ScalingSwitch
 from fleet.planning.autoscaling.needs import cells_text
-from fleet.planning.autoscaling.regret import Regret, regret_after
+from fleet.planning.autoscaling.planner import Regret, regret_after
 from fleet.planning.autoscaling.view import PlaceDecision
 from fleet.selectors.autoscaling import scaling_state, scaling_switch
 from fleet.services.deployment import announce_scaled

@@ -18,11 +18,9 @@ from fleet.planning.notice_evidence import Said
 from fleet.planning.presence import ENDED
 from fleet.planning.states import MachineState, NoticeKind, NoticeSource
 from fleet.providers.aws.calls import CallFailed, Refused
-from fleet.providers.aws.listing import seen_store
+from fleet.providers.aws.listing import ScheduledEvent, Statuses, region_statuses, reservations_read, seen_store
 from fleet.providers.aws.notices import Announcement, CalledOff, Nothing, StateSeen, UnreadableNotice, block_end, parse
 from fleet.providers.aws.queue import Message, messages_delete, messages_receive
-from fleet.providers.aws.reservations import reservations_read
-from fleet.providers.aws.statuses import ScheduledEvent, Statuses, region_statuses
 from fleet.services.incident import incident_open, incidents_close
 from fleet.services.machine_notice import notice_record
 

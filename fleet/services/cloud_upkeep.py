@@ -7,27 +7,100 @@ is said, and passes do not count as whole meanwhile.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from time import monotonic
 
 from django.db import connection
 
-from fleet.models import CloudRegion
+from fleet.models import CloudRegion, Incident, LaunchAttempt
 from fleet.planning.call_budget import GARBAGE_EVERY_S, LIST_EVERY_S, RESERVATIONS_EVERY_S, STATUS_EVERY_S
-from fleet.planning.states import CloudRegionState
+from fleet.planning.markets import Market
+from fleet.planning.pools import LaunchOutcome
+from fleet.planning.states import CloudRegionState, IncidentState
+from fleet.providers.aws.calls import CallFailed, Refused
+from fleet.providers.aws.errors import quota_name
+from fleet.providers.aws.topology import region_places, reservation_places
 from fleet.services.cloud_images import cloud_images
-from fleet.services.cloud_launch_incidents import launch_incidents
 from fleet.services.cloud_listing import cloud_list
 from fleet.services.cloud_notices import cloud_queue, cloud_reservations, cloud_statuses
 from fleet.services.cloud_ownership import cloud_beat
 from fleet.services.cloud_prices import cloud_prices, cloud_spot_prices
 from fleet.services.cloud_region import cloud_region_read
-from fleet.services.cloud_topology import cloud_places, cloud_reservation_places
 from fleet.services.garbage_collection import cloud_garbage_collect
+from fleet.services.incident import incident_open, incidents_close
 from kernel import clock
 from kernel.leases import lease_take, this_holder
+
+# Learns where machines and reservations of a region of a cloud are in its network: steps of `cloud_upkeep`.
+
+WAIT_MOST_S = 0.6
+"""For a call that our budget allows so soon. It allows 0.8 a second, so of looks a second apart every other one would
+come in vain; with this, one of four does. The region's other steps wait as long."""
+
+
+def cloud_places(cloud: CloudRegion, now: datetime, wait: Callable[[float], None] = time.sleep) -> None:
+    """Ask for one batch. What our own budget does not allow soon comes with the next step."""
+    try:
+        try:
+            region_places(cloud, now)
+        except Refused as refused:
+            if refused.not_before is None:
+                raise
+            left_s = (refused.not_before - clock.now()).total_seconds()
+            if left_s <= WAIT_MOST_S:
+                wait(max(0.0, left_s))
+                region_places(cloud, now)
+    except CallFailed as error:
+        if not (isinstance(error, Refused) and error.not_before is not None):
+            log.warning("topology of region %s was not read: %s", cloud.pk, error)
+
+
+def cloud_reservation_places(cloud: CloudRegion, _: datetime) -> None:
+    """Ask for the places of all reservations."""
+    try:
+        reservation_places(cloud)
+    except CallFailed as error:
+        log.warning("topology of reservations in region %s was not read: %s", cloud.pk, error)
+
+
+# Tells a person about launches that only a person can get going again: those for which a quota is too small, and
+# those that a cloud refuses. Closed once machines of that type come again, or nobody has asked for an hour.
+
+KINDS = {LaunchOutcome.NO_QUOTA: "no-quota", LaunchOutcome.REFUSED: "launch-refused"}
+LOOKED_BACK = timedelta(hours=1)
+"""As long as pools rest for a quota."""
+
+
+def launch_incidents(cloud: CloudRegion, now: datetime) -> None:
+    """Open and close them by what the last attempt of each instance type in a region came to."""
+    found: dict[str, dict[str, str]] = {kind: {} for kind in KINDS.values()}
+    for name, attempt in _last_attempts(cloud, now).items():
+        outcome = LaunchOutcome(attempt.outcome)
+        if outcome in KINDS:
+            found[KINDS[outcome]][f"{cloud.pk}/{name}"] = _summary(cloud, name, attempt, outcome)
+    for kind, summaries in found.items():
+        rows = Incident.objects.filter(kind=kind, region=cloud.pk, state=IncidentState.OPEN.value)
+        for subject in set(rows.values_list("subject", flat=True)) - set(summaries):
+            incidents_close(kind=kind, subject=subject, resolution="it was not the last answer any more", now=now)
+        for subject, summary in summaries.items():
+            incident_open(kind=kind, subject=subject, summary=summary, evidence={}, now=now, region=cloud.pk)
+
+
+def _last_attempts(cloud: CloudRegion, now: datetime) -> dict[str, LaunchAttempt]:
+    """By instance type, of the last hour, of those whose outcome is known."""
+    rows = LaunchAttempt.objects.filter(unit__region_id=cloud.pk, ended_at__gt=now - LOOKED_BACK)
+    return {row.unit.instance_type_id: row for row in rows.select_related("unit").order_by("ended_at", "pk")}
+
+
+def _summary(cloud: CloudRegion, name: str, attempt: LaunchAttempt, outcome: LaunchOutcome) -> str:
+    if outcome is LaunchOutcome.REFUSED:
+        return f"{cloud.pk} refuses to launch {name}: {attempt.text}"
+    quota = quota_name(name, Market(attempt.pool_seen["market"]))
+    return f"{cloud.pk} has no quota for more {name}: ask for more of {quota!r} ({attempt.text})"
+
 
 LEASE_S = 60.0
 """Longer than the longest call, and renewed before each step."""

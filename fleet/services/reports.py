@@ -7,7 +7,7 @@ nothing: a report that cannot be stored is dropped alone.
 import json
 import logging
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -16,12 +16,14 @@ from msgspec import structs
 from psycopg import sql
 
 from engine_agent.protocol.messages import Hello, Report
-from fleet.models import Node, NodeReport
+from fleet.models import AgentListener, Node, NodeReport
 from fleet.providers.base import Machine
+from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.fault_evidence import hardware_fault_record
 from fleet.services.node import machine_store
 from kernel import hints, live
 from kernel.events import event_record
+from kernel.leases import lease_take
 from kernel.refusals import Conflict
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from kernel.tones import Tone
@@ -209,3 +211,34 @@ def fault_record(*, node: str, signature: str, summary: str, evidence: dict[str,
         )
         cell = member.cell_id if member else ""
         hardware_fault_record(node=known, cell=cell, signature=signature, summary=summary, evidence=evidence, now=now)
+
+
+# Web processes state that they receive agents' reports. Planners count a node's silence by it.
+
+LISTENING_TTL_S = 5.0
+FORGOTTEN_AFTER = timedelta(hours=1)
+"""After its end: no silence is explained by it any more."""
+# One that was not renewed in time, such as a process that was stopped, begins anew.
+_RENEW = """
+INSERT INTO fleet_agentlistener AS known (id, since, until) VALUES (%(id)s, %(since)s, %(until)s)
+ON CONFLICT (id) DO UPDATE SET
+    since = CASE WHEN EXCLUDED.since IS NULL THEN NULL
+                 WHEN known.until > %(now)s THEN COALESCE(known.since, EXCLUDED.since)
+                 ELSE EXCLUDED.since END,
+    until = EXCLUDED.until
+RETURNING xmax = 0
+"""
+
+
+def listener_renew(*, listener: str, keeps_up: bool, now: datetime) -> None:
+    """State that this web process runs, and whether it keeps up with its agents. Some process must, or nobody listens:
+    one lease of all of them says so."""
+    since = now if keeps_up else None
+    until = now + timedelta(seconds=LISTENING_TTL_S)
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(_RENEW, {"id": listener, "since": since, "until": until, "now": now})
+        (is_new,) = cursor.fetchone()
+        if is_new:
+            AgentListener.objects.filter(until__lt=now - FORGOTTEN_AFTER).delete()
+        if keeps_up:
+            lease_take(name=LISTENING_LEASE, holder="web", ttl_s=LISTENING_TTL_S, now=now)

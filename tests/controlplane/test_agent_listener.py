@@ -32,8 +32,8 @@ from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
 from fleet.api.node import enrol
 from fleet.consumers.agent_socket import AgentSocket
+from fleet.consumers.handlers import NodeHandler
 from fleet.consumers.hub import AgentHub, AgentSession
-from fleet.consumers.node_handler import NodeHandler
 from fleet.models import AgentCredential, IssuedCertificate
 from fleet.planning.states import MachineState
 from fleet.selectors.trust import trust_now

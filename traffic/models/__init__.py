@@ -1,13 +1,12 @@
 """The tables of traffic, one noun a file."""
 
-from traffic.models.async_request import AsyncRequest
+from traffic.models.async_request import AsyncRequest, RefusedMessage, RequestQueue
 from traffic.models.batch import Batch, BatchRange, BatchTimeline, StoredFile
 from traffic.models.budget import Budget
 from traffic.models.cost import CellHour, CostShare
 from traffic.models.demand import DemandDay, DemandForecast, ForecastRecord
 from traffic.models.entry import Entry, EntryRevision, EntryTarget
 from traffic.models.key import ApplicationKey, KeyPolicy
-from traffic.models.request_queue import RefusedMessage, RequestQueue
 from traffic.models.routing import (
     Ingress,
     IngressReport,

@@ -4,7 +4,8 @@ from what the ingresses acknowledged. Pure.
 Silence is no acknowledgement: while no process listens to ingresses nothing is decided, and one that has gone silent
 holds up drains until it has been silent for long enough to count as dead. Cells refuse new work meanwhile."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -91,3 +92,49 @@ def _is_behind(
     if table is None or ingress.last_seen_at is None or ingress.revision >= table.revision:
         return False
     return (now - max(ingress.last_seen_at, listening_since)).total_seconds() <= SILENT_AFTER_S
+
+
+# Decides which ingress machines a region of a cloud lacks, and which are gone.
+# One in each zone, and two in a region at least: a region whose one zone or one machine fails is still reached.
+
+LEAST_IN_REGION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class IngressMachine:
+    """An ingress of the region. `zone`: where it is, or is to be launched. `gone`: its machine was seen to end."""
+
+    id: str
+    zone: str
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NewIngress:
+    """Launch an ingress machine in this zone."""
+
+    zone: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveIngress:
+    """Nobody waits for it any more; another takes its place."""
+
+    id: str
+    reason: str
+
+
+def plan_ingress_machines(
+    zones: Collection[str], there: Sequence[IngressMachine]
+) -> tuple[NewIngress | RemoveIngress, ...]:
+    """What to do in a region with these zones. None is ever ended that runs: more than are wanted stay."""
+    gone = tuple(RemoveIngress(each.id, "its machine is gone") for each in there if each.gone)
+    running = Counter(each.zone for each in there if not each.gone)
+    new = [NewIngress(zone, f"zone {zone} has no ingress") for zone in sorted(zones) if not running[zone]]
+    running.update(each.zone for each in new)
+    while zones and running.total() < LEAST_IN_REGION:
+        zone = min(sorted(zones), key=lambda name: running[name])
+        new.append(NewIngress(zone, f"a region has {LEAST_IN_REGION} ingresses at least"))
+        running[zone] += 1
+    return (*gone, *new)

@@ -15,7 +15,6 @@ from django.db import transaction
 from engine_agent.protocol.states import AgentKind
 from fleet.models import CloudRegion, Machine, Region
 from fleet.planning.cloud_base import CloudBase
-from fleet.planning.ingress_machines import IngressMachine, NewIngress, RemoveIngress, plan_ingress_machines
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import CloudRegionState, MachineState
 from fleet.providers import provider_named
@@ -25,6 +24,7 @@ from kernel.events import event_record
 from kernel.leases import lease_release, lease_take, this_holder
 from kernel.tones import Tone
 from traffic.models import Ingress, IngressReport
+from traffic.planning.ingress import IngressMachine, NewIngress, RemoveIngress, plan_ingress_machines
 from traffic.services.ingress_machines import ingress_remove
 
 PORT = 8080

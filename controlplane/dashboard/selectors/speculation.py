@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from controlplane.dashboard.charts import BY_PLACE, HEIGHT_PX, MOST_SERIES, Colour
-from fleet.planning.speculation_drift import SHARE_LEAST, accepted_expected
+from fleet.planning.drift import SHARE_LEAST, accepted_expected
 from fleet.selectors.speculation import CellGuesses, cell_guesses
 from models_registry.models import ModelVersion
 from models_registry.planning.speculation_choice import gains_by_size, guessed_at, read_step_cost

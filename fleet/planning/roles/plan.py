@@ -6,7 +6,9 @@ starts anyway takes a role that is missing; only what is missing then is taken d
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
+from engine_agent.protocol.messages import DECODE_NODES_MAX, PREFILL_CELLS_MAX
 from engine_agent.protocol.states import CellRole
 from fleet.planning.decisions import DrainCell
 from fleet.planning.ledger import Ledger
@@ -135,3 +137,37 @@ def _to_change(there: RoleSplit, wanted: RoleSplit) -> list[CellRole]:
     if wanted.decode and not there.decode and there.answering == 1 and there.prefill:
         return [CellRole.PREFILL]
     return sorted(beyond(there, wanted))
+
+
+# Decides which prefill cells a decode cell may call, and whom a prefill cell may be called by: cells of one place
+# whose KV layouts are equal.
+# Never two of different layouts, whatever a rollout is at: a decode cell without a prefill cell of its own layout
+# does all by itself.
+
+
+@dataclass(frozen=True, slots=True)
+class PairingCell:
+    """A cell apart that runs. `layout`: the fingerprint of what it hands over, never empty; `node`: its leader;
+    `serves`: it takes new work."""
+
+    id: str
+    role: CellRole
+    layout: str
+    node: str
+    serves: bool
+
+
+def prefill_cells_of(decode: PairingCell, there: Iterable[PairingCell]) -> tuple[PairingCell, ...]:
+    """Those of the cells of its place that this decode cell may call."""
+    found = (
+        one
+        for one in there
+        if one.role is CellRole.PREFILL and one.serves and one.layout and one.layout == decode.layout
+    )
+    return tuple(sorted(found, key=lambda one: one.id)[:PREFILL_CELLS_MAX])
+
+
+def decode_nodes_of(prefill: PairingCell, there: Iterable[PairingCell]) -> tuple[str, ...]:
+    """The nodes whose proxies may call this prefill cell: they may still do so while they drain."""
+    found = {one.node for one in there if one.role is CellRole.DECODE and one.layout and one.layout == prefill.layout}
+    return tuple(sorted(found)[:DECODE_NODES_MAX])

@@ -1,16 +1,17 @@
 """What a bake is judged by: which cells are compared, what they had counted when it began, and what since. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.planning.load.counters import CellCounters, pooled
+from fleet.planning.policy import GatePolicy, GoodputMissing
 from fleet.planning.role_split import answers
 from fleet.planning.rollout.gates import judge
-from fleet.planning.rollout.goodput import goodput_objection
 from fleet.planning.rollout.versions import VersionPlan
 from fleet.planning.rollout.waves import RolloutProgress
 from fleet.planning.snapshot import CellView, Finding, Verdict
 from fleet.planning.states import CellState
+from models_registry.planning.benchmark import ComparedGoodput
 
 CELLS_COMPARED = 100
 """Of each kind; more would not make the verdict better, only the rollout's row larger."""
@@ -93,3 +94,29 @@ def _since(cells: Iterable[CellView], before: Mapping[str, CellCounters]) -> lis
     """What each has counted since the bake began; cells that started anew meanwhile are left out."""
     counters = (cell.counters.since(before[cell.id]) for cell in cells if cell.counters and cell.id in before)
     return [counted for counted in counters if counted is not None]
+
+
+# Holds a rollout whose version carries less than the one before, by stored benchmarks.
+# Both must have been measured under the same conditions: machines, software, workload, objective and seed. Of
+# several conditions the worst decides.
+
+
+def goodput_objection(compared: Sequence[ComparedGoodput], policy: GatePolicy) -> Verdict | None:
+    """Why the rollout must not go on; None if it may, as far as benchmarks know."""
+    if policy.goodput_ratio == 0:
+        return None
+    known = [pair for pair in compared if pair.before > 0]
+    if not known:
+        if policy.goodput_missing is GoodputMissing.GO_ON:
+            return None
+        reason = "no benchmark compares both versions; `switchyard bench run` measures them"
+        return Verdict(Finding.INCONCLUSIVE, reason)
+    worst = min(known, key=lambda pair: pair.after / pair.before)
+    if worst.after >= policy.goodput_ratio * worst.before:
+        return None
+    share = worst.after / worst.before
+    reason = (
+        f"it carries {worst.after:.4g} requests/s a cell, {share:.2f} of the old version's {worst.before:.4g}, at "
+        f"{worst.label}; {policy.goodput_ratio:g} is required"
+    )
+    return Verdict(Finding.INCONCLUSIVE, reason)

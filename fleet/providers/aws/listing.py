@@ -1,26 +1,28 @@
-"""What EC2 says that runs: of a whole region, or of single machines. Stores what it says of those that are recorded.
+"""Lists machines of EC2, in a whole region or single ones, with their statuses and the region's capacity reservations.
+Stores the states of recorded machines.
 
 A list counts only if all its pages came. While a zone is silent EC2 refuses a list of the whole region: then the
 machines that are recorded are asked for by their ids, zone by zone, and nothing is said of those of the silent one.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from fleet.models import CloudRegion, Machine
+from fleet.planning.call_budget import PAGE
 from fleet.planning.presence import ENDED, KnownMachine, Listed, plan_presence
-from fleet.planning.states import MachineState
+from fleet.planning.states import MachineState, NoticeKind
 from fleet.providers.aws import calls
 from fleet.providers.aws.attempts import PROVIDER
 from fleet.providers.aws.launch import TAG_INSTALL
+from fleet.providers.aws.notices import scheduled_kind
 from kernel import live
 
 __all__ = ["ENDED", "Instance", "Listing", "machines_look", "presence_store", "region_list", "seen_store"]
 
-PAGE = 1000
 BY_FILTER = 200
 """Values of one filter, at most."""
 BY_ID = 500
@@ -147,3 +149,95 @@ def presence_store(cloud: CloudRegion, listing: Listing, now: datetime) -> None:
     before = {one.provider_id: one.state for one in known}
     if any(before[change.provider_id] != change.state for change in changes):
         live.push("machines")
+
+
+# What DescribeInstanceStatus says: state, checks and scheduled events of all machines of an account in a region,
+# ours and others'. It has no filter by tag: who asks drops the others.
+
+OVER = ("[Completed]", "[Canceled]")
+"""How the description of an event begins that is still listed for a while."""
+IMPAIRED = "impaired"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledEvent:
+    id: str
+    machine: str
+    kind: NoticeKind
+    code: str
+    text: str
+    not_before: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Statuses:
+    """By id of the instance. `impaired`: since when; None: not said."""
+
+    states: dict[str, str] = field(default_factory=dict)
+    impaired: dict[str, datetime | None] = field(default_factory=dict)
+    events: list[ScheduledEvent] = field(default_factory=list)
+
+
+def region_statuses(region: str) -> Statuses:
+    """All pages, or nothing.
+
+    Raises:
+        CallFailed: some page did not come.
+    """
+    found = Statuses()
+    for page in calls.pages("DescribeInstanceStatus", region, IncludeAllInstances=True, MaxResults=PAGE):
+        for status in page["InstanceStatuses"]:
+            _read(found, status)
+    return found
+
+
+def _read(found: Statuses, status: Mapping[str, Any]) -> None:
+    machine = status["InstanceId"]
+    found.states[machine] = status["InstanceState"]["Name"]
+    checks = [status.get(name) or {} for name in ("SystemStatus", "InstanceStatus")]
+    if any(check.get("Status") == IMPAIRED for check in checks):
+        found.impaired[machine] = min(_since(checks), default=None)
+    for event in status.get("Events") or ():
+        text = event.get("Description", "")
+        if event.get("NotBefore") is not None and not text.startswith(OVER):
+            code = event["Code"]
+            event_id = event.get("InstanceEventId") or code
+            found.events.append(ScheduledEvent(event_id, machine, scheduled_kind(code), code, text, event["NotBefore"]))
+
+
+def _since(checks: Iterable[Mapping[str, Any]]) -> list[datetime]:
+    details = (detail for check in checks for detail in check.get("Details") or ())
+    return [detail["ImpairedSince"] for detail in details if detail.get("ImpairedSince") is not None]
+
+
+# What EC2 says of capacity reservations: how much is left in them, and when Capacity Blocks end.
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """`free`: machines that may still be launched in it; none once it is over."""
+
+    id: str
+    free: int
+    is_block: bool
+    ends_at: datetime | None
+
+
+def reservations_read(region: str, ids: Collection[str]) -> tuple[Reservation, ...]:
+    """Those of these ids that there are. All of the account are listed: one that is unknown would have a call by ids
+    refused as a whole.
+
+    Raises:
+        CallFailed: not all were said.
+    """
+    return tuple(
+        Reservation(
+            id=one["CapacityReservationId"],
+            free=one["AvailableInstanceCount"] if one["State"] == "active" else 0,
+            is_block=one.get("ReservationType") == "capacity-block",
+            ends_at=one.get("EndDate"),
+        )
+        for page in calls.pages("DescribeCapacityReservations", region, MaxResults=PAGE)
+        for one in page["CapacityReservations"]
+        if one["CapacityReservationId"] in ids
+    )

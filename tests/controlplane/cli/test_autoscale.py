@@ -7,12 +7,12 @@ import pytest
 from fleet.models import Deployment, DeploymentRegion, RoleState, ScalingDecision, ScalingState, ScalingSwitch
 from fleet.planning.capacity.planner import plan_capacity
 from fleet.planning.role_split import RoleSplit
-from fleet.services.capacity_plan import day_plan_store
 from models_registry.models import ModelVersion
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 from tests.fleet.planning.capacity import views
 from tests.fleet.rows import NOW
+from traffic.services.capacity_plan import day_plan_store
 
 pytestmark = pytest.mark.django_db
 

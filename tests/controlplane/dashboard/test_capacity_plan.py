@@ -9,11 +9,11 @@ from fleet.models import Deployment, DeploymentRegion
 from fleet.planning.capacity.planner import plan_capacity
 from fleet.planning.capacity.view import BatchWork, CapacitySettings, CellKind
 from fleet.services.autoscaling import autoscaling_pause
-from fleet.services.capacity_plan import day_plan_store
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
 from tests.fleet.planning.capacity.views import deployment, flat, place, pool, view
+from traffic.services.capacity_plan import day_plan_store
 
 pytestmark = pytest.mark.django_db
 

@@ -25,11 +25,11 @@ from engine_agent.protocol.messages import (
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.consumers import hub
 from fleet.consumers.agent_socket import AgentSocket
+from fleet.consumers.handlers import NodeHandler
 from fleet.consumers.hub import AgentHub
 from fleet.consumers.introductions import Introductions
 from fleet.consumers.knocks import Knock, Knocks
 from fleet.consumers.lanes import Lane
-from fleet.consumers.node_handler import NodeHandler
 from fleet.models import AgentCredential, Node, NodeLog
 from fleet.planning.decisions import StartCell
 from fleet.planning.states import CellState
@@ -255,7 +255,7 @@ async def test_an_agent_that_cannot_be_introduced_is_asked_to_come_again(
 ) -> None:
     client = client_with(socket, await credential("n-a"))
     await client.connect()
-    monkeypatch.setattr("fleet.consumers.node_handler.hellos_store", away)
+    monkeypatch.setattr("fleet.consumers.handlers.hellos_store", away)
     await client.send_message(encode(hello()))
     refusal = await client.receive_message()
     assert isinstance(refusal, Refused)

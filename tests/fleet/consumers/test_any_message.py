@@ -42,8 +42,8 @@ from engine_agent.protocol.messages import (
     UsageRow,
 )
 from engine_agent.protocol.states import AgentKind, EngineState
+from fleet.consumers.handlers import NodeHandler
 from fleet.consumers.hub import AgentHandler, AgentSession
-from fleet.consumers.node_handler import NodeHandler
 from fleet.models import Node, NodeReport
 from fleet.planning.planners import PLANNERS
 from fleet.planning.settings import FleetSettings

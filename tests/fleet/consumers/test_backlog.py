@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.consumers.backlog import BEHIND_MOST_S, SETTLES_WITHIN_S, Backlog, Delays
+from fleet.consumers.hub_state import BEHIND_MOST_S, SETTLES_WITHIN_S, Backlog, Delays
 
 LATE = Delays(turned_away=True)
 

@@ -17,8 +17,8 @@ from engine_agent.protocol.messages import Certificate, CertificateRequest, Cred
 from engine_agent.protocol.states import AgentKind
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.certificates import REQUESTS_BURST
+from fleet.consumers.handlers import NodeHandler
 from fleet.consumers.hub import AgentHub
-from fleet.consumers.node_handler import NodeHandler
 from fleet.models import AgentCredential, IssuedCertificate
 from fleet.selectors.trust import trust_now
 from fleet.services.authority import authority_ensure

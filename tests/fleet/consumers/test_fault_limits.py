@@ -7,8 +7,8 @@ import pytest
 from engine_agent.protocol.codec import FAULT_BYTES_MAX, BadMessage, bounded_fault, decode_up, encode
 from engine_agent.protocol.messages import DownMessage, Fault
 from engine_agent.protocol.states import AgentKind
+from fleet.consumers.handlers import FAULTS_BURST, NodeHandler
 from fleet.consumers.hub import AgentSession
-from fleet.consumers.node_handler import FAULTS_BURST, NodeHandler
 from fleet.services.enrolment import AgentIdentity
 from tests.fleet.consumers.agent_client import hello
 

@@ -12,10 +12,10 @@ from django.db import OperationalError, connections
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import DownMessage, Fault, Observed, Report
 from engine_agent.protocol.states import AgentKind, EngineState
-from fleet.consumers import node_handler
+from fleet.consumers import handlers
+from fleet.consumers.handlers import NodeHandler
 from fleet.consumers.hub import AgentHub, AgentSession
 from fleet.consumers.introductions import Introductions
-from fleet.consumers.node_handler import NodeHandler
 from fleet.models import AgentListener, NodeReport
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.enrolment import AgentIdentity
@@ -129,7 +129,7 @@ async def test_reports_survive_a_database_that_is_away(hub: AgentHub, monkeypatc
             raise failure
         return reports_store(batch)
 
-    monkeypatch.setattr(node_handler, "reports_store", flaky)
+    monkeypatch.setattr(handlers, "reports_store", flaky)
     hub.receive(agent.session, READY)
     assert (await eventually(report_of("n-a", connected=True))).state == "ready"
 
@@ -157,7 +157,7 @@ async def test_silence_before_a_web_process_that_is_behind_does_not_count(
     assert await eventually(AgentListener.objects.filter(id=hub.listener, since__isnull=True).exists)
     assert await eventually(lambda: lease_held_since(name=LISTENING_LEASE, now=clock.now()) is None)
     turned_away = False
-    monkeypatch.setattr("fleet.consumers.backlog.SETTLES_WITHIN_S", 0.0)
+    monkeypatch.setattr("fleet.consumers.hub_state.SETTLES_WITHIN_S", 0.0)
     assert await eventually(lambda: lease_held_since(name=LISTENING_LEASE, now=clock.now())) > listened
 
 
@@ -174,7 +174,7 @@ async def test_a_web_process_that_stores_nothing_sends_its_agents_to_another_if_
         tries.append(len(batch))
         raise OperationalError("away")
 
-    monkeypatch.setattr(node_handler, "reports_store", fails)
+    monkeypatch.setattr(handlers, "reports_store", fails)
     agent = await joined(hub, Agent("n-a"))
     hub.receive(agent.session, READY)
     await eventually(lambda: agent.closed if hosts > 1 else len(tries) > 1)
@@ -190,7 +190,7 @@ async def test_a_report_that_cannot_be_stored_does_not_make_the_database_count_a
         tries.append(hub._stored_at_s)
         raise ValueError("one report is wrong")
 
-    monkeypatch.setattr(node_handler, "reports_store", fails)
+    monkeypatch.setattr(handlers, "reports_store", fails)
     agent = await joined(hub, Agent("n-a"))
     hub.receive(agent.session, READY)
     await eventually(lambda: len(tries) > 1)
@@ -210,7 +210,7 @@ async def test_evidence_survives_a_database_that_is_away_and_poison_goes_alone(
             raise failure
         fault_record(**fault)
 
-    monkeypatch.setattr(node_handler, "fault_record", flaky)
+    monkeypatch.setattr(handlers, "fault_record", flaky)
     for signature in ("poison", "one", "two"):
         hub.receive(agent.session, Fault(signature=signature, summary=""))
     kinds = Event.objects.order_by("id").values_list("kind", flat=True)

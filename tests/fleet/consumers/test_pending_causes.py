@@ -1,7 +1,7 @@
 """An order carries what it came of, once; what no doorbell stated, it does not."""
 
 from engine_agent.protocol.messages import Cause, Desired
-from fleet.consumers.pending_causes import PendingCauses
+from fleet.consumers.hub_state import PendingCauses
 
 ORDER = Desired("n-1", 3, None)
 HINT = {"type": "agent.desired", "nodes": ["n-1", "n-2"], "cause": {"request_id": "r-1", "traceparent": "00-a-b-01"}}

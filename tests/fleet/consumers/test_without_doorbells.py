@@ -12,8 +12,8 @@ from engine_agent.protocol.codec import encode
 from engine_agent.protocol.messages import Observed, Report
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.consumers.agent_socket import AgentSocket
+from fleet.consumers.handlers import NodeHandler
 from fleet.consumers.hub import AgentHub
-from fleet.consumers.node_handler import NodeHandler
 from fleet.planning.decisions import StartCell
 from fleet.planning.states import CellState
 from fleet.services.cell import cell_start

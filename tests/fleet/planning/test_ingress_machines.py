@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.planning.ingress_machines import IngressMachine, NewIngress, RemoveIngress, plan_ingress_machines
+from traffic.planning.ingress import IngressMachine, NewIngress, RemoveIngress, plan_ingress_machines
 
 ZONES = ("a", "b", "c")
 there = st.lists(st.builds(IngressMachine, id=st.uuids().map(str), zone=st.sampled_from(ZONES), gone=st.booleans()))

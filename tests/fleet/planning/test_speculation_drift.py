@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.planning.speculation_drift import (
+from fleet.planning.drift import (
     DRAFTS_LEAST,
     SHARE_LEAST,
     Guessing,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.planning.token_drift import DRIFT_ALLOWED, TOKENS_ALLOWED, CheckedCell, DriftPlan, plan_token_drift
+from fleet.planning.drift import DRIFT_ALLOWED, TOKENS_ALLOWED, CheckedCell, DriftPlan, plan_token_drift
 
 counts = st.tuples(st.integers(0, 10**9), st.integers(0, 10**9))
 

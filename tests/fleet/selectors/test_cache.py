@@ -7,7 +7,7 @@ import pytest
 
 from engine_agent.protocol.messages import CacheLoad, Load, Observed, Report
 from engine_agent.protocol.states import EngineState
-from fleet.selectors.cache import cache_totals
+from fleet.selectors.load import cache_totals
 from fleet.services.reports import ReceivedReport, reports_store
 from tests.fleet import rows
 from tests.fleet.rows import NOW

@@ -229,7 +229,7 @@ def test_a_proof_is_counted_and_asked_about_once_and_outside_of_the_transaction(
     sts: Sts, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[str] = []
-    monkeypatch.setattr("fleet.api.join_aws.count_request", lambda kind, *_: counted.append(kind))
+    monkeypatch.setattr("fleet.api.join.count_request", lambda kind, *_: counted.append(kind))
     body = body_of(proof(host=sts.host, at=clock.now()))
     with pytest.raises(RuntimeError, match="a question to STS inside of a transaction"), transaction.atomic():
         machine_attest(body, now=clock.now())

@@ -12,10 +12,10 @@ from fleet.selectors.capacity_plan import newest_plan, place_plans, planned_plac
 from fleet.selectors.fleet_cache import FleetCache
 from fleet.selectors.snapshot import fleet_view
 from fleet.services.autoscaling import autoscaling_pause
-from fleet.services.capacity_plan import PLANS_KEPT, day_plan_store
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 from tests.fleet.planning.capacity.views import AT, EAST, deployment, flat, place, view
+from traffic.services.capacity_plan import PLANS_KEPT, day_plan_store
 
 pytestmark = pytest.mark.django_db
 

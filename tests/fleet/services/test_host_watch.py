@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from fleet.models import Incident
-from fleet.services.host_watch import KIND, ControlHostWatch
+from fleet.services.control_watch import CONTROL_HOST, ControlHostWatch
 from kernel import clock
 from kernel.control_hosts import control_host_left, control_host_seen
 from kernel.models import ControlHost
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 
 
 def opened() -> list[str]:
-    return sorted(Incident.objects.filter(kind=KIND, state="open").values_list("subject", flat=True))
+    return sorted(Incident.objects.filter(kind=CONTROL_HOST, state="open").values_list("subject", flat=True))
 
 
 def silence(name: str) -> None:

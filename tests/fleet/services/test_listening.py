@@ -7,7 +7,7 @@ import pytest
 from fleet.models import AgentListener
 from fleet.planning.listening import ListenerView
 from fleet.selectors.snapshot import LISTENING_LEASE, fleet_view
-from fleet.services.listening import FORGOTTEN_AFTER, listener_renew
+from fleet.services.reports import FORGOTTEN_AFTER, listener_renew
 from kernel.leases import lease_held_since
 from tests.fleet.rows import NOW
 

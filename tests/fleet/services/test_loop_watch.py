@@ -4,7 +4,7 @@ import pytest
 from django.db import connection
 
 from fleet.models import Incident
-from fleet.services.loop_watch import KIND, LOOK_EVERY_S, ControlLoopWatch
+from fleet.services.control_watch import LOOK_EVERY_S, LOOP_STALE, ControlLoopWatch
 from kernel.control_standing import STALE_AFTER_S
 from kernel.loop_passes import loop_passed
 from kernel.models import LoopPass
@@ -41,7 +41,7 @@ def age(seconds: float) -> None:
 
 
 def opened() -> list[str]:
-    return list(Incident.objects.filter(kind=KIND, state="open").values_list("subject", flat=True))
+    return list(Incident.objects.filter(kind=LOOP_STALE, state="open").values_list("subject", flat=True))
 
 
 def test_a_loop_without_passes_is_an_incident_and_one_that_passes_again_is_none(web: Web) -> None:

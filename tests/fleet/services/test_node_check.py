@@ -5,7 +5,7 @@ import pytest
 from engine_agent.protocol.messages import CheckRequest
 from fleet.models import Node
 from fleet.selectors.node import desired_for
-from fleet.services.node_check import TOGETHER_MOST, node_checks_request
+from fleet.services.node_actions import TOGETHER_MOST, node_checks_request
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from tests.fleet import rows

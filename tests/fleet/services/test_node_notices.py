@@ -10,7 +10,7 @@ from engine_agent.protocol.messages import MachineNotice, NodeTelemetry, Observe
 from engine_agent.protocol.states import EngineState, MachineNoticeKind
 from fleet.models import CloudNotice
 from fleet.planning.states import MachineState, NoticeSource
-from fleet.services.node_notices import node_notices_store
+from fleet.services.machine_notice import node_notices_store
 from fleet.services.reports import ReceivedReport
 from kernel.models import Event
 from tests.fleet import rows

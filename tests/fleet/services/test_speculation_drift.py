@@ -7,9 +7,9 @@ import pytest
 
 from engine_agent.protocol.messages import Load, SpeculationLoad
 from fleet.models import Cell, Incident, NodeReport
-from fleet.planning.speculation_drift import KIND
+from fleet.planning.drift import OF_SPECULATION
 from fleet.selectors.speculation import FRESH_FOR
-from fleet.services.speculation_drift import speculation_drift_judge
+from fleet.services.drift import speculation_drift_judge
 from models_registry.services.calibration import calibration_store
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -35,13 +35,13 @@ def says(node: str, guesses: SpeculationLoad | None, **more: Any) -> None:
 
 def opened() -> list[str]:
     speculation_drift_judge(now=NOW)
-    return list(Incident.objects.filter(kind=KIND, state="open").values_list("subject", flat=True))
+    return list(Incident.objects.filter(kind=OF_SPECULATION, state="open").values_list("subject", flat=True))
 
 
 def test_a_deployment_that_guesses_worse_has_an_incident_until_it_is_well_again() -> None:
     says("n-a", BAD)
     assert opened() == opened() == ["sim-70b"]
-    incident = Incident.objects.get(kind=KIND)
+    incident = Incident.objects.get(kind=OF_SPECULATION)
     assert (incident.deployment, incident.evidence["version"]) == ("sim-70b", "toy@1")
     says("n-a", None)
     assert opened() == ["sim-70b"], "it says nothing now"

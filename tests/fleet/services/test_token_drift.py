@@ -7,8 +7,8 @@ import pytest
 
 from engine_agent.protocol.messages import Load, TokenCheck
 from fleet.models import Incident, NodeReport
-from fleet.planning.token_drift import KIND
-from fleet.services.token_drift import FRESH_FOR, token_drift_judge
+from fleet.planning.drift import OF_TOKENS
+from fleet.services.drift import FRESH_FOR, token_drift_judge
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
@@ -21,7 +21,7 @@ def says(node: str, check: TokenCheck | None, **more: Any) -> None:
 
 
 def opened() -> list[tuple[str, str]]:
-    return list(Incident.objects.filter(kind=KIND, state="open").values_list("subject", "cell"))
+    return list(Incident.objects.filter(kind=OF_TOKENS, state="open").values_list("subject", "cell"))
 
 
 def test_a_cell_that_counts_otherwise_has_an_incident_until_it_counts_the_same() -> None:
@@ -30,7 +30,7 @@ def test_a_cell_that_counts_otherwise_has_an_incident_until_it_counts_the_same()
     for _ in range(2):
         token_drift_judge(now=NOW)
     assert opened() == [("c", "c")]
-    incident = Incident.objects.get(kind=KIND)
+    incident = Incident.objects.get(kind=OF_TOKENS)
     assert incident.evidence["engine_prompt_tokens"] == 5000
     assert incident.deployment == "sim-70b"
     says("n-a", None)

@@ -9,9 +9,8 @@ from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.selectors.rollout_charts import rollout_charts
 from fleet.models import Cell, Disruption, LoadSubject, LoadWindow, Rollout, RolloutPoints
 from fleet.planning.rollout.points import length_of
-from fleet.services import rollout_points
 from fleet.services.history import history_trim
-from fleet.services.rollout_points import rollout_points_keep
+from fleet.services.rollout import rollout_points_keep
 from kernel.events import event_record
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -98,7 +97,7 @@ def test_the_points_of_a_rollout_are_kept_with_it_after_load_history_is_thinned(
 def test_what_is_kept_of_a_long_rollout_is_bounded_and_stays_in_its_place(
     rollout: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollout_points, "MOST_POINTS", 13)
+    monkeypatch.setattr("fleet.services.rollout.MOST_POINTS", 13)
     for step in range(40):
         rollout_points_keep(now=START + timedelta(seconds=15 * step))
     kept = RolloutPoints.objects.get()

@@ -1,4 +1,4 @@
-from fleet.planning.autoscaling.regret import LOOK_MOST_S, Regret, regret_after
+from fleet.planning.autoscaling.planner import LOOK_MOST_S, Regret, regret_after
 
 
 def test_too_few_and_too_many_are_counted_apart() -> None:

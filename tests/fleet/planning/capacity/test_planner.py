@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from fleet.planning.capacity.planner import plan_capacity
+from fleet.planning.capacity.planner import Solution, plan_capacity, solve
 from fleet.planning.capacity.program import Program
-from fleet.planning.capacity.solver import Solution, solve
 from fleet.planning.capacity.view import BatchWork, CapacityPlan, CapacitySettings, CapacityView, CellKind
 from tests.fleet.planning.capacity.views import (
     EAST,

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.planning.capacity.planner import plan_capacity
+from fleet.planning.capacity.planner import Solution, plan_capacity, solve
 from fleet.planning.capacity.program import Program
-from fleet.planning.capacity.solver import Solution, solve
 from fleet.planning.capacity.view import (
     BatchWork,
     CapacityPlan,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from engine_agent.protocol.messages import PREFILL_CELLS_MAX
 from engine_agent.protocol.states import CellRole
-from fleet.planning.roles.pairs import PairingCell, decode_nodes_of, prefill_cells_of
+from fleet.planning.roles.plan import PairingCell, decode_nodes_of, prefill_cells_of
 
 OLD, NEW = "old", "new"
 

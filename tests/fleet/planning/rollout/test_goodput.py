@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.planning.policy import GatePolicy, GoodputMissing
-from fleet.planning.rollout.goodput import goodput_objection
+from fleet.planning.rollout.evidence import goodput_objection
 from fleet.planning.snapshot import Finding
 from models_registry.planning.benchmark import ComparedGoodput
 

@@ -9,7 +9,7 @@ from fleet.planning.cloud_topology import CALL
 from fleet.planning.markets import Market
 from fleet.providers.aws.budget import budget_spend
 from fleet.providers.aws.calls import Refused
-from fleet.services.cloud_topology import cloud_places, cloud_reservation_places
+from fleet.services.cloud_upkeep import cloud_places, cloud_reservation_places
 from kernel import clock
 from lab.cloud.capacity import Market as Sold
 from lab.cloud.capacity import Reserved
@@ -97,7 +97,7 @@ def test_looks_a_second_apart_use_nearly_all_calls_that_our_budget_allows(
         made.append(now)
         return 100
 
-    monkeypatch.setattr("fleet.services.cloud_topology.region_places", one_call)
+    monkeypatch.setattr("fleet.services.cloud_upkeep.region_places", one_call)
     cloud, began = CloudRegion.objects.get(), clock.now()
     while (clock.now() - began).total_seconds() < 60:
         look = clock.now()

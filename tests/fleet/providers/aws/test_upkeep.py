@@ -11,9 +11,9 @@ from django.core.management.base import CommandError
 from fleet.models import CloudRegion, Incident, Install, LaunchAttempt, LaunchUnit, Machine
 from fleet.providers.aws import calls
 from fleet.providers.aws.install import install_ensure
-from fleet.services.cloud_launch_incidents import launch_incidents
 from fleet.services.cloud_listing import cloud_list
 from fleet.services.cloud_ownership import cloud_beat
+from fleet.services.cloud_upkeep import launch_incidents
 from kernel import clock
 from lab.cloud.faults import Fault
 from tests.fleet.providers.aws.cloud_fleet import CloudFleet

@@ -1,13 +1,15 @@
-"""Opens an incident about a cell that counts tokens otherwise than its engine, and closes it when that is over."""
+"""Opens and closes incidents about drift: cells that count tokens differently from their engine, and deployments whose
+speculation is accepted less often than calibrated."""
 
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
 
-from fleet.models import Cell, Incident, NodeReport
+from fleet.models import Cell, Deployment, Incident, NodeReport
+from fleet.planning.drift import OF_SPECULATION, OF_TOKENS, CheckedCell, plan_speculation_drift, plan_token_drift
 from fleet.planning.states import CellState, IncidentState
-from fleet.planning.token_drift import KIND, CheckedCell, plan_token_drift
+from fleet.selectors.speculation import guessing_calibrated
 from fleet.services.incident import incident_open, incidents_close
 
 FRESH_FOR = timedelta(seconds=15)
@@ -19,7 +21,7 @@ MOST = 2**53
 def token_drift_judge(*, now: datetime) -> None:
     """One look at what leaders report."""
     open_about = set(
-        Incident.objects.filter(kind=KIND, state=IncidentState.OPEN.value).values_list("subject", flat=True)
+        Incident.objects.filter(kind=OF_TOKENS, state=IncidentState.OPEN.value).values_list("subject", flat=True)
     )
     there = Cell.objects.exclude(state=CellState.STOPPED.value)
     known = set(there.filter(pk__in=open_about).values_list("pk", flat=True))
@@ -29,7 +31,7 @@ def token_drift_judge(*, now: datetime) -> None:
             cell = Cell.objects.filter(pk=each.cell).first()
             if cell is not None:
                 incident_open(
-                    kind=KIND,
+                    kind=OF_TOKENS,
                     subject=each.cell,
                     summary=summary,
                     evidence=_evidence(each),
@@ -39,7 +41,7 @@ def token_drift_judge(*, now: datetime) -> None:
                     cell=cell.pk,
                 )
         for subject, why in plan.closed:
-            incidents_close(kind=KIND, subject=subject, resolution=why, now=now)
+            incidents_close(kind=OF_TOKENS, subject=subject, resolution=why, now=now)
 
 
 def _checked(now: datetime) -> list[CheckedCell]:
@@ -73,3 +75,34 @@ def _evidence(each: CheckedCell) -> dict[str, Any]:
         "counted_prompt_tokens": each.counted[0],
         "counted_completion_tokens": each.counted[1],
     }
+
+
+# Opens an incident about a deployment that guesses worse than its version was calibrated to, and closes it.
+
+
+def speculation_drift_judge(*, now: datetime) -> None:
+    """One look at what leaders report."""
+    open_about = set(
+        Incident.objects.filter(kind=OF_SPECULATION, state=IncidentState.OPEN.value).values_list("subject", flat=True)
+    )
+    known = set(Deployment.objects.filter(pk__in=open_about).values_list("pk", flat=True))
+    plan = plan_speculation_drift(guessing_calibrated(now), known, open_about)
+    with transaction.atomic():
+        for each, summary in plan.opened:
+            evidence = {
+                "version": each.version,
+                "drafts": each.drafts,
+                "guessed_tokens": round(each.guessed, 3),
+                "accepted_tokens": round(each.accepted, 3),
+                "expected_tokens": round(each.expected, 3),
+            }
+            incident_open(
+                kind=OF_SPECULATION,
+                subject=each.deployment,
+                summary=summary,
+                evidence=evidence,
+                now=now,
+                deployment=each.deployment,
+            )
+        for subject, why in plan.closed:
+            incidents_close(kind=OF_SPECULATION, subject=subject, resolution=why, now=now)

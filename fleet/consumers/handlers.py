@@ -1,4 +1,4 @@
-"""Keeps what node agents report and sends them their desired state."""
+"""Stores the reports of node and machine agents, and sends them their desired state and orders."""
 
 import logging
 from collections import deque
@@ -8,13 +8,16 @@ from datetime import datetime
 import msgspec
 
 from engine_agent.protocol.codec import FAULT_BYTES_MAX, encode_unbounded
+from engine_agent.protocol.machine_messages import MachineReport
 from engine_agent.protocol.messages import DownMessage, Fault, Hello, LogTail, MachineNotice, Report, UpMessage
 from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
 from fleet.consumers.token_bucket import TokenBucket
+from fleet.selectors.machine import machine_orders
 from fleet.selectors.node import desired_for, newer_versions
+from fleet.services.machine_notice import node_notices_store
+from fleet.services.machine_reports import ReceivedMachineReport, machine_hellos_store, machine_reports_store
 from fleet.services.node_log import node_logs_store
-from fleet.services.node_notices import node_notices_store
 from fleet.services.reports import ReceivedReport, fault_record, hellos_store, reports_store
 from kernel import clock
 from kernel.metrics import FAULTS_DROPPED
@@ -145,3 +148,42 @@ def _received(session: AgentSession, report: Report) -> ReceivedReport:
         agent_version=session.hello.agent_version,
         report=report,
     )
+
+
+# Keeps what machine agents report and sends them their orders.
+
+
+class MachineHandler:
+    """The handler for agents of kind `machine`."""
+
+    def __init__(self) -> None:
+        self._reports: ReportBuffer[ReceivedMachineReport] = ReportBuffer()
+
+    def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
+        return machine_hellos_store(hellos, now=clock.now())
+
+    def on_message(self, session: AgentSession, message: UpMessage) -> bool:
+        if not isinstance(message, MachineReport):
+            return False
+        received = ReceivedMachineReport(session.identity.id, session.key, True, clock.now(), message)
+        previous = self._reports.put(session.identity.id, received)
+        return previous is None or _urgent_machine_part(previous) != _urgent_machine_part(received)
+
+    def on_disconnect(self, session: AgentSession) -> None:
+        self._reports.end(session.identity.id, session.key, _machine_disconnected)
+
+    def flush(self) -> None:
+        self._reports.flush(machine_reports_store)
+
+    def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+        orders = machine_orders({session.identity.id: session.sent_version for session in sessions})
+        return {machine: (order.version, order) for machine, order in orders.items()}
+
+
+def _urgent_machine_part(received: ReceivedMachineReport) -> tuple[object, ...]:
+    report = received.report
+    return received.connection, report.version, report.phase, report.runs, report.reason, report.release_trouble
+
+
+def _machine_disconnected(received: ReceivedMachineReport) -> ReceivedMachineReport:
+    return msgspec.structs.replace(received, connected=False, at=received.at)
