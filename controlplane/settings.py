@@ -351,6 +351,7 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "controlplane.api.schema.with_problems",
+        "controlplane.api.examples.with_examples",
     ],
     "ENUM_NAME_OVERRIDES": {
         "Role": "controlplane.api.enums.ROLES_OF_PEOPLE",

@@ -3,13 +3,12 @@
 from django.db.models import QuerySet
 from django.http import Http404
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from accounts.api import examples
 from accounts.api.tokens import TONES
 from accounts.models import Approval, ApprovalRule
 from accounts.permissions import require_fresh_factor, require_human, require_may_reject
@@ -26,7 +25,6 @@ from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 
-@extend_schema_serializer(examples=[OpenApiExample("approval", examples.APPROVAL, response_only=True)])
 class ApprovalSerializer(serializers.ModelSerializer[Approval]):
     arguments = serializers.DictField(help_text="All that carrying it out takes.")
     tone = serializers.ChoiceField(choices=TONES)
@@ -38,9 +36,12 @@ class ApprovalSerializer(serializers.ModelSerializer[Approval]):
             "id", "action", "summary", "arguments", "deployment", "region", "why", "state", "tone", "requested_by",
             "requested_at", "expires_at", "decided_by", "decided_at", "outcome",
         ]  # fmt: skip
+        examples = {
+            "summary": "evacuation of us-east-1 (all deployments)",
+            "arguments": {"region": "us-east-1", "deployment": "", "duration_s": 3600, "why": "fire"},
+        }
 
 
-@extend_schema_serializer(examples=[OpenApiExample("rule", examples.RULE, response_only=True)])
 class ApprovalRuleSerializer(serializers.ModelSerializer[ApprovalRule]):
     action = serializers.CharField()
     title = serializers.SerializerMethodField()
@@ -53,6 +54,7 @@ class ApprovalRuleSerializer(serializers.ModelSerializer[ApprovalRule]):
     class Meta:
         model = ApprovalRule
         fields = ["action", "title", "required", "actor", "changed_at"]
+        examples = {"title": "Evacuate a region for real"}
 
     def get_title(self, rule: ApprovalRule) -> str:
         return next((known.title for known in fleet_actions() if known.name == rule.action), rule.action)

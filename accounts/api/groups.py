@@ -2,12 +2,11 @@
 
 from django.db.models import Count, QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from accounts.api import examples
 from accounts.api.approvals import ApprovalSerializer, waiting
 from accounts.api.users import ADMIN_WRITES
 from accounts.models import ROLES, Approval, Grant, GroupRole
@@ -20,12 +19,14 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet
 NAME = r"^[A-Za-z0-9][-\w.]{0,99}\Z"
 
 
-@extend_schema_serializer(examples=[OpenApiExample("group", examples.GROUP, response_only=True)])
 class GroupSerializer(serializers.Serializer[GroupRole]):
     name = serializers.CharField(source="group.name")
     role = serializers.ChoiceField(choices=ROLES)
     claim = serializers.CharField(help_text="The group at the identity provider whose members join this one; or empty.")
     members = serializers.IntegerField(default=0)
+
+    class Meta:
+        examples = {"name": "on-call", "role": "operator", "claim": "sre-oncall"}
 
 
 class ChangeGroupSerializer(StrictSerializer):
@@ -41,7 +42,6 @@ class CreateGroupSerializer(ChangeGroupSerializer):
     role = serializers.ChoiceField(choices=ROLES)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("grant", examples.GRANT, response_only=True)])
 class GrantSerializer(serializers.Serializer[Grant]):
     id = serializers.IntegerField()
     deployment = serializers.CharField()
@@ -50,6 +50,9 @@ class GrantSerializer(serializers.Serializer[Grant]):
     group = serializers.CharField(source="group.name", allow_null=True, default=None)
     created_by = serializers.CharField()
     created_at = serializers.DateTimeField()
+
+    class Meta:
+        examples = {"role": "operator"}
 
 
 class GiveSerializer(StrictSerializer):

@@ -5,13 +5,12 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from accounts.api import examples
 from accounts.models import ROLES, SCOPES, ApiToken, LoginSession
 from accounts.permissions import require_fresh_factor, token_owner
 from accounts.selectors import visible_sessions, visible_tokens
@@ -28,7 +27,6 @@ from kernel.tones import Tone
 TONES = [(tone.value, tone.value.capitalize()) for tone in Tone]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("token", examples.TOKEN, response_only=True)])
 class TokenSerializer(serializers.Serializer[ApiToken]):
     prefix = serializers.CharField()
     name = serializers.CharField()
@@ -42,6 +40,9 @@ class TokenSerializer(serializers.Serializer[ApiToken]):
     expires_at = serializers.DateTimeField(allow_null=True)
     revoked_at = serializers.DateTimeField(allow_null=True)
 
+    class Meta:
+        examples = {"name": "laptop"}
+
     @extend_schema_field(serializers.ChoiceField(choices=TOKEN_STATES))
     def get_state(self, token: ApiToken) -> str:
         return token.state_at(clock.now()).value
@@ -51,7 +52,6 @@ class TokenSerializer(serializers.Serializer[ApiToken]):
         return token.state_at(clock.now()).tone.value
 
 
-@extend_schema_serializer(examples=[OpenApiExample("new token", examples.NEW_TOKEN, response_only=True)])
 class NewTokenSerializer(TokenSerializer):
     token = serializers.CharField(help_text="What callers show. Nobody can read it again.")
 
@@ -68,7 +68,6 @@ class CreateTokenSerializer(StrictSerializer):
         return Scope(value)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("session", examples.SESSION, response_only=True)])
 class SessionSerializer(serializers.Serializer[LoginSession]):
     id = serializers.IntegerField()
     user = serializers.CharField(source="user.username")
@@ -80,11 +79,14 @@ class SessionSerializer(serializers.Serializer[LoginSession]):
     seen_at = serializers.DateTimeField(help_text="To the minute.")
     expires_at = serializers.DateTimeField()
 
+    class Meta:
+        examples = {"method": "password"}
+
     def get_current(self, session: LoginSession) -> bool:
         return bool(session.session_key == self.context["request"].session.session_key)
 
 
-@extend_schema_serializer(many=False, examples=[OpenApiExample("me", examples.ME, response_only=True)])
+@extend_schema_serializer(many=False)
 class MeSerializer(serializers.Serializer[Any]):
     username = serializers.CharField()
     email = serializers.CharField()
@@ -94,6 +96,9 @@ class MeSerializer(serializers.Serializer[Any]):
     grants = serializers.DictField(child=serializers.CharField(), help_text="Deployment -> role.")
     service_account = serializers.BooleanField()
     token = serializers.CharField(allow_null=True, help_text="Prefix of the token that asks; null with a session.")
+
+    class Meta:
+        examples = {"role": "operator", "grants": {"sim-70b": "operator"}}
 
 
 class TokenFilter(filters.FilterSet):

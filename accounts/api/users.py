@@ -5,13 +5,12 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from accounts import names
-from accounts.api import examples
 from accounts.api.approvals import ApprovalSerializer, waiting
 from accounts.models import ROLES, Approval, ServiceAccount
 from accounts.permissions import require_fresh_factor
@@ -34,7 +33,6 @@ def valid_name(name: str) -> None:
         raise serializers.ValidationError(refusal, "name")
 
 
-@extend_schema_serializer(examples=[OpenApiExample("user", examples.USER, response_only=True)])
 class UserSerializer(serializers.Serializer[User]):
     username = serializers.CharField()
     email = serializers.CharField()
@@ -47,6 +45,9 @@ class UserSerializer(serializers.Serializer[User]):
     second_factor = serializers.BooleanField(source="has_factor", help_text="Whether each login takes one.")
     last_login = serializers.DateTimeField(allow_null=True)
     created_at = serializers.DateTimeField(source="date_joined")
+
+    class Meta:
+        examples = {"role": "operator", "providers": ["https://login.example.com"]}
 
     @extend_schema_field(serializers.ChoiceField(choices=ROLES))
     def get_role(self, user: User) -> str:
@@ -82,7 +83,6 @@ class CreateUserSerializer(StrictSerializer):
     groups = Groups
 
 
-@extend_schema_serializer(examples=[OpenApiExample("service account", examples.SERVICE_ACCOUNT, response_only=True)])
 class ServiceAccountSerializer(serializers.Serializer[ServiceAccount]):
     name = serializers.CharField(source="user.username")
     description = serializers.CharField()
@@ -91,6 +91,9 @@ class ServiceAccountSerializer(serializers.Serializer[ServiceAccount]):
     groups = serializers.SerializerMethodField()
     created_by = serializers.CharField()
     created_at = serializers.DateTimeField()
+
+    class Meta:
+        examples = {"name": "deploy-bot", "role": "operator"}
 
     @extend_schema_field(serializers.ChoiceField(choices=ROLES))
     def get_role(self, account: ServiceAccount) -> str:

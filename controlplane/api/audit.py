@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from audit.models import AuditRecord, Outcome, Proof
@@ -14,30 +14,7 @@ from fleet.planning.states import choices
 from kernel.access import Role
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
-EXAMPLE: dict[str, Any] = {
-    "number": 4711,
-    "at": "2026-11-21T12:00:00Z",
-    "outcome": "done",
-    "actor": "ada",
-    "proof": "token",
-    "address": "10.1.2.3",
-    "token_prefix": "0a1b2c3d",
-    "action": "rollout.pause",
-    "object": "rollout/12",
-    "about": ["rollout/12", "deployment/sim-70b"],
-    "reason": "latency looks odd",
-    "request_id": "5b0e2c1f9a7d4e3b8c6a1d2f3e4b5a6c",
-    "changes": {
-        "asked": {"why": "latency looks odd"},
-        "rows": [{"table": "fleet_rollout", "did": "update", "key": 12, "changed": {"state": ["baking", "paused"]}}],
-        "events": [{"kind": "rollout.paused", "message": "rollout 12 of sim-70b paused by ada"}],
-    },
-    "previous": 32 * "5f",
-    "digest": 32 * "a7",
-}
 
-
-@extend_schema_serializer(examples=[OpenApiExample("audit record", EXAMPLE, response_only=True)])
 class AuditSerializer(serializers.ModelSerializer[AuditRecord]):
     outcome = serializers.ChoiceField(choices=choices(Outcome))
     proof = serializers.ChoiceField(choices=choices(Proof), help_text="How the actor showed who he is.")
@@ -51,6 +28,14 @@ class AuditSerializer(serializers.ModelSerializer[AuditRecord]):
             "number", "at", "outcome", "actor", "proof", "address", "token_prefix", "action", "object", "about",
             "reason", "request_id", "changes", "previous", "digest",
         ]  # fmt: skip
+        examples = {
+            "token_prefix": "0a1b2c3d",
+            "object": "rollout/12",
+            "about": ["rollout/12", "deployment/sim-70b"],
+            "request_id": "5b0e2c1f9a7d4e3b8c6a1d2f3e4b5a6c",
+            "changes": {"asked": {"why": "latency looks odd"}},
+            "previous": "5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f",
+        }
 
     @extend_schema_field(serializers.DictField())
     def get_changes(self, record: AuditRecord) -> dict[str, Any]:

@@ -4,9 +4,12 @@ settings, before any view."""
 
 from typing import Any
 
+from drf_spectacular.drainage import warn
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.plumbing import force_instance
 
+from controlplane.api.examples import STATED
 from kernel.rest import idempotency
 from kernel.rest.etags import SHOWN
 
@@ -92,6 +95,15 @@ def _plural(words: str) -> str:
     return words + ("es" if words.endswith(("s", "ch")) else "s")
 
 
+def stated_examples(serializer: Any) -> JsonObject:
+    """Field -> example, as `Meta.examples` of a serializer and of the classes that it inherits state them."""
+    known = serializer if isinstance(serializer, type) else type(serializer)
+    stated: JsonObject = {}
+    for base in reversed(known.__mro__):
+        stated |= getattr(base.__dict__.get("Meta"), "examples", {})
+    return stated
+
+
 class ConventionsSchema(AutoSchema):
     """Describes what view sets inherit from `kernel.rest.view_sets`."""
 
@@ -99,6 +111,16 @@ class ConventionsSchema(AutoSchema):
         """One line for lists of operations. A view states another with `extend_schema(summary=…)`."""
         view: Any = self.view
         return operation_summary(view.basename, view.action)
+
+    def _map_basic_serializer(self, serializer: Any, direction: str) -> JsonObject:
+        schema: JsonObject = super()._map_basic_serializer(serializer, direction)  # type: ignore[no-untyped-call]
+        stated = stated_examples(serializer)
+        fields = force_instance(serializer).fields  # type: ignore[no-untyped-call]
+        if unknown := sorted(stated.keys() - fields.keys()):
+            warn(f"Meta.examples of {type(serializer).__name__} names what is no field: {', '.join(unknown)}")
+        if shown := {name: value for name, value in stated.items() if name in schema["properties"]}:
+            schema[STATED] = shown
+        return schema
 
     def get_operation(self, *args: Any, **kwargs: Any) -> JsonObject | None:
         operation: JsonObject | None = super().get_operation(*args, **kwargs)

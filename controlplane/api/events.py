@@ -1,12 +1,10 @@
 """Events over HTTP: what happened, newest first. Read only: events are written beside the change that they speak of."""
 
-from typing import Any
-
 from django import forms
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from fleet.planning.states import choices
@@ -14,22 +12,7 @@ from kernel.models import Event
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 
-EXAMPLE: dict[str, Any] = {
-    "id": 4711,
-    "at": "2026-11-21T12:00:00Z",
-    "kind": "cell.ready",
-    "tone": "ok",
-    "message": "sim-70b-us-east-1-1 is ready: all 2 ranks are ready",
-    "actor": "switchyard",
-    "region": "us-east-1",
-    "deployment": "sim-70b",
-    "cell": "sim-70b-us-east-1-1",
-    "node": "",
-    "detail": {"generation": 1},
-}
 
-
-@extend_schema_serializer(examples=[OpenApiExample("event", EXAMPLE, response_only=True)])
 class EventSerializer(serializers.ModelSerializer[Event]):
     tone = serializers.ChoiceField(choices=choices(Tone))
     detail = serializers.DictField(help_text="More about it; its keys depend on the kind.")
@@ -37,6 +20,11 @@ class EventSerializer(serializers.ModelSerializer[Event]):
     class Meta:
         model = Event
         fields = ["id", "at", "kind", "tone", "message", "actor", "region", "deployment", "cell", "node", "detail"]
+        examples = {
+            "kind": "cell.ready",
+            "message": "sim-70b-us-east-1-1 is ready: all 2 ranks are ready",
+            "detail": {"generation": 1},
+        }
 
 
 @extend_schema_field(OpenApiTypes.INT64)

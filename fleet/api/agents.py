@@ -4,13 +4,12 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import machine_examples
 from fleet.models import AgentMove, AgentRelease, AgentRollout
 from fleet.planning.states import AgentRolloutState, choices
 from fleet.selectors.agents import agents_by_release
@@ -26,7 +25,6 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 
 
-@extend_schema_serializer(examples=[OpenApiExample("release", machine_examples.AGENT_RELEASE, response_only=True)])
 class AgentReleaseSerializer(serializers.ModelSerializer[AgentRelease]):
     protocol = serializers.IntegerField(help_text="What its agents speak; that and the one before are served.")
     is_current = serializers.BooleanField(help_text="What new agents run, and what others catch up to.")
@@ -36,6 +34,7 @@ class AgentReleaseSerializer(serializers.ModelSerializer[AgentRelease]):
     class Meta:
         model = AgentRelease
         fields = ["id", "version", "protocol", "is_current", "archives", "agents", "created_at"]
+        examples = {"id": "3fa9c0de81b2745a", "version": "0.1.0", "agents": ["i-us-east-1", "n-0a1b2c3d"]}
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_agents(self, release: AgentRelease) -> list[str]:
@@ -64,11 +63,9 @@ class AgentMoveSerializer(serializers.ModelSerializer[AgentMove]):
     class Meta:
         model = AgentMove
         fields = ["agent", "ring", "release", "moved_at", "settled_at", "trouble"]
+        examples = {"agent": "n-0a1b2c3d"}
 
 
-@extend_schema_serializer(
-    examples=[OpenApiExample("rollout of agents", machine_examples.AGENT_ROLLOUT, response_only=True)]
-)
 class AgentRolloutSerializer(serializers.ModelSerializer[AgentRollout]):
     from_release = serializers.CharField(source="source_id")
     to_release = serializers.CharField(source="target_id")
@@ -84,9 +81,9 @@ class AgentRolloutSerializer(serializers.ModelSerializer[AgentRollout]):
             "id", "from_release", "to_release", "state", "tone", "reason", "why", "ring", "rings", "soak_s", "actor",
             "moves", "created_at", "ring_since", "ended_at",
         ]  # fmt: skip
+        examples = {"from_release": "8e83b4e031e30dde", "to_release": "3fa9c0de81b2745a"}
 
 
-@extend_schema_serializer(examples=[OpenApiExample("upgrade", {"soak_s": 30}, request_only=True)])
 class UpgradeSerializer(StrictSerializer):
     release = serializers.CharField(
         max_length=16, required=False, allow_blank=True, default="", help_text="Empty: what this control plane carries."
@@ -95,6 +92,9 @@ class UpgradeSerializer(StrictSerializer):
     why = serializers.CharField(
         required=False, allow_blank=True, max_length=200, default="", help_text="Your reason, for the timeline."
     )
+
+    class Meta:
+        examples = {"soak_s": 30}
 
 
 class AgentRolloutFilter(filters.FilterSet):

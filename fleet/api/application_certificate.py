@@ -2,14 +2,13 @@
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import machine_examples
 from fleet.models import ApplicationCertificate
 from fleet.planning.application_certificate import CHAIN_LENGTH_MAX, KEY_LENGTH_MAX
 from fleet.services.application_certificate import (
@@ -23,7 +22,6 @@ from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 
 
-@extend_schema_serializer(examples=[OpenApiExample("certificate", machine_examples.CERTIFICATE, response_only=True)])
 class CertificateSerializer(serializers.ModelSerializer[ApplicationCertificate]):
     region = serializers.CharField(source="region_id", allow_null=True, help_text="Null: every region shows it.")
     names = serializers.ListField(child=serializers.CharField(), help_text="Hosts and addresses that it is for.")
@@ -36,11 +34,9 @@ class CertificateSerializer(serializers.ModelSerializer[ApplicationCertificate])
             "name", "region", "names", "issuer", "key_kind", "fingerprint", "not_before", "not_after", "actor",
             "created_at", "changed_at",
         ]  # fmt: skip
+        examples = {"name": "api", "issuer": "CN=Example CA 3,O=Example", "key_kind": "P-256"}
 
 
-@extend_schema_serializer(
-    examples=[OpenApiExample("a certificate", machine_examples.NEW_CERTIFICATE, request_only=True)]
-)
 class SetCertificateSerializer(StrictSerializer):
     name = serializers.CharField(
         max_length=NAME_LENGTH_MAX, help_text="A new name, or that of the certificate whose place it takes."
@@ -54,6 +50,13 @@ class SetCertificateSerializer(StrictSerializer):
     private_key = serializers.CharField(
         max_length=2 * KEY_LENGTH_MAX, write_only=True, help_text="PEM, without a passphrase. Never shown again."
     )
+
+    class Meta:
+        examples = {
+            "name": "api",
+            "certificate": "-----BEGIN CERTIFICATE-----\n…\n-----END CERTIFICATE-----\n",
+            "private_key": "(PEM of the private key)",
+        }
 
 
 class CertificateFilter(filters.FilterSet):

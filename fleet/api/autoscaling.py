@@ -5,13 +5,12 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import capacity_examples
 from fleet.models import DeploymentRegion, ScalingDecision, ScalingSwitch
 from fleet.planning.autoscaling.policy import ScalingMode
 from fleet.planning.autoscaling.view import ScalingRule
@@ -30,7 +29,6 @@ LOAD_HELP = (
 )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("place", capacity_examples.SCALING_PLACE, response_only=True)])
 class ScalingPlaceSerializer(serializers.ModelSerializer[DeploymentRegion]):
     deployment = serializers.CharField(source="deployment_id")
     region = serializers.CharField(source="region_id")
@@ -52,6 +50,7 @@ class ScalingPlaceSerializer(serializers.ModelSerializer[DeploymentRegion]):
             "id", "deployment", "region", "min", "max", "cells", "mode", "acting", "wanted", "needed", "rule", "reason",
             "load", "looked_at",
         ]  # fmt: skip
+        examples = {"load": {"per_cell": 16.0, "in_flight": 41.2, "queued": 0.0}}
 
     @extend_schema_field(serializers.ChoiceField(choices=choices(ScalingMode)))
     def get_mode(self, place: DeploymentRegion) -> str:
@@ -113,7 +112,6 @@ class ScalingPlaceViewSet(ReadOnlyModelViewSet[DeploymentRegion]):
         return ranged.select_related("deployment", "scaling_state")
 
 
-@extend_schema_serializer(examples=[OpenApiExample("decision", capacity_examples.SCALING_DECISION, response_only=True)])
 class ScalingDecisionSerializer(serializers.ModelSerializer[ScalingDecision]):
     deployment = serializers.CharField(source="deployment_id")
     region = serializers.CharField(source="region_id")
@@ -133,6 +131,7 @@ class ScalingDecisionSerializer(serializers.ModelSerializer[ScalingDecision]):
             "id", "deployment", "region", "at", "was", "wanted", "acted", "rule", "reason", "load", "observed_s",
             "too_few_cell_s", "too_many_cell_s", "in_force_cell_s",
         ]  # fmt: skip
+        examples = {"load": {"per_cell": 16.0, "in_flight": 41.2, "queued": 0.0}}
 
 
 class ScalingDecisionFilter(filters.FilterSet):
@@ -164,9 +163,7 @@ class ScalingDecisionViewSet(ReadOnlyModelViewSet[ScalingDecision]):
         return ScalingDecision.objects.all()
 
 
-@extend_schema_serializer(
-    many=False, examples=[OpenApiExample("paused", capacity_examples.SCALING_SWITCH, response_only=True)]
-)
+@extend_schema_serializer(many=False)
 class ScalingSwitchSerializer(serializers.ModelSerializer[ScalingSwitch]):
     paused = serializers.BooleanField(help_text="True: the autoscaler changes nothing, whatever policies say.")
     why = serializers.CharField()

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import capacity_examples
 from fleet.models import DayPlan, DayPlanPlace
 from fleet.selectors.capacity_plan import newest_plan
 from fleet.selectors.snapshot import spares_by_plan
@@ -36,6 +35,7 @@ class DayPlanPlaceSerializer(serializers.ModelSerializer[DayPlanPlace]):
     class Meta:
         model = DayPlanPlace
         fields = ["deployment", "region", "cells", "by_type", "expected", "cover", "budget", "due"]
+        examples = {"by_type": {"trn1.32xlarge": [2, 3]}}
 
 
 class PlannedMachinesSerializer(serializers.Serializer[Any]):
@@ -43,6 +43,9 @@ class PlannedMachinesSerializer(serializers.Serializer[Any]):
     instance_type = serializers.CharField()
     pool = serializers.CharField()
     machines = serializers.ListField(child=serializers.IntegerField(), help_text=SLOTS_HELP)
+
+    class Meta:
+        examples = {"pool": "on_demand in usw2-az1"}
 
 
 class WarmMachinesSerializer(serializers.Serializer[Any]):
@@ -67,6 +70,9 @@ class OrderSerializer(serializers.Serializer[Any]):
     reason = serializers.CharField()
     taken_from = serializers.CharField(help_text="Whose nodes move, or which pool's machines.")
 
+    class Meta:
+        examples = {"taken_from": ""}
+
 
 class LackSerializer(serializers.Serializer[Any]):
     deployment = serializers.CharField()
@@ -78,10 +84,7 @@ class LackSerializer(serializers.Serializer[Any]):
     lasts_s = serializers.IntegerField()
 
 
-@extend_schema_serializer(
-    many=False,
-    examples=[OpenApiExample("one cell more for a batch", capacity_examples.CAPACITY_PLAN, response_only=True)],
-)
+@extend_schema_serializer(many=False)
 class DayPlanSerializer(serializers.ModelSerializer[DayPlan]):
     at = serializers.DateTimeField(allow_null=True, help_text="When the first slot begins; null: there is no plan yet.")
     made_at = serializers.DateTimeField(allow_null=True)
@@ -104,6 +107,7 @@ class DayPlanSerializer(serializers.ModelSerializer[DayPlan]):
             "at", "made_at", "slot_s", "solver", "why", "took_s", "shifts", "total", "dollars", "places", "machines",
             "warm", "orders", "lacks",
         ]  # fmt: skip
+        examples = {"solver": "whole"}
 
     @extend_schema_field(WarmMachinesSerializer(many=True))
     def get_warm(self, row: DayPlan) -> list[dict[str, Any]]:

@@ -6,13 +6,12 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import capacity_examples
 from fleet.models import CapacityPool
 from fleet.planning.markets import Market
 from fleet.planning.pools import DECLARABLE, pool_state
@@ -40,7 +39,6 @@ MARKETS = choices(Market)
 ORIGINS = choices(PoolOrigin)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("pool", capacity_examples.CAPACITY_POOL, response_only=True)])
 class CapacityPoolSerializer(serializers.ModelSerializer[CapacityPool]):
     region = serializers.CharField(source="region_id")
     instance_type = serializers.CharField(source="instance_type_id")
@@ -73,6 +71,14 @@ class CapacityPoolSerializer(serializers.ModelSerializer[CapacityPool]):
             "free", "enabled", "origin", "declared_by",
             "state", "tone", "paused_until", "pause_reason", "failures",
         ]  # fmt: skip
+        examples = {
+            "zone_id": "use1-az1",
+            "subnet": "subnet-0a1b2c3d4e5f60718",
+            "placement_group": "",
+            "network_nodes": [],
+            "declared_by": "ada",
+            "pause_reason": "InsufficientInstanceCapacity: there is none",
+        }
 
     @extend_schema_field(serializers.ChoiceField(choices=ORIGINS))
     def get_origin(self, pool: CapacityPool) -> str:
@@ -97,7 +103,6 @@ def _position() -> serializers.IntegerField:
     return serializers.IntegerField(min_value=0, max_value=POSITION_MOST, required=False, help_text=says)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("switch one off", capacity_examples.CHANGE_POOL, request_only=True)])
 class ChangePoolSerializer(WhySerializer):
     """Whatever is left out stays as it is."""
 
@@ -105,8 +110,10 @@ class ChangePoolSerializer(WhySerializer):
     position = _position()
     max_price = _price(required=False)
 
+    class Meta:
+        examples = {"enabled": False, "why": "the zone has trouble"}
 
-@extend_schema_serializer(examples=[OpenApiExample("a spot pool", capacity_examples.DECLARE_POOL, request_only=True)])
+
 class DeclarePoolSerializer(WhySerializer):
     region = serializers.CharField(max_length=64)
     instance_type = serializers.CharField(max_length=64)
@@ -116,6 +123,9 @@ class DeclarePoolSerializer(WhySerializer):
     zone = serializers.CharField(max_length=32, help_text="By its name in this account, such as us-east-1a.")
     position = _position()
     max_price = _price(default=None)
+
+    class Meta:
+        examples = {"market": "spot", "max_price": 9.5}
 
     def stated(self) -> NewPool:
         """What was sent, as `pool_declare` takes it."""

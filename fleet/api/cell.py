@@ -7,11 +7,8 @@ from django.core.validators import RegexValidator
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import (
-    OpenApiExample,
-    OpenApiResponse,
     extend_schema,
     extend_schema_field,
-    extend_schema_serializer,
 )
 from msgspec import structs
 from rest_framework import serializers
@@ -20,10 +17,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from engine_agent.protocol.states import CellRole, MemberRole, ServingClass
-from fleet.api import examples
 from fleet.api.filters import EndedHidden
 from fleet.api.history import WithLoad
-from fleet.api.logs import EXAMPLE, LogOptionsSerializer, LogsSerializer, logs_read
+from fleet.api.logs import LogOptionsSerializer, LogsSerializer, logs_read
 from fleet.models import Cell, CellMember
 from fleet.planning.fingerprints import StackComparison
 from fleet.planning.states import CellState, NodeState, choices
@@ -49,6 +45,7 @@ class MemberSerializer(serializers.ModelSerializer[CellMember]):
     class Meta:
         model = CellMember
         fields = ["id", "rank", "role", "state"]
+        examples = {"id": "n-0a1b2c3d"}
 
 
 class BatchLoadSerializer(serializers.Serializer[Any]):
@@ -98,6 +95,9 @@ class HandoverLoadSerializer(serializers.Serializer[Any]):
     prefills_total = serializers.IntegerField(help_text="Prompts that a prefill cell read.")
     prefill_tokens_total = serializers.IntegerField(help_text="Tokens in them.")
 
+    class Meta:
+        examples = {"alone": {"short_prompt": 12}, "fallbacks": {}}
+
 
 class SpeculationLoadSerializer(serializers.Serializer[Any]):
     """What a cell's engine guessed over the last hour, by its own counters."""
@@ -142,6 +142,9 @@ class DifferingFieldSerializer(serializers.Serializer[Any]):
         child=serializers.CharField(allow_null=True), help_text="Node -> value; null where the node has no such field."
     )
 
+    class Meta:
+        examples = {"field": "neuron_driver", "values": {"n-0a1b2c3d": "2.27.4.0", "n-4e5f6a7b": "2.26.5.0"}}
+
 
 class FingerprintsSerializer(serializers.Serializer[StackComparison]):
     """What the nodes run. A cell forms only of one group; nodes that have not reported it yet are left out."""
@@ -159,12 +162,6 @@ class FingerprintsSerializer(serializers.Serializer[StackComparison]):
         return {"groups": groups, "differing": differing}
 
 
-@extend_schema_serializer(
-    examples=[
-        OpenApiExample("cell", examples.CELL, response_only=True),
-        OpenApiExample("cell that cannot form", examples.CELL_THAT_CANNOT_FORM, response_only=True),
-    ]
-)
 class CellSerializer(serializers.ModelSerializer[Cell]):
     deployment = serializers.CharField(source="deployment_id")
     region = serializers.CharField(source="region_id")
@@ -188,6 +185,7 @@ class CellSerializer(serializers.ModelSerializer[Cell]):
             "tone", "generation", "restarts", "nodes", "fingerprints", "load", "unrouted_at", "state_since",
             "created_at",
         ]  # fmt: skip
+        examples = {"id": "sim-70b-us-east-1-1"}
 
     @extend_schema_field(FingerprintsSerializer)
     def get_fingerprints(self, cell: Cell) -> dict[str, Any]:
@@ -263,7 +261,7 @@ class CellViewSet(WithLoad, ReadOnlyModelViewSet[Cell]):
     @extend_schema(
         operation_id="cells_logs",
         parameters=[LogOptionsSerializer],
-        responses={200: OpenApiResponse(LogsSerializer, examples=[OpenApiExample("logs", EXAMPLE)])},
+        responses={200: LogsSerializer},
     )
     @action(detail=True, methods=["get"], filter_backends=[])
     def logs(self, request: Request, id: str) -> Response:

@@ -5,7 +5,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Prefetch, QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -13,7 +13,6 @@ from rest_framework.response import Response
 from accounts.api.approvals import ApprovalSerializer, waiting
 from accounts.models import Approval
 from engine_agent.protocol.states import ServingClass
-from fleet.api import examples
 from fleet.api.deployment_requests import ChangeDeploymentSerializer, CreateDeploymentSerializer
 from fleet.api.history import WithLoad
 from fleet.models import Deployment, DeploymentRegion, RoleState
@@ -90,8 +89,13 @@ class PlaceSerializer(serializers.Serializer[Any]):
     )
     grant_reason = serializers.CharField(help_text="Why no more; empty: it may have all.")
 
+    class Meta:
+        examples = {
+            "types": {"trn1.32xlarge": 2, "inf2.48xlarge": 1},
+            "grant_reason": "team search has 4 of 4 trn1.32xlarge and borrows 2",
+        }
 
-@extend_schema_serializer(examples=[OpenApiExample("deployment", examples.DEPLOYMENT, response_only=True)])
+
 class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
     # The context holds, under `ready`, (deployment, region) -> number of ready cells; under `types`, of all by type.
     model_version = serializers.CharField(source="model_version.reference", help_text="`model@version`")
@@ -123,6 +127,7 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
             "name", "model_version", "serving_class", "instance_types", "drain_deadline_s", "update_policy", "slo",
             "scaling", "markets", "team", "priority", "preemptible", "preempts", "regions", "created_at",
         ]  # fmt: skip
+        examples = {"slo": {"ttft_ms": 1500.0}}
 
     @extend_schema_field(PlaceSerializer(many=True))
     def get_regions(self, deployment: Deployment) -> list[dict[str, Any]]:

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from engine_agent.protocol.states import ServingClass
-from fleet.api import examples
 from fleet.planning.autoscaling.policy import CELLS_MOST, InvalidScaling, cells_as_json, parse_cells
 from fleet.planning.claims import PRIORITY_MOST, Preempts
 from fleet.planning.markets import Market
@@ -171,15 +170,6 @@ class _Columns(StrictSerializer):
         return ServingClass(value).value
 
 
-@extend_schema_serializer(
-    examples=[
-        OpenApiExample("one more in one region", examples.SCALE, request_only=True),
-        OpenApiExample("as the load wants", examples.SCALE_BY_LOAD, request_only=True),
-        OpenApiExample("prefill and decode apart", examples.SCALE_BY_ROLE, request_only=True),
-        OpenApiExample("on other machines", examples.CHANGE_TYPES, request_only=True),
-        OpenApiExample("with a smaller risk", examples.CHANGE_DEPLOYMENT, request_only=True),
-    ]
-)
 class ChangeDeploymentSerializer(_Columns):
     """Whatever is left out stays as it is. Another model version comes by a rollout."""
 
@@ -187,6 +177,9 @@ class ChangeDeploymentSerializer(_Columns):
         child=WantedCellsSerializer(), min_length=1, required=False, help_text="Others stay as they are."
     )
     instance_types = _instance_types(required=False)
+
+    class Meta:
+        examples = {"regions": [{"region": "us-west-2", "cells": 3}]}
 
     def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return _each_once(wanted)
@@ -199,7 +192,6 @@ class ChangeDeploymentSerializer(_Columns):
         return attrs
 
 
-@extend_schema_serializer(examples=[OpenApiExample("new deployment", examples.NEW_DEPLOYMENT, request_only=True)])
 class CreateDeploymentSerializer(_Columns):
     name = serializers.RegexField(NAME, max_length=96, help_text="Letters, digits, `-` and `_`; it never changes.")
     model_version = serializers.CharField(max_length=170, help_text="`model@version`")
@@ -208,6 +200,9 @@ class CreateDeploymentSerializer(_Columns):
     allow_unreleased = serializers.BooleanField(
         required=False, default=False, help_text="Take a validated version that is not released."
     )
+
+    class Meta:
+        examples = {"update_policy": {"canary_bake_s": 60.0}}
 
     def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return _each_once(wanted)

@@ -3,7 +3,7 @@
 from django.db.models import QuerySet
 from django.http import Http404
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -18,10 +18,8 @@ from kernel.rest.serializers import WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 RULES = [(rule.value, rule.value.replace("_", " ").capitalize()) for rule in SETTABLE_RULES]
-EXAMPLE = {"rule": "slow", "mode": "shadow", "actor": "operator", "changed_at": "2026-11-21T12:00:00Z"}
 
 
-@extend_schema_serializer(examples=[OpenApiExample("rule", EXAMPLE, response_only=True)])
 class FaultRuleSerializer(serializers.ModelSerializer[FaultRule]):
     rule = serializers.ChoiceField(choices=RULES)
     mode = serializers.ChoiceField(

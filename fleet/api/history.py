@@ -4,7 +4,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-from drf_spectacular.utils import OpenApiExample, OpenApiResponse, extend_schema
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -13,28 +13,6 @@ from rest_framework.response import Response
 from fleet.selectors.history import SPANS, load_series, span_named
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer
-
-EXAMPLE: dict[str, Any] = {
-    "span": "30m",
-    "start": "2026-11-21T11:30:00Z",
-    "step_s": 15,
-    "points": [
-        {
-            "at": "2026-11-21T11:30:15Z",
-            "requests_per_s": 4.2,
-            "errors_per_s": 0.0,
-            "errors_percent": 0.0,
-            "cells": 2.0,
-            "in_flight": 7.5,
-            "queued": 0.0,
-            "tokens_per_s": 410.0,
-            "ttft_p50_ms": 84.0,
-            "ttft_p95_ms": 190.0,
-            "itl_p50_ms": 14.2,
-            "itl_p95_ms": 19.8,
-        }
-    ],
-}
 
 
 class PointSerializer(serializers.Serializer[Any]):
@@ -62,6 +40,9 @@ class LoadSeriesSerializer(serializers.Serializer[Any]):
     step_s = serializers.IntegerField()
     points = PointSerializer(many=True)
 
+    class Meta:
+        examples = {"span": "30m"}
+
 
 class SpanOptionsSerializer(StrictSerializer):
     """How far back."""
@@ -77,7 +58,7 @@ class WithLoad:
 
     @extend_schema(
         parameters=[SpanOptionsSerializer],
-        responses={200: OpenApiResponse(LoadSeriesSerializer, examples=[OpenApiExample("load", EXAMPLE)])},
+        responses={200: LoadSeriesSerializer},
     )
     @action(detail=True, methods=["get"], filter_backends=[])
     def load(self, request: Request, **_: str) -> Response:

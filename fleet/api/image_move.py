@@ -2,7 +2,7 @@
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -18,29 +18,8 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 
 IMAGE_STATES = choices(ImageState)
-IMAGE_MOVE = {
-    "id": 3,
-    "region": "us-east-1",
-    "instance_type": "trn1.32xlarge",
-    "image": "ami-0f9e8d7c6b5a43210",
-    "state": "canary",
-    "tone": "moving",
-    "reason": "the first unit boots",
-    "booted": [],
-    "failed": [],
-    "asked_by": "ada",
-    "asked_at": "2026-11-21T12:00:00Z",
-    "ended_at": None,
-}
-ASK_IMAGE = {
-    "region": "us-east-1",
-    "instance_type": "trn1.32xlarge",
-    "image": "ami-0f9e8d7c6b5a43210",
-    "why": "a new driver",
-}
 
 
-@extend_schema_serializer(examples=[OpenApiExample("move", IMAGE_MOVE, response_only=True)])
 class ImageMoveSerializer(serializers.ModelSerializer[ImageMove]):
     region = serializers.CharField(source="region_id")
     instance_type = serializers.CharField(source="instance_type_id")
@@ -57,13 +36,13 @@ class ImageMoveSerializer(serializers.ModelSerializer[ImageMove]):
             "id", "region", "instance_type", "image", "state", "tone", "reason", "booted", "failed", "asked_by",
             "asked_at", "ended_at",
         ]  # fmt: skip
+        examples: dict[str, list[str]] = {"booted": [], "failed": []}
 
     @extend_schema_field(serializers.ChoiceField(choices=choices(Tone)))
     def get_tone(self, move: ImageMove) -> str:
         return IMAGE_TONE[ImageState(move.state)].value
 
 
-@extend_schema_serializer(examples=[OpenApiExample("to an image", ASK_IMAGE, request_only=True)])
 class AskImageSerializer(WhySerializer):
     region = serializers.CharField(max_length=64)
     instance_type = serializers.CharField(max_length=64)
@@ -74,6 +53,9 @@ class AskImageSerializer(WhySerializer):
         default="",
         help_text="Its id in that region; empty: what the region's stack states now.",
     )
+
+    class Meta:
+        examples = {"image": "ami-0f9e8d7c6b5a43210", "why": "a new driver"}
 
 
 class ImageMoveFilter(filters.FilterSet):

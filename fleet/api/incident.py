@@ -2,13 +2,12 @@
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import examples
 from fleet.models import Incident, Replacement
 from fleet.planning.states import IncidentState, choices
 from fleet.services.incident import incident_dismiss
@@ -28,7 +27,6 @@ class ReplacementSerializer(serializers.ModelSerializer[Replacement]):
         ]  # fmt: skip
 
 
-@extend_schema_serializer(examples=[OpenApiExample("incident", examples.INCIDENT, response_only=True)])
 class IncidentSerializer(serializers.ModelSerializer[Incident]):
     tone = serializers.ChoiceField(choices=choices(Tone))
     evidence = serializers.DictField(help_text="What was seen; its keys depend on the kind.")
@@ -44,6 +42,14 @@ class IncidentSerializer(serializers.ModelSerializer[Incident]):
             "id", "kind", "subject", "state", "tone", "summary", "resolution", "region", "deployment", "cell", "node",
             "evidence", "cohort", "shadow", "seen_at", "opened_at", "closed_at", "closed_by", "replacements",
         ]  # fmt: skip
+        examples = {
+            "kind": "node-lost",
+            "subject": "n-4e5f6a7b",
+            "summary": "Node n-4e5f6a7b lost: its machine is gone",
+            "evidence": {"reason": "its machine is gone"},
+            "cohort": "",
+            "closed_by": "",
+        }
 
 
 class IncidentFilter(filters.FilterSet):

@@ -17,27 +17,15 @@ from kernel.rest.serializers import StrictSerializer
 SOURCES = ("engine", "proxy", "agent")
 LINES_DEFAULT = 200
 
-EXAMPLE: dict[str, Any] = {
-    "lines": ["loading weights", "ready"],
-    "nodes": [
-        {
-            "node": "n-0a1b2c3d",
-            "rank": 0,
-            "role": "leader",
-            "said_at": "2026-11-21T12:00:04Z",
-            "is_of_cell": True,
-            "logs": [{"name": "engine", "lines": ["loading weights", "ready"]}],
-        },
-        {"node": "n-0a1b2c3e", "rank": 1, "role": "follower", "said_at": None, "is_of_cell": False, "logs": []},
-    ],
-}
-
 
 class LogSerializer(serializers.Serializer[Any]):
     name = serializers.CharField(help_text="`agent`, `engine` or `proxy`.")
     lines = serializers.ListField(
         child=serializers.CharField(), help_text="Oldest first, at most 200; what looks like a secret is taken out."
     )
+
+    class Meta:
+        examples = {"name": "engine"}
 
 
 class NodeLinesSerializer(serializers.Serializer[NodeLines]):

@@ -5,14 +5,13 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import machine_examples
 from fleet.api.filters import EndedHidden
 from fleet.models import Invitation, Machine
 from fleet.planning.machines import describe
@@ -37,7 +36,6 @@ INVITATION_STATES = [("open", "Open"), ("used", "Used"), ("expired", "Expired"),
 DEFAULT_EXPIRY_S = 3600
 
 
-@extend_schema_serializer(examples=[OpenApiExample("machine", machine_examples.MACHINE, response_only=True)])
 class MachineSerializer(serializers.ModelSerializer[Machine]):
     provider_id = serializers.CharField(help_text="What its provider calls it.")
     region = serializers.CharField(source="region_id")
@@ -69,6 +67,14 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
             "node", "connected", "agent_version", "what", "zone", "market", "reservation", "image", "price_per_hour",
             "cloud_state", "network_nodes", "notices", "state_since", "created_at",
         ]  # fmt: skip
+        examples = {
+            "id": "m-7c1d9e02",
+            "provider": "machines",
+            "provider_id": "m-7c1d9e02",
+            "what": "8 x NVIDIA H100 80GB HBM3, 192 cores, 2015 GiB",
+            "cloud_state": "",
+            "network_nodes": ["spine-2", "rack-7"],
+        }
 
     def get_what(self, machine: Machine) -> str:
         facts = machine.stated_facts()
@@ -136,7 +142,6 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
         return Response(self.get_serializer(self.get_object()).data)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("invitation", machine_examples.INVITATION, response_only=True)])
 class InvitationSerializer(serializers.ModelSerializer[Invitation]):
     region = serializers.CharField(source="region_id")
     role = serializers.ChoiceField(choices=choices(MachineRole))
@@ -158,18 +163,15 @@ class InvitationSerializer(serializers.ModelSerializer[Invitation]):
         return invitation.state_at(clock.now())
 
 
-@extend_schema_serializer(
-    examples=[OpenApiExample("new invitation", machine_examples.NEW_INVITATION, response_only=True)]
-)
 class NewInvitationSerializer(InvitationSerializer):
     line = serializers.CharField(help_text="What to run on each host. It holds the token, which nobody can read again.")
     notices = serializers.ListField(child=serializers.CharField(), help_text="What may keep hosts from using the line.")
 
     class Meta(InvitationSerializer.Meta):
         fields = [*InvitationSerializer.Meta.fields, "line", "notices"]
+        examples = {"line": "curl -fsSLk https://control.example.com:8443/join | sh -s -- sw_5e6f7a8b_0f1e2d3c"}
 
 
-@extend_schema_serializer(examples=[OpenApiExample("invite", machine_examples.INVITE, request_only=True)])
 class InviteSerializer(StrictSerializer):
     region = serializers.CharField(max_length=64)
     count = serializers.IntegerField(min_value=1, max_value=MOST_INVITED, default=1)
@@ -180,6 +182,9 @@ class InviteSerializer(StrictSerializer):
     instance_type = serializers.CharField(
         max_length=64, required=False, allow_blank=True, default="", help_text="Empty: what each agent finds."
     )
+
+    class Meta:
+        examples = {"count": 3, "expires_in_s": 3600}
 
     def arguments(self) -> dict[str, Any]:
         """What was sent, as `invitation_create` takes it."""

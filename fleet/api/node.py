@@ -8,14 +8,13 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from engine_agent.protocol.states import AgentKind, EngineState, MemberRole
-from fleet.api import examples
 from fleet.api.filters import EndedHidden
 from fleet.models import CellMember, Node, NodeReport
 from fleet.planning.states import NodeState, choices
@@ -60,7 +59,6 @@ class EngineSerializer(serializers.ModelSerializer[NodeReport]):
         fields = ["state", "reason", "pid", "generation"]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("node", examples.NODE, response_only=True)])
 class NodeSerializer(serializers.ModelSerializer[Node]):
     region = serializers.CharField(source="region_id")
     instance_type = serializers.CharField(source="instance_type_id")
@@ -96,6 +94,11 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
             "role", "address", "port_base", "topology", "fingerprint", "accelerators", "connected", "last_seen_at",
             "agent_version", "engine", "checks", "state_since", "created_at",
         ]  # fmt: skip
+        examples = {
+            "id": "n-0a1b2c3d",
+            "topology": ["local", "us-east-1", "rack-1"],
+            "fingerprint": {"agent": "0.1.0", "kernel": "6.8.0", "sim.engine": "sim 0.1.0", "sim.python": "3.11.7"},
+        }
 
     @extend_schema_field(serializers.ChoiceField(choices=ROLES))
     def get_role(self, node: Node) -> str:

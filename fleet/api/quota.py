@@ -4,12 +4,11 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import capacity_examples
 from fleet.api.deployment_requests import TEAM
 from fleet.models import Quota
 from fleet.selectors.quota import QuotaUse, owner_of, quota_uses_of, uses_of
@@ -19,7 +18,6 @@ from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 
-@extend_schema_serializer(examples=[OpenApiExample("quota", capacity_examples.QUOTA, response_only=True)])
 class QuotaSerializer(serializers.ModelSerializer[Quota]):
     # The context holds, under `uses`, what each team uses of each type.
     instance_type = serializers.CharField(source="instance_type_id")
@@ -40,6 +38,7 @@ class QuotaSerializer(serializers.ModelSerializer[Quota]):
             "name", "team", "instance_type", "region", "machines", "borrow_most", "wanted", "used", "borrowed",
             "idle", "deployments", "changed_by", "changed_at",
         ]  # fmt: skip
+        examples = {"name": "search:trn1.32xlarge"}
 
     def _use(self, row: Quota) -> QuotaUse:
         return uses_of(row, self.context["uses"])
@@ -64,7 +63,6 @@ class QuotaSerializer(serializers.ModelSerializer[Quota]):
         return list(self._use(row).deployments)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a quota", capacity_examples.NEW_QUOTA, request_only=True)])
 class SetQuotaSerializer(StrictSerializer):
     team = serializers.RegexField(TEAM, max_length=64, help_text="As deployments name theirs.")
     instance_type = serializers.CharField(max_length=64)

@@ -3,13 +3,12 @@ nothing; services do."""
 
 from django.db.models import Exists, OuterRef, QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api import capacity_examples
 from fleet.models import Rate
 from fleet.planning.markets import Market
 from fleet.planning.rate import RateKind
@@ -29,16 +28,15 @@ UNITS = (
 )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("rate", capacity_examples.RATE, response_only=True)])
 class RateSerializer(serializers.ModelSerializer[Rate]):
     in_force = serializers.BooleanField(default=False, help_text="Machines or tokens are counted by it now.")
 
     class Meta:
         model = Rate
         fields = ["id", "kind", "subject", "region", "market", "value", "valid_from", "in_force", "actor", "created_at"]
+        examples = {"subject": "p5.48xlarge"}
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a rate", capacity_examples.NEW_RATE, request_only=True)])
 class SetRateSerializer(StrictSerializer):
     kind = serializers.ChoiceField(choices=KINDS, help_text=UNITS)
     subject = serializers.CharField(
@@ -50,6 +48,9 @@ class SetRateSerializer(StrictSerializer):
     )
     value = serializers.DecimalField(max_digits=16, decimal_places=6, min_value=0)
     valid_from = serializers.DateTimeField(required=False, help_text="Now, if it is left out; never before.")
+
+    class Meta:
+        examples = {"subject": "p5.48xlarge"}
 
 
 class RateFilter(filters.FilterSet):

@@ -6,13 +6,12 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from engine_agent.protocol.states import PlainHttp
-from fleet.api import examples
 from fleet.api.history import WithLoad
 from fleet.models import CloudRegion, InstanceType, Region
 from fleet.planning.states import CellState, CloudRegionState, NodeState, choices
@@ -36,7 +35,6 @@ class CloudSerializer(serializers.ModelSerializer[CloudRegion]):
         fields = ["aws_region", "stack", "state", "reason", "read_at", "machines_cap", "price_cap"]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("region", examples.REGION, response_only=True)])
 class RegionSerializer(serializers.ModelSerializer[Region]):
     # The context holds the counts of all regions, under `nodes` and `cells`: region -> state -> number.
     spares = serializers.SerializerMethodField(help_text="Instance type -> how many idle nodes to keep warm.")
@@ -66,6 +64,12 @@ class RegionSerializer(serializers.ModelSerializer[Region]):
             "nodes",
             "cells",
         ]
+        examples = {
+            "name": "us-east-1",
+            "repair_only": {"local.sim": 0},
+            "nodes": {"joining": 0, "ready": 6, "suspect": 0, "faulty": 0, "lost": 0},
+            "cells": {"pending": 0, "starting": 1, "ready": 2, "draining": 0, "failed": 0, "lost": 0},
+        }
 
     @extend_schema_field(Counts)
     def get_spares(self, region: Region) -> dict[str, int]:
@@ -110,12 +114,13 @@ class _RegionColumns(StrictSerializer):
     )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("more spares", examples.CHANGE_REGION, request_only=True)])
 class ChangeRegionSerializer(_RegionColumns):
     """Whatever is left out stays as it is."""
 
+    class Meta:
+        examples = {"spares": {"local.sim": 3}}
 
-@extend_schema_serializer(examples=[OpenApiExample("new region", examples.NEW_REGION, request_only=True)])
+
 class CreateRegionSerializer(_RegionColumns):
     name = serializers.SlugField(max_length=64)
     provider = serializers.CharField(max_length=32, required=False, help_text="Who launches machines there.")
@@ -125,6 +130,14 @@ class CreateRegionSerializer(_RegionColumns):
     aws_region = serializers.CharField(
         max_length=32, required=False, help_text="Of provider `aws`: as AWS calls it, where its name is another."
     )
+
+    class Meta:
+        examples = {
+            "name": "eu-west-1",
+            "position": 2,
+            "ingress_url": "http://127.0.0.1:8082",
+            "spares": {"local.sim": {"warm": 2, "repair_only": 1}},
+        }
 
 
 class RegionFilter(filters.FilterSet):
@@ -192,7 +205,6 @@ def _valid(serializer: serializers.Serializer[Any]) -> dict[str, Any]:
     return dict(serializer.validated_data)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("instance type", examples.INSTANCE_TYPE, response_only=True)])
 class InstanceTypeSerializer(serializers.ModelSerializer[InstanceType]):
     class Meta:
         model = InstanceType
@@ -200,6 +212,7 @@ class InstanceTypeSerializer(serializers.ModelSerializer[InstanceType]):
             "name", "accelerator", "chips", "cores", "memory_gib", "price_per_hour", "watts",
             "tensor_parallel_degree",
         ]  # fmt: skip
+        examples = {"name": "local.sim"}
 
 
 class InstanceTypeFilter(filters.FilterSet):

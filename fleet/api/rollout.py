@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -13,7 +13,6 @@ from rest_framework.response import Response
 
 from accounts.api.approvals import ApprovalSerializer, waiting
 from accounts.models import Approval
-from fleet.api import examples
 from fleet.models import Rollout
 from fleet.planning.policy import parse_policy, policy_as_json
 from fleet.planning.rollout.preview import preview_seconds, preview_stages
@@ -53,8 +52,10 @@ class VerdictSerializer(serializers.Serializer[Any]):
     reason = serializers.CharField()
     numbers = serializers.DictField(child=serializers.FloatField(allow_null=True))
 
+    class Meta:
+        examples = {"numbers": {"requests": 412, "errors": 0, "control_requests": 398, "control_errors": 0}}
 
-@extend_schema_serializer(examples=[OpenApiExample("rollout", examples.ROLLOUT, response_only=True)])
+
 class RolloutSerializer(serializers.ModelSerializer[Rollout]):
     deployment = serializers.CharField(source="deployment_id")
     from_version = serializers.CharField(source="from_version.reference", help_text="`model@version`")
@@ -74,6 +75,7 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
             "id", "deployment", "from_version", "to_version", "state", "tone", "reason", "why", "stage", "stage_label",
             "region_order", "policy", "failed", "verdict", "actor", "created_at", "state_since", "ended_at",
         ]  # fmt: skip
+        examples = {"stage_label": "us-east-1 100 %"}
 
     def get_stage_label(self, rollout: Rollout) -> str:
         stages = stages_of(parse_policy(rollout.policy), tuple(rollout.region_order))
@@ -97,11 +99,13 @@ class ProposalSerializer(StrictSerializer):
     )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("to the next version", examples.START, request_only=True)])
 class StartSerializer(ProposalSerializer):
     why = serializers.CharField(
         required=False, allow_blank=True, max_length=200, default="", help_text="Your reason, for the timeline."
     )
+
+    class Meta:
+        examples = {"policy": {"bake_s": 120}, "why": "faster prefill"}
 
 
 class SkipSerializer(StrictSerializer):
@@ -118,8 +122,10 @@ class PreviewStageSerializer(serializers.Serializer[Any]):
     of = serializers.IntegerField(help_text="How many cells the region should have.")
     bake_s = serializers.FloatField()
 
+    class Meta:
+        examples = {"name": "us-east-1 canary"}
 
-@extend_schema_serializer(examples=[OpenApiExample("preview", examples.PREVIEW, response_only=True)])
+
 class PreviewSerializer(serializers.Serializer[Proposal]):
     """What a rollout would do. Nothing was changed."""
 

@@ -5,7 +5,7 @@ from typing import Any
 from django.conf import settings
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.mixins import RetrieveModelMixin
@@ -25,31 +25,8 @@ from kernel.tones import Tone
 
 FORMATS = choices(WebhookFormat)
 EVENTS = [(event.value, event.value) for event in WebhookEvent if event is not WebhookEvent.TEST]
-HOOK = {
-    "name": "pager",
-    "url": "https://pager.example.com/…",
-    "format": "json",
-    "events": ["incident.opened", "incident.closed"],
-    "enabled": True,
-    "created_at": "2026-11-21T12:00:00Z",
-}
-DELIVERY = {
-    "id": 12,
-    "webhook": "pager",
-    "event": "incident.opened",
-    "state": "delivered",
-    "tone": "ok",
-    "attempts": 1,
-    "status": 204,
-    "reason": "",
-    "body": {"id": 7, "kind": "node-slow", "summary": "Node n-4e5f6a7b: slower than its cohort"},
-    "created_at": "2026-11-21T12:00:00Z",
-    "due_at": "2026-11-21T12:01:00Z",
-    "ended_at": "2026-11-21T12:00:01Z",
-}
 
 
-@extend_schema_serializer(examples=[OpenApiExample("webhook", HOOK, response_only=True)])
 class WebhookSerializer(serializers.ModelSerializer[Webhook]):
     url = serializers.CharField(source="shown_url", help_text="The host only: the rest may be a secret.")
     format = serializers.ChoiceField(choices=FORMATS)
@@ -58,9 +35,9 @@ class WebhookSerializer(serializers.ModelSerializer[Webhook]):
     class Meta:
         model = Webhook
         fields = ["name", "url", "format", "events", "enabled", "created_at"]
+        examples = {"name": "pager"}
 
 
-@extend_schema_serializer(examples=[OpenApiExample("new webhook", {**HOOK, "secret": 64 * "5"}, response_only=True)])
 class NewWebhookSerializer(WebhookSerializer):
     class Meta(WebhookSerializer.Meta):
         fields = [*WebhookSerializer.Meta.fields, "secret"]
@@ -94,7 +71,6 @@ class CreateWebhookSerializer(ChangeWebhookSerializer):
     url = serializers.CharField(max_length=500, help_text="https, unless its network is allowed.")
 
 
-@extend_schema_serializer(examples=[OpenApiExample("delivery", DELIVERY, response_only=True)])
 class WebhookDeliverySerializer(serializers.ModelSerializer[WebhookDelivery]):
     webhook = serializers.CharField(source="webhook.name")
     tone = serializers.ChoiceField(choices=choices(Tone))
@@ -107,6 +83,11 @@ class WebhookDeliverySerializer(serializers.ModelSerializer[WebhookDelivery]):
             "id", "webhook", "event", "state", "tone", "attempts", "status", "reason", "body", "created_at", "due_at",
             "ended_at",
         ]  # fmt: skip
+        examples = {
+            "webhook": "pager",
+            "event": "incident.opened",
+            "body": {"id": 7, "kind": "node-slow", "summary": "Node n-4e5f6a7b: slower than its cohort"},
+        }
 
 
 class WebhookDeliveryFilter(filters.FilterSet):

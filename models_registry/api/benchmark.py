@@ -5,10 +5,8 @@ from typing import Any
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import (
-    OpenApiExample,
     OpenApiParameter,
     extend_schema,
-    extend_schema_serializer,
 )
 from rest_framework import serializers
 from rest_framework.decorators import action
@@ -20,7 +18,6 @@ from kernel.refusals import InvalidInput
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
-from models_registry.api import examples
 from models_registry.models import Benchmark, BenchmarkPoint
 from models_registry.planning.benchmark import BenchmarkState
 from models_registry.planning.best_configuration import Aim, best_configuration
@@ -42,9 +39,9 @@ class BenchmarkPointSerializer(serializers.ModelSerializer[BenchmarkPoint]):
     class Meta:
         model = BenchmarkPoint
         fields = ["number", "rate", "verdict", "reason", "figures", "measured_at"]
+        examples = {"figures": {"requests": 200, "ttft_p99_ms": 412.5, "itl_p99_ms": 39.1, "tokens_per_s": 462.6}}
 
 
-@extend_schema_serializer(examples=[OpenApiExample("benchmark", examples.BENCHMARK, response_only=True)])
 class BenchmarkSerializer(serializers.ModelSerializer[Benchmark]):
     version = serializers.CharField(source="version.reference", help_text="`model@version`")
     state = serializers.ChoiceField(choices=choices(BenchmarkState))
@@ -73,9 +70,20 @@ class BenchmarkSerializer(serializers.ModelSerializer[Benchmark]):
             "price_per_hour", "statistics", "progress", "goodput", "broke_at", "concurrency", "points", "actor",
             "created_at", "started_at", "ended_at",
         ]  # fmt: skip
+        examples = {
+            "version": "smollm2@1",
+            "conditions": "0c4de1b7a9f83512",
+            "version_digest": "f1d2b7c9e0a34655",
+            "split": "",
+            "statistics": {
+                "requests": 2000,
+                "prompt_tokens_mean": 1000.0,
+                "output_tokens_mean": 150.0,
+                "repeated_share": 0.0,
+            },
+        }
 
 
-@extend_schema_serializer(examples=[OpenApiExample("of a chat", examples.NEW_BENCHMARK, request_only=True)])
 class StartBenchmarkSerializer(StrictSerializer):
     version = serializers.CharField(max_length=200, help_text="`model@version`, which the deployment must serve.")
     deployment = serializers.CharField(max_length=96)
@@ -93,6 +101,9 @@ class StartBenchmarkSerializer(StrictSerializer):
         required=False, default=False, help_text="Measure though the cells serve others, who will feel it."
     )
 
+    class Meta:
+        examples = {"version": "smollm2@1", "region": "us-east-1"}
+
 
 class HistogramSerializer(serializers.Serializer[Any]):
     rate = serializers.FloatField()
@@ -100,8 +111,10 @@ class HistogramSerializer(serializers.Serializer[Any]):
         help_text="`ttft`, `gap`, `e2e`: bucket -> requests. Bucket n ends at 0.1 ms times 2^(n/8)."
     )
 
+    class Meta:
+        examples = {"histograms": {"ttft": {"88": 140, "89": 60}, "gap": {"64": 29800}, "e2e": {"125": 200}}}
 
-@extend_schema_serializer(examples=[OpenApiExample("of two rates", examples.HISTOGRAMS, response_only=True)])
+
 class HistogramsSerializer(serializers.Serializer[Any]):
     points = HistogramSerializer(many=True, help_text="By rate.")
 
@@ -118,8 +131,10 @@ class BestSerializer(serializers.Serializer[Any]):
     joules_per_token = serializers.FloatField(allow_null=True)
     reason = serializers.CharField()
 
+    class Meta:
+        examples = {"version": "smollm2@1", "split": ""}
 
-@extend_schema_serializer(examples=[OpenApiExample("of a use", examples.BEST, response_only=True)])
+
 class BestAnswerSerializer(serializers.Serializer[Any]):
     best = BestSerializer(allow_null=True, help_text="Null where nothing was measured so.")
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.http import Http404
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -11,7 +11,6 @@ from rest_framework.response import Response
 
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer, actor_of
-from models_registry.api import examples
 from models_registry.models import ModelVersion, SpeculationCalibration
 from models_registry.selectors.calibration import latest_calibration
 from models_registry.services.calibration import calibration_store
@@ -44,6 +43,9 @@ class CalibratedTaskSerializer(serializers.Serializer[Any]):
     counts = serializers.ListField(child=serializers.IntegerField(), help_text="Positions at which a path was right.")
     tree = serializers.ListField(child=serializers.FloatField(), help_text="Tokens of a step, by size of the tree.")
 
+    class Meta:
+        examples = {"name": "plan"}
+
 
 class ChoiceSerializer(serializers.Serializer[Any]):
     task = serializers.CharField()
@@ -63,8 +65,10 @@ class ChoiceSerializer(serializers.Serializer[Any]):
     gains = serializers.DictField(child=serializers.FloatField(), help_text="By batch size.")
     reason = serializers.CharField()
 
+    class Meta:
+        examples = {"task": "plan", "source": "measured", "hardware": "x86_64", "gains": {"1": 1.9, "8": 1.1, "9": 1.0}}
 
-@extend_schema_serializer(examples=[OpenApiExample("of a chain", examples.CALIBRATION, response_only=True)])
+
 class CalibrationSerializer(serializers.ModelSerializer[SpeculationCalibration]):
     version = serializers.CharField(source="version.reference", help_text="`model@version`")
     figures = CalibratedTaskSerializer(many=True, help_text="By task.")
@@ -73,6 +77,7 @@ class CalibrationSerializer(serializers.ModelSerializer[SpeculationCalibration])
     class Meta:
         model = SpeculationCalibration
         fields = ["id", "version", "figures", "choices", "actor", "created_at"]
+        examples = {"version": "smollm2@135m-medusa"}
 
 
 class CalibrationActions:

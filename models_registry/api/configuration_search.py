@@ -4,7 +4,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -14,7 +14,6 @@ from kernel import clock
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
-from models_registry.api import examples
 from models_registry.api.benchmark import SLO_HELP, WORKLOAD_HELP
 from models_registry.models import ConfigurationSearch
 from models_registry.planning.benchmark import BenchmarkState
@@ -47,6 +46,13 @@ class ConfigurationSerializer(serializers.Serializer[CandidateRow]):
     scores = serializers.SerializerMethodField(help_text="Share of a point's length -> requests a second and chip.")
     benchmarks = serializers.SerializerMethodField(help_text="What was measured of it.")
 
+    class Meta:
+        examples = {
+            "choice": {"engine_options.max_num_seqs": 32, "parallelism.tp": 1},
+            "version": "smollm2@1-s3-2",
+            "scores": {"25%": 3.118, "50%": 3.051, "100%": 3.051},
+        }
+
     @extend_schema_field(serializers.DictField())
     def get_choice(self, row: CandidateRow) -> dict[str, Any]:
         return dict(row.candidate.choice)
@@ -63,7 +69,6 @@ class ConfigurationSerializer(serializers.Serializer[CandidateRow]):
         return [trial.benchmark_id for trial in row.candidate.trials.all() if trial.benchmark_id]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("search", examples.SEARCH, response_only=True)])
 class ConfigurationSearchSerializer(serializers.ModelSerializer[ConfigurationSearch]):
     version = serializers.CharField(source="version.reference", help_text="`model@version` that is searched around.")
     state = serializers.ChoiceField(choices=choices(BenchmarkState))
@@ -81,6 +86,11 @@ class ConfigurationSearchSerializer(serializers.ModelSerializer[ConfigurationSea
             "id", "version", "deployment", "region", "instance_type", "state", "tone", "reason", "workload", "slo",
             "seed", "varied", "most_trials", "most_hours", "best", "configurations", "actor", "created_at", "ended_at",
         ]  # fmt: skip
+        examples = {
+            "version": "smollm2@1",
+            "varied": {"engine_options.max_num_seqs": [16, 32, 64], "parallelism.tp": [1, 2]},
+            "best": "smollm2@1-s3-2",
+        }
 
     def get_best(self, row: ConfigurationSearch) -> str | None:
         return row.best.version.reference if row.best and row.best.version else None
@@ -90,7 +100,6 @@ class ConfigurationSearchSerializer(serializers.ModelSerializer[ConfigurationSea
         return [dict(ConfigurationSerializer(one).data) for one in candidate_rows(row)]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("of limits and degrees", examples.NEW_SEARCH, request_only=True)])
 class StartSearchSerializer(StrictSerializer):
     version = serializers.CharField(max_length=200, help_text="`model@version`, which the deployment must serve.")
     deployment = serializers.CharField(
@@ -104,6 +113,12 @@ class StartSearchSerializer(StrictSerializer):
     rules = serializers.DictField(required=False, default=dict, help_text="Of points at their whole length.")
     most_trials = serializers.IntegerField(min_value=1, max_value=MOST_TRIALS, required=False, default=40)
     most_hours = serializers.FloatField(min_value=0.01, max_value=MOST_HOURS, required=False, default=12.0)
+
+    class Meta:
+        examples = {
+            "version": "smollm2@1",
+            "varied": {"engine_options.max_num_seqs": [16, 32, 64], "parallelism.tp": [1, 2]},
+        }
 
 
 class ConfigurationSearchFilter(filters.FilterSet):

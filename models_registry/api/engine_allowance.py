@@ -2,7 +2,7 @@
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
@@ -14,13 +14,11 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from models_registry.api import examples
 from models_registry.models import EngineAllowance
 from models_registry.planning.engine_arguments import ENGINES
 from models_registry.services.engine_allowance import engine_allowance_request, engine_allowance_withdraw
 
 
-@extend_schema_serializer(examples=[OpenApiExample("allowance", examples.ALLOWANCE, response_only=True)])
 class EngineAllowanceSerializer(serializers.ModelSerializer[EngineAllowance]):
     engine = serializers.ChoiceField(choices=ENGINES)
     name = serializers.CharField(help_text="`--option` or `VARIABLE`.")
@@ -28,13 +26,16 @@ class EngineAllowanceSerializer(serializers.ModelSerializer[EngineAllowance]):
     class Meta:
         model = EngineAllowance
         fields = ["id", "engine", "name", "why", "actor", "created_at"]
+        examples = {"name": "--trust-remote-code"}
 
 
-@extend_schema_serializer(examples=[OpenApiExample("an option", examples.NEW_ALLOWANCE, request_only=True)])
 class AllowSerializer(StrictSerializer):
     engine = serializers.ChoiceField(choices=ENGINES)
     name = serializers.CharField(max_length=128, help_text="`trust_remote_code`, `--trust-remote-code`, `LD_PRELOAD`.")
     why = serializers.CharField(max_length=200, help_text="Your reason: it lets versions run what the lists do not.")
+
+    class Meta:
+        examples = {"name": "--trust-remote-code"}
 
 
 class EngineAllowanceFilter(filters.FilterSet):

@@ -2,7 +2,7 @@
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -10,34 +10,32 @@ from rest_framework.response import Response
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
-from models_registry.api import examples
 from models_registry.models import Model
 from models_registry.selectors.model import models_described
 from models_registry.services.draft import model_change, model_create, model_delete
 
 
-@extend_schema_serializer(examples=[OpenApiExample("model", examples.MODEL, response_only=True)])
 class ModelSerializer(serializers.ModelSerializer[Model]):
     versions = serializers.SerializerMethodField(help_text="`model@version`, newest first.")
 
     class Meta:
         model = Model
         fields = ["name", "description", "versions", "created_at"]
+        examples = {"name": "smollm2"}
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_versions(self, model: Model) -> list[str]:
         return [version.reference for version in model.versions.all()]
 
 
-@extend_schema_serializer(examples=[OpenApiExample("new model", examples.NEW_MODEL, request_only=True)])
 class CreateModelSerializer(StrictSerializer):
     name = serializers.SlugField(max_length=96, help_text="What applications ask for.")
     description = serializers.CharField(max_length=2000, required=False, allow_blank=True, default="")
 
+    class Meta:
+        examples = {"name": "smollm2", "description": "SmolLM2 135M Instruct"}
 
-@extend_schema_serializer(
-    examples=[OpenApiExample("describe", {"description": "70 billion parameters, simulated"}, request_only=True)]
-)
+
 class ChangeModelSerializer(StrictSerializer):
     description = serializers.CharField(max_length=2000, allow_blank=True)
 

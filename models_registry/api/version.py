@@ -7,11 +7,9 @@ from django.db.models import QuerySet
 from django.http import Http404
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import (
-    OpenApiExample,
     OpenApiParameter,
     extend_schema,
     extend_schema_field,
-    extend_schema_serializer,
 )
 from rest_framework import serializers
 from rest_framework.decorators import action
@@ -23,7 +21,6 @@ from kernel.access import access_of
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
-from models_registry.api import examples
 from models_registry.api.calibration import CalibrationActions
 from models_registry.api.version_requests import CreateDraftSerializer, EditDraftSerializer, ReasonSerializer
 from models_registry.models import ModelVersion, Validation
@@ -46,6 +43,9 @@ class DiffLineSerializer(serializers.Serializer[Any]):
     after = serializers.JSONField(help_text=ANY_VALUE)
     change = serializers.ChoiceField(choices=choices(Change))
 
+    class Meta:
+        examples = {"name": "context_length", "before": 8192, "after": 8192}
+
 
 class InstanceTypeDiffSerializer(serializers.Serializer[Any]):
     instance_type = serializers.CharField()
@@ -55,8 +55,10 @@ class InstanceTypeDiffSerializer(serializers.Serializer[Any]):
     degrees = DiffLineSerializer(many=True)
     arguments = DiffLineSerializer(many=True, help_text="Of the engine; JSON inside one is compared name by name.")
 
+    class Meta:
+        examples = {"problem_before": "", "problem_after": ""}
 
-@extend_schema_serializer(examples=[OpenApiExample("a faster step", examples.DIFF, response_only=True)])
+
 class VersionDiffSerializer(serializers.Serializer[Any]):
     """What differs between two versions, side by side."""
 
@@ -66,10 +68,16 @@ class VersionDiffSerializer(serializers.Serializer[Any]):
     fields = DiffLineSerializer(many=True)  # type: ignore[assignment] # the name that the document should show
     instance_types = InstanceTypeDiffSerializer(many=True)
 
+    class Meta:
+        examples = {"before": "sim-70b@1", "after": "sim-70b@2"}
+
 
 class GoldenPromptSerializer(serializers.Serializer[Any]):
     prompt = serializers.CharField()
     expect = serializers.CharField()
+
+    class Meta:
+        examples = {"prompt": "2 + 2 =", "expect": "4"}
 
 
 class AdapterSerializer(serializers.Serializer[Any]):
@@ -77,6 +85,9 @@ class AdapterSerializer(serializers.Serializer[Any]):
     artifact_uri = serializers.CharField(default="")
     artifact_digest = serializers.CharField(default="")
     rank = serializers.IntegerField(allow_null=True, default=None, help_text="Null: not stated.")
+
+    class Meta:
+        examples = {"name": "smollm2-support"}
 
 
 class DegreesSerializer(serializers.Serializer[Any]):
@@ -100,6 +111,9 @@ class RenderingSerializer(serializers.Serializer[Any]):
     )
     notes = serializers.ListField(child=serializers.CharField(), help_text="Allowed, but worth knowing.")
 
+    class Meta:
+        examples = {"problem": "", "arguments": ["--max-model-len", "2048", "--tensor-parallel-size", "2"], "notes": []}
+
 
 class ValidationSerializer(serializers.ModelSerializer[Validation]):
     """The last attempt to show that a draft can be served."""
@@ -116,9 +130,9 @@ class ValidationSerializer(serializers.ModelSerializer[Validation]):
             "state", "tone", "reason", "actor", "files_done", "files_total", "bytes_done", "bytes_total", "evidence",
             "started_at", "ended_at",
         ]  # fmt: skip
+        examples = {"evidence": {"golden_prompts": 1}}
 
 
-@extend_schema_serializer(examples=[OpenApiExample("model version", examples.VERSION, response_only=True)])
 class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     id = serializers.CharField(source="reference", help_text="`model@version`")
     model = serializers.CharField(source="model_id")
@@ -157,6 +171,13 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
             "layers", "parallelism", "speculation", "quantization", "adapters", "roles", "by_type", "engine_options",
             "engine_env", "golden_prompts", "golden_waiver", "renderings", "validation", "created_at", "state_since",
         ]  # fmt: skip
+        examples = {
+            "id": "smollm2@1",
+            "version": "1",
+            "parallelism": {"local.cpu": {"nodes": 2, "tp": 2}},
+            "by_type": {},
+            "golden_waiver": "",
+        }
 
     def to_representation(self, instance: ModelVersion) -> dict[str, Any]:
         """Without the values of variables, for who only looks."""

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
 from rest_framework import serializers
 
 from kernel.rest.serializers import StrictSerializer
-from models_registry.api import examples
 from models_registry.planning.adapters import ADAPTERS_MAX, RANKS
 from models_registry.planning.engine_arguments import ENGINES
 from models_registry.planning.version_checks import GOLDEN_PROMPTS_MAX
@@ -135,19 +133,15 @@ class ChangeDraftSerializer(StrictSerializer):
     )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("another context", examples.CHANGE_DRAFT, request_only=True)])
 class EditDraftSerializer(ChangeDraftSerializer):
     revision = serializers.IntegerField(
         min_value=1, max_value=COUNT_MAX, required=False, help_text="The one you looked at: 409 if there is a newer."
     )
 
+    class Meta:
+        examples = {"context_length": 4096, "revision": 1}
 
-@extend_schema_serializer(
-    examples=[
-        OpenApiExample("new draft", examples.NEW_DRAFT, request_only=True),
-        OpenApiExample("several instance types", examples.SEVERAL_TYPES, request_only=True),
-    ]
-)
+
 class CreateDraftSerializer(ChangeDraftSerializer):
     model = serializers.CharField(max_length=96)
     version = serializers.RegexField(
@@ -162,6 +156,9 @@ class CreateDraftSerializer(ChangeDraftSerializer):
         help_text="`model@version`: what is left out is taken from there.",
     )
 
+    class Meta:
+        examples = {"version": "2", "based_on": "smollm2@1", "engine_options": {"enforce_eager": False}}
+
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         if not attrs["based_on"] and "engine" not in attrs:
             raise serializers.ValidationError(
@@ -170,7 +167,6 @@ class CreateDraftSerializer(ChangeDraftSerializer):
         return attrs
 
 
-@extend_schema_serializer(examples=[OpenApiExample("with a reason", {"why": "a week on canaries"}, request_only=True)])
 class ReasonSerializer(StrictSerializer):
     """A change that cannot be taken back needs a reason."""
 

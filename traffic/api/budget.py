@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
@@ -15,7 +15,6 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import money_examples
 from traffic.api.key import TENANT
 from traffic.models import Budget
 from traffic.planning.budget import MOST_ALERTS, MOST_PERCENT, BudgetUnit, used_percent
@@ -27,7 +26,6 @@ UNITS = [unit.value for unit in BudgetUnit]
 OF_MACHINES = "Of machines; with neither tenant nor deployment: of all machines, spares included."
 
 
-@extend_schema_serializer(examples=[OpenApiExample("budget", money_examples.BUDGET, response_only=True)])
 class BudgetSerializer(serializers.ModelSerializer[Budget]):
     tenant = serializers.CharField(help_text="Empty for a budget of machines.")
     deployment = serializers.CharField(help_text=OF_MACHINES)
@@ -49,6 +47,7 @@ class BudgetSerializer(serializers.ModelSerializer[Budget]):
             "id", "tenant", "deployment", "unit", "limit", "alert_at", "hard_stop", "month", "used", "used_percent",
             "level", "stopped", "stopped_at", "actor", "changed_at",
         ]  # fmt: skip
+        examples = {"month": "2026-11", "used": "842.120000"}
 
     @property
     def _use(self) -> MonthUse:
@@ -76,7 +75,6 @@ class ChangeBudgetSerializer(StrictSerializer):
     hard_stop = serializers.BooleanField(required=False, help_text="Only of a tenant.")
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a budget", money_examples.NEW_BUDGET, request_only=True)])
 class CreateBudgetSerializer(ChangeBudgetSerializer):
     tenant = serializers.RegexField(
         TENANT, required=False, allow_blank=True, default="", help_text="As its keys name it."
@@ -86,6 +84,9 @@ class CreateBudgetSerializer(ChangeBudgetSerializer):
     )
     unit = serializers.ChoiceField(choices=UNITS, help_text="`tokens`: only of a tenant.")
     limit = serializers.DecimalField(max_digits=22, decimal_places=6, help_text="Each month (UTC); more than 0.")
+
+    class Meta:
+        examples = {"tenant": "rufus", "unit": "usd", "limit": "1200.00", "hard_stop": True}
 
 
 class BudgetFilter(filters.FilterSet):

@@ -4,7 +4,7 @@ deployment, tenant, class and time, as JSON or as a table for other programs."""
 from typing import Any
 
 from django.http import HttpResponseBase
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_serializer
 from rest_framework import serializers
 from rest_framework.exceptions import ErrorDetail, ValidationError
 from rest_framework.request import Request
@@ -12,7 +12,6 @@ from rest_framework.response import Response
 
 from fleet.planning.rate import Source
 from kernel import clock
-from traffic.api import money_examples
 from traffic.api.tables import (
     DEFAULT_ROWS,
     TablesViewSet,
@@ -83,6 +82,9 @@ class CostGroupSerializer(CostFiguresSerializer):
     tenant = serializers.CharField(allow_null=True, help_text="Empty: requests without a key.")
     adapter = serializers.CharField(allow_null=True, help_text="Empty: the model itself.")
 
+    class Meta:
+        examples = {"version": "sim-70b@1", "adapter": None}
+
     def get_fields(self) -> dict[str, Any]:
         own = {name: serializers.CharField(allow_null=True) for name in ("type", "class")}
         return {**super().get_fields(), **own}
@@ -121,6 +123,9 @@ class TokenWeightSerializer(serializers.Serializer[Any]):
     bounded = serializers.BooleanField(help_text="Held within 30 times what prices say.")
     fitted_at = serializers.DateTimeField(allow_null=True)
 
+    class Meta:
+        examples = {"version": "sim-70b@1"}
+
 
 class BatchPriceSerializer(serializers.Serializer[Any]):
     """What batches cost: their share of what ran, and what a million tokens more would cost, by comparing hours."""
@@ -134,7 +139,7 @@ class BatchPriceSerializer(serializers.Serializer[Any]):
     hours = serializers.IntegerField(allow_null=True, help_text="That were compared.")
 
 
-@extend_schema_serializer(many=False, examples=[OpenApiExample("costs", money_examples.COSTS, response_only=True)])
+@extend_schema_serializer(many=False)
 class CostSerializer(serializers.Serializer[Any]):
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
@@ -145,6 +150,9 @@ class CostSerializer(serializers.Serializer[Any]):
     truncated = serializers.BooleanField(help_text="There are more groups than `limit`.")
     batches = BatchPriceSerializer(allow_null=True, help_text="Null: none in these hours, or a filter of accounts.")
     weights = TokenWeightSerializer(many=True)
+
+    class Meta:
+        examples = {"group": ["version", "type"]}
 
 
 class CostViewSet(TablesViewSet):

@@ -3,7 +3,7 @@ nothing; services do."""
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -14,7 +14,6 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
-from traffic.api import examples
 from traffic.models import Entry, EntryRevision
 from traffic.planning.entry import RevisionState
 from traffic.selectors.entry import entries_described
@@ -23,7 +22,6 @@ from traffic.services.entry import entry_adopt, entry_shares_plan
 Weights = serializers.DictField(child=serializers.IntegerField())
 
 
-@extend_schema_serializer(examples=[OpenApiExample("entry", examples.ENTRY, response_only=True)])
 class EntrySerializer(serializers.ModelSerializer[Entry]):
     """`revision` counts changes of `shares`; `published` is the number of the weights."""
 
@@ -45,6 +43,7 @@ class EntrySerializer(serializers.ModelSerializer[Entry]):
             "name", "shares", "revision", "actor", "changed_at", "weights", "published", "state", "held", "held_since",
             "seen", "seen_weights", "looked_at",
         ]  # fmt: skip
+        examples = {"name": "llm.example.com", "seen_weights": {"eu-west-1": 64, "us-east-1": 191}}
 
     @extend_schema_field(Weights)
     def get_weights(self, entry: Entry) -> dict[str, int]:
@@ -66,14 +65,12 @@ def _newest(entry: Entry) -> EntryRevision | None:
     return next((each for each in entry.revisions.all() if each.state in there), None)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("three times as many", examples.ENTRY_CHANGE, request_only=True)])
 class EntryChangeSerializer(StrictSerializer):
     shares = serializers.DictField(
         child=serializers.FloatField(), help_text="Region -> share, in any measure. They take the place of all before."
     )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("adopt", examples.ENTRY_ADOPT, request_only=True)])
 class EntryAdoptSerializer(StrictSerializer):
     seen = serializers.CharField(max_length=16, help_text="The fingerprint that you looked at.")
 
@@ -122,7 +119,6 @@ class EntryViewSet(ReadOnlyModelViewSet[Entry]):
         return Response(self.get_serializer(self.get_object()).data)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("revision", examples.ENTRY_REVISION, response_only=True)])
 class EntryRevisionSerializer(serializers.ModelSerializer[EntryRevision]):
     entry = serializers.CharField(source="entry_id")
     weights = Weights
@@ -133,6 +129,7 @@ class EntryRevisionSerializer(serializers.ModelSerializer[EntryRevision]):
         fields = [
             "id", "entry", "revision", "state", "weights", "reason", "trouble", "change_id", "at", "settled_at",
         ]  # fmt: skip
+        examples = {"change_id": "/change/C2682N5HXP0BZ4"}
 
 
 class EntryRevisionFilter(filters.FilterSet):

@@ -4,13 +4,12 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.mixins import RetrieveModelMixin
 
 from fleet.planning.forecast.errors import HorizonErrors, horizon_errors
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import examples
 from traffic.models import DemandForecast
 
 
@@ -26,8 +25,10 @@ class HorizonErrorsSerializer(serializers.Serializer[Any]):
     p90_held = serializers.FloatField(allow_null=True, help_text="Share of slots that stayed within p90.")
     chosen = serializers.BooleanField(help_text="It forecasts there now.")
 
+    class Meta:
+        examples = {"method": "last"}
 
-@extend_schema_serializer(examples=[OpenApiExample("forecast", examples.FORECAST, response_only=True)])
+
 class DemandForecastSerializer(serializers.ModelSerializer[DemandForecast]):
     deployment = serializers.CharField(source="deployment_id")
     origin = serializers.CharField(source="origin_id", help_text="The region whose applications send it.")
@@ -49,6 +50,7 @@ class DemandForecastSerializer(serializers.ModelSerializer[DemandForecast]):
             "id", "deployment", "origin", "serving_class", "made_at", "slot_s", "p50", "p90", "p99", "methods",
             "is_judged", "horizons",
         ]  # fmt: skip
+        examples = {"methods": ["last", "blend"]}
 
     @extend_schema_field(HorizonErrorsSerializer(many=True))
     def get_horizons(self, forecast: DemandForecast) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ sent."""
 from django.db.models import QuerySet
 from django.http import Http404
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -13,14 +13,12 @@ from rest_framework.response import Response
 from kernel import clock
 from kernel.rest.serializers import WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
-from traffic.api import examples
 from traffic.models import Ingress, RoutingTable
 from traffic.selectors.ingress import ingresses_described, serves_plain_problem
 from traffic.selectors.routing import routing_tables_described, table_by_reference
 from traffic.services.ingress import ingress_revoke
 
 
-@extend_schema_serializer(examples=[OpenApiExample("ingress", examples.INGRESS, response_only=True)])
 class IngressSerializer(serializers.ModelSerializer[Ingress]):
     region = serializers.CharField(source="region_id")
     connected = serializers.BooleanField()
@@ -40,6 +38,7 @@ class IngressSerializer(serializers.ModelSerializer[Ingress]):
             "id", "region", "address", "port", "connected", "last_seen_at", "agent_version", "revision",
             "wanted_revision", "haproxy_pid", "reason", "cells", "created_at",
         ]  # fmt: skip
+        examples = {"id": "i-us-east-1", "cells": {"sim-70b-us-east-1-1": "up", "sim-70b-us-east-1-2": "drain"}}
 
     @extend_schema_field(serializers.CharField())
     def get_agent_version(self, ingress: Ingress) -> str:
@@ -95,7 +94,6 @@ class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
         return Response(self.get_serializer(self.get_object()).data)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("routing table", examples.ROUTING_TABLE, response_only=True)])
 class RoutingTableSerializer(serializers.ModelSerializer[RoutingTable]):
     id = serializers.SerializerMethodField(help_text="`region@revision`")
     region = serializers.CharField(source="region_id")
@@ -105,19 +103,18 @@ class RoutingTableSerializer(serializers.ModelSerializer[RoutingTable]):
     class Meta:
         model = RoutingTable
         fields = ["id", "region", "revision", "current", "reason", "created_at"]
+        examples: dict[str, object] = {"id": "us-east-1@12"}
 
     def get_id(self, table: RoutingTable) -> str:
         return f"{table.region_id}@{table.revision}"
 
 
-@extend_schema_serializer(
-    examples=[OpenApiExample("routing table", examples.ROUTING_TABLE_WITH_BODY, response_only=True)]
-)
 class RoutingTableDetailSerializer(RoutingTableSerializer):
     body = serializers.DictField(help_text="The table as the ingresses get it.")
 
     class Meta(RoutingTableSerializer.Meta):
         fields = [*RoutingTableSerializer.Meta.fields, "body"]
+        examples = {"body": {"type": "routing_table", "revision": 12, "region": "us-east-1"}}
 
 
 class RoutingTableFilter(filters.FilterSet):

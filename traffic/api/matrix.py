@@ -4,13 +4,12 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from fleet.models import Deployment
 from fleet.planning.states import choices
 from kernel.rest.view_sets import ReadOnlyModelViewSet
-from traffic.api import examples
 from traffic.models import TrafficMatrix, TrafficShift
 from traffic.planning.shift import ShiftKind
 from traffic.planning.traffic_policy import MOST_UTILISED
@@ -28,7 +27,6 @@ class LoadedRegionSerializer(serializers.Serializer[Any]):
     capacity_now = serializers.FloatField(help_text="What it was tested for, this moment.")
 
 
-@extend_schema_serializer(examples=[OpenApiExample("shares of a deployment", examples.MATRIX, response_only=True)])
 class MatrixSerializer(serializers.ModelSerializer[Deployment]):
     deployment = serializers.CharField(source="name")
     revision = serializers.SerializerMethodField(help_text="Grows with every shift; 0: no plan yet.")
@@ -47,6 +45,7 @@ class MatrixSerializer(serializers.ModelSerializer[Deployment]):
             "deployment", "revision", "shares", "moved_at", "looked_at", "held", "held_since", "utilisation_cap",
             "regions", "unplaced",
         ]  # fmt: skip
+        examples = {"shares": {"us-east-1": {"us-east-1": 0.63, "us-west-2": 0.37}, "us-west-2": {"us-west-2": 1.0}}}
 
     def get_revision(self, deployment: Deployment) -> int:
         return _matrix(deployment).revision
@@ -100,7 +99,6 @@ class MatrixViewSet(ReadOnlyModelViewSet[Deployment]):
         return Deployment.objects.select_related("traffic_matrix")
 
 
-@extend_schema_serializer(examples=[OpenApiExample("shift", examples.SHIFT, response_only=True)])
 class ShiftSerializer(serializers.ModelSerializer[TrafficShift]):
     deployment = serializers.CharField(source="deployment_id")
     moved = serializers.FloatField(help_text="The share of all requests that went to another region than before.")
@@ -109,6 +107,7 @@ class ShiftSerializer(serializers.ModelSerializer[TrafficShift]):
     class Meta:
         model = TrafficShift
         fields = ["id", "deployment", "revision", "kind", "moved", "reason", "shares", "at"]
+        examples = {"shares": {"us-east-1": {"us-east-1": 0.63, "us-west-2": 0.37}, "us-west-2": {"us-west-2": 1.0}}}
 
 
 class ShiftFilter(filters.FilterSet):

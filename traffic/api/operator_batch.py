@@ -2,7 +2,7 @@
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.mixins import RetrieveModelMixin
@@ -14,7 +14,6 @@ from kernel import clock
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from kernel.tones import Tone
-from traffic.api import request_examples
 from traffic.models import Batch
 from traffic.planning.batch import BATCH_TONE, BatchState
 from traffic.selectors.batch import BatchStanding, batch_standing, batches_described
@@ -26,7 +25,6 @@ class BatchErrorSerializer(serializers.Serializer[dict[str, object]]):
     line = serializers.IntegerField(allow_null=True, help_text="Of the input file, from 1; null: the file as a whole.")
 
 
-@extend_schema_serializer(examples=[OpenApiExample("batch", request_examples.BATCH, response_only=True)])
 class BatchSerializer(serializers.ModelSerializer[Batch]):
     region = serializers.CharField(source="region_id")
     tone = serializers.SerializerMethodField()
@@ -47,6 +45,13 @@ class BatchSerializer(serializers.ModelSerializer[Batch]):
             "created_at", "in_progress_at", "finalizing_at", "expires_at",
             "at_risk_at", "raised_at", "cells_asked_at",
         ]  # fmt: skip
+        examples = {
+            "id": "batch_6f1d0f0d2c3b4a5968778695a4b3c2d1",
+            "input_uri": "",
+            "output_uri": "s3://acme-batches/out",
+            "endpoint": "/v1/chat/completions",
+            "window": "24h",
+        }
 
     @extend_schema_field(serializers.ChoiceField(choices=choices(Tone)))
     def get_tone(self, row: Batch) -> str:
@@ -71,7 +76,6 @@ class BatchSerializer(serializers.ModelSerializer[Batch]):
         return batch_standing(row, clock.now())
 
 
-@extend_schema_serializer(examples=[OpenApiExample("why", request_examples.BATCH_CANCEL, request_only=True)])
 class CancelBatchSerializer(StrictSerializer):
     why = serializers.CharField(max_length=200, help_text="For the timeline.")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -17,7 +17,6 @@ from kernel import clock
 from kernel.access import deployment_in_body
 from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
-from traffic.api import examples
 from traffic.models import TrafficOverride
 from traffic.planning.override_preview import OverrideEffect
 from traffic.planning.overrides import EvacuationMode, OverrideKind
@@ -34,7 +33,6 @@ from traffic.services.override import (
 )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("fixed shares", examples.OVERRIDE, response_only=True)])
 class OverrideSerializer(serializers.ModelSerializer[TrafficOverride]):
     deployment = serializers.CharField(source="deployment_id", allow_null=True, help_text="null: every deployment.")
     region = serializers.CharField(source="region_id", help_text="The origin of the shares, or the region to empty.")
@@ -49,14 +47,17 @@ class OverrideSerializer(serializers.ModelSerializer[TrafficOverride]):
             "id", "kind", "deployment", "region", "shares", "mode", "why", "actor", "created_at", "expires_at",
             "ended_at", "end_reason", "active",
         ]  # fmt: skip
+        examples = {"mode": ""}
 
     def get_active(self, order: TrafficOverride) -> bool:
         return order.ended_at is None and order.expires_at > clock.now()
 
 
-@extend_schema_serializer(examples=[OpenApiExample("evacuation", examples.EVACUATION, response_only=True)])
 class EvacuationSerializer(OverrideSerializer):
     """An override of kind `evacuation`."""
+
+    class Meta(OverrideSerializer.Meta):
+        examples = {"mode": "real", "kind": "evacuation"}
 
 
 class TermsSerializer(StrictSerializer):
@@ -66,7 +67,6 @@ class TermsSerializer(StrictSerializer):
     why = serializers.CharField(max_length=200, help_text="Your reason, shown while it is in force.")
 
 
-@extend_schema_serializer(examples=[OpenApiExample("half and half for an hour", examples.FIX, request_only=True)])
 class FixSerializer(TermsSerializer):
     """Where an origin's requests of a deployment are served, whatever the autopilot would do."""
 
@@ -86,11 +86,13 @@ class EvacuationPreviewSerializer(TermsSerializer):
     )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("at once, all of it", examples.EVACUATE, request_only=True)])
 class EvacuateSerializer(EvacuationPreviewSerializer):
     """A region that serves nothing of what others can, until the order ends."""
 
     confirm = serializers.CharField(max_length=64, help_text="The region's name once more.")
+
+    class Meta:
+        examples = {"confirm": "us-east-1"}
 
 
 class RegionEffectSerializer(serializers.Serializer[Any]):
@@ -118,8 +120,10 @@ class EffectSerializer(serializers.Serializer[OverrideEffect]):
     )
     over_cap = serializers.ListField(child=serializers.CharField(), help_text="Regions that would exceed their cap.")
 
+    class Meta:
+        examples = {"shares": {"us-east-1": {"us-west-2": 1.0}, "us-west-2": {"us-west-2": 1.0}}, "over_cap": []}
 
-@extend_schema_serializer(examples=[OpenApiExample("effects", examples.EFFECTS, response_only=True)])
+
 class EffectsSerializer(serializers.Serializer[Any]):
     """What an order would do, by deployment. Nothing was changed."""
 

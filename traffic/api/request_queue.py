@@ -1,7 +1,7 @@
 """Over HTTP: queues whose messages are near-real-time requests, and why some of those are none. Decides nothing."""
 
 from django.db.models import QuerySet
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
@@ -11,7 +11,6 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import request_examples
 from traffic.models import RefusedMessage, RequestQueue
 from traffic.services.request_queue import request_queue_declare, request_queue_withdraw
 
@@ -22,11 +21,9 @@ class RefusedMessageSerializer(serializers.ModelSerializer[RefusedMessage]):
     class Meta:
         model = RefusedMessage
         fields = ["message", "reason", "at"]
+        examples = {"message": "5fea7756-0ea4-451a-a703-a558b933e274"}
 
 
-@extend_schema_serializer(
-    examples=[OpenApiExample("request queue", request_examples.REQUEST_QUEUE, response_only=True)]
-)
 class RequestQueueSerializer(serializers.ModelSerializer[RequestQueue]):
     key = serializers.CharField(source="key.prefix", help_text="Prefix of the key whose requests its messages are.")
     tenant = serializers.CharField(source="key.tenant")
@@ -40,13 +37,13 @@ class RequestQueueSerializer(serializers.ModelSerializer[RequestQueue]):
             "id", "url", "name", "key", "tenant", "actor", "created_at", "state", "reason", "read_at", "waiting",
             "refused",
         ]  # fmt: skip
+        examples = {"name": "sw-0123456789ab-requests-orders"}
 
     @extend_schema_field(RefusedMessageSerializer(many=True))
     def get_refused(self, row: RequestQueue) -> object:
         return RefusedMessageSerializer(list(row.refused.all())[:REFUSED_SHOWN], many=True).data
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a queue", request_examples.NEW_REQUEST_QUEUE, request_only=True)])
 class DeclareRequestQueueSerializer(StrictSerializer):
     url = serializers.CharField(max_length=200, help_text="Output `Queue` of deploy/aws/requests.yaml.")
     key = serializers.CharField(max_length=40, help_text="Prefix of an application key.")

@@ -2,7 +2,7 @@
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
@@ -12,7 +12,6 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import request_examples
 from traffic.models import TenantGrant
 from traffic.models.tenant_access import GrantUse
 from traffic.services.tenant_grant import tenant_grant_create, tenant_grant_withdraw
@@ -24,7 +23,6 @@ USE = (
 )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("tenant grant", request_examples.TENANT_GRANT, response_only=True)])
 class TenantGrantSerializer(serializers.ModelSerializer[TenantGrant]):
     tenant = serializers.CharField(help_text="Empty for requests and batches without a key.")
     use = serializers.ChoiceField(choices=USES, help_text=USE)
@@ -36,9 +34,9 @@ class TenantGrantSerializer(serializers.ModelSerializer[TenantGrant]):
     class Meta:
         model = TenantGrant
         fields = ["id", "tenant", "use", "target", "region", "actor", "created_at"]
+        examples = {"use": "read", "target": "s3://acme-batches/in"}
 
 
-@extend_schema_serializer(examples=[OpenApiExample("a place", request_examples.NEW_TENANT_GRANT, request_only=True)])
 class CreateTenantGrantSerializer(StrictSerializer):
     tenant = serializers.CharField(
         max_length=64, allow_blank=True, required=False, default="", help_text="Left out: what comes without a key."
@@ -50,6 +48,9 @@ class CreateTenantGrantSerializer(StrictSerializer):
     region = serializers.CharField(
         max_length=32, allow_blank=True, required=False, default="", help_text="Of the bucket; empty: AWS_REGION."
     )
+
+    class Meta:
+        examples = {"tenant": "acme", "use": "read", "target": "s3://acme-batches/in"}
 
     def validate_use(self, value: str) -> GrantUse:
         return GrantUse(value)

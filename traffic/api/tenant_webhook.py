@@ -2,7 +2,7 @@
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.mixins import RetrieveModelMixin
@@ -13,7 +13,6 @@ from fleet.planning.states import choices
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import request_examples
 from traffic.models import TenantWebhook
 from traffic.planning.batch_event import BatchEvent
 from traffic.services.tenant_webhook import (
@@ -24,9 +23,6 @@ from traffic.services.tenant_webhook import (
 )
 
 
-@extend_schema_serializer(
-    examples=[OpenApiExample("tenant webhook", request_examples.TENANT_WEBHOOK, response_only=True)]
-)
 class TenantWebhookSerializer(serializers.ModelSerializer[TenantWebhook]):
     tenant = serializers.CharField(help_text="Empty: batches without a key.")
     url = serializers.CharField(source="shown_url", help_text="The host only: the rest may be a secret.")
@@ -38,11 +34,9 @@ class TenantWebhookSerializer(serializers.ModelSerializer[TenantWebhook]):
     class Meta:
         model = TenantWebhook
         fields = ["id", "tenant", "url", "events", "former_until", "actor", "created_at"]
+        examples = {"events": ["batch.completed", "batch.failed"]}
 
 
-@extend_schema_serializer(
-    examples=[OpenApiExample("its secret", request_examples.TENANT_WEBHOOK_SECRET, response_only=True)]
-)
 class TenantWebhookSecretSerializer(TenantWebhookSerializer):
     secret = serializers.CharField(help_text="As `client.webhooks.unwrap` takes it. Nobody can read it again.")
 
@@ -50,9 +44,6 @@ class TenantWebhookSecretSerializer(TenantWebhookSerializer):
         fields = [*TenantWebhookSerializer.Meta.fields, "secret"]
 
 
-@extend_schema_serializer(
-    examples=[OpenApiExample("an address", request_examples.NEW_TENANT_WEBHOOK, request_only=True)]
-)
 class CreateTenantWebhookSerializer(StrictSerializer):
     tenant = serializers.CharField(
         max_length=64, allow_blank=True, required=False, default="", help_text="Left out: batches without a key."
@@ -64,6 +55,9 @@ class CreateTenantWebhookSerializer(StrictSerializer):
         required=False,
         help_text="Empty: all.",
     )
+
+    class Meta:
+        examples = {"tenant": "acme", "events": ["batch.completed", "batch.failed"]}
 
 
 class RotateTenantWebhookSerializer(StrictSerializer):

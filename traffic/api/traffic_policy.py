@@ -4,7 +4,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -15,7 +15,6 @@ from fleet.planning.states import choices
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
-from traffic.api import examples
 from traffic.models import TrafficRule
 from traffic.planning.batch_pacing import AtRiskPolicy
 from traffic.planning.traffic_policy import TrafficPolicy, traffic_policy_as_json
@@ -46,7 +45,6 @@ class RequestLimitsChangeSerializer(StrictSerializer):
         return _limit_fields(required=False)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("traffic policy", examples.POLICY, response_only=True)])
 class TrafficPolicySerializer(serializers.Serializer[Deployment]):
     """The whole policy, defaults filled in. Utilisations are shares of tested capacity."""
 
@@ -94,6 +92,13 @@ class TrafficPolicySerializer(serializers.Serializer[Deployment]):
     actor = serializers.CharField(help_text="Who changed it last.")
     changed_at = serializers.DateTimeField(allow_null=True)
 
+    class Meta:
+        examples = {
+            "cost": {"us-east-1": 1.0, "us-west-2": 0.8},
+            "tested_by_type": {"trn1.32xlarge": 16, "inf2.48xlarge": 8},
+            "split": {"sim-70b": 95, "sim-70b-next": 5},
+        }
+
     def to_representation(self, instance: Deployment) -> dict[str, Any]:
         rule: TrafficRule | None = getattr(instance, "traffic_rule", None)
         return super().to_representation(
@@ -107,7 +112,6 @@ class TrafficPolicySerializer(serializers.Serializer[Deployment]):
         )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("prefer the west", examples.POLICY_CHANGE, request_only=True)])
 class TrafficPolicyChangeSerializer(StrictSerializer):
     """What is not named stays as it is."""
 
@@ -127,6 +131,9 @@ class TrafficPolicyChangeSerializer(StrictSerializer):
     split_sticky = serializers.BooleanField(required=False)
     batch_at_risk = serializers.ChoiceField(choices=choices(AtRiskPolicy), required=False, allow_null=True)
     request_limits = RequestLimitsChangeSerializer(required=False)
+
+    class Meta:
+        examples = {"cost": {"us-west-2": 0.8}, "utilisation_cap": 0.75}
 
 
 class TrafficPolicyFilter(filters.FilterSet):

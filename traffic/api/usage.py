@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db.models import Sum
 from django.http import HttpRequest, HttpResponseBase, JsonResponse
-from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_serializer
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.exceptions import ErrorDetail, ValidationError
@@ -15,7 +15,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from kernel import clock
-from traffic.api import money_examples, request_examples
 from traffic.api.openai_form import only, openai_error
 from traffic.api.tables import (
     DEFAULT_ROWS,
@@ -72,12 +71,15 @@ class UsageGroupSerializer(CountsSerializer):
         allow_null=True, help_text="Empty: what ingresses counted of a key before they knew it."
     )
 
+    class Meta:
+        examples = {"adapter": None}
+
     def get_fields(self) -> dict[str, Any]:
         adapter = serializers.CharField(allow_null=True, help_text="Empty: the model itself.")
         return {**super().get_fields(), "class": serializers.CharField(allow_null=True), "adapter": adapter}
 
 
-@extend_schema_serializer(many=False, examples=[OpenApiExample("usage", money_examples.USAGE, response_only=True)])
+@extend_schema_serializer(many=False)
 class UsageSerializer(serializers.Serializer[Any]):
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
@@ -87,6 +89,9 @@ class UsageSerializer(serializers.Serializer[Any]):
     totals = CountsSerializer(help_text="Of everything that the filters take, shown or not.")
     truncated = serializers.BooleanField(help_text="There are more groups than `limit`.")
 
+    class Meta:
+        examples = {"group": ["tenant"]}
+
 
 class KeptOfTenantSerializer(serializers.Serializer[Any]):
     tenant = serializers.CharField(help_text="Empty: of requests without a key.")
@@ -95,9 +100,7 @@ class KeptOfTenantSerializer(serializers.Serializer[Any]):
     oldest_at = serializers.DateTimeField()
 
 
-@extend_schema_serializer(
-    many=False, examples=[OpenApiExample("kept responses", request_examples.KEPT_RESPONSES, response_only=True)]
-)
+@extend_schema_serializer(many=False)
 class KeptResponsesSerializer(serializers.Serializer[Any]):
     responses = serializers.IntegerField(help_text="Of all tenants, shown or not.")
     bytes = serializers.IntegerField()

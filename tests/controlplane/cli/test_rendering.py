@@ -16,9 +16,17 @@ from controlplane.cli.main import shared_first
 from controlplane.cli.output import Format, Output, as_yaml, described, plain_table
 from controlplane.cli.plans import diff_lines, effect_lines, plan_lines
 from controlplane.cli.resources import BY_NAME, RESOURCES, age_text, columns_of, text_of
-from fleet.api.examples import CELL, DEPLOYMENT
 
 NOW = datetime(2026, 11, 21, 12, 1, tzinfo=UTC)
+CELL = {"id": "sim-70b-us-east-1-1", "state": "ready", "tone": "ok", "nodes": [{"id": "n-0a1b2c3d"}]}
+DEPLOYMENT = {
+    "name": "sim-70b",
+    "model_version": "sim-70b@1",
+    "serving_class": "realtime",
+    "instance_types": ["trn1.32xlarge", "inf2.48xlarge"],
+    "regions": [{"region": "us-east-1", "cells": 4, "ready": 3}],
+    "created_at": "2026-11-21T11:57:00Z",
+}
 
 
 def test_a_table_is_as_wide_as_it_needs_and_numbers_stand_right() -> None:
