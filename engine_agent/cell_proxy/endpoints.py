@@ -136,8 +136,6 @@ def _health(cell: Cell, server: str) -> LocalResponse:
 
 
 class PhaseOrder(msgspec.Struct, frozen=True):
-    """Body of `POST /phase`."""
-
     phase: Phase
 
 

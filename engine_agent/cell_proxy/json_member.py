@@ -52,7 +52,6 @@ class JsonMember:
         self.value: bytes | None = None
 
     def add(self, piece: bytes) -> None:
-        """Take the next bytes."""
         at, end = 0, len(piece)
         while at < end:
             began, found = at, self._found

@@ -55,7 +55,6 @@ class RequestParser:
         self._withheld_bytes = 0
 
     def feed(self, data: bytes) -> None:
-        """Parse the bytes of one read."""
         if self.broken is not None or self._parser is None:
             return
         body_bytes = self._body_bytes

@@ -52,7 +52,6 @@ class NeuronAdapter:
         return after_fetching(launch, assignment, context)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
-        """See `EngineAdapter.health_url`."""
         return member_health_url(assignment, context)
 
 

@@ -40,7 +40,6 @@ class SimAdapter:
         return after_fetching(launch, assignment, context)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
-        """See `EngineAdapter.health_url`."""
         return member_health_url(assignment, context)
 
     def steps_url(self, assignment: Assignment, context: EngineContext) -> str:

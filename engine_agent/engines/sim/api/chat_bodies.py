@@ -29,7 +29,6 @@ class ChatWriter:
         return b"".join(roles)
 
     def token_event(self, answer: int, index: int) -> bytes:
-        """See `AnswerWriter`."""
         said = self.answers[answer]
         token = said.tokens[index]
         is_last = index == len(said.tokens) - 1
@@ -49,12 +48,10 @@ class ChatWriter:
         return counts + DONE_EVENT
 
     def whole(self, usage: Usage) -> bytes:
-        """See `AnswerWriter`."""
         choices = [self._choice(index, answer) for index, answer in enumerate(self.answers)]
         return msgspec.json.encode(self._body("chat.completion", choices, usage=usage.body()))
 
     def error_event(self, status: int, message: str) -> bytes:
-        """See `AnswerWriter`."""
         return error_event(status, message)
 
     def _delta(self, answer: int, index: int, token: Token) -> dict[str, Any]:

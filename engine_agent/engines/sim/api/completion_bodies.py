@@ -29,7 +29,6 @@ class CompletionWriter:
         return b""
 
     def token_event(self, answer: int, index: int) -> bytes:
-        """See `AnswerWriter`."""
         said = self.answers[answer]
         is_last = index == len(said.tokens) - 1
         token = said.tokens[index]
@@ -48,12 +47,10 @@ class CompletionWriter:
         return counts + DONE_EVENT
 
     def whole(self, usage: Usage) -> bytes:
-        """See `AnswerWriter`."""
         choices = [self._choice(index, answer) for index, answer in enumerate(self.answers)]
         return msgspec.json.encode(self._body(choices, usage=usage.body()))
 
     def error_event(self, status: int, message: str) -> bytes:
-        """See `AnswerWriter`."""
         return error_event(status, message)
 
     def _offset(self, answer: int, index: int) -> int:

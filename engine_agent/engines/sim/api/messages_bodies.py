@@ -57,13 +57,11 @@ class MessagesWriter:
         return _event("message_delta", delta=delta, usage=_usage_body(usage)) + _event("message_stop")
 
     def whole(self, usage: Usage) -> bytes:
-        """See `AnswerWriter`."""
         calls: list[int | None] = list(range(len(self.answer.called)))
         blocks = [self._block(call) for call in calls or [None]]
         return msgspec.json.encode(self._message(blocks, *self._stop(), usage))
 
     def error_event(self, status: int, message: str) -> bytes:
-        """See `AnswerWriter`."""
         return event(anthropic_error(status, message), "error")
 
     def _stop(self) -> tuple[str, str | None]:

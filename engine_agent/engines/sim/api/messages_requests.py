@@ -33,7 +33,6 @@ class Block(Struct):
     content: str | list[dict[str, Any]] | None = None
 
     def read(self) -> str:
-        """What the model reads of it."""
         if self.type == "tool_use":
             return f"{self.name or ''} {msgspec.json.encode(self.input).decode()}"
         if self.type == "tool_result" and isinstance(self.content, list):

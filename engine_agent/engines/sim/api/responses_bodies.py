@@ -58,7 +58,6 @@ class ResponsesWriter:
         return self._event("response.completed", response=self._complete(usage))
 
     def whole(self, usage: Usage) -> bytes:
-        """See `AnswerWriter`."""
         return msgspec.json.encode(self._complete(usage))
 
     def error_event(self, status: int, message: str) -> bytes:

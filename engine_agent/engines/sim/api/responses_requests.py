@@ -41,7 +41,6 @@ class InputItem(Struct):
     output: str | list[ContentPart] | None = None
 
     def text(self) -> str:
-        """What the model reads of it."""
         if self.type == "function_call":
             return f"{self.name or ''} {self.arguments or ''}"
         given = self.output if self.type == "function_call_output" else self.content
