@@ -102,7 +102,7 @@ def test_a_pass_is_a_request_of_its_task_that_knows_what_woke_it_up(monkeypatch:
     monkeypatch.setattr(task, "run", run)
     monkeypatch.setattr(task, "__trace__", build_tracer(task.name, task, app=app))
     shown = worker(Dispatcher())
-    shown.app, shown.hostname, shown.pool = app, "controller@test", TaskPool(app=app)
+    shown.app, shown.hostname, shown.pool, shown.options = app, "controller@test", TaskPool(app=app), {}
     step = ControlLoops(shown)
     step._make_pass("fleet.cloud", WakeUp(request_id="r-7"))
     assert numbers == ["r-7"]
