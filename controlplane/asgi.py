@@ -24,7 +24,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware  # noqa: E40
 from controlplane.api.change_feed import ChangeFeed  # noqa: E402
 from controlplane.api.watch_middleware import WatchMiddleware  # noqa: E402
 from controlplane.borders import TextRequest  # noqa: E402
-from controlplane.client_share import ClientShare  # noqa: E402
+from controlplane.connection_door import ClientShare  # noqa: E402
 from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
 from controlplane.paths import AGENT_ONLY_PATHS, INGRESS_PATHS, PathsOf  # noqa: E402
 from controlplane.request_bodies import RequestBodies  # noqa: E402

@@ -11,8 +11,7 @@ from typing import Any
 
 from engine_agent.protocol.links import links_are_plain
 from engine_agent.protocol.log_lines import log_format
-from kernel.database_limits import connection_options
-from kernel.database_url import BadDatabaseUrl, database_settings
+from kernel.database import BadDatabaseUrl, connection_options, database_settings
 from kernel.process_role import ProcessRole, process_role
 
 if process_role() is not ProcessRole.COMMAND:

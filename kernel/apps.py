@@ -3,8 +3,8 @@ from typing import Any
 
 from django.apps import AppConfig
 
-from kernel.backend_priority import backend_place
 from kernel.clock import DATABASE_CLOCK
+from kernel.process_role import backend_place
 
 
 class KernelConfig(AppConfig):
@@ -21,7 +21,7 @@ class KernelConfig(AppConfig):
         from kernel.schema_layout import refuse_older_layout, store_layout
 
         connection_created.connect(_compare_clocks, dispatch_uid="kernel.clock")
-        connection_created.connect(_place_backend, dispatch_uid="kernel.backend_priority")
+        connection_created.connect(_place_backend, dispatch_uid="kernel.process_role")
         pre_migrate.connect(refuse_older_layout, sender=self, dispatch_uid="kernel.schema_layout")
         post_migrate.connect(store_layout, sender=self, dispatch_uid="kernel.schema_layout")
 

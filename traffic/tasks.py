@@ -12,9 +12,10 @@ from traffic.selectors.routing_cache import RoutingCache
 from traffic.services.async_lease import async_requests_expire
 from traffic.services.async_request import async_requests_trim
 from traffic.services.autopilot import autopilot_run
-from traffic.services.autoscaling import autoscaling_run
+from traffic.services.autoscaling import autoscaling_run, roles_plan
 from traffic.services.batch import batches_trim
 from traffic.services.budget import budgets_follow
+from traffic.services.capacity_plan import Planner
 from traffic.services.cloud_ingresses import cloud_ingresses_ensure
 from traffic.services.demand import DemandMeter, demand_trim
 from traffic.services.entry_route53 import entry_run
@@ -22,9 +23,7 @@ from traffic.services.entry_targets import entry_targets_follow
 from traffic.services.forecast import forecasts_trim
 from traffic.services.ingress import ingresses_ensure
 from traffic.services.key import keys_retire, revocations_confirm
-from traffic.services.planner import Planner
 from traffic.services.request_queue import refused_messages_trim
-from traffic.services.roles import roles_plan
 from traffic.services.routing import drained_cells_mark, tables_publish
 from traffic.services.stored_file import file_garbage_collect, stored_files_trim
 from traffic.services.stored_response import responses_trim

@@ -9,14 +9,13 @@ from controlplane.dashboard.fragments import Page, View, page_view
 from controlplane.dashboard.pages import second_factor, settings
 from controlplane.dashboard.pages.agents import agents_cancel_action, agents_upgrade_action
 from controlplane.dashboard.pages.batches import BATCH, BATCHES, batch_action
-from controlplane.dashboard.pages.capacity_plan import DAY_PLAN
 from controlplane.dashboard.pages.cells import CELL, CELLS, cell_action
 from controlplane.dashboard.pages.cost import (
     COSTS,
     rate_set_action,
     rate_withdraw_action,
 )
-from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
+from controlplane.dashboard.pages.deployments import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
 from controlplane.dashboard.pages.drafts import draft_edit, draft_new
 from controlplane.dashboard.pages.events import AUDIT, EVENTS
 from controlplane.dashboard.pages.incidents import INCIDENT, INCIDENTS

@@ -5,13 +5,13 @@ own name of the model where the request came by another. They come last, where t
 A body that the engine could understand in another way than the ingress or this proxy did is rejected (`request_of`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from engine_agent.cell_proxy.api_paths import CELL_PATHS, RESPONSES_PATH
-from engine_agent.cell_proxy.dialect_members import dialect_members
+from engine_agent.cell_proxy.api_paths import CELL_PATHS, CHAT_PATH, RESPONSES_PATH
 from engine_agent.cell_proxy.request_work import check_work
 from engine_agent.protocol.api_surface import Counting
 from engine_agent.protocol.request_checks import check_request
@@ -135,3 +135,20 @@ def with_members(body: bytes, members: bytes) -> bytes:
     inside = body[: end - 1]
     separator = b"" if inside.rstrip(_BLANKS).endswith(b"{") else b","
     return inside + separator + members + body[end - 1 :]
+
+
+# Members that an engine is given in place of the client's, where it reads those otherwise than the dialect of the
+# path says.
+
+_WITH_TOOLS: Final = (CHAT_PATH, b"/v1/messages", b"/v1/messages/count_tokens")
+_NO_CHOICES: Final = (None, "auto", "none", {"type": "auto"}, {"type": "none"})
+
+
+def dialect_members(path: bytes, request: Mapping[str, Any]) -> list[bytes]:
+    """What overrides members, as it stands in JSON: no tools at all where the list of them is empty, which clients
+    send and vLLM refuses."""
+    if path not in _WITH_TOOLS or request.get("tools") != []:
+        return []
+    if "tool_choice" not in request:
+        return [b'"tools":null']
+    return [b'"tools":null', b'"tool_choice":null'] if request["tool_choice"] in _NO_CHOICES else []

@@ -24,11 +24,11 @@ from engine_agent.node.planning.converge import plan_convergence
 from engine_agent.node.planning.node import LIMITS, ConvergeLimits
 from engine_agent.node.planning.observe import observe
 from engine_agent.node.planning.steps import Wait
-from engine_agent.node.telemetry import efa, engine_log
+from engine_agent.node.telemetry import efa, fault_logs
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor, OnFault
 from engine_agent.node.telemetry.efa import EfaDevices
 from engine_agent.node.telemetry.energy import energy_here
-from engine_agent.node.telemetry.engine_log import EngineLog
+from engine_agent.node.telemetry.fault_logs import EngineLog
 from engine_agent.node.telemetry.host import accelerators_here, read_usage
 from engine_agent.node.telemetry.scraping import serve_metrics
 from engine_agent.node.watch import POLL_INTERVAL_S
@@ -205,7 +205,7 @@ class NodeAgent:
         await self._checks.make_requested(order.check if order else None, is_serving=self._node.is_serving)
 
     async def _read_engine_log_once(self) -> None:
-        await asyncio.sleep(engine_log.READ_EVERY_S)
+        await asyncio.sleep(fault_logs.READ_EVERY_S)
         if self._node.desired is not None and self._node.desired.plan.engine == NEURON:
             self._engine_log.read()  # of no other: what it looks for are words of Neuron's runtime
 

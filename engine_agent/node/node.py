@@ -13,8 +13,8 @@ from engine_agent.engines.registry import check_plan, check_role, engine_adapter
 from engine_agent.node import procfs, watch
 from engine_agent.node.accounts import Service, open_way, service_account
 from engine_agent.node.cell_certificate import with_certificate
-from engine_agent.node.hand_over import HandOver
 from engine_agent.node.http import HttpClient, NoResponse
+from engine_agent.node.identity import HandOver
 from engine_agent.node.journal import CorruptJournal, Journal
 from engine_agent.node.launch import NodePlace, proxy_admin_url, proxy_launch, with_fingerprint
 from engine_agent.node.logs import bound, last_lines

@@ -22,8 +22,7 @@ from fleet.models.incident import Incident
 from fleet.models.machine import Invitation, Machine, MachineStatus, ProviderCall
 from fleet.models.node import AgentCredential, AgentListener, JoinToken, Node, NodeCheck, NodeLog, NodeReport
 from fleet.models.quota import Quota
-from fleet.models.rate import Rate
-from fleet.models.region import InstanceType, Region
+from fleet.models.region import InstanceType, Rate, Region
 from fleet.models.rollout import Rollout, RolloutPoints
 from fleet.models.webhook import Webhook, WebhookDelivery
 

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from controlplane import client_share
-from controlplane.client_share import ClientShare
+from controlplane import connection_door
+from controlplane.connection_door import ClientShare
 from tests.engine_agent.fake_control_plane import eventually
 
 pytestmark = pytest.mark.asyncio
@@ -41,7 +41,7 @@ async def answered(application: ClientShare, address: str, kind: str = "http") -
 async def test_a_client_has_so_many_under_way_and_others_and_this_host_none_the_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_share, "MOST_OF_NETWORK", 2)
+    monkeypatch.setattr(connection_door, "MOST_OF_NETWORK", 2)
     slow = Slow()
     application = ClientShare(cast(Any, slow))
     addresses = ["2001:db8::1", "2001:db8::2", "127.0.0.1", "127.0.0.1", "127.0.0.1", "203.0.113.9"]

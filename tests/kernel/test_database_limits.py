@@ -5,7 +5,7 @@ from dataclasses import astuple
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from kernel.database_limits import COMMANDS, SERVING, connection_options
+from kernel.database import COMMANDS, SERVING, connection_options
 from kernel.process_role import ProcessRole
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from django.db import DEFAULT_DB_ALIAS, OperationalError, connections
 
-from kernel.database_limits import connection_options
-from kernel.database_url import database_settings
+from kernel.database import connection_options, database_settings
 from kernel.postgresql.base import DatabaseWrapper, PrimaryConnection
 from kernel.process_role import ProcessRole
 from tests.kernel.postgres_pair import PostgresPair

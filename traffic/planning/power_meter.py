@@ -7,7 +7,7 @@ refused is. What was refused is in no sum, and the time is estimated; nothing el
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-KIND = "power-meter"
+POWER_METER = "power-meter"
 REFUSED_MOST = 2
 """So many may be wrong for once: a restart, and a device that is seen late after it."""
 QUIET_MS = 600_000

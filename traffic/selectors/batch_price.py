@@ -5,8 +5,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from engine_agent.protocol.states import ServingClass
-from traffic.planning.batch_price import BatchHour, MarginalPrice, marginal_price
-from traffic.planning.cost_figures import OF_ACCOUNTS, CostRow, CostSums
+from traffic.planning.cost_figures import OF_ACCOUNTS, BatchHour, CostRow, CostSums, MarginalPrice, marginal_price
 from traffic.planning.usage_query import By, UsageQuery
 from traffic.selectors.cost import cost_rows
 

@@ -9,7 +9,6 @@ from datetime import datetime
 from fleet.models import Cell, Deployment, DeploymentRegion
 from fleet.planning.autoscaling.needs import BELOW_CAP
 from fleet.planning.autoscaling.policy import InvalidScaling
-from fleet.planning.capacity.budget import within_budget
 from fleet.planning.capacity.view import (
     BatchWork,
     CapacityView,
@@ -17,6 +16,7 @@ from fleet.planning.capacity.view import (
     Demand,
     PlannedDeployment,
     PlannedPlace,
+    within_budget,
 )
 from fleet.planning.forecast.series import SLOT_S, SLOTS
 from fleet.planning.states import CellState

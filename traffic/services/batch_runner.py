@@ -43,9 +43,8 @@ from traffic.services.batch_lease import (
     range_release,
     ranges_renew,
 )
-from traffic.services.batch_pacing import batches_pace
+from traffic.services.batch_pacing import batches_pace, batches_sample
 from traffic.services.batch_range import RangeWork
-from traffic.services.batch_timeline import batches_sample
 from traffic.services.batch_validation import batch_validate
 from traffic.services.file_store import NoSuchFile, StoreAway, file_store
 from traffic.services.ingress_client import ingress_post

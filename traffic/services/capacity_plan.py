@@ -22,6 +22,7 @@ from fleet.planning.capacity.need import place_plan
 from fleet.planning.capacity.view import CapacityPlan
 from kernel import live
 from traffic.selectors.capacity_view import capacity_view
+from traffic.services.forecast import Forecaster
 
 ENDED_AFTER_S = 90.0
 """A plan takes seconds; on a host that starves, longer."""
@@ -168,3 +169,25 @@ def _places(row: DayPlan, plan: CapacityPlan) -> Iterator[DayPlanPlace]:
                 due=list(found.due),
                 start_up_s=found.start_up_s,
             )
+
+
+# What the process `planner` does besides measuring demand: forecasts, and the plan of the day that follows them.
+
+
+class Planner:
+    def __init__(self, forecaster: Forecaster | None = None, day: DayPlanner | None = None) -> None:
+        self._forecaster = forecaster or Forecaster()
+        self._day = day or DayPlanner()
+
+    def look(self, *, now: datetime) -> bool:
+        """To be called every few seconds. Returns True if there are new forecasts, from which a plan of the day is then
+        made in a child process."""
+        has_new = self._forecaster.look(now=now) is not None
+        if has_new:
+            self._day.begin(now=now)
+        self._day.look(now=now)
+        return has_new
+
+    def stop(self) -> None:
+        """Stop the child that plans the day: the process ends."""
+        self._day.stop()

@@ -2,19 +2,20 @@
 hour of them once it is over. It belongs to the counting of usage and runs under its lease."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 from django.db import connection, transaction
 from django.db.models import Sum
 
-from fleet.models import CloudRegion, InstanceType, Machine, Node
+from fleet.models import CloudRegion, Incident, InstanceType, Machine, Node
 from fleet.planning.rate import Offer, Source, emission, machine_price, power_rating
-from fleet.planning.states import MachineState, NodeState
+from fleet.planning.states import IncidentState, MachineState, NodeState
 from fleet.selectors.rate import rates_at
+from fleet.services.incident import incident_open, incidents_close
 from traffic.models import CellHour, CostShare, IngressReport, UsageHour, UsageMark
 from traffic.models.cost import ACCOUNT_OF_SHARE, KIND
 from traffic.planning.energy import Energy, MeterMark, MeterTotals, meters_of, plan_energy, use_of
@@ -27,10 +28,9 @@ from traffic.planning.machine_cost import (
     parts_of_hours,
     split_hour,
 )
-from traffic.planning.power_meter import MeterLook
+from traffic.planning.power_meter import POWER_METER, MeterLook, Suspicion, plan_power_meters
 from traffic.selectors.token_fit import fits_at, weighing
 from traffic.selectors.token_price import token_prices
-from traffic.services.power_meter import power_meters_judge
 
 CLOCK = ("clock", "machines", "")
 """The mark that says until when machines were counted, in milliseconds since 1970."""
@@ -275,3 +275,56 @@ def _add_to_usage(hour: datetime, deployment: str) -> None:
         account = tuple(getattr(usage, name) for name in ACCOUNT_OF_SHARE)
         usage.machine_cost = by_account.get(account, Decimal(0))
     UsageHour.objects.bulk_update(used, ["machine_cost"])
+
+
+# Opens an incident about a machine whose power meter lies, and closes it once that is believed again. Within the
+# look that counts its energy.
+
+SUSPICIONS = "power-meter"
+"""The source of the marks that say how often the meters of a node were refused."""
+
+
+def power_meters_judge(*, looks: Mapping[str, MeterLook], now: datetime) -> None:
+    there = UsageMark.objects.filter(source=SUSPICIONS)
+    before = {node: Suspicion(**totals) for node, totals in there.values_list("subject", "totals")}
+    open_now = Incident.objects.filter(kind=POWER_METER, state=IncidentState.OPEN.value)
+    open_about = frozenset(open_now.values_list("subject", flat=True))
+    plan = plan_power_meters(looks, before, open_about, round(now.timestamp() * 1000))
+    _remember_suspects(plan.suspicions, before, now)
+    muted = set(Incident.objects.filter(kind=POWER_METER, muted_until__gt=now).values_list("subject", flat=True))
+    for node, summary in plan.opened:
+        if node in muted:
+            continue
+        one = plan.suspicions[node]
+        row = Node.objects.select_related("member__cell").get(pk=node)
+        cell = row.member.cell if hasattr(row, "member") else None
+        incident_open(
+            kind=POWER_METER,
+            subject=node,
+            summary=summary,
+            evidence={"refused": one.refused, "since": _moment(one.first_ms), "until": _moment(one.last_ms)},
+            now=now,
+            region=row.region_id,
+            node=node,
+            cell=cell.pk if cell else "",
+            deployment=cell.deployment_id if cell else "",
+        )
+    for node, why in plan.closed:
+        incidents_close(kind=POWER_METER, subject=node, resolution=why, now=now)
+
+
+def _remember_suspects(kept: Mapping[str, Suspicion], before: Mapping[str, Suspicion], now: datetime) -> None:
+    UsageMark.objects.filter(source=SUSPICIONS, subject__in=before.keys() - kept.keys()).delete()
+    UsageMark.objects.bulk_create(
+        [
+            UsageMark(source=SUSPICIONS, subject=node, since="", totals=asdict(one), at=now)
+            for node, one in sorted(kept.items())
+        ],
+        update_conflicts=True,
+        unique_fields=["source", "subject", "since"],
+        update_fields=["totals", "at"],
+    )
+
+
+def _moment(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")

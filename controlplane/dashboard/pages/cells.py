@@ -7,7 +7,6 @@ from django.urls import reverse
 from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, Target, action_view
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.pages.choices import choose_deployment, choose_region, choose_state
-from controlplane.dashboard.selectors.cell_machines import CellMachines, cell_machines
 from controlplane.dashboard.selectors.cells import (
     CellList,
     CellRow,
@@ -20,6 +19,7 @@ from controlplane.dashboard.selectors.cells import (
 )
 from controlplane.dashboard.selectors.events import EventList, cell_events
 from controlplane.dashboard.selectors.load_charts import LoadCharts, load_charts
+from controlplane.dashboard.selectors.machines import CellMachines, cell_machines
 from fleet.models import Cell
 from fleet.planning.states import CellState
 from fleet.selectors.history import cell_subject

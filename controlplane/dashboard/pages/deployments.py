@@ -16,21 +16,26 @@ from controlplane.dashboard.actions import (
     action_page_view,
 )
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.pages.choices import choose_deployment, choose_region
 from controlplane.dashboard.selectors.autoscaling import Autoscaling, autoscaling_of
+from controlplane.dashboard.selectors.capacity_plan import DayPlanView, day_plan_view
 from controlplane.dashboard.selectors.cells import CellList, cells_of
 from controlplane.dashboard.selectors.deployment_types import DeploymentTypes, deployment_types
 from controlplane.dashboard.selectors.deployments import (
     DeploymentList,
     DeploymentRow,
+    QuotaTable,
+    Shares,
     deployment_find,
     deployment_list,
     deployments_placed,
+    quota_table,
+    shares_of,
 )
 from controlplane.dashboard.selectors.events import EventList, deployment_events
 from controlplane.dashboard.selectors.forecasts import Forecasts, forecasts_of
 from controlplane.dashboard.selectors.load_charts import LoadCharts, Slo, load_charts, slo_of
 from controlplane.dashboard.selectors.roles import Roles, roles_of
-from controlplane.dashboard.selectors.shares import QuotaTable, Shares, quota_table, shares_of
 from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import plan_scale
 from fleet.models import Deployment, DeploymentRegion, Region
@@ -272,4 +277,25 @@ deployment_scale_page = action_page_view(
         context=_scale_form,
         predict=_scale_forecast,
     )
+)
+
+
+# The plan of the day: what the fleet is going to have, for whom, and what it costs.
+
+
+def _plan(request: PageRequest) -> DayPlanView:
+    return day_plan_view(deployment=request.text("deployment"), region=request.text("region"), now=request.now)
+
+
+def _plan_filter(request: PageRequest) -> Filter:
+    choices = (choose_deployment(request), choose_region(request))
+    return Filter(text_label="", text_name="", text="", choices=choices)
+
+
+DAY_PLAN = Page(
+    section="deployments",
+    title="Plan of the day",
+    charts=True,
+    fragments=(Fragment("day-plan", "", ("capacity-plan",), "dashboard/capacity/plan.html", _plan),),
+    narrow=_plan_filter,
 )

@@ -20,11 +20,12 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.fragments import Context, Fragment, Page, PageRequest
-from controlplane.dashboard.selectors.certificates import CertificateRow, certificate_rows
 from controlplane.dashboard.selectors.traffic import (
+    CertificateRow,
     EntryRow,
     IngressRow,
     TableRow,
+    certificate_rows,
     entry_rows,
     ingress_rows,
     table_rows,

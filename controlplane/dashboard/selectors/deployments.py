@@ -9,10 +9,12 @@ from django.db.models import Count, QuerySet
 
 from controlplane.dashboard.selectors.load import NO_LOAD, SummedLoad, loads_by_deployment
 from engine_agent.protocol.messages import Load
-from fleet.models import Cell, Deployment
+from fleet.models import Cell, Deployment, DeploymentRegion
+from fleet.planning.claims import GrantRule
 from fleet.planning.load.slo import RequestCounts
 from fleet.planning.states import CellState
 from fleet.selectors.history import deployment_subject, seen_in_last_hour
+from fleet.selectors.quota import QuotaUse, quota_uses
 from kernel.tones import Tone
 
 CellCounts = Mapping[tuple[str, str], Mapping[str, int]]
@@ -171,3 +173,55 @@ def _shares(deployment: Deployment, counts: CellCounts) -> tuple[RegionCells, ..
         RegionCells(region=region, wanted=wanted.get(region, 0), states=counts.get((deployment.name, region), {}))
         for region in regions
     )
+
+
+# Who gets machines when they are short: a deployment's own part of it, and the quotas of teams.
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedPlace:
+    """A region in which it may have fewer cells than were set, or had a while ago."""
+
+    place: DeploymentRegion
+
+    @property
+    def tone(self) -> Tone:
+        is_limited = self.place.cells_in_force < self.place.cells
+        return Tone.WARN if is_limited and self.place.grant_rule != GrantRule.RETURN else Tone.MOVING
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What a page shows of one deployment."""
+
+    deployment: str
+    team: str
+    priority: int
+    is_class_priority: bool
+    preemptible: bool
+    preempts: str
+    places: tuple[LimitedPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaTable:
+    rows: tuple[QuotaUse, ...]
+
+
+def shares_of(deployment: Deployment) -> Shares:
+    policy = deployment.sharing()
+    limited = DeploymentRegion.objects.filter(deployment=deployment, cells_granted__isnull=False)
+    return Shares(
+        deployment=deployment.name,
+        team=deployment.team,
+        priority=policy.priority or 0,
+        is_class_priority=deployment.priority is None,
+        preemptible=bool(policy.preemptible),
+        preempts=policy.preempts.value,
+        places=tuple(LimitedPlace(place) for place in limited.order_by("region_id")),
+    )
+
+
+def quota_table() -> QuotaTable:
+    """Every team's quota of every type, in four queries."""
+    return QuotaTable(tuple(quota_uses()))

@@ -14,17 +14,21 @@ from functools import partial
 
 import msgspec
 
-from engine_agent.engines.sim.api import pooling_bodies as pooled
+from engine_agent.engines.sim.api import pooling_requests as pooled
 from engine_agent.engines.sim.api.chat_bodies import ChatWriter
 from engine_agent.engines.sim.api.chat_requests import parse_chat
 from engine_agent.engines.sim.api.completion_bodies import CompletionWriter
-from engine_agent.engines.sim.api.completion_requests import parse_completion
+from engine_agent.engines.sim.api.completion_requests import (
+    parse_completion,
+    parse_detokenize,
+    parse_tokenize,
+    tokenize_body,
+)
 from engine_agent.engines.sim.api.messages_bodies import MessagesWriter, anthropic_error, count_body
 from engine_agent.engines.sim.api.messages_requests import parse_count, parse_messages
 from engine_agent.engines.sim.api.pooling_requests import PoolingRequest, parse_input, parse_rerank
 from engine_agent.engines.sim.api.responses_bodies import ResponsesWriter
 from engine_agent.engines.sim.api.responses_requests import parse_responses
-from engine_agent.engines.sim.api.token_requests import parse_detokenize, parse_tokenize, tokenize_body
 from engine_agent.engines.sim.api.writing import AnswerWriter, error_body, model_card, models_body
 from engine_agent.engines.sim.asgi import (
     App,

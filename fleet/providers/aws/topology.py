@@ -11,7 +11,7 @@ from typing import Any
 from django.db import transaction
 
 from fleet.models import CapacityPool, CloudRegion, Machine, Node
-from fleet.planning.cloud_topology import CALL, PlacedMachine, batches, path_of
+from fleet.planning.call_budget import TOPOLOGY_CALL, PlacedMachine, path_of, topology_batches
 from fleet.planning.placement.distance import Path
 from fleet.planning.presence import ENDED
 from fleet.planning.states import MachineRole, MachineState
@@ -37,11 +37,11 @@ def region_places(cloud: CloudRegion, now: datetime) -> int:
     known = [
         PlacedMachine(row.provider_id, row.created_at, row.topology_at, tuple(nodes.get(row.runs, ()))) for row in rows
     ]
-    due = batches(known, now)
+    due = topology_batches(known, now)
     if not due:
         return 0
     try:
-        answer = calls.call("ec2", CALL, cloud.aws_region, InstanceIds=list(due[0]))
+        answer = calls.call("ec2", TOPOLOGY_CALL, cloud.aws_region, InstanceIds=list(due[0]))
     except calls.Refused as refused:
         # One that is not visible yet has the whole batch refused. It comes again later, the others with the next call.
         strangers = set(_INSTANCE.findall(refused.text)) & set(due[0])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from controlplane.dashboard.selectors.cell_machines import cell_machines
 from controlplane.dashboard.selectors.cells import cell_find
+from controlplane.dashboard.selectors.machines import cell_machines
 from fleet.models import CapacityPool, CloudNotice, Deployment, Machine
 from fleet.planning.markets import Market
 from fleet.planning.states import MachineState, NoticeKind, NoticeSource

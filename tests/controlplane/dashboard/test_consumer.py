@@ -16,7 +16,7 @@ from django.db import connections
 from django.test import Client
 
 from controlplane.asgi import routes
-from controlplane.dashboard import consumers
+from controlplane.dashboard import routing
 from controlplane.dashboard.routing import websocket_urlpatterns
 from kernel import live
 from kernel.live import BROWSERS
@@ -120,7 +120,7 @@ async def test_a_session_that_is_ended_takes_its_tabs_along_and_no_other() -> No
 
 
 async def test_one_user_has_so_many_tabs_and_another_none_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumers, "MOST_OF_USER", 2)
+    monkeypatch.setattr(routing, "MOST_OF_USER", 2)
     client, other = await sync_to_async(signed_in)(), Client()
     await other.aforce_login(await User.objects.acreate(username="viewer"))
     tabs = [Tab(client), Tab(client)]

@@ -5,8 +5,7 @@ import stat
 from pathlib import Path
 
 from engine_agent.node.accounts import Account
-from engine_agent.node.hand_over import HandOver
-from engine_agent.node.identity import Identity
+from engine_agent.node.identity import HandOver, Identity
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.identity_files import REVOKED_SERIALS_FILE, IdentityFiles
 from tests.engine_agent.authority import FleetOfTests

@@ -5,8 +5,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.planning.call_budget import TOPOLOGY_PAGE
-from fleet.planning.cloud_topology import PlacedMachine, batches, path_of
+from fleet.planning.call_budget import TOPOLOGY_PAGE, PlacedMachine, path_of, topology_batches
 from fleet.planning.placement.distance import distance
 from tests.fleet.planning.fleets import NOW, ago
 
@@ -29,13 +28,13 @@ def test_those_never_asked_for_come_first_then_the_unknown_and_then_the_known() 
         PlacedMachine("just asked", ago(100), ago(59)),
         PlacedMachine("new", ago(5)),
     ]
-    assert batches(machines, NOW) == (("new", "unknown", "known"),)
+    assert topology_batches(machines, NOW) == (("new", "unknown", "known"),)
 
 
 def test_what_stays_unknown_is_asked_for_half_as_often_each_time_but_every_15_minutes() -> None:
     asked, moments, now = None, [], ago(0)
     for _ in range(7200):
-        if batches([PlacedMachine("i", ago(0), asked)], now):
+        if topology_batches([PlacedMachine("i", ago(0), asked)], now):
             asked = now
             moments.append(int((now - ago(0)).total_seconds()))
         now += timedelta(seconds=1)
@@ -45,6 +44,6 @@ def test_what_stays_unknown_is_asked_for_half_as_often_each_time_but_every_15_mi
 @given(st.integers(0, 450))
 def test_all_that_join_are_asked_for_once_in_as_few_calls_as_there_can_be(count: int) -> None:
     machines = [PlacedMachine(f"i-{number}", NOW) for number in range(count)]
-    asked = batches(machines, NOW)
+    asked = topology_batches(machines, NOW)
     assert len(asked) == -(-count // TOPOLOGY_PAGE)
     assert sorted(name for batch in asked for name in batch) == sorted(machine.id for machine in machines)

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from traffic.planning.batch_price import BatchHour, marginal_price
+from traffic.planning.cost_figures import BatchHour, marginal_price
 
 
 def day_and_night(batch_usd: float, days: int = 4, noise: float = 0.0, seed: int = 1) -> list[BatchHour]:

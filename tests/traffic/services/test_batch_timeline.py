@@ -12,7 +12,7 @@ from tests.fleet.rows import NOW
 from tests.traffic.async_rows import serving_fleet
 from tests.traffic.batch_rows import begun, jsonl, line
 from traffic.models import Batch, BatchRange, BatchTimeline
-from traffic.services.batch_timeline import batches_sample
+from traffic.services.batch_pacing import batches_sample
 
 pytestmark = pytest.mark.django_db
 

@@ -20,8 +20,7 @@ from traffic.selectors.autoscaling import scaled_deployments
 from traffic.selectors.batch import batch_jobs
 from traffic.selectors.batch_budget import batch_budgets
 from traffic.selectors.capacity_view import capacity_view
-from traffic.services.capacity_plan import ENDED_AFTER_S, DayPlanner
-from traffic.services.planner import Planner
+from traffic.services.capacity_plan import ENDED_AFTER_S, DayPlanner, Planner
 
 pytestmark = [pytest.mark.django_db, pytest.mark.processes]
 

@@ -9,9 +9,8 @@ from fleet.services.incident import incident_dismiss
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import CellHour, UsageMark
-from traffic.planning.power_meter import KIND, QUIET_MS
-from traffic.services.machine_hours import machine_hours_count
-from traffic.services.power_meter import SUSPICIONS
+from traffic.planning.power_meter import POWER_METER, QUIET_MS
+from traffic.services.machine_hours import SUSPICIONS, machine_hours_count
 
 pytestmark = pytest.mark.django_db
 LOOK_S = 15
@@ -34,7 +33,7 @@ def machine() -> None:
 
 
 def opened() -> list[tuple[str, str, str]]:
-    rows_there = Incident.objects.filter(kind=KIND, state="open")
+    rows_there = Incident.objects.filter(kind=POWER_METER, state="open")
     return list(rows_there.values_list("subject", "cell", "deployment"))
 
 
@@ -43,7 +42,7 @@ def test_readings_that_are_refused_one_after_another_open_one_incident_until_the
     for number in range(1, 5):
         tell(number * LOOK_S, refused=number)
     assert opened() == [("n-a", "c", "sim-70b")]
-    incident = Incident.objects.get(kind=KIND)
+    incident = Incident.objects.get(kind=POWER_METER)
     assert incident.evidence["refused"] == 3
     assert incident.region == "us-east-1"
     for second in range(5 * LOOK_S, 5 * LOOK_S + QUIET_MS // 1000, LOOK_S):
@@ -68,7 +67,7 @@ def test_a_meter_that_restarts_once_has_none() -> None:
 def test_what_an_operator_dismissed_is_quiet_for_an_hour_and_opens_again_while_it_goes_on() -> None:
     for number in range(1, 4):
         tell(number * LOOK_S, refused=number)
-    incident = Incident.objects.get(kind=KIND)
+    incident = Incident.objects.get(kind=POWER_METER)
     incident_dismiss(incident_id=incident.pk, actor="ada", now=NOW)
     tell(4 * LOOK_S, refused=4)
     assert opened() == []

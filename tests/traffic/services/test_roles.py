@@ -17,7 +17,7 @@ from tests.fleet import rows
 from traffic.models import TokenFit
 from traffic.selectors.routing_cache import RoutingCache
 from traffic.selectors.steering import ready_cells
-from traffic.services.roles import roles_plan
+from traffic.services.autoscaling import roles_plan
 
 pytestmark = pytest.mark.django_db
 EAST = "us-east-1"

@@ -1,5 +1,11 @@
 """Embeddings and rankings: what a request means. Texts are read, nothing is generated."""
 
+import base64
+import functools
+import hashlib
+import math
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,8 +14,41 @@ from msgspec import Struct
 
 from engine_agent.engines.sim.api.completion_requests import parse_prompts
 from engine_agent.engines.sim.planning.generation_request import Prompt
-from engine_agent.engines.sim.text.vectors import DIMENSIONS
 from engine_agent.protocol.request_bodies import BadRequest, Message, NotNegative, Positive, Seed, read_body
+
+# Embeddings: unit vectors in which each word of a text adds to a few dimensions.
+# Equal texts have equal vectors, texts that share words are near each other, and nothing else is meant by them. How
+# near two texts are is also what the simulator scores and ranks by.
+
+DIMENSIONS = 384
+_FEATURES = 8
+
+
+@functools.lru_cache(maxsize=65_536)
+def _features(word: str) -> tuple[tuple[int, float], ...]:
+    digest = hashlib.blake2s(word.encode(errors="surrogatepass"), digest_size=3 * _FEATURES).digest()
+    return tuple(
+        (int.from_bytes(digest[at : at + 2]), 1.0 if digest[at + 2] & 1 else -1.0) for at in range(0, len(digest), 3)
+    )
+
+
+def embedding(text: str, dimensions: int = DIMENSIONS) -> tuple[float, ...]:
+    """The unit vector of a text in so many dimensions. Case and full stops do not count."""
+    vector = [0.0] * dimensions
+    for word in text.split() or [text]:
+        for place, sign in _features(word.lower().strip(".,;:!?\"'()") or word):
+            vector[place % dimensions] += sign
+    length = math.sqrt(sum(value * value for value in vector))
+    if length == 0.0:
+        # Its words cancel each other, as they do in very few dimensions.
+        return (1.0, *[0.0] * (dimensions - 1))
+    return tuple(value / length for value in vector)
+
+
+def similarity(one: Sequence[float], other: Sequence[float]) -> float:
+    """How near two embeddings are: 1 for the same words, 0 where their texts share none."""
+    return min(1.0, max(0.0, math.fsum(a * b for a, b in zip(one, other, strict=True))))
+
 
 MOST_INPUTS = 2048
 MOST_TOKENS = 300_000
@@ -122,3 +161,50 @@ def _limited(prompts: tuple[Prompt, ...], param: str) -> tuple[Prompt, ...]:
     if (tokens := sum(prompt.tokens for prompt in prompts)) > MOST_TOKENS:
         raise BadRequest(f"{param}: at most {MOST_TOKENS} tokens together, got {tokens}", param=param)
     return prompts
+
+
+# Embeddings and rankings: how answers are written, in the shapes of OpenAI and vLLM.
+
+PoolingWriter = Callable[[PoolingRequest, str, int], bytes]
+"""Writes the answer to a request, with the unique part of its id and its time in Unix seconds."""
+
+
+def _vector(request: PoolingRequest, text: str) -> list[float] | str:
+    vector = embedding(text, request.dimensions)
+    if not request.is_base64:
+        return list(vector)
+    return base64.b64encode(array("f", vector).tobytes()).decode()
+
+
+def embeddings_body(request: PoolingRequest, key: str, created: int) -> bytes:
+    """POST /v1/embeddings."""
+    data = [
+        {"index": index, "object": "embedding", "embedding": _vector(request, prompt.answered)}
+        for index, prompt in enumerate(request.prompts)
+    ]
+    tokens = sum(request.reads())
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": None}
+    body = {"id": f"embd-{key}", "object": "list", "created": created, "model": request.model}
+    return msgspec.json.encode({**body, "data": data, "usage": usage})
+
+
+def _scores(request: PoolingRequest) -> list[float]:
+    vectors = [embedding(prompt.answered) for prompt in request.prompts]
+    return [similarity(vectors[one], vectors[other]) for one, other in request.pairs]
+
+
+def rerank_body(request: PoolingRequest, key: str, created: int) -> bytes:
+    """POST /rerank: the best first, `top_n` of them."""
+    scores = _scores(request)
+    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or len(scores)]
+    results = [
+        {
+            "index": index,
+            "document": {"text": request.prompts[request.pairs[index][1]].answered, "multi_modal": None},
+            "relevance_score": scores[index],
+        }
+        for index in ranked
+    ]
+    tokens = sum(request.reads())
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return msgspec.json.encode({"id": f"rerank-{key}", "model": request.model, "usage": usage, "results": results})

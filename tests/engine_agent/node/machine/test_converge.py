@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.node.machine.converge import Here, Step, next_step, pause_s, phase_of
+from engine_agent.node.machine.agent import Here, Step, next_step, pause_s, phase_of
 from engine_agent.protocol.machine_messages import MachineOrder, RunAgent
 from engine_agent.protocol.states import AgentKind, MachinePhase
 

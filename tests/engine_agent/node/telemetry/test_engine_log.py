@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.node.telemetry import engine_log
-from engine_agent.node.telemetry.engine_log import EngineLog
+from engine_agent.node.telemetry import fault_logs
+from engine_agent.node.telemetry.fault_logs import EngineLog
 from engine_agent.protocol.messages import Fault
 
 SRAM = (
@@ -79,6 +79,6 @@ def test_what_was_there_before_the_agent_is_not_judged_again(tmp_path: Path) -> 
 
 
 def test_a_flood_is_read_from_its_end(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_log, "MOST_BYTES", 4096)
+    monkeypatch.setattr(fault_logs, "MOST_BYTES", 4096)
     log.says(*["x" * 80] * 1000, DMA)
     assert log.signatures() == ["neuron_dma_error"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from engine_agent.node.telemetry.kernel_log import LOOKBACK_S, KernelLog
+from engine_agent.node.telemetry.fault_logs import LOOKBACK_S, KernelLog
 from tests.engine_agent.fake_control_plane import eventually
 
 RECORDS = (Path(__file__).parent / "recorded" / "kmsg.txt").read_text()

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.planning.capacity.budget import within_budget
 from fleet.planning.capacity.planner import plan_capacity
+from fleet.planning.capacity.view import within_budget
 from tests.fleet.planning.capacity.views import EAST, WEST, deployment, flat, place, pool, view, wave
 
 PRICES = {EAST: 10.0, WEST: 20.0}

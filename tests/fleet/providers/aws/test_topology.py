@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 
 from fleet.models import CapacityPool, CloudRegion, Machine, Node
-from fleet.planning.cloud_topology import CALL
+from fleet.planning.call_budget import TOPOLOGY_CALL
 from fleet.planning.markets import Market
 from fleet.providers.aws.budget import budget_spend
 from fleet.providers.aws.calls import Refused
@@ -91,7 +91,7 @@ def test_looks_a_second_apart_use_nearly_all_calls_that_our_budget_allows(
     made = []
 
     def one_call(cloud: CloudRegion, now: datetime) -> int:
-        not_before = budget_spend(cloud.aws_region, CALL, 0)
+        not_before = budget_spend(cloud.aws_region, TOPOLOGY_CALL, 0)
         if not_before is not None:
             raise Refused("RequestLimitExceeded", "ours is used up", 503, not_before)
         made.append(now)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kernel.database_limits import connection_options
-from kernel.database_url import BadDatabaseUrl, database_settings
+from kernel.database import BadDatabaseUrl, connection_options, database_settings
 from kernel.postgresql.base import in_order
 from kernel.process_role import ProcessRole
 
