@@ -84,6 +84,7 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
     page_order = "-id"
     ordering_fields = ("id", "state", "action")
     needs = {"approve": Role.ADMIN, "reject": Role.VIEWER}
+    columns = "ID, STATE, ACTION, SUMMARY, BY=requested_by, ASKED=requested_at:age"
 
     def get_queryset(self) -> QuerySet[Approval]:
         return Approval.objects.all()

@@ -130,6 +130,7 @@ class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
     ordering_fields = ("id", "name", "created_at", "expires_at", "revoked_at")
     shown_once = frozenset({"create"})
     needs = {"create": Role.VIEWER, "revoke": Role.VIEWER}
+    columns = "PREFIX, NAME, USER, STATE, SCOPE, USED=last_used_at:age, EXPIRES=expires_at"
 
     def get_queryset(self) -> QuerySet[ApiToken]:
         return visible_tokens(self.request.user, access_of(self.request))

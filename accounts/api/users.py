@@ -136,6 +136,7 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
     page_order = "username"
     ordering_fields = ("username", "is_active")
     needs = {**ADMIN_WRITES, "list": Role.ADMIN, "retrieve": Role.ADMIN}
+    columns = "NAME=username, ROLE, ACTIVE, GROUPS, LOGIN=last_login:age"
 
     def get_queryset(self) -> QuerySet[User]:
         return users_described()
@@ -176,6 +177,8 @@ class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
     lookup_value_regex = r"[-\w.@+]+"
     page_order = "user_id"
     needs = {**ADMIN_WRITES, "list": Role.ADMIN, "retrieve": Role.ADMIN}
+    aliases = ("sa",)
+    columns = "NAME, ROLE, ACTIVE, DESCRIPTION, AGE=created_at:age"
 
     def get_queryset(self) -> QuerySet[ServiceAccount]:
         return service_accounts_described()

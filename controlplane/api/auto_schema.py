@@ -16,6 +16,10 @@ from kernel.rest.etags import SHOWN
 JsonObject = dict[str, Any]
 
 
+LISTING = "x-switchyard-list"
+"""Of the operation of a list: what `switchyard get` shows (controlplane/cli/schema.py)."""
+
+
 def described_header(description: str, kind: str = "string", **more: Any) -> JsonObject:
     return {"description": description, "schema": {"type": kind, **more}}
 
@@ -90,9 +94,20 @@ def operation_summary(noun: str, action: str) -> str:
 
 
 def _plural(words: str) -> str:
+    if words.endswith("ix"):
+        return words[:-2] + "ices"
     if words.endswith("y") and words[-2] not in "aeiou":
         return words[:-1] + "ies"
     return words + ("es" if words.endswith(("s", "ch")) else "s")
+
+
+def listing_of(view: Any) -> JsonObject:
+    """What programs that show tables need to know of a list: its names, the field that names a row, and the columns as
+    the view set states them."""
+    found = view.lookup_field
+    key = (getattr(view, "lookup_url_kwarg", None) or "id") if found == "pk" or "__" in found else found
+    names = [_plural(view.basename), view.basename, *view.aliases]
+    return {"names": names, "key": view.row_key or key, "columns": view.columns}
 
 
 def stated_examples(serializer: Any) -> JsonObject:
@@ -128,6 +143,8 @@ class ConventionsSchema(AutoSchema):
             return operation
         view: Any = self.view
         action, detail = view.action or "", bool(view.detail)
+        if action == "list" and "Paginated" in str(operation["responses"]["200"]):
+            operation[LISTING] = listing_of(view)
         parameters = operation.setdefault("parameters", [])
         headers = dict(RATE_HEADERS)
         if self.method == "GET" and action == "retrieve":

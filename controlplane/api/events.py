@@ -59,6 +59,8 @@ class EventViewSet(ReadOnlyModelViewSet[Event]):
     page_order = "-id"
     ordering_fields = ("id", "at", "kind", "actor")
     watch_kind = "event"
+    aliases = ("ev",)
+    columns = "AGO=at:age, KIND, ACTOR, MESSAGE"
 
     def get_queryset(self) -> QuerySet[Event]:
         return Event.objects.all()

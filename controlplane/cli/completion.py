@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import typer
 
-from controlplane.cli.resources import RESOURCES, Resource
 from controlplane.cli.server_target import ConnectionOptions
-from controlplane.cli.session import Session, resource_named
+from controlplane.cli.session import Session
 
 WITHIN_S = 1.5
 MOST = 500
@@ -15,16 +14,19 @@ MOST = 500
 Complete = Callable[[typer.Context, str], list[str]]
 
 
-def kinds(incomplete: str) -> list[str]:
+def kinds(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of resources."""
-    return [one.name for one in RESOURCES if one.name.startswith(incomplete)]
+    try:
+        return [one.name for one in run_of(ctx).resources if one.name.startswith(incomplete)]
+    except Exception:
+        return []
 
 
 def names_of(kind: str) -> Complete:
     """Names of the things of one kind."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        return _names(ctx, resource_named(kind), incomplete)
+        return _names(ctx, kind, incomplete)
 
     return complete
 
@@ -32,21 +34,29 @@ def names_of(kind: str) -> Complete:
 def names_of_kind(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of the things of the kind that was typed before."""
     kind = str(ctx.params.get("kind") or "")
-    return _names(ctx, resource_named(kind), incomplete) if kind else []
+    return _names(ctx, kind, incomplete) if kind else []
 
 
 def names_of_places(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of cells and nodes."""
-    return [name for kind in ("cells", "nodes") for name in _names(ctx, resource_named(kind), incomplete)]
+    return [name for kind in ("cells", "nodes") for name in _names(ctx, kind, incomplete)]
 
 
-def _names(ctx: typer.Context, resource: Resource, incomplete: str) -> list[str]:
+def run_of(ctx: typer.Context) -> Session:
+    """The run that a command belongs to; while the shell completes one, a short one with its options."""
+    if isinstance(given := ctx.find_root().obj, Session):
+        return given
     params = ctx.find_root().params
     options = ConnectionOptions(
         str(params.get("server") or ""), str(params.get("token") or ""), str(params.get("profile") or "")
     )
-    run = Session(options=options, timeout_s=WITHIN_S)
+    return Session(options=options, timeout_s=WITHIN_S)
+
+
+def _names(ctx: typer.Context, kind: str, incomplete: str) -> list[str]:
     try:
+        run = run_of(ctx)
+        resource = run.resource(kind)
         rows = list(run.connect(run.target, tries=1).pages(resource.path, most=MOST))
     except Exception:
         return []

@@ -12,7 +12,6 @@ from urllib.parse import quote
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.output import Format, Output
-from controlplane.cli.resources import BY_NAME, Resource
 from controlplane.cli.server_target import ConnectionOptions, Target, find_target
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from controlplane.cli.connection import Connection
     from controlplane.cli.profiles import Profiles
+    from controlplane.cli.resources import Resource
 
 
 @dataclass
@@ -63,6 +63,32 @@ class Session:
             transport=self.transport,
         )
 
+    @cached_property
+    def resources(self) -> "tuple[Resource, ...]":
+        """The lists that the server has, as far as this machine knows."""
+        from controlplane.cli.schema import resources_known
+
+        return resources_known(self)
+
+    def resource(self, name: str) -> "Resource":
+        """The resource of any of its names.
+
+        Raises:
+            Failure: there is none of that name.
+        """
+        if (found := self._resource_known(name)) is not None:
+            return found
+        from controlplane.cli.schema import resources_known
+
+        self.resources = resources_known(self, anew=True)
+        if (found := self._resource_known(name)) is not None:
+            return found
+        there = ", ".join(sorted(one.name for one in self.resources))
+        raise Failure(f"there is no kind {name!r}; there are: {there}", ExitCode.USAGE)
+
+    def _resource_known(self, name: str) -> "Resource | None":
+        return next((one for one in self.resources if name.lower() in one.names), None)
+
     @property
     def is_interactive(self) -> bool:
         """Whether questions can be answered."""
@@ -83,14 +109,6 @@ class Session:
         if sys.stdin.readline().strip() != wanted:
             raise Failure("Nothing was done.", ExitCode.DIFFERS)
 
-    def show_all(self, resource: Resource, filters: Mapping[str, str], *, empty: str) -> None:
-        """Every object of a kind: whole for programs, a table for users, or the sentence `empty`."""
-        rows = list(self.connection.pages(resource.path, filters))
-        if self.output.is_for_programs:
-            self.output.document(rows)
-            return
-        self.output.rows(resource.columns, rows, empty=empty)
-
     def show(self, result: Any, lines: Iterable[str] = ()) -> None:
         """An action's result: whole for programs, a sentence or more for users."""
         if self.output.is_for_programs:
@@ -108,18 +126,6 @@ def session_of(context: "typer.Context") -> Session:
     return result
 
 
-def resource_named(name: str) -> Resource:
-    """The resource of any of its names.
-
-    Raises:
-        Failure: there is none of that name.
-    """
-    resource = BY_NAME.get(name.lower())
-    if resource is None:
-        there = ", ".join(sorted({one.name for one in BY_NAME.values()}))
-        raise Failure(f"there is no kind {name!r}; there are: {there}", ExitCode.USAGE)
-    return resource
-
-
-def path_of(resource: Resource, name: str) -> str:
-    return f"{resource.path}/{quote(name, safe='@')}"
+def path_of(path: str, name: str) -> str:
+    """The path of one row of a list."""
+    return f"{path}/{quote(name, safe='@')}"

@@ -51,6 +51,7 @@ class AgentReleaseViewSet(ReadOnlyModelViewSet[AgentRelease]):
     ordering_fields = ("id", "created_at")
     watch_kind = "agent-release"
     measured = frozenset({"agents"})
+    columns = "RELEASE=id, VERSION, PROTOCOL, CURRENT=is_current, RUN BY=agents:count, AGENTS, AGE=created_at:age"
 
     def get_queryset(self) -> QuerySet[AgentRelease]:
         return AgentRelease.objects.all()
@@ -118,6 +119,7 @@ class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
     ordering_fields = ("id", "state", "created_at", "ended_at")
     watch_kind = "agent-rollout"
     measured = frozenset({"moves"})
+    columns = "ID, STATE, FROM=from_release, TO=to_release, RING, BY=actor, REASON, AGE=created_at:age"
 
     def get_queryset(self) -> QuerySet[AgentRollout]:
         return AgentRollout.objects.prefetch_related("moves")

@@ -77,6 +77,8 @@ class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Appl
     page_order = "id"
     needs = {"list": Role.OPERATOR, "retrieve": Role.OPERATOR}
     ordering_fields = ("name", "not_after", "created_at", "changed_at")
+    aliases = ("cert", "certs")
+    columns = "NAME, REGION, HOSTS=names, ISSUER, KEY=key_kind, ENDS=not_after"
 
     def get_queryset(self) -> QuerySet[ApplicationCertificate]:
         return ApplicationCertificate.objects.all()

@@ -106,6 +106,8 @@ class ScalingPlaceViewSet(ReadOnlyModelViewSet[DeploymentRegion]):
     ordering_fields = ("id", "deployment", "region", "cells")
     watch_kind = "scaling-place"
     measured = frozenset({"load", "looked_at", "needed", "reason"})
+    aliases = ("scaling",)
+    columns = "DEPLOYMENT, REGION, MODE, RANGE=:{min}-{max}, CELLS, WANTED, RULE, REASON"
 
     def get_queryset(self) -> QuerySet[DeploymentRegion]:
         ranged = DeploymentRegion.objects.filter(cells_max__isnull=False)
@@ -158,6 +160,10 @@ class ScalingDecisionViewSet(ReadOnlyModelViewSet[ScalingDecision]):
     ordering_fields = ("id", "at", "deployment", "region", "wanted", "rule")
     watch_kind = "scaling-decision"
     measured = frozenset({"observed_s", "too_few_cell_s", "too_many_cell_s", "in_force_cell_s"})
+    columns = (
+        "AGO=at:age, DEPLOYMENT, REGION, WAS, WANTED, ACTED, RULE, TOO FEW=too_few_cell_s, "
+        "TOO MANY=too_many_cell_s, REASON"
+    )
 
     def get_queryset(self) -> QuerySet[ScalingDecision]:
         return ScalingDecision.objects.all()

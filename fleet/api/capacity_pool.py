@@ -161,6 +161,11 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
     measured = frozenset(
         {"state", "tone", "free", "price_per_hour", "price_at", "paused_until", "pause_reason", "failures"}
     )
+    aliases = ("pools",)
+    columns = (
+        "ID, REGION, TYPE=instance_type, PLACE=position, MARKET, ZONE, STATE, $/H=price_per_hour, FREE, "
+        "RESERVATION, FROM=declared_by:or=stack, RESTS UNTIL=paused_until"
+    )
 
     def get_queryset(self) -> QuerySet[CapacityPool]:
         return pools_in_order()

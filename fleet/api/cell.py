@@ -234,6 +234,11 @@ class CellViewSet(WithLoad, ReadOnlyModelViewSet[Cell]):
     ordering_fields = ("id", "state", "generation", "restarts", "state_since", "created_at", "region", "deployment")
     watch_kind = "cell"
     measured = frozenset({"load", "fingerprints"})
+    aliases = ("c",)
+    columns = (
+        "CELL=id, STATE, VERSION=model_version, REGION, NODES=nodes.id, BUSY=load.in_flight, QUEUED=load.queued, "
+        "TOK/S=load.tokens_per_s, SINCE=state_since:age"
+    )
 
     def deployment_of(self, cell: Cell) -> str:
         return cell.deployment_id

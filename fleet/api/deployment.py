@@ -181,6 +181,11 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
     watch_kind = "deployment"
     measured = frozenset({"ready", "types"})
     needs_if_match = frozenset({"destroy"})
+    aliases = ("deploy", "dep")
+    columns = (
+        "NAME, VERSION=model_version, CLASS=serving_class, TYPES=instance_types, "
+        "READY=regions:{region} {ready}/{cells}, AGE=created_at:age"
+    )
 
     def deployment_of(self, deployment: Deployment) -> str:
         return deployment.name

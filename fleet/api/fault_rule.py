@@ -57,6 +57,8 @@ class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
     needs = {"partial_update": Role.ADMIN}
     ordering_fields = ("rule", "mode", "changed_at")
     watch_kind = "fault-rule"
+    aliases = ("rules",)
+    columns = "RULE, MODE, ACTOR, CHANGED=changed_at:age"
 
     def get_queryset(self) -> QuerySet[FaultRule]:
         return FaultRule.objects.all()

@@ -79,6 +79,8 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
     page_order = "-id"
     ordering_fields = ("id", "region", "instance_type", "state", "asked_at", "ended_at")
     watch_kind = "image-move"
+    aliases = ("images",)
+    columns = "ID, REGION, TYPE=instance_type, IMAGE, STATE, REASON, BY=asked_by, ASKED=asked_at:age"
 
     def get_queryset(self) -> QuerySet[ImageMove]:
         return ImageMove.objects.all()

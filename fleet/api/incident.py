@@ -79,6 +79,8 @@ class IncidentViewSet(ReadOnlyModelViewSet[Incident]):
     ordering_fields = ("id", "kind", "state", "region", "deployment", "opened_at", "closed_at")
     watch_kind = "incident"
     measured = frozenset({"seen_at", "evidence"})
+    aliases = ("inc",)
+    columns = "ID, STATE, KIND, SUBJECT, OPENED=opened_at:age, SUMMARY"
 
     def get_queryset(self) -> QuerySet[Incident]:
         return Incident.objects.prefetch_related("replacements")

@@ -115,6 +115,11 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
     ordering_fields = ("id", "provider", "region", "state", "state_since", "created_at")
     watch_kind = "machine"
     measured = frozenset({"connected", "agent_version", "notices", "what"})
+    aliases = ("ma",)
+    columns = (
+        "MACHINE=id, STATE, PROVIDER, REGION, NODE, ADDRESS, TYPE=instance_type, AGENT=agent_version, "
+        "SINCE=state_since:age, NOTICES"
+    )
 
     def get_queryset(self) -> QuerySet[Machine]:
         return machines_described()
@@ -213,6 +218,8 @@ class InvitationViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Invit
     ordering_fields = ("prefix", "region", "created_at", "expires_at")
     watch_kind = "invitation"
     shown_once = frozenset({"create"})
+    aliases = ("invites",)
+    columns = "PREFIX, STATE, REGION, ROLE, LEFT, EXPIRES=expires_at, BY=created_by"
 
     def get_queryset(self) -> QuerySet[Invitation]:
         return invitations_described()

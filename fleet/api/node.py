@@ -156,6 +156,8 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
     ordering_fields = ("id", "state", "cordoned", "state_since", "created_at", "region", "instance_type")
     watch_kind = "node"
     measured = frozenset({"last_seen_at", "connected", "engine", "agent_version", "checks"})
+    aliases = ("no",)
+    columns = "NODE=id, STATE, REGION, TYPE=instance_type, ROLE, CELL, CORDONED, CONNECTED, SINCE=state_since:age"
 
     def get_queryset(self) -> QuerySet[Node]:
         return nodes_described()

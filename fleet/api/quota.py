@@ -100,6 +100,7 @@ class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
     ordering_fields = ("name", "team", "instance_type", "machines", "changed_at")
     watch_kind = "quota"
     measured = frozenset({"wanted", "used", "borrowed", "idle"})
+    columns = "TEAM, TYPE=instance_type, REGION, MACHINES, USED, BORROWED, IDLE, WANTED, DEPLOYMENTS"
 
     def get_queryset(self) -> QuerySet[Quota]:
         return Quota.objects.all()

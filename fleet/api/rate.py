@@ -74,6 +74,7 @@ class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
     needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "kind", "subject", "valid_from", "created_at")
     measured = frozenset({"in_force"})
+    columns = "ID, KIND, SUBJECT, REGION, MARKET, FROM=valid_from, IN FORCE, VALUE, BY=actor"
 
     def get_queryset(self) -> QuerySet[Rate]:
         now = clock.now()

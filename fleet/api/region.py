@@ -159,6 +159,8 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     watch_kind = "region"
     measured = frozenset({"nodes", "cells"})
     needs_if_match = frozenset({"destroy"})
+    aliases = ("rg",)
+    columns = "NAME, PROVIDER, NODES=nodes:counts, CELLS=cells:counts, INGRESS=ingress_url"
 
     def get_queryset(self) -> QuerySet[Region]:
         return Region.objects.select_related("cloud")
@@ -232,6 +234,8 @@ class InstanceTypeViewSet(ReadOnlyModelViewSet[InstanceType]):
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("name", "accelerator", "chips", "memory_gib", "price_per_hour", "watts")
     watch_kind = "instance-type"
+    aliases = ("it",)
+    columns = "NAME, ACCELERATOR, CHIPS, CORES, GIB=memory_gib, $/H=price_per_hour, TP=tensor_parallel_degree"
 
     def get_queryset(self) -> QuerySet[InstanceType]:
         return InstanceType.objects.all()

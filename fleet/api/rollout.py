@@ -173,6 +173,10 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     ordering_fields = ("id", "state", "created_at", "state_since", "ended_at", "deployment")
     watch_kind = "rollout"
     measured = frozenset({"verdict"})
+    aliases = ("ro",)
+    columns = (
+        "ID, DEPLOYMENT, STATE, FROM=from_version, TO=to_version, STAGE=stage_label, SINCE=state_since:age, REASON"
+    )
 
     def deployment_of(self, rollout: Rollout) -> str:
         return rollout.deployment_id

@@ -127,6 +127,7 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
     ordering_fields = ("name", "enabled", "created_at")
     watch_kind = "webhook"
     shown_once = frozenset({"create"})
+    columns = "NAME, URL, ENABLED, EVENTS"
 
     def get_queryset(self) -> QuerySet[Webhook]:
         return Webhook.objects.all()

@@ -2,6 +2,9 @@
 
 - `page_order`: the unique field by which its list comes; `ordering_fields`: columns for `?ordering=`,
 - `watch_kind`: under which name triggers note its changes, for `?since=` (kernel.change_triggers),
+- `columns`: what `switchyard get` shows of it (`controlplane.cli.resources.column_of`); empty: its first plain fields,
+- `aliases`: short names of the list on the command line,
+- `row_key`: the field that names a row, where it is not `lookup_field`,
 - `measured`: fields that say only what was measured, which `If-Match` passes over,
 - `shown_once`: actions whose answer holds a secret, which is never stored for a repetition,
 - `needs_if_match`: actions that are refused without `If-Match`.
@@ -131,6 +134,9 @@ class Listed(Conventions):
     page_order: ClassVar[str] = "pk"
     ordering_fields: ClassVar[Sequence[str]] = ()
     watch_kind: ClassVar[str | None] = None
+    columns: ClassVar[str] = ""
+    aliases: ClassVar[Sequence[str]] = ()
+    row_key: ClassVar[str] = ""
 
     def watch_key(self, row: Any) -> str:
         """What the API calls a row."""

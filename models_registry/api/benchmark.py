@@ -166,6 +166,10 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
     ordering_fields = ("id", "created_at", "goodput")
     watch_kind = "benchmark"
     measured = frozenset({"progress"})
+    columns = (
+        "ID, VERSION, TYPE=instance_type, STATE, WORKLOAD, SLO, GOODPUT/S=goodput, BROKE AT, "
+        "AT ONCE=concurrency, AGE=created_at:age"
+    )
 
     def get_queryset(self) -> QuerySet[Benchmark]:
         return benchmarks_described()

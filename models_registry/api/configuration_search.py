@@ -140,6 +140,8 @@ class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
     page_order = "id"
     ordering_fields = ("id", "created_at")
     watch_kind = "configuration-search"
+    aliases = ("searches",)
+    columns = "ID, AROUND=version, DEPLOYMENT, STATE, WORKLOAD, SLO, BEST, REASON, AGE=created_at:age"
 
     def get_queryset(self) -> QuerySet[ConfigurationSearch]:
         return searches_described()

@@ -57,6 +57,8 @@ class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[
     page_order = "id"
     needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "engine", "name", "created_at")
+    aliases = ("allowances",)
+    columns = "ID, ENGINE, NAME, ACTOR, WHY, AGE=created_at:age"
 
     def get_queryset(self) -> QuerySet[EngineAllowance]:
         return EngineAllowance.objects.all()

@@ -60,6 +60,7 @@ class ModelViewSet(ReadOnlyModelViewSet[Model]):
     ordering_fields = ("name", "created_at")
     watch_kind = "model"
     needs_if_match = frozenset({"destroy"})
+    columns = "NAME, VERSIONS, DESCRIPTION, AGE=created_at:age"
 
     def get_queryset(self) -> QuerySet[Model]:
         return models_described()

@@ -223,6 +223,8 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
     ordering_fields = ("version", "state", "engine", "created_at", "state_since", "model")
     watch_kind = "model-version"
     measured = frozenset({"validation"})
+    aliases = ("versions", "mv")
+    columns = "VERSION=id, STATE, ENGINE, CONTEXT=context_length, SINCE=state_since:age, REASON"
 
     def get_queryset(self) -> QuerySet[ModelVersion]:
         return versions_described()

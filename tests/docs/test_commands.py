@@ -8,6 +8,8 @@ from typing import Any
 import typer
 
 from controlplane.cli.main import app
+from controlplane.cli.schema import entries_of
+from tests.controlplane.api.client import document
 from tests.docs.pages import ROOT, code_of, operators_pages, our_markdown, text_of
 
 DJANGOS = {"migrate", "check", "shell", "makemigrations"}
@@ -68,10 +70,14 @@ def test_every_management_command_is_named() -> None:
 
 def test_every_named_command_of_switchyard_exists() -> None:
     words = named(r"^(?:\$ )?switchyard ([a-z-]+(?: [a-z-]+)?)")
-    firsts = {command[0] for command in CLI}
+    firsts = {command[0] for command in CLI} | {"create"}
     gone = {text: page for text, page in words.items() if text.split()[0] not in firsts}
-    groups = {command[0] for command in CLI if len(command) > 1}
-    gone |= {text: page for text, page in words.items() if text.split()[0] in groups and tuple(text.split()) not in CLI}
+    groups = {command[0] for command in CLI if len(command) > 1} | {"create"}
+    of_lists = {("create", entry["names"][1]) for entry in entries_of(document()) if "fields" in entry} | {("create",)}
+    known = CLI | of_lists
+    gone |= {
+        text: page for text, page in words.items() if text.split()[0] in groups and tuple(text.split()) not in known
+    }
     assert not gone, f"`switchyard` has no such command: {gone}"
 
 

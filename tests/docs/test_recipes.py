@@ -2,8 +2,6 @@
 
 import re
 
-from controlplane.api.urls import router
-from controlplane.cli.resources import RESOURCES
 from engine_agent.engines.registry import ADAPTERS
 from engine_agent.protocol.signatures import FaultSignature
 from fleet.planning.fault_rules import SETTABLE_RULES, IncidentKind
@@ -15,20 +13,6 @@ from tests.docs.pages import ROOT, text_of
 from traffic.api.traffic_policy import TrafficPolicyChangeSerializer, TrafficPolicySerializer
 from traffic.planning.traffic_policy import TrafficPolicy
 
-NOT_IN_THE_CLI = {
-    "capacity-plan",
-    "autoscaling",
-    "costs",
-    "apply",
-    "plan",
-    "me",
-    "audit",
-    "key-rings",
-    "approval-rules",
-    "webhook-deliveries",
-    "usage",
-}
-"""Verbs of their own, or read on pages."""
 RECIPES = (
     "A new accelerator", "A new fault rule", "A new routing rule", "A new provider", "A new engine",
     "A new API resource", "A new dashboard page", "A new field of an agent's report",
@@ -85,11 +69,6 @@ def test_every_provider_is_described() -> None:
     missing = [name for name in PROVIDERS if f"`{name}`" not in text_of("docs/operations.md")]
     assert PROVIDERS
     assert not missing, f"say in docs/operations.md what these providers do: {missing}"
-
-
-def test_the_command_line_knows_every_resource() -> None:
-    there = {prefix for prefix, _, _ in router.registry} - NOT_IN_THE_CLI
-    assert {resource.path for resource in RESOURCES} == there, "give each list a row in controlplane/cli/resources.py"
 
 
 def test_every_instance_type_says_what_it_is() -> None:

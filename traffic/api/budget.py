@@ -112,6 +112,7 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
     needs = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "tenant", "deployment", "changed_at")
     measured = frozenset({"month", "used", "used_percent", "level", "stopped", "stopped_at"})
+    columns = "ID, TENANT, DEPLOYMENT, UNIT, LIMIT, USED=used:number, USED %=used_percent, HARD STOP, STOPPED"
 
     def get_queryset(self) -> QuerySet[Budget]:
         return Budget.objects.all()

@@ -94,6 +94,7 @@ class EntryViewSet(ReadOnlyModelViewSet[Entry]):
     watch_kind = "entry"
     measured = frozenset({"looked_at"})
     needs = {"partial_update": Role.ADMIN, "adopt": Role.ADMIN}
+    columns = "NAME, STATE, PUBLISHED, WEIGHTS, SHARES, HELD"
 
     def get_queryset(self) -> QuerySet[Entry]:
         return entries_described()
@@ -152,6 +153,7 @@ class EntryRevisionViewSet(ReadOnlyModelViewSet[EntryRevision]):
     page_order = "-id"
     ordering_fields = ("id", "at", "revision", "state")
     watch_kind = "entry-revision"
+    columns = "AGO=at:age, ENTRY, REVISION, STATE, WEIGHTS, REASON"
 
     def get_queryset(self) -> QuerySet[EntryRevision]:
         return EntryRevision.objects.all()

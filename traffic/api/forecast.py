@@ -78,6 +78,7 @@ class ForecastViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[DemandF
     lookup_value_regex = r"[0-9]{1,18}"
     page_order = "id"
     ordering_fields = ("id", "deployment", "origin", "serving_class", "made_at")
+    columns = "DEPLOYMENT, ORIGIN, CLASS=serving_class, MADE=made_at:age, JUDGED=is_judged"
 
     def get_queryset(self) -> QuerySet[DemandForecast]:
         return DemandForecast.objects.all()

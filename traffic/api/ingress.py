@@ -77,6 +77,8 @@ class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
     measured = frozenset(
         {"connected", "last_seen_at", "agent_version", "revision", "haproxy_pid", "reason", "cells", "wanted_revision"}
     )
+    aliases = ("ing",)
+    columns = "INGRESS=id, REGION, CONNECTED, REVISION, WANTED=wanted_revision, CELLS"
 
     def get_queryset(self) -> QuerySet[Ingress]:
         return ingresses_described()
@@ -136,6 +138,8 @@ class RoutingTableViewSet(ReadOnlyModelViewSet[RoutingTable]):
     page_order = "-id"
     ordering_fields = ("id", "created_at", "region", "revision")
     watch_kind = "routing-table"
+    aliases = ("rt",)
+    columns = "TABLE=id, CURRENT, AGE=created_at:age, REASON"
 
     def get_queryset(self) -> QuerySet[RoutingTable]:
         tables = routing_tables_described()

@@ -203,6 +203,7 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
         }
     )
     shown_once = frozenset({"create", "rotate"})
+    columns = "PREFIX, NAME, TENANT, STATE, AGE=created_at:age"
 
     def get_queryset(self) -> QuerySet[ApplicationKey]:
         return keys_described(clock.now())
@@ -292,6 +293,7 @@ class KeyRingViewSet(ReadOnlyModelViewSet[Ingress]):
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("id", "region")
     watch_kind = "key-ring"
+    row_key = "ingress"
     measured = frozenset({"connected", "version", "wanted_version"})
 
     def get_queryset(self) -> QuerySet[Ingress]:

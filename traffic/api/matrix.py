@@ -94,6 +94,9 @@ class MatrixViewSet(ReadOnlyModelViewSet[Deployment]):
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("name",)
     watch_kind = "matrix"
+    row_key = "deployment"
+    aliases = ("shares",)
+    columns = "DEPLOYMENT, SHARES, REVISION, MOVED=moved_at:age, HELD"
 
     def get_queryset(self) -> QuerySet[Deployment]:
         return Deployment.objects.select_related("traffic_matrix")
@@ -130,6 +133,8 @@ class ShiftViewSet(ReadOnlyModelViewSet[TrafficShift]):
     page_order = "-id"
     ordering_fields = ("id", "kind", "moved", "at", "deployment")
     watch_kind = "shift"
+    aliases = ("traffic-history",)
+    columns = "AGO=at:age, DEPLOYMENT, KIND, MOVED, REASON"
 
     def get_queryset(self) -> QuerySet[TrafficShift]:
         return TrafficShift.objects.all()

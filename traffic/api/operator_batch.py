@@ -99,6 +99,10 @@ class BatchViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Batch]):
     lookup_value_regex = r"[0-9a-z_]{1,64}"
     page_order = "-created_at"
     ordering_fields = ("id", "created_at", "expires_at", "tenant", "state")
+    columns = (
+        "ID, TENANT, MODEL, STATE, LINES, COMPLETED, FAILED, LINES/S=lines_per_s, ENDS ABOUT=estimated_end_at, "
+        "AGE=created_at:age"
+    )
 
     def get_queryset(self) -> QuerySet[Batch]:
         return batches_described()

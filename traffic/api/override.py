@@ -156,6 +156,8 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     ordering_fields = ("id", "kind", "created_at", "expires_at", "ended_at", "deployment", "region")
     watch_kind = "override"
     measured = frozenset({"active"})
+    aliases = ("ov",)
+    columns = "ID, KIND, REGION, DEPLOYMENT, ACTIVE, MODE, ACTOR, WHY"
 
     def deployment_of(self, order: TrafficOverride) -> str:
         return order.deployment_id or ""
@@ -209,6 +211,7 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     ordering_fields = ("id", "created_at", "expires_at", "ended_at", "deployment", "region")
     watch_kind = "evacuation"
     measured = frozenset({"active"})
+    columns = "ID, REGION, DEPLOYMENT, ACTIVE, MODE, ACTOR, WHY"
 
     def requested_deployment(self, request: Request) -> str:
         return deployment_in_body(request)

@@ -58,6 +58,7 @@ class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Req
     page_order = "id"
     needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "name", "created_at")
+    columns = "ID, NAME, TENANT, KEY, STATE, WAITING, REASON"
 
     def get_queryset(self) -> QuerySet[RequestQueue]:
         return RequestQueue.objects.select_related("key").prefetch_related("refused")

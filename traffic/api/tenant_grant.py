@@ -74,6 +74,7 @@ class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Tena
     filterset_class = TenantGrantFilter
     lookup_field = "id"
     lookup_value_regex = r"[0-9]{1,18}"
+    columns = "ID, TENANT, USE, TARGET, ACTOR, AGE=created_at:age"
     page_order = "id"
     needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "tenant", "use", "target", "created_at")

@@ -84,6 +84,7 @@ class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Te
     page_order = "id"
     ordering_fields = ("id", "tenant", "created_at")
     shown_once = frozenset({"create", "rotate"})
+    columns = "ID, TENANT, URL, ACTOR, AGE=created_at:age"
 
     def get_queryset(self) -> QuerySet[TenantWebhook]:
         return TenantWebhook.objects.all()

@@ -153,6 +153,9 @@ class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("name",)
     watch_kind = "traffic-policy"
+    row_key = "deployment"
+    aliases = ("policies", "tp")
+    columns = "DEPLOYMENT, CAP=utilisation_cap, COST, RESIDENCY, SPLIT, REVISION"
 
     def deployment_of(self, deployment: Deployment) -> str:
         return deployment.name

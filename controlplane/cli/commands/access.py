@@ -1,21 +1,31 @@
-"""Who one is: log in and out, profiles, and API tokens. A token is printed once, where it is made, and nowhere else."""
+"""Credentials: log in and out, profiles, revocation of API tokens, certificates for applications, secrets of webhooks.
+A key is read from its file and shown nowhere."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from controlplane.cli.commands.act import Yes
 from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.profiles import Profile, profiles_file, write_profiles
 from controlplane.cli.resources import Column, at
 from controlplane.cli.server_target import Target, checked_server
-from controlplane.cli.session import Session, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-token = typer.Typer(help="API tokens: list them, make one, revoke one.", no_args_is_help=True)
+token = typer.Typer(help="API tokens: revoke one.", no_args_is_help=True)
 app.add_typer(token, name="token")
+certificate = typer.Typer(help="Certificates for applications: set or remove one.", no_args_is_help=True)
+app.add_typer(certificate, name="certificate")
+webhook = typer.Typer(help="Addresses that are notified of a tenant's batches.", no_args_is_help=True)
+app.add_typer(webhook, name="tenant-webhook")
+
+LONGEST_FILE = 64 * 1024
+Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=names_of("certificates"))]
 
 
 @app.command()
@@ -100,38 +110,71 @@ def whoami(context: typer.Context) -> None:
     run.show(me, [f"{me['username']} ({me['role']}{grants}) on {run.target.server}, {by}, scope {me['scope']}"])
 
 
-@token.command("list")
-def list_tokens(context: typer.Context) -> None:
-    """List your tokens; admins see everybody's."""
-    session_of(context).show_all(resource_named("tokens"), {}, empty="There are no tokens.")
-
-
-@token.command()
-def create(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="What it is for.")],
-    scope: Annotated[str, typer.Option(help="read, write or admin.")] = "read",
-    days: Annotated[int, typer.Option(min=1, help="Until it expires.")] = 90,
-    service_account: Annotated[str, typer.Option(autocompletion=names_of("service-accounts"))] = "",
-) -> None:
-    """Make a token and print it: it cannot be read again.
-
-    switchyard token create ci --scope write --days 30
-    """
-    run = session_of(context)
-    body: dict[str, Any] = {"name": name, "scope": scope, "expires_in_days": days}
-    if service_account:
-        body["service_account"] = service_account
-    created = run.connection.post("tokens", body)
-    run.show(created, [created["token"]])
-    run.output.note(
-        f"token {created['prefix']} ({created['scope']}) of {created['user']}, until {created['expires_at']}"
-    )
-
-
 @token.command()
 def revoke(context: typer.Context, prefix: Annotated[str, typer.Argument(autocompletion=names_of("tokens"))]) -> None:
     """Refuse a token from now on."""
     run = session_of(context)
     revoked = run.connection.post(f"tokens/{prefix}/revoke")
     run.show(revoked, [f"token {prefix} is {revoked['state']}"])
+
+
+@certificate.command("set")
+def set_certificate(
+    context: typer.Context,
+    name: Name,
+    chain: Annotated[Path, typer.Option("--certificate", help="PEM: the certificate, then who signed it, in order.")],
+    key: Annotated[Path, typer.Option("--key", help="PEM: its private key, without a passphrase.")],
+    region: Annotated[str, typer.Option(help="Only there; else everywhere.", autocompletion=names_of("regions"))] = "",
+) -> None:
+    """Have ingresses show a certificate, by the hosts that it names. Set the next one by the same name: no stream ends.
+
+    switchyard certificate set api --certificate fullchain.pem --key privkey.pem
+    """
+    run = session_of(context)
+    body = {"name": name, "region": region, "certificate": _text(chain), "private_key": _text(key)}
+    shown = run.connection.post("certificates", body)
+    run.show(shown, [f"certificate {name}: {', '.join(shown['names'])}, until {shown['not_after']}"])
+
+
+@certificate.command("remove")
+def remove_certificate(context: typer.Context, name: Name, yes: Yes = False) -> None:
+    """Have ingresses show a certificate no longer; its key is forgotten."""
+    run = session_of(context)
+    run.confirm(f"new connections to the hosts of {name} get another certificate, or none.", wanted=name, yes=yes)
+    run.connection.post(f"{path_of('certificates', name)}/remove")
+    run.show({"name": name, "removed": True}, [f"certificate {name} is removed"])
+
+
+def _text(path: Path) -> str:
+    """The content of a file, less what no PEM is.
+
+    Raises:
+        Failure: it cannot be read, is too long, or is no text.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(LONGEST_FILE + 1)
+    except OSError as error:
+        raise Failure(f"{path} cannot be read: {error.strerror}", ExitCode.USAGE) from None
+    if len(content) > LONGEST_FILE or not content.isascii():
+        raise Failure(f"{path} is no PEM: that is plain text of some kilobytes", ExitCode.USAGE)
+    return content.decode("ascii")
+
+
+@webhook.command("rotate")
+def rotate_webhook(
+    context: typer.Context,
+    id: Annotated[int, typer.Argument(metavar="ID", min=1)],
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="The former secret counts no more; else for a day.")
+    ] = False,
+) -> None:
+    """Give an address another secret, and show it, once.
+
+    switchyard tenant-webhook rotate 4
+    """
+    run = session_of(context)
+    path = f"{path_of('tenant-webhooks', str(id))}/rotate"
+    row = run.connection.post(path, {"at_once": at_once})
+    until = f", the former one counts until {row['former_until']}" if row["former_until"] else ""
+    run.show(row, [f"{row['id']}: {row['url']} has a new secret{until}", row["secret"]])

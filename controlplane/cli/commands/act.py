@@ -10,9 +10,11 @@ from controlplane.cli.errors import Failure, Problem
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.plans import effect_lines, forecast_lines
 from controlplane.cli.resources import Resource
-from controlplane.cli.session import Session, path_of, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
+quota = typer.Typer(help="Whose a deployment is, and who goes first when machines are short.", no_args_is_help=True)
+app.add_typer(quota, name="quota")
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -41,17 +43,17 @@ def place_named(run: Session, name: str) -> Resource:
     Raises:
         Problem: there is neither.
     """
-    cells, nodes = resource_named("cells"), resource_named("nodes")
+    cells, nodes = run.resource("cells"), run.resource("nodes")
     kind, slash, _ = name.partition("/")
     if slash:
-        return resource_named(kind)
+        return run.resource(kind)
     first, second = (nodes, cells) if name.startswith("n-") else (cells, nodes)
     try:
-        run.connection.get(path_of(first, name))
+        run.connection.get(path_of(first.path, name))
     except Problem as problem:
         if problem.status != 404:
             raise
-        run.connection.get(path_of(second, name))
+        run.connection.get(path_of(second.path, name))
         return second
     return first
 
@@ -59,11 +61,11 @@ def place_named(run: Session, name: str) -> Resource:
 def _act(run: Session, resource: Resource, names: list[str], action: str, why: str) -> None:
     results = []
     for name in names:
-        result = run.connection.post(f"{path_of(resource, name)}/{action}", {"why": why})
+        result = run.connection.post(f"{path_of(resource.path, name)}/{action}", {"why": why})
         results.append(result)
         reason = f": {result['reason']}" if result.get("reason") else ""
         state = result.get("state", "revoked")
-        run.output.line(f"{resource.names[0]} {name} is {state}{_cordoned(result)}{reason}")
+        run.output.line(f"{resource.noun} {name} is {state}{_cordoned(result)}{reason}")
     if run.output.is_for_programs:
         run.output.document(results if len(results) > 1 else results[0])
 
@@ -89,13 +91,15 @@ def drain(context: typer.Context, names: Places, why: Why = "") -> None:
 @app.command()
 def cordon(context: typer.Context, names: Nodes, why: Why = "") -> None:
     """Keep nodes out of new placements. What runs on them goes on."""
-    _act(session_of(context), resource_named("nodes"), names, "cordon", why)
+    run = session_of(context)
+    _act(run, run.resource("nodes"), names, "cordon", why)
 
 
 @app.command()
 def uncordon(context: typer.Context, names: Nodes, why: Why = "") -> None:
     """Let nodes be chosen for cells again. You vouch for them."""
-    _act(session_of(context), resource_named("nodes"), names, "uncordon", why)
+    run = session_of(context)
+    _act(run, run.resource("nodes"), names, "uncordon", why)
 
 
 @app.command("check")
@@ -113,10 +117,10 @@ def check(
     """
     run = session_of(context)
     if not links:
-        _act(run, resource_named("nodes"), names, "check", why)
+        _act(run, run.resource("nodes"), names, "check", why)
         return
     first, *others = names
-    run.connection.post(f"{path_of(resource_named('nodes'), first)}/check", {"why": why, "with_nodes": others})
+    run.connection.post(f"{path_of('nodes', first)}/check", {"why": why, "with_nodes": others})
     run.output.line(f"{', '.join(names)} are checked, and their links to each other")
 
 
@@ -125,7 +129,7 @@ def replace(context: typer.Context, names: Nodes, why: Why = "", yes: Yes = Fals
     """Swap nodes for others and end the machines."""
     run = session_of(context)
     run.confirm(f"{', '.join(names)} will be ended.", wanted=names[0], yes=yes)
-    _act(run, resource_named("nodes"), names, "replace", why)
+    _act(run, run.resource("nodes"), names, "replace", why)
 
 
 @app.command()
@@ -141,12 +145,12 @@ def revoke(
     """
     run = session_of(context)
     for name in names:
-        resource = _agent_named(name)
+        resource = _agent_named(run, name)
         run.confirm(f"{name} will be refused everywhere.", wanted=name, yes=yes)
         _act(run, resource, [name.rpartition("/")[2]], "revoke", why)
 
 
-def _agent_named(name: str) -> Resource:
+def _agent_named(run: Session, name: str) -> Resource:
     """What a name is of, by its first letters; `ingress/…` says it itself.
 
     Raises:
@@ -156,7 +160,7 @@ def _agent_named(name: str) -> Resource:
     kind = kind if slash else {"n-": "nodes", "i-": "ingresses", "m-": "machines"}.get(name[:2], "")
     if not kind:
         raise Failure(f"{name!r} is neither a node (n-…), an ingress (i-…) nor a machine (m-…)", ExitCode.USAGE)
-    return resource_named(kind)
+    return run.resource(kind)
 
 
 @app.command()
@@ -164,7 +168,7 @@ def restart(context: typer.Context, names: Cells, why: Why = "", yes: Yes = Fals
     """Start cells again, whole. Requests in flight are cut: drain them instead if they matter."""
     run = session_of(context)
     run.confirm(f"Requests in flight on {', '.join(names)} will be cut.", wanted=names[0], yes=yes)
-    _act(run, resource_named("cells"), names, "restart", why)
+    _act(run, run.resource("cells"), names, "restart", why)
 
 
 ROLES = {"p": "prefill", "d": "decode", "m": "mixed"}
@@ -229,7 +233,7 @@ def scale(
         result = run.connection.post("plan", {"scale": {"deployment": deployment, "regions": regions, **by_type}})
         run.show(result, [text for text, _ in forecast_lines(deployment, result)])
         return
-    result = run.connection.patch(path_of(resource_named("deployments"), deployment), {"regions": regions, **by_type})
+    result = run.connection.patch(path_of("deployments", deployment), {"regions": regions, **by_type})
     require_done(result)
     ready = ", ".join(
         f"{place['region']} {place['ready']}/{place['cells']}{_types(place)}" for place in result["regions"]
@@ -351,3 +355,28 @@ def reject(context: typer.Context, approval: int, why: Why = "") -> None:
     run = session_of(context)
     result = run.connection.post(f"approvals/{approval}/reject", {"why": why})
     run.show(result, [f"approval {approval} is {result['state']}"])
+
+
+@quota.command()
+def assign(
+    context: typer.Context,
+    deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
+    team: Annotated[str | None, typer.Option(help="Whose quota it counts against; empty: none.")] = None,
+    priority: Annotated[int | None, typer.Option(min=0, max=9, help="The higher gets machines first.")] = None,
+    preemptible: Annotated[
+        bool | None, typer.Option(help="Whether others may take its cells below the start of its range, too.")
+    ] = None,
+    preempts: Annotated[
+        str | None, typer.Option(help="For which cells it takes machines of others: min, need or nothing.")
+    ] = None,
+) -> None:
+    """Say of a deployment whose it is, and whom it goes before when machines are short. What is left out stays.
+
+    switchyard quota assign sim-70b --team search --priority 7
+    """
+    run = session_of(context)
+    stated = {"team": team, "priority": priority, "preemptible": preemptible, "preempts": preempts}
+    body: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
+    result = run.connection.patch(path_of("deployments", deployment), body)
+    priority_text = "as its serving class" if result["priority"] is None else f"priority {result['priority']}"
+    run.show(result, [f"deployment {deployment}: team {result['team'] or 'none'}, {priority_text}"])

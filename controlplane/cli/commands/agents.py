@@ -9,7 +9,7 @@ from controlplane.cli.commands.act import Why, seconds
 from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.session import Session, path_of, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 agents = typer.Typer(help="Agents: which release they run, and have them run another.", no_args_is_help=True)
@@ -23,13 +23,6 @@ SAID = {
     "rolled_back": "has gone back",
 }
 WATCH_EVERY_S = 1.0
-
-
-@agents.command("list")
-def list_releases(context: typer.Context) -> None:
-    """List the releases of the agent, and who runs which."""
-    empty = "There are no releases; a controller that starts makes one known."
-    session_of(context).show_all(resource_named("agent-releases"), {}, empty=empty)
 
 
 @agents.command()
@@ -94,7 +87,7 @@ def _watch(run: Session, rollout: dict[str, Any]) -> None:
         if rollout["state"] not in ACTIVE:
             break
         time.sleep(WATCH_EVERY_S)
-        rollout = run.connection.get(path_of(resource_named("agent-rollouts"), str(rollout["id"])))
+        rollout = run.connection.get(path_of("agents/rollouts", str(rollout["id"])))
     if run.output.is_for_programs:
         run.output.document(rollout)
     _judge(rollout)

@@ -10,7 +10,7 @@ from controlplane.cli.commands.act import Why
 from controlplane.cli.commands.rollouts import stated
 from controlplane.cli.completion import names_of
 from controlplane.cli.plans import forecast_lines
-from controlplane.cli.session import Session, path_of, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 autoscale = typer.Typer(help="Cells as the load wants: see it, set its policy, stop it.", no_args_is_help=True)
@@ -29,12 +29,12 @@ def status(context: typer.Context, deployment: Named = "") -> None:
     run = session_of(context)
     filters = {"deployment": deployment} if deployment else {}
     switch = run.connection.get("autoscaling")
-    places, decisions = resource_named("scaling-places"), resource_named("scaling-decisions")
+    places, decisions = run.resource("scaling-places"), run.resource("scaling-decisions")
     rows = list(run.connection.pages(places.path, filters))
     last: list[dict[str, Any]] = []
     roles: list[dict[str, Any]] = []
     if deployment:
-        regions = run.connection.get(path_of(resource_named("deployments"), deployment))["regions"]
+        regions = run.connection.get(path_of("deployments", deployment))["regions"]
         roles = [{"region": one["region"], **one["role_plan"]} for one in regions if one["role_plan"]]
         last = run.connection.get(decisions.path, {**filters, "page_size": LAST_DECISIONS})["results"]
     if run.output.is_for_programs:
@@ -70,7 +70,7 @@ def policy(
     switchyard autoscale policy sim-70b mode=act target_utilisation=0.6
     """
     run = session_of(context)
-    result = run.connection.patch(path_of(resource_named("deployments"), deployment), {"scaling": stated(settings)})
+    result = run.connection.patch(path_of("deployments", deployment), {"scaling": stated(settings)})
     differing = ", ".join(f"{name}={json.dumps(value)}" for name, value in result["scaling"].items())
     run.show(result, [f"deployment {deployment} is scaled by {differing or 'the defaults'}"])
 

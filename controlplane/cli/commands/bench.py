@@ -187,7 +187,7 @@ def _relative_costs(run: Session, found: Mapping[str, Any]) -> dict[str, float]:
     own = _dollars(found)
     if not own:
         message = (
-            f"benchmark {found['id']} knows no price: `switchyard rate set machine_price` states that of a machine"
+            f"benchmark {found['id']} knows no price: `switchyard create rate machine_price` states that of a machine"
         )
         raise Failure(message, ExitCode.CONFLICT)
     dollars[found["region"]] = own

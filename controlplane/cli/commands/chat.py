@@ -10,7 +10,7 @@ from controlplane.chat_stream import ChatStreamParser, error_message
 from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.session import Session, path_of, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 
@@ -55,11 +55,11 @@ def ingress_of(run: Session, deployment: str, region: str) -> str:
         Failure: that region has none.
     """
     if not region:
-        places = run.connection.get(path_of(resource_named("deployments"), deployment))["regions"]
+        places = run.connection.get(path_of("deployments", deployment))["regions"]
         if not places:
             raise Failure(f"{deployment} is in no region; name one with --region", ExitCode.CONFLICT)
         region = max(places, key=lambda place: place["ready"])["region"]
-    url = run.connection.get(path_of(resource_named("regions"), region))["ingress_url"]
+    url = run.connection.get(path_of("regions", region))["ingress_url"]
     if not url:
         raise Failure(f"{region} has no ingress", ExitCode.CONFLICT)
     return str(url).rstrip("/")

@@ -11,7 +11,7 @@ from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.output import Format, as_yaml
 from controlplane.cli.plans import diff_lines, plan_lines, sum_line
 from controlplane.cli.resources import text_of
-from controlplane.cli.session import Session, path_of, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 
@@ -76,13 +76,13 @@ def export(
     switchyard export deployments sim-70b
     """
     run = session_of(context)
-    chosen = resource_named(kind).name if kind else ""
+    chosen = run.resource(kind).name if kind else ""
     if chosen and chosen not in DESCRIBED:
         raise Failure(f"{chosen} are not described by documents; {', '.join(DESCRIBED)} are", ExitCode.USAGE)
     documents = []
-    for resource in [resource_named(chosen)] if chosen else [resource_named(name) for name in DESCRIBED]:
+    for resource in [run.resource(chosen)] if chosen else [run.resource(name) for name in DESCRIBED]:
         rows = (
-            [run.connection.get(path_of(resource, name)) for name in names]
+            [run.connection.get(path_of(resource.path, name)) for name in names]
             if names
             else run.connection.pages(resource.path)
         )

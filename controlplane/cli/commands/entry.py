@@ -9,7 +9,7 @@ from controlplane.cli.commands.act import Yes
 from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.session import Session, path_of, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 entry = typer.Typer(help="The entry of all clients: which region's they reach by DNS.", no_args_is_help=True)
@@ -64,7 +64,7 @@ def _entry(run: Session) -> dict[str, Any]:
 
 
 def _path(row: dict[str, Any]) -> str:
-    return path_of(resource_named("entries"), row["name"])
+    return path_of("entry", row["name"])
 
 
 def _lines(row: dict[str, Any]) -> list[str]:

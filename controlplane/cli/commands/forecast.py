@@ -8,7 +8,7 @@ import typer
 
 from controlplane.cli.completion import names_of
 from controlplane.cli.resources import Column, Row, at, number
-from controlplane.cli.session import resource_named, session_of
+from controlplane.cli.session import session_of
 
 app = typer.Typer()
 
@@ -38,7 +38,7 @@ def forecast(
     switchyard forecast sim-70b
     """
     run = session_of(context)
-    found = list(run.connection.pages(resource_named("forecasts").path, {"deployment": deployment}))
+    found = list(run.connection.pages("forecasts", {"deployment": deployment}))
     if run.output.is_for_programs:
         run.output.document(found)
         return

@@ -10,7 +10,7 @@ from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.resources import Column, at
-from controlplane.cli.session import Session, path_of, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 image = typer.Typer(help="Images of machines: move to another one, and back.", no_args_is_help=True)
@@ -37,11 +37,10 @@ def images(context: typer.Context, name: RegionName) -> None:
     """
     run = session_of(context)
     moves: dict[str, Any] = {}
-    for move in run.connection.pages(resource_named("image-moves").path, {"region": name}):
+    for move in run.connection.pages("image-moves", {"region": name}):
         moves.setdefault(move["instance_type"], move)
     found = {
-        (pool["instance_type"], pool["image"])
-        for pool in run.connection.pages(resource_named("capacity-pools").path, {"region": name})
+        (pool["instance_type"], pool["image"]) for pool in run.connection.pages("capacity-pools", {"region": name})
     }
     rows = [{"instance_type": kind, "image": of, "move": moves.get(kind)} for kind, of in sorted(found)]
     if run.output.is_for_programs:
@@ -75,12 +74,12 @@ def back(context: typer.Context, name: RegionName, instance_type: Type, why: Why
     switchyard image back us-east-1 trn1.32xlarge --why "its driver is slow"
     """
     run = session_of(context)
-    resource = resource_named("image-moves")
+    resource = run.resource("image-moves")
     moves = run.connection.pages(resource.path, {"region": name, "instance_type": instance_type})
     under_way = next((row for row in moves if row["state"] in OPEN), None)
     if under_way is None:
         raise Failure(f"no move of {instance_type} in {name} is under way", ExitCode.CONFLICT)
-    _show(run, run.connection.post(f"{path_of(resource, str(under_way['id']))}/back", {"why": why}))
+    _show(run, run.connection.post(f"{path_of(resource.path, str(under_way['id']))}/back", {"why": why}))
 
 
 def _show(run: Session, row: dict[str, Any]) -> None:

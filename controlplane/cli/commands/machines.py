@@ -1,4 +1,4 @@
-"""Machines: print the line that joins hosts, withdraw it, list machines, have one leave. The line is printed once."""
+"""Machines: print the line that joins hosts, withdraw it, have a machine leave. The line is printed once."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -7,10 +7,10 @@ import typer
 
 from controlplane.cli.commands.act import Why, Yes, seconds
 from controlplane.cli.completion import names_of
-from controlplane.cli.session import path_of, resource_named, session_of
+from controlplane.cli.session import path_of, session_of
 
 app = typer.Typer()
-machine = typer.Typer(help="Machines: add hosts, list them, remove one.", no_args_is_help=True)
+machine = typer.Typer(help="Machines: add hosts, remove one.", no_args_is_help=True)
 app.add_typer(machine, name="machine")
 
 
@@ -51,18 +51,6 @@ def add(
     )
 
 
-@machine.command("list")
-def list_machines(
-    context: typer.Context,
-    region: Annotated[str, typer.Option(autocompletion=names_of("regions"))] = "",
-    all_: Annotated[bool, typer.Option("--all", help="With those that are gone.")] = False,
-) -> None:
-    """List the machines of every provider."""
-    filters = {**({"region": region} if region else {}), **({"include": "all"} if all_ else {})}
-    empty = "There are no machines; `switchyard machine add` invites some."
-    session_of(context).show_all(resource_named("machines"), filters, empty=empty)
-
-
 @machine.command()
 def remove(
     context: typer.Context,
@@ -73,15 +61,8 @@ def remove(
     """Have a machine leave: its cell gets another node first, then it stops, wipes and uninstalls itself."""
     run = session_of(context)
     run.confirm(f"{name} will be emptied, wiped and uninstalled.", wanted=name, yes=yes)
-    result = run.connection.post(f"{path_of(resource_named('machines'), name)}/remove", {"why": why})
+    result = run.connection.post(f"{path_of('machines', name)}/remove", {"why": why})
     run.show(result, [f"machine {name} is {result['state']}: {result['reason']}"])
-
-
-@machine.command()
-def invitations(context: typer.Context) -> None:
-    """List the invitations by which hosts join, the newest first."""
-    empty = "There are no invitations; `switchyard machine add` makes one."
-    session_of(context).show_all(resource_named("invitations"), {}, empty=empty)
 
 
 @machine.command()
@@ -92,5 +73,5 @@ def withdraw(
 ) -> None:
     """Let no more hosts join by an invitation: its prefix is the 8 digits after `sw_` in its token."""
     run = session_of(context)
-    result = run.connection.post(f"{path_of(resource_named('invitations'), prefix)}/withdraw", {"why": why})
+    result = run.connection.post(f"{path_of('machines/invitations', prefix)}/withdraw", {"why": why})
     run.show(result, [f"invitation {prefix} is {result['state']}"])

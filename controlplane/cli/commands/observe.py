@@ -13,7 +13,7 @@ from controlplane.cli.completion import names_of, names_of_places
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.resources import Column, at, number
-from controlplane.cli.session import Session, path_of, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 
@@ -79,7 +79,7 @@ def logs(
     """
     run = session_of(context)
     cell, node = _cell_and_node(run, name)
-    path = f"{path_of(resource_named('cells'), cell)}/logs"
+    path = f"{path_of('cells', cell)}/logs"
     shown: list[str] = []
     for polls in count(1):
         response = run.connection.get(path, {"lines": lines, "source": source})
@@ -107,7 +107,7 @@ def _cell_and_node(run: Session, name: str) -> tuple[str, str]:
     resource = place_named(run, name)
     if resource.name == "cells":
         return bare, ""
-    cell = run.connection.get(path_of(resource, bare))["cell"]
+    cell = run.connection.get(path_of(resource.path, bare))["cell"]
     if cell is None:
         raise Failure(f"{bare} is in no cell; a spare's agent writes to its own log only", ExitCode.CONFLICT)
     return str(cell), bare

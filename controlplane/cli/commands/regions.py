@@ -8,7 +8,7 @@ import typer
 
 from controlplane.cli.commands.act import Why
 from controlplane.cli.completion import names_of
-from controlplane.cli.session import Session, path_of, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 region = typer.Typer(help="Regions: create one, list its pools of capacity.", no_args_is_help=True)
@@ -70,7 +70,7 @@ def pools(
     run = session_of(context)
     wanted = {"region": name, "instance_type": instance_type, "market": market, "state": state}
     filters = {key: value for key, value in wanted.items() if value}
-    resource = resource_named("capacity-pools")
+    resource = run.resource("capacity-pools")
     rows = sorted(run.connection.pages(resource.path, filters), key=lambda row: (row["instance_type"], row["position"]))
     if run.output.is_for_programs:
         run.output.document(rows)
@@ -156,7 +156,7 @@ def _change(context: typer.Context, pool_id: int, body: dict[str, Any]) -> None:
 
 
 def _path(pool_id: int) -> str:
-    return path_of(resource_named("capacity-pools"), str(pool_id))
+    return path_of("capacity-pools", str(pool_id))
 
 
 def _name(row: dict[str, Any]) -> str:

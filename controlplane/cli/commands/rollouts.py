@@ -10,7 +10,7 @@ from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.plans import forecast_lines
-from controlplane.cli.session import Session, path_of, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 rollout = typer.Typer(help="Move a deployment to another version, wave by wave.", no_args_is_help=True)
@@ -210,7 +210,7 @@ def validate(
     wait: Annotated[bool, typer.Option("--wait", help="Until there is a verdict; exit status 10: it failed.")] = False,
 ) -> None:
     """Have a draft read and checked: artifacts, digests, golden prompts, an instance type."""
-    run, path = session_of(context), path_of(resource_named("model-versions"), version)
+    run, path = session_of(context), path_of("model-versions", version)
     row = run.connection.post(f"{path}/validate")
     while wait and row["validation"] and row["validation"]["state"] == "running":
         time.sleep(VALIDATION_POLL_S)
@@ -235,9 +235,7 @@ def retire(context: typer.Context, version: Version, why: VersionWhy) -> None:
 
 def _move_version(context: typer.Context, version: str, action: str, why: str) -> None:
     run = session_of(context)
-    row: dict[str, Any] = run.connection.post(
-        f"{path_of(resource_named('model-versions'), version)}/{action}", {"why": why}
-    )
+    row: dict[str, Any] = run.connection.post(f"{path_of('model-versions', version)}/{action}", {"why": why})
     run.show(row, [f"{version} is {row['state']}" + _because(row["reason"])])
 
 

@@ -10,7 +10,7 @@ from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.output import Format, described
 from controlplane.cli.resources import Resource, columns_of
-from controlplane.cli.session import Session, path_of, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 
@@ -39,7 +39,8 @@ def get(
     switchyard get cells -r us-east-1 --state failed
     switchyard get deployments -o json
     """
-    run, resource = session_of(context), resource_named(kind)
+    run = session_of(context)
+    resource = run.resource(kind)
     filters: dict[str, Any] = {"region": region, "deployment": deployment, "state": state or ()}
     if include_ended and resource.ends:
         filters["include"] = "all"
@@ -71,7 +72,7 @@ def _fetch(
     run: Session, resource: Resource, names: list[str], filters: dict[str, Any], limit: int
 ) -> list[dict[str, Any]]:
     if names:
-        return [run.connection.get(path_of(resource, name)) for name in names]
+        return [run.connection.get(path_of(resource.path, name)) for name in names]
     rows = list(run.connection.pages(resource.path, filters, limit + 1))
     if len(rows) > limit:
         run.output.note(f"only the first {limit}; there are more (--limit)")
@@ -85,7 +86,12 @@ def _print(run: Session, resource: Resource, rows: list[dict[str, Any]], *, sing
         for row in rows:
             run.output.plain(str(row.get(resource.key, "")))
     else:
-        run.output.rows(columns_of(resource, rows), rows, empty=f"There are no {resource.name} here.")
+        run.output.rows(columns_of(resource, rows), rows, empty=_nothing(resource))
+
+
+def _nothing(resource: Resource) -> str:
+    more = f" `switchyard create {resource.noun}` creates one." if resource.fields else ""
+    return f"There are no {resource.name} here.{more}"
 
 
 @app.command()
@@ -98,8 +104,9 @@ def describe(
 
     switchyard describe cell sim-70b-us-east-1-1
     """
-    run, resource = session_of(context), resource_named(kind)
-    row = run.connection.get(path_of(resource, name))
+    run = session_of(context)
+    resource = run.resource(kind)
+    row = run.connection.get(path_of(resource.path, name))
     if run.output.is_for_programs:
         run.output.document(row)
         return
@@ -109,7 +116,7 @@ def describe(
         filters = {EVENTS_OF[resource.name]: name}
         events = list(run.connection.pages("events", filters, EVENTS_SHOWN))
         run.output.plain("events:")
-        run.output.rows(resource_named("events").columns, events, empty="  none in the last 30 days")
+        run.output.rows(run.resource("events").columns, events, empty="  none in the last 30 days")
 
 
 @app.command()
@@ -127,4 +134,4 @@ def status(context: typer.Context) -> None:
     run.output.toned(f"control loops: {health['summary']}", "ok" if health["status"] == "ok" else "bad")
     if health.get("hosts_summary"):
         run.output.toned(f"control hosts: {health['hosts_summary']}", "ok" if health["hosts_are_well"] else "bad")
-    run.output.rows(resource_named("incidents").columns, incidents, empty="No incident is open.")
+    run.output.rows(run.resource("incidents").columns, incidents, empty="No incident is open.")

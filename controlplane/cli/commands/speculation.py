@@ -10,7 +10,7 @@ from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.resources import Column, at, number
-from controlplane.cli.session import Session, path_of, resource_named, session_of
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 speculation = typer.Typer(help="What a version's guesses are worth: calibrations of its heads.", no_args_is_help=True)
@@ -39,7 +39,7 @@ def show(context: typer.Context, version: Version) -> None:
     switchyard speculation show smollm2@135m-medusa
     """
     run = session_of(context)
-    _show(run, run.connection.get(f"{path_of(resource_named('model-versions'), version)}/calibration"))
+    _show(run, run.connection.get(f"{path_of('model-versions', version)}/calibration"))
     if not run.output.is_for_programs:
         cells = run.connection.pages("cells", {"model_version": version})
         guesses = [_accepted(each["id"], each["load"]["speculation"]) for each in cells if each["load"]["speculation"]]
@@ -61,7 +61,7 @@ def calibrate(
     """
     run = session_of(context)
     body = {"calibration": _read(calibration), "step_costs": [_read(file) for file in step_cost or []]}
-    _show(run, run.connection.post(f"{path_of(resource_named('model-versions'), version)}/calibrate", body))
+    _show(run, run.connection.post(f"{path_of('model-versions', version)}/calibrate", body))
 
 
 def _read(file: Path) -> Any:

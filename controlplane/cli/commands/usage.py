@@ -10,18 +10,13 @@ from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.resources import Column, Row, at, number
-from controlplane.cli.session import path_of, resource_named, session_of
+from controlplane.cli.session import path_of, session_of
 
 app = typer.Typer()
 budget = typer.Typer(
     help="What tenants may use and machines may cost each month; the list: switchyard get budgets.",
     no_args_is_help=True,
 )
-rate = typer.Typer(
-    help="What machines, power and tokens cost, draw and emit; the list: switchyard get rates.",
-    no_args_is_help=True,
-)
-app.add_typer(rate, name="rate")
 app.add_typer(budget, name="budget")
 
 DIMENSIONS = ("tenant", "key", "deployment", "class", "adapter")
@@ -143,45 +138,6 @@ def _sources(row: Row, _: datetime) -> str:
     return ", ".join(str(row[name]) for name in ("cost_source", "energy_source", "carbon_source"))
 
 
-class RateKind(StrEnum):
-    MACHINE_PRICE = "machine_price"
-    MACHINE_WATTS = "machine_watts"
-    GRID_INTENSITY = "grid_intensity"
-    PUE = "pue"
-    PROMPT_PRICE = "prompt_price"
-    CACHED_PRICE = "cached_price"
-    COMPLETION_PRICE = "completion_price"
-
-
-@rate.command("set")
-def rate_set(
-    context: typer.Context,
-    kind: RateKind,
-    subject: Annotated[
-        str, typer.Argument(help="An instance type; of grid_intensity and pue a region; of tokens a deployment.")
-    ],
-    value: Annotated[
-        str,
-        typer.Argument(help="US dollars an hour or per million tokens, watts, grams of CO2e for a kWh, or a ratio."),
-    ],
-    region: Annotated[str, typer.Option(help="Of a machine: there only.", autocompletion=names_of("regions"))] = "",
-    market: Annotated[str, typer.Option(help="Of machine_price: of machines bought so only, such as spot.")] = "",
-    valid_from: Annotated[str, typer.Option("--from", help="A moment of RFC 3339; else now. Never past.")] = "",
-) -> None:
-    """State what a machine costs or draws, what power emits or what tokens cost, from a time on.
-
-    switchyard rate set machine_price p5.48xlarge 31.464
-    switchyard rate set prompt_price sim-70b 0.60
-    """
-    run = session_of(context)
-    body = {"kind": kind.value, "subject": subject, "value": value}
-    more = {"region": region, "market": market, "valid_from": valid_from}
-    row = run.connection.post("rates", body | {name: text for name, text in more.items() if text})
-    where = f" in {row['region']}" if row["region"] else ""
-    where += f", {row['market']}," if row["market"] else ""
-    run.show(row, [f"{row['kind']} of {row['subject']}{where} from {row['valid_from']}: {row['value']}"])
-
-
 class BudgetUnit(StrEnum):
     TOKENS = "tokens"
     USD = "usd"
@@ -213,7 +169,7 @@ def budget_set(
     rows = run.connection.pages("budgets", {name: value for name, value in whose.items() if value})
     there = next((row["id"] for row in rows if whose.items() <= row.items()), None)
     if there is not None:
-        row = run.connection.patch(path_of(resource_named("budgets"), str(there)), body)
+        row = run.connection.patch(path_of("budgets", str(there)), body)
     else:
         row = run.connection.post("budgets", whose | body)
     of = f"tenant {tenant}" if tenant else f"machines of {deployment or 'the fleet'}"

@@ -40,10 +40,17 @@ def token(db: None) -> str:
     return issued.text
 
 
+@pytest.fixture(scope="session")
+def kept_schema(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cache that tests share: the API is the same for all of them."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
-def environ(token: str, tmp_path: Path) -> dict[str, str]:
+def environ(token: str, tmp_path: Path, kept_schema: str) -> dict[str, str]:
     """Of the command: an empty home, and the token."""
     return {
+        "XDG_CACHE_HOME": kept_schema,
         "HOME": str(tmp_path),
         "SWITCHYARD_HOME": str(tmp_path),
         "SWITCHYARD_TOKEN": token,

@@ -85,7 +85,7 @@ def test_what_tokens_cost_in_regions_is_set_by_hand_from_what_was_measured_there
 def test_a_benchmark_without_a_price_says_how_one_is_stated(switchyard: Switchyard) -> None:
     row = measured(rows.version(), 8, concurrency=18.4, deployment="sim-70b")
     wrong = switchyard("bench", "apply", str(row.pk), "--cost", "--yes")
-    assert (wrong.code, "switchyard rate set machine_price" in wrong.err) == (6, True)
+    assert (wrong.code, "switchyard create rate machine_price" in wrong.err) == (6, True)
 
 
 SEARCH = ("bench", "search", "sim-70b@1", "--workload", "1000+150", "--slo", "ttft=500,itl=50", "--detach", "--yes")

@@ -135,7 +135,7 @@ def test_an_invitation_is_withdrawn_by_its_prefix(switchyard: Switchyard) -> Non
     assert switchyard("machine", "add", "--region", "pool").code == 0
     prefix = Invitation.objects.get().prefix
     assert f"invitation {prefix} is withdrawn" in switchyard("machine", "withdraw", prefix, "--why", "mailed").out
-    assert "withdrawn" in switchyard("machine", "invitations").out
+    assert "withdrawn" in switchyard("get", "invitations").out
     assert switchyard("machine", "withdraw", prefix).code == 6
 
 
@@ -144,7 +144,7 @@ def test_agents_go_to_another_release_and_back(switchyard: Switchyard) -> None:
     for name, current in (("0" * 16, True), ("1" * 16, False)):
         AgentRelease.objects.create(id=name, version="1", protocol=2, is_current=current, created_at=rows.NOW)
     rows.node("n-00000001", report={"agent_version": f"1+{'0' * 16}"})
-    assert "n-00000001" in switchyard("agents", "list").out
+    assert "n-00000001" in switchyard("get", "agent-releases").out
     begun = switchyard("agents", "upgrade", "--to", "1" * 16, "--soak", "5s")
     assert f"to {'1' * 16} is under way, ring 1 of 1, 0 of 1 agent well" in begun.out
     assert "ring 1: n-00000001" in switchyard("agents", "status").out
@@ -239,13 +239,13 @@ def test_an_incident_is_dismissed(switchyard: Switchyard) -> None:
 
 
 def test_tokens_are_made_listed_and_revoked(switchyard: Switchyard) -> None:
-    made = switchyard("token", "create", "ci", "--scope", "write", "--days", "3")
+    made = switchyard("create", "token", "ci", "--scope", "write", "--expires-in-days", "3")
     assert made.code == 0, made.err
     text = made.out.strip()
     assert text.startswith("sw_")
     prefix = text.split("_")[1]
     assert text not in made.err
-    listed = switchyard("token", "list").out
+    listed = switchyard("get", "tokens").out
     assert prefix in listed
     assert text not in listed
     assert switchyard("get", "cells", "--token", text).code == 0

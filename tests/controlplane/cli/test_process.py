@@ -28,6 +28,15 @@ def test_help_loads_nothing_that_takes_time() -> None:
     assert "switchyard get cells -r us-east-1" in ended.stdout
 
 
+def test_help_of_what_can_be_created_works_without_a_server(tmp_path: Path) -> None:
+    environ = {**os.environ, "HOME": str(tmp_path), "SWITCHYARD_SERVER": "http://127.0.0.1:9", "PYTHONPATH": str(ROOT)}
+    environ.pop("XDG_CACHE_HOME", None)
+    command = [*COMMAND, "create", "region", "--help"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "--ingress-url" in ended.stdout
+
+
 @pytest.mark.django_db(transaction=True)
 def test_it_reads_completes_follows_and_ends_cleanly(tmp_path: Path, token: str) -> None:
     cell = rows.cell("sim-70b-us-east-1-1", rows.node("n-00000001"), rows.node("n-00000002"))

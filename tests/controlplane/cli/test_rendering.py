@@ -15,7 +15,9 @@ from controlplane.cli.errors import Failure
 from controlplane.cli.main import shared_first
 from controlplane.cli.output import Format, Output, as_yaml, described, plain_table
 from controlplane.cli.plans import diff_lines, effect_lines, plan_lines
-from controlplane.cli.resources import BY_NAME, RESOURCES, age_text, columns_of, text_of
+from controlplane.cli.resources import Resource, age_text, column_of, columns_of, text_of
+from controlplane.cli.schema import entries_of, resource_of
+from tests.controlplane.api.client import document
 
 NOW = datetime(2026, 11, 21, 12, 1, tzinfo=UTC)
 CELL = {"id": "sim-70b-us-east-1-1", "state": "ready", "tone": "ok", "nodes": [{"id": "n-0a1b2c3d"}]}
@@ -29,20 +31,39 @@ DEPLOYMENT = {
 }
 
 
+def resource(name: str) -> Resource:
+    return next(resource_of(entry) for entry in entries_of(document()) if name in entry["names"])
+
+
+@pytest.mark.parametrize(
+    ("stated", "row", "shown"),
+    [
+        ("STATE", {"state": "ready"}, "ready"),
+        ("IN FORCE", {"in_force": True}, "yes"),
+        ("BUSY=load.in_flight", {"load": {"in_flight": 3}}, "3"),
+        ("BUSY=load.in_flight", {"load": None}, "-"),
+        ("NODES=nodes.id", {"nodes": [{"id": "n-1"}, {"id": "n-2"}]}, "n-1, n-2"),
+        ("SINCE=at:age", {"at": "2026-11-21T11:44:00Z"}, "17m"),
+        ("RUN BY=agents:count", {"agents": ["a", "b"]}, "2"),
+        ("CELLS=cells:counts", {"cells": {"ready": 2, "lost": 0}}, "2 ready"),
+        ("FROM=declared_by:or=stack", {"declared_by": ""}, "stack"),
+        ("RANGE=:{min}-{max}", {"min": 2, "max": 8}, "2-8"),
+        ("READY=regions:{region} {ready}/{cells}", {"regions": [{"region": "r", "ready": 1, "cells": 2}]}, "r 1/2"),
+    ],
+)
+def test_a_column_is_stated_as_a_title_a_path_and_how(stated: str, row: dict[str, Any], shown: str) -> None:
+    assert column_of(stated).show(row, NOW) == shown
+
+
 def test_a_table_is_as_wide_as_it_needs_and_numbers_stand_right() -> None:
-    columns = BY_NAME["dep"].columns
+    columns = resource("dep").columns
     first, second = plain_table(columns, [DEPLOYMENT], NOW)
     assert first.split() == ["NAME", "VERSION", "CLASS", "TYPES", "READY", "AGE"]
     assert second.startswith("sim-70b  sim-70b@1  ")
 
 
-def test_every_name_of_a_kind_is_used_once() -> None:
-    names = [name for one in RESOURCES for name in (one.name, *one.names)]
-    assert len(names) == len(set(names))
-
-
 def test_a_kind_without_chosen_columns_shows_its_plain_fields() -> None:
-    columns = columns_of(BY_NAME["grants"], [{"id": 3, "made_at": "x", "more": {}}])
+    columns = columns_of(resource("grants"), [{"id": 3, "made_at": "x", "more": {}}])
     assert [column.title for column in columns] == ["ID", "MADE AT"]
 
 
@@ -83,7 +104,7 @@ def test_what_is_piped_has_no_colour() -> None:
     out = io.StringIO()
     output = Output(Format.TABLE, out=out, now=NOW)
     output.toned("bad news", "bad")
-    output.rows(BY_NAME["cells"].columns, [CELL], empty="")
+    output.rows(resource("cells").columns, [CELL], empty="")
     assert "\x1b" not in out.getvalue()
 
 

@@ -174,7 +174,7 @@ def test_what_is_withheld_is_shown_with_its_reason() -> None:
 
 
 def test_quotas_show_who_has_and_borrows_what() -> None:
-    assert "switchyard quota set TEAM TYPE MACHINES" in part("quotas", "/deployments/")
+    assert "switchyard create quota TEAM TYPE MACHINES" in part("quotas", "/deployments/")
     Deployment.objects.update(team="search")
     quota_set(team="search", instance_type=rows.KIND, machines=1, actor="ada", now=clock.now())
     text = part("quotas", "/deployments/")

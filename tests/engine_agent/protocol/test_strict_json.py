@@ -77,6 +77,8 @@ TRUSTED = {
     "controlplane/chat_stream.py": "an answer of our own cells, shown and never acted on",
     "controlplane/cli/commands/bench_search.py": "values of one's own command line; the server judges the whole again",
     "controlplane/cli/commands/speculation.py": "one's own file; the server judges the whole again",
+    "controlplane/cli/commands/rows.py": "a value of one's own command line; the server judges the whole again",
+    "controlplane/cli/schema.py": "our own file, or what our own code printed",
     "controlplane/cli/commands/rollouts.py": "a value of one's own command line; the server judges the whole again",
     "controlplane/cli/profiles.py": "one's own file",
     "controlplane/cli/server_target.py": "our own file",
