@@ -287,9 +287,9 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def leftovers_remove(now_s: float) -> int:
-    """Remove what packing and fetching left where their process was killed; how many. `now_s` as `time.time`. What is
-    younger than an hour may still be written, by another process of any home that shares the cache."""
+def unfinished_archives_delete(now_s: float) -> int:
+    """Deletes files that killed processes left while packing or fetching, and returns how many. `now_s` as `time.time`.
+    Files younger than an hour may still be written by a process of any home that shares the cache."""
     removed = 0
     for path in (*_folder().glob("*.part"), *_folder().glob(f"{_FETCHED}*")):
         with suppress(OSError):  # another controller removes it, too

@@ -21,8 +21,8 @@ from fleet.services.agent_archive import (
     NoRelease,
     archive_files,
     checkout_release,
-    leftovers_remove,
     release_folder,
+    unfinished_archives_delete,
 )
 from fleet.services.agent_releases import release_register
 
@@ -41,7 +41,7 @@ def releases_refresh(*, now: datetime) -> None:
         log.error("the release of the agent that this control plane carries cannot be kept: %s", error)
         return
     try:
-        leftovers_remove(now.timestamp())
+        unfinished_archives_delete(now.timestamp())
         releases_trim(now=now)
     except (DatabaseError, OSError) as error:
         log.error("releases of the agent that nothing needs cannot be removed: %s", error)

@@ -198,6 +198,6 @@ def test_what_a_killed_packer_left_goes_an_hour_later_and_nothing_else(settings:
         (agent / name).touch()
     now_s = max(path.stat().st_mtime for path in agent.iterdir())
 
-    assert agent_archive.leftovers_remove(now_s) == 0
-    assert agent_archive.leftovers_remove(now_s + agent_archive.LEFT_AFTER_S + 60) == 2
+    assert agent_archive.unfinished_archives_delete(now_s) == 0
+    assert agent_archive.unfinished_archives_delete(now_s + agent_archive.LEFT_AFTER_S + 60) == 2
     assert [path.name for path in agent.iterdir()] == ["cp311-x86_64-a.tar.gz"]
