@@ -1,4 +1,4 @@
-"""The table of invariants names a test for each of them, and that test exists."""
+"""Each invariant in docs/architecture.md names its tests, and they exist."""
 
 import ast
 import re
@@ -7,9 +7,10 @@ from functools import cache
 
 from tests.docs.pages import ROOT, section, text_of
 
-ROW = re.compile(r"^\| (I\d+) \|.*\|(.*)\|$", re.MULTILINE)
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
-ROWS = dict(ROW.findall(section("docs/architecture.md", "## Invariants")))
+INVARIANTS = dict(
+    re.findall(r"^### (I\d+): (.+?)(?=^### |\Z)", section("docs/architecture.md", "## Invariants"), re.M | re.S)
+)
 
 
 @cache
@@ -19,21 +20,22 @@ def functions_of(path: str) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_every_invariant_has_a_row() -> None:
-    assert list(ROWS) == [f"I{number}" for number in range(1, 17)], "one row each, in order, in docs/architecture.md"
+def test_every_invariant_has_a_section() -> None:
+    wanted = [f"I{number}" for number in range(1, 17)]
+    assert list(INVARIANTS) == wanted, "one section each, in order, in docs/architecture.md"
 
 
 def broken_references(invariant: str) -> Iterator[str]:
-    """What is wrong with the tests that a row names."""
-    named = TEST.findall(ROWS[invariant])
+    """Yields a sentence for each missing test of an invariant."""
+    named = TEST.findall(INVARIANTS[invariant])
     if not named:
-        yield f"name a test that fails when {invariant} no longer holds (`tests/….py::test_…`)"
+        yield f"name a test that fails when {invariant} is broken (`tests/….py::test_…`)"
     for path, name in named:
         if not (ROOT / path).exists():
             yield f"{invariant}: there is no {path}; name the test where it is now"
         elif name and name not in functions_of(path):
-            yield f"{invariant}: {path} has no {name}; give the row its new name"
+            yield f"{invariant}: {path} has no {name}; give the section its new name"
 
 
 def test_tests_of_invariants_exist() -> None:
-    assert not [broken for invariant in ROWS for broken in broken_references(invariant)]
+    assert not [broken for invariant in INVARIANTS for broken in broken_references(invariant)]
