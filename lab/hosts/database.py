@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -20,9 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from engine_agent.ingress.haproxy import find_binary
-from lab.hosts.topology import CONTROL_SITE, Topology
+from lab.hosts.topology import CONTROL_SITE, DATABASE_PORT, Topology
 
-PORT = 5432
 VALID = timedelta(days=365)
 _CONFIGURATION = """\
 defaults
@@ -41,14 +39,12 @@ backend postgresql
 """
 
 
-def database_url(address: IPv4Address) -> str:
-    return f"postgres://switchyard@{address}:{PORT}/switchyard?sslmode=require&sslnegotiation=direct"
-
-
 def configuration(address: str, certificate: Path, sockets: str) -> str:
     network = Topology().networks[CONTROL_SITE]
     socket = f"{sockets}/.s.PGSQL.5432"
-    return _CONFIGURATION.format(address=address, port=PORT, certificate=certificate, network=network, socket=socket)
+    return _CONFIGURATION.format(
+        address=address, port=DATABASE_PORT, certificate=certificate, network=network, socket=socket
+    )
 
 
 def certificate(address: str) -> str:

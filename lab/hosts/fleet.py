@@ -19,10 +19,9 @@ import httpx
 
 from controlplane.embedded.state_directory import OPERATOR, StateDirectory
 from lab.hosts import client
-from lab.hosts.database import database_url
 from lab.hosts.file_tree import START_AT_BOOT, write
 from lab.hosts.places import CHECKOUT, Places
-from lab.hosts.topology import DATABASE, Host, NoLaboratory, Role, Topology
+from lab.hosts.topology import DATABASE, Host, NoLaboratory, Role, Topology, database_url
 
 FIRST_CONTROL, SECOND_CONTROL = "c1", "c2"
 WEB_PORT, AGENT_PORT, INGRESS_PORT = 8000, 8443, 8080

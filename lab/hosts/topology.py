@@ -24,10 +24,16 @@ MOST_REGIONS = 100
 CLOUD_NUMBER = 200
 """Of its address in the control plane's network."""
 DATABASE_NUMBER = 201
+DATABASE_PORT = 5432
 MOST_HOSTS_OF_A_SITE = 99
 """Of one role: their addresses are `FIRST_OF_ROLE` and upwards."""
 LONGEST_NAME = 15
 """Of a network interface, in bytes (IFNAMSIZ less its end)."""
+
+
+def database_url(address: IPv4Address) -> str:
+    """Returns the `DATABASE_URL` of control hosts whose database is at `address` (`lab.hosts.database`)."""
+    return f"postgres://switchyard@{address}:{DATABASE_PORT}/switchyard?sslmode=require&sslnegotiation=direct"
 
 
 class Role(StrEnum):

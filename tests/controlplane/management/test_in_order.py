@@ -5,6 +5,12 @@ from controlplane.management.in_order import main
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture(autouse=True)
+def _set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Setting Django up again would give the loggers of this process the streams of one test."""
+    monkeypatch.setattr("django.setup", lambda: None)
+
+
 def test_commands_run_in_their_order_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     main([",", "migrate", "--no-input", ",", "check", "--tag", "models"])
     said = capsys.readouterr().out

@@ -79,14 +79,21 @@ def test_every_page_says_it_and_raises_its_voice_only_when_they_are_late() -> No
     behind(45.0)
     late = page()
     assert '<p class="control-loops tone-bad" role="status">' in late
-    assert re.search(r"Last pass 4[5-9] s ago, queue 4\d s old", late)
+    ages = re.search(r"Last pass (\d+) s ago, queue (\d+) s old", late)
+    assert ages
+    assert (int(ages[1]) >= 45, int(ages[2]) >= 40) == (True, True)
 
 
 def test_metrics_have_the_ages() -> None:
     behind(45.0)
     text = bearer().get("/metrics").content.decode()
-    assert 'switchyard_control_pass_age_seconds{loop="fleet.reconcile"} 45.' in text
-    assert "switchyard_housekeeping_queue_age_seconds 40." in text
+    assert _value(text, 'switchyard_control_pass_age_seconds{loop="fleet.reconcile"}') >= 45.0
+    assert _value(text, "switchyard_housekeeping_queue_age_seconds") >= 40.0
+
+
+def _value(metrics: str, series: str) -> float:
+    (line,) = (line for line in metrics.splitlines() if line.startswith(series))
+    return float(line.rpartition(" ")[2])
 
 
 def test_two_control_hosts_are_in_health_metrics_and_on_every_page() -> None:
