@@ -34,7 +34,7 @@ CALM_WITHIN_S = 300.0
 """How long after the last fault everything must be as before: a machine that is judged lost takes 30 s, a start of an
 engine that failed before is tried again after as long as 300 s."""
 BACK_WITHIN_S = 5.0
-"""HAProxy is back within 0.4 s (docs/adr/0021-prefixes-splits-and-hops.md); a busy machine takes its time to run it."""
+"""HAProxy answers again within 0.4 s (docs/design/ingress.md#haproxy-is-the-ingress), later on a busy machine."""
 LAUNCHED_WITHIN_S = 180.0
 """A control plane that was killed whole: PostgreSQL, migrations and the demo's seed come before the first pass."""
 AWAY = (httpx.HTTPError, OSError, KeyError, ValueError)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 BATCH_PRIORITY = 200
 """That of the class in `engine_agent.cell_proxy.rewrite.PRIORITIES`, and of all that is less urgent."""
 BATCH_PROMPT_TOKENS = 256
-"""Of a step, unless the engine options of a version set it; docs/adr/0072-batch-as-a-guest.md has other values."""
+"""Per step; a version's engine options may set it. Measured values: docs/design/batch.md#batch-inside-a-cell."""
 
 
 URGENT_SHARE = 7, 8

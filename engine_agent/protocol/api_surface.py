@@ -134,4 +134,4 @@ LOADING_REFUSED: Final = (
     "adapters belong to a model version and are loaded with its cells: one that a request loaded would be on one cell,"
     " for everybody who uses it, and gone with its next start"
 )
-"""Why these are refused to everybody, by the ingress (docs/adr/0063-adapters.md)."""
+"""Why these are refused to everybody, by the ingress (docs/design/models.md#lora-adapters)."""

@@ -1,5 +1,5 @@
 """What an engine says of its prefix cache to its cell proxy, and a cell proxy to ingresses. Forms and limits only; see
-docs/adr/0085-caches-found-exactly.md.
+docs/design/ingress.md#exact-prefix-routing.
 
 An engine speaks of blocks: hashes of tokens and of all before them. An ingress knows no tokens, so a cell proxy speaks
 to it of prefixes: hashes of the text with which requests begin, as the ingress named them. Neither holds any text, and

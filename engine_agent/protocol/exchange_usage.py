@@ -1,5 +1,5 @@
 """What a cell proxy and its engine say to each other about the tokens of one request. Names and forms only; see
-docs/adr/0058-every-token-counted.md."""
+docs/design/applications.md#token-counts."""
 
 from typing import Final
 

@@ -14,7 +14,7 @@ from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, M
 from engine_agent.protocol.states import AgentKind, CellRole, EngineState, MachineNoticeKind, MemberRole, Phase
 
 PROTOCOL_VERSION = 2
-"""Rises with every change of a message's shape; see docs/adr/0043-agent-releases.md."""
+"""Rises with every change of a message's shape; see docs/design/agents.md#releases."""
 PROTOCOLS_SPOKEN = (PROTOCOL_VERSION, PROTOCOL_VERSION - 1)
 """Of agents that the control plane serves: its own, and the one before for as long as agents are upgraded."""
 

@@ -14,7 +14,7 @@ class MemberRole(StrEnum):
 
 
 class CellRole(StrEnum):
-    """Which part of a request a cell does (docs/adr/0083-prefill-and-decode-apart.md)."""
+    """Which part of a request a cell does (docs/design/engines.md#prefill-and-decode-cells)."""
 
     MIXED = "mixed"
     PREFILL = "prefill"

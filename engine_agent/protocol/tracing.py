@@ -1,7 +1,7 @@
 """The W3C trace context of a request, and its span in the form of OTLP's JSON. Pure: it reads headers and settings, and
 sends nothing.
 
-The library of OpenTelemetry would do the same; why it is not used says docs/adr/0002-dependencies.md.
+OpenTelemetry's library would do the same at a higher cost: docs/design/dependencies.md#decided-against.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Names that applications ask for, of deployments, models and adapters: whether a new one is taken. Pure.
 
 Every region's ingress lists every deployment, so a name is one for the whole fleet. A model's name may lead to several
-deployments (docs/adr/0021-prefixes-splits-and-hops.md); an adapter's leads to one, and is no model's.
+deployments (docs/design/ingress.md#splits); an adapter's leads to one, and is no model's.
 """
 
 from collections.abc import Iterable

@@ -32,9 +32,9 @@ def section(path: str, heading: str) -> str:
 
 @cache
 def operators_pages() -> str:
-    """Everything that tells people how to use Switchyard, in one text. Decisions and results are history."""
-    history = ("docs/adr", "docs/bench")
-    pages = (page for page in our_markdown() if not page.relative_to(ROOT).as_posix().startswith(history))
+    """Everything that tells people how to use Switchyard, in one text: all pages except those on design and results."""
+    internal = ("docs/design", "docs/bench")
+    pages = (page for page in our_markdown() if not page.relative_to(ROOT).as_posix().startswith(internal))
     return "\n".join([*map(text_of, pages), text_of("docs/bench/README.md")])
 
 

@@ -38,7 +38,7 @@ class AsyncSettings:
     """Every bound of near-real-time requests. Seconds unless the name says otherwise."""
 
     default_limit_s: float = 900.0
-    """Near-real-time work has its SLO in minutes (docs/adr/0024-near-real-time.md)."""
+    """Near-real-time work has its SLO in minutes (docs/design/applications.md#serving-classes)."""
     longest_limit_s: float = 86_400.0
     kept_s: float = 86_400.0
     """How long an outcome can be fetched, from its end."""
