@@ -1,6 +1,7 @@
 """All settings of the control plane, from the environment. One file for every process and every place it runs.
 
-`make up` sets what is needed; docs/operations.md lists the variables for a deployment on real servers.
+Each variable that a person may set has a docstring below its setting. docs/operate/configure.md shows these docstrings
+as a table, which `python -m tests.docs.variables_page` writes. "Default: …" goes into the column of the default.
 """
 
 import json
@@ -36,17 +37,15 @@ def _figures(name: str, default: str) -> dict[str, float]:
         raise SystemExit(f"{name} must be a list such as a:b=12,a:c=40, not {os.environ[name]!r}") from None
 
 
-def _database() -> dict[str, Any]:
+def _database(url: str) -> dict[str, Any]:
     try:
-        return database_settings(os.environ.get("DATABASE_URL", "postgres://switchyard@127.0.0.1:5432/switchyard"))
+        return database_settings(url)
     except BadDatabaseUrl as error:
         raise SystemExit(str(error)) from None
 
 
-def _redis_url() -> str:
-    """`REDIS_URL`; without it that of the `make up` with this home, so that `celery inspect` finds the broker."""
-    if stated := os.environ.get("REDIS_URL"):
-        return stated
+def _redis_url_of_home() -> str:
+    """Returns the URL of the `make up` with this home, so that `celery inspect` finds the broker."""
     try:
         published = json.loads((SWITCHYARD_HOME / "up.json").read_text())["redis_url"]
     except (OSError, ValueError, TypeError, KeyError):
@@ -62,7 +61,7 @@ def _plain_links() -> bool:
 
 
 def _networks(name: str) -> list[str]:
-    """Addresses and networks; a misspelt one must not quietly trust nobody, or everybody."""
+    """Returns addresses and networks. A misspelt one must not silently trust no proxy, or every proxy."""
     try:
         return [str(ip_network(part)) for part in _list(name, "")]
     except ValueError as error:
@@ -74,42 +73,54 @@ def _networks(name: str) -> list[str]:
 # --- Switchyard itself ------------------------------------------------------------------------------------------------
 
 SWITCHYARD_HOME = Path(os.environ.get("SWITCHYARD_HOME", BASE_DIR / ".switchyard")).resolve()
+"""Folder of the fleet's state. Default: `.switchyard`"""
 SWITCHYARD_CACHE = Path(os.environ.get("SWITCHYARD_CACHE", BASE_DIR / ".cache")).resolve()
+"""Folder of engine environments and weights. An agent keeps the folder that it started with. Default: `.cache`"""
 SWITCHYARD_PORT = int(os.environ.get("SWITCHYARD_PORT", "8000"))
+"""Port of the dashboard and the API."""
 SWITCHYARD_INGRESS_PORT = int(os.environ.get("SWITCHYARD_INGRESS_PORT", "8080"))
+"""Port of the first region's ingress; the other regions use the next ports. Each ingress also uses the ports 1000
+(metrics), 2000 (other regions) and 3000 (TLS) above its port."""
 SWITCHYARD_NODE_PORTS = int(os.environ.get("SWITCHYARD_NODE_PORTS", "21000"))
-"""First port that the `local` provider hands to nodes; each owns a block from there upwards."""
+"""First port for new nodes of provider `local`. Each node has a block of 20 ports without those of ingresses."""
 SWITCHYARD_AGENT_PORT = int(os.environ.get("SWITCHYARD_AGENT_PORT") or SWITCHYARD_PORT + 443)
-PLAIN_LINKS = _plain_links()
-"""For measurements: no TLS between the parts of a fleet; agents connect to `SWITCHYARD_PORT`."""
+"""Web's port for agents, with TLS by the fleet's authority. Default: `SWITCHYARD_PORT` + 443"""
+PLAIN_LINKS = _plain_links()  # for measurements: no TLS between the parts of a fleet; agents use SWITCHYARD_PORT
 SWITCHYARD_AGENT_URL = os.environ.get("SWITCHYARD_AGENT_URL") or (
     f"http://127.0.0.1:{SWITCHYARD_PORT}" if PLAIN_LINKS else f"https://127.0.0.1:{SWITCHYARD_AGENT_PORT}"
 )
-"""Where agents reach web, on each of its hosts: one address, or several separated by commas."""
+"""Address of web's port for agents. Several control hosts: their addresses, separated by commas.
+Default: `https://127.0.0.1:AGENT_PORT`"""
 AGENT_URLS = [url.strip().rstrip("/") for url in SWITCHYARD_AGENT_URL.split(",") if url.strip()]
 SWITCHYARD_URL = os.environ.get("SWITCHYARD_URL", f"http://127.0.0.1:{SWITCHYARD_PORT}")
-"""Where people reach web, as messages to them say."""
+"""Address of web for people, used in messages to them. Default: `http://127.0.0.1:PORT`"""
 ARTIFACT_SOURCES = _list("SWITCHYARD_ARTIFACT_SOURCES", (SWITCHYARD_CACHE / "artifacts").as_uri())
-"""Folders and buckets (`file:///srv/models`, `s3://bucket/prefix`) whose artifacts may be read to validate versions."""
+"""Folders and buckets whose artifacts may be validated, such as `file:///srv/models,s3://models/llama`, separated by
+commas. Default: `file://CACHE/artifacts`"""
 ARTIFACT_MAX_GIB = int(os.environ.get("SWITCHYARD_ARTIFACT_MAX_GIB", "4096"))
+"""Largest artifact that is validated, in GiB."""
 ARTIFACT_LIMIT_S = float(os.environ.get("SWITCHYARD_ARTIFACT_LIMIT_S", "14400"))
-"""How long a validation may take, whatever its artifacts' size."""
+"""Longest validation, in seconds."""
 WEBHOOK_NETWORKS = _list("SWITCHYARD_WEBHOOK_NETWORKS", "")
-"""Networks that webhooks may be in though they are not public, such as `10.0.0.0/8`; http is allowed there."""
+"""Private networks that webhooks may use, such as `10.0.0.0/8`. Plain HTTP is allowed there."""
 
+LOG_LEVEL = os.environ.get("SWITCHYARD_LOG_LEVEL", "INFO")
+"""Log level of web, controller, worker, beat and commands."""
 LOG_FORMAT = str(log_format(os.environ))
-"""`SWITCHYARD_LOG_FORMAT`: `line`, or `json` with the numbers by which lines of one request are found everywhere."""
+"""`SWITCHYARD_LOG_FORMAT`: `json` for structured lines, also of agents and ingresses. Default: `line`"""
 METRICS_LISTEN = os.environ.get("SWITCHYARD_METRICS_LISTEN", "")
-"""HOST:PORT on which worker, beat, planner or sender answer Prometheus, where none of them shares a host with web."""
+"""`HOST:PORT` on which a controller, worker, beat, batch, planner or sender serves Prometheus metrics, on a host
+without web."""
 AUDIT_FILE = SWITCHYARD_HOME / "audit" / "records.jsonl"
+# On by default, because the owner of the database can rewrite its audit records.
 AUDIT_EXPORT = os.environ.get("SWITCHYARD_AUDIT_EXPORT", "") or AUDIT_FILE.as_uri()
-"""Where audit records go continuously: `s3://bucket/prefix`, `file:///var/log/audit.jsonl`, `syslog://host:514`. The
-owner of the database can rewrite what is in it, so they go somewhere unless `off` says otherwise."""
+"""Destination of audit records, written continuously: `s3://bucket/prefix`, `file:///var/log/switchyard/audit.jsonl`,
+`syslog://host:514` or `syslog+tcp://host:6514`; `off`: none. Default: `file://HOME/audit/records.jsonl`"""
 if AUDIT_EXPORT == "off":
     AUDIT_EXPORT = ""
 
 USAGE_EXPORT = os.environ.get("SWITCHYARD_USAGE_EXPORT", "")
-"""Where usage goes, day by day: `s3://bucket/prefix`. Empty: nowhere."""
+"""Destination of the daily usage files: `s3://bucket/prefix`; empty: none."""
 
 CONTROL_LOOPS = {
     "control": {
@@ -133,19 +144,26 @@ CONTROL_LOOPS = {
 (kernel.control_loops)."""
 
 REGION_LATENCY_MS = _figures("SWITCHYARD_REGION_LATENCY_MS", "")
-"""Measured round trips between regions, such as `us-east-1:us-west-2=62,us-east-1:eu-west-1=71`; the rest is estimated
-from where they lie (traffic.planning.demand_placement)."""
+"""Measured round trips between regions in ms, such as `us-east-1:us-west-2=62,us-east-1:eu-west-1=71`. Requests spill
+to the nearest region. Default: estimated"""
 
 # --- Django -----------------------------------------------------------------------------------------------------------
 
 DEBUG = _flag("SWITCHYARD_DEBUG", False)
+"""`1`: Django's debug pages. Never use it in production."""
 SECRET_KEY = os.environ.get("SWITCHYARD_SECRET_KEY", "")
-"""No default: Django refuses to sign without one, and what serves does not start (controlplane.secret_key)."""
+"""Signs sessions and opens sealed secrets: 50 or more random characters, the same for all processes. Without it web,
+worker, beat, batch, planner and sender refuse to start. Default: generated by `make up`"""
 ALLOWED_HOSTS = _list("SWITCHYARD_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]")
+"""Host names under which web answers, separated by commas. They must include the hosts of `SWITCHYARD_URL` and
+`SWITCHYARD_AGENT_URL`."""
 CSRF_TRUSTED_ORIGINS = _list("SWITCHYARD_TRUSTED_ORIGINS", "")
+"""Origins that may post forms, such as `https://switchyard.example`."""
 TRUSTED_PROXIES = _networks("SWITCHYARD_TRUSTED_PROXIES")
-"""Proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` count; from all others these headers say nothing."""
+"""Addresses and networks of proxies in front of web, such as `127.0.0.1,10.0.0.0/8`. Only their `X-Forwarded-For` and
+`X-Forwarded-Proto` count."""
 HTTPS = _flag("SWITCHYARD_HTTPS", False)
+"""`1`: cookies only over HTTPS, and browsers must use HTTPS (HSTS)."""
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 SECURE_HSTS_SECONDS = 365 * 86_400 if HTTPS else 0
 """Django sends it with answers over HTTPS only: `X-Forwarded-Proto` of a trusted proxy says so."""
@@ -158,23 +176,22 @@ SESSION_LONGEST_S = 7 * 86_400
 DEVICE_COOKIE_NAME = f"switchyard_device_{SWITCHYARD_PORT}"
 PENDING_COOKIE_NAME = f"switchyard_pending_{SWITCHYARD_PORT}"
 FILES = os.environ.get("SWITCHYARD_FILES") or str(SWITCHYARD_HOME / "files")
-"""Where files of applications and of batches lie: a folder that all hosts of the control plane share, or
-`s3://bucket/prefix`."""
+"""Store of files and batches: a folder that web, worker and batch of all hosts share, or `s3://bucket/prefix`.
+Default: `HOME/files`"""
 FILE_MAX_BYTES = int(os.environ.get("SWITCHYARD_FILE_MIB", "200")) * 1024 * 1024
-"""Of one file that an application uploads; ingresses take as much (`engine_agent.ingress.files`)."""
-FILE_UPLOAD_MAX_MEMORY_SIZE = (
-    256 * 1024
-)  # of a body that arrives; more of it is in a file (controlplane.request_bodies)
+"""Largest file that an application may upload, in MiB: at most 1,024, the limit of ingresses."""
+FILE_UPLOAD_MAX_MEMORY_SIZE = 256 * 1024  # the rest of a body goes to a file (controlplane.request_bodies)
 BATCH_LINES = int(os.environ.get("SWITCHYARD_BATCH_LINES", "50000"))
+"""Most lines of a batch."""
 BATCH_AT_RISK = os.environ.get("SWITCHYARD_BATCH_AT_RISK") or "tell"
-"""What is done about a batch that will miss its deadline at its rate, where its deployment's policy does not say: tell;
-near_realtime for what is left of it; or cells, which the plan of the day buys for it then."""
+"""Response to batches that will be late, unless their deployment's policy states one: `tell`, `near_realtime` or
+`cells`. Default: `tell`"""
 if BATCH_AT_RISK not in {"tell", "near_realtime", "cells"}:
     raise SystemExit(f"SWITCHYARD_BATCH_AT_RISK must be tell, near_realtime or cells, not {BATCH_AT_RISK!r}")
 RESPONSES_DAYS = int(os.environ.get("SWITCHYARD_RESPONSES_DAYS", "30"))
-"""How long responses of OpenAI's Responses API are kept, where applications want that; 0: none is."""
+"""Days for which responses are stored for applications that request it; `0`: none is stored."""
 REQUIRE_SECOND_FACTOR = os.environ.get("SWITCHYARD_REQUIRE_SECOND_FACTOR", "off")
-"""Who must have a second factor, of those who log in by a password: off, admins or all. Whoever has one shows it."""
+"""Users with a password login who must have a second factor: `off`, `admins` or `all`."""
 if REQUIRE_SECOND_FACTOR not in {"off", "admins", "all"}:
     raise SystemExit(f"SWITCHYARD_REQUIRE_SECOND_FACTOR must be off, admins or all, not {REQUIRE_SECOND_FACTOR!r}")
 SECURE_CONTENT_TYPE_NOSNIFF = True
@@ -241,9 +258,10 @@ TEMPLATES: list[dict[str, Any]] = [
 ]
 
 DATABASE_POOL = int(os.environ.get("SWITCHYARD_DATABASE_POOL", "0"))
-"""Connections that the threads of this process share; 0: each has its own. Web answers every request in a thread of its
-own, so without a pool every request would open a connection (controlplane.asgi)."""
-_stated = _database()
+"""Connections shared by the threads of a process; `0`: one for each thread. PostgreSQL must accept those of all web
+processes. Default: `32` in web, else `0`"""
+_stated = _database(os.environ.get("DATABASE_URL", "postgres://switchyard@127.0.0.1:5432/switchyard"))
+"""`postgres://user:password@host:5432/name`, or several hosts: `…@db1:5432,db2:5432/name`. Default: embedded"""
 DATABASES = {
     "default": {
         **_stated,
@@ -278,14 +296,19 @@ LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True
 OIDC_ISSUER = os.environ.get("SWITCHYARD_OIDC_ISSUER", "")
-"""An OpenID provider to log in by, exactly as it names itself; empty: passwords only."""
+"""OpenID provider for logins, exactly as it names itself, such as `https://login.example/realms/ops`."""
 OIDC_CLIENT_ID = os.environ.get("SWITCHYARD_OIDC_CLIENT_ID", "switchyard")
+"""Client id of Switchyard at the provider."""
 OIDC_CLIENT_SECRET = os.environ.get("SWITCHYARD_OIDC_CLIENT_SECRET", "")
+"""Secret of that client."""
 OIDC_TITLE = os.environ.get("SWITCHYARD_OIDC_TITLE", "single sign-on")
+"""The provider's name on the login page."""
 OIDC_SCOPES = os.environ.get("SWITCHYARD_OIDC_SCOPES", "openid profile email")
+"""Scopes requested from the provider; some also need `groups`."""
 OIDC_GROUPS_CLAIM = os.environ.get("SWITCHYARD_OIDC_GROUPS_CLAIM", "groups")
+"""Claim that lists a user's groups."""
 OIDC_ADMIT_ALL = _flag("SWITCHYARD_OIDC_ADMIT_ALL", False)
-"""Whether people whom the provider knows, but no group here does, may look."""
+"""`1`: users in no mapped group are viewers; otherwise they are refused."""
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "/static/"
@@ -294,7 +317,8 @@ STORAGES = {"staticfiles": {"BACKEND": "controlplane.static_files.HashedStaticFi
 
 # --- Valkey/Redis: doorbells only, nothing that must survive ----------------------------------------------------------
 
-REDIS_URL = _redis_url()
+REDIS_URL = os.environ.get("REDIS_URL") or _redis_url_of_home()
+"""Valkey or Redis: `redis://host:6379/0`. Default: embedded"""
 
 CHANNEL_LAYERS = {
     "default": {
@@ -306,10 +330,11 @@ CHANNEL_LAYERS = {
 # --- API --------------------------------------------------------------------------------------------------------------
 
 API_READS_PER_MIN = int(os.environ.get("SWITCHYARD_API_READS_PER_MIN", "12000"))
-"""Of one user, whatever the token; 0: no limit. Two hundred a second are more than a web process answers."""
+"""Read requests of one user a minute, whatever the token; `0`: no limit."""
 API_WRITES_PER_MIN = int(os.environ.get("SWITCHYARD_API_WRITES_PER_MIN", "1200"))
+"""Write requests of one user a minute."""
 API_ANONYMOUS_REQUESTS_PER_MIN = int(os.environ.get("SWITCHYARD_API_STRANGER_REQUESTS_PER_MIN", "1200"))
-"""Of one address without a login."""
+"""Requests of one address a minute without a valid token or session."""
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
@@ -405,7 +430,7 @@ LOGGING = {
         "json": {"()": "controlplane.observability.log_format.json_lines"},
     },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT}},
-    "root": {"handlers": ["stderr"], "level": os.environ.get("SWITCHYARD_LOG_LEVEL", "INFO")},
+    "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     "loggers": {
         "django.request": {"level": "ERROR"},
         # A line for every tick of beat would bury the decisions.

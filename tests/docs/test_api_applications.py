@@ -23,6 +23,6 @@ def test_a_page_without_a_place_for_a_table_is_refused() -> None:
         with_tables(text_of(PAGE).replace("begin cells", "begin gone"))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/operate/traffic.md"])
 def test_it_is_linked(page: str) -> None:
     assert "api-applications.md)" in text_of(page)

@@ -54,7 +54,7 @@ def test_every_named_target_of_make_exists() -> None:
 def test_every_target_of_make_is_named() -> None:
     missing = [target for target in sorted(SHOWN_TARGETS) if f"make {target}" not in operators_pages()]
     assert SHOWN_TARGETS
-    assert not missing, f"say in docs/operations.md what `make` does with these: {missing}"
+    assert not missing, f"say in docs/operate what `make` does with these: {missing}"
 
 
 def test_every_named_management_command_exists() -> None:
@@ -65,7 +65,7 @@ def test_every_named_management_command_exists() -> None:
 def test_every_management_command_is_named() -> None:
     missing = [command for command in sorted(MANAGEMENT) if f"manage.py {command}" not in operators_pages()]
     assert MANAGEMENT
-    assert not missing, f"say in docs/operations.md what `manage.py` does with these: {missing}"
+    assert not missing, f"say in docs/operate what `manage.py` does with these: {missing}"
 
 
 def test_every_named_command_of_switchyard_exists() -> None:

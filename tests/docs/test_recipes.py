@@ -66,9 +66,9 @@ def test_every_part_of_a_traffic_policy_is_in_the_api() -> None:
 
 
 def test_every_provider_is_described() -> None:
-    missing = [name for name in PROVIDERS if f"`{name}`" not in text_of("docs/operations.md")]
+    missing = [name for name in PROVIDERS if f"`{name}`" not in words_under("docs/operate")]
     assert PROVIDERS
-    assert not missing, f"say in docs/operations.md what these providers do: {missing}"
+    assert not missing, f"say in docs/operate what these providers do: {missing}"
 
 
 def test_every_instance_type_says_what_it_is() -> None:
