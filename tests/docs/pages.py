@@ -1,4 +1,4 @@
-"""What the tests of documentation read: our Markdown files, their code, and what the checkout holds."""
+"""Reads the Markdown files of the checkout and the code in them, for the tests of documentation."""
 
 import re
 from functools import cache
@@ -12,7 +12,7 @@ INLINE_CODE = re.compile(r"`([^`\n]*)`")
 
 @cache
 def our_markdown() -> tuple[Path, ...]:
-    """Hidden folders hold what is installed, not what is ours."""
+    """Returns the Markdown files of the repository. Hidden folders contain only installed packages."""
     folders = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
     return tuple(sorted({*ROOT.glob("*.md"), *(file for folder in folders for file in folder.rglob("*.md"))}))
 
@@ -23,7 +23,7 @@ def text_of(path: str | Path) -> str:
 
 
 def section(path: str, heading: str) -> str:
-    """What stands under a heading, up to the next one of the same depth."""
+    """Returns the text under a heading, up to the next one of the same depth."""
     depth = heading.split(" ", maxsplit=1)[0]
     after = text_of(path).partition(f"\n{heading}\n")[2]
     assert after, f"{path} has no heading {heading!r}"
@@ -32,14 +32,14 @@ def section(path: str, heading: str) -> str:
 
 @cache
 def operators_pages() -> str:
-    """Everything that tells people how to use Switchyard, in one text: all pages except those on design and results."""
+    """Returns the text of all pages for users, that is, all except those on design and results."""
     internal = ("docs/design", "docs/bench")
     pages = (page for page in our_markdown() if not page.relative_to(ROOT).as_posix().startswith(internal))
     return "\n".join([*map(text_of, pages), text_of("docs/bench/README.md")])
 
 
 def code_of(path: Path) -> list[str]:
-    """Every `inline code`, and every line of a block of code."""
+    """Returns every `inline code`, and every line of a block of code."""
     text = text_of(path)
     blocks = [*FENCED.findall(text), *INDENTED.findall(FENCED.sub("", text))]
     return [*INLINE_CODE.findall(text), *(line for block in blocks for line in block.splitlines())]

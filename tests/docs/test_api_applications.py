@@ -1,4 +1,4 @@
-"""docs/api-applications.md holds the tables that ingresses and cell proxies go by."""
+"""docs/api-applications.md contains the tables of ingresses and cell proxies."""
 
 import pytest
 

@@ -24,7 +24,7 @@ PLACES = [page for page in our_markdown() if page.relative_to(ROOT).parts[0] != 
 
 
 def commands(command: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """("rollout", "start") and all others, without the groups themselves."""
+    """Yields ("rollout", "start") and all other commands, without the groups."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield before
@@ -37,7 +37,7 @@ CLI = set(commands(typer.main.get_command(app)))
 
 
 def named(pattern: str) -> dict[str, str]:
-    """What follows in code of any page -> the page."""
+    """Returns each match in code of any page, with its page."""
     return {
         found: str(page.relative_to(ROOT))
         for page in PLACES

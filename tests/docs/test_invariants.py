@@ -15,7 +15,7 @@ INVARIANTS = dict(
 
 @cache
 def functions_of(path: str) -> set[str]:
-    """Names of the test functions of a file, which is not imported."""
+    """Returns the names of the test functions of a file, without importing it."""
     tree = ast.parse(text_of(path))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 

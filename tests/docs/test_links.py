@@ -1,4 +1,4 @@
-"""Every relative link in our Markdown leads to a file, and every anchor to a heading of it."""
+"""Every relative link in Markdown leads to a file, and every anchor to a heading of it."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def slug(heading: str) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """What GitHub makes of the headings; a repeated one gets a number."""
+    """Returns the anchors that GitHub derives from the headings; a repeated one gets a number."""
     found: list[str] = []
     for heading in HEADING.findall(FENCED.sub("", text_of(path))):
         anchor = slug(heading)
@@ -34,7 +34,7 @@ def links(path: Path) -> Iterator[str]:
 
 
 def broken_links(path: Path) -> Iterator[str]:
-    """Links of a page to no file, or to no heading of it."""
+    """Yields links of a page to a missing file or heading."""
     for link in links(path):
         name, _, anchor = unquote(link).partition("#")
         target = (path.parent / name).resolve() if name else path

@@ -1,4 +1,4 @@
-"""The operators' pages name every variable that our code reads, every process that production needs, every runbook."""
+"""The operators' pages name every variable that the code reads, every process for production, and every runbook."""
 
 import inspect
 import re
@@ -52,7 +52,7 @@ BETWEEN_PROCESSES = {
 
 
 def variables() -> Iterator[str]:
-    """Names of variables that stand in our code as whole texts."""
+    """Yields the names of variables that the code contains as string literals."""
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             yield from QUOTED.findall(text_of(path))
@@ -72,7 +72,7 @@ READ = {
 
 
 def services() -> list[Service]:
-    """What `make up` keeps running for the control plane: every function there that makes a service."""
+    """Returns the processes of the control plane under `make up`, from every function that creates a service."""
     made: list[Callable[..., Service]] = [
         function
         for _, function in inspect.getmembers(control_plane, inspect.isfunction)

@@ -31,7 +31,7 @@ def tracked() -> tuple[str, ...]:
 
 @cache
 def top_level() -> set[str]:
-    """Our folders: what begins with one of them names a file of ours."""
+    """Returns the top-level folders; a path that begins with one of them is a path of the repository."""
     return {name.partition("/")[0] for name in tracked() if "/" in name}
 
 
@@ -49,14 +49,14 @@ def named_tests(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def named_modules(page: Path) -> Iterator[str]:
-    """`fleet.planning.planners`, or a name in it; with two parts it might be the name of an event."""
+    """Yields modules such as `fleet.planning.planners`, or names in them; two parts might be the name of an event."""
     for code in INLINE_CODE.findall(text_of(page)):
         if MODULE.fullmatch(code) and code.partition(".")[0] in top_level():
             yield code
 
 
 def named_in_commands(page: Path) -> Iterator[str]:
-    """`python -m simulator`, `.venv/bin/python -m bench heal`, `pytest tests/…`: what commands would run."""
+    """Yields the modules and files that commands run: `python -m simulator`, `pytest tests/…`."""
     for line in code_of(page):
         yield from (name for name in RUN_MODULE.findall(line) if name.partition(".")[0] in top_level())
         yield from RUN_FILE.findall(line)
@@ -71,7 +71,7 @@ def is_module(dotted: str) -> bool:
 
 
 def missing_of(page: Path) -> Iterator[str]:
-    """What a page names and the checkout does not hold."""
+    """Yields the paths, modules and tests that a page names and the checkout lacks."""
     yield from (path for path in named_paths(page) if not (ROOT / path).exists())
     yield from (module for module in named_modules(page) if not is_module(module))
     yield from (

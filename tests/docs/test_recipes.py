@@ -1,4 +1,4 @@
-"""What the recipes of CONTRIBUTING.md ask for and no other test would miss."""
+"""Checks the steps of the recipes in CONTRIBUTING.md that no other test checks."""
 
 import re
 
