@@ -66,6 +66,12 @@ class AgentProcess:
                 stdout=log, stderr=log,
             )  # fmt: skip
 
+    async def enrolled(self) -> None:
+        """Wait for its connection and its key, which it keeps in memory. Then give it a certificate for this key, which
+        the control plane of tests does not issue."""
+        await eventually(lambda: self.plane.connections == 1 and Identity(self.home).key_file.exists(), 60)
+        fleet_of_rigs().certify(self.home, IdentityKind.INGRESS, "i-us-east-1")
+
     async def end(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
         return await asyncio.wait_for(self.process.wait(), 60)
@@ -78,8 +84,6 @@ class AgentProcess:
     async def reports(self, revision: int, *cells: FakeCell) -> IngressObserved:
         """Wait for a report after now with this revision in force, these cells up and HAProxy alive."""
         seen = len(self.plane.reports)
-        if not Identity(self.home).has_certificate:  # none is issued here, and an enrolment drops what there was
-            fleet_of_rigs().certify(self.home, IdentityKind.INGRESS, "i-us-east-1")
 
         def look() -> bool:
             if len(self.plane.reports) == seen or (observed := self.observed) is None:
@@ -116,7 +120,7 @@ async def test_it_enrols_obeys_and_acknowledges_and_a_change_is_reported_at_once
     plane: FakeControlPlane, tmp_path: Path
 ) -> None:
     async with plane.running(), FakeCell().running() as cell, agent_of(plane, tmp_path) as agent:
-        await eventually(lambda: plane.connections == 1, 60)
+        await agent.enrolled()
         await plane.push(RoutingTable(7, HOME, (pool(cell),)))
         await agent.reports(7, cell)
         hello = plane.of(Hello)[0]
@@ -134,7 +138,7 @@ async def test_workers_of_haproxy_are_not_root_even_if_the_agent_is(plane: FakeC
     uid = account.uid if account else os.geteuid()
     long = {"model": "demo", "messages": [{"role": "user", "content": "x" * 100_000}]}
     async with plane.running(), FakeCell().running() as cell, agent_of(plane, tmp_path) as agent:
-        await eventually(lambda: plane.connections == 1, 60)
+        await agent.enrolled()
         affine = structs.replace(pool(cell), affinity=Affinity())
         await plane.push(RoutingTable(7, HOME, (affine,)))
         await agent.reports(7, cell)
@@ -152,7 +156,7 @@ async def test_killed_agent_and_killed_haproxy_cost_nothing_that_can_be_kept(
     plane: FakeControlPlane, tmp_path: Path
 ) -> None:
     async with plane.running(), FakeCell().running() as cell, agent_of(plane, tmp_path) as agent:
-        await eventually(lambda: plane.connections == 1, 60)
+        await agent.enrolled()
         await plane.push(RoutingTable(7, HOME, (pool(cell),)))
         before = await agent.reports(7, cell)
         kept = agent.haproxies
@@ -176,7 +180,7 @@ async def test_killed_agent_and_killed_haproxy_cost_nothing_that_can_be_kept(
 async def test_without_a_control_plane_it_serves_from_its_journal(plane: FakeControlPlane, tmp_path: Path) -> None:
     async with FakeCell().running() as cell, agent_of(plane, tmp_path) as agent:
         async with plane.running():
-            await eventually(lambda: plane.connections == 1, 60)
+            await agent.enrolled()
             await plane.push(RoutingTable(7, HOME, (pool(cell),)))
             await agent.reports(7, cell)
         await agent.end(signal.SIGTERM)
@@ -201,7 +205,7 @@ async def test_a_second_agent_for_the_same_home_and_a_bad_server_are_refused_in_
     plane: FakeControlPlane, tmp_path: Path
 ) -> None:
     async with plane.running(), agent_of(plane, tmp_path) as agent:
-        await eventually(lambda: plane.connections == 1, 60)
+        await agent.enrolled()
         first = agent.process
         await agent.start()
         assert await asyncio.wait_for(agent.process.wait(), 60) == 1
