@@ -104,7 +104,10 @@ def test_more_load_never_means_fewer_cells(scaled: ScalingView, more: float, wha
     there = scaled.places[0]
     if there.load is None:
         return
-    loaded = replace(there, load=replace(there.load, **{what: (getattr(there.load, what) or 0.0) + more}))
+    known = getattr(there.load, what)
+    if known is None:  # an offered load of less than what waits would be less load, not more
+        known = there.load.in_flight + there.load.queued if what == "offered" else 0.0
+    loaded = replace(there, load=replace(there.load, **{what: known + more}))
     before = plan_scaling(replace(scaled, places=(there,)), NOW)[0]
     after = plan_scaling(replace(scaled, places=(loaded,)), NOW)[0]
     assert after.wanted >= before.wanted
