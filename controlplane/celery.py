@@ -23,8 +23,8 @@ from kernel.control_standing import HEARTBEAT_EVERY_S
 from kernel.process_role import ProcessRole, process_role
 
 EXPIRES_S = 60.0
-"""Of what beat rings every few seconds. Far above the delay of a worker that is merely slow, else all of it would
-expire in turn and none would run; and low enough that a worker which was away does not begin with an hour of it."""
+"""Of tasks that beat sends every few seconds. Far above the delay of a slow worker, or all of them would expire and
+none would run. Low enough that a worker that was stopped does not start with an hour of them."""
 
 METRICS_EVERY_S = 60.0
 """The period of the alarm that they feed (deploy/aws/base.yaml)."""
@@ -104,7 +104,7 @@ app.conf.update(
     worker_enable_prefetch_count_reduction=False,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     worker_hijack_root_logger=False,
-    # A caller that cannot ring the doorbell goes on: the periodic pass finds the work.
+    # A caller whose wake-up cannot be sent continues: the periodic pass finds the work.
     task_publish_retry=False,
     task_routes={name: {"queue": queue} for queue, loops in settings.CONTROL_LOOPS.items() for name in loops},
     timezone="UTC",

@@ -315,7 +315,7 @@ STATIC_URL = "/static/"
 WHITENOISE_USE_FINDERS = True
 STORAGES = {"staticfiles": {"BACKEND": "controlplane.static_files.HashedStaticFiles"}}
 
-# --- Valkey/Redis: doorbells only, nothing that must survive ----------------------------------------------------------
+# --- Valkey/Redis: wake-ups and hints, all of which may be lost -------------------------------------------------------
 
 REDIS_URL = os.environ.get("REDIS_URL") or _redis_url_of_home()
 """Valkey or Redis: `redis://host:6379/0`. Default: embedded"""

@@ -24,6 +24,6 @@ class CircuitBreaker:
         self._open_until_s = self._now_s() + self.pause_s
 
 
-DOORBELLS = CircuitBreaker(pause_s=2.0)
-"""Of hints and doorbells alike, because one server carries both. What would be lost in a pause, the periodic passes of
-worker, hub and browsers find by themselves."""
+VALKEY_BREAKER = CircuitBreaker(pause_s=2.0)
+"""Shared by hints and wake-ups, because one server carries both. Periodic passes of worker, hub and browsers find what
+is lost during a pause."""

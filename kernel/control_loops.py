@@ -52,7 +52,7 @@ def is_control_loop(name: str) -> bool:
     return name in control_loops(settings.CONTROL_LOOPS)
 
 
-def loop_ring(name: str) -> None:
+def wake_loop(name: str) -> None:
     """Wake a loop up after the current transaction. Never raises: the loop runs soon anyway."""
     text = json.dumps({"loop": name, "request_id": request_id(), "traceparent": traceparent()})
     transaction.on_commit(lambda: _notify(text), robust=True)

@@ -13,7 +13,7 @@ from typing import Any
 from channels.layers import get_channel_layer
 from django.db import transaction
 
-from kernel.circuit_breaker import DOORBELLS
+from kernel.circuit_breaker import VALKEY_BREAKER
 from kernel.request_id import request_id
 from kernel.tracing import traceparent
 
@@ -69,7 +69,7 @@ class _Sender:
 
     def send(self, group: str, message: dict[str, Any]) -> None:
         """Returns at once. What waits already waits once."""
-        if DOORBELLS.is_open:
+        if VALKEY_BREAKER.is_open:
             return
         with self._changed:
             if len(self._waiting) >= MOST_WAITING:
@@ -90,7 +90,7 @@ class _Sender:
                     group, message = self._waiting.pop(next(iter(self._waiting)))
                     self._is_sending = True
                 try:
-                    if not DOORBELLS.is_open:
+                    if not VALKEY_BREAKER.is_open:
                         runner.run(_send_in_time(group, message))
                 except Exception as error:
                     _lost(group, str(error) or type(error).__name__)
@@ -109,8 +109,8 @@ atexit.register(_sender.drain)
 
 
 def _lost(group: str, why: str) -> None:
-    DOORBELLS.trip()
-    log.warning("hint to %s lost, as will be others for %.0f s: %s", group, DOORBELLS.pause_s, why)
+    VALKEY_BREAKER.trip()
+    log.warning("hint to %s lost, as will be others for %.0f s: %s", group, VALKEY_BREAKER.pause_s, why)
 
 
 async def _send_in_time(group: str, message: dict[str, Any]) -> None:

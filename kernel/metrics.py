@@ -70,7 +70,7 @@ TASK_SECONDS = Histogram(
     registry=OURS,
 )
 TASKS_SENT = Counter(
-    "switchyard_tasks_sent", "Tasks that beat and doorbells asked for.", ["task", "sender"], registry=OURS
+    "switchyard_tasks_sent", "Tasks that beat and wake-ups have sent.", ["task", "sender"], registry=OURS
 )
 ASYNC_ATTEMPTS = Counter(
     "switchyard_async_attempts", "Near-real-time requests that the sender sent.", ["outcome"], registry=OURS

@@ -1,4 +1,4 @@
-"""Spans of the control plane: a request, the task that it rang for, the order that went to an agent. Context is W3C's,
+"""Spans of the control plane: a request, the task that it woke, the order that was sent to an agent. Context is W3C's,
 spans go to a collector as the cell proxies' do (engine_agent.protocol.tracing).
 
 Without a collector nothing is recorded. A thread sends; no request waits for a collector, and what it does not take in

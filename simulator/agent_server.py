@@ -15,7 +15,7 @@ from simulator.machine import Machine
 from simulator.store import Store
 
 SEND_AFTER_S = 0.05
-"""From a change of desired state until it is sent: the doorbell is coalesced."""
+"""From a change of desired state until it is sent: wake-ups are coalesced."""
 BREAKS_AFTER_S = (1.0, 5.0)
 """A connection that lost a message is dropped so much later, and the agent reconnects."""
 REFUSED_AFTER_S = 1.0
@@ -49,7 +49,7 @@ class RepeatedReport(ReportView):
 
 
 class AgentServer:
-    """All connections. `machines` are at their other ends; `on_change` rings the reconciler's doorbell."""
+    """All connections. `machines` are at their other ends; `on_change` wakes the reconciler."""
 
     def __init__(self, store: Store, on_change: Callable[[], None]) -> None:
         self.connections: dict[str, Connection] = {}

@@ -56,7 +56,7 @@ def announce(world: World, nodes: Iterable[str], kind: NoticeKind, lead_s: float
         world.context.note("notice", node, f"{kind} in {lead_s:.0f} s")
         machine = world.provider.machines[node]
         world.queue.after(lead_s, lambda machine=machine: machine.power_off(silently=False))  # type: ignore[misc]
-    world.reconciler.ring()
+    world.reconciler.wake()
 
 
 def engine_crashes(world: World) -> None:

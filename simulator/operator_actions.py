@@ -12,7 +12,7 @@ def scale(world: World, deployment: str, region: str, cells: int) -> None:
     spec = world.store.deployments[deployment]
     world.store.deployments[deployment] = spec.scaled(region, cells)
     world.context.note("scale", deployment, f"{cells} cells wanted in {region}")
-    world.reconciler.ring()
+    world.reconciler.wake()
 
 
 def roll_out(world: World, deployment: str, to_version: str, policy: UpdatePolicy | None = None) -> None:
@@ -40,7 +40,7 @@ def roll_out(world: World, deployment: str, to_version: str, policy: UpdatePolic
         reason="asked for",
     )
     world.context.note("rollout.running", deployment, f"{spec.version} -> {to_version}")
-    world.reconciler.ring()
+    world.reconciler.wake()
 
 
 def resume_paused(world: World, every_s: float) -> None:
@@ -58,7 +58,7 @@ def resume_paused(world: World, every_s: float) -> None:
                     failed=(),
                     reason="resumed",
                 )
-                world.reconciler.ring()
+                world.reconciler.wake()
         world.queue.after(every_s, resume)
 
     world.queue.after(every_s, resume)

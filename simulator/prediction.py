@@ -27,8 +27,8 @@ MAX_EVENTS = 300_000
 POLL_EVERY_S = 15.0
 CALM_S = 60.0
 """So long nothing must have been on its way for the change to be over."""
-PACE = Pace(every_s=5.0, quiet_s=15.0, doorbell_s=0.5)
-LARGE_FLEET_PACE = Pace(every_s=20.0, quiet_s=30.0, doorbell_s=4.0)
+PACE = Pace(every_s=5.0, quiet_s=15.0, wake_up_s=0.5)
+LARGE_FLEET_PACE = Pace(every_s=20.0, quiet_s=30.0, wake_up_s=4.0)
 LARGE_FLEET_NODES = 300
 """Beyond so many machines, now or after a scaling, passes are rarer, to keep a forecast short; moments are up to 20 s
 late."""

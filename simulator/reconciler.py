@@ -37,12 +37,12 @@ class ProcessFaults:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds between passes: `every_s` while anything is on its way, `quiet_s` otherwise, `doorbell_s` after news.
+    """Seconds between passes: `every_s` while anything is on its way, `quiet_s` otherwise, `wake_up_s` after news.
     Live the first two are 1 s; a pass in quiet decides nothing that one a minute later would not."""
 
     every_s: float = 1.0
     quiet_s: float = 1.0
-    doorbell_s: float = 0.05
+    wake_up_s: float = 0.05
 
 
 class Reconciler:
@@ -72,9 +72,9 @@ class Reconciler:
         """Begin to pass, again and again."""
         self._schedule(self.pace.every_s)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Something changed: do not wait for the next pass."""
-        self._schedule(self.pace.doorbell_s)
+        self._schedule(self.pace.wake_up_s)
 
     def killed(self, whose: str) -> None:
         """This process was killed before a write; its lease runs on."""

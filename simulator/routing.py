@@ -56,7 +56,7 @@ class Routing:
             ingress.routed = self.tables[region].routed
             ingress.seen_at = self._context.queue.now
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         if not self._is_due:
             self._is_due = True
             self._context.queue.after(PUBLISH_AFTER_S, self._poll)
@@ -136,4 +136,4 @@ class Routing:
         ingress.seen_at = self._context.queue.now
         if revision > ingress.acknowledged:
             ingress.acknowledged = revision
-            self.ring()
+            self.wake()

@@ -75,7 +75,7 @@ class World:
         self.queue = queue or EventQueue(EPOCH)
         self.network = Network(self.queue, self.random, quality)
         self.store = self.store_type(fleet)
-        self.agent_server = AgentServer(self.store, self._ring)
+        self.agent_server = AgentServer(self.store, self._wake_reconciler)
         self.context = SimulationContext(
             self.queue,
             self.random,
@@ -88,7 +88,7 @@ class World:
         self.engines = Engines(self.context)
         self.provider = SimulatedProvider(self.context, self.agent_server, self.engines)
         self.reconciler = self.reconciler_type(self.context, self.store, self.provider, settings or FleetSettings())
-        self.routing = Routing(self.context, self.store, self._ring)
+        self.routing = Routing(self.context, self.store, self._wake_reconciler)
         self.timeline = self.context.timeline
         self.ready: Counter[Place] = Counter()
         self.series: dict[Place, Series] = {}
@@ -180,8 +180,8 @@ class World:
         """Whether every cell serves, every node is well, and no rollout is on its way."""
         return not self.unsettled and not self.store.rollouts
 
-    def _ring(self) -> None:
-        self.reconciler.ring()
+    def _wake_reconciler(self) -> None:
+        self.reconciler.wake()
 
     def _killed(self, whose: str) -> None:
         faults = self.reconciler.process_faults
@@ -240,7 +240,7 @@ class World:
             self.unsettled.discard(after.id)
         else:
             self.unsettled.add(after.id)
-        self.routing.ring()
+        self.routing.wake()
 
     def _passed(self) -> None:
         for invariant in self.invariants:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from celery import shared_task, signals
 from django.conf import settings
 
-from kernel import clock, hints
+from kernel import clock, wake_ups
 from kernel.control_loops import ControlLoop
 from traffic.selectors.routing_cache import RoutingCache
 from traffic.services.async_lease import async_requests_expire
@@ -50,7 +50,7 @@ def publish() -> bool:
 def autopilot() -> bool:
     """A pass of the control loop; while another controller is at it, nothing is done."""
     if autopilot_run(now=clock.now()):
-        hints.ring("traffic.publish")
+        wake_ups.send("traffic.publish")
     return True
 
 

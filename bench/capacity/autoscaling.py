@@ -42,7 +42,7 @@ COLUMNS = (
     "scaler", "cell h/day", "machine h/day", "most cells", "minutes lost/day", "refused %", "late %", "changes/day",
     "turns/day", "processor s",
 )  # fmt: skip
-PACE = Pace(every_s=15.0, quiet_s=120.0, doorbell_s=1.0)
+PACE = Pace(every_s=15.0, quiet_s=120.0, wake_up_s=1.0)
 RATE = Callable[[float], float]
 
 

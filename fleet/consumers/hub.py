@@ -1,9 +1,8 @@
 """The sessions of the agents that are connected to this process.
 
-Reports are coalesced and written once a second, at once when something changed. Desired state is looked up when a
-doorbell rings, and anyway every second. Threads talk to PostgreSQL; the event loop never does. Each kind of work has
-one of its own, with a connection that no pool gives and no request can take: what strangers keep busy with look-ups of
-credentials stores no report.
+Reports are coalesced and written once a second, or immediately after a change. Desired state is read after a wake-up,
+and every second. Threads query PostgreSQL; the event loop never does. Each kind of work has a thread and a connection
+outside the pool, so unauthenticated requests that keep the look-up of credentials busy do not delay reports.
 """
 
 import asyncio
@@ -143,7 +142,7 @@ class AgentHub:
         self._keeps_up = True
         self._stored_at_s = monotonic()
         self._urgent = asyncio.Event()
-        self._doorbell = asyncio.Event()
+        self._wake_up = asyncio.Event()
         self._trust = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
 
@@ -165,7 +164,7 @@ class AgentHub:
             self._stored_at_s = monotonic()
             loops = (
                 *(self._backlog_loop, self._lease_loop, self._flush_loop, self._send_loop),
-                *(self._doorbell_loop, self._revocation_loop, self._watch_loop, self._prefix_loop, self._trust_loop),
+                *(self._wake_up_loop, self._revocation_loop, self._watch_loop, self._prefix_loop, self._trust_loop),
             )
             self._loops = [asyncio.create_task(self._for_ever(loop)) for loop in loops]
 
@@ -218,7 +217,7 @@ class AgentHub:
         if older is not None:
             await self._cut(older, "a newer connection of this agent took its place")
         self._urgent.set()
-        self._doorbell.set()
+        self._wake_up.set()
 
     def receive(self, session: AgentSession, message: UpMessage) -> None:
         """Hand a message to the session's handler."""
@@ -306,10 +305,10 @@ class AgentHub:
     async def _send_loop(self) -> None:
         try:
             async with asyncio.timeout(FLUSH_EVERY_S):
-                await self._doorbell.wait()
+                await self._wake_up.wait()
         except TimeoutError:
             pass
-        self._doorbell.clear()
+        self._wake_up.clear()
         began = monotonic()
         for kind, handler in self.handlers.items():
             idle = [s for s in self.sessions.values() if s.identity.kind is kind and s.sending is None]
@@ -320,7 +319,7 @@ class AgentHub:
                         version, message = messages[session.identity.id]
                         sending = self._send(session, version, self.causes.attach(session.identity.id, message))
                         session.sending = asyncio.create_task(sending)
-        # It looks at all sessions: one that is rung for without end leaves half of the time to others.
+        # It reads all sessions. The pause leaves half of the time to other work while wake-ups arrive without end.
         await asyncio.sleep(min(monotonic() - began, FLUSH_EVERY_S))
 
     async def _send(self, session: AgentSession, version: int, message: DownMessage) -> None:
@@ -329,7 +328,7 @@ class AgentHub:
             return
         session.sent_version = version
         session.sending = None
-        self._doorbell.set()  # for what changed meanwhile
+        self._wake_up.set()  # for what changed meanwhile
 
     async def _send_in_time(self, session: AgentSession, message: DownMessage, what: str) -> bool:
         """False: the agent does not take it in time, and was cut."""
@@ -345,15 +344,15 @@ class AgentHub:
             return False
         return True
 
-    async def _doorbell_loop(self) -> None:
-        """Wait for doorbells from other processes. While they do not arrive, the slow look-up does the work."""
+    async def _wake_up_loop(self) -> None:
+        """Receive wake-ups from other processes. While none arrives, the periodic look-up does the work."""
         layer = get_channel_layer()
         channel = await layer.new_channel()
         await layer.group_add(AGENT_SOCKETS, channel)
         while True:
             hint = await layer.receive(channel)
             self.causes.record(hint)
-            (self._trust if hint.get("type") == TRUST_CHANGED else self._doorbell).set()
+            (self._trust if hint.get("type") == TRUST_CHANGED else self._wake_up).set()
 
     async def _revocation_loop(self) -> None:
         await asyncio.sleep(REVOKED_EVERY_S)

@@ -66,14 +66,13 @@ CAUSES_KEPT = 20_000
 
 
 class PendingCauses:
-    """Of which request each node's next order came, as doorbells state it. For logs and traces only: losing one costs
-    nothing."""
+    """The request that caused each node's next order, as wake-ups state it. Only for logs and traces."""
 
     def __init__(self) -> None:
         self._by_node: OrderedDict[str, Cause] = OrderedDict()
 
     def record(self, hint: dict[str, Any]) -> None:
-        """Keep the cause that a doorbell's message states, if any."""
+        """Keep the cause that a wake-up states, if any."""
         stated = hint.get("cause")
         if not isinstance(stated, dict) or not stated.get("request_id"):
             return

@@ -40,7 +40,7 @@ from fleet.providers.base import ProviderError
 from fleet.selectors.agents import active_rollout, agents_seen, current_release, rollout_seen
 from fleet.selectors.machine import tag_of
 from fleet.services.agent_releases import archives_note, release_register
-from kernel import clock, hints, live
+from kernel import clock, live, wake_ups
 from kernel.events import event_record
 from kernel.leases import lease_release, lease_take, this_holder
 from kernel.refusals import Conflict, InvalidInput
@@ -129,7 +129,7 @@ def agent_rollout_begin(
                 AgentMove.objects.update_or_create(agent=agent, defaults={**columns, **_NOT_MOVED})
         reason = f": {why}" if why else ""
         _event(rollout, f"{actor} upgrades {_counted(len(behind), len(agents))} to {target}{reason}", now, actor)
-        hints.ring("fleet.agents")
+        wake_ups.send("fleet.agents")
     return rollout
 
 
@@ -229,7 +229,7 @@ def _change(
         AgentRelease.objects.filter(id=rollout.target_id).update(is_current=True)
     rollout.state = to.value
     _event(rollout, f"the upgrade of agents to {rollout.target} {AGENT_ROLLOUT_SAID[to]}: {kept}", now, actor)
-    hints.ring("fleet.agents")
+    wake_ups.send("fleet.agents")
 
 
 def _event(rollout: AgentRollout, message: str, now: datetime, actor: str = "switchyard") -> None:

@@ -17,7 +17,7 @@ from fleet.planning.autoscaling.planner import Regret, regret_after
 from fleet.planning.autoscaling.view import PlaceDecision
 from fleet.selectors.autoscaling import scaling_state, scaling_switch
 from fleet.services.deployment import announce_scaled
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.tones import Tone
 
@@ -196,5 +196,5 @@ def _switch(paused: bool, actor: str, now: datetime, why: str) -> ScalingSwitch:
             actor=actor,
         )
         live.push("autoscaling")
-        hints.ring(AUTOSCALE_TASK)
+        wake_ups.send(AUTOSCALE_TASK)
     return row

@@ -14,7 +14,7 @@ from fleet.planning.states import CELL_ALLOWED, CELL_TONE, CellState, NodeState
 from fleet.services.desired import desired_changed, pairs_changed
 from fleet.services.incident import incident_open, incidents_close
 from fleet.services.ledger import disruption_charge, disruption_close
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.transitions import StaleDecision, compare_and_set_or_stale
 from models_registry.models import ModelVersion
@@ -184,7 +184,7 @@ def cell_mark_unrouted(*, cell_id: str, generation: int, now: datetime) -> bool:
     with transaction.atomic():
         if rows.update(unrouted_at=now) == 0:
             return False
-        hints.ring("fleet.reconcile")
+        wake_ups.send("fleet.reconcile")
     return True
 
 
@@ -214,4 +214,4 @@ def _cell_event(cell: Cell, to: CellState, reason: str, now: datetime) -> None:
         detail={"generation": cell.generation},
     )
     live.push("cells", cell.id)
-    hints.ring(ROUTING_TASK)
+    wake_ups.send(ROUTING_TASK)

@@ -13,7 +13,7 @@ from fleet.planning.states import CELL_TONE, CellState, DisruptionCause
 from fleet.services.cell import ROUTING_TASK
 from fleet.services.desired import desired_changed, pairs_changed
 from fleet.services.ledger import disruption_open
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.refusals import Conflict
 from kernel.transitions import compare_and_set
 
@@ -69,8 +69,8 @@ def _act(
         desired_changed(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))
         pairs_changed(cell)
         live.push("cells", cell.id)
-        hints.ring("fleet.reconcile")
-        hints.ring(ROUTING_TASK)
+        wake_ups.send("fleet.reconcile")
+        wake_ups.send(ROUTING_TASK)
 
 
 def _event(cell: Cell, action: str, to: CellState, reason: str, actor: str) -> dict[str, Any]:

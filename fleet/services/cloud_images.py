@@ -20,7 +20,7 @@ from fleet.providers.aws.install import install_ensure
 from fleet.providers.aws.stack import StackRefused, region_read
 from fleet.selectors.images import image_machines
 from fleet.services.machine_notice import notice_record
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 
@@ -65,7 +65,7 @@ def image_ask(region: str, instance_type: str, image: str, *, actor: str, now: d
             region_id=region, instance_type_id=instance_type, image=image, asked_by=actor, asked_at=now
         )
         _event(move, f"{move} was asked for by {actor}" + (f": {why}" if why else ""), actor, now)
-        hints.ring("fleet.cloud")
+        wake_ups.send("fleet.cloud")
     return move
 
 

@@ -21,7 +21,7 @@ from fleet.providers.aws.calls import CallFailed, Unanswered
 from fleet.providers.aws.install import install_ensure
 from fleet.providers.aws.stack import PoolFound, StackRefused, region_read
 from fleet.services.provider_call import launches_hurry
-from kernel import hints
+from kernel import wake_ups
 from kernel.events import event_record
 from kernel.refusals import InvalidInput
 from kernel.tones import Tone
@@ -60,7 +60,7 @@ def cloud_region_add(region: Region, columns: dict[str, str], now: datetime) -> 
     """It will be read. Part of the transaction that creates the region."""
     install_ensure(now)
     CloudRegion.objects.create(region=region, **columns)
-    hints.ring("fleet.cloud")
+    wake_ups.send("fleet.cloud")
 
 
 def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
@@ -86,7 +86,7 @@ def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
             _event(row, "ready", f"region {row.pk} was read from stack {row.stack}: {many} added", Tone.OK, now)
             for kind in sorted({each.instance_type for each in read.pools}):
                 launches_hurry(region=row.pk, instance_type=kind, now=now)
-            hints.ring("fleet.reconcile")
+            wake_ups.send("fleet.reconcile")
 
 
 def _with_images_in_use(row: CloudRegion, base: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from fleet.services.deployment_types import (
     instance_types_changed,
 )
 from fleet.services.instance_type import instance_types_named
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
@@ -235,7 +235,7 @@ def _record(deployment: Deployment, what: str, message: str, actor: str, now: da
         detail=detail,
     )
     live.push("deployments", deployment.name)
-    hints.ring("fleet.reconcile")
+    wake_ups.send("fleet.reconcile")
 
 
 def cells_stated(places: Iterable[Mapping[str, Any]]) -> dict[str, Cells]:
@@ -297,7 +297,7 @@ def deployment_scale(*, name: str, cells: Mapping[str, Cells], actor: str, now: 
 def announce_scaled(name: str) -> None:
     """Once the transaction is committed: pages look again, and the reconciler at once."""
     live.push("deployments", name)
-    hints.ring("fleet.reconcile")
+    wake_ups.send("fleet.reconcile")
 
 
 def _columns(stated: Cells, there: DeploymentRegion, *, keeps_roles: bool = False) -> dict[str, int | None]:

@@ -12,7 +12,7 @@ from engine_agent.protocol.states import EngineState
 from fleet.models import CellSighting, Node, NodeReport, Repair, Signal, StepRecord
 from fleet.planning.settings import FaultSettings
 from fleet.planning.states import NodeState
-from kernel import hints
+from kernel import wake_ups
 from kernel.leases import lease_release, lease_take, this_holder
 
 STEP_WINDOWS_LEASE = "step-windows"
@@ -52,7 +52,7 @@ def hardware_fault_record(
             )
         elif not is_hard(signature):
             repair_record(node=node.id, what="reload", reason=f"{signature}: {summary}", now=now)
-        hints.ring("fleet.reconcile")
+        wake_ups.send("fleet.reconcile")
 
 
 def hardware_faults_settle(*, now: datetime, **which: Any) -> int:

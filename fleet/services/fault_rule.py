@@ -6,7 +6,7 @@ from django.db import transaction
 
 from fleet.models import FaultRule
 from fleet.planning.fault_rules import Rule, RuleMode
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.tones import Tone
 
@@ -28,4 +28,4 @@ def fault_rule_set(*, rule: Rule, mode: RuleMode, actor: str, now: datetime, why
             detail={"rule": rule, "mode": mode, "was": before},
         )
         live.push("incidents")
-        hints.ring("fleet.reconcile")
+        wake_ups.send("fleet.reconcile")

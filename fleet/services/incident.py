@@ -13,7 +13,7 @@ from fleet.planning.states import IncidentState
 from fleet.planning.webhooks.delivery import WebhookEvent
 from fleet.services.fault_evidence import hardware_faults_settle
 from fleet.services.webhook_outbox import webhooks_notify
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict
 from kernel.tones import Tone
@@ -102,7 +102,7 @@ def incident_dismiss(*, incident_id: int, actor: str, now: datetime, why: str = 
             members = CellMember.objects.filter(cell_id=incident.cell).values_list("node_id", flat=True)
             hardware_faults_settle(node_id__in=list(members), now=now)
         _close(incident, f"dismissed by {actor}" + (f": {why}" if why else ""), actor, now)
-        hints.ring("fleet.reconcile")
+        wake_ups.send("fleet.reconcile")
 
 
 def incidents_close(*, resolution: str, now: datetime, **which: Any) -> int:

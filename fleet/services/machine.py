@@ -21,7 +21,7 @@ from fleet.services.enrolment import credential_issue
 from fleet.services.instance_type import instance_type_named
 from fleet.services.node import node_retire
 from fleet.services.node_actions import node_replacement_request
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.metrics import JOINS_REFUSED
 from kernel.models import Event
@@ -296,7 +296,7 @@ def machine_move(machine: Machine, to: MachineState, reason: str, *, now: dateti
             node=machine.runs if machine.runs.startswith("n-") else "",
         )
         live.push("machines")
-        hints.ring("fleet.reconcile")
+        wake_ups.send("fleet.reconcile")
     return True
 
 

@@ -13,7 +13,7 @@ from fleet.planning.notice_evidence import NODE_SPEAKS_EVERY, Evidence, Said, bo
 from fleet.planning.states import MachineRole, MachineState, NoticeKind, NoticeSource
 from fleet.services.node_event import node_event
 from fleet.services.reports import ReceivedReport
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.tones import Tone
 
 TEXT_MOST = 500
@@ -63,7 +63,7 @@ def _keep(row: CloudNotice, evidence: Evidence, text: str, now: datetime) -> boo
     if node is not None:
         node_event(node, "node.notice", f"{node.id}: {_told(row)}", now=now, tone=_tone(row))
     live.push("machines")
-    hints.ring("fleet.reconcile")
+    wake_ups.send("fleet.reconcile")
     return True
 
 

@@ -19,7 +19,7 @@ from fleet.planning.machines import CLOUDS, instance_type_of
 from fleet.planning.states import MachineState
 from fleet.services.certificate import agent_trust_end
 from fleet.services.machine import machine_move, machine_remove
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.refusals import Conflict
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 
@@ -133,7 +133,7 @@ def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:
             _move_on(machine, one.report, one.at)
             if before != _shown(machine):
                 live.push("machines", machine.id)
-                hints.ring("fleet.provision")
+                wake_ups.send("fleet.provision")
 
 
 def _shown(machine: Machine) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from fleet.services.fault_evidence import hardware_faults_settle
 from fleet.services.incident import incidents_close
 from fleet.services.node_event import cell_of, node_event
 from fleet.services.replacement import is_replaced, replacement_request
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 
@@ -73,7 +73,7 @@ def _set_cordoned(node_id: str, cordoned: bool, actor: str, why: str, now: datet
         return False
     said = f"{node.id} {verb} by {actor}" + (f": {why}" if why else "")
     node_event(node, f"node.{verb}", said, now=now, tone=Tone.WARN if cordoned else Tone.OK, actor=actor)
-    hints.ring("fleet.reconcile")
+    wake_ups.send("fleet.reconcile")
     return True
 
 
@@ -112,7 +112,7 @@ def node_replacement_request(*, node_id: str, actor: str, now: datetime, why: st
         replacement_request(node=node, cell=cell_of(node.id), actor=actor, reason=reason, now=now)
         said = f"{node.id} is to be replaced: {reason}"
         node_event(node, "node.replacement", said, now=now, tone=Tone.MOVING, actor=actor)
-        hints.ring("fleet.reconcile")
+        wake_ups.send("fleet.reconcile")
 
 
 # Has nodes make their deep checks, alone or together: a request is part of a node's desired state, and what was

@@ -17,7 +17,7 @@ from django.db.models import Case, Exists, IntegerField, OuterRef, Q, QuerySet, 
 from fleet.models import MachineStatus, Node, ProviderCall
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import ProviderAction
-from kernel import hints
+from kernel import wake_ups
 from kernel.transitions import StaleDecision
 
 LOOP = "fleet.provision"
@@ -65,7 +65,7 @@ def provider_order(
         raise StaleDecision(f"{order.action} of {node} is ordered already")
     if not is_new:
         ProviderCall.objects.filter(node_id=node).update(**columns)
-    hints.ring(LOOP)
+    wake_ups.send(LOOP)
 
 
 def calls_claim(*, free: Mapping[str, int], otherwise: int, now: datetime) -> list[list[ProviderCall]]:
@@ -152,17 +152,16 @@ def launches_hurry(*, region: str, instance_type: str, now: datetime) -> None:
     )
     orders = waiting.filter(due_at__gt=now).select_for_update(skip_locked=True, of=("self",))
     if ProviderCall.objects.filter(pk__in=[order.pk for order in orders]).update(due_at=now):
-        hints.ring(LOOP)
+        wake_ups.send(LOOP)
 
 
 def _release(own: "QuerySet[ProviderCall]") -> None:
     if own.update(claim="", claimed_until=None):
-        hints.ring(LOOP)
+        wake_ups.send(LOOP)
 
 
 def machines_described(statuses: Mapping[str, ProviderStatus], *, asked_at: datetime) -> None:
-    """Keep what a provider said, unless something is known that is younger than the question. News ring the doorbell of
-    the reconciler."""
+    """Store a provider's answer unless a later one is known. A changed status wakes the reconciler."""
     known = dict(MachineStatus.objects.filter(node_id__in=statuses).values_list("node_id", "status"))
     values: dict[str, Any] = {
         "nodes": list(statuses),
@@ -173,7 +172,7 @@ def machines_described(statuses: Mapping[str, ProviderStatus], *, asked_at: date
         with connection.cursor() as cursor:
             cursor.execute(_DESCRIBED, values)
         if any(known.get(node) != status for node, status in statuses.items()):
-            hints.ring("fleet.reconcile")
+            wake_ups.send("fleet.reconcile")
 
 
 def machines_forget(nodes: Collection[str], *, now: datetime) -> None:

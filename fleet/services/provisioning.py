@@ -40,7 +40,7 @@ from fleet.services.provider_call import (
     machines_forget,
     provider_order,
 )
-from kernel import clock, hints
+from kernel import clock, wake_ups
 from kernel.refusals import Conflict
 from kernel.tones import Tone
 
@@ -257,5 +257,5 @@ def _note_one_failure(call: ProviderCall, error: ProviderError, now: datetime) -
     if call_end(call) and is_launch:
         what = "its machine has ended" if isinstance(error, AttemptEnded) else "its launch failed"
         launch_failed(node=call.node_id, reason=f"{what}: {error}", now=now)
-        hints.ring("fleet.reconcile")
+        wake_ups.send("fleet.reconcile")
     machines_forget([call.node_id], now=now)

@@ -9,7 +9,7 @@ from django.db import transaction
 from fleet.models import Quota, Region
 from fleet.models.quota import quota_name
 from fleet.services.instance_type import instance_type_named
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import InvalidInput
 from kernel.tones import Tone
@@ -119,4 +119,4 @@ def quota_remove(*, name: str, actor: str, now: datetime) -> None:
 def _tell(what: str, message: str, actor: str, now: datetime) -> None:
     event_record(kind=f"quota.{what}", message=message, tone=Tone.MOVING, now=now, actor=actor)
     live.push("quotas")
-    hints.ring("fleet.reconcile")
+    wake_ups.send("fleet.reconcile")

@@ -47,7 +47,7 @@ from fleet.services import node as nodes
 from fleet.services import replacement as replacements
 from fleet.services import rollout as rollouts
 from fleet.services import share as shares
-from kernel import clock, hints
+from kernel import clock, wake_ups
 from kernel.leases import lease_release, lease_take, this_holder
 from kernel.transitions import StaleDecision
 
@@ -72,7 +72,7 @@ def reconcile_alone(
     """Run a pass; None: another process does. Returns the number of decisions applied. `cache`: of earlier passes.
 
     A pass that has lasted `limit_s` seconds, or `LOOKS_A_PASS` times its first look if that is longer, leaves what is
-    left to the next one, for which it rings: what has happened meanwhile may be more urgent than the rest of thousands.
+    left to the next one, which it wakes: what has happened meanwhile may be more urgent than the rest of thousands.
     """
     one = _Pass(settings or FleetSettings(), cache or FleetCache(), limit_s)
     if not one.holds_lease():
@@ -82,7 +82,7 @@ def reconcile_alone(
     finally:
         lease_release(name=LEASE, holder=one.holder, now=clock.now())
         if one.is_cut:
-            hints.ring("fleet.reconcile")
+            wake_ups.send("fleet.reconcile")
 
 
 class _Pass:

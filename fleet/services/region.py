@@ -16,7 +16,7 @@ from fleet.providers.base import ProviderError
 from fleet.selectors.application_certificate import certificates_of
 from fleet.services.application_certificate import application_certificates_lock
 from fleet.services.cloud_region import AWS, cloud_columns, cloud_region_add
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
@@ -151,4 +151,4 @@ def _record(region: Region, what: str, actor: str, now: datetime, columns: Mappi
     live.push("nodes")
     if "plain_http" in columns:
         live.push_table(region.name)
-    hints.ring("fleet.reconcile")
+    wake_ups.send("fleet.reconcile")

@@ -19,7 +19,7 @@ from fleet.planning.states import NODE_ALLOWED, IncidentState, NodeState
 from fleet.services.desired import desired_changed
 from fleet.services.fault_evidence import repair_record
 from fleet.services.node_event import cell_of, node_event
-from kernel import hints
+from kernel import wake_ups
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
@@ -84,7 +84,7 @@ def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSetting
         desired_changed([node.id])
         replacement_begin(node=node.id, cell=decision.cell, rule=decision.rule, reason=decision.reason, now=now)
         repair_record(node=node.id, what="replacement", reason=decision.reason, now=now)
-        hints.ring("fleet.reconcile")
+        wake_ups.send("fleet.reconcile")
 
 
 def replacement_begin(*, node: str, cell: str, rule: Rule, reason: str, now: datetime) -> None:

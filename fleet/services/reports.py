@@ -1,7 +1,7 @@
 """Stores what agents report: one statement for all that came in since the last time.
 
-The statement compares with what was known, so that only changes ring doorbells. What one agent sends can cost another
-nothing: a report that cannot be stored is dropped alone.
+The statement compares with what was known, so that only changes send wake-ups. A report that cannot be stored is
+dropped; the others are stored.
 """
 
 import json
@@ -21,7 +21,7 @@ from fleet.providers.base import Machine
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.fault_evidence import hardware_fault_record
 from fleet.services.node import machine_store
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.leases import lease_take
 from kernel.refusals import Conflict
@@ -130,9 +130,9 @@ def _store(rows: list[ReceivedReport]) -> list[str]:
         live.push("load")
         if changed:
             live.push("nodes")
-            hints.ring("fleet.reconcile")
+            wake_ups.send("fleet.reconcile")
         if not all(row.connected for row in rows):
-            hints.ring("fleet.provision")
+            wake_ups.send("fleet.provision")
     return changed
 
 

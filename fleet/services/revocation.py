@@ -18,7 +18,7 @@ from fleet.services.desired import desired_changed
 from fleet.services.machine import machine_move
 from fleet.services.node_event import cell_of, node_event
 from fleet.services.replacement import replacement_begin
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict
 from kernel.tones import Tone
@@ -61,7 +61,7 @@ def _node_end(node: Node, actor: str, now: datetime, why: str) -> None:
     desired_changed([node.id])
     said = f"{node.id} is trusted no longer: {reason}"
     node_event(node, "node.revoked", said, now=now, tone=Tone.BAD, actor=actor)
-    hints.ring("fleet.reconcile")
+    wake_ups.send("fleet.reconcile")
 
 
 def machine_revoke(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:

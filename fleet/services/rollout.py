@@ -19,7 +19,7 @@ from fleet.planning.webhooks.delivery import WebhookEvent
 from fleet.selectors.history import Span
 from fleet.selectors.rollout_points import AFTER, BEFORE, measured_lines
 from fleet.services.webhook_outbox import webhooks_notify
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.transitions import StaleDecision
 
@@ -69,7 +69,7 @@ def rollout_save(rollout: Rollout, *, to: RolloutState, reason: str, now: dateti
         live.push("deployments", rollout.deployment_id)
     rollout.save()
     live.push("rollouts", str(rollout.pk))
-    hints.ring("fleet.reconcile")
+    wake_ups.send("fleet.reconcile")
 
 
 def rollout_event(rollout: Rollout, *, actor: str, now: datetime, detail: dict[str, Any] | None = None) -> None:

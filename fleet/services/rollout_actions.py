@@ -21,7 +21,7 @@ from fleet.selectors.rollout import ACTIVE, rollout_view
 from fleet.selectors.served_names import check_names_free
 from fleet.selectors.snapshot import deployment_view
 from fleet.services.rollout import rollout_event, rollout_locked, rollout_save
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.refusals import Conflict, InvalidInput
 from models_registry.models import ModelVersion
 from models_registry.services.lifecycle import version_hold
@@ -115,7 +115,7 @@ def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "
             rollout_event(before, actor=actor, now=now)
         rollout_event(rollout, actor=actor, now=now, detail={"to": proposal.version.reference})
         live.push("rollouts", str(rollout.pk))
-        hints.ring("fleet.reconcile")
+        wake_ups.send("fleet.reconcile")
     return rollout
 
 

@@ -9,7 +9,7 @@ from fleet.planning.autoscaling.needs import cells_text
 from fleet.planning.claims import GrantRule
 from fleet.planning.decisions import GrantCells
 from fleet.services.autoscaling import AUTOSCALE_TASK
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision
@@ -48,7 +48,7 @@ def cells_grant(decision: GrantCells, *, now: datetime) -> None:
             raise StaleDecision(f"{place[0]} in {place[1]} was set or granted other cells meanwhile")
         if decision.granted != decision.seen:
             _tell(decision, now)
-            hints.ring(AUTOSCALE_TASK)  # requests may wait for a first cell, which it may have or not from now on
+            wake_ups.send(AUTOSCALE_TASK)  # requests may wait for a first cell, which it may have or not from now on
         live.push("deployments", place[0])
 
 

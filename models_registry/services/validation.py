@@ -14,7 +14,7 @@ from typing import Any
 from django.db import IntegrityError, transaction
 
 from engine_agent.protocol.manifest import BadArtifact
-from kernel import clock, hints, live
+from kernel import clock, live, wake_ups
 from kernel.events import event_record
 from kernel.leases import lease_release, lease_take, this_holder
 from kernel.refusals import Conflict
@@ -54,7 +54,7 @@ def validation_start(*, version_id: int, actor: str, now: datetime) -> Validatio
                 version=version, version_revision=version.revision, actor=actor, started_at=now, seen_at=now
             )
             _record(started, "started", f"{version} is being validated, requested by {actor}", Tone.MOVING, now)
-            hints.ring(TASK)
+            wake_ups.send(TASK)
     except IntegrityError:
         raise Conflict("the version is being validated already; wait for the verdict") from None
     return started
@@ -92,7 +92,7 @@ class _TurnLost(Exception):
 
 
 def validations_advance(turn: Slice) -> None:
-    """Go on with the oldest running validation, unless another worker does; ring for the next slice."""
+    """Continue the oldest running validation, unless another worker does; send a wake-up for the next slice."""
     if not turn.take():
         return
     try:
@@ -101,7 +101,7 @@ def validations_advance(turn: Slice) -> None:
         if validation is not None:
             goes_on = _advance(validation, turn)
             if goes_on and running.exists():
-                hints.ring(TASK)
+                wake_ups.send(TASK)
     except _TurnLost:
         log.warning("the validation was ended, or is another worker's; this one stops")
     finally:

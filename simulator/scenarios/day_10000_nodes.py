@@ -53,6 +53,6 @@ SCENARIOS = {
         expect=expect,
         behaviours={version: VersionBehaviour(load_s=120.0) for version in ("v1", "v2")},
         skip_repeats=True,
-        pace=Pace(every_s=15.0, quiet_s=60.0, doorbell_s=2.0),
+        pace=Pace(every_s=15.0, quiet_s=60.0, wake_up_s=2.0),
     )
 }

@@ -1,4 +1,4 @@
-"""Servers that do not answer, and the settings that point hints and doorbells at them."""
+"""Servers that do not answer, and the settings that point hints and wake-ups at them."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError, connection
 
 from controlplane.celery import app
-from kernel import circuit_breaker, hints, live
+from kernel import circuit_breaker, live, wake_ups
 
 KINDS = ("refuses", "is silent")
 
@@ -37,18 +37,18 @@ def statement_breaks_off(words: str) -> Iterator[None]:
         yield
 
 
-def use_fresh_doorbells(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_fresh_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing remembered of earlier tests: neither a connection nor a failure. What fails stays unused from then on."""
     live._sender.drain()
     closed = circuit_breaker.CircuitBreaker(pause_s=2.0, now_s=lambda: 0.0)
-    monkeypatch.setattr(hints, "DOORBELLS", closed)
-    monkeypatch.setattr(live, "DOORBELLS", closed)
-    monkeypatch.setattr(hints, "_broker", hints._BrokerConnection())
+    monkeypatch.setattr(wake_ups, "VALKEY_BREAKER", closed)
+    monkeypatch.setattr(live, "VALKEY_BREAKER", closed)
+    monkeypatch.setattr(wake_ups, "_broker", wake_ups._BrokerConnection())
 
 
-def point_doorbells_at(url: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def point_valkey_at(url: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `url` the broker and the channel layer of this test."""
-    use_fresh_doorbells(monkeypatch)
+    use_fresh_connections(monkeypatch)
     monkeypatch.setitem(app.conf, "broker_url", url)
     layer = settings.CHANNEL_LAYERS["default"]
     settings.CHANNEL_LAYERS = {"default": {**layer, "CONFIG": {**layer["CONFIG"], "hosts": [url]}}}

@@ -11,7 +11,7 @@ from channels.layers import get_channel_layer
 from django.db import connections, transaction
 
 from kernel import live
-from tests.kernel.servers_away import KINDS, point_doorbells_at, server_away, use_fresh_doorbells
+from tests.kernel.servers_away import KINDS, point_valkey_at, server_away, use_fresh_connections
 
 DEADLINE_S = 60.0
 
@@ -51,7 +51,7 @@ async def _first(message: Awaitable[dict[str, Any]]) -> dict[str, Any]:
 async def test_a_hint_reaches_those_whom_it_concerns(
     change: Callable[[], None], group: str, hint: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_fresh_doorbells(monkeypatch)
+    use_fresh_connections(monkeypatch)
     assert await heard_in(group, change) == hint
 
 
@@ -65,7 +65,7 @@ def taken_back_then_kept() -> None:
 @db
 @pytest.mark.asyncio
 async def test_what_was_taken_back_is_never_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_fresh_doorbells(monkeypatch)
+    use_fresh_connections(monkeypatch)
     assert (await heard_in(live.BROWSERS, taken_back_then_kept))["key"] == "kept"
 
 
@@ -75,7 +75,7 @@ def test_a_layer_that_is_away_breaks_nothing_and_holds_nobody_up(
     kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with server_away(kind) as url:
-        point_doorbells_at(url, settings, monkeypatch)
+        point_valkey_at(url, settings, monkeypatch)
         with transaction.atomic():
             for number in range(20):
                 live.push("cells", str(number))
@@ -102,7 +102,7 @@ class SlowLayer:
 
 @db
 def test_a_commit_waits_for_no_hint_and_what_waits_already_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_fresh_doorbells(monkeypatch)
+    use_fresh_connections(monkeypatch)
     layer = SlowLayer()
     monkeypatch.setattr(live, "get_channel_layer", lambda: layer)
     monkeypatch.setattr(live, "SEND_LIMIT_S", DEADLINE_S)
@@ -120,7 +120,7 @@ def test_a_commit_waits_for_no_hint_and_what_waits_already_waits_once(monkeypatc
 def test_more_hints_than_may_wait_are_lost_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    use_fresh_doorbells(monkeypatch)
+    use_fresh_connections(monkeypatch)
     layer = SlowLayer()
     monkeypatch.setattr(live, "get_channel_layer", lambda: layer)
     monkeypatch.setattr(live, "SEND_LIMIT_S", DEADLINE_S)

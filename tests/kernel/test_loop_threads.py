@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection, transaction
 
-from kernel import hints
+from kernel import wake_ups
 from kernel.control_loops import CHANNEL
 from kernel.loop_passes import PASSES, control_standing
 from kernel.loop_threads import SHORTEST_PAUSE_S, HangingPass, LoopSlot, LoopThreads, WakeUp, rest_s
@@ -94,7 +94,7 @@ def test_a_wake_up_follows_the_commit_with_the_number_of_its_request(passes: Pas
     passes.wait()  # the first pass; a second one follows if the thread begins to listen later
     assert eventually(someone_listens, within_s=DEADLINE_S)
     with bind_request_id("r-1"), transaction.atomic():
-        hints.ring(LOOP)
+        wake_ups.send(LOOP)
         assert "r-1" not in passes.made
     while "r-1" not in passes.made:
         passes.wait()

@@ -42,7 +42,7 @@ class AnyStory(RuleBasedStateMachine):
         )
         shape = FleetSpec((DeploymentSpec("llama", {"east": 2, "west": 2}, policy=policy),), spares=spares)
         self.world = World(build_fleet(shape), seed=seed, behaviours=BEHAVIOURS, quality=UNRULY, invariants=INVARIANTS)
-        self.world.reconciler.pace = Pace(every_s=1.0, quiet_s=5.0, doorbell_s=0.2)
+        self.world.reconciler.pace = Pace(every_s=1.0, quiet_s=5.0, wake_up_s=0.2)
 
     @rule(seconds=st.sampled_from([0.3, 2.0, 11.0, 40.0]))
     def time_passes(self, seconds: float) -> None:

@@ -53,7 +53,7 @@ def test_another_mix_is_reached_without_a_cell_fewer_and_stays() -> None:
     world.run_until(5.0)
     spec = world.store.deployments["llm"]
     world.store.deployments["llm"] = spec.claiming("east", replace(spec.claim("east"), by_type={BIG: 2}))
-    world.reconciler.ring()
+    world.reconciler.wake()
     world.run_until(900.0)
     assert types(world) == {KIND: CELLS - 2, BIG: 2}
     assert min(world.series[PLACE].ready) == CELLS

@@ -20,7 +20,7 @@ WINDOW_S = 60.0
 SMOOTHING_S = 15.0
 """Arrivals are averaged over this long: at 5 requests/s Poisson noise is then 12 %, and a surge counts in 15 s."""
 SAMPLES_MAX = 64
-"""Samples come every 2 s; this bounds the row when something rings more often."""
+"""Samples come every 2 s; this bounds the row when wake-ups are more frequent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from fleet.selectors.autoscaling import has_ranges
 from fleet.selectors.snapshot import claim_of
 from fleet.services.autoscaling import ScalingLook, scaling_apply
 from fleet.services.role import RoleLook, role_apply
-from kernel import hints
+from kernel import wake_ups
 from kernel.leases import lease_release, lease_take, this_holder
 from traffic.models import PoolHold
 from traffic.selectors.autoscaling import ScaledDeployment, scaled_deployments
@@ -104,7 +104,7 @@ def pool_holds_follow(*, scaled: Iterable[ScaledDeployment], now: datetime) -> b
         update_fields=list(_TOLD),
     )
     if gone or changed:
-        hints.ring("traffic.publish")
+        wake_ups.send("traffic.publish")
     return bool(gone or changed)
 
 

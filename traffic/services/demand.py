@@ -10,7 +10,7 @@ from django.db import connection
 
 from fleet.models import Deployment
 from fleet.planning.forecast.series import HISTORY_SLOT_S, SeriesKey
-from kernel import hints
+from kernel import wake_ups
 from kernel.leases import lease_take, this_holder
 from traffic.models import DemandDay
 from traffic.planning.demand import Place, PoolLook, SlotMeans, origin_loads, series_loads, slot_of
@@ -91,7 +91,7 @@ def slot_write(slot: SlotMeans) -> int:
                 "loads": [load for _, load in means],
             },
         )
-    hints.ring("traffic.plan")
+    wake_ups.send("traffic.plan")
     return len(means)
 
 

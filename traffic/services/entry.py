@@ -7,7 +7,7 @@ from datetime import datetime
 from django.db import transaction
 
 from fleet.models import Region
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
@@ -42,7 +42,7 @@ def entry_shares_plan(*, name: str, shares: Mapping[str, float], actor: str, now
             detail={"shares": planned, "revision": entry.revision},
         )
         live.push("traffic")
-        hints.ring(ENTRY_TASK)
+        wake_ups.send(ENTRY_TASK)
     return entry
 
 
@@ -68,7 +68,7 @@ def entry_adopt(*, name: str, seen: str, actor: str, now: datetime) -> Entry:
             detail={"seen": seen, "weights": entry.seen_weights},
         )
         live.push("traffic")
-        hints.ring(ENTRY_TASK)
+        wake_ups.send(ENTRY_TASK)
     entry.adopted = seen
     return entry
 

@@ -11,7 +11,7 @@ from engine_agent.protocol.releases import VERSION_MOST
 from fleet.services.autoscaling import AUTOSCALE_TASK
 from fleet.services.fault_evidence import cell_sightings_store
 from fleet.services.refusals import refusals_store
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from traffic.models import Ingress, IngressReport, RoutingTable
 from traffic.planning.load_window import pools_waiting
@@ -65,12 +65,12 @@ def _store(row: IngressRow) -> None:
     else:
         return
     if pools_waiting(row.telemetry):
-        hints.ring("traffic.autopilot")
-        hints.ring(AUTOSCALE_TASK)
+        wake_ups.send("traffic.autopilot")
+        wake_ups.send(AUTOSCALE_TASK)
     if changed:
         live.push("traffic")
-        hints.ring("traffic.publish")
-        hints.ring("traffic.autopilot")
+        wake_ups.send("traffic.publish")
+        wake_ups.send("traffic.autopilot")
 
 
 def _down(row: IngressRow) -> dict[str, int]:

@@ -14,7 +14,7 @@ from django.db import transaction
 
 from engine_agent.protocol.states import ServingClass
 from fleet.models import Deployment
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.secrets import secret_issue
@@ -247,4 +247,4 @@ def _next_version(policy: KeyPolicy) -> None:
     policy.change = uuid.uuid4().hex
     policy.save()
     live.push("keys")
-    hints.ring(PUBLISH_TASK)
+    wake_ups.send(PUBLISH_TASK)

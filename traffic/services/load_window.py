@@ -33,7 +33,7 @@ from traffic.selectors.steering import (
 )
 
 SAMPLE_EVERY_S = 1.0
-"""More often only when capacity has changed: a doorbell may ring many times a second."""
+"""More often only when capacity has changed: wake-ups may arrive many times a second."""
 
 RegionIngresses = dict[str, list[IngressView]]
 

@@ -15,7 +15,7 @@ from accounts.services.approval import ApprovalRequest, FleetAction, approval_re
 from fleet.models import Deployment, DeploymentRegion, Region
 from fleet.planning.emptying import empties_origin
 from fleet.services.deployment import EVACUATE_RULE
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
@@ -163,8 +163,8 @@ def _give(order: TrafficOverride, same: "models.QuerySet[TrafficOverride]", now:
         ended = TrafficOverride.objects.filter(ended_at__isnull=False).order_by("-id")
         TrafficOverride.objects.filter(pk__in=list(ended.values_list("pk", flat=True)[OVERRIDES_KEPT:])).delete()
         _event(order, "begun", f"until {order.expires_at:%Y-%m-%d %H:%M:%S} UTC: {order.why}", order.actor, now)
-        hints.ring(AUTOPILOT_TASK)
-        hints.ring(ENTRY_TASK)
+        wake_ups.send(AUTOPILOT_TASK)
+        wake_ups.send(ENTRY_TASK)
     return order
 
 
@@ -174,8 +174,8 @@ def _end(order: TrafficOverride, reason: str, actor: str, now: datetime) -> bool
         if not compare_and_set(rows, event=None, now=now, ended_at=now, end_reason=reason[:300]):
             return False
         _event(order, "ended", reason, actor, now)
-        hints.ring(AUTOPILOT_TASK)
-        hints.ring(ENTRY_TASK)
+        wake_ups.send(AUTOPILOT_TASK)
+        wake_ups.send(ENTRY_TASK)
     return True
 
 

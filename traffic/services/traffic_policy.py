@@ -7,7 +7,7 @@ from typing import Any
 from django.db import transaction
 
 from fleet.models import Deployment, Region
-from kernel import hints, live
+from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import InvalidInput
 from kernel.tones import Tone
@@ -55,7 +55,7 @@ def traffic_policy_change(*, deployment: str, stated: Mapping[str, Any], actor: 
             detail={"stated": dict(stated), "revision": revision},
         )
         live.push("traffic")
-        hints.ring(AUTOPILOT_TASK)
+        wake_ups.send(AUTOPILOT_TASK)
     return policy
 
 

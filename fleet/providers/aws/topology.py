@@ -17,7 +17,7 @@ from fleet.planning.presence import ENDED
 from fleet.planning.states import MachineRole, MachineState
 from fleet.providers.aws import calls
 from fleet.providers.aws.attempts import PROVIDER
-from kernel import hints, live
+from kernel import live, wake_ups
 
 _INSTANCE = re.compile(r"i-[0-9a-f]{8,17}")
 RESERVATIONS = 10
@@ -76,7 +76,7 @@ def places_store(asked: Sequence[str], paths: Mapping[str, Path], now: datetime)
         for node in changed:
             live.push("nodes", node.id)
     if changed:
-        hints.ring("fleet.reconcile")
+        wake_ups.send("fleet.reconcile")
 
 
 def reservation_places(cloud: CloudRegion) -> None:

@@ -1,4 +1,4 @@
-"""One number leads from a request to its answer, its log lines, its audit record and the tasks that it rang for."""
+"""One number leads from a request to its answer, its log lines, its audit record and the tasks that it sent."""
 
 import json
 import logging

@@ -11,13 +11,13 @@ import pytest
 import redis
 from django.conf import settings as configured
 
-from kernel import hints, metrics
+from kernel import metrics, wake_ups
 from kernel.control_standing import HOUSEKEEPING
 from kernel.loop_passes import control_standing
 from kernel.models import LoopPass
 from kernel.request_id import bind_request_id
 from kernel.tasks import SENT_AT, heartbeat
-from tests.kernel.servers_away import use_fresh_doorbells
+from tests.kernel.servers_away import use_fresh_connections
 
 ROOT = Path(__file__).resolve().parents[3]
 QUEUE = "switchyard:celery"
@@ -25,11 +25,11 @@ QUEUE = "switchyard:celery"
 
 @pytest.mark.django_db(transaction=True)
 def test_a_message_says_when_it_was_sent_and_of_which_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_fresh_doorbells(monkeypatch)
+    use_fresh_connections(monkeypatch)
     client = redis.Redis.from_url(configured.REDIS_URL)
     client.delete(QUEUE)
     with bind_request_id("r-9"):
-        hints.ring("fleet.send_callbacks")
+        wake_ups.send("fleet.send_callbacks")
     (message,) = client.lrange(QUEUE, 0, -1)
     headers: dict[str, Any] = json.loads(message)["headers"]
     assert headers["switchyard_request_id"] == "r-9"

@@ -169,7 +169,7 @@ def eventually(find: Callable[[], Any], what: str) -> Any:
 
 
 class ControlPlane:
-    """All its processes, each in a container of one image. `servers`: variables for the database and the doorbells."""
+    """All its processes, each in a container of one image. `servers`: variables for the database and Valkey."""
 
     def __init__(self, containers: dict[str, Container], servers: dict[str, str], logs: Path) -> None:
         self._containers, self._logs = containers, logs

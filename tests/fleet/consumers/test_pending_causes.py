@@ -1,4 +1,4 @@
-"""An order carries what it came of, once; what no doorbell stated, it does not."""
+"""An order carries the cause that a wake-up stated, once."""
 
 from engine_agent.protocol.messages import Cause, Desired
 from fleet.consumers.hub_state import PendingCauses

@@ -59,7 +59,7 @@ def test_a_decision_sets_the_number_that_a_person_sets(django_capture_on_commit_
     assert event.detail == {"was": 2, "cells": 5, "rule": "utilisation"}
     decision = ScalingDecision.objects.get()
     assert (decision.was, decision.wanted, decision.acted, decision.reason) == (2, 5, True, "because")
-    assert callbacks, "the reconciler is rung"
+    assert callbacks, "the reconciler is woken"
 
 
 def test_what_changes_nothing_is_a_look_and_no_decision() -> None:

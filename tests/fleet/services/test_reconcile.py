@@ -21,7 +21,7 @@ from fleet.selectors.fleet_cache import FleetCache
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services import reconcile as reconciler
 from fleet.services.reconcile import APPLY, LEASE, reconcile, reconcile_alone
-from kernel import clock, hints
+from kernel import clock, wake_ups
 from kernel.leases import lease_held_since, lease_take
 from kernel.models import Event
 from tests.fleet import rows
@@ -272,15 +272,15 @@ def test_a_fleet_that_comes_back_is_moved_in_as_many_statements_as_one_node(coun
 
 
 def test_a_pass_that_has_lasted_long_leaves_the_rest_and_rings(monkeypatch: pytest.MonkeyPatch) -> None:
-    rung: list[str] = []
-    monkeypatch.setattr(hints, "ring", rung.append)
+    woken: list[str] = []
+    monkeypatch.setattr(wake_ups, "send", woken.append)
     monkeypatch.setattr(reconciler, "LOOKS_A_PASS", 0)
     rows.deployment(cells=3)
     spares(6)
     assert reconcile_alone(limit_s=1e-9) == 1, "never none, however slow the host is"
     assert len(cells()) == 1
-    assert rung.count("fleet.reconcile") >= 1
-    rung.clear()
+    assert woken.count("fleet.reconcile") >= 1
+    woken.clear()
     assert reconcile_alone() == 5
     assert len(cells()) == 3
 

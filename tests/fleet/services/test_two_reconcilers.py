@@ -89,7 +89,7 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, TwoReconcile
     fleet()
     behaviours = {f"sim-70b@{number}": VersionBehaviour(load_s=4.0) for number in "12"}
     world, both = raced_world(monkeypatch, seed=4, behaviours=behaviours)
-    both.pace = Pace(every_s=3.0, quiet_s=5.0, doorbell_s=1.0)
+    both.pace = Pace(every_s=3.0, quiet_s=5.0, wake_up_s=1.0)
     yield world, both
     close(both)
 

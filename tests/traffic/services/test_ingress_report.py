@@ -1,4 +1,4 @@
-"""What ingress agents report: the latest wins, news rings, and a bad row costs the others nothing."""
+"""Reports of ingress agents: the latest wins, changes send wake-ups, and a bad row does not affect the others."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -40,7 +40,7 @@ def test_a_report_is_kept_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "rings"),
+    ("change", "wakes"),
     [
         ({"seen_at": LATER, "telemetry": {"conns": 9}}, False),
         ({"revision": 4}, True),
@@ -49,12 +49,12 @@ def test_a_report_is_kept_whole() -> None:
     ],
 )
 def test_only_news_rings(
-    change: dict[str, Any], rings: bool, django_capture_on_commit_callbacks: Callable[..., Any]
+    change: dict[str, Any], wakes: bool, django_capture_on_commit_callbacks: Callable[..., Any]
 ) -> None:
     ingress_reports_store([row()])
     with django_capture_on_commit_callbacks() as callbacks:
         ingress_reports_store([row(**change)])
-    assert bool(callbacks) is rings
+    assert bool(callbacks) is wakes
 
 
 def test_coming_back_unchanged_is_news_too(django_capture_on_commit_callbacks: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Agents are told and heard while the doorbell server is away: later, and never not at all."""
+"""Without Valkey, orders still reach agents and reports still arrive, only later."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -20,7 +20,7 @@ from fleet.services.cell import cell_start
 from kernel import clock
 from tests.fleet import rows
 from tests.fleet.consumers.agent_client import connected, eventually, report_of
-from tests.kernel.servers_away import KINDS, point_doorbells_at, server_away
+from tests.kernel.servers_away import KINDS, point_valkey_at, server_away
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
 
@@ -30,7 +30,7 @@ async def socket(
     request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[AgentSocket]:
     with server_away(request.param) as url:
-        point_doorbells_at(url, settings, monkeypatch)
+        point_valkey_at(url, settings, monkeypatch)
         hub = AgentHub({AgentKind.NODE: NodeHandler()})
         yield AgentSocket(hub)
         await hub.stop()
