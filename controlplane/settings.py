@@ -10,7 +10,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
-from engine_agent.protocol.links import links_are_plain
+from engine_agent.protocol.identity import links_are_plain
 from engine_agent.protocol.log_lines import log_format
 from kernel.database import BadDatabaseUrl, connection_options, database_settings
 from kernel.process_role import ProcessRole, process_role

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from engine_agent.protocol.buckets import bucket_of
+from engine_agent.protocol.metrics import bucket_of
 from fleet.planning.load.counters import CellCounters
 
 SPREAD = ((0.6, 0.1), (0.8, 0.2), (1.0, 0.3), (1.2, 0.2), (1.5, 0.12), (2.0, 0.06), (3.0, 0.02))

@@ -22,8 +22,8 @@ from bench.places import ROOT
 from engine_agent.ingress.agent import JOURNAL_FILE
 from engine_agent.ingress.main import JOIN_TOKEN_VARIABLE
 from engine_agent.node.journal import Journal
+from engine_agent.protocol.identity import PLAIN_LINKS_VARIABLE
 from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint, Pool, RoutingTable
-from engine_agent.protocol.links import PLAIN_LINKS_VARIABLE
 
 MODEL = "tiny"
 REGION = "bench"

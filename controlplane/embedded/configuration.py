@@ -7,8 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from engine_agent.protocol.host_ports import DEMO_REGIONS, demo_ingresses
-from engine_agent.protocol.ports import PORTS_PER_NODE
+from engine_agent.protocol.ports import DEMO_REGIONS, PORTS_PER_NODE, demo_ingresses
 
 
 class CannotStart(Exception):

@@ -12,8 +12,15 @@ import psutil
 from controlplane.embedded.configuration import CannotStart, Configuration, Engine
 from controlplane.embedded.engine_environment import is_installed
 from controlplane.embedded.process_ownership import belongs, describe
-from engine_agent.protocol.host_ports import PortUse, fixed_ports, node_blocks, node_ports, overlap
-from engine_agent.protocol.ports import INGRESS_CLAIM, PORTS_PER_NODE
+from engine_agent.protocol.ports import (
+    INGRESS_CLAIM,
+    PORTS_PER_NODE,
+    PortUse,
+    fixed_ports,
+    node_blocks,
+    node_ports,
+    overlap,
+)
 
 HOST = "127.0.0.1"
 

@@ -26,10 +26,10 @@ from engine_agent.cell_proxy.settings import ProxySettings
 from engine_agent.cell_proxy.span_export import SpanExporter
 from engine_agent.cell_proxy.status import ProxyStatus
 from engine_agent.cell_proxy.upstream import EnginePool
-from engine_agent.protocol.held_questions import StateWatch, state_name
 from engine_agent.protocol.ingress_messages import cell_server_name
+from engine_agent.protocol.local_servers import StateWatch, state_name
 from engine_agent.protocol.messages import CellWork, SpeculationLoad, TokenCheck
-from engine_agent.protocol.pairs import Pairs
+from engine_agent.protocol.proxy_messages import Pairs
 from engine_agent.protocol.states import CellRole, Phase, ServingClass
 
 

@@ -13,8 +13,8 @@ from engine_agent.cell_proxy.prefix_index import PrefixIndex
 from engine_agent.cell_proxy.request_prefixes import RequestPrefixes
 from engine_agent.cell_proxy.upstream import EnginePool
 from engine_agent.cell_proxy.wire import LocalResponse
-from engine_agent.protocol.cache_events import EVENTS_PATH, HOLD_S, BadChanges, decode_blocks
 from engine_agent.protocol.messages import CacheLoad
+from engine_agent.protocol.proxy_messages import CACHE_POLL_S, EVENTS_PATH, BadChanges, decode_blocks
 
 GATHER_S = 0.02
 """After a change, before ingresses are told: a prompt's blocks come in several steps."""
@@ -64,7 +64,7 @@ class CellCache:
         if not self.index.is_current(*_known(query)):
             return
         try:
-            async with asyncio.timeout(HOLD_S):
+            async with asyncio.timeout(CACHE_POLL_S):
                 while self.index.is_current(*_known(query)):
                     await self._changed.wait()
         except TimeoutError:
@@ -102,7 +102,7 @@ def _known(query: str) -> tuple[str, int]:
 # Keeps a cell's prefix index: asks the engine what happened to its cache, for ever. An engine that does not tell, or
 # is away, has no index, and ingresses do without.
 
-_ASK_LIMIT_S = HOLD_S + 4.0
+_ASK_LIMIT_S = CACHE_POLL_S + 4.0
 _ANSWER_BYTES = 32 * 1024 * 1024
 """All blocks of the largest cache that is listed, some 9 bytes each, three times over."""
 _PAUSE_S = 0.02

@@ -20,9 +20,8 @@ from engine_agent.cell_proxy.prefill_exchange import PrefillExchange
 from engine_agent.cell_proxy.prefill_protocol import HANDOVER_HEADER
 from engine_agent.cell_proxy.refusal import Refusal
 from engine_agent.cell_proxy.wire import LocalResponse, RequestHead, refusal_response, response_bytes
-from engine_agent.protocol.cache_events import PREFIXES_PATH
-from engine_agent.protocol.pairs import Pairs
-from engine_agent.protocol.prometheus_text import CONTENT_TYPE
+from engine_agent.protocol.metrics import CONTENT_TYPE
+from engine_agent.protocol.proxy_messages import PREFIXES_PATH, Pairs
 from engine_agent.protocol.states import Phase
 
 _ENGINE_METHODS = {path: frozenset(map(str.encode, row.methods)) for path, row in CELL_PATHS.items()}
@@ -142,7 +141,7 @@ class PhaseOrder(msgspec.Struct, frozen=True):
 def respond_admin(cell: Cell, head: RequestHead, client: ClientConnection) -> Responder:
     """The responder for one request on the administration port."""
     if (head.method, head.path) == (b"GET", b"/status"):
-        return HeldAnswer(head, client, cell.watch.hold, lambda _query: _status(cell))
+        return HeldAnswer(head, client, cell.watch.wait_for_change, lambda _query: _status(cell))
     return LocalExchange(head, client, partial(_handle_admin, cell))
 
 

@@ -12,8 +12,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from engine_agent.cell_proxy.api_paths import CELL_PATHS, CHAT_PATH, form_of, prompt_member_of
-from engine_agent.protocol.api_errors import CONTEXT_LENGTH_EXCEEDED
-from engine_agent.protocol.api_surface import Counting, ErrorForm
+from engine_agent.protocol.api_surface import CONTEXT_LENGTH_EXCEEDED, Counting, ErrorForm
 
 MAX_MESSAGE_CHARS = 2000
 _MOST_PROBLEMS = 3

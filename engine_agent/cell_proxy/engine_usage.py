@@ -1,12 +1,12 @@
 """Asks the engine what it used for a request whose answer did not say, and what it counts apart: the proxy's side of
-`engine_agent.protocol.exchange_usage`. An engine that keeps no ledger says nothing, and then nobody knows."""
+`engine_agent.protocol.proxy_messages`. An engine that keeps no ledger says nothing, and then nobody knows."""
 
 import msgspec
 
 from engine_agent.cell_proxy.http_call import call
 from engine_agent.cell_proxy.upstream import EnginePool
 from engine_agent.cell_proxy.usage_reader import TokenUsage
-from engine_agent.protocol.exchange_usage import (
+from engine_agent.protocol.proxy_messages import (
     COUNTED_APART_PATH,
     END_LIMIT_S,
     READ_LIMIT_S,

@@ -10,7 +10,7 @@ import msgspec
 from engine_agent.cell_proxy.api_paths import form_of
 from engine_agent.cell_proxy.engine_errors import EngineError, read_error
 from engine_agent.cell_proxy.wire import ResponseHead
-from engine_agent.protocol.api_errors import OPENAI_TYPES, error_object
+from engine_agent.protocol.api_surface import OPENAI_TYPES, error_object
 
 MAX_HELD_BYTES = 256 * 1024
 """Of an error answer. FastAPI's repeats the request; of a longer one only the status is told."""

@@ -6,7 +6,7 @@ from engine_agent.cell_proxy.cell import Cell
 from engine_agent.cell_proxy.histogram import SlidingHistogram
 from engine_agent.cell_proxy.meter import Meter
 from engine_agent.protocol.messages import ClassLoad, UsageRow
-from engine_agent.protocol.prometheus_text import family, sample, single
+from engine_agent.protocol.metrics import family, sample, single
 from engine_agent.protocol.states import Phase
 
 _PREFIX = "switchyard_proxy_"

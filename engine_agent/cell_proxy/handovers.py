@@ -39,11 +39,10 @@ from engine_agent.cell_proxy.prefill_protocol import (
 )
 from engine_agent.cell_proxy.upstream import EngineConnection, EnginePool
 from engine_agent.cell_proxy.wire import Headers, RequestHead
-from engine_agent.protocol.identity import BadName, IdentityKind, IdentityName, is_fleet_name
-from engine_agent.protocol.identity_files import IdentityFiles, peer_name
+from engine_agent.protocol.identity import BadName, IdentityFiles, IdentityKind, IdentityName, is_fleet_name, peer_name
 from engine_agent.protocol.ingress_messages import cell_server_name
 from engine_agent.protocol.messages import HandoverLoad, PrefillCell
-from engine_agent.protocol.pairs import NO_PAIRS, Pairs
+from engine_agent.protocol.proxy_messages import NO_PAIRS, Pairs
 from engine_agent.protocol.states import CellRole
 
 # Connections of a decode cell's proxy to the proxy of a prefill cell: over TLS with both names checked, as an

@@ -6,7 +6,7 @@ Neither recording nor asking ever sorts samples: both run on the loop that carri
 import math
 from collections import deque
 
-from engine_agent.protocol.buckets import BUCKETS, BUCKETS_PER_DOUBLING, bucket_of, midpoint_s, upper_edge_s
+from engine_agent.protocol.metrics import BUCKETS, BUCKETS_PER_DOUBLING, bucket_of, midpoint_s, upper_edge_s
 
 
 class SlidingHistogram:

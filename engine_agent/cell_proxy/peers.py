@@ -11,8 +11,14 @@ from time import monotonic
 
 from engine_agent.cell_proxy.downstream import ClientConnection
 from engine_agent.cell_proxy.log import LineLog
-from engine_agent.protocol.identity import BadName, IdentityKind, name_of_peer
-from engine_agent.protocol.identity_files import REVOKED_SERIALS_FILE, TLS_FOLDER, IdentityFiles
+from engine_agent.protocol.identity import (
+    REVOKED_SERIALS_FILE,
+    TLS_FOLDER,
+    BadName,
+    IdentityFiles,
+    IdentityKind,
+    name_of_peer,
+)
 
 HANDSHAKE_S = 5.0
 """A connection whose handshake takes longer is cut: it counts in no limit until then."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from random import getrandbits
 
 from engine_agent.cell_proxy.request_prefixes import RequestPrefixes
-from engine_agent.protocol.cache_events import (
+from engine_agent.protocol.proxy_messages import (
     MAX_BLOCKS,
     MAX_PREFIXES,
     BlockChanges,

@@ -11,7 +11,7 @@ from engine_agent.cell_proxy.http_call import CallResponse, call
 from engine_agent.cell_proxy.upstream import EnginePool
 from engine_agent.cell_proxy.usage_reader import UsageReader
 from engine_agent.protocol.api_surface import Counting
-from engine_agent.protocol.held_questions import held_query, limit_s
+from engine_agent.protocol.local_servers import long_poll_query, poll_timeout_s
 
 GOLDEN_TOKENS = 32
 """Longest answer to a golden prompt: what is expected must come early."""
@@ -26,7 +26,7 @@ class _Reason(msgspec.Struct):
 
 
 class _Held(msgspec.Struct):
-    """What an engine says that can hold a question (`engine_agent.protocol.held_questions`)."""
+    """What an engine says that can hold a question (`engine_agent.protocol.local_servers`)."""
 
     state: str = ""
     held_ms: float = 0.0
@@ -111,10 +111,10 @@ class Prober:
     async def _check_health(self, known: str) -> bool:
         judge, began = self._cell.judge, time.monotonic()
         path = self._cell.settings.health_path
-        target = path.encode() + held_query(known).encode()
+        target = path.encode() + long_poll_query(known).encode()
         self._known_state = ""
         try:
-            response = await call(self._pool, b"GET", target, None, limit_s(known, self._times.health_timeout_s))
+            response = await call(self._pool, b"GET", target, None, poll_timeout_s(known, self._times.health_timeout_s))
         except TimeoutError:
             judge.timed_out(time.monotonic())
         except OSError as error:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine_agent.protocol.api_errors import CONTEXT_LENGTH_EXCEEDED, error_object
-from engine_agent.protocol.api_surface import ErrorForm
+from engine_agent.protocol.api_surface import CONTEXT_LENGTH_EXCEEDED, ErrorForm, error_object
 from engine_agent.protocol.request_bodies import BadRequest
 
 RETRY_HEADER = (b"x-switchyard-retry", b"1")

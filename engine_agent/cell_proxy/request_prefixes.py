@@ -4,7 +4,7 @@ Pure; `engine_agent/ingress/prompt_prefixes.lua` makes them."""
 import re
 from dataclasses import dataclass
 
-from engine_agent.protocol.cache_events import MAX_REQUEST_PREFIXES, PREFIX_DIGITS
+from engine_agent.protocol.proxy_messages import MAX_REQUEST_PREFIXES, PREFIX_DIGITS
 
 PREFIXES_HEADER = b"x-switchyard-cache-prefixes"
 """`BYTES:END,END,…:HASHES`."""

@@ -17,7 +17,7 @@ from engine_agent.cell_proxy.upload import Upload
 from engine_agent.cell_proxy.usage_rows import UsageCounts
 from engine_agent.cell_proxy.wire import COMPLETION_TOKENS_HEADER, Headers, RequestHead, ResponseHead
 from engine_agent.protocol.api_surface import Counting
-from engine_agent.protocol.exchange_usage import PROMPT_TOKENS_HEADER
+from engine_agent.protocol.proxy_messages import PROMPT_TOKENS_HEADER
 from engine_agent.protocol.tracing import SpanContext, begin_span, span_json, with_context
 
 

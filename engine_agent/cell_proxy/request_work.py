@@ -12,10 +12,14 @@ import msgspec
 
 from engine_agent.cell_proxy.response_items import check_items
 from engine_agent.protocol.api_surface import ApiPath, Counting
-from engine_agent.protocol.grammar_work import greatest_count, has_endless_reference, levels_with_references
 from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.request_checks import RESPONSES_PATH
-from engine_agent.protocol.request_limits import RequestLimits
+from engine_agent.protocol.request_limits import (
+    RequestLimits,
+    greatest_count,
+    has_endless_reference,
+    levels_with_references,
+)
 from engine_agent.protocol.strict_json import strict_loads
 
 _ANSWERS = ("n", "best_of")

@@ -9,8 +9,8 @@ from engine_agent.protocol.states import Phase
 
 class ProxyStatus(msgspec.Struct, frozen=True):
     """How a cell is, as its proxy sees it. `in_flight`: requests that were admitted and have not ended. `state`: what
-    to hold the next question against (`engine_agent.protocol.held_questions`). `pairs`: the name of those that it has
-    (`engine_agent.protocol.pairs`)."""
+    to hold the next question against (`engine_agent.protocol.local_servers`). `pairs`: the name of those that it has
+    (`engine_agent.protocol.proxy_messages`)."""
 
     health: Health
     load: Load

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from engine_agent.cell_proxy.refusal import ERROR_HEADER, RETRY_AFTER_S, RETRY_HEADER, Refusal, error_body
 from engine_agent.protocol.api_surface import ErrorForm
-from engine_agent.protocol.exchange_usage import EXCHANGE_HEADER
+from engine_agent.protocol.proxy_messages import EXCHANGE_HEADER
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, in the order they came."""

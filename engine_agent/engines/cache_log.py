@@ -12,8 +12,8 @@ from random import getrandbits
 
 import msgspec
 
-from engine_agent.protocol.cache_events import (
-    HOLD_S,
+from engine_agent.protocol.proxy_messages import (
+    CACHE_POLL_S,
     MAX_BLOCKS,
     BlockChanges,
     BlockEvent,
@@ -96,7 +96,7 @@ class CacheLog:
         if run:
             yield BlocksStored(first, tuple(run))
 
-    async def answer(self, life: str, number: int, hold_s: float = HOLD_S) -> tuple[int, bytes]:
+    async def answer(self, life: str, number: int, hold_s: float = CACHE_POLL_S) -> tuple[int, bytes]:
         """Status and body for a reader that knows all up to `number` of `life`: once there is news, or after `hold_s`.
         404: this cache is not listed."""
         if self.overflowed:

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from engine_agent.protocol.buckets import batch_bucket
 from engine_agent.protocol.messages import StepTimes
+from engine_agent.protocol.metrics import batch_bucket
 
 
 class StepMeter:

@@ -20,11 +20,11 @@ from urllib.parse import parse_qs
 import msgspec
 
 from engine_agent.engines.cache_log import CacheLog
-from engine_agent.protocol.cache_events import EVENTS_PATH
-from engine_agent.protocol.exchange_usage import (
+from engine_agent.protocol.proxy_messages import (
     CACHE_SCOPE_HEADER,
     COUNTED_APART_PATH,
     END_LIMIT_S,
+    EVENTS_PATH,
     EXCHANGE_HEADER,
     PROMPT_TOKENS_HEADER,
     READ_LIMIT_S,

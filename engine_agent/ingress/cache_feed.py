@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine_agent.node.http import HttpClient, NoResponse
-from engine_agent.protocol.cache_events import (
-    HOLD_S,
+from engine_agent.protocol.local_servers import closing_connections
+from engine_agent.protocol.proxy_messages import (
+    CACHE_POLL_S,
     MAX_PREFIXES,
     PREFIX_DIGITS,
     PREFIXES_PATH,
@@ -27,10 +28,9 @@ from engine_agent.protocol.cache_events import (
     digits_of,
     packed,
 )
-from engine_agent.protocol.conversations import conversing
 
 SOCKET = "cache-index.sock"
-ANSWER_LIMIT_S = HOLD_S + 5.0
+ANSWER_LIMIT_S = CACHE_POLL_S + 5.0
 PAUSE_S = 0.05
 """Between two questions to one cell, whatever it answers: it could answer at once for ever."""
 RETRY_S = 1.0
@@ -166,7 +166,7 @@ class CacheFeed:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
-        server = await asyncio.start_unix_server(conversing(self._greet), self._path)
+        server = await asyncio.start_unix_server(closing_connections(self._greet), self._path)
         self._path.chmod(0o600)
         if self._account is not None:
             os.chown(self._path, *self._account)

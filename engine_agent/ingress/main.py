@@ -27,8 +27,7 @@ from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.identity import Identity
 from engine_agent.node.telemetry.fingerprint import agent_version
 from engine_agent.node.telemetry.scraping import serve_metrics
-from engine_agent.protocol.identity import control_name
-from engine_agent.protocol.links import links_are_plain
+from engine_agent.protocol.identity import control_name, links_are_plain
 from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.ports import METRICS_ABOVE, metrics_port

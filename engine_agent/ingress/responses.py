@@ -13,8 +13,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine_agent.ingress import headers
-from engine_agent.protocol.api_errors import ANTHROPIC_TYPES, anthropic_type, error_object, openai_type
-from engine_agent.protocol.api_surface import ANTHROPIC_PATHS, ErrorForm
+from engine_agent.protocol.api_surface import (
+    ANTHROPIC_PATHS,
+    ANTHROPIC_TYPES,
+    ErrorForm,
+    anthropic_type,
+    error_object,
+    openai_type,
+)
 from engine_agent.protocol.states import ServingClass
 
 JSON_CONTENT_TYPE: Final = "content-type application/json"

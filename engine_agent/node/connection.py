@@ -24,7 +24,7 @@ from engine_agent.node.identity import Identity
 from engine_agent.node.renewal import CertificateRenewal
 from engine_agent.node.servers import notice_silence
 from engine_agent.node.telemetry.exposition import agent_exposition
-from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, bounded_fault, decode_down, encode
+from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, MessageAssembly, bounded_fault, decode_down, encode
 from engine_agent.protocol.identity import CERTIFICATE_WANTED, control_name
 from engine_agent.protocol.ingress_messages import IngressReport, TablePart
 from engine_agent.protocol.machine_messages import MachineReport
@@ -41,7 +41,6 @@ from engine_agent.protocol.messages import (
     Trust,
     UpMessage,
 )
-from engine_agent.protocol.parts import MessageAssembly
 
 log = logging.getLogger(__name__)
 

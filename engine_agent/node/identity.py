@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine_agent.node.journal import write_durably
-from engine_agent.protocol.identity_files import (
+from engine_agent.protocol.identity import (
     BUNDLE_FILE,
     COMBINED_FILE,
     REVOKED_FILE,
@@ -29,7 +29,7 @@ import os
 
 from engine_agent.node.accounts import Account
 from engine_agent.node.certificates import revoked_serials
-from engine_agent.protocol.identity_files import REVOKED_SERIALS_FILE
+from engine_agent.protocol.identity import REVOKED_SERIALS_FILE
 
 __all__ = [
     "BUNDLE_FILE",

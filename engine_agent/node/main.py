@@ -20,7 +20,7 @@ from engine_agent.node.order_trace import SERVICE
 from engine_agent.node.planning.node import LIMITS, ConvergeLimits
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT, StackFingerprint, agent_version
 from engine_agent.node.telemetry.host import read_inventory
-from engine_agent.protocol.links import links_are_plain
+from engine_agent.protocol.identity import links_are_plain
 from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind

@@ -12,13 +12,13 @@ import msgspec
 
 from engine_agent.cell_proxy.status import ProxyStatus
 from engine_agent.node.http import HttpClient, NoResponse
-from engine_agent.protocol.held_questions import held_query, limit_s
+from engine_agent.protocol.local_servers import long_poll_query, poll_timeout_s
 from engine_agent.protocol.messages import Health, Load, StepTimes
 from engine_agent.protocol.states import Phase
 
 POLL_INTERVAL_S = 0.2
 """Between two questions. A hard death shows in the process itself; what is not well yet, or busy, is asked this often,
-and what is well answers when that changes (`engine_agent.protocol.held_questions`)."""
+and what is well answers when that changes (`engine_agent.protocol.local_servers`)."""
 PROBE_TIMEOUT_S = 1.0
 SLOW_RESPONSES_TOLERATED = 1
 """One slow answer may be a pause of the garbage collector; the proxy judges an engine by the same rule."""
@@ -64,7 +64,9 @@ class EngineAnswer:
 async def fetch_proxy_status(http: HttpClient, url: str, known: str = "") -> ProxyStatus | ProbeFailure:
     """What the cell proxy at `url` (`…/status`) says, once it is in another state than the one that is `known`."""
     try:
-        answer = await http.request("GET", url + held_query(known), timeout_s=limit_s(known, PROBE_TIMEOUT_S))
+        answer = await http.request(
+            "GET", url + long_poll_query(known), timeout_s=poll_timeout_s(known, PROBE_TIMEOUT_S)
+        )
         return msgspec.json.decode(answer.body, type=ProxyStatus)
     except NoResponse as error:
         return ProbeFailure(str(error), at_once=error.refused)
@@ -76,7 +78,9 @@ async def probe_engine(http: HttpClient, url: str, known: str = "") -> EngineAns
     """What the engine at `url` (`…/health`) says, once it is in another state than the one that is `known`."""
     asked_at_s = monotonic()
     try:
-        answer = await http.request("GET", url + held_query(known), timeout_s=limit_s(known, PROBE_TIMEOUT_S))
+        answer = await http.request(
+            "GET", url + long_poll_query(known), timeout_s=poll_timeout_s(known, PROBE_TIMEOUT_S)
+        )
     except NoResponse as error:
         return ProbeFailure(str(error), at_once=error.refused)
     said = _said(answer.body)

@@ -5,10 +5,54 @@ A machine agent starts, watches, stops and wipes one node or ingress agent; that
 
 import hashlib
 import re
+from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from engine_agent.protocol.states import AgentKind, MachinePhase
+
+RELEASE_FILE = "release.json"
+"""Beside the folder `engine_agent` of a release."""
+_RELEASE_ID = re.compile(r"[0-9a-f]{16}")
+
+
+class Release(Struct, frozen=True):
+    """What a release says of itself. `version` is the project's, `protocol` what its agents speak."""
+
+    id: str
+    version: str
+    protocol: int
+
+
+def is_release_id(text: str) -> bool:
+    """Whether a release can be called so."""
+    return _RELEASE_ID.fullmatch(text) is not None
+
+
+def release_in(folder: Path) -> Release | None:
+    """The release that was unpacked into a folder; None if none was, such as for a checkout."""
+    try:
+        found = msgspec.json.decode((folder / RELEASE_FILE).read_bytes(), type=Release)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if is_release_id(found.id) else None
+
+
+VERSION_MOST = 32
+"""Characters of an agent's version that are kept: what `version_text` makes has fewer."""
+
+
+def version_text(version: str, release: str) -> str:
+    """How an agent states its version: `0.1.0+` and the release's id; without a release the version alone."""
+    return f"{version}+{release}" if release else version
+
+
+def release_of(agent_version: str) -> str:
+    """The id in what `version_text` made; "" if there is none."""
+    found = agent_version.partition("+")[2]
+    return found if is_release_id(found) else ""
+
 
 _MACHINE_ID = re.compile(r"m-[0-9a-f]{8}")
 

@@ -290,7 +290,7 @@ class Load(Struct, frozen=True):
     """Load of one cell as its proxy measured it. Percentiles and rates cover the last 30 s; None: no samples.
 
     `…_total` and `…_counts` count since the proxy started; `…_counts` maps a bucket of
-    `engine_agent.protocol.buckets` to the number of samples in it, without the empty ones. `classes` and `usage`
+    `engine_agent.protocol.metrics` to the number of samples in it, without the empty ones. `classes` and `usage`
     have only those that sent something. `tenants` comes from agents of the release before, which have no `usage`.
     `token_check` None: the engine has no counters of tokens, or was never idle yet. `work` None: it counts no steps.
     `batch` and `cache` None: an agent of the release before. `handovers` None: the cell is `mixed`. `speculation`
@@ -422,7 +422,7 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
 class StepTimes(Struct, frozen=True):
     """What this rank computed itself since its engine started, without waiting for others: decode steps only.
 
-    Both map a bucket of `engine_agent.protocol.buckets` to a sum; buckets without steps are left out.
+    Both map a bucket of `engine_agent.protocol.metrics` to a sum; buckets without steps are left out.
     """
 
     steps: dict[int, int] = field(default_factory=dict)

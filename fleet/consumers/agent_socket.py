@@ -12,11 +12,10 @@ from typing import Any
 
 from django.db import DatabaseError
 
-from engine_agent.protocol.codec import BadMessage, decode_up
+from engine_agent.protocol.codec import BadMessage, decode_up, frames_of
 from engine_agent.protocol.identity import CERTIFICATE_WANTED
+from engine_agent.protocol.machine_messages import VERSION_MOST
 from engine_agent.protocol.messages import PROTOCOL_VERSION, PROTOCOLS_SPOKEN, DownMessage, Hello, Refused
-from engine_agent.protocol.parts import frames_of
-from engine_agent.protocol.releases import VERSION_MOST
 from fleet.consumers.hub import AgentHub, AgentSession
 from fleet.consumers.introductions import ComeAgain, Introduction
 from fleet.consumers.knocks import RETRY_AFTER_S, Knock, credential_of

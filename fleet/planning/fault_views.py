@@ -59,7 +59,7 @@ class ReplacementView:
 class StepWindow:
     """What one rank computed in one window of `FaultSettings.step_window_s`; `index` counts them since 1970.
 
-    `steps` and `compute_ms` map a bucket of batch sizes (`engine_agent.protocol.buckets`) to its sums.
+    `steps` and `compute_ms` map a bucket of batch sizes (`engine_agent.protocol.metrics`) to its sums.
     """
 
     index: int

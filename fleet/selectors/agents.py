@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import msgspec
 from django.db.models import Q
 
-from engine_agent.protocol.releases import release_of
+from engine_agent.protocol.machine_messages import release_of
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.models import AgentMove, AgentRelease, AgentRollout, Machine, Node, NodeReport
 from fleet.planning.agent_rollouts import AgentRolloutView, AgentView, Move, Standing

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import msgspec
 from django.conf import settings
 
-from engine_agent.protocol.releases import RELEASE_FILE, Release, is_release_id, release_in
+from engine_agent.protocol.machine_messages import RELEASE_FILE, Release, is_release_id, release_in
 
 PYTHONS = ("cp311", "cp312", "cp313", "cp314")
 PROCESSORS = ("x86_64", "aarch64")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from django.db import IntegrityError, transaction
 
-from engine_agent.protocol.releases import release_in
+from engine_agent.protocol.machine_messages import release_in
 from fleet.models import AgentRelease
 from fleet.services.agent_archive import archives, own_release, release_folder, source_keep
 from fleet.services.enrolment import AgentIdentity

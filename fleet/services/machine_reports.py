@@ -9,10 +9,9 @@ from datetime import datetime
 import msgspec
 from django.db import transaction
 
-from engine_agent.protocol.machine_messages import MachineFacts, MachineReport
+from engine_agent.protocol.machine_messages import VERSION_MOST, MachineFacts, MachineReport
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.ports import first_ports
-from engine_agent.protocol.releases import VERSION_MOST
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.models import InstanceType, Machine
 from fleet.planning.machines import CLOUDS, instance_type_of

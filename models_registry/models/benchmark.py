@@ -92,7 +92,7 @@ class Benchmark(models.Model):
 
 class BenchmarkPoint(models.Model):
     """One rate that was measured: requests a second of all cells together. `figures` has the numbers of
-    `models_registry.planning.point_figures`, `histograms` the counts by bucket of `engine_agent.protocol.buckets`."""
+    `models_registry.planning.point_figures`, `histograms` the counts by bucket of `engine_agent.protocol.metrics`."""
 
     benchmark = models.ForeignKey(Benchmark, on_delete=models.CASCADE, related_name="points")
     number = models.PositiveIntegerField()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine_agent.protocol.buckets import bucket_of
+from engine_agent.protocol.metrics import bucket_of
 from models_registry.planning.workload import Slo
 
 Numbers = dict[str, float | int | None]

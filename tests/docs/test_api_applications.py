@@ -2,15 +2,15 @@
 
 import pytest
 
-from engine_agent.protocol.api_page import with_tables
 from engine_agent.protocol.api_surface import API_PATHS
+from tests.docs.api_tables import with_tables
 from tests.docs.pages import text_of
 
 PAGE = "docs/api-applications.md"
 
 
 def test_the_page_is_what_the_tables_give() -> None:
-    assert with_tables(text_of(PAGE)) == text_of(PAGE), f"run python -m engine_agent.protocol.api_page {PAGE}"
+    assert with_tables(text_of(PAGE)) == text_of(PAGE), f"run python -m tests.docs.api_tables {PAGE}"
     for row in API_PATHS:
         assert f" {row.path}`" in text_of(PAGE)
 

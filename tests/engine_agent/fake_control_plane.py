@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 import uvicorn
 
-from engine_agent.protocol.codec import decode_up, encode
+from engine_agent.protocol.codec import decode_up, encode, frames_of
 from engine_agent.protocol.ingress_messages import IngressReport, RoutingTable
 from engine_agent.protocol.messages import CertificateRequest, Desired, DownMessage, Hello, Report, UpMessage
-from engine_agent.protocol.parts import frames_of
 from tests.ports import free_port
 
 M = TypeVar("M", bound=UpMessage)

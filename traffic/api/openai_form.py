@@ -5,8 +5,7 @@ from functools import wraps
 
 from django.http import HttpRequest, HttpResponseBase, JsonResponse
 
-from engine_agent.protocol.api_errors import error_object
-from engine_agent.protocol.api_surface import ErrorForm
+from engine_agent.protocol.api_surface import ErrorForm, error_object
 
 View = Callable[..., HttpResponseBase]
 

@@ -11,8 +11,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonRespons
 from django.views.decorators.csrf import csrf_exempt
 
 from audit.middleware import audit_exempt
-from engine_agent.protocol.api_errors import error_object
-from engine_agent.protocol.api_surface import ErrorForm
+from engine_agent.protocol.api_surface import ErrorForm, error_object
 from kernel import clock
 from traffic.api.openai_form import only
 from traffic.planning.application_refusal import ApplicationRefused

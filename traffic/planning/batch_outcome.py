@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine_agent.protocol.api_errors import error_object
-from engine_agent.protocol.api_surface import ErrorForm
+from engine_agent.protocol.api_surface import ErrorForm, error_object
 from traffic.planning.async_request import AttemptResponse, is_complete_answer
 from traffic.planning.batch import Tally
 

@@ -4,7 +4,7 @@ from django.db.models import OuterRef, QuerySet, Subquery, TextField, Value
 from django.db.models.functions import Coalesce
 
 from engine_agent.protocol.ingress_messages import APPLICATION_TLS_SINCE
-from engine_agent.protocol.releases import release_of
+from engine_agent.protocol.machine_messages import release_of
 from engine_agent.protocol.states import AgentKind, PlainHttp
 from fleet.planning.agent_rollouts import AgentView, Standing
 from traffic.models import Ingress, RoutingTable

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
-from engine_agent.protocol.releases import VERSION_MOST
+from engine_agent.protocol.machine_messages import VERSION_MOST
 from fleet.services.autoscaling import AUTOSCALE_TASK
 from fleet.services.fault_evidence import cell_sightings_store
 from fleet.services.refusals import refusals_store

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from engine_agent.protocol.releases import version_text
+from engine_agent.protocol.machine_messages import version_text
 from fleet.models import AgentMove, AgentRelease, AgentRollout
 from fleet.selectors.agents import agents_by_release
 from fleet.services.agent_archive import checkout_release

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Condition, Thread
 from time import monotonic
 
-from engine_agent.protocol.held_questions import state_name, wish_of
+from engine_agent.protocol.local_servers import parse_long_poll, state_name
 
 LOOPBACK = "127.0.0.1"
 
@@ -45,7 +45,7 @@ class MemberHealth:
 
     def answer(self, query: str) -> tuple[str, dict[str, object]]:
         """Why it is not ready, and the whole answer to a question of this query, once it may be given."""
-        known, for_s = wish_of(query)
+        known, for_s = parse_long_poll(query)
         began_s = monotonic()
         with self._changed:
             if known:

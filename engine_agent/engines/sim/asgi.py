@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from engine_agent.protocol.held_questions import StateWatch
 from engine_agent.protocol.ingress_messages import MAX_BODY_BYTES
+from engine_agent.protocol.local_servers import StateWatch
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -79,7 +79,7 @@ class HealthPage:
         self._watch = watch
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        held_s = await self._watch.hold(scope["query_string"].decode("latin-1"))
+        held_s = await self._watch.wait_for_change(scope["query_string"].decode("latin-1"))
         reason = self._health()
         said = {"reason": reason, "state": self._watch.name(), "held_ms": held_s * 1000}
         await respond(send, 503 if reason else 200, msgspec.json.encode(said))

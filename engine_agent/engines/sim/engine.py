@@ -25,7 +25,7 @@ from engine_agent.engines.sim.leases import Leases
 from engine_agent.engines.sim.meters import Gauges, Meters
 from engine_agent.engines.sim.planning.handover import HandoverParameters
 from engine_agent.engines.usage_ledger import SequenceTokens, current_exchange, note
-from engine_agent.protocol.cache_events import BlocksRemoved, BlocksStored
+from engine_agent.protocol.proxy_messages import BlocksRemoved, BlocksStored
 
 CATCH_UP_S = 0.05
 """A step that was noticed late by less than this does not delay the next one; the timer of a busy host is coarse."""

@@ -11,7 +11,7 @@ from engine_agent.engines.sim.listening import HttpListeners
 from engine_agent.engines.sim.settings import LOOPBACK, Endpoint, Settings
 from engine_agent.engines.sim.shutdown import Shutdown
 from engine_agent.engines.step_meter import StepMeter
-from engine_agent.protocol.held_questions import StateWatch, state_name
+from engine_agent.protocol.local_servers import StateWatch, state_name
 from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from engine_agent.engines.sim.listening import bind_port
 from engine_agent.engines.sim.planning.generation_request import Source
 from engine_agent.engines.sim.planning.handover import HandoverParameters
 from engine_agent.engines.sim.settings import Endpoint
-from engine_agent.protocol.conversations import conversing
+from engine_agent.protocol.local_servers import closing_connections
 
 ANSWER_LIMIT_S = 2.0
 IDLE_LIMIT_S = 60.0
@@ -59,7 +59,9 @@ class KvServer:
     async def run(self) -> None:
         """Listen, and end leases that are due, for ever."""
         with closing(self._socket):
-            async with await asyncio.start_server(conversing(self._serve), sock=self._socket, limit=LINE_BYTES_MAX):
+            async with await asyncio.start_server(
+                closing_connections(self._serve), sock=self._socket, limit=LINE_BYTES_MAX
+            ):
                 await self._leases.run()
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:

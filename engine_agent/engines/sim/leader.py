@@ -21,7 +21,7 @@ from engine_agent.engines.sim.settings import CLOSING_S, FAILED_EXIT_AFTER_S, LO
 from engine_agent.engines.sim.shutdown import Shutdown, ShutdownReason
 from engine_agent.engines.step_meter import StepMeter
 from engine_agent.engines.usage_ledger import UsageLedger
-from engine_agent.protocol.held_questions import StateWatch, state_name
+from engine_agent.protocol.local_servers import StateWatch, state_name
 from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)

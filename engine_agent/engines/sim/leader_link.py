@@ -18,7 +18,7 @@ from engine_agent.engines.sim.faults import Effects
 from engine_agent.engines.sim.frames import BadFrame, Beat, Farewell, encode, read_line, read_living
 from engine_agent.engines.sim.listening import bind_port
 from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
-from engine_agent.protocol.conversations import conversing
+from engine_agent.protocol.local_servers import closing_connections
 from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class LeaderLink:
         """
         rendezvous = bind_port(self._settings.leader)
         self._server = await asyncio.start_server(
-            conversing(partial(self._serve, certificate.binding)),
+            closing_connections(partial(self._serve, certificate.binding)),
             sock=rendezvous,
             limit=MAX_LINE_BYTES,
             ssl=certificate.context,

@@ -52,7 +52,7 @@ from engine_agent.engines.sim.planning.answer_plan import Answer, plan_answers
 from engine_agent.engines.sim.planning.generation_request import GenerationRequest
 from engine_agent.engines.sim.settings import Endpoint
 from engine_agent.engines.sim.text.vocabulary import TokenTexts
-from engine_agent.protocol.api_errors import CONTEXT_LENGTH_EXCEEDED
+from engine_agent.protocol.api_surface import CONTEXT_LENGTH_EXCEEDED
 from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.states import CellRole
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from engine_agent.protocol.cache_events import BlockEvent, BlocksRemoved, BlocksStored, CacheCleared
+from engine_agent.protocol.proxy_messages import BlockEvent, BlocksRemoved, BlocksStored, CacheCleared
 
 FOLDER_VARIABLE: Final = "SWITCHYARD_KV_EVENTS"
 """How the launcher tells the server in which folder the sockets are."""

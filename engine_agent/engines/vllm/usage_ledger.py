@@ -24,7 +24,7 @@ from engine_agent.engines.usage_ledger import (
     scoped_salt,
 )
 from engine_agent.engines.vllm.kv_events import FOLDER_VARIABLE, KvEventReader
-from engine_agent.protocol.cache_events import BlockEvent
+from engine_agent.protocol.proxy_messages import BlockEvent
 
 BLOCK_TOKENS = 16
 """vLLM's default, until the first event says otherwise."""

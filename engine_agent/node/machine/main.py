@@ -24,9 +24,8 @@ from engine_agent.node.machine.service import LEFT
 from engine_agent.node.machine.tenant import Tenant
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT, agent_version
 from engine_agent.protocol.log_lines import configure_logging
-from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of
+from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of, release_in
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
-from engine_agent.protocol.releases import release_in
 from engine_agent.protocol.states import AgentKind
 
 log = logging.getLogger(__name__)

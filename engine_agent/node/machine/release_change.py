@@ -15,8 +15,7 @@ from engine_agent.node.journal import CorruptJournal, Journal
 from engine_agent.node.machine import releases, service
 from engine_agent.node.machine.paths import HostPaths
 from engine_agent.node.machine.releases import ReleaseTrouble
-from engine_agent.protocol.machine_messages import ReleaseOrder
-from engine_agent.protocol.releases import Release
+from engine_agent.protocol.machine_messages import Release, ReleaseOrder
 
 log = logging.getLogger(__name__)
 

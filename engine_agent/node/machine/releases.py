@@ -28,8 +28,7 @@ from engine_agent.node.enrolment import control_connection
 from engine_agent.node.identity import Identity
 from engine_agent.node.journal import write_durably
 from engine_agent.node.machine.paths import HostPaths
-from engine_agent.protocol.machine_messages import ReleaseOrder
-from engine_agent.protocol.releases import is_release_id, release_in
+from engine_agent.protocol.machine_messages import ReleaseOrder, is_release_id, release_in
 
 ANSWER_LIMIT_S = 30.0
 FETCH_LIMIT_S = 240.0

@@ -37,7 +37,7 @@ from engine_agent.node.planning.steps import (
     Wait,
 )
 from engine_agent.protocol.messages import Assignment
-from engine_agent.protocol.pairs import pairs_of
+from engine_agent.protocol.proxy_messages import pairs_of
 from engine_agent.protocol.states import MemberRole, Phase
 
 Steps = tuple[Step, ...]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from engine_agent.node.planning.node import Membership
 from engine_agent.protocol.messages import Assignment
-from engine_agent.protocol.pairs import Pairs
+from engine_agent.protocol.proxy_messages import Pairs
 from engine_agent.protocol.states import Phase
 
 

@@ -7,7 +7,7 @@ from msgspec import structs
 from engine_agent.protocol.ingress_messages import IngressReport
 from engine_agent.protocol.machine_messages import MachineReport
 from engine_agent.protocol.messages import Report
-from engine_agent.protocol.prometheus_text import family, sample, single
+from engine_agent.protocol.metrics import family, sample, single
 from engine_agent.protocol.states import EngineState
 
 UP = "up"

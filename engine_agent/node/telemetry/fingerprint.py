@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine_agent.node.telemetry.stack import read_environment_stack, read_machine_stack
 from engine_agent.protocol.fingerprint import FINGERPRINT_MAX_VALUE, BadFingerprint, checked_fingerprint
-from engine_agent.protocol.releases import release_in, version_text
+from engine_agent.protocol.machine_messages import release_in, version_text
 
 log = logging.getLogger(__name__)
 

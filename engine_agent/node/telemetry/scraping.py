@@ -6,8 +6,8 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from engine_agent.protocol.conversations import conversing
-from engine_agent.protocol.prometheus_text import CONTENT_TYPE
+from engine_agent.protocol.local_servers import closing_connections
+from engine_agent.protocol.metrics import CONTENT_TYPE
 
 HOST = "127.0.0.1"
 READ_LIMIT_S = 5.0
@@ -27,7 +27,9 @@ async def serve_metrics(port: int, exposition: Callable[[], str]) -> None:
 
     while True:
         try:
-            async with await asyncio.start_server(conversing(answer), HOST, port, limit=MAX_HEAD_BYTES) as server:
+            async with await asyncio.start_server(
+                closing_connections(answer), HOST, port, limit=MAX_HEAD_BYTES
+            ) as server:
                 await server.serve_forever()
         except OSError as error:
             log.warning("no metrics on %s:%d: %s", HOST, port, error.strerror or error)

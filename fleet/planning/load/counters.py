@@ -1,6 +1,6 @@
 """What a cell has counted since its proxy started, and the difference between two moments. Pure.
 
-Latencies are counted in the buckets of `engine_agent.protocol.buckets`: bucket -> samples.
+Latencies are counted in the buckets of `engine_agent.protocol.metrics`: bucket -> samples.
 """
 
 from collections.abc import Iterable, Mapping

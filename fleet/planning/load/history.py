@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from engine_agent.protocol.buckets import bucket_of, midpoint_s
 from engine_agent.protocol.messages import Load
+from engine_agent.protocol.metrics import bucket_of, midpoint_s
 from fleet.planning.load.counters import MAX_COUNT, CellCounters, add_counts, bounded, counters_of
 from fleet.planning.load.statistics import Counts, count_above, quantile_bucket
 

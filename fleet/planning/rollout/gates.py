@@ -6,7 +6,7 @@ say nothing, and nothing is not enough to promote (I6).
 
 from dataclasses import dataclass
 
-from engine_agent.protocol.buckets import BUCKETS_PER_DOUBLING, midpoint_s
+from engine_agent.protocol.metrics import BUCKETS_PER_DOUBLING, midpoint_s
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.load.statistics import (
     Counts,

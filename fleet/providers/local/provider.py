@@ -20,17 +20,18 @@ import msgspec
 import psutil
 from django.conf import settings
 
-from engine_agent.protocol.host_ports import (
+from engine_agent.protocol.machine_messages import release_in
+from engine_agent.protocol.ports import (
     MAX_BLOCKS,
+    PORTS_PER_NODE,
     PortUse,
     demo_ingresses,
     fixed_ports,
+    ingress_ports,
     node_blocks,
     node_ports,
     overlap,
 )
-from engine_agent.protocol.ports import PORTS_PER_NODE, ingress_ports
-from engine_agent.protocol.releases import release_in
 from engine_agent.protocol.states import AgentKind
 from fleet.planning.placement.distance import free_position
 from fleet.planning.snapshot import ProviderStatus

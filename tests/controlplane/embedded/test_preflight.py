@@ -22,7 +22,7 @@ from controlplane.embedded.preflight import (
     wanted_ports,
 )
 from engine_agent.ingress.port_claim import port_claimed
-from engine_agent.protocol.host_ports import PortUse
+from engine_agent.protocol.ports import PortUse
 from tests.ports import free_port
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
-from engine_agent.protocol.conversations import conversing
+from engine_agent.protocol.local_servers import closing_connections
 from tests.engine_agent.cell_proxy.http_stream import Message, read_body, read_head
 from tests.listening import stop_listening
 
@@ -86,7 +86,7 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(conversing(self._connected), "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(closing_connections(self._connected), "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def die(self) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.messages import HandoverLoad, PrefillCell
-from engine_agent.protocol.pairs import Pairs
+from engine_agent.protocol.proxy_messages import Pairs
 from tests.engine_agent.authority import FleetOfTests
 from tests.engine_agent.cell_proxy.engine import Engine
 from tests.engine_agent.cell_proxy.http_stream import Message, read_message, request

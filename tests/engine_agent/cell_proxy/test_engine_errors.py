@@ -11,7 +11,7 @@ import pytest
 from engine_agent.cell_proxy.engine_errors import EngineError, read_error
 from engine_agent.cell_proxy.error_bodies import MAX_HELD_BYTES, ErrorAnswer, error_in_form
 from engine_agent.cell_proxy.wire import ResponseHead
-from engine_agent.protocol.api_errors import ANTHROPIC_TYPES, OPENAI_TYPES
+from engine_agent.protocol.api_surface import ANTHROPIC_TYPES, OPENAI_TYPES
 
 CHAT, COMPLETIONS, RESPONSES = b"/v1/chat/completions", b"/v1/completions", b"/v1/responses"
 MESSAGES, EMBEDDINGS = b"/v1/messages", b"/v1/embeddings"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.cell_proxy.histogram import SlidingHistogram
-from engine_agent.protocol.buckets import bucket_of, upper_edge_s
+from engine_agent.protocol.metrics import bucket_of, upper_edge_s
 
 durations_s = st.floats(min_value=1e-4, max_value=800.0)
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine_agent.node.identity import Identity
-from engine_agent.protocol.identity import IdentityKind
-from engine_agent.protocol.identity_files import REVOKED_SERIALS_FILE
+from engine_agent.protocol.identity import REVOKED_SERIALS_FILE, IdentityKind
 from tests.engine_agent.authority import FleetOfTests
 from tests.engine_agent.cell_proxy.engine import EVENTS, STREAM_HEAD, Engine, Script, Turn, chunk, running_engine
 from tests.engine_agent.cell_proxy.http_stream import Message, read_chunk, read_head, read_message, request

@@ -11,7 +11,7 @@ from engine_agent.cell_proxy.handovers import Handovers
 from engine_agent.cell_proxy.meter import Meter
 from engine_agent.cell_proxy.wire import RequestHead
 from engine_agent.protocol.messages import PrefillCell
-from engine_agent.protocol.pairs import Pairs
+from engine_agent.protocol.proxy_messages import Pairs
 from engine_agent.protocol.states import CellRole
 from tests.engine_agent.cell_proxy.engine import Engine, Script, Turn, json_answer, running_engine
 from tests.engine_agent.cell_proxy.test_prefill_protocol import PARAMS

@@ -9,14 +9,15 @@ from msgspec import structs
 from engine_agent.cell_proxy.api_paths import CELL_PATHS
 from engine_agent.cell_proxy.batch_queue import BatchQueue
 from engine_agent.cell_proxy.request_work import check_work
-from engine_agent.protocol.grammar_work import levels_with_references, repetitions
 from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.request_limits import (
     DEFAULT_LIMITS,
     LIMIT_ROWS,
     RequestLimits,
+    levels_with_references,
     limits_from_text,
     limits_text,
+    repetitions,
 )
 from tests.engine_agent.cell_proxy.engine import Turn, json_answer
 from tests.engine_agent.cell_proxy.http_stream import Message, read_message, request

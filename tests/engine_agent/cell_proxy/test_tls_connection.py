@@ -9,8 +9,7 @@ import pytest
 import pytest_asyncio
 
 from engine_agent.cell_proxy.tls_connection import LONGEST_RECORD_BYTES, TlsConnection
-from engine_agent.protocol.identity import IdentityKind
-from engine_agent.protocol.identity_files import IdentityFiles
+from engine_agent.protocol.identity import IdentityFiles, IdentityKind
 from tests.engine_agent.tls import fleet_of_rigs, identity_of
 
 pytestmark = pytest.mark.asyncio

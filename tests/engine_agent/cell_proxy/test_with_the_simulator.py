@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_agent.protocol.cache_events import decode_prefixes, digits_of
-from engine_agent.protocol.held_questions import held_query
+from engine_agent.protocol.local_servers import long_poll_query
 from engine_agent.protocol.messages import CacheLoad
+from engine_agent.protocol.proxy_messages import decode_prefixes, digits_of
 from tests.engine_agent.cell_proxy.engine import Engine
 from tests.engine_agent.cell_proxy.http_stream import Message, read_chunk, read_head, request
 from tests.engine_agent.cell_proxy.proxy_process import ProxyProcess, running_proxy, until
@@ -119,7 +119,7 @@ async def test_a_simulator_that_is_well_is_asked_seldom_and_says_at_once_when_it
         await until(proxy.is_healthy, "the cell is up")
         known = (await proxy.status())["state"]
         assert known
-        assert (await proxy.status(held_query(known)))["state"] == known  # after a moment, as nothing happened
+        assert (await proxy.status(long_poll_query(known)))["state"] == known  # after a moment, as nothing happened
         await asyncio.to_thread(leader.inject, kind="unready")
         await until(proxy.is_unhealthy, "the fault reaches the proxy")
         status, why = await proxy.health_check()

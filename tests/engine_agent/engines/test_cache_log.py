@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from engine_agent.engines.cache_log import CacheLog
-from engine_agent.protocol.cache_events import BlocksRemoved, BlocksStored, CacheCleared, decode_blocks
+from engine_agent.protocol.proxy_messages import BlocksRemoved, BlocksStored, CacheCleared, decode_blocks
 
 
 def test_a_reader_gets_what_is_new_and_one_from_elsewhere_gets_all() -> None:

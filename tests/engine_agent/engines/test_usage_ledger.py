@@ -20,13 +20,15 @@ from engine_agent.engines.usage_ledger import (
     note,
     scoped_salt,
 )
-from engine_agent.protocol.cache_events import EVENTS_PATH, BlocksStored, decode_blocks
-from engine_agent.protocol.exchange_usage import (
+from engine_agent.protocol.proxy_messages import (
     COUNTED_APART_PATH,
+    EVENTS_PATH,
     READ_PATH,
     USAGE_PATH,
+    BlocksStored,
     CountedApart,
     ExchangeUsage,
+    decode_blocks,
 )
 
 pytestmark = pytest.mark.asyncio

@@ -15,9 +15,9 @@ import msgspec
 
 from engine_agent.cell_proxy.prefix_index import PrefixIndex
 from engine_agent.node.identity import Identity
-from engine_agent.protocol.cache_events import PREFIXES_PATH
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import CellEndpoint, cell_server_name
+from engine_agent.protocol.proxy_messages import PREFIXES_PATH
 from tests.engine_agent.tls import identity_of
 from tests.listening import stop_listening
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from engine_agent.ingress.settings import QUEUES
-from engine_agent.protocol.api_errors import ANTHROPIC_TYPES, anthropic_type
+from engine_agent.protocol.api_surface import ANTHROPIC_TYPES, anthropic_type
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import CellEndpoint
 from engine_agent.protocol.states import ServingClass

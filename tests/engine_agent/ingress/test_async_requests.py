@@ -12,7 +12,7 @@ import pytest
 
 from engine_agent.ingress.backends import MAX_CONTROL_PLANE_CONNECTIONS
 from engine_agent.ingress.files import MAX_CONNECTIONS
-from engine_agent.protocol.conversations import conversing
+from engine_agent.protocol.local_servers import closing_connections
 from tests.engine_agent.cell_proxy.http_stream import Message, read_message
 from tests.engine_agent.cell_proxy.proxy_process import until
 from tests.engine_agent.ingress.cells import FakeCell
@@ -36,7 +36,7 @@ class ControlPlane:
         self._conversations: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(conversing(self._serve), "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(closing_connections(self._serve), "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

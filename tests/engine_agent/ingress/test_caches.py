@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from engine_agent.cell_proxy.request_prefixes import read_prefixes
 from engine_agent.ingress.cache_feed import CellPrefixes
-from engine_agent.protocol.cache_events import (
+from engine_agent.protocol.ingress_messages import Affinity, Pool
+from engine_agent.protocol.proxy_messages import (
     MAX_PREFIXES,
     BadChanges,
     BlockChanges,
@@ -23,7 +24,6 @@ from engine_agent.protocol.cache_events import (
     PrefixChanges,
     packed,
 )
-from engine_agent.protocol.ingress_messages import Affinity, Pool
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell, Request
 from tests.engine_agent.ingress.ingresses import AWAY, HOME, RunningIngress, pool

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine_agent.ingress.command_socket import CommandRefused, CommandSocket, Unreachable
-from engine_agent.protocol.conversations import conversing
+from engine_agent.protocol.local_servers import closing_connections
 
 
 async def answer_with(folder: Path, text: str, after: asyncio.Event | None = None) -> asyncio.Server:
@@ -18,7 +18,7 @@ async def answer_with(folder: Path, text: str, after: asyncio.Event | None = Non
             await after.wait()
         writer.write(text.encode())
 
-    return await asyncio.start_unix_server(conversing(serve), folder / "s")
+    return await asyncio.start_unix_server(closing_connections(serve), folder / "s")
 
 
 @pytest.mark.asyncio

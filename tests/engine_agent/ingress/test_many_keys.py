@@ -8,9 +8,8 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
-from engine_agent.protocol.codec import decode_down
+from engine_agent.protocol.codec import MessageAssembly, decode_down, frames_of
 from engine_agent.protocol.ingress_messages import ApiKey, RoutingTable, TablePart
-from engine_agent.protocol.parts import MessageAssembly, frames_of
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool

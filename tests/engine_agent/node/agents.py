@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from engine_agent.node import procfs
-from engine_agent.protocol.links import PLAIN_LINKS_VARIABLE
+from engine_agent.protocol.identity import PLAIN_LINKS_VARIABLE
 from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Fault, Observed, Peer, Report
 from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
 from engine_agent.protocol.states import MemberRole, Phase

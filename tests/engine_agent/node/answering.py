@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from engine_agent.protocol.conversations import conversing
+from engine_agent.protocol.local_servers import closing_connections
 
 
 @contextlib.asynccontextmanager
@@ -21,7 +21,7 @@ async def answering(content: bytes | None) -> AsyncIterator[str]:
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
 
-    server = await asyncio.start_server(conversing(serve), "127.0.0.1", 0)
+    server = await asyncio.start_server(closing_connections(serve), "127.0.0.1", 0)
     async with server:
         host, port = server.sockets[0].getsockname()
         yield f"http://{host}:{port}/asked"

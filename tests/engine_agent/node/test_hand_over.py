@@ -6,8 +6,7 @@ from pathlib import Path
 
 from engine_agent.node.accounts import Account
 from engine_agent.node.identity import HandOver, Identity
-from engine_agent.protocol.identity import IdentityKind
-from engine_agent.protocol.identity_files import REVOKED_SERIALS_FILE, IdentityFiles
+from engine_agent.protocol.identity import REVOKED_SERIALS_FILE, IdentityFiles, IdentityKind
 from tests.engine_agent.authority import FleetOfTests
 
 

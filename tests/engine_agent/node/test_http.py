@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, closing
 import pytest
 
 from engine_agent.node.http import MAX_RESPONSE_BYTES, HttpClient, HttpResponse, NoResponse
-from engine_agent.protocol.conversations import conversing
+from engine_agent.protocol.local_servers import closing_connections
 from tests.engine_agent.node.answering import answering
 from tests.ports import free_port
 
@@ -35,7 +35,7 @@ async def connections(serve: Serve) -> AsyncIterator[tuple[str, list[int]]]:
                 asked.append(number)
                 await serve(number, writer)
 
-    server = await asyncio.start_server(conversing(accept), "127.0.0.1", 0)
+    server = await asyncio.start_server(closing_connections(accept), "127.0.0.1", 0)
     async with server:
         host, port = server.sockets[0].getsockname()
         yield f"http://{host}:{port}/health", asked

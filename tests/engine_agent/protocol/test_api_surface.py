@@ -2,9 +2,17 @@
 
 import re
 
-from engine_agent.protocol.api_errors import anthropic_type, error_object, openai_type
-from engine_agent.protocol.api_surface import ANTHROPIC_PATHS, API_PATHS, CELL_PATHS, AnsweredBy, ErrorForm
-from engine_agent.protocol.request_members import REQUEST_MEMBERS
+from engine_agent.protocol.api_surface import (
+    ANTHROPIC_PATHS,
+    API_PATHS,
+    CELL_PATHS,
+    AnsweredBy,
+    ErrorForm,
+    anthropic_type,
+    error_object,
+    openai_type,
+)
+from engine_agent.protocol.request_checks import REQUEST_MEMBERS
 
 
 def test_each_path_is_there_once_and_is_written_as_no_reader_could_misread_it() -> None:

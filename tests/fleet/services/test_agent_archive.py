@@ -13,8 +13,8 @@ import pytest
 from django.conf import settings as settings_of_django
 from packaging.requirements import Requirement
 
+from engine_agent.protocol.machine_messages import RELEASE_FILE, release_in
 from engine_agent.protocol.messages import PROTOCOL_VERSION
-from engine_agent.protocol.releases import RELEASE_FILE, release_in
 from fleet.services import agent_archive
 from fleet.services.agent_archive import (
     ArchiveUnavailable,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine_agent.protocol.buckets import bucket_of
+from engine_agent.protocol.metrics import bucket_of
 from fleet.models import LoadSubject, LoadWindow, NodeReport
 from fleet.planning.load.history import FINE_S
 from fleet.planning.load.slo import RequestCounts

@@ -8,8 +8,7 @@ import msgspec
 from engine_agent.engines.sim.api.writing import Usage, event
 from engine_agent.engines.sim.planning.answer_plan import Answer
 from engine_agent.engines.sim.planning.generation_request import GenerationRequest
-from engine_agent.protocol.api_errors import error_object
-from engine_agent.protocol.api_surface import ErrorForm
+from engine_agent.protocol.api_surface import ErrorForm, error_object
 
 
 def anthropic_error(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

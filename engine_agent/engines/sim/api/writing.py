@@ -7,8 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from engine_agent.engines.sim.text.logprobs import Ranked, ranked_tokens
-from engine_agent.protocol.api_errors import error_object
-from engine_agent.protocol.api_surface import ErrorForm
+from engine_agent.protocol.api_surface import ErrorForm, error_object
 
 DONE_EVENT = b"data: [DONE]\n\n"
 

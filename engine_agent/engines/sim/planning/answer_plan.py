@@ -17,7 +17,7 @@ from engine_agent.engines.sim.planning.generation_request import (
 from engine_agent.engines.sim.text.answers import answer_words, wrong_words
 from engine_agent.engines.sim.text.constrained import UnsupportedSchema, matching_text, write_document
 from engine_agent.engines.sim.text.vocabulary import split_words, token_id
-from engine_agent.protocol.api_errors import CONTEXT_LENGTH_EXCEEDED
+from engine_agent.protocol.api_surface import CONTEXT_LENGTH_EXCEEDED
 from engine_agent.protocol.request_bodies import BadRequest
 
 _CHOICE_STRIDE = 1_000_003

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_agent.engines.sim.text.answers import LEXICON
-from engine_agent.protocol.grammar_work import repetitions, schema_objects
+from engine_agent.protocol.request_limits import repetitions, schema_objects
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from engine_agent.engines.cell.member_health import MemberHealth
-from engine_agent.protocol import held_questions
-from engine_agent.protocol.held_questions import held_query
+from engine_agent.protocol import local_servers
+from engine_agent.protocol.local_servers import long_poll_query
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.cell.members import LIMIT_S
 from tests.ports import free_port
@@ -37,11 +37,11 @@ def test_it_says_why_it_is_not_ready_and_when_it_is(health: MemberHealth, port: 
 def test_who_knows_that_hears_of_a_change_at_once(
     health: MemberHealth, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_questions, "HOLD_S", LIMIT_S)
+    monkeypatch.setattr(local_servers, "LONG_POLL_S", LIMIT_S)
     url = f"http://127.0.0.1:{port}/health"
     known = CLIENT.get(url).json()["state"]
     with ThreadPoolExecutor(1) as asking:
-        asked = asking.submit(CLIENT.get, url + held_query(known), timeout=2 * LIMIT_S)
+        asked = asking.submit(CLIENT.get, url + long_poll_query(known), timeout=2 * LIMIT_S)
         health.say("building the engine")
         answer = asked.result().json()
     assert answer["reason"] == "building the engine"

@@ -15,8 +15,8 @@ from engine_agent.engines.sim.planning.handover import HandoverParameters
 from engine_agent.engines.sim.serving import ApiServer
 from engine_agent.engines.sim.settings import Endpoint
 from engine_agent.engines.usage_ledger import UsageLedger
-from engine_agent.protocol.exchange_usage import EXCHANGE_HEADER
-from engine_agent.protocol.held_questions import StateWatch
+from engine_agent.protocol.local_servers import StateWatch
+from engine_agent.protocol.proxy_messages import EXCHANGE_HEADER
 
 MODEL, ADAPTER = "m", "acme/tuned"
 FAST = ModelParameters(prefill_tokens_per_s=1e9, decode_step_ms=1e-6, decode_step_per_seq_ms=0, max_num_seqs=256)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine_agent.engines.sim.batching import ModelParameters
-from engine_agent.protocol.exchange_usage import COUNTED_APART_PATH, PROMPT_TOKENS_HEADER, USAGE_PATH
+from engine_agent.protocol.proxy_messages import COUNTED_APART_PATH, PROMPT_TOKENS_HEADER, USAGE_PATH
 from tests.engine_agent.engines.sim.in_process import MODEL, Application, application
 
 pytestmark = pytest.mark.asyncio

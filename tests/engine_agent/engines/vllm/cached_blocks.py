@@ -5,14 +5,17 @@ from collections.abc import Iterator
 
 import msgspec
 
-from engine_agent.protocol.cache_events import (
+from engine_agent.protocol.proxy_messages import (
+    CACHE_SCOPE_HEADER,
     EVENTS_PATH,
+    EXCHANGE_HEADER,
+    USAGE_PATH,
     BlocksRemoved,
     BlocksStored,
     CacheCleared,
+    ExchangeUsage,
     decode_blocks,
 )
-from engine_agent.protocol.exchange_usage import CACHE_SCOPE_HEADER, EXCHANGE_HEADER, USAGE_PATH, ExchangeUsage
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.running_cell import ANSWER_LIMIT_S, RunningCell
 

@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from engine_agent.engines.vllm.kv_events import END_OF_REPLAY, EVENTS_SOCKET, REPLAY_SOCKET, KvEventReader
-from engine_agent.protocol.cache_events import BlocksStored
+from engine_agent.protocol.proxy_messages import BlocksStored
 
 LIMIT_S = 30.0
 told: list[str] = []

@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from engine_agent.node.machine.paths import HostPaths
-from engine_agent.protocol.machine_messages import ReleaseOrder
-from engine_agent.protocol.releases import RELEASE_FILE, Release
+from engine_agent.protocol.machine_messages import RELEASE_FILE, Release, ReleaseOrder
 
 OLD, NEW = "0" * 16, "1" * 16
 AGENT = """

@@ -8,8 +8,7 @@ import pytest
 from engine_agent.node.machine import releases
 from engine_agent.node.machine.paths import HostPaths
 from engine_agent.node.machine.release_change import ReleaseChange
-from engine_agent.protocol.machine_messages import ReleaseOrder
-from engine_agent.protocol.releases import Release
+from engine_agent.protocol.machine_messages import Release, ReleaseOrder
 from tests.controlplane.embedded.processes import eventually_async
 from tests.engine_agent.node.machine.made_releases import NEW, OLD, Server, archive, files, order, put
 

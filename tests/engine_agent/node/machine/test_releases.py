@@ -15,8 +15,7 @@ from engine_agent.node.machine import releases
 from engine_agent.node.machine.paths import HostPaths
 from engine_agent.node.machine.release_change import ReleaseChange, Tried
 from engine_agent.node.machine.releases import ReleaseTrouble, confirm, install, point, switch_to, trim
-from engine_agent.protocol.machine_messages import ReleaseOrder
-from engine_agent.protocol.releases import Release, release_in
+from engine_agent.protocol.machine_messages import Release, ReleaseOrder, release_in
 from tests.engine_agent.node.machine.made_releases import NEW, OLD, Server, archive, files, order, put
 
 

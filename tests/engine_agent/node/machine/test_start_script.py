@@ -14,8 +14,7 @@ from engine_agent.node.machine import service
 from engine_agent.node.machine.paths import HostPaths
 from engine_agent.node.machine.release_change import ReleaseChange, Tried
 from engine_agent.node.machine.releases import switch_to
-from engine_agent.protocol.machine_messages import ReleaseOrder
-from engine_agent.protocol.releases import Release
+from engine_agent.protocol.machine_messages import Release, ReleaseOrder
 from tests.controlplane.embedded.processes import eventually
 from tests.engine_agent.node.machine.made_releases import NEW, OLD, files, put
 

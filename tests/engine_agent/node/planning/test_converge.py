@@ -19,7 +19,7 @@ from engine_agent.node.planning.steps import (
     Wait,
 )
 from engine_agent.protocol.messages import Assignment, Health, PrefillCell
-from engine_agent.protocol.pairs import pairs_of
+from engine_agent.protocol.proxy_messages import pairs_of
 from engine_agent.protocol.states import CellRole, Phase
 from tests.engine_agent.orders import READY_TIMEOUT_S, assignment
 

@@ -1,7 +1,7 @@
 """Totals that only grow become windows, whose percentiles are those of all samples in them."""
 
-from engine_agent.protocol.buckets import bucket_of, midpoint_s
 from engine_agent.protocol.messages import Load
+from engine_agent.protocol.metrics import bucket_of, midpoint_s
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.load.history import FINE_S, Accumulator, FinishedWindow, Sample, advance, pooled, sample_of
 

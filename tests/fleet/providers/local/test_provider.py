@@ -15,8 +15,8 @@ import msgspec
 import psutil
 import pytest
 
+from engine_agent.protocol.machine_messages import RELEASE_FILE
 from engine_agent.protocol.ports import PORTS_PER_NODE
-from engine_agent.protocol.releases import RELEASE_FILE
 from engine_agent.protocol.states import AgentKind
 from fleet.planning.placement.distance import shared_prefix
 from fleet.planning.snapshot import ProviderStatus

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_agent.protocol.buckets import LARGEST_BATCH_BUCKET, batch_bucket
+from engine_agent.protocol.metrics import LARGEST_BATCH_BUCKET, batch_bucket
 
 
 @pytest.mark.parametrize(("sequences", "bucket"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4), (64, 6)])

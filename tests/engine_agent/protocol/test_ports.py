@@ -8,8 +8,16 @@ from hypothesis import strategies as st
 
 from controlplane.embedded.configuration import CannotStart, read_configuration
 from controlplane.embedded.preflight import require_distinct_ports
-from engine_agent.protocol.host_ports import PortUse, demo_ingresses, fixed_ports, node_blocks, node_ports, overlap
-from engine_agent.protocol.ports import PORTS_PER_NODE, ingress_ports
+from engine_agent.protocol.ports import (
+    PORTS_PER_NODE,
+    PortUse,
+    demo_ingresses,
+    fixed_ports,
+    ingress_ports,
+    node_blocks,
+    node_ports,
+    overlap,
+)
 
 
 def test_an_overlap_names_both_users_and_what_to_set() -> None:

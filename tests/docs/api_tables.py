@@ -1,5 +1,5 @@
 """The tables of docs/api-applications.md, made of those that the ingress and the cell proxy go by:
-`python -m engine_agent.protocol.api_page docs/api-applications.md` writes them anew. A test compares the two.
+`python -m tests.docs.api_tables docs/api-applications.md` writes them anew. A test compares the two.
 """
 
 import re
@@ -16,8 +16,8 @@ from engine_agent.protocol.api_surface import (
     Counting,
     ErrorForm,
 )
+from engine_agent.protocol.request_checks import REQUEST_MEMBERS, MemberRule, RequestMember
 from engine_agent.protocol.request_limits import DEFAULT_LIMITS, LIMIT_ROWS
-from engine_agent.protocol.request_members import REQUEST_MEMBERS, MemberRule, RequestMember
 
 _PART = re.compile(r"(<!-- begin ([a-z]+) -->\n\n)[^<]*(\n<!-- end [a-z]+ -->)")
 

@@ -6,10 +6,17 @@ import random
 import msgspec
 import pytest
 
-from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, decode_down
+from engine_agent.protocol.codec import (
+    MAX_FRAME_BYTES,
+    MAX_PARTS,
+    PIECE_BYTES,
+    BadMessage,
+    MessageAssembly,
+    decode_down,
+    frames_of,
+)
 from engine_agent.protocol.ingress_messages import ApiKey, ApplicationTls, RoutingTable, ServerCertificate, TablePart
 from engine_agent.protocol.messages import Certificate, Desired, DownMessage, EnginePlan, Trust
-from engine_agent.protocol.parts import MAX_PARTS, PIECE_BYTES, MessageAssembly, frames_of
 from tests.engine_agent.orders import assignment
 
 

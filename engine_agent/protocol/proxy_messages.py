@@ -1,21 +1,82 @@
-"""What an engine says of its prefix cache to its cell proxy, and a cell proxy to ingresses. Forms and limits only; see
-docs/design/ingress.md#exact-prefix-routing.
+"""Messages of a cell proxy: from its agent (which cells it pairs with), from its engine (tokens of a request, changes
+of the prefix cache) and to ingresses (prefixes in the cache). Forms and limits only: docs/design/applications.md
+(token counts) and docs/design/ingress.md (exact prefix routing).
 
-An engine speaks of blocks: hashes of tokens and of all before them. An ingress knows no tokens, so a cell proxy speaks
-to it of prefixes: hashes of the text with which requests begin, as the ingress named them. Neither holds any text, and
-applications get neither.
+Engines list blocks: hashes of tokens and of all tokens before them. Ingresses do not tokenize, so proxies list prefixes
+for them: hashes of the text at the start of requests, as the ingress computed them. Neither list contains text, and
+applications cannot read either.
 """
 
+import zlib
 from typing import Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, json
+
+from engine_agent.protocol.messages import PREFILL_FROM_TOKENS, Assignment, PrefillCell
+from engine_agent.protocol.states import CellRole
+
+
+class Pairs(Struct, frozen=True):
+    """Body of `POST /pairs` on a proxy's administration port. See `Assignment`, whose members these are. `name` is
+    short, and another one for other pairs: what a proxy says that it has. Empty: it was told of none."""
+
+    name: str = ""
+    prefill_cells: tuple[PrefillCell, ...] = ()
+    decode_nodes: tuple[str, ...] = ()
+    prefill_from_tokens: int = PREFILL_FROM_TOKENS
+
+
+NO_PAIRS: Final = Pairs()
+
+
+def pairs_of(assignment: Assignment) -> Pairs:
+    """Which a cell is to have; one that does all of its requests has none."""
+    if assignment.cell_role is CellRole.MIXED:
+        return NO_PAIRS
+    cells, nodes, least = assignment.prefill_cells, assignment.decode_nodes, assignment.prefill_from_tokens
+    return Pairs(f"{zlib.crc32(json.encode((cells, nodes, least))):08x}", cells, nodes, least)
+
+
+EXCHANGE_HEADER: Final = b"x-switchyard-exchange"
+"""On a request to the engine: the name under which it notes what it computes for it."""
+CACHE_SCOPE_HEADER: Final = b"x-switchyard-cache-scope"
+"""On a request to the engine, from the ingress: whose prompts in the cache it may find, and be found by."""
+PROMPT_TOKENS_HEADER: Final = b"x-switchyard-prompt-tokens"
+"""On an answer: how many tokens its prompts have, known before the first of them is sent."""
+USAGE_PATH: Final = "/switchyard/usage"
+"""`?exchange=NAME`: `ExchangeUsage`, once the answer to that request is over."""
+READ_PATH: Final = "/switchyard/read"
+"""`?exchange=NAME`: 200 once its prompts are read, 202 if they are not within `READ_LIMIT_S`."""
+READ_LIMIT_S: Final = 2.0
+"""How long a question waits; an exchange that is not known by then is none."""
+COUNTED_APART_PATH: Final = "/switchyard/counted-apart"
+"""`CountedApart`, since the engine started."""
+END_LIMIT_S: Final = 5.0
+"""How long an answer may take to notice that its connection was cut; then what it runs is stopped."""
+
+
+class ExchangeUsage(msgspec.Struct, frozen=True):
+    """Tokens of one request. `cached_tokens` are part of `prompt_tokens`; a prompt that was not read yet is none."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class CountedApart(msgspec.Struct, frozen=True):
+    """What is in the engine's counters and in nobody's usage: prompts that were read again for each of `n` answers, and
+    tokens that were generated behind the end of an answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
 
 EVENTS_PATH: Final = "/switchyard/cache-events"
-"""Of an engine, on loopback: `?life=L&after=N` gives `BlockChanges`, once there are some or `HOLD_S` have passed."""
+"""Of an engine, on loopback: `?life=L&after=N` gives `BlockChanges` once there are some, or after `CACHE_POLL_S`."""
 PREFIXES_PATH: Final = "/switchyard/cache-prefixes"
 """Of a cell proxy, for ingresses: the same with `PrefixChanges`."""
-HOLD_S: Final = 5.0
+CACHE_POLL_S: Final = 5.0
 """An answer without news: a connection that breaks is seen at once, so this only says that somebody is there."""
 MAX_BLOCKS: Final = 1_000_000
 """Of one engine's cache: 16 million tokens in vLLM's blocks of 16. One that has more is not listed."""
