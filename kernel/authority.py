@@ -67,7 +67,7 @@ class Issued:
 
 def authority_make(fleet: str, now: datetime) -> Authority:
     """A new authority of this fleet, with a name of its own: two of a fleet must not be taken for each other. Agents
-    read the fleet from its organization name (`engine_agent.node.certificates.fleet_of`)."""
+    read the fleet from its organization name (`engine_agent.node.identity.fleet_of`)."""
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     parts = {NameOID.ORGANIZATION_NAME: fleet, NameOID.COMMON_NAME: f"Switchyard authority {_short(identifier)}"}

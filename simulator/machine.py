@@ -5,21 +5,14 @@ The journal outlives the agent, the engine outlives the agent, and neither outli
 
 from dataclasses import dataclass, replace
 
-from engine_agent.node.planning.converge import plan_convergence
+from engine_agent.node.planning.converge import observe, plan_convergence
 from engine_agent.node.planning.node import (
     LIMITS,
     Failure,
+    MarkFailed,
     Membership,
     NodeSnapshot,
     RunningProcess,
-    failure_of,
-    membership_of,
-    next_in_a_row,
-)
-from engine_agent.node.planning.observe import observe
-from engine_agent.node.planning.orders import refusal
-from engine_agent.node.planning.steps import (
-    MarkFailed,
     SetProxyPhase,
     StartEngine,
     StartProxy,
@@ -27,6 +20,10 @@ from engine_agent.node.planning.steps import (
     StopEngine,
     StopProxy,
     Wait,
+    failure_of,
+    membership_of,
+    next_in_a_row,
+    refusal,
 )
 from engine_agent.protocol.messages import Assignment, Desired, Health, Observed
 from engine_agent.protocol.states import EngineState, Phase

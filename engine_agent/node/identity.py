@@ -6,30 +6,163 @@ here, and contexts notice. Every side of a link needs a certificate of the fleet
 """
 
 import hashlib
+import os
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, Launch, follower_count
+from engine_agent.node.accounts import Account
 from engine_agent.node.journal import write_durably
 from engine_agent.protocol.identity import (
     BUNDLE_FILE,
     COMBINED_FILE,
     REVOKED_FILE,
+    REVOKED_SERIALS_FILE,
     TLS_FOLDER,
+    BadName,
     IdentityFiles,
+    IdentityName,
+    is_fleet_name,
+    name_of_uri,
     peer_name,
     renewed_server_context,
 )
+from engine_agent.protocol.messages import Assignment
+from engine_agent.protocol.states import MemberRole
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric import ec
+ORGANIZATION = x509.NameOID.ORGANIZATION_NAME
 
-    from engine_agent.node.certificates import Validity
-import os
 
-from engine_agent.node.accounts import Account
-from engine_agent.node.certificates import revoked_serials
-from engine_agent.protocol.identity import REVOKED_SERIALS_FILE
+class BadCertificate(ValueError):
+    """What was to be stored is no certificate for this key, or no bundle; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """Since when and until when a certificate counts, and for whom; its serial number in hexadecimal."""
+
+    name: IdentityName
+    serial: str
+    not_before: datetime
+    not_after: datetime
+
+    def renew_after(self, draw: float) -> datetime:
+        """When to ask for the next: after half of its life, up to a tenth of it later; `draw` is uniform in [0, 1)."""
+        return self.not_before + (self.not_after - self.not_before) * (0.5 + 0.1 * draw)
+
+
+def key_make() -> ec.EllipticCurvePrivateKey:
+    """A new key on P-256."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_read(pem: bytes) -> ec.EllipticCurvePrivateKey | None:
+    """The key in a file of ours; None if there is none."""
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+    return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
+
+
+def request_make(key: ec.EllipticCurvePrivateKey) -> str:
+    """A request for a certificate of this key, as PEM. It names nobody: who signs knows for whom."""
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+
+def validity_of(chain: str, key: ec.EllipticCurvePrivateKey) -> Validity:
+    """What the first certificate of a chain (PEM) says, which must be for this key.
+
+    Raises:
+        BadCertificate: it is for another key, has no name of a fleet, or is no PEM.
+    """
+    leaf = require_certificates(chain, "the chain")[0]
+    if leaf.public_key() != key.public_key():
+        raise BadCertificate(f"the certificate of {_subject_of(leaf)} is for another key than this home's")
+    return _validity(leaf)
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as PEM, not encrypted."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def require_certificates(pem: str, what: str) -> list[x509.Certificate]:
+    """The certificates of a PEM.
+
+    Raises:
+        BadCertificate: there is none, or one is none.
+    """
+    try:
+        return x509.load_pem_x509_certificates(pem.encode())
+    except ValueError as error:
+        raise BadCertificate(f"{what} is no PEM of certificates: {error}") from error
+
+
+def fleet_of(bundle: str) -> str:
+    """Whose authorities a bundle (PEM) holds: the organization in their names.
+
+    Raises:
+        BadCertificate: it has no authority of a fleet, or of two.
+    """
+    certificates = require_certificates(bundle, "the bundle of authorities")
+    names = [name.value for each in certificates for name in each.subject.get_attributes_for_oid(ORGANIZATION)]
+    fleet = str(names[0]) if len(set(names)) == 1 else ""
+    if not is_fleet_name(fleet):
+        raise BadCertificate("the bundle of authorities is not of one fleet")
+    return fleet
+
+
+def require_revocation_lists(pem: str) -> None:
+    """Check that a PEM holds revocation lists, one or more.
+
+    Raises:
+        BadCertificate: it does not.
+    """
+    if not _revocation_lists(pem):
+        raise BadCertificate("the revocation lists are no PEM: there is none")
+
+
+def revoked_serials(pem: str) -> list[int]:
+    """The serial numbers on these revocation lists.
+
+    Raises:
+        BadCertificate: they are none.
+    """
+    return [entry.serial_number for revoked in _revocation_lists(pem) for entry in revoked]
+
+
+def _revocation_lists(pem: str) -> list[x509.CertificateRevocationList]:
+    end = "-----END X509 CRL-----"
+    try:
+        return [x509.load_pem_x509_crl((text.strip() + "\n" + end).encode()) for text in pem.split(end)[:-1]]
+    except ValueError as error:
+        raise BadCertificate(f"the revocation lists are no PEM: {error}") from error
+
+
+def _validity(leaf: x509.Certificate) -> Validity:
+    try:
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        name = name_of_uri(uris[0] if len(uris) == 1 else "")
+    except (x509.ExtensionNotFound, BadName, ValueError) as error:
+        raise BadCertificate(f"the certificate of {_subject_of(leaf)} has no name of a fleet: {error}") from error
+    return Validity(name, f"{leaf.serial_number:x}", leaf.not_valid_before_utc, leaf.not_valid_after_utc)
+
+
+def _subject_of(leaf: x509.Certificate) -> str:
+    return leaf.subject.rfc4514_string() or "nobody"
+
 
 __all__ = [
     "BUNDLE_FILE",
@@ -55,8 +188,6 @@ class Identity(IdentityFiles):
             BadCertificate: it is no bundle of one fleet.
             FileNotFoundError: there is none.
         """
-        from engine_agent.node.certificates import fleet_of
-
         if not self.has_bundle:
             raise FileNotFoundError(
                 f"{self.bundle_file} is missing: without the fleet's authorities nobody at its address is believed"
@@ -67,9 +198,7 @@ class Identity(IdentityFiles):
         return self._fleet[1]
 
     @cached_property
-    def _key(self) -> "ec.EllipticCurvePrivateKey":
-        from engine_agent.node.certificates import key_make, key_pem, key_read
-
+    def _key(self) -> ec.EllipticCurvePrivateKey:
         key = key_read(self.key_file.read_bytes()) if self.key_file.exists() else None
         if key is None:
             key = key_make()
@@ -82,19 +211,15 @@ class Identity(IdentityFiles):
         Raises:
             OSError: the home refused the key.
         """
-        from engine_agent.node.certificates import request_make
-
         return request_make(self._key)
 
-    def store(self, *, chain: str, bundle: str, revoked: str) -> "Validity":
+    def store(self, *, chain: str, bundle: str, revoked: str) -> Validity:
         """Keep a certificate (PEM, leaf first), the authorities that count, and their revocation lists.
 
         Raises:
             BadCertificate: it is not for this home's key, has no name of a fleet, or a part is no PEM.
             OSError: the home refused a file; each file is the old or the new one whole.
         """
-        from engine_agent.node.certificates import key_pem, validity_of
-
         validity = validity_of(chain, self._key)
         self.store_trust(bundle=bundle, revoked=revoked)
         combined = chain.rstrip("\n").encode() + b"\n" + key_pem(self._key)
@@ -115,8 +240,6 @@ class Identity(IdentityFiles):
             BadCertificate: a part is no PEM.
             OSError: the home refused a file.
         """
-        from engine_agent.node.certificates import require_certificates, require_revocation_lists
-
         require_certificates(bundle, "the bundle of authorities")
         if revoked:
             require_revocation_lists(revoked)
@@ -130,10 +253,8 @@ class Identity(IdentityFiles):
         except OSError:
             return ""
 
-    def validity(self) -> "Validity | None":
+    def validity(self) -> Validity | None:
         """Of the stored certificate; None if there is none that can be read, or it is not for the stored key."""
-        from engine_agent.node.certificates import BadCertificate, validity_of
-
         try:
             return validity_of(self.combined_file.read_text(encoding="ascii"), self._key)
         except (OSError, UnicodeDecodeError, BadCertificate):
@@ -197,3 +318,29 @@ class HandOver:
         if self._account is not None:
             os.chown(beside, self._account.uid, self._account.gid)
         os.replace(beside, path)
+
+
+_FROM, _UNTIL = datetime(2020, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+"""A node's clock may be wrong, and a cell may serve for years."""
+
+
+def with_certificate(launch: Launch, assignment: Assignment) -> Launch:
+    """The launch of an engine, with a certificate of its own if followers are to meet it."""
+    if assignment.role is not MemberRole.LEADER or follower_count(assignment) == 0:
+        return launch
+    return replace(launch, env={**launch.env, CELL_CERTIFICATE_VARIABLE: throwaway_certificate()})
+
+
+def throwaway_certificate() -> str:
+    """A new certificate that signs itself, and its key (EC P-256): PEM, in this order."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "cell leader")])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), _FROM, _UNTIL)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return (certificate + private).decode()

@@ -5,8 +5,13 @@ Their writers open them for appending, so that cutting one to nothing loses no l
 
 import contextlib
 import os
+import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from time import monotonic, time
+
+from engine_agent.protocol.messages import Assignment, Desired, LogTail
 
 MAX_LOG_BYTES = 16 * 1024 * 1024
 """A log that is longer becomes the one earlier log that is kept: at most twice this per kind of process."""
@@ -56,3 +61,92 @@ def last_lines(path: Path, count: int = 20) -> list[str]:
 
 def _earlier(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
+
+
+LOGS = ("agent", "engine", "proxy")
+MOST_LINES = 200
+"""Of each log. `engine_agent.node.logs` reads 16 KiB of one, so that three stay far below the limit of a frame."""
+AGAIN_AFTER_S = 10.0
+"""Unchanged lines are sent again this often, so that a reader can tell silence from an end."""
+LONGEST_REQUEST_S = 120.0
+"""A request for longer, or a clock that is wrong, does not make a node send for ever."""
+
+REDACTED = "[taken out]"
+SHORTEST_SECRET = 8
+"""A shorter text identifies little and stands in many harmless places."""
+
+_NAMED = re.compile(
+    r"""(?ix)
+    (?P<name> [\w-]{0,64} (?: secret | password | passwd | token | api[_-]?key | access[_-]?key | credential )
+    [\w-]{0,64}
+        ["']? \s{0,8} [=:] \s{0,8} ["']?)
+    (?P<value> (?!\d{1,9}\b) [^\s"',;&}]{4,})
+    """
+)
+"""`password=…`, `"api_key": "…"`; plain numbers are left: `max_tokens=128` is no secret."""
+_FORMS = re.compile(
+    r"""(?x)
+    (?: sw_[0-9a-f]{4,}_[\w-]{8,} | sk-[\w-]{8,} | hf_[A-Za-z0-9]{8,} | gh[pousr]_[A-Za-z0-9]{16,}
+      | (?:AKIA|ASIA)[A-Z0-9]{16} | eyJ[\w-]{8}[\w.-]* )
+    """
+)
+"""Credentials of ours, OpenAI's, Hugging Face's, GitHub's and AWS's keys, JSON web tokens."""
+_HEADER = re.compile(r"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic)\s+|\bbearer\s+)[\w.~+/=-]{4,}")
+_USER_INFO = re.compile(r"(?i)(\b[a-z][a-z0-9+.-]{0,31}://)[^\s/@:]{0,256}:[^\s/@]{1,1024}@")
+
+
+class LogTailSender:
+    """Remembers what was sent last: nothing is sent without a request, and nothing twice at once."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._until = 0.0
+        self._sending_since_s = 0.0
+        self._last_sent: LogTail | None = None
+        self._sent_at_s = 0.0
+
+    def due(self, order: Desired | None) -> LogTail | None:
+        """What to send now, if anything. `order` is the one in force."""
+        now_s = monotonic()
+        request = order.logs if order is not None else None
+        if order is None or request is None or request.until <= time():
+            self._last_sent = None
+            return None
+        if request.until != self._until:
+            self._until, self._sending_since_s = request.until, now_s
+        if now_s - self._sending_since_s > LONGEST_REQUEST_S:
+            return None
+        tail = log_tail(self._home, order.assignment, min(request.lines, MOST_LINES))
+        if tail == self._last_sent and now_s - self._sent_at_s < AGAIN_AFTER_S:
+            return None
+        self._last_sent, self._sent_at_s = tail, now_s
+        return tail
+
+
+def log_tail(home: Path, assignment: Assignment | None, lines: int) -> LogTail:
+    """The last lines of each log in a node's folder."""
+    secrets = (assignment.secret,) if assignment is not None else ()
+    tails = {name: last_lines(home / f"{name}.log", lines) for name in LOGS}
+    return LogTail(
+        cell=assignment.cell if assignment is not None else None,
+        generation=assignment.generation if assignment is not None else 0,
+        logs={
+            name: tuple(_printable(redacted(line, secrets)) for line in tail) for name, tail in tails.items() if tail
+        },
+    )
+
+
+def _printable(line: str) -> str:
+    """Control characters, which a terminal would obey and JSON would make longer, as dots."""
+    return "".join(letter if letter.isprintable() else "." for letter in line)
+
+
+def redacted(line: str, secrets: Iterable[str] = ()) -> str:
+    """The line without credentials by their form, and without each of `secrets`, which the caller knows."""
+    for secret in secrets:
+        if len(secret) >= SHORTEST_SECRET:
+            line = line.replace(secret, REDACTED)
+    line = _HEADER.sub(rf"\1{REDACTED}", line)
+    line = _USER_INFO.sub(rf"\1{REDACTED}@", line)
+    line = _FORMS.sub(REDACTED, line)
+    return _NAMED.sub(rf"\g<name>{REDACTED}", line)

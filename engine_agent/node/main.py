@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from engine_agent.engines.registry import engine_pythons
-from engine_agent.node.agent import NodeAgent
+from engine_agent.node.agent import SERVICE, NodeAgent
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.launch import NodePlace
 from engine_agent.node.lock import AgentLock, HomeInUse
-from engine_agent.node.order_trace import SERVICE
 from engine_agent.node.planning.node import LIMITS, ConvergeLimits
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT, StackFingerprint, agent_version
 from engine_agent.node.telemetry.host import read_inventory

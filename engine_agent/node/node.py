@@ -12,24 +12,18 @@ from engine_agent.engines.base import EngineUnavailable, MeasuresSteps
 from engine_agent.engines.registry import check_plan, check_role, engine_adapter
 from engine_agent.node import procfs, watch
 from engine_agent.node.accounts import Service, open_way, service_account
-from engine_agent.node.cell_certificate import with_certificate
 from engine_agent.node.http import HttpClient, NoResponse
-from engine_agent.node.identity import HandOver
+from engine_agent.node.identity import HandOver, with_certificate
 from engine_agent.node.journal import CorruptJournal, Journal
 from engine_agent.node.launch import NodePlace, proxy_admin_url, proxy_launch, with_fingerprint
 from engine_agent.node.logs import bound, last_lines
 from engine_agent.node.planning.node import (
     LIMITS,
     Failure,
+    MarkFailed,
     Membership,
     NodeSnapshot,
     ProcessKind,
-    membership_of,
-    next_in_a_row,
-)
-from engine_agent.node.planning.orders import refusal
-from engine_agent.node.planning.steps import (
-    MarkFailed,
     SetProxyPairs,
     SetProxyPhase,
     StartEngine,
@@ -38,11 +32,13 @@ from engine_agent.node.planning.steps import (
     StopEngine,
     StopProxy,
     Wait,
+    membership_of,
+    next_in_a_row,
+    refusal,
 )
 from engine_agent.node.processes import ProcessEnd, Processes, end_reason, ended_fault, not_started_fault
-from engine_agent.node.rebuild import newest_record, with_order
-from engine_agent.node.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord
-from engine_agent.node.telemetry.neuron_errors import runtime_faults
+from engine_agent.node.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord, newest_record, with_order
+from engine_agent.node.telemetry.fault_logs import runtime_faults
 from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.messages import Assignment, Desired, Fault, StepTimes
 from engine_agent.protocol.states import MemberRole

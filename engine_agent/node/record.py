@@ -3,9 +3,15 @@
 It is saved after every order taken and every process started, before anything that depends on it happens.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
+
+import msgspec
 from msgspec import Struct
 
-from engine_agent.node.planning.node import Failure, Membership
+from engine_agent.engines.base import Launch
+from engine_agent.node import procfs
+from engine_agent.node.planning.node import Failure, Membership, ProcessKind, membership_of
 from engine_agent.protocol.messages import Desired
 
 JOURNAL_FILE = "journal.json"
@@ -60,3 +66,62 @@ class NodeRecord(Struct, frozen=True):
     engine: ProcessRecord | None = None
     proxy: ProcessRecord | None = None
     failure: FailureRecord | None = None
+
+
+ORDER_VARIABLE = "SWITCHYARD_ORDER"
+ORDER_BYTES_MAX = 96 * 1024
+"""Linux takes 128 KiB for one variable. A longer order is in the journal alone."""
+
+
+def with_order(launch: Launch, order: Desired | None) -> Launch:
+    """The launch of an engine that carries its order."""
+    encoded = msgspec.json.encode(order)
+    if order is None or len(encoded) > ORDER_BYTES_MAX:
+        return launch
+    return replace(launch, env={**launch.env, ORDER_VARIABLE: encoded.decode()})
+
+
+def newest_record(journalled: NodeRecord, node_id: str, boot: str) -> NodeRecord:
+    """The journal's record or, if an engine of a later order runs, or of the same that the journal has no engine of,
+    what that engine tells."""
+    running = procfs.started_by_agents_of(node_id)
+    known = -1 if journalled.desired is None else journalled.desired.version
+    newest = journalled
+    for process in _leaders(running):
+        order = _order_of(process.pid)
+        if order is None or order.node != node_id or order.assignment is None:
+            continue
+        is_unknown = journalled.engine is None and order.version == known
+        if order.version > known or is_unknown:
+            member = membership_of(order.assignment)
+            engine = _record(process, boot, member)
+            newest = NodeRecord(node_id, order, engine, _proxy_of(running, member, boot))
+            known = order.version
+    return newest
+
+
+def _leaders(running: Iterable[procfs.ProcessStat]) -> list[procfs.ProcessStat]:
+    """Those that agents started themselves: each leads a session."""
+    return [process for process in running if process.session == process.pid]
+
+
+def _order_of(pid: int) -> Desired | None:
+    text = procfs.environment(pid).get(ORDER_VARIABLE)
+    try:
+        return msgspec.json.decode(text, type=Desired) if text else None
+    except msgspec.DecodeError:
+        return None
+
+
+def _proxy_of(running: Iterable[procfs.ProcessStat], member: Membership, boot: str) -> ProcessRecord | None:
+    """The proxy beside this engine, known by its command line."""
+    wanted = ("--cell", member.cell, "--generation", str(member.generation))
+    for process in _leaders(running):
+        is_proxy = procfs.environment(process.pid).get(procfs.PROCESS_KIND_VARIABLE) == ProcessKind.PROXY
+        if is_proxy and " ".join(wanted) in " ".join(procfs.command(process.pid)):
+            return _record(process, boot, member)
+    return None
+
+
+def _record(process: procfs.ProcessStat, boot: str, member: Membership) -> ProcessRecord:
+    return ProcessRecord(process.pid, boot, process.started_ticks, member.cell, member.generation, member.rank)

@@ -4,11 +4,19 @@ so and end at once."""
 from dataclasses import replace
 from datetime import datetime
 
-from engine_agent.node.planning.converge import plan_convergence
-from engine_agent.node.planning.node import Failure, Membership, NodeSnapshot, RunningProcess, membership_of
-from engine_agent.node.planning.observe import observe
-from engine_agent.node.planning.orders import refusal
-from engine_agent.node.planning.steps import MarkFailed, StartEngine, StopEngine, StopProxy
+from engine_agent.node.planning.converge import observe, plan_convergence
+from engine_agent.node.planning.node import (
+    Failure,
+    MarkFailed,
+    Membership,
+    NodeSnapshot,
+    RunningProcess,
+    StartEngine,
+    StopEngine,
+    StopProxy,
+    membership_of,
+    refusal,
+)
 from engine_agent.protocol.messages import Desired, Health
 from engine_agent.protocol.states import Phase
 from fleet.planning.snapshot import ReportView

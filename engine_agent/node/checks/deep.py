@@ -6,16 +6,133 @@ Exit status: 1 if anything was found wrong.
 """
 
 import argparse
+import contextlib
+import hashlib
 import os
+import random
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
-from engine_agent.node.checks.host import available_memory_bytes, check_disk, check_memory
 from engine_agent.node.checks.links import LinkPlan, check_links, plan_from
 from engine_agent.node.checks.result import Result, result_from, timed
+
+MIB = 1024 * 1024
+BLOCK_BYTES = 8 * MIB
+PATTERNS = (0x00, 0xFF, 0x55, 0xAA)
+"""Every bit in both states, and next to its opposite."""
+MEMORY_SHARE = 0.05
+"""Of what is available, at most: a node that serves must not swap for being checked."""
+DISK_SLOW_MIB_S = 20.0
+"""Slower than this, weights of 16 GiB take a quarter of an hour to read: something is wrong with the disk."""
+DISK_KEPT_FREE = 4
+"""The disk must have so many times what is written."""
+
+
+def check_memory(most_mib: int, within_s: float, available_bytes: int) -> Result:
+    """Write patterns over a part of memory and read them back, first each bit both ways, then bytes that differ."""
+    block_count = max(1, min(most_mib * MIB, int(available_bytes * MEMORY_SHARE)) // BLOCK_BYTES)
+    ends_s = monotonic() + within_s
+    noise = random.Random(block_count).randbytes(BLOCK_BYTES)
+    contents = [bytes([pattern]) * BLOCK_BYTES for pattern in PATTERNS] + [noise]
+    blocks: list[bytearray] = []
+    rounds = 0
+    for content in contents:
+        for index in range(block_count):
+            if index == len(blocks):
+                blocks.append(bytearray(BLOCK_BYTES))
+            blocks[index][:] = content
+        for index, block in enumerate(blocks):
+            if block != content:
+                return Result("memory", False, _differing(index, block, content), "memory keeps what is written to it")
+        rounds += 1
+        if monotonic() >= ends_s:
+            break
+    size_mib = block_count * BLOCK_BYTES // MIB
+    found = f"{size_mib} MiB held {rounds} of {len(contents)} patterns"
+    return Result("memory", True, found, numbers={"mib": size_mib, "patterns": rounds})
+
+
+def _differing(index: int, block: bytearray, content: bytes) -> str:
+    at = next(place for place, (is_, was) in enumerate(zip(block, content, strict=True)) if is_ != was)
+    return f"byte {at} of block {index} is {block[at]:#04x} and {content[at]:#04x} was written"
+
+
+def check_disk(folder: Path, size_mib: int, within_s: float) -> Result:
+    """Write a file through to the disk and read it back from there, not from memory."""
+    free = shutil.disk_usage(folder).free
+    if free < DISK_KEPT_FREE * size_mib * MIB:
+        return Result(
+            "disk",
+            None,
+            f"{free // MIB} MiB are free in {folder}; not checked with less than {DISK_KEPT_FREE * size_mib}",
+        )
+    ends_s = monotonic() + within_s
+    descriptor, name = tempfile.mkstemp(prefix=".check-", dir=folder)
+    try:
+        return _disk_round_trip(descriptor, size_mib, ends_s)
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
+
+def _disk_round_trip(descriptor: int, size_mib: int, ends_s: float) -> Result:
+    block = random.Random(size_mib).randbytes(MIB)
+    written, began_s = hashlib.sha256(), monotonic()
+    count = 0
+    while count < size_mib and monotonic() < ends_s:
+        part = count.to_bytes(8, "little") + block[8:]
+        _write_all(descriptor, part)
+        written.update(part)
+        count += 1
+    os.fsync(descriptor)
+    wrote_s = max(monotonic() - began_s, 1e-6)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    read, began_s = hashlib.sha256(), monotonic()
+    for _ in range(count):
+        read.update(_read_all(descriptor, MIB))
+    read_s = max(monotonic() - began_s, 1e-6)
+    speeds = {"mib": count, "write_mib_s": count / wrote_s, "read_mib_s": count / read_s}
+    if read.digest() != written.digest():
+        return Result(
+            "disk", False, f"{count} MiB came back changed", "a disk returns what was written", numbers=speeds
+        )
+    slowest = min(speeds["write_mib_s"], speeds["read_mib_s"])
+    found = f"{count} MiB written at {speeds['write_mib_s']:.0f} and read at {speeds['read_mib_s']:.0f} MiB/s"
+    if slowest < DISK_SLOW_MIB_S:
+        return Result("disk", False, found, f"at least {DISK_SLOW_MIB_S:.0f} MiB/s", numbers=speeds)
+    return Result("disk", True, found, numbers=speeds)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _read_all(descriptor: int, length: int) -> bytes:
+    parts = []
+    while length and (part := os.read(descriptor, length)):
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+def available_memory_bytes() -> int:
+    """What may be taken without swapping, by /proc/meminfo; 0 where that does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPUTE_STARTS_S = 60.0

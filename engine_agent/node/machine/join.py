@@ -3,35 +3,109 @@ enrols it, and has its machine agent run from now on. What fails leaves nothing 
 
 import argparse
 import asyncio
+import base64
 import contextlib
+import hashlib
+import hmac
+import http.client
+import json
 import os
 import secrets
 import shutil
 import socket
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from engine_agent.node.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.node.identity import Identity
 from engine_agent.node.imds import CLOUD_VARIABLE
 from engine_agent.node.machine import service
-from engine_agent.node.machine.checks import Seen, failures
-from engine_agent.node.machine.control import ControlRefused, JoinClient
-from engine_agent.node.machine.facts import driverless, read_facts
+from engine_agent.node.machine.facts import Seen, driverless, failures, read_facts
 from engine_agent.node.machine.paths import HostPaths, Joined
 from engine_agent.node.machine.releases import let_all_read
+from engine_agent.node.machine.tenant import Tenant
+from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
 from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of
 from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY, first_ports, ingress_ports
 from engine_agent.protocol.states import AgentKind
+from engine_agent.protocol.strict_json import strict_loads
+
+TIMEOUT_S = 20.0
+MAX_RESPONSE_BYTES = 64 * 1024
+
+
+class ControlRefused(Exception):
+    """The control plane did not do as asked; the text says why."""
+
+
+class JoinClient:
+    """Calls by one token. `pin` is as curl takes it (`sha256//…;sha256//…`); "" for plain links."""
+
+    def __init__(self, server: str, pin: str, token: str) -> None:
+        self._server, self._pin, self.token = urlsplit(server), pin, token
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send JSON, and return the JSON that comes back.
+
+        Raises:
+            ControlRefused: no answer in `TIMEOUT_S`, another key than the pinned one, or not a 2xx.
+        """
+        connection = self._connection()
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        try:
+            connection.connect()
+            self._check_pin(connection)
+            connection.request("POST", path, json.dumps(body), headers)
+            answer = connection.getresponse()
+            content = answer.read(MAX_RESPONSE_BYTES)
+            found = strict_loads(content) if content else {}
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ControlRefused(f"{self._server.geturl()} does not answer: {error}") from None
+        finally:
+            connection.close()
+        if answer.status >= 300:
+            raise ControlRefused(str(found.get("error", answer.reason)))
+        return dict(found)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port = self._server.hostname or "", self._server.port
+        if self._server.scheme == "http":
+            return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the pinned key is checked in their place
+        return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
+
+    def _check_pin(self, connection: http.client.HTTPConnection) -> None:
+        if self._server.scheme == "http":
+            return
+        sock = connection.sock
+        shown = sock.getpeercert(binary_form=True) if isinstance(sock, ssl.SSLSocket) else None
+        if not shown or not any(hmac.compare_digest(pin_of(shown), pin) for pin in self._pin.split(";")):
+            raise ControlRefused(f"{self._server.geturl()} shows another key than the one that the line pins")
+
+
+def pin_of(certificate: bytes) -> str:
+    """The key of a certificate (DER) as curl's --pinnedpubkey takes it."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key = x509.load_der_x509_certificate(certificate).public_key()
+    digest = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
+    return f"sha256//{base64.b64encode(digest).decode()}"
+
 
 OF_USER_DATA = ("SWITCHYARD_CACHE", "AWS_REGION", "AWS_ENDPOINT_URL")
 NODE_PORT, INGRESS_PORT = 21000, 8080
 MOST_DIGITS = 5
 CONNECTED_WITHIN_S = 20.0
-LOOK_EVERY_S = 0.1
+JOIN_POLL_S = 0.1
 ACCEPT_LIMIT_S = 10.0
 
 
@@ -194,7 +268,7 @@ def _await_order(paths: HostPaths) -> None:
         if time.monotonic() > deadline:
             last = service.last_line(paths)
             raise NotJoined(f"the machine agent did not connect within {CONNECTED_WITHIN_S:.0f} s: {last}")
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(JOIN_POLL_S)
 
 
 @contextlib.contextmanager
@@ -237,3 +311,56 @@ def _is_free(address: str, port: int) -> bool:
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+LEFT_WITHIN_S = 900.0
+LEAVE_POLL_S = 0.5
+
+
+def run_leave(argv: list[str]) -> int:
+    """Leave; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m engine_agent leave", description=__doc__)
+    parser.add_argument("--code", required=True, type=Path, help="the folder that the host was installed into")
+    parser.add_argument("--now", action="store_true", help="stop and wipe at once, whatever serves here")
+    options = parser.parse_args(argv)
+    paths = HostPaths(options.code)
+    if options.now:
+        left = uninstall(paths)
+        if left:
+            sys.stderr.write(f"switchyard: {left}\n")
+        return 1 if left else 0
+    return _ask(paths)
+
+
+def _ask(paths: HostPaths) -> int:
+    paths.leave_wish.touch()
+    sys.stderr.write("switchyard: waiting until the fleet has replaced what runs here\n")
+    deadline = time.monotonic() + LEFT_WITHIN_S
+    while paths.current.is_symlink():
+        if time.monotonic() > deadline:
+            sys.stderr.write(
+                "switchyard: the fleet has not let this host go; see its page Nodes, or stop what runs here at once by"
+                f" {paths.python} -m engine_agent leave --now --code {paths.code}\n"
+            )
+            return 1
+        time.sleep(LEAVE_POLL_S)
+    sys.stderr.write("switchyard: this host has left\n")
+    return 0
+
+
+def uninstall(paths: HostPaths) -> str:
+    """Stop all and remove every file. Returns what is left, "" for nothing."""
+    service.stop(paths)
+    left = Tenant(paths, AGENT_ROOT).wipe()
+    if left:
+        return left
+    for folder in (paths.state, paths.code / "releases"):
+        shutil.rmtree(folder, ignore_errors=True)
+    for path in (paths.code / "run_leave", *paths.of_releases):
+        path.unlink(missing_ok=True)
+    paths.current.unlink(missing_ok=True)
+    try:
+        paths.code.rmdir()
+    except OSError:
+        return f"{paths.code} is left: there is something in it that is not ours" if paths.code.exists() else ""
+    return ""

@@ -6,7 +6,8 @@ Nothing here decides or does anything. Times named `_s` are seconds of one monot
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine_agent.protocol.messages import Assignment, Health
+from engine_agent.protocol.messages import Assignment, Desired, Health
+from engine_agent.protocol.proxy_messages import Pairs
 from engine_agent.protocol.states import Phase
 
 
@@ -111,3 +112,96 @@ def restart_backoff_s(failures_in_a_row: int, limits: ConvergeLimits = LIMITS) -
     """Seconds between the last of so many failures in a row (>= 1) and the next start."""
     doublings = min(failures_in_a_row - 1, 16)
     return min(limits.backoff_max_s, limits.backoff_first_s * 2.0**doublings)
+
+
+@dataclass(frozen=True, slots=True)
+class StartEngine:
+    """Start the engine of this rank."""
+
+    assignment: Assignment
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartProxy:
+    """Start the cell proxy beside this leader."""
+
+    assignment: Assignment
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopEngine:
+    """End the engine: ask, and after `grace_s` force."""
+
+    grace_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopProxy:
+    """End the cell proxy: ask, and after `grace_s` force."""
+
+    grace_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetProxyPhase:
+    """Tell the running proxy to serve or to drain."""
+
+    phase: Phase
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetProxyPairs:
+    """Tell the running proxy which cells its own pairs with."""
+
+    pairs: Pairs
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkFailed:
+    """Give up this start of the engine, and keep it given up."""
+
+    membership: Membership
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do before `until_s`, or before something changes if that is None."""
+
+    until_s: float | None
+    reason: str
+
+
+Step = StartEngine | StartProxy | StopEngine | StopProxy | SetProxyPhase | SetProxyPairs | MarkFailed | Wait
+
+
+def refusal(in_force: Desired | None, received: Desired, node_id: str, running: Membership | None = None) -> str | None:
+    """Why the received order must not replace the one in force, or None if it may. `running`: as what a process of
+    this node still runs, whatever the order in force says.
+
+    An order of the same cell and generation may change the phase, and nothing else that a running engine depends on.
+    """
+    if received.node != node_id:
+        return f"it is for node {received.node}; this is {node_id}"
+    if in_force is not None and received.version < in_force.version:
+        return f"its version {received.version} is older than {in_force.version}"
+    held = in_force.assignment if in_force is not None else None
+    known = (None if held is None else membership_of(held), running)
+    return next(filter(None, (_goes_back(received.assignment, member) for member in known)), None)
+
+
+def _goes_back(offered: Assignment | None, known: Membership | None) -> str | None:
+    if offered is None or known is None or offered.cell != known.cell:
+        return None
+    if offered.generation < known.generation:
+        return f"generation {offered.generation} of {offered.cell} is older than {known.generation}"
+    if offered.generation == known.generation and offered.rank != known.rank:
+        place = f"generation {known.generation} of {known.cell}"
+        return f"rank {offered.rank} in {place}, where this node is rank {known.rank}"
+    return None

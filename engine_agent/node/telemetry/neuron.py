@@ -18,8 +18,7 @@ from time import monotonic
 import msgspec
 
 from engine_agent.node.telemetry.accelerators import OnFault, Restarts, grown, hardware_fault
-from engine_agent.node.telemetry.fault_logs import KERNEL_LOG, KernelLog
-from engine_agent.node.telemetry.neuron_errors import kernel_fault
+from engine_agent.node.telemetry.fault_logs import KERNEL_LOG, KernelLog, kernel_fault
 from engine_agent.node.telemetry.neuron_output import (
     KIND,
     MonitorReport,

@@ -1,7 +1,9 @@
 """An agent's key and certificate, and the TLS connections made of them: both names are checked, revoked ones are
 refused, and what is renewed is used at once."""
 
+import os
 import ssl
+import stat
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,12 +11,16 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, Launch
+from engine_agent.engines.cell.tls import leader_certificate
 from engine_agent.node import identity as identities
-from engine_agent.node.certificates import BadCertificate
-from engine_agent.node.identity import Identity, peer_name
+from engine_agent.node.accounts import Account
+from engine_agent.node.identity import BadCertificate, HandOver, Identity, peer_name, with_certificate
 from engine_agent.node.journal import write_durably
-from engine_agent.protocol.identity import IdentityKind
+from engine_agent.protocol.identity import REVOKED_SERIALS_FILE, IdentityFiles, IdentityKind
 from tests.engine_agent.authority import FLEET, FleetOfTests
+from tests.engine_agent.engines.contexts import peer
+from tests.engine_agent.orders import assignment
 
 NODE, INGRESS = IdentityKind.NODE, IdentityKind.INGRESS
 CELL_NAME = f"n-1.node.{FLEET}"
@@ -186,3 +192,57 @@ def test_a_disk_that_fills_up_during_a_renewal_hides_no_certificate(
     assert validity is not None
     shown = x509.load_pem_x509_certificate(cell.combined_file.read_bytes())
     assert validity.not_after == shown.not_valid_after_utc, "renewals go by what connections show"
+
+
+PAIR = (peer(0), peer(1))
+LAUNCH = Launch(("python",), {"A": "1"})
+
+
+def test_a_leader_of_followers_has_another_certificate_at_every_start() -> None:
+    starts = [with_certificate(LAUNCH, assignment(peers=PAIR)) for _ in range(2)]
+    bindings = {leader_certificate(start.env[CELL_CERTIFICATE_VARIABLE]).binding for start in starts}
+    assert len(bindings) == 2
+    assert all((start.argv, start.env["A"]) == (("python",), "1") for start in starts)
+
+
+@pytest.mark.parametrize(("rank", "peers"), [(1, PAIR), (0, (peer(0),))], ids=["a follower", "a cell of one node"])
+def test_who_meets_no_followers_has_none(rank: int, peers: tuple[object, ...]) -> None:
+    assert with_certificate(LAUNCH, assignment(rank=rank, peers=peers)) == LAUNCH  # type: ignore[arg-type]
+
+
+def test_there_is_nothing_to_hand_over_before_the_first_certificate(authority: FleetOfTests, tmp_path: Path) -> None:
+    handed = HandOver(tmp_path, None)
+    assert not handed.is_possible()
+    handed.renew()
+    assert not handed.home.exists()
+    authority.certify(tmp_path, IdentityKind.NODE, "n-1")
+    assert handed.is_possible()
+
+
+def test_the_account_may_read_what_is_handed_over_and_nothing_else(authority: FleetOfTests, tmp_path: Path) -> None:
+    own = authority.certify(tmp_path, IdentityKind.NODE, "n-1")
+    handed = HandOver(tmp_path, Account("proxy", os.getuid(), os.getgid()))
+    handed.renew()
+    files = IdentityFiles(handed.home)
+    names = {path.name for path in files.folder.iterdir()}
+    assert names == {"combined.pem", "ca.pem", "crl.pem", REVOKED_SERIALS_FILE}, "the key lies in no file of its own"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files.folder.iterdir()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (handed.home, files.folder)} == {0o750}
+    assert files.combined_file.read_bytes() == own.combined_file.read_bytes()
+    files.server_context()
+
+
+def test_what_was_renewed_or_revoked_is_handed_over_anew(authority: FleetOfTests, tmp_path: Path) -> None:
+    own = authority.certify(tmp_path / "node", IdentityKind.NODE, "n-1")
+    handed = HandOver(tmp_path / "node", None)
+    handed.renew()
+    files = IdentityFiles(handed.home)
+    before = files.stamp()
+    handed.renew()
+    assert files.stamp() == before, "nothing is written that has not changed"
+    serial = authority.renew(Identity(tmp_path / "ingress"), IdentityKind.INGRESS, "i-1")
+    authority.revoke(serial, own)
+    authority.renew(own, IdentityKind.NODE, "n-1")
+    handed.renew()
+    assert files.combined_file.read_bytes() == own.combined_file.read_bytes()
+    assert int((files.folder / REVOKED_SERIALS_FILE).read_text(), 16) == int(serial, 16)

@@ -11,8 +11,7 @@ import pytest_asyncio
 from engine_agent.node.journal import Journal
 from engine_agent.node.launch import NodePlace
 from engine_agent.node.node import LocalNode
-from engine_agent.node.planning.node import Membership
-from engine_agent.node.planning.steps import MarkFailed, StartEngine
+from engine_agent.node.planning.node import MarkFailed, Membership, StartEngine
 from engine_agent.node.record import JOURNAL_FILE, NodeRecord, ProcessRecord
 from engine_agent.protocol.messages import EnginePlan, Fault
 from engine_agent.protocol.states import Phase

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from engine_agent.node import watch
 from engine_agent.node.planning.converge import plan_convergence
-from engine_agent.node.planning.node import LIMITS, Membership, NodeSnapshot, RunningProcess
-from engine_agent.node.planning.steps import StopProxy
+from engine_agent.node.planning.node import LIMITS, Membership, NodeSnapshot, RunningProcess, StopProxy
 from engine_agent.protocol.messages import Health
 from engine_agent.protocol.states import Phase
 from engine_agent.protocol.watchdog import AwakeClock, LateWakeUp, Watchdog

@@ -13,7 +13,7 @@ from django.db.models import Sum
 
 from engine_agent.node.planning.energy import Reading
 from engine_agent.node.telemetry.energy import EnergyMonitor
-from engine_agent.node.telemetry.nvml import Nvml
+from engine_agent.node.telemetry.nvidia import Nvml
 from fleet.models import Cell, InstanceType, Node, NodeReport, Region
 from tests.engine_agent.node.telemetry.nvml_library import Library
 from tests.fleet import rows

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Thread
 
 from engine_agent.engines.cell.tls import follower_context, leader_certificate
-from engine_agent.node.cell_certificate import throwaway_certificate
+from engine_agent.node.identity import throwaway_certificate
 
 
 class Between:

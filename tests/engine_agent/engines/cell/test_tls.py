@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from engine_agent.engines.cell.tls import BadCertificate, binding_of, follower_context, leader_certificate
-from engine_agent.node.cell_certificate import throwaway_certificate
+from engine_agent.node.identity import throwaway_certificate
 from tests.engine_agent.engines.cell.between import old_tls
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE
-from engine_agent.node.cell_certificate import throwaway_certificate
+from engine_agent.node.identity import throwaway_certificate
 from engine_agent.protocol.fingerprint import FINGERPRINT_VARIABLE, fingerprint_to_variable
 from tests.asking import CLIENT
 from tests.ports import free_port

@@ -23,7 +23,7 @@ from engine_agent.engines.base import EngineContext
 from engine_agent.engines.registry import engine_adapter, engine_pythons
 from engine_agent.engines.vllm.adapter import VllmAdapter
 from engine_agent.engines.vllm.options import HANG_VARIABLE
-from engine_agent.node.cell_certificate import with_certificate
+from engine_agent.node.identity import with_certificate
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
 from engine_agent.protocol.ports import KV_TRANSFER, PORTS_PER_NODE
 from engine_agent.protocol.states import CellRole, MemberRole, Phase

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.node.checks.diagnosis import GIB, Expected, diagnose, engine_for
+from engine_agent.node.checks.doctor import GIB, Expected, diagnose, engine_for
 from engine_agent.node.checks.node_facts import NodeFacts, distributions_of, read_node, taken_ports
 from engine_agent.node.checks.result import Result
 

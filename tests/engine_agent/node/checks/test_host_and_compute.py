@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.node.checks import compute, host
-from engine_agent.node.checks.host import MIB, check_disk, check_memory
+from engine_agent.node.checks import compute, deep
+from engine_agent.node.checks.deep import MIB, check_disk, check_memory
 from engine_agent.node.checks.result import Result, result_from, timed
 
 pytestmark = pytest.mark.processes
@@ -25,11 +25,11 @@ def test_a_bit_that_flips_is_named() -> None:
     content = bytes([0x55]) * 16
     block = bytearray(content)
     block[3] ^= 0x10
-    assert host._differing(2, block, content) == "byte 3 of block 2 is 0x45 and 0x55 was written"
+    assert deep._differing(2, block, content) == "byte 3 of block 2 is 0x45 and 0x55 was written"
 
 
 def test_a_disk_returns_what_was_written_and_keeps_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "DISK_SLOW_MIB_S", 0.0)
+    monkeypatch.setattr(deep, "DISK_SLOW_MIB_S", 0.0)
     result = check_disk(tmp_path, 4, 30.0)
     assert result.ok is True
     assert result.numbers["mib"] == 4
@@ -37,14 +37,14 @@ def test_a_disk_returns_what_was_written_and_keeps_no_file(tmp_path: Path, monke
 
 
 def test_a_disk_that_reads_something_else_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = host._read_all
-    monkeypatch.setattr(host, "_read_all", lambda descriptor, length: real(descriptor, length)[:-1] + b"?")
+    real = deep._read_all
+    monkeypatch.setattr(deep, "_read_all", lambda descriptor, length: real(descriptor, length)[:-1] + b"?")
     result = check_disk(tmp_path, 2, 30.0)
     assert (result.ok, result.found) == (False, "2 MiB came back changed")
 
 
 def test_a_slow_disk_fails_and_a_full_one_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "DISK_SLOW_MIB_S", 1e9)
+    monkeypatch.setattr(deep, "DISK_SLOW_MIB_S", 1e9)
     assert check_disk(tmp_path, 1, 30.0).ok is False
     assert check_disk(tmp_path, 1 << 40, 30.0).ok is None
 

@@ -1,16 +1,22 @@
 """A host that joins runs what was unpacked before: engines have accounts of their own there."""
 
 import os
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
+from django.template.loader import render_to_string
 
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.machine import join, service
-from engine_agent.node.machine.control import JoinClient
+from engine_agent.node.machine.facts import HostFindings, Seen, failures
+from engine_agent.node.machine.join import JoinClient, ports_of
 from engine_agent.node.machine.paths import HostPaths, Joined
 from engine_agent.protocol.machine_messages import MachineFacts
+from engine_agent.protocol.ports import hop_port, tls_port
 from tests.engine_agent.node.machine.made_releases import NEW, files, put
 
 
@@ -36,3 +42,138 @@ def test_engines_of_other_accounts_can_run_what_was_unpacked_under_any_umask(
     assert paths.current.resolve() == release
     modes = {path.stat().st_mode & 0o777 for path in (release, *release.rglob("*"))}
     assert modes == {0o755, 0o644}
+
+
+TOKEN = f"sw_{8 * '5'}_{48 * 'a'}"
+DIGEST = 64 * "d"
+PROGRAM = f"""#!/bin/sh
+{{ printf '%s\\n' "$0 $*"; env; }} >>"$TOLD"
+if [ "${{0##*/}}" = curl ]; then cat >>"$READ"; exit; fi
+case "$*" in
+  *"import platform"*) echo cp311-test ;;
+  *"import hashlib"*) echo {DIGEST} ;;
+  *"-m venv"*)
+    for last; do :; done
+    mkdir -p "$last/bin" "$last/lib/python3/site-packages"
+    cp "$0" "$last/bin/python"
+    ;;
+  *"-m engine_agent join"*) cat >>"$READ" ;;
+esac
+"""
+
+
+def test_the_token_goes_to_curl_and_to_the_agent_by_standard_input_alone(tmp_path: Path) -> None:
+    programs, home = tmp_path / "programs", tmp_path / "home"
+    programs.mkdir()
+    for name in ("curl", "python3.14"):
+        (programs / name).write_text(PROGRAM)
+        (programs / name).chmod(0o755)
+    archives = [SimpleNamespace(tag="cp311-test", digest=DIGEST)]
+    script = str(render_to_string("join.sh", {"server": "https://10.0.0.1:8443", "pin": "", "archives": archives}))
+    told, read = tmp_path / "told", tmp_path / "read"
+    # The script takes away what it fetched, which nobody did here.
+    script = script.replace('rm "$STAGE/agent.tar.gz"', 'rm -f "$STAGE/agent.tar.gz"')
+    ended = subprocess.run(
+        ["sh", "-s", "--", TOKEN, "--port", "9000"],
+        input=script,
+        text=True,
+        env={
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "SWITCHYARD_PREFIX": str(home),
+            "TOLD": str(told),
+            "READ": str(read),
+        },
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "-m engine_agent join" in told.read_text()
+    assert "--port 9000" in told.read_text()
+    assert TOKEN not in told.read_text()
+    assert read.read_text().count(TOKEN) == 2
+
+
+def test_a_node_has_a_block_and_an_ingress_a_port_for_each_kind_of_caller() -> None:
+    assert ports_of("node", "0") == list(range(21000, 21020))
+    assert ports_of("node", "65516") == list(range(65516, 65536))
+    assert ports_of("ingress", "0") == [8080, 9080, hop_port(8080), tls_port(8080)]
+    assert ports_of("ingress", "65000") == [65000, 64000, 63000, 62000]
+
+
+@pytest.mark.parametrize(
+    ("role", "stated", "highest"),
+    [
+        ("node", "65517", 65516),
+        ("node", "443", 65516),
+        ("ingress", "65536", 65535),
+        ("ingress", "-1", 65535),
+        ("ingress", "http", 65535),
+        ("ingress", "", 65535),
+        ("ingress", "\u0661\u0662\u0663\u0664", 65535),
+        ("ingress", "9" * 5000, 65535),
+    ],
+)
+def test_what_is_no_first_port_is_named_with_what_would_be(role: str, stated: str, highest: int) -> None:
+    with pytest.raises(ValueError, match=f"is no first port of a {role}: give one from 1024 to {highest}") as refused:
+        ports_of(role, stated)
+    assert len(str(refused.value)) < 120
+
+
+GIB = 2**30
+GOOD = MachineFacts("10.0.0.7", 21000, cores=8, memory_bytes=32 * GIB, disk_free_bytes=200 * GIB)
+REACHED = Seen("10.0.0.7", local=True, trouble="")
+PORTS = "21000 to 21019"
+
+
+def found(facts: MachineFacts = GOOD, findings: HostFindings | None = None, seen: Seen = REACHED, *taken: int) -> str:
+    return "\n".join(failures(facts, findings or HostFindings(), seen, taken, PORTS))
+
+
+def test_a_good_host_may_join() -> None:
+    assert found() == ""
+
+
+@pytest.mark.parametrize(("ahead_s", "direction"), [(600.0, "ahead of"), (-600.0, "behind")])
+def test_a_clock_ten_minutes_off(ahead_s: float, direction: str) -> None:
+    assert found(msgspec.structs.replace(GOOD, clock_ahead_s=ahead_s)) == (
+        f"the clock is 600 s {direction} the control plane's; set it, such as by `timedatectl set-ntp true`,"
+        " and run the line again"
+    )
+
+
+def test_a_full_disk() -> None:
+    assert found(msgspec.structs.replace(GOOD, disk_free_bytes=GIB)) == (
+        "1.0 GiB of disk are free, and 2 are needed; make room, or name a folder on another disk with SWITCHYARD_PREFIX"
+    )
+
+
+def test_accelerators_without_a_driver() -> None:
+    assert found(GOOD, HostFindings({"NVIDIA": 8})) == (
+        "8 NVIDIA accelerators have no driver; install the NVIDIA driver, or take them out"
+    )
+
+
+def test_a_driver_that_does_not_answer() -> None:
+    assert "does not answer (nvidia: not loaded)" in found(msgspec.structs.replace(GOOD, driver="nvidia: not loaded"))
+
+
+def test_ports_that_are_taken() -> None:
+    assert found(GOOD, None, REACHED, 21003) == (
+        "port 21003 of 21000 to 21019 is in use; end what listens there,"
+        " or give the first of other free ports with --port"
+    )
+    assert found(GOOD, None, REACHED, 1, 2, 3, 4, 5).startswith("port 1, 2, 3 and 2 more of")
+
+
+def test_a_host_that_is_not_reached_back() -> None:
+    assert found(GOOD, None, Seen("10.0.0.7", local=True, trouble="nothing answers at 10.0.0.7:21000")) == (
+        "the control plane does not reach this host: nothing answers at 10.0.0.7:21000; let TCP to ports 21000 to 21019"
+        " pass from the control plane and from the ingresses"
+    )
+
+
+def test_a_host_behind_address_translation() -> None:
+    assert "sees this host as 203.0.113.9, which is no address of its own" in found(
+        GOOD, None, Seen("203.0.113.9", local=False, trouble="")
+    )

@@ -5,10 +5,14 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from engine_agent.node.planning.converge import plan_convergence
-from engine_agent.node.planning.node import LIMITS, Failure, Membership, NodeSnapshot, RunningProcess, restart_backoff_s
-from engine_agent.node.planning.steps import (
+from engine_agent.node.planning.converge import observe, plan_convergence
+from engine_agent.node.planning.node import (
+    LIMITS,
+    Failure,
     MarkFailed,
+    Membership,
+    NodeSnapshot,
+    RunningProcess,
     SetProxyPairs,
     SetProxyPhase,
     StartEngine,
@@ -17,11 +21,14 @@ from engine_agent.node.planning.steps import (
     StopEngine,
     StopProxy,
     Wait,
+    membership_of,
+    refusal,
+    restart_backoff_s,
 )
-from engine_agent.protocol.messages import Assignment, Health, PrefillCell
+from engine_agent.protocol.messages import Assignment, Desired, Health, Observed, PrefillCell
 from engine_agent.protocol.proxy_messages import pairs_of
-from engine_agent.protocol.states import CellRole, Phase
-from tests.engine_agent.orders import READY_TIMEOUT_S, assignment
+from engine_agent.protocol.states import CellRole, EngineState, Phase
+from tests.engine_agent.orders import READY_TIMEOUT_S, assignment, order
 
 NOW_S = 1000.0
 LEADER = Membership("c-1", 1, 0)
@@ -187,3 +194,106 @@ def test_other_pairs_have_another_name() -> None:
     }
     assert len(names) == 4
     assert pairs_of(assignment()).name == ""
+
+
+UNHEALTHY = Health(ok=False, reason="follower 1 is gone")
+STARTING_FOLLOWER = NodeSnapshot(engine=RunningProcess(FOLLOWER, 10, 0.0))
+PROXY_DIED = Failure(LEADER, "the proxy died", NOW_S)
+DRAIN, STOP = assignment(phase=Phase.DRAIN), assignment(phase=Phase.STOP)
+OLD = "generation 1 of c-1 has not ended yet"
+
+
+@pytest.mark.parametrize(
+    ("desired", "node", "state", "reason"),
+    [
+        (assignment(), SERVING, "ready", ""),
+        (assignment(rank=1), STARTING_FOLLOWER, "starting", "no answer yet"),
+        (assignment(rank=1), replace(STARTING_FOLLOWER, health=Health(ok=True)), "ready", ""),
+        (assignment(), NodeSnapshot(), "starting", "the engine is about to start"),
+        (assignment(), replace(SERVING, health=UNHEALTHY, was_ready=False), "starting", "follower 1 is gone"),
+        (assignment(), replace(SERVING, health=UNHEALTHY), "starting", "follower 1 is gone"),
+        (assignment(), replace(SERVING, proxy_phase=None), "starting", "the cell proxy has not answered yet"),
+        (assignment(), replace(SERVING, engine=None, failure=Failure(LEADER, "died", NOW_S)), "failed", "died"),
+        (assignment(), replace(SERVING, proxy=None, proxy_failure=PROXY_DIED), "starting", "the proxy died"),
+        (
+            assignment(),
+            replace(SERVING, proxy=None, proxy_failure=replace(PROXY_DIED, in_a_row=5)),
+            "failed",
+            "5 times in a row: the proxy died",
+        ),
+        (assignment(), replace(SERVING, proxy_silent_since_s=NOW_S - 1), "ready", ""),
+        (assignment(), replace(SERVING, proxy_silent_since_s=0.0), "starting", "the cell proxy does not answer"),
+        (assignment(generation=2), SERVING, "starting", OLD),
+        (assignment(generation=2), replace(SERVING, failure=Failure(LEADER, "died", NOW_S)), "starting", OLD),
+        (DRAIN, SERVING, "draining", ""),
+        (DRAIN, NodeSnapshot(), "idle", "nothing runs here to drain"),
+        (DRAIN, NodeSnapshot(failure=Failure(LEADER, "died", NOW_S)), "failed", "died"),
+        (STOP, SERVING, "draining", "ending the cell proxy"),
+        (STOP, replace(SERVING, proxy=None), "draining", "ending the engine"),
+        (STOP, NodeSnapshot(failure=Failure(LEADER, "died", NOW_S)), "idle", ""),
+    ],
+)  # fmt: skip
+def test_says(desired: Assignment, node: NodeSnapshot, state: str, reason: str) -> None:
+    seen = observe(desired, node, NOW_S)
+    assert (seen.state.value, seen.reason) == (state, reason)
+    assert (seen.cell, seen.generation, seen.rank) == (desired.cell, desired.generation, desired.rank)
+
+
+def test_a_spare_is_idle_and_names_no_cell() -> None:
+    assert observe(None, NodeSnapshot(), NOW_S) == Observed(state=EngineState.IDLE)
+
+
+def test_a_spare_to_be_names_the_cell_that_it_leaves() -> None:
+    seen = observe(None, SERVING, NOW_S)
+    assert (seen.state, seen.cell, seen.generation) == (EngineState.DRAINING, "c-1", 1)
+
+
+def test_the_pid_is_of_the_generation_that_the_report_speaks_of() -> None:
+    assert observe(assignment(), SERVING, NOW_S).engine_pid == 10
+    assert observe(assignment(generation=2), SERVING, NOW_S).engine_pid is None
+
+
+IN_FORCE = order(5, assignment(generation=3))
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        pytest.param(IN_FORCE, id="the same order again"),
+        pytest.param(order(6, assignment(generation=3, phase=Phase.DRAIN)), id="another phase"),
+        pytest.param(order(6, assignment(generation=4)), id="the next generation"),
+        pytest.param(order(6, assignment(generation=1, cell="c-2")), id="another cell, whatever its generation"),
+        pytest.param(order(6, None), id="no cell"),
+    ],
+)
+def test_takes(received: Desired) -> None:
+    assert refusal(IN_FORCE, received, "n-1") is None
+
+
+@pytest.mark.parametrize(
+    ("received", "reason"),
+    [
+        (order(6, assignment(generation=2)), "generation 2 of c-1 is older than 3"),
+        (order(4, assignment(generation=4)), "its version 4 is older than 5"),
+        (order(4, None), "its version 4 is older than 5"),
+        (order(6, assignment(generation=3, rank=1)), "rank 1 in generation 3 of c-1, where this node is rank 0"),
+        (order(6, None, node="n-2"), "it is for node n-2; this is n-1"),
+    ],
+)
+def test_refuses(received: Desired, reason: str) -> None:
+    assert refusal(IN_FORCE, received, "n-1") == reason
+
+
+def test_the_first_order_is_taken_whatever_it_says() -> None:
+    assert refusal(None, order(1, assignment(generation=9)), "n-1") is None
+    assert refusal(order(1, None), order(2, assignment(generation=1)), "n-1") is None
+
+
+def test_what_still_runs_counts_though_the_order_in_force_is_to_run_nothing() -> None:
+    nothing, running = order(5, None), membership_of(assignment(generation=3))
+    older = refusal(nothing, order(6, assignment(generation=2)), "n-1", running)
+    assert older == "generation 2 of c-1 is older than 3"
+    other_rank = refusal(nothing, order(6, assignment(generation=3, rank=1)), "n-1", running)
+    assert other_rank == "rank 1 in generation 3 of c-1, where this node is rank 0"
+    assert refusal(nothing, order(6, assignment(generation=3)), "n-1", running) is None
+    assert refusal(nothing, order(6, assignment(generation=1, cell="c-2")), "n-1", running) is None

@@ -7,20 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine_agent.node.planning.converge import plan_convergence
+from engine_agent.node.planning.converge import observe, plan_convergence
 from engine_agent.node.planning.node import (
     Failure,
+    MarkFailed,
     Membership,
     NodeSnapshot,
     RunningProcess,
-    failure_of,
-    membership_of,
-    next_in_a_row,
-)
-from engine_agent.node.planning.observe import observe
-from engine_agent.node.planning.orders import refusal
-from engine_agent.node.planning.steps import (
-    MarkFailed,
     SetProxyPhase,
     StartEngine,
     StartProxy,
@@ -28,6 +21,10 @@ from engine_agent.node.planning.steps import (
     StopEngine,
     StopProxy,
     Wait,
+    failure_of,
+    membership_of,
+    next_in_a_row,
+    refusal,
 )
 from engine_agent.protocol.messages import Assignment, Desired, Health
 from engine_agent.protocol.states import EngineState, MemberRole, Phase

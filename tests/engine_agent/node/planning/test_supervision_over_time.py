@@ -14,8 +14,18 @@ from controlplane.embedded.supervisor import LONGEST_S, deaths_in_a_row, wait_be
 from engine_agent.ingress.supervisor import RestartBackoff
 from engine_agent.node import watch
 from engine_agent.node.planning.converge import plan_convergence
-from engine_agent.node.planning.node import LIMITS, Failure, Membership, NodeSnapshot, RunningProcess, next_in_a_row
-from engine_agent.node.planning.steps import StartEngine, StartProxy, StopEngine, StopProxy
+from engine_agent.node.planning.node import (
+    LIMITS,
+    Failure,
+    Membership,
+    NodeSnapshot,
+    RunningProcess,
+    StartEngine,
+    StartProxy,
+    StopEngine,
+    StopProxy,
+    next_in_a_row,
+)
 from engine_agent.protocol.messages import Health
 from engine_agent.protocol.states import Phase
 from engine_agent.protocol.watchdog import AwakeClock, Watchdog

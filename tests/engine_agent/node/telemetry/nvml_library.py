@@ -5,7 +5,7 @@
 import threading
 from types import SimpleNamespace
 
-from engine_agent.node.telemetry.nvml import GPU_IS_LOST
+from engine_agent.node.telemetry.nvidia import GPU_IS_LOST
 
 TIMEOUT, NOT_SUPPORTED, UNKNOWN = 10, 3, 999
 

@@ -6,8 +6,7 @@ import asyncio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine_agent.node.telemetry.exposition import agent_exposition
-from engine_agent.node.telemetry.scraping import HOST, serve_metrics
+from engine_agent.node.telemetry.exposition import HOST, agent_exposition, serve_metrics
 from engine_agent.protocol.ingress_messages import (
     CellTraffic,
     IngressObserved,

@@ -10,8 +10,7 @@ import pytest
 
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor, Restarts
 from engine_agent.node.telemetry.energy import energy_here
-from engine_agent.node.telemetry.nvidia import NvidiaReader, NvidiaTimes
-from engine_agent.node.telemetry.nvml import NvmlFailed
+from engine_agent.node.telemetry.nvidia import NvidiaReader, NvidiaTimes, NvmlFailed
 from engine_agent.protocol.messages import Fault
 from engine_agent.protocol.signatures import is_hard
 from tests.engine_agent.fake_control_plane import eventually

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from engine_agent.engines.cell.tls import leader_certificate
 from engine_agent.engines.vllm.cell.member import Member
-from engine_agent.node.cell_certificate import throwaway_certificate
+from engine_agent.node.identity import throwaway_certificate
 
 SECRET = b"the secret of c-1, generation 3"
 CERTIFICATE = leader_certificate(throwaway_certificate())

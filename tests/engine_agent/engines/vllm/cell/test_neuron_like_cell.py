@@ -17,7 +17,7 @@ import pytest
 from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, CELL_SECRET_VARIABLE
 from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, Member
 from engine_agent.engines.vllm.environment import install
-from engine_agent.node.cell_certificate import throwaway_certificate
+from engine_agent.node.identity import throwaway_certificate
 from tests.engine_agent.engines.vllm.cell.members import follower, leader
 from tests.engine_agent.engines.vllm.cell.neuron_like_tokens import STORE_VARIABLE, continuation
 from tests.engine_agent.engines.vllm.running_cell import CACHE, ROOT

@@ -1,14 +1,16 @@
-"""An order that cannot be written is not lost: the control plane does not send it again."""
+"""A machine agent runs what its order names, and keeps the order while it cannot be written."""
 
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine_agent.node.enrolment import Enrolment, EnrolmentUnreachable
 from engine_agent.node.journal import Journal
-from engine_agent.node.machine.agent import JOURNAL_FILE, MachineAgent
+from engine_agent.node.machine.agent import JOURNAL_FILE, Here, MachineAgent, Step, next_step, pause_s, phase_of
 from engine_agent.node.machine.paths import HostPaths
 from engine_agent.node.machine.release_change import ReleaseChange
 from engine_agent.node.machine.tenant import Tenant
@@ -16,7 +18,56 @@ from engine_agent.protocol.machine_messages import MachineOrder, MachineReport, 
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind, MachinePhase
 
-pytestmark = pytest.mark.asyncio
+NODE = RunAgent(AgentKind.NODE, "n-1", "r", "10.0.0.7", 21000)
+NONE = MachineOrder("m-1", 1)
+RUN = MachineOrder("m-1", 2, NODE)
+LEAVE = MachineOrder("m-1", 3, leave=True)
+
+
+@pytest.mark.parametrize(
+    ("order", "here", "step"),
+    [
+        (None, Here("n-1", alive=False), Step.NOTHING),
+        (NONE, Here("", alive=False), Step.NOTHING),
+        (NONE, Here("n-1", alive=True), Step.WIPE),
+        (RUN, Here("", alive=False), Step.START),
+        (RUN, Here("n-1", alive=True), Step.NOTHING),
+        (RUN, Here("n-1", alive=False), Step.START),
+        (RUN, Here("n-1", alive=False, start_after_s=11.0), Step.NOTHING),
+        (RUN, Here("n-2", alive=True), Step.WIPE),
+        (LEAVE, Here("n-1", alive=True), Step.WIPE),
+        (LEAVE, Here("", alive=False), Step.LEAVE),
+    ],
+)
+def test_the_next_step(order: MachineOrder | None, here: Here, step: Step) -> None:
+    assert next_step(order, here, 10.0) is step
+
+
+@pytest.mark.parametrize(
+    ("order", "here", "phase"),
+    [
+        (None, Here("", alive=False), MachinePhase.IDLE),
+        (RUN, Here("", alive=False), MachinePhase.STARTING),
+        (RUN, Here("n-1", alive=True), MachinePhase.RUNNING),
+        (RUN, Here("n-1", alive=False), MachinePhase.AGENT_DEAD),
+    ],
+)
+def test_what_is_reported(order: MachineOrder | None, here: Here, phase: MachinePhase) -> None:
+    assert phase_of(order, here) is phase
+    assert phase_of(order, here, left=True) is MachinePhase.LEFT
+
+
+@given(st.booleans(), st.booleans(), st.floats(0, 100), st.floats(0, 100))
+def test_what_an_order_names_is_never_wiped(leave: bool, alive: bool, start_after_s: float, now_s: float) -> None:
+    here = Here("n-1", alive=alive, start_after_s=start_after_s)
+    step = next_step(MachineOrder("m-1", 2, NODE, leave=leave), here, now_s)
+    assert (step is Step.WIPE) == leave
+
+
+def test_what_ends_at_once_is_started_ever_more_slowly() -> None:
+    assert [pause_s(failures) for failures in (0, 1, 2, 10, 10_000)] == [1.0, 2.0, 4.0, 30.0, 30.0]
+
+
 FIRST = MachineOrder("m-1", 1)
 SECOND = MachineOrder("m-1", 2, RunAgent(AgentKind.NODE, "n-1", "r", "10.0.0.7", 21000))
 
@@ -64,6 +115,7 @@ def reported(agent: MachineAgent) -> MachineReport:
     return report
 
 
+@pytest.mark.asyncio
 async def test_an_order_on_a_full_disk_waits_is_said_and_is_followed_once_it_is_written(
     agent: MachineAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +143,7 @@ def _refuse(*_: object) -> None:
     raise OSError("No space left on device")
 
 
+@pytest.mark.asyncio
 async def test_a_host_that_leaves_wants_no_other_release(agent: MachineAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[object] = []
 
@@ -107,6 +160,7 @@ async def test_a_host_that_leaves_wants_no_other_release(agent: MachineAgent, mo
     assert wanted == [release, None]
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize("answers", [1, 0])
 async def test_each_host_of_the_control_plane_is_asked_once_for_a_credential(
     agent: MachineAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: int

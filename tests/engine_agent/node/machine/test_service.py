@@ -1,4 +1,4 @@
-"""The script that starts the agent leaves a release that does not confirm itself in time."""
+"""The start script goes back from a release that does not confirm itself."""
 
 import contextlib
 import os
@@ -93,3 +93,15 @@ def test_a_release_before_that_is_gone_is_not_gone_back_to(paths: HostPaths) -> 
     shutil.rmtree(paths.releases / "old")
     supervised(paths, paths.went_back.exists)
     assert paths.current.resolve().name == "new"
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """Needs `systemd-analyze` (apt-get install systemd)."""
+    unit = tmp_path / service.UNIT
+    unit.write_text(
+        service._UNIT.format(code="/opt/switchyard", log="/var/lib/switchyard/machine.log", left=service.LEFT),
+        encoding="utf-8",
+    )
+    command = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
