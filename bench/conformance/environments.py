@@ -32,7 +32,7 @@ def command_of(client: Client) -> list[str]:
     if client.language is Language.ENGINE:
         if not ENGINE_PYTHON.exists():
             raise CannotInstall("vLLM's environment does not exist: run `make engine`")
-        return [str(ENGINE_PYTHON), str(SCRIPTS / client.script)]
+        return [str(ENGINE_PYTHON), str(SCRIPTS / client.script), client.variant]
     folder = folder_of(client)
     if not is_installed(client):
         shutil.rmtree(folder, ignore_errors=True)

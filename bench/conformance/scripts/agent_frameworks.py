@@ -5,8 +5,8 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from cases import BASE_URL, KEY, MODEL, QUESTION, WEATHER_QUESTION, features, variant
-from shapes import Capital, last_call, weather
+from cases import BASE_URL, KEY, MODEL, QUESTION, ROOT_URL, WEATHER_QUESTION, features, variant
+from shapes import Capital, Weather, last_call, weather
 
 
 def agent_framework() -> None:
@@ -226,14 +226,114 @@ def quietly(call: Callable[[], Any]) -> Callable[[], Any]:
     return quiet
 
 
-variant(
-    {
-        "agent_framework": agent_framework,
-        "agno": agno,
-        "autogen": autogen,
-        "crewai": crewai,
-        "google_adk": google_adk,
-        "smolagents": smolagents,
-        "strands": strands,
-    }
-)
+def langgraph() -> None:
+    """LangGraph: a graph of a model and its tool, by hand."""
+    from langchain_core.messages import AIMessage
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    def graph(model: str = MODEL, key: str = KEY) -> Any:
+        chat = ChatOpenAI(model=model, base_url=BASE_URL, api_key=key, max_retries=0, timeout=120, max_tokens=128)
+
+        def call(state: MessagesState) -> dict[str, list[Any]]:
+            was_called = any(isinstance(message, AIMessage) for message in state["messages"])
+            bound = chat.bind_tools([weather], tool_choice="none" if was_called else "weather")
+            return {"messages": [bound.invoke(state["messages"])]}
+
+        built = StateGraph(MessagesState)
+        built.add_node("model", call)
+        built.add_node("tools", ToolNode([weather]))
+        built.add_edge(START, "model")
+        built.add_conditional_edges("model", tools_condition)
+        built.add_edge("tools", "model")
+        return built.compile()
+
+    def asked(model: str = MODEL, key: str = KEY) -> str:
+        return graph(model, key).invoke({"messages": [("user", QUESTION)]})["messages"][-1].content
+
+    def stream() -> str:
+        pieces = graph().stream({"messages": [("user", QUESTION)]}, stream_mode="messages")
+        return "".join(str(piece.content) for piece, _ in pieces)
+
+    def tools() -> dict[str, str]:
+        asked()
+        return last_call()
+
+    features(chat=asked, stream=stream, tools=tools, errors=asked)
+
+
+def openai_agents() -> None:
+    """OpenAI's Agents SDK, over chat completions and over Responses."""
+    from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
+    from openai import AsyncOpenAI
+
+    def agent(model: str = MODEL, key: str = KEY, kind: type = OpenAIChatCompletionsModel, **more: Any) -> Agent:
+        client = AsyncOpenAI(base_url=BASE_URL, api_key=key, max_retries=0, timeout=120)
+        settings = ModelSettings(max_tokens=128, tool_choice="required" if "tools" in more else None)
+        return Agent(name="one", model=kind(model, client), model_settings=settings, **more)
+
+    async def ask(model: str = MODEL, key: str = KEY, **more: Any) -> object:
+        return (await Runner.run(agent(model, key, **more), QUESTION)).final_output
+
+    async def stream() -> str:
+        said = Runner.run_streamed(agent(), QUESTION)
+        events = [event async for event in said.stream_events() if event.type == "raw_response_event"]
+        return "".join(event.data.delta for event in events if event.data.type == "response.output_text.delta")
+
+    async def tools(kind: type = OpenAIChatCompletionsModel) -> dict[str, str]:
+        await ask(tools=[function_tool(weather)], kind=kind)
+        return last_call()
+
+    features(
+        chat=ask,
+        stream=stream,
+        tools=tools,
+        structured=lambda: ask(output_type=Capital),
+        responses=lambda: ask(kind=OpenAIResponsesModel),
+        errors=ask,
+    )
+
+
+def pydantic_ai() -> None:
+    """Pydantic AI, over chat completions, Responses and Anthropic's messages."""
+    from pydantic_ai import Agent, ModelSettings, NativeOutput, ToolOutput
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    def agent(model: str = MODEL, key: str = KEY, kind: Any = OpenAIChatModel, **more: Any) -> Agent[None, Any]:
+        provider = OpenAIProvider(base_url=BASE_URL, api_key=key)
+        return Agent(kind(model, provider=provider), model_settings=ModelSettings(max_tokens=128), retries=0, **more)
+
+    def ask(model: str = MODEL, key: str = KEY, **more: Any) -> Any:
+        return agent(model, key, **more).run_sync(QUESTION).output
+
+    async def stream() -> str:
+        async with agent().run_stream(QUESTION) as said:
+            return "".join([piece async for piece in said.stream_text(delta=True)])
+
+    def with_tool() -> dict[str, str]:
+        agent(tools=[weather]).run_sync(WEATHER_QUESTION)
+        return last_call()
+
+    def messages() -> str:
+        model = AnthropicModel(MODEL, provider=AnthropicProvider(base_url=ROOT_URL, api_key=KEY))
+        return Agent(model, model_settings=ModelSettings(max_tokens=64)).run_sync(QUESTION).output
+
+    features(
+        chat=ask,
+        stream=stream,
+        tools=lambda: ask(output_type=ToolOutput(Weather)).model_dump(),
+        agent=with_tool,
+        structured=lambda: ask(output_type=NativeOutput(Capital)),
+        responses=lambda: ask(kind=OpenAIResponsesModel),
+        messages=messages,
+        errors=ask,
+    )
+
+
+variant({call.__name__: call for call in (
+    agent_framework, agno, autogen, crewai, google_adk, langgraph, openai_agents, pydantic_ai, smolagents, strands,
+)})  # fmt: skip

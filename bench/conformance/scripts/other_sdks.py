@@ -5,7 +5,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cases import BASE_URL, BEGINNING, KEY, MESSAGES, MODEL, QUESTION, ROOT_URL, WEATHER, WRONG_KEY, features, variant
+from cases import (
+    BASE_URL,
+    BEGINNING,
+    KEY,
+    MESSAGES,
+    MODEL,
+    QUESTION,
+    ROOT_URL,
+    WEATHER,
+    WRONG_KEY,
+    case,
+    expect,
+    expect_error,
+    expect_weather,
+    features,
+    variant,
+)
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "capital", "schema": SCHEMA}}
@@ -113,12 +129,65 @@ def together() -> None:
     )
 
 
-variant(
-    {
-        "cohere": cohere,
-        "huggingface": huggingface,
-        "mistral": mistral,
-        "switchyard": switchyard,
-        "together": together,
-    }
-)
+def litellm() -> None:
+    """LiteLLM as a library, over OpenAI's and Anthropic's forms."""
+    import litellm
+
+    litellm.telemetry = False
+    every = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": KEY, "num_retries": 0, "timeout": 120}
+
+    @case("chat")
+    def chat() -> None:
+        answer = litellm.completion(messages=MESSAGES, max_tokens=16, **every)
+        expect(answer.choices[0].message.content and answer.usage.completion_tokens <= 16, answer)
+
+    @case("stream")
+    def stream() -> None:
+        chunks = list(
+            litellm.completion(
+                messages=MESSAGES, max_tokens=16, stream=True, stream_options={"include_usage": True}, **every
+            )
+        )
+        expect("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices), chunks)
+
+    @case("tools")
+    def tools() -> None:
+        answer = litellm.completion(messages=MESSAGES, tools=[WEATHER], tool_choice="required", max_tokens=128, **every)
+        expect_weather(answer.choices[0].message.tool_calls[0].function.arguments)
+
+    @case("completions")
+    def completions() -> None:
+        ours = {**every, "model": f"text-completion-openai/{MODEL}"}
+        expect(litellm.text_completion(prompt=BEGINNING, max_tokens=8, **ours).choices[0].text, "no text")
+
+    @case("responses")
+    def responses() -> None:
+        expect(litellm.responses(input=QUESTION, max_output_tokens=16, **every).output, "no output")
+
+    @case("messages")
+    def messages() -> None:
+        ours = {**every, "model": f"anthropic/{MODEL}", "api_base": BASE_URL.removesuffix("/v1")}
+        expect(litellm.completion(messages=MESSAGES, max_tokens=16, **ours).choices[0].message.content, "no text")
+
+    @case("embeddings")
+    def embeddings() -> None:
+        expect(len(litellm.embedding(input=["one", "two"], **every).data) == 2, "not two")
+
+    @case("unknown_model")
+    def unknown_model() -> None:
+        ours = {**every, "model": "openai/gpt-9"}
+        expect_error(litellm.NotFoundError, lambda: litellm.completion(messages=MESSAGES, **ours))
+
+    @case("wrong_key")
+    def wrong_key() -> None:
+        ours = {**every, "api_key": "sw_000000000000_wrong"}
+        expect_error(litellm.AuthenticationError, lambda: litellm.completion(messages=MESSAGES, **ours))
+
+    @case("bad_request")
+    def bad_request() -> None:
+        expect_error(litellm.BadRequestError, lambda: litellm.completion(messages=MESSAGES, max_tokens=-1, **every))
+
+
+variant({call.__name__: call for call in (
+    cohere, huggingface, litellm, mistral, switchyard, together,
+)})  # fmt: skip
