@@ -112,9 +112,7 @@ bench: environment-dev ## Measure the request path beside PyPI's routers, routin
 	$(VENV) -m bench retry_storm
 	$(VENV) -m bench report
 
-bench-fleet: environment-dev ## Measure the cell proxy, placement, and how the fleet of make up answers and heals.
-	$(VENV) -m bench proxy_overhead
-	$(VENV) -m bench added_ttft
+bench-fleet: environment-dev ## Measure placement, and how the fleet of make up heals.
 	$(VENV) -m bench placement
 	$(VENV) -m bench heal
 

@@ -12,8 +12,10 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import numpy as np
 
 from bench.capacity.autoscaling import (
     BOOT_SHARE,
@@ -27,30 +29,202 @@ from bench.capacity.autoscaling import (
     servegen,
     with_bursts,
 )
-from bench.capacity.demand import REGION, forecasts, mean_rate, perfect
-from bench.capacity.policies import (
-    BATCH_SHARE,
-    FILL,
-    LOOK_S,
-    PEAK_CELLS,
-    PRICE,
-    START_UP_S,
-    TARGET,
-    TOKENS,
-    Batches,
-    Planned,
-    Planner,
-    Schedule,
-)
 from fleet.planning.autoscaling.policy import CellRange, parse_scaling_policy
-from fleet.planning.autoscaling.view import PlannedNeed
-from fleet.planning.capacity.view import Demand
-from fleet.planning.forecast.series import SLOT_S
+from fleet.planning.autoscaling.view import PlannedNeed, ScaledPlace
+from fleet.planning.capacity.need import need_within, place_plan
+from fleet.planning.capacity.planner import plan_capacity
+from fleet.planning.capacity.view import (
+    BatchWork,
+    CapacityPlan,
+    CapacitySettings,
+    CapacityView,
+    CellKind,
+    Demand,
+    MachinePool,
+    PlannedDeployment,
+    PlannedPlace,
+)
+from fleet.planning.forecast.forecaster import forecast_series
+from fleet.planning.forecast.ledger import calibrate
+from fleet.planning.forecast.past import past_of
+from fleet.planning.forecast.records import Calibration, Record
+from fleet.planning.forecast.series import HISTORY_SLOT_S, SLOT_S, SLOTS, SeriesKey
 from fleet.planning.provider_limits import ProviderLimits
-from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
+from fleet.planning.snapshot import FleetView, PlannedPlaceCells
+from simulator.clock import EPOCH
+from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet
 from simulator.load_replay import Course, LoadReplay, PolicyScaler, Scaler, Serving
 from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
+
+REGION = "east"
+
+
+def forecasts(loads: Mapping[str, Load], seconds: float) -> dict[str, list[Demand | None]]:
+    """Forecasts of each series every 15 minutes by the live forecaster, with its ledger renewed once an hour, from the
+    load up to that time alone. None where its quantiles rest on no errors yet."""
+    found: dict[str, list[Demand | None]] = {}
+    for name, load in loads.items():
+        key = SeriesKey(name, REGION, "realtime")
+        slots = np.array(
+            [mean_rate(load, at, HISTORY_SLOT_S) * SERVICE_S for at in np.arange(0.0, seconds, HISTORY_SLOT_S)]
+        )
+        calibration, records = Calibration(), list[Record]()
+        rows: list[Demand | None] = []
+        for at in range(0, int(seconds), SLOT_S):
+            past = past_of(key, EPOCH + timedelta(seconds=at), slots[: at // HISTORY_SLOT_S])
+            if at and at % 3600 == 0:
+                calibration = calibrate(past, records, calibration)
+            made = forecast_series(past, calibration) if at >= 2 * SLOT_S else None
+            if made and at % 1800 == 0:
+                records.append(made.record)
+            rows.append(Demand(made.forecast.p50, made.forecast.p90) if made and made.is_judged else None)
+        found[name] = rows
+    return found
+
+
+def perfect(load: Load, seconds: float) -> Callable[[float], Demand]:
+    """What will come, as means of slots."""
+    means = [mean_rate(load, at, SLOT_S) * SERVICE_S for at in range(0, int(seconds + DAY_S), SLOT_S)]
+
+    def known(now_s: float) -> Demand:
+        row = tuple(means[int(now_s // SLOT_S) :][:SLOTS])
+        return Demand(row, row)
+
+    return known
+
+
+def mean_rate(load: Load, begins_s: float, lasts_s: float) -> float:
+    """Requests a second, by five looks."""
+    return sum(load.rate(begins_s + lasts_s * (part + 0.5) / 5) for part in range(5)) / 5
+
+
+PEAK_CELLS = 20
+"""Of each at its peak: the shapes count, not the sizes."""
+TARGET = 0.76
+"""1 / 1.3: 30 % head-room. No policy here may be fuller or emptier by design."""
+PRICE = 21.5
+"""US dollars an hour of a machine: trn1.32xlarge on demand."""
+FILL = 0.9
+TOKENS = 1700
+"""Of a line of a batch: 1,500 read and 200 written."""
+BATCH_AT_S = 20 * 3600.0
+BATCH_WITHIN_S = 12 * 3600.0
+BATCH_SHARE = 0.3
+"""Of a day's real-time work, due in the twelve hours of the night."""
+START_UP_S = 240.0
+LOOK_S = 30.0
+PARTS = CapacitySettings(whole_most=0)
+"""No whole numbers in the first slots: they cost five times the time, over thousands of plans."""
+
+
+@dataclass
+class Batches:
+    """Every evening a batch for each deployment. It takes what real-time work leaves free of cells, whoever scales."""
+
+    daily: Mapping[str, float]
+    left: dict[str, float] = field(default_factory=dict)
+    due_s: float = 0.0
+    given: float = 0.0
+    missed: float = 0.0
+    done: float = 0.0
+
+    def at(self, now_s: float) -> None:
+        """What ends and begins at this look."""
+        if self.left and now_s >= self.due_s:
+            self.missed += sum(self.left.values())
+            self.left = {}
+        if now_s % DAY_S == BATCH_AT_S:
+            self.left, self.due_s = dict(self.daily), now_s + BATCH_WITHIN_S
+            self.given += sum(self.daily.values())
+
+    def serve(self, name: str, free: float, seconds: float) -> None:
+        took = min(self.left.get(name, 0.0), max(free, 0.0) * seconds)
+        if took:
+            self.left[name] -= took
+            self.done += took
+
+    def work(self, name: str, now_s: float) -> tuple[BatchWork, ...]:
+        left = self.left.get(name, 0.0)
+        return (BatchWork(left, self.due_s - now_s),) if left > 1.0 else ()
+
+
+@dataclass
+class Planner:
+    """Plans every 15 minutes by what somebody expects, and says what the autoscaler is to have of it."""
+
+    expected: Callable[[str, float], Demand | None]
+    per_cell: Mapping[str, float]
+    start_up_s: float
+    batches: Batches
+    machines: int
+    cells: dict[str, int] = field(default_factory=dict)
+    plan: CapacityPlan | None = None
+    took_s: float = 0.0
+    plans: int = 0
+
+    def need(self, name: str, now: datetime) -> PlannedNeed | None:
+        now_s = (now - EPOCH).total_seconds()
+        if self.plan is None or (now - self.plan.at).total_seconds() >= SLOT_S:
+            self.plan = self._plan(now, now_s)
+        found = place_plan(self.plan, name, REGION)
+        return need_within(found, now, self.start_up_s) if found else None
+
+    def seen(self, fleet: FleetView) -> FleetView:
+        """The fleet with the plan's cells, for machines that are launched ahead."""
+        if self.plan is None:
+            return fleet
+        found = tuple(
+            PlannedPlaceCells(row.deployment, row.region, self.plan.at, SLOT_S, row.cells, self.start_up_s)
+            for row in self.plan.cells
+            if any(one.deployment == row.deployment for one in self.plan.budgets)
+        )
+        return replace(fleet, planned=found)
+
+    def _plan(self, now: datetime, now_s: float) -> CapacityPlan:
+        began = time.process_time()
+        deployments = []
+        for name in self.per_cell:
+            here = PlannedPlace(
+                REGION, 1, 3 * PEAK_CELLS, {KIND: self.cells[name]}, self.expected(name, now_s),
+                self.batches.work(name, now_s),
+            )  # fmt: skip
+            kinds = (CellKind(KIND, self.per_cell[name], NODES),)
+            deployments.append(PlannedDeployment(name, self.start_up_s, kinds, (here,), TARGET))
+        pools = (MachinePool(REGION, KIND, "on_demand", self.machines, PRICE),)
+        plan = plan_capacity(CapacityView(now, tuple(deployments), pools), PARTS)
+        self.took_s += time.process_time() - began
+        self.plans += 1
+        return plan
+
+
+@dataclass
+class Planned:
+    """The autoscaler with the plan's need; or, `alone`, what the plan has for a slot and nothing else."""
+
+    name: str
+    planner: Planner
+    policy: PolicyScaler
+    alone: bool = False
+
+    def wanted(self, place: ScaledPlace, now: datetime) -> int:
+        self.planner.cells[self.name] = place.current
+        if not self.alone:
+            return self.policy.wanted(place, now)
+        need = self.planner.need(self.name, now)
+        return place.current if need is None else place.range.clamped(need.cells)
+
+
+@dataclass
+class Schedule:
+    """Windows of the hours of a day, as somebody sets them who looks at the first half: the most of each hour."""
+
+    cells: tuple[int, ...]
+
+    def wanted(self, place: ScaledPlace, now: datetime) -> int:
+        ahead = now + timedelta(seconds=START_UP_S)
+        return max(self.cells[now.hour], self.cells[ahead.hour])
+
 
 RECORDS: Mapping[str, tuple[Callable[[str, float], Load], tuple[str, ...]]] = {
     "servegen": (servegen, ("m_large", "m_mid", "m_small")),

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.places import CACHE, PAGES, ROOT
+from bench import CACHE, PAGES, ROOT
 from engine_agent.engines.uv_program import UvFailed, UvProgram
 from engine_agent.engines.vllm import environment
 

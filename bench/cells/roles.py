@@ -7,7 +7,7 @@ import argparse
 import os
 from time import process_time
 
-from bench.cells.virtual_cells import Fleet, Load, goodput
+from bench.cells.prefill_decode import Fleet, Load, goodput
 from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.engines.sim.planning.handover import HandoverParameters
 from engine_agent.protocol.messages import PREFILL_FROM_TOKENS

@@ -7,27 +7,106 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from threading import Timer
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
 from bench.chaos.faults import INGRESS_PREFIX, TAKEN_WITHIN_S, Done, Surroundings, census, do
-from bench.chaos.promises import (
-    FOREVER,
-    PASS_WITHIN_S,
-    PassSeen,
-    Request,
-    Window,
-    closed,
-    has_trail,
-    late_passes,
-    unexcused,
-)
 from bench.chaos.schedule import CONTROLS, Fault, Harm, Scope, Target
+
+PASS_WITHIN_S = 15.0
+"""The oldest that the last pass may be, also after the end of a harm to whoever makes passes."""
+KNOWN_WITHIN_S = 5.0
+"""Until then a pass may not have heard of a harm yet: agents report every 2 s."""
+FOREVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From `begins` to `ends`, in seconds of the load's clock, requests that `cells` answered, or that were sent to
+    `ingresses` (URLs), may fail. With `passes` there may be none, too. The harm itself is over at `over`."""
+
+    begins: float
+    ends: float
+    why: str
+    cells: frozenset[str] = frozenset()
+    ingresses: frozenset[str] = frozenset()
+    passes: bool = False
+    over: float = 0.0
+
+    def overlaps(self, begins: float, ends: float) -> bool:
+        return begins <= self.ends and ends >= self.begins
+
+
+def closed(windows: Iterable[Window], now: float, pass_at: float) -> list[Window]:
+    """The windows, once the fleet is whole by what the pass that ended at `pass_at` left: a pass that knew of a harm
+    closes its window, an earlier one speaks of the time before."""
+    return [
+        replace(window, ends=now) if window.ends == FOREVER and pass_at > window.over + KNOWN_WITHIN_S else window
+        for window in windows
+    ]
+
+
+class Request(Protocol):
+    """What the load remembers of a request; `cell` is empty if none answered."""
+
+    url: str
+    began: float
+    ended: float
+    cell: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassSeen:
+    """At `at`, in seconds of the load's clock, the last pass was `age_s` old."""
+
+    at: float
+    age_s: float
+
+
+def unexcused(
+    requests: Iterable[Request], windows: Sequence[Window], cells: Mapping[str, frozenset[str]]
+) -> list[Request]:
+    """Requests that failed where nothing had been done to what served them; `cells` are those of each ingress's region,
+    by its URL."""
+    return [request for request in requests if request.error and not _is_excused(request, windows, cells)]
+
+
+def _is_excused(request: Request, windows: Sequence[Window], cells: Mapping[str, frozenset[str]]) -> bool:
+    open_then = [window for window in windows if window.overlaps(request.began, request.ended)]
+    harmed = frozenset[str]().union(*(window.cells for window in open_then))
+    away = frozenset[str]().union(*(window.ingresses for window in open_then))
+    if request.cell in harmed or request.url in away:
+        return True
+    # Or it went through another region's ingress, and ended with that.
+    if any(request.cell in there and url in away for url, there in cells.items()):
+        return True
+    # Or no cell was left that could have answered it: none here, and none behind another ingress that was there.
+    here = cells.get(request.url, frozenset())
+    return not request.cell and bool(here) and all(there <= harmed or url in away for url, there in cells.items())
+
+
+def late_passes(seen: Iterable[PassSeen], windows: Sequence[Window]) -> list[PassSeen]:
+    """Looks that found the last pass too old, though nothing had been done to whoever makes passes."""
+    late = (look for look in seen if look.age_s > PASS_WITHIN_S)
+    excuses = [window for window in windows if window.passes]
+    return [look for look in late if not any(window.overlaps(look.at - look.age_s, look.at) for window in excuses)]
+
+
+def has_trail(kinds: Sequence[str], subjects: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether an event or incident of one of these kinds names one of the subjects: a node, cell, region or ingress."""
+    wanted = set(subjects)
+    return any(row["kind"] in kinds and wanted & _named(row) for row in rows)
+
+
+def _named(row: Mapping[str, Any]) -> set[str]:
+    return {str(row.get(field, "")) for field in ("node", "cell", "region", "subject")}
+
 
 POLL_S = 0.25
 CALM_WITHIN_S = 300.0
@@ -77,16 +156,21 @@ class Report:
 class Campaign:
     """Does each fault when it is due, keeps the windows that they open, and judges at the end.
 
-    `crowd` is the share of a whole crowd that comes.
+    `hostile_share` is the share of the full hostile load.
     """
 
     def __init__(
-        self, fleet: FleetUnderTest, seed: int, say: Callable[[str], None] = lambda _: None, *, crowd: float = 0.1
+        self,
+        fleet: FleetUnderTest,
+        seed: int,
+        say: Callable[[str], None] = lambda _: None,
+        *,
+        hostile_share: float = 0.1,
     ) -> None:
         self._fleet = fleet
         self._chance = Random(seed)
         self._say = say
-        self._crowd = crowd
+        self._hostile_share = hostile_share
         self._began = 0.0
         self._windows: list[Window] = []
         self._passes: list[PassSeen] = []
@@ -145,7 +229,7 @@ class Campaign:
             ingress_urls=self._urls,
             web_url=self._fleet.web_url,
             agents_url=self._fleet.agents_url,
-            crowd=self._crowd,
+            hostile_share=self._hostile_share,
             taken_over_by=self._taken_over_by(self._cells),
         )
 

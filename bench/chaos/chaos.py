@@ -2,7 +2,7 @@
 
     make chaos SECONDS=1800 SEED=1
     python -m bench chaos --list
-    python -m bench chaos --only "haproxy" --every 10 --crowd 1.0
+    python -m bench chaos --only "haproxy" --every 10 --hostile-share 1.0
 
 Needs a fleet of `sim-70b` from `make up ENGINE=sim` (same SWITCHYARD_HOME) that nobody else uses. Exit status 1 if a
 promise was broken. The same seed does the same faults in the same order; what they meet differs.
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from bench.chaos.campaign import Campaign, FleetUnderTest, Report
-from bench.chaos.crowds import WHOLE
+from bench.chaos.hostile_clients import FULL_LOAD
 from bench.chaos.schedule import PAUSES_S, kinds, schedule
 from bench.fleet.live_fleet import AGENT_SERVER, HOME, SERVER, Fleet, Row, last_pass_age_s, launched, load, wait_for
 from lab.steady_load import Answer
@@ -42,7 +42,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     wait_for(lambda: fleet.is_whole(DEPLOYMENT), WHOLE_WITHIN_S, "the fleet is whole before the first fault")
     faults = schedule(options.seed, options.seconds, options.every, chosen)
     before = refused_counts(fleet, DEPLOYMENT)
-    campaign = Campaign(_under_test(fleet), options.seed, _say, crowd=options.crowd)
+    campaign = Campaign(_under_test(fleet), options.seed, _say, hostile_share=options.hostile_share)
     with load(fleet.ingresses(DEPLOYMENT), DEPLOYMENT, options.rate, max_tokens=24) as requests:
         report = campaign.run(faults, requests)
     report.broken += _miscounted(fleet, requests, before)
@@ -51,7 +51,7 @@ def main(parser: argparse.ArgumentParser) -> None:
 
 
 def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    crowd = ", ".join(f"{count} {harm}" for harm, count in WHOLE.items())
+    full = ", ".join(f"{count} {harm}" for harm, count in FULL_LOAD.items())
     parser.add_argument("--seconds", type=float, default=600.0, help="how long faults happen")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two faults")
@@ -59,7 +59,7 @@ def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--longest-pause", type=float, default=max(PAUSES_S), help="seconds")
     parser.add_argument("--only", default="", metavar="WORDS", help="only kinds in whose name these words stand")
     parser.add_argument("--without", default="", metavar="WORDS", help="and no kind in whose name these stand")
-    parser.add_argument("--crowd", type=float, default=0.1, help=f"share of a whole crowd ({crowd})")
+    parser.add_argument("--hostile-share", type=float, default=0.1, help=f"share of the full hostile load ({full})")
     parser.add_argument("--list", action="store_true", help="name the kinds of faults and end")
     return parser.parse_args()
 

@@ -15,7 +15,7 @@ from random import Random
 
 import psutil
 
-from bench.chaos import crowds
+from bench.chaos import hostile_clients
 from bench.chaos.schedule import SERVICES, Fault, Harm, Target
 from fleet.providers.local.processes import processes_by_node
 
@@ -48,7 +48,7 @@ class Surroundings:
     ingress_urls: Mapping[str, str]
     web_url: str
     agents_url: str
-    crowd: float
+    hostile_share: float
     taken_over_by: Callable[[str], str]
     """The node that now has the place of this one, or nothing."""
 
@@ -175,13 +175,13 @@ def _do(fault: Fault, subject: str, processes: Processes, around: Surroundings) 
             return _fill(around.home)
         case Harm.TORN_STATE | Harm.NO_STATE:
             _harm_state(_folder(subject, around.home) / fault.state, torn=fault.harm is Harm.TORN_STATE)
-        case Harm.SLOWLORIS | Harm.IDLE | Harm.KNOCKS:
-            url = around.agents_url if fault.harm is Harm.KNOCKS else _url(subject, around)
-            return crowds.begin(fault.harm, url, around.crowd, fault.lasts_s)
+        case Harm.SLOWLORIS | Harm.IDLE | Harm.UNKNOWN_CREDENTIALS:
+            url = around.agents_url if fault.harm is Harm.UNKNOWN_CREDENTIALS else _url(subject, around)
+            return hostile_clients.start(fault.harm, url, around.hostile_share, fault.lasts_s)
     again = _starter(processes[0]) if fault.target is Target.LAUNCHER else _nothing
     _signal(processes, signal.SIGKILL)
     if fault.harm is Harm.HERD:
-        return crowds.begin(fault.harm, around.agents_url, around.crowd, fault.lasts_s)
+        return hostile_clients.start(fault.harm, around.agents_url, around.hostile_share, fault.lasts_s)
     return (lambda: _kill_replacement(subject, around)) if fault.harm is Harm.TWICE else again
 
 

@@ -1,6 +1,6 @@
 """Which faults there are, and which happens when. Pure: a seed gives the same story everywhere.
 
-`MATRIX` is the table of all kinds. A new one is a row there; a new harm also needs its hand in `faults` or `crowds`.
+`MATRIX` is the table of all kinds. A new kind is a row there; a new harm also needs code in `faults`.
 """
 
 import random
@@ -26,8 +26,8 @@ class Harm(StrEnum):
     """Connections that send a byte of a request each second."""
     IDLE = "idle clients"
     """Connections that send nothing."""
-    KNOCKS = "bad knocks"
-    """Agents' connections with credentials that nobody issued."""
+    UNKNOWN_CREDENTIALS = "unknown credentials"
+    """Connections to `/agents/ws` with credentials that were never issued."""
     HERD = "killed, and all come back at once"
 
 
@@ -170,7 +170,7 @@ MATRIX: tuple[Fault, ...] = (
     Fault(Target.REGION, Harm.KILL, excuses=Scope.REGION, trail=("node.lost",)),
     Fault(Target.HAPROXY, Harm.SLOWLORIS, CROWDED_S),
     Fault(Target.HAPROXY, Harm.IDLE, CROWDED_S),
-    Fault(Target.WEB, Harm.KNOCKS, CROWDED_S),
+    Fault(Target.WEB, Harm.UNKNOWN_CREDENTIALS, CROWDED_S),
     Fault(Target.WEB, Harm.HERD, CROWDED_S),
 )
 

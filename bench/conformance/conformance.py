@@ -20,11 +20,10 @@ from pathlib import Path
 
 import httpx
 
-from bench.conformance.clients import CLIENTS, Client
-from bench.conformance.environments import CACHE, CannotInstall, command_of, folder_of, is_installed
+from bench import ROOT
+from bench.conformance.clients import CACHE, CLIENTS, CannotInstall, Client, command_of, folder_of, is_installed
 from bench.conformance.results import Result, page, results_of
 from bench.fleet.live_fleet import Fleet
-from bench.places import ROOT
 from engine_agent.engines.uv_program import UvFailed
 
 MODELS = {"sim": "sim-70b", "vllm": "smollm2"}

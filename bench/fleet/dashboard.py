@@ -27,8 +27,7 @@ from typing import Any
 
 import httpx
 
-from bench.figures import percentile
-from bench.places import ROOT
+from bench import ROOT, percentile
 from lab.embedded_servers import EmbeddedServers
 
 PORT = 24180

@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from bench.crowd.control_plane import cpu_s, database, seed_calm
+from bench.fleet.own_control_plane import cpu_s, database, seed_calm
 from controlplane.embedded import control_plane
 
 PORT = 24380

@@ -11,8 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.figures import table
-from bench.places import PAGES
+from bench import PAGES, table
 from fleet.planning.placement.distance import Path as NetworkPath
 from fleet.planning.placement.distance import total_distance
 from fleet.planning.placement.planner import Placed, Placement, PlacementRequest

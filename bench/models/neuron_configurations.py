@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from bench import CACHE, PAGES, ROOT
 from bench.models.neuron_classes import PLATFORMS, native_taker, nxdi_taker
-from bench.places import CACHE, PAGES, ROOT
 from engine_agent.engines.vllm.environment import installed_python
 from engine_agent.protocol.neuron_targets import NATIVE_0_24, NXDI_2_28, NXDI_2_29, TARGET_BY_NAME, NeuronTarget
 from lab.neuron_examples import EXAMPLES, NOT_SERVED, configured, example

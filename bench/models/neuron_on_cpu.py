@@ -29,9 +29,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from bench import CACHE, PAGES, ROOT
 from bench.models.neuron_cell import CONTEXT, MODEL, SLOTS
 from bench.models.neuron_classes import PLATFORMS
-from bench.places import CACHE, PAGES, ROOT
 from engine_agent.engines.vllm.environment import installed_python
 from engine_agent.protocol.neuron_targets import NXDI_2_28, NXDI_2_29, NeuronTarget
 from lab.versions import INF2, TRN1, spec

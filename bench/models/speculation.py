@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.places import CACHE, ROOT
+from bench import CACHE, ROOT
 
 MODES = ("plain", "always", "by load")
 ROUNDS = {1: 4, 2: 3, 4: 2, 8: 2, 16: 1}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 
-from bench.places import ROOT
+from bench import ROOT
 
 TRACES = ROOT / "models_registry" / "traces"
 MOONCAKE_BLOCK_TOKENS = 512

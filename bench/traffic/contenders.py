@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.places import ROOT
+from bench import ROOT
 from engine_agent.ingress.agent import JOURNAL_FILE
 from engine_agent.ingress.main import JOIN_TOKEN_VARIABLE
 from engine_agent.node.journal import Journal

@@ -12,21 +12,92 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.places import ROOT
-from bench.traffic import contenders, wire
+from bench import ROOT
+from bench.traffic import contenders
 from bench.traffic.contenders import MODEL, PEERS, PLACES, Contender
 from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind, IdentityName
 from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint
 from kernel.authority import Authority, authority_make, certificate_sign, revocations_sign
+
+SOURCE = Path(__file__).with_name("wire.c")
+ZIG = "ziglang==0.13.0"
+"""A C compiler from PyPI, for machines without one."""
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one client run saw. `first_us` are times to the first event, in microseconds."""
+
+    requests: int
+    seconds: float
+    errors: int
+    events: int
+    cpu_s: float
+    complaint: str
+    first_us: list[int]
+
+
+def wire_build(cache: Path) -> Path:
+    """The program, compiled unless a newer one is there.
+
+    Raises:
+        RuntimeError: it does not compile.
+    """
+    program = cache / "wire"
+    if program.exists() and program.stat().st_mtime > SOURCE.stat().st_mtime:
+        return program
+    cache.mkdir(parents=True, exist_ok=True)
+    compiler = [found] if (found := shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")) else _zig(cache)
+    done = subprocess.run(
+        [*compiler, "-O2", "-o", str(program), str(SOURCE), "-lm"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{SOURCE.name} does not compile: {done.stderr.strip()}")
+    return program
+
+
+def _zig(cache: Path) -> list[str]:
+    python = cache / "zig" / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "uv", "venv", "--quiet", str(cache / "zig")], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python), ZIG], check=True
+        )
+    return [str(python), "-m", "ziglang", "cc"]
+
+
+@contextlib.contextmanager
+def wire_cells(program: Path, port: int, count: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Stub cells on `port`, `port` + 1, …, in one process."""
+    child = subprocess.Popen([program, "serve", str(port), str(count)])
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+def wire_ask(program: Path, how: str, port: int, count: int, seconds: float, body: dict[str, Any]) -> Round:
+    """Run one client, `closed` with `count` connections or `rate` with `count` requests a second."""
+    command = [str(program), how, str(port), str(count), str(seconds), json.dumps(body, separators=(",", ":"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + PATIENCE_S, check=True)
+    measured = json.loads(done.stdout)
+    return Round(**{name: measured[name] for name in Round.__dataclass_fields__})
+
 
 CACHE = ROOT / ".cache" / "bench"
 FLEET_ID = "f-be0c4be0"
@@ -89,7 +160,7 @@ def everything(
     folder.mkdir(parents=True, exist_ok=True)
     stubs = [base + number for number in range(CELLS)]
     with ExitStack() as stack:
-        stack.enter_context(wire.cells(program, base, CELLS))
+        stack.enter_context(wire_cells(program, base, CELLS))
         with on_processors(processors):
             found, absent = _begin(stack, folder, base, stubs, only)
         yield [Contender("direct", base), *found], absent
@@ -152,7 +223,7 @@ def measure(program: Path, contender: Contender) -> list[dict[str, Any]]:
         ("flood", "closed", FLOOD_STREAMS, CHUNKS_S, FLOOD),
     ):
         before = contender.cpu_s()
-        seen = wire.ask(program, how, contender.port, count, seconds, body)
+        seen = wire_ask(program, how, contender.port, count, seconds, body)
         first = sorted(seen.first_us)
         shares = (0.5, 0.9, 0.99) if first else ()
         rows.append(
@@ -182,7 +253,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--apart", action="store_true", help="one processor for the contender, another for all else")
     options = parser.parse_args()
     results_path = CACHE / ("proxies_apart.jsonl" if options.apart else "proxies.jsonl")
-    program = wire.build(CACHE)
+    program = wire_build(CACHE)
     processors = os.sched_getaffinity(0)
     ours, theirs = ({min(processors)}, {max(processors)}) if options.apart else (processors, processors)
     only = {name for name in options.only.split(",") if name}

@@ -16,13 +16,11 @@ from typing import Any
 
 import uvloop
 
-from bench.figures import percentile
-from bench.places import ROOT
+from bench import ROOT, percentile
 from bench.traffic import contenders
 from bench.traffic.arrivals import Arrival, heavy_tailed
-from bench.traffic.client import Seen, ask, body_of, play
 from bench.traffic.contenders import MODEL
-from bench.traffic.sim_cells import SimCell, sim_cells
+from bench.traffic.sim_cells import Seen, SimCell, ask, body_of, play, sim_cells
 from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.ingress.haproxy import find_binary
 

@@ -12,20 +12,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.figures import percentile
-from bench.places import ROOT
+from bench import ROOT, percentile
 from bench.traffic.arrivals import MOONCAKE_BLOCK_TOKENS, Arrival, azure, best_hit_rate, faster, lru_hit_rate, mooncake
 from bench.traffic.routers import (
     BoundedHash,
     Exact,
     LeastOutstanding,
+    Outcome,
     RandomCell,
     RoundRobin,
     Router,
+    Simulation,
     Sticky,
     TwoChoices,
+    hit_rate,
 )
-from bench.traffic.simulation import Outcome, Simulation, hit_rate
 from engine_agent.engines.sim.batching import ModelParameters
 
 RESULTS = ROOT / ".cache" / "bench" / "replay.jsonl"

@@ -16,8 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.figures import table
-from bench.places import PAGES, ROOT
+from bench import PAGES, ROOT, table
 from bench.traffic.contenders import PEERS
 
 Row = dict[str, Any]

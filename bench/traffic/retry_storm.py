@@ -19,12 +19,10 @@ from typing import Any
 
 import uvloop
 
-from bench.figures import percentile
-from bench.places import ROOT
+from bench import ROOT, percentile
 from bench.traffic import contenders
 from bench.traffic.arrivals import Arrival
-from bench.traffic.client import Seen, ask, body_of, play
-from bench.traffic.sim_cells import sim_cells
+from bench.traffic.sim_cells import Seen, ask, body_of, play, sim_cells
 from engine_agent.engines.sim.batching import ModelParameters
 
 RESULTS = ROOT / ".cache" / "bench" / "retry_storm.jsonl"

@@ -14,11 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.figures import percentile
-from bench.places import ROOT
+from bench import ROOT, percentile
 from bench.traffic.arrivals import heavy_tailed
-from bench.traffic.routers import LeastOutstanding, RandomCell, RoundRobin, Router
-from bench.traffic.simulation import Simulation
+from bench.traffic.routers import LeastOutstanding, RandomCell, RoundRobin, Router, Simulation
 from engine_agent.engines.sim.batching import ModelParameters
 
 RESULTS = ROOT / ".cache" / "bench" / "routing.jsonl"

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from bench import ROOT
 from bench.__main__ import benches, listing, main, summary
-from bench.places import ROOT
 
 
 def test_every_bench_has_a_name_of_its_own_and_a_summary_of_one_line() -> None:
@@ -52,6 +52,6 @@ def test_listing_imports_no_bench() -> None:
 def test_a_bench_whose_package_is_missing_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert main(["step_cost", "--help"]) == 2
-    assert "step_cost needs the package torch" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert main(["retry_storm", "--help"]) == 2
+    assert "retry_storm needs the package uvloop" in capsys.readouterr().err

@@ -34,7 +34,7 @@ FAULTS = tuple(
 
 def test_a_short_campaign_breaks_no_promise(fleet: RunningFleet) -> None:
     with background_load([fleet.ingress(region) for region in REGIONS], "sim-70b", RATE) as answers:
-        report = Campaign(under_test(fleet), seed=1, crowd=0.05).run(FAULTS, answers)
+        report = Campaign(under_test(fleet), seed=1, hostile_share=0.05).run(FAULTS, answers)
     assert report.broken == [], report.faults
     assert len(report.faults) == len(FAULTS)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.conformance.environments import SCRIPTS
+from bench.conformance.clients import SCRIPTS
 from bench.conformance.results import results_of
 from tests.scenarios.running_fleet import AskedFleet
 

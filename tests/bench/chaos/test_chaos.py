@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.chaos.promises import FOREVER, PassSeen, Window, has_trail, late_passes, unexcused
+from bench.chaos.campaign import FOREVER, PassSeen, Window, has_trail, late_passes, unexcused
 from bench.chaos.schedule import MATRIX, PROCESSES, STATE, Harm, Target, kinds, schedule
 from lab.steady_load import Answer
 

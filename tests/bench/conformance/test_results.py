@@ -6,10 +6,8 @@ import re
 
 import pytest
 
-from bench.conformance import environments
-from bench.conformance.clients import CLIENTS, Client, Family, Language
-from bench.conformance.features import COLUMNS, FEATURES
-from bench.conformance.results import LIMITS, Limit, Result, page, results_of
+from bench.conformance.clients import CLIENTS, SCRIPTS, Client, Family, Language, folder_of
+from bench.conformance.results import COLUMNS, FEATURES, LIMITS, Limit, Result, page, results_of
 
 EMBEDDINGS = next(limit for limit in LIMITS if limit.feature == "embeddings")
 SHARED = {"cases", "shapes"}
@@ -78,7 +76,7 @@ def test_every_script_exists_and_tries_features_that_are_listed() -> None:
         assert tried, each.name
         assert tried <= set(FEATURES), each.name
     used = {each.script for each in CLIENTS}
-    assert used == {path.name for path in environments.SCRIPTS.glob("*.*") if path.stem not in SHARED}
+    assert used == {path.name for path in SCRIPTS.glob("*.*") if path.stem not in SHARED}
 
 
 def test_every_feature_is_tried_by_a_client() -> None:
@@ -99,24 +97,24 @@ def test_every_package_has_a_version_and_every_client_a_name_of_its_own() -> Non
 
 
 def test_clients_of_the_same_packages_share_an_environment_and_no_others_do() -> None:
-    made = {each.packages: environments.folder_of(each) for each in CLIENTS if each.packages}
+    made = {each.packages: folder_of(each) for each in CLIENTS if each.packages}
     assert len(set(made.values())) == len(made)
 
 
 def test_no_script_hides_a_package_that_a_script_imports() -> None:
     imported = set()
-    for path in environments.SCRIPTS.glob("*.py"):
+    for path in SCRIPTS.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             if isinstance(node, ast.ImportFrom) and node.module:
                 imported.add(node.module.partition(".")[0])
-    assert {path.stem for path in environments.SCRIPTS.glob("*.py")} & imported == SHARED
+    assert {path.stem for path in SCRIPTS.glob("*.py")} & imported == SHARED
 
 
 def tried_by(each: Client) -> set[str]:
     """The features that a client's script declares, in the function of its variant if it has one."""
-    text = (environments.SCRIPTS / each.script).read_text()
+    text = (SCRIPTS / each.script).read_text()
     if each.language is Language.NODE:
         # Features are names of functions or of members there.
         return {feature for feature in FEATURES if re.search(rf"\b{feature}\b(\(\) \{{|: |[,)])", text)}

@@ -1,9 +1,8 @@
 """Cells on virtual time: everybody is served, the same each time, and a slow cell gets less."""
 
-from bench.figures import percentile
+from bench import percentile
 from bench.traffic.arrivals import Arrival, heavy_tailed
-from bench.traffic.routers import LeastOutstanding, RoundRobin, Sticky
-from bench.traffic.simulation import Simulation, hit_rate
+from bench.traffic.routers import LeastOutstanding, RoundRobin, Simulation, Sticky, hit_rate
 from engine_agent.engines.sim.batching import ModelParameters
 
 CELL = ModelParameters(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.traffic import wire
+from bench.traffic.proxies import wire_ask, wire_build, wire_cells
 
 pytestmark = pytest.mark.processes
 
@@ -17,28 +17,28 @@ ASK = {"model": "tiny", "messages": [{"role": "user", "content": "why?"}], "max_
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    built = wire.build(tmp_path_factory.mktemp("wire"))
-    with wire.cells(built, PORT, 1):
+    built = wire_build(tmp_path_factory.mktemp("wire"))
+    with wire_cells(built, PORT, 1):
         _wait_for(PORT)
         yield built
 
 
 def test_a_closed_loop_counts_what_it_was_answered(program: Path) -> None:
-    seen = wire.ask(program, "closed", PORT, 2, 0.1, ASK)
+    seen = wire_ask(program, "closed", PORT, 2, 0.1, ASK)
 
     assert seen.requests > 0
     assert (seen.errors, seen.events, seen.complaint) == (0, 0, "")
 
 
 def test_streams_at_a_rate_are_counted_with_their_events_and_first_tokens(program: Path) -> None:
-    seen = wire.ask(program, "rate", PORT, 100, 0.2, {**ASK, "stream": True, "seed": 1000})
+    seen = wire_ask(program, "rate", PORT, 100, 0.2, {**ASK, "stream": True, "seed": 1000})
 
     assert seen.requests == len(seen.first_us) > 0
     assert (seen.errors, seen.events) == (0, 5 * seen.requests)
 
 
 def test_nobody_there_is_an_error_and_not_a_result(program: Path) -> None:
-    seen = wire.ask(program, "rate", PORT + 50, 50, 0.1, ASK)
+    seen = wire_ask(program, "rate", PORT + 50, 50, 0.1, ASK)
 
     assert seen.requests == 0
     assert seen.errors > 0

@@ -1,5 +1,5 @@
 """A third-party program behind a real cell proxy: by the agent's command lines, from the weights to a counted answer.
-The program takes the options of such programs and runs `sim`; `bench/generic_cell.py` does the same with llama.cpp."""
+The program takes the options of such programs and runs `sim`."""
 
 import os
 import subprocess

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.cloud.cloud_calls import MINUTES, MadeUpAws, by_bucket, faults, make_region, run_loop
+from bench.fleet.cloud_calls import MINUTES, MadeUpAws, by_bucket, faults, make_region, run_loop
 from fleet.models import Cell, CellMember, Machine, Node, NodeReport
 from fleet.planning.call_budget import steady_calls
 from fleet.planning.states import NodeState

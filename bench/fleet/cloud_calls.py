@@ -217,7 +217,7 @@ def main(parser: argparse.ArgumentParser) -> int:
     parser.add_argument("--minutes", type=int, default=MINUTES)
     args = parser.parse_args()
 
-    from bench.crowd.control_plane import database
+    from bench.fleet.own_control_plane import database
 
     wrong: list[str] = []
     with TemporaryDirectory(prefix="sy-calls-") as folder, database(Path(folder), PORT):

@@ -1,4 +1,4 @@
-"""What the bench measures: PostgreSQL, Valkey, web, controller and worker of its own, with a calm seeded fleet."""
+"""A control plane for benches: PostgreSQL, Valkey, web, controller and worker, with a seeded fleet at rest."""
 
 import os
 import secrets
@@ -15,21 +15,21 @@ import httpx
 import msgspec
 import psutil
 
-from bench.crowd.agents import Crowd, Member
-from bench.places import ROOT
+from bench import ROOT
+from bench.fleet.simulated_agents import AgentGroup, Member
 from controlplane.embedded import control_plane
 from controlplane.embedded.configuration import read_configuration
 from controlplane.embedded.supervisor import Service
 from lab.embedded_servers import EmbeddedServers
 
 UP_WITHIN_S = 120.0
-NO_PROVIDER = "crowd"
-"""A name that no provider has: none says of a node that its machine is gone, and none launches one."""
+NO_PROVIDER = "bench"
+"""A name that no provider has: none reports a machine as gone, and none launches one."""
 
 
 @contextmanager
 def database(folder: Path, port: int) -> Iterator[EmbeddedServers]:
-    """Servers of our own, and Django in this process with them."""
+    """Start PostgreSQL and Valkey, and set up Django in this process to use them."""
     servers = EmbeddedServers(folder / "servers")
     addresses = servers.start()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # web would compile all of itself at each start; `make` unsets it
@@ -54,7 +54,7 @@ def database(folder: Path, port: int) -> Iterator[EmbeddedServers]:
 
 
 def seed_calm(nodes: int, cells: int, *, with_past: bool = True) -> None:
-    """A fleet in which nothing is to be done."""
+    """Seed a fleet in which no planner has anything to do."""
     from django.core.management import call_command
 
     from fleet.models import Cell, Incident, Node, NodeReport, Region, Rollout
@@ -100,7 +100,7 @@ def _member(node: Any, credential: str, place: Any) -> Member:
 
 
 def is_plain() -> bool:
-    """Whether agents come without TLS."""
+    """Whether agents connect without TLS."""
     return os.environ.get("SWITCHYARD_PLAIN_LINKS") == "1"
 
 
@@ -137,7 +137,7 @@ class ControlPlane:
             self.wait_for_web(port)
 
     def start_web(self, port: int) -> None:
-        # Each web process is a host of the control plane, with a key of its own.
+        # Each web process is a separate host of the control plane, with its own key.
         home = f"{os.environ['SWITCHYARD_HOME']}-{port}"
         environment = {**os.environ, "SWITCHYARD_PORT": str(port), "SWITCHYARD_HOME": home}
         self._run(f"web-{port}", control_plane.web(read_configuration(environment), environment))
@@ -181,12 +181,12 @@ class ControlPlane:
             )
 
 
-def run_crowd(crowd: Crowd) -> subprocess.Popen[bytes]:
-    """Start a process of agents; its standing is on its output."""
+def start_agents(group: AgentGroup) -> subprocess.Popen[bytes]:
+    """Start a process of agents, which writes its status to its output."""
     with TemporaryFile() as stated:
-        stated.write(msgspec.json.encode(crowd))
+        stated.write(msgspec.json.encode(group))
         stated.seek(0)
-        command = [sys.executable, "-m", "bench.crowd.agents"]
+        command = [sys.executable, "-m", "bench.fleet.simulated_agents"]
         return subprocess.Popen(command, cwd=ROOT, stdin=stated, stdout=subprocess.PIPE)
 
 
@@ -195,7 +195,7 @@ def shares(members: list[Member], processes: int) -> list[tuple[Member, ...]]:
 
 
 def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
-    """CPU seconds of each process with its children, ended ones too."""
+    """Returns the CPU seconds of each process and its children, including exited ones."""
     return {name: sum(map(_own_s, _family(pid))) for name, pid in pids.items()}
 
 

@@ -1,7 +1,8 @@
-"""Thousands of node agents in one process, each with the agent's own connection: its protocol, its hello, its report
-every two seconds, its way of coming back. What they report is made up; what they are sent, they say that they do.
+"""Thousands of node agents in one process, each with the agent's own connection code: protocol, hello, a report every
+two seconds, reconnects. Reports are made up; agents report every order as done.
 
-`python -m bench.crowd.agents` reads a `Crowd` as JSON from its input and writes a `Standing` a second to its output.
+`python -m bench.fleet.simulated_agents` reads an `AgentGroup` as JSON from its input and writes a `GroupStatus` to its
+output every second.
 """
 
 import asyncio
@@ -35,13 +36,13 @@ from engine_agent.protocol.messages import (
 )
 from engine_agent.protocol.states import AgentKind, EngineState, Phase
 
-STANDING_EVERY_S = 1.0
+STATUS_EVERY_S = 1.0
 NICENESS = 10
-"""Real agents have machines of their own: these take no processor that the control plane has use for."""
+"""Real agents run on other machines, so these take no CPU time from the control plane."""
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One agent: its node, its credential, and the cell that it starts as a member of. `rank` None: a spare."""
+    """One agent: its node, its credential, and the cell that it is a member of. A spare has no `rank`."""
 
     node: str
     credential: str
@@ -51,9 +52,9 @@ class Member(msgspec.Struct, frozen=True):
     rank: int | None = None
 
 
-class Crowd(msgspec.Struct, frozen=True):
-    """Agents of one process, with a home each in `homes`. They begin over `ramp_s` seconds. `load` is what a leader
-    reports; `bundle` the fleet's authorities, empty if links are plain."""
+class AgentGroup(msgspec.Struct, frozen=True):
+    """Agents of one process, each with its home in `homes`. They connect over `ramp_s` seconds. Leaders report `load`;
+    `bundle` has the fleet's authorities and is empty if links are plain."""
 
     servers: tuple[str, ...]
     homes: str
@@ -63,9 +64,9 @@ class Crowd(msgspec.Struct, frozen=True):
     ramp_s: float
 
 
-class Standing(msgspec.Struct, frozen=True):
-    """How a process's agents stand at `at`, in seconds since 1970. `tries` to connect count since its start; `reasons`
-    say why others are not."""
+class GroupStatus(msgspec.Struct, frozen=True):
+    """The connections of a process's agents at Unix time `at`. `tries` counts attempts to connect since its start;
+    `reasons` counts why agents are not connected."""
 
     at: float
     agents: int
@@ -76,7 +77,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class KnownAgent(Enrolment):
-    """An agent that enrolled before: its credential is not in a file."""
+    """An agent that has enrolled; its credential is in memory, not in a file."""
 
     credential: str = ""
     tries: Counter[str] = field(default_factory=Counter)
@@ -88,8 +89,8 @@ class KnownAgent(Enrolment):
 
 @dataclass
 class SimulatedAgent:
-    """One agent with a healthy engine, if it is to have one. A report's `agent_rss_bytes` is the microsecond at which
-    it was made, so that whoever reads the stored report knows its age from end to end."""
+    """One agent, with a healthy engine if it is a member of a cell. `agent_rss_bytes` of a report is the microsecond at
+    which it was made, so the stored report shows its age from end to end."""
 
     member: Member
     load: Load
@@ -151,32 +152,32 @@ def _ready(cell: str, generation: int, rank: int | None) -> Observed:
     return Observed(state=EngineState.READY, cell=cell, generation=generation, rank=rank, engine_pid=4711)
 
 
-def _standing(agents: list[SimulatedAgent], tries: Counter[str]) -> Standing:
+def _status(agents: list[SimulatedAgent], tries: Counter[str]) -> GroupStatus:
     reasons: Counter[str] = Counter()
     for agent in agents:
         status = agent.connection.status
         if not status.connected:
             reasons[status.reason.rpartition("agents/ws ")[2][:60]] += 1
-    return Standing(time.time(), len(agents), len(agents) - reasons.total(), tries.total(), reasons)
+    return GroupStatus(time.time(), len(agents), len(agents) - reasons.total(), tries.total(), reasons)
 
 
 async def main() -> None:
-    crowd = msgspec.json.decode(sys.stdin.buffer.read(), type=Crowd)
+    group = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentGroup)
     draw = random.Random(0)
     tries: Counter[str] = Counter()
     agents = [
         SimulatedAgent(
-            member, crowd.load, crowd.servers[number % len(crowd.servers)], Path(crowd.homes) / member.node, tries
+            member, group.load, group.servers[number % len(group.servers)], Path(group.homes) / member.node, tries
         )
-        for number, member in enumerate(crowd.members)
+        for number, member in enumerate(group.members)
     ]
-    if crowd.bundle:
+    if group.bundle:
         for agent in agents:
-            agent.connection.identity.store_trust(bundle=crowd.bundle, revoked="")
-    running = [asyncio.create_task(agent.run(draw.uniform(0, crowd.ramp_s))) for agent in agents]
+            agent.connection.identity.store_trust(bundle=group.bundle, revoked="")
+    running = [asyncio.create_task(agent.run(draw.uniform(0, group.ramp_s))) for agent in agents]
     while True:
-        await asyncio.sleep(STANDING_EVERY_S)
-        sys.stdout.buffer.write(msgspec.json.encode(_standing(agents, tries)) + b"\n")
+        await asyncio.sleep(STATUS_EVERY_S)
+        sys.stdout.buffer.write(msgspec.json.encode(_status(agents, tries)) + b"\n")
         sys.stdout.flush()
         for ended in (task for task in running if task.done()):
             ended.result()
@@ -187,7 +188,7 @@ if __name__ == "__main__":
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.nice(NICENESS)
-    gc.disable()  # thousands of agents in one process are looked through again and again, which one agent never is
+    gc.disable()  # collections over thousands of agents cost CPU time that separate agents would not need
     try:
         import uvloop
 

@@ -1,0 +1,288 @@
+"""Report age, CPU time and return after `kill -9` of web with thousands of agents.
+
+    .venv/bin/python -m bench many_agents --agents 1000 --seconds 60 --storms 2
+
+Starts its own servers, control plane and agents; needs no fleet. Agents hold real WebSockets with the agents' own code.
+With `--plain` they connect without TLS.
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from bench.fleet.own_control_plane import ControlPlane, bundle, cpu_s, database, seed, shares, start_agents
+from bench.fleet.simulated_agents import AgentGroup, GroupStatus, Member
+
+LOOK_EVERY_S = 1.0
+_AGES = """
+SELECT extract(epoch FROM clock_timestamp())::float8 - (telemetry->>'agent_rss_bytes')::float8 / 1e6
+FROM fleet_nodereport WHERE connected AND telemetry ? 'agent_rss_bytes'
+"""
+_REPORTED = """
+SELECT count(*) FROM fleet_nodereport WHERE connected AND (telemetry->>'agent_rss_bytes')::float8 > %s
+"""
+_OUT_OF_ORDER = "SELECT state, count(*) FROM fleet_node WHERE state <> 'ready' GROUP BY state"
+
+
+@dataclass
+class Ages:
+    """Seconds, from samples of all nodes: mean and p99 of each sample, the oldest report, and ages of passes."""
+
+    means: list[float] = field(default_factory=list)
+    p99s: list[float] = field(default_factory=list)
+    oldest: float = 0.0
+    last_pass: dict[str, float] = field(default_factory=dict)
+    longest_pass: dict[str, float] = field(default_factory=dict)
+    suspects: int = 0
+    lost: int = 0
+
+    def __str__(self) -> str:
+        if not self.means:
+            return "no reports"
+        passes = ", ".join(
+            f"{loop} {age:.1f} s old at most, took {self.longest_pass[loop]:.2f} s"
+            for loop, age in sorted(self.last_pass.items())
+        )
+        return (
+            f"reports: mean age {statistics.mean(self.means):.2f} s, p99 {max(self.p99s):.2f} s, oldest "
+            f"{self.oldest:.2f} s; suspect at worst {self.suspects}, lost {self.lost}\n  passes: {passes}"
+        )
+
+
+class Watch(threading.Thread):
+    """Samples the database every second. `take` returns the samples since its last call."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._ages = Ages()
+        self._lock = threading.Lock()
+        self._ends = threading.Event()
+
+    def run(self) -> None:
+        from django.db import connection
+
+        while not self._ends.wait(LOOK_EVERY_S):
+            self._look()
+        connection.close()
+
+    def take(self) -> Ages:
+        with self._lock:
+            ages, self._ages = self._ages, Ages()
+        return ages
+
+    def stop(self) -> None:
+        self._ends.set()
+        self.join()
+
+    def _look(self) -> None:
+        from kernel.loop_passes import control_standing
+
+        ages = sorted(age for (age,) in rows(_AGES))
+        states = dict(rows(_OUT_OF_ORDER))
+        with self._lock:
+            seen = self._ages
+            if ages:
+                seen.means.append(statistics.mean(ages))
+                seen.p99s.append(ages[int(0.99 * (len(ages) - 1))])
+                seen.oldest = max(seen.oldest, ages[-1])
+            for loop in control_standing().loops:
+                seen.last_pass[loop.loop] = max(seen.last_pass.get(loop.loop, 0.0), loop.age_s)
+                seen.longest_pass[loop.loop] = max(seen.longest_pass.get(loop.loop, 0.0), loop.took_s)
+            seen.suspects = max(seen.suspects, states.get("suspect", 0))
+            seen.lost = max(seen.lost, states.get("lost", 0))
+
+
+def rows(statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(statement, arguments)
+        return list(cursor.fetchall())
+
+
+def reported_since(at: float) -> int:
+    """Returns how many connected nodes have a stored report made after this Unix time."""
+    ((count,),) = rows(_REPORTED, at * 1e6)
+    return int(count)
+
+
+class StatusReader(threading.Thread):
+    """Keeps the newest status that a process of agents wrote."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__(daemon=True)
+        self.newest = GroupStatus(at=0.0, agents=0, connected=0, tries=0, reasons={})
+        self._output = output
+
+    def run(self) -> None:
+        for line in self._output:
+            self.newest = msgspec.json.decode(line, type=GroupStatus)
+
+
+PORT = 24280
+SETTLED_AFTER_S = 10.0
+BACK_WITHIN_S = 300.0
+RESTART_AFTER_S = 1.0
+"""About the time that a supervisor takes to restart a process."""
+
+
+class Bench:
+    """One control plane and the processes of its agents."""
+
+    def __init__(self, processes: int, plane: ControlPlane, servers_pid: int, group: AgentGroup) -> None:
+        self.plane = plane
+        self.agents = len(group.members)
+        self.processes = [
+            start_agents(structs.replace(group, members=share)) for share in shares(list(group.members), processes)
+        ]
+        self.readers = [StatusReader(process.stdout) for process in self.processes]
+        self._servers_pid = servers_pid
+        self.watch = Watch()
+        for thread in (*self.readers, self.watch):
+            thread.start()
+
+    def connected(self, after: float) -> int:
+        """Returns how many agents are connected, by statuses written after this Unix time."""
+        return sum(reader.newest.connected for reader in self.readers if reader.newest.at > after)
+
+    @property
+    def tries(self) -> int:
+        return sum(reader.newest.tries for reader in self.readers)
+
+    def wait_for_all(self, since: float) -> tuple[float, float]:
+        """Returns the seconds from `since` (Unix time) until all are connected, and until a later report of each is
+        stored. Connections from before a kill do not count, because web answers by now."""
+        connected_after, began = 0.0, time.time()
+        while time.time() - since < BACK_WITHIN_S:
+            if not connected_after and self.connected(began) == self.agents:
+                connected_after = time.time() - since
+            if connected_after and reported_since(since) == self.agents:
+                return connected_after, time.time() - since
+            time.sleep(0.25)
+        reasons: dict[str, int] = {}
+        for reader in self.readers:
+            reasons |= reader.newest.reasons
+        print(
+            f"not all within {BACK_WITHIN_S:.0f} s: {self.connected(began)} connected, {reported_since(since)} reported"
+        )
+        print(f"  {reasons}")
+        return connected_after or BACK_WITHIN_S, BACK_WITHIN_S
+
+    def measure(self, title: str, seconds: float) -> None:
+        """Print the age of reports and the CPU time during `seconds`."""
+        self.watch.take()
+        before, began = self._cpu_s(), time.monotonic()
+        time.sleep(seconds)
+        took_s = time.monotonic() - began
+        used = {name: (spent - before[name]) / took_s for name, spent in self._cpu_s().items()}
+        shown = ", ".join(f"{name} {share:.2f}" for name, share in used.items())
+        print(f"{title}: {self.watch.take()}\n  cores: {shown}", flush=True)
+
+    def storm(self) -> None:
+        """Kill and restart every web process, and wait for all agents."""
+        self.watch.take()
+        tries, before, since = self.tries, self._cpu_s(), time.time()
+        self.plane.kill_webs()
+        time.sleep(RESTART_AFTER_S)
+        for port in self.plane.ports:
+            self.plane.start_web(port)
+        for port in self.plane.ports:
+            self.plane.wait_for_web(port)
+        up_after_s = time.time() - since
+        connected_s, reported_s = self.wait_for_all(since)
+        used = {name: spent - before[name] for name, spent in self._cpu_s().items() if not name.startswith("web")}
+        webs = self._cpu_s()["web"]
+        time.sleep(SETTLED_AFTER_S)
+        print(
+            f"storm: web answers after {up_after_s:.1f} s, all connected after {connected_s:.1f} s, all reported after "
+            f"{reported_s:.1f} s, {self.tries - tries} tries\n  {self.watch.take()}\n  CPU s: web {webs:.1f}, "
+            + ", ".join(f"{name} {spent:.1f}" for name, spent in used.items()),
+            flush=True,
+        )
+
+    def stop(self) -> None:
+        self.watch.stop()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def _cpu_s(self) -> dict[str, float]:
+        processes = self.plane.processes
+        webs = cpu_s({name: process.pid for name, process in processes.items() if name.startswith("web")})
+        others = {name: process.pid for name, process in processes.items() if not name.startswith("web")}
+        rig = cpu_s({f"rig-{number}": process.pid for number, process in enumerate(self.processes)})
+        rest = cpu_s({**others, "servers": self._servers_pid})
+        return {"web": sum(webs.values()), **rest, "rig": sum(rig.values())}
+
+
+def main(parser: argparse.ArgumentParser) -> None:
+    options = _arguments(parser)
+    if options.plain:
+        os.environ["SWITCHYARD_PLAIN_LINKS"] = "1"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with TemporaryDirectory(prefix="switchyard-agents-") as folder, database(Path(folder), options.port) as servers:
+        members = seed(options.agents, options.agents * 9 // 20)
+        plane = ControlPlane(options.port, options.webs, Path(folder) / "control-plane.log")
+        try:
+            plane.start()
+            with _connected_agents(plane, members, options, servers.pid) as bench:
+                _run(bench, options)
+        finally:
+            plane.stop()
+            if options.log:
+                Path(options.log).write_bytes((Path(folder) / "control-plane.log").read_bytes())
+
+
+@contextmanager
+def _connected_agents(
+    plane: ControlPlane, members: list[Member], options: argparse.Namespace, servers_pid: int
+) -> Iterator[Bench]:
+    from fleet.services.load_test_seed import LOAD
+
+    began = time.time()
+    homes = f"{os.environ['SWITCHYARD_HOME']}-agents"
+    group = AgentGroup(plane.servers, homes, bundle(), tuple(members), LOAD, ramp_s=options.agents / options.ramp)
+    bench = Bench(options.processes, plane, servers_pid, group)
+    try:
+        connected_s, reported_s = bench.wait_for_all(began)
+        print(
+            f"{options.agents} agents, {options.webs} web, load average {os.getloadavg()[0]:.1f}: all connected after "
+            f"{connected_s:.1f} s, reported after {reported_s:.1f} s, {bench.tries} tries",
+            flush=True,
+        )
+        yield bench
+    finally:
+        bench.stop()
+
+
+def _run(bench: Bench, options: argparse.Namespace) -> None:
+    time.sleep(SETTLED_AFTER_S)
+    bench.measure("steady", options.seconds)
+    for _ in range(options.storms):
+        bench.storm()
+
+
+def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    parser.add_argument("--agents", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long is measured")
+    parser.add_argument("--storms", type=int, default=1, help="how often every web process is killed")
+    parser.add_argument("--webs", type=int, default=1, help="web processes")
+    parser.add_argument("--processes", type=int, default=1, help="processes that simulate agents")
+    parser.add_argument("--ramp", type=float, default=100.0, help="agents a second that begin")
+    parser.add_argument("--port", type=int, default=PORT, help="of the first web process")
+    parser.add_argument("--plain", action="store_true", help="agents come without TLS, to compare")
+    parser.add_argument("--log", help="where the control plane's log is kept")
+    return parser.parse_args()
