@@ -78,8 +78,9 @@ cd /  # Python looks in the folder that it is in before all else
 echo "$$" >"$CODE/agent.pid"
 if [ -e "$CODE/trial" ]; then
   echo started >>"$CODE/trial-tries"
+  trial=$(cat "$CODE/trial")  # before the fork: the agent may confirm itself before a background shell reads the file
   if [ "$(wc -l <"$CODE/trial-tries")" -gt {starts} ]; then go_back
-  else watch "$(cat "$CODE/trial")" >/dev/null 2>&1 &
+  else watch "$trial" >/dev/null 2>&1 &
   fi
 fi
 exec "$(readlink -f "$CODE/current")/venv/bin/python" -m engine_agent machine --code "$CODE"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from engine_agent.node.machine import service
 from engine_agent.node.machine.paths import HostPaths
@@ -18,16 +19,25 @@ from engine_agent.protocol.machine_messages import Release, ReleaseOrder
 from tests.controlplane.embedded.processes import eventually
 from tests.engine_agent.node.machine.made_releases import NEW, OLD, files, put
 
-SLEEP = shutil.which("sleep")
+SLEEP, CAT = shutil.which("sleep"), shutil.which("cat")
 
 
-def supervised(paths: HostPaths, until: Callable[[], bool], *, watch_ends: str = "false") -> None:
+def supervised(
+    paths: HostPaths, until: Callable[[], bool], *, watch_ends: str = "false", late_until: str = "true"
+) -> None:
     """As what starts the agent does: again whenever it ends, until it says so or the deadline. The time of a trial is
-    over when the command `watch_ends` succeeds, and not before: a busy host starts an agent in seconds."""
+    over when the command `watch_ends` succeeds, and not before: a busy host starts an agent in seconds. `late_until`:
+    commands of background shells start when this command succeeds."""
     programs = paths.code / "programs"
     programs.mkdir()
-    (programs / "sleep").write_text(f'#!/bin/sh\ncd "{paths.code}"\nuntil {watch_ends}; do {SLEEP} 0.02; done\n')
-    (programs / "sleep").chmod(0o755)
+    wait = f'cd "{paths.code}"\nuntil %s; do {SLEEP} 0.02; done\n'
+    is_background = '[ "$PPID" != "$(head -n 1 agent.pid)" ]'
+    for name, text in (
+        ("sleep", f"#!/bin/sh\n{wait % watch_ends}"),
+        ("cat", f'#!/bin/sh\n{wait % f"! {is_background} || {late_until}"}exec {CAT} "$@"\n'),
+    ):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     script = ["sh", str(paths.code / "start")]
     processes: list[subprocess.Popen[bytes]] = []
@@ -77,12 +87,13 @@ def test_one_that_hangs_is_left_after_its_time(paths: HostPaths) -> None:
     assert paths.current.resolve().name == "old"
 
 
-def test_one_that_confirms_itself_is_not_left(paths: HostPaths) -> None:
+@pytest.mark.parametrize("late_until", ["true", "[ ! -e trial ]"])
+def test_one_that_confirms_itself_is_not_left(paths: HostPaths, late_until: str) -> None:
     service.write_start(paths)
     # Its only child is the watcher, which goes when its time is over.
     then = "(code / 'trial').unlink()\nos.wait()\n(code / 'stayed').touch()\nsignal.pause()"
     switch_to(paths, put(paths, "new", files(NEW, then=then)), 1)
-    supervised(paths, (paths.code / "stayed").exists, watch_ends="[ ! -e trial ]")
+    supervised(paths, (paths.code / "stayed").exists, watch_ends="[ ! -e trial ]", late_until=late_until)
     assert started(paths) == [NEW]
     assert paths.current.resolve().name == "new"
 
