@@ -51,7 +51,7 @@ def metadata(method: str, path: str, headers: dict[str, str]) -> str:
 
 
 def kept_nonce(path: Path) -> str:
-    """The nonce of this machine: from the file, or drawn and kept there before anybody hears of it."""
+    """The nonce of this machine: from the file, or drawn and stored before it is sent."""
     if path.exists() and (known := path.read_text(encoding="ascii").strip()):
         return known
     nonce = secrets.token_hex(32)
@@ -90,10 +90,10 @@ def _sha256(text: str) -> str:
 
 
 def proof(nonce_file: Path) -> dict[str, object]:
-    """What the control plane is shown.
+    """Returns the evidence of this instance for the control plane.
 
     Raises:
-        NoProof: the metadata service does not say what is needed.
+        NoProof: the metadata service lacks a needed value.
     """
     for_s = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
     token = {"X-aws-ec2-metadata-token": metadata("PUT", "api/token", for_s)}

@@ -69,7 +69,7 @@ def test_a_ring_names_a_few_those_with_trouble_and_those_that_are_awaited_first(
     assert (ring.count, ring.settled, ring.more) == (100, 99, 100 - NAMES_SHOWN)
     assert [move.agent for move in ring.moves][:3] == ["n-098", "n-099", "n-000"]
     text = fragment(signed_in(), "/nodes/", "agents")
-    assert "99 of 100 well" in text
+    assert "99 of 100 healthy" in text
     assert f"and {100 - NAMES_SHOWN} more" in text
     assert "n-050" not in text
 
@@ -88,7 +88,7 @@ def test_it_says_in_words_what_is_offered() -> None:
     own = checkout_release()
     assert f"own ({own.version}+{own.id})</option>" in text
     assert "not current" in text
-    assert "it goes back by itself if agents do not come up again" in text
+    assert "the upgrade is rolled back automatically" in text
 
 
 def test_a_viewer_sees_and_does_nothing() -> None:

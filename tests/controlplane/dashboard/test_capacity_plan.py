@@ -58,12 +58,12 @@ def test_it_can_be_narrowed_to_a_deployment() -> None:
     assert mine not in show("?deployment=another")
 
 
-def test_an_old_plan_says_that_nothing_goes_by_it() -> None:
+def test_an_old_plan_says_that_nothing_follows_it() -> None:
     store(minutes_ago=50)
-    assert "nothing goes by it any more" in show()
+    assert "so nothing follows it" in show()
 
 
-class TestWhoGoesByIt:
+class TestWhoFollowsIt:
     """The page says whether anything does, and which machines are warm for it."""
 
     @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ class TestWhoGoesByIt:
     def test_where_the_autoscaler_acts_machines_are_warm(self) -> None:
         Deployment.objects.update(scaling={"mode": "act"})
         text = show()
-        assert "acts by it for sim-70b" in text
+        assert "follows it for sim-70b" in text
         assert "its cells take 5 machines more (+5 of sim-70b)" in text
         assert "planned-machines-figure" in text
 

@@ -78,7 +78,8 @@ def test_what_is_unknown_is_no_figure() -> None:
 
 
 def test_without_hours_it_says_when_there_will_be_some() -> None:
-    assert "half a minute after a full hour" in fragment(signed_in(), "/usage/costs/?span=odd&group=odd", "costs")
+    text = fragment(signed_in(), "/usage/costs/?span=odd&group=odd", "costs")
+    assert "half a minute after a fleet's first full hour" in text
 
 
 def test_an_admin_states_a_rate_and_withdraws_a_later_one() -> None:
@@ -111,8 +112,8 @@ def test_quantities_have_three_digits_that_say_something(value: Any, shown: str)
     assert quantity(value) == shown
 
 
-def test_what_tokens_weigh_is_shown_with_how_it_is_known() -> None:
-    assert "No cell serves" in fragment(signed_in(), "/usage/costs/", "weights")
+def test_token_weights_are_shown_with_their_source() -> None:
+    assert "No cell is serving" in fragment(signed_in(), "/usage/costs/", "weights")
     rows.cell("c", rows.node("n-a"), rows.node("n-b"))
     assert "estimated" in fragment(signed_in(), "/usage/costs/", "weights")
     TokenFit.objects.create(

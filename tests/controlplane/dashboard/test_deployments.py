@@ -62,7 +62,7 @@ def test_roles_are_offered_where_cells_are_of_one_type() -> None:
     Deployment.objects.update(instance_types=[*kinds, "trn1.32xlarge"])
     text = part("deployment-roles")
     assert "REGION=1p+3d" not in text
-    assert "Cells by role want one instance type" in text
+    assert "Cells by role need a single instance type" in text
 
 
 def test_the_overview_says_what_users_get() -> None:
@@ -114,7 +114,7 @@ def test_without_a_range_the_page_says_how_there_would_be_one() -> None:
 
 def test_what_is_wanted_stands_beside_the_range_with_its_reason_and_what_became_of_it() -> None:
     DeploymentRegion.objects.update(cells=2, cells_min=2, cells_max=8)
-    assert "No look yet" in part("deployment-autoscaling")
+    assert "Not evaluated yet" in part("deployment-autoscaling")
     load = {"in_flight": 12.0, "queued": 4.0, "per_cell": 10.0}
     ScalingState.objects.create(
         place=DeploymentRegion.objects.get(),
@@ -146,7 +146,7 @@ def test_what_is_wanted_stands_beside_the_range_with_its_reason_and_what_became_
         "90 min of cells too few, 0 s too many",
     ):
         assert shown in text
-    assert "Shadow: it decides and changes nothing" in text
+    assert "Shadow: decisions are recorded and not applied" in text
     autoscaling_pause(actor="ada", now=clock.now(), why="a load test")
     assert "a load test" in part("deployment-autoscaling")
 
@@ -159,7 +159,7 @@ def test_a_stored_policy_that_cannot_be_read_is_said_so() -> None:
 
 def test_a_share_of_machines_says_how_to_state_one() -> None:
     text = part("deployment-shares")
-    assert "Priority 6, as its serving class has it" in text
+    assert "Priority 6, from its serving class" in text
     assert "switchyard quota assign sim-70b --team TEAM --priority 7" in text
 
 
@@ -169,7 +169,7 @@ def test_what_is_withheld_is_shown_with_its_reason() -> None:
         cells=4, cells_granted=3, granted_at=clock.now(), grant_rule="priority", grant_reason="chat goes before"
     )
     text = part("deployment-shares")
-    for expected in ("Priority 3; team search", "all of its cells may be taken", "chat goes before"):
+    for expected in ("Priority 3; team search", "All of its cells may be preempted", "chat goes before"):
         assert expected in text, expected
 
 
@@ -198,7 +198,7 @@ def test_what_is_expected_stands_beside_what_was_with_its_errors() -> None:
 
     for shown in ("From us-east-1, realtime", "p50, an hour before", "21.0", "20.0", "36.0", "92 %"):
         assert shown in text
-    assert "the autoscaler does not go by it" in text
+    assert "the autoscaler ignores it" in text
 
 
 def test_cells_by_role_are_set_and_shown_with_their_pairs() -> None:
@@ -214,17 +214,17 @@ def test_cells_by_role_are_set_and_shown_with_their_pairs() -> None:
     rows.cell("decode-1", rows.node("n-d"), role="decode")
     NodeReport.objects.filter(node="n-d").update(load=load, last_seen_at=clock.now())
     text = " ".join(part("deployment-roles").split())
-    for shown in ("1/1", "1/3", "prefill-1", "2 requests", "unreachable", "7 requests", "Beside 5 handed over"):
+    for shown in ("1/1", "1/3", "prefill-1", "2 requests", "unreachable", "7 requests", "And 5 handed over"):
         assert shown in text
 
     Cell.objects.filter(pk="prefill-1").update(state="failed")
-    assert "no prefill cell of its layout serves" in part("deployment-roles")
+    assert "no prefill cell with its layout is serving" in part("deployment-roles")
 
 
 def test_planned_roles_stand_with_their_reason() -> None:
     ModelVersion.objects.update(parallelism={"local.cpu": {"nodes": 1}})
     Deployment.objects.update(scaling={"roles": "planned"})
-    assert "No look yet" in part("deployment-roles")
+    assert "Not evaluated yet" in part("deployment-roles")
     RoleState.objects.create(
         place=DeploymentRegion.objects.get(),
         mixed=0,

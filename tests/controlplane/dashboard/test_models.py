@@ -120,7 +120,7 @@ def test_a_waiver_is_shown_in_the_place_of_prompts() -> None:
 
 def test_a_version_shows_what_its_guesses_are_worth() -> None:
     version = with_heads()
-    assert "nobody has measured how well" in fragment(signed_in(), URL, "version-speculation")
+    assert "without a calibration" in fragment(signed_in(), URL, "version-speculation")
     calibration_store(version_id=version.pk, document=DOCUMENT, step_costs=[STEP_COST], actor="ada", now=NOW)
     text = fragment(signed_in(), URL, "version-speculation")
     assert "1: 2.00, 2: 2.50" in text
@@ -141,7 +141,7 @@ def test_a_calibrations_figures_show_what_was_chosen_by_what_steps_cost() -> Non
     ring = json.loads(cost.figure)["data"][-1]
     assert (ring["x"][0], ring["y"][0]) == (2, round(plan.gains[2], 3))
     assert (0, 1.0) in zip(ring["x"], ring["y"], strict=True), "chat guesses nothing"
-    assert "Times as fast, by tokens" in fragment(signed_in(), URL, "version-speculation")
+    assert "Speed-up, by number of tokens" in fragment(signed_in(), URL, "version-speculation")
 
 
 def test_what_cells_accepted_is_shown_beside_what_was_calibrated() -> None:
@@ -154,7 +154,8 @@ def test_what_cells_accepted_is_shown_beside_what_was_calibrated() -> None:
     assert (row.drafts, row.guessed, row.tokens, row.is_low) == (500, 2.0, 2.4, False)
     assert dict(row.expected) == {"plan": pytest.approx(2.5), "chat": pytest.approx(1.05, abs=0.01)}
     assert version_accepted(stored("released", "2"), NOW) == ()
-    assert "No cell of it guessed in the last hour." in fragment(signed_in(), "/models/toy@2/", "version-accepted")
+    text = fragment(signed_in(), "/models/toy@2/", "version-accepted")
+    assert "No cell of this version speculated in the last hour." in text
 
 
 def test_a_long_row_of_gains_tells_some_sizes_and_the_chosen_one() -> None:
@@ -164,7 +165,7 @@ def test_a_long_row_of_gains_tells_some_sizes_and_the_chosen_one() -> None:
 
 def test_a_version_that_guesses_nothing_says_so() -> None:
     stored("released")
-    assert "It guesses no tokens ahead." in fragment(signed_in(), URL, "version-speculation")
+    assert "This version does not speculate." in fragment(signed_in(), URL, "version-speculation")
 
 
 def test_where_a_version_runs_is_counted_by_state() -> None:

@@ -31,7 +31,7 @@ def test_pools_stand_in_their_order_with_whoever_added_them_and_why_not() -> Non
 
 def test_a_region_in_no_cloud_has_none() -> None:
     rows.region("us-east-1")
-    assert "bought from no cloud" in fragment(signed_in(), PAGE, "region-pools")
+    assert "no cloud provider" in fragment(signed_in(), PAGE, "region-pools")
     assert signed_in().get("/regions/mars/").status_code == 404
 
 
@@ -68,7 +68,7 @@ def test_images_are_shown_and_moved_and_turned_back() -> None:
     move = ImageMove.objects.get()
     ImageMove.objects.update(state="rolling", reason="n-1 leaves")
     shown = " ".join(fragment(client, PAGE, "region-images").split())
-    assert "moves to ami-0123456789abcdef0: n-1 leaves, asked for by" in shown
+    assert "moves to ami-0123456789abcdef0: n-1 leaves, requested by" in shown
     refused = client.post(f"{PAGE}images/move/", {"instance_type": TYPE})
     assert refused.status_code == 409
     client.post(f"{PAGE}images/{move.pk}/back/")

@@ -52,11 +52,11 @@ def test_tenants_are_shown_by_what_they_used_and_cost_with_their_budgets() -> No
 def test_without_usage_it_says_how_to_make_some() -> None:
     text = fragment(signed_in(), "/usage/?span=nonsense", "usage")
     assert "No usage in the last 7 days" in text
-    assert "tokens cost nothing" in fragment(signed_in(), "/usage/costs/", "rates")
+    assert "tokens are free" in fragment(signed_in(), "/usage/costs/", "rates")
 
 
 def test_kept_responses_are_shown_by_tenant() -> None:
-    assert "No responses are kept" in fragment(signed_in(), "/usage/", "usage-responses")
+    assert "No responses are stored" in fragment(signed_in(), "/usage/", "usage-responses")
     for tenant, size in (("ada", 2048), ("rufus", 5 * 1024 * 1024)):
         StoredResponse.objects.create(
             tenant=tenant, model="m", state="completed", input=b"[]", response=b"{}", bytes=size,
