@@ -29,8 +29,7 @@ from bench import CACHE, PAGES, ROOT
 from bench.models.neuron_classes import PLATFORMS, native_taker, nxdi_taker
 from engine_agent.engines.vllm.environment import installed_python
 from engine_agent.protocol.neuron_targets import NATIVE_0_24, NXDI_2_28, NXDI_2_29, TARGET_BY_NAME, NeuronTarget
-from lab.neuron_examples import EXAMPLES, NOT_SERVED, configured, example
-from lab.versions import INF2, TRN1, spec
+from lab.versions import EXAMPLES, INF2, NOT_SERVED, TRN1, configured, example, spec
 from models_registry.planning.engine_arguments import render_version
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.planning.version_spec import HeadCounts, InvalidVersion, VersionSpec

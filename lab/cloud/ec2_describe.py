@@ -3,14 +3,14 @@
 moto pages by reservation, shows two interfaces of eight, and knows neither events nor an impaired machine.
 """
 
+import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lab.cloud.capacity import Market
-from lab.cloud.clock import moment
-from lab.cloud.machines import CODES, Interface, Machine
+from lab.cloud.machines import CODES, Interface, Machine, Market, Reserved
 from lab.cloud.wire import Call, Refused
-from lab.cloud.world import World, handles
+from lab.cloud.world import WATCHES, World, handles, moment
 
 PAGE = range(5, 1001)
 """What MaxResults may be: DescribeInstances, DescribeInstanceStatus."""
@@ -182,3 +182,156 @@ def _status(world: World, status: dict[str, Any]) -> dict[str, Any]:
     state = state_of(machine.state(world.clock.now()))
     events = {"Events": machine.events} if machine.events else {}
     return {**status, "InstanceState": state, "InstanceStatus": checks, "SystemStatus": checks, **events}
+
+
+@handles("ec2", "RebootInstances")
+def reboot_instances(world: World, call: Call) -> dict[str, Any]:
+    """They stay `running` meanwhile, as on EC2. All or, where one has ended or is unknown, none."""
+    ids = call.params["InstanceIds"]
+    check_found(world, call.region, ids)
+    machines, now = [machine for machine in map(world.machines.get, ids) if machine], world.clock.now()
+    for machine in machines:
+        if (state := machine.state(now)) != "running":
+            raise Refused(
+                "IncorrectState",
+                f"The instance '{machine.id}' is not in a state from which it can be rebooted: {state}.",
+            )
+    for machine in machines:
+        machine.reboots += 1
+    return {}
+
+
+TOPOLOGY_PAGE = range(1, 11)
+
+
+@handles("ec2", "DescribeCapacityReservations")
+def describe_capacity_reservations(world: World, call: Call) -> dict[str, Any]:
+    """How many machines are left in each, and when it ends."""
+    found = [each for each in _asked(world, call) if fits(call.params, _filters_of(world, each))]
+    page, token = page_of(call.params, found, range(1, 1001))
+    described = [_described(world, each) for each in page]
+    return {"CapacityReservations": described, **({"NextToken": token} if token else {})}
+
+
+@handles("ec2", "DescribeCapacityReservationTopology")
+def describe_capacity_reservation_topology(world: World, call: Call) -> dict[str, Any]:
+    """Network nodes of what is reserved, also while nothing runs in it."""
+    ids = call.params.get("CapacityReservationIds") or []
+    if len(ids) > TOPOLOGY_PAGE[-1] or (ids and call.params.get("MaxResults")):
+        raise Refused("InvalidParameterValue", f"Give up to {TOPOLOGY_PAGE[-1]} ids, or pages.")
+    asked = [each for each in _asked(world, call) if each.network_nodes]
+    found = [each for each in asked if fits(call.params, _filters_of(world, each))]
+    page, token = page_of(call.params, found, TOPOLOGY_PAGE)
+    placed = [
+        {
+            "CapacityReservationId": each.id, "State": each.state(world.clock.now()), "AvailabilityZone": each.zone,
+            "InstanceType": each.instance_type, "NetworkNodes": list(each.network_nodes),
+        }
+        for each in page
+    ]  # fmt: skip
+    return {"CapacityReservations": placed, **({"NextToken": token} if token else {})}
+
+
+def _asked(world: World, call: Call) -> Sequence[Reserved]:
+    here = {each.id: each for each in world.machines.capacity.reserved.values() if each.zone.startswith(call.region)}
+    ids = call.params.get("CapacityReservationIds") or list(here)
+    for each in ids:
+        if each not in here:
+            code = "InvalidCapacityReservationId.NotFound"
+            raise Refused(code, f"The capacity reservation ID '{each}' does not exist")
+    return [here[each] for each in ids]
+
+
+def _filters_of(world: World, reserved: Reserved) -> Mapping[str, str]:
+    return {
+        "availability-zone": reserved.zone, "instance-type": reserved.instance_type,
+        "state": reserved.state(world.clock.now()), **{f"tag:{key}": value for key, value in reserved.tags.items()},
+    }  # fmt: skip
+
+
+def _described(world: World, reserved: Reserved) -> dict[str, Any]:
+    end = {"EndDate": moment(reserved.ends)} if reserved.ends is not None else {}
+    group = {"PlacementGroupArn": reserved.group_arn} if reserved.group_arn else {}
+    return {
+        "CapacityReservationId": reserved.id, "OwnerId": world.account, "InstanceType": reserved.instance_type,
+        "AvailabilityZone": reserved.zone, "TotalInstanceCount": reserved.total,
+        "AvailableInstanceCount": reserved.left, "State": reserved.state(world.clock.now()),
+        "StartDate": moment(reserved.starts), **end, "EndDateType": "limited" if end else "unlimited",
+        "InstanceMatchCriteria": "open" if reserved.is_open else "targeted", **group,
+        "ReservationType": "capacity-block" if reserved.market is Market.BLOCK else "default",
+        "Interruptible": reserved.market is Market.INTERRUPTIBLE,
+    }  # fmt: skip
+
+
+SPOT_LEAD_S = 120.0
+"""Between a warning and the end."""
+BLOCK_LEAD_S = 2400.0
+"""Before the end of a Capacity Block comes its event: ten minutes before its machines are ended."""
+SPOT_WARNING = "EC2 Spot Instance Interruption Warning"
+REBALANCE = "EC2 Instance Rebalance Recommendation"
+RESERVATION_WARNING = "EC2 Capacity Reservation Instance Interruption Warning"
+BLOCK_WARNING = "Capacity Block Reservation Expiration Warning"
+STATE_CHANGE = "EC2 Instance State-change Notification"
+
+
+def warn_of_interruption(world: World, machine_id: str, kind: str = SPOT_WARNING) -> None:
+    """Two minutes' notice, and the end after them. `kind`: SPOT_WARNING or RESERVATION_WARNING."""
+    machine = _known(world, machine_id)
+    machine.interrupted = world.clock.now() + SPOT_LEAD_S
+    emit(world, machine, kind, {"instance-id": machine_id, "instance-action": "terminate"})
+
+
+def recommend_rebalance(world: World, machine_id: str) -> None:
+    """A higher risk, and no promise of when."""
+    machine = _known(world, machine_id)
+    machine.rebalance_at = world.clock.now()
+    emit(world, machine, REBALANCE, {"instance-id": machine_id})
+
+
+def schedule(world: World, machine_id: str, code: str, not_before: float) -> None:
+    """A scheduled event, such as `instance-retirement`, at `not_before` (seconds since 1970)."""
+    _known(world, machine_id).events.append(
+        {
+            "InstanceEventId": f"instance-event-{secrets.token_hex(9)[:17]}", "Code": code,
+            "Description": "The instance is running on degraded hardware", "NotBefore": moment(not_before),
+        }
+    )  # fmt: skip
+
+
+def announce(world: World) -> None:
+    """Changes of state and Capacity Blocks that end, since the last time."""
+    now = world.clock.now()
+    for machine in world.machines:
+        state = machine.state(now)
+        if state != machine.announced:
+            machine.announced = state
+            emit(world, machine, STATE_CHANGE, {"instance-id": machine.id, "state": state})
+    for reserved in world.machines.capacity.reserved.values():
+        if reserved.is_block and not reserved.announced and reserved.ends and now >= reserved.ends - BLOCK_LEAD_S:
+            reserved.announced = True
+            detail = {"capacity-reservation-id": reserved.id, "end-date": moment(reserved.ends).isoformat()}
+            _put(world, reserved.region, BLOCK_WARNING, detail, [])
+
+
+def emit(world: World, machine: Machine, kind: str, detail: dict[str, Any]) -> None:
+    """An event of EC2 about a machine."""
+    arn = f"arn:aws:ec2:{machine.region}:{world.account}:instance/{machine.id}"
+    _put(world, machine.region, kind, detail, [arn])
+
+
+def _put(world: World, region: str, kind: str, detail: dict[str, Any], resources: list[str]) -> None:
+    event = {
+        "Source": "aws.ec2", "DetailType": kind, "Detail": json.dumps(detail), "Resources": resources,
+        "Time": world.clock.now(),
+    }  # fmt: skip
+    world.backend("events", region).put_events([event])
+
+
+def _known(world: World, machine_id: str) -> Machine:
+    machine = world.machines.get(machine_id)
+    if machine is None:
+        raise KeyError(machine_id)
+    return machine
+
+
+WATCHES.append(announce)

@@ -18,10 +18,8 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
-from lab.cloud.capacity import Market
-from lab.cloud.clock import moment
-from lab.cloud.machines import Machine
-from lab.cloud.world import World
+from lab.cloud.machines import Machine, Market
+from lab.cloud.world import World, moment
 
 TOKENS_AT = "/latest/api/token"
 TTL = range(1, 21601)

@@ -2,11 +2,231 @@
 pending first and shutting down first, are not found for a while, and are forgotten an hour after their end."""
 
 import copy
-from collections.abc import Iterator
+import math
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lab.cloud.capacity import Capacity, Market, Reserved
+from lab.cloud.wire import Call, Refused
+
+
+class Bucket(NamedTuple):
+    """Tokens it holds, and how many come back each second."""
+
+    size: float
+    refill: float
+
+
+READS = Bucket(100, 20)
+UNPAGED_READS = Bucket(50, 10)
+"""Of DescribeInstances and DescribeInstanceStatus without a filter or pages."""
+WRITES = Bucket(50, 5)
+BY_OPERATION = {
+    "RunInstances": Bucket(5, 2),
+    "TerminateInstances": Bucket(100, 5),
+    "CreateTags": Bucket(100, 10),
+    "DescribeInstanceTopology": Bucket(1, 1),
+    "DescribeCapacityBlockOfferings": Bucket(10, 0.15),
+    "PurchaseCapacityBlock": Bucket(10, 0.15),
+    "CreateLaunchTemplateVersion": Bucket(100, 5),
+}
+INSTANCES = {"RunInstances": Bucket(1000, 2), "TerminateInstances": Bucket(1000, 20)}
+"""A second bucket of these calls: of machines."""
+CHANGES = Bucket(5, 5)
+"""Of Route 53, an account."""
+UNPAGED = ("DescribeInstances", "DescribeInstanceStatus")
+
+
+class Limits:
+    """The buckets. Off until a test switches them on: `enforced`."""
+
+    def __init__(self, *, enforced: bool = False) -> None:
+        self.enforced = enforced
+        self._left: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def take(self, call: Call, now: float) -> None:
+        """A token for a call.
+
+        Raises:
+            Refused: RequestLimitExceeded, or Throttling of Route 53.
+        """
+        if not self.enforced:
+            return
+        if call.service == "route53":
+            self._take(("", "route53"), CHANGES, 1, now, "Throttling")
+        elif call.service == "ec2":
+            if call.operation in INSTANCES:
+                machines = int(call.form.get("MaxCount") or sum("InstanceId." in key for key in call.form))
+                self._take((call.region, f"{call.operation} machines"), INSTANCES[call.operation], machines, now)
+            name, bucket = _ec2_bucket(call)
+            self._take((call.region, name), bucket, 1, now)
+
+    def _take(
+        self, key: tuple[str, str], bucket: Bucket, tokens: int, now: float, code: str = "RequestLimitExceeded"
+    ) -> None:
+        left, at = self._left.get(key, (bucket.size, now))
+        left = min(bucket.size, left + (now - at) * bucket.refill)
+        self._left[key] = (left, now)
+        if left < tokens:
+            raise Refused(code, "Request limit exceeded.")
+        self._left[key] = (left - tokens, now)
+
+
+def _ec2_bucket(call: Call) -> tuple[str, Bucket]:
+    if call.operation in BY_OPERATION:
+        return call.operation, BY_OPERATION[call.operation]
+    if not call.operation.startswith(("Describe", "Get")):
+        return "writes", WRITES
+    asked = any(key.startswith(("Filter.", "MaxResults", "InstanceId.")) for key in call.form)
+    return ("unpaged", UNPAGED_READS) if call.operation in UNPAGED and not asked else ("reads", READS)
+
+
+FAMILIES = {"p": "P", "g": "G and VT", "vt": "G and VT", "inf": "Inf", "trn": "Trn"}
+STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
+
+
+def quota_of(instance_type: str, *, spot: bool) -> str:
+    """Name of the quota that counts an instance type's vCPUs, as Service Quotas spells it."""
+    family = re.match("[a-z]+", instance_type)
+    name = FAMILIES.get(family[0] if family else "", STANDARD)
+    return f"All {name} Spot Instance Requests" if spot else f"Running On-Demand {name} instances"
+
+
+def check_quota(quotas: Mapping[str, int], instance_type: str, vcpus: int, running: int, *, spot: bool) -> None:
+    """`vcpus` more beside those that are `running` in the same quota.
+
+    Raises:
+        Refused: VcpuLimitExceeded, or MaxSpotInstanceCountExceeded.
+    """
+    most = quotas.get(quota_of(instance_type, spot=spot), math.inf)
+    if running + vcpus > most and spot:
+        raise Refused("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
+    if running + vcpus > most:
+        raise Refused(
+            "VcpuLimitExceeded",
+            f"You have requested more vCPU capacity than your current vCPU limit of {most} allows for the instance "
+            "bucket that the specified instance type belongs to.",
+        )
+
+
+BLOCK_ENDS_MACHINES_S = 1800.0
+"""AWS ends the machines of a Capacity Block from 30 minutes before its end."""
+
+
+class Market(StrEnum):
+    """How machines are paid, as `InstanceMarketOptions.MarketType` has it."""
+
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+    BLOCK = "capacity-block"
+    INTERRUPTIBLE = "interruptible-capacity-reservation"
+
+
+@dataclass
+class Reserved:
+    """A capacity reservation, or the one of a Capacity Block: machines of a type in a zone, from `starts` to `ends`
+    (seconds since 1970; None: no end). `market`: ON_DEMAND for a plain one. `used` by ids of machines."""
+
+    instance_type: str
+    zone: str
+    total: int
+    starts: float
+    ends: float | None = None
+    market: Market = Market.ON_DEMAND
+    is_open: bool = False
+    group_arn: str = ""
+    network_nodes: tuple[str, ...] = ()
+    tags: dict[str, str] = field(default_factory=dict)
+    id: str = field(default_factory=lambda: f"cr-{secrets.token_hex(9)[:17]}")
+    used: set[str] = field(default_factory=set)
+    announced: bool = False
+
+    def state(self, now: float) -> str:
+        """As DescribeCapacityReservations calls it."""
+        if now < self.starts:
+            return "scheduled"
+        return "expired" if self.ends is not None and now >= self.ends else "active"
+
+    def closes_at(self) -> float:
+        """From when it takes no more machines, and ends those it has."""
+        early = BLOCK_ENDS_MACHINES_S if self.is_block else 0.0
+        return math.inf if self.ends is None else self.ends - early
+
+    @property
+    def region(self) -> str:
+        return self.zone[:-1]
+
+    @property
+    def is_block(self) -> bool:
+        """A Capacity Block, which ends its machines before its own end."""
+        return self.market is Market.BLOCK
+
+    @property
+    def left(self) -> int:
+        """Machines that may still be launched into it."""
+        return self.total - len(self.used)
+
+
+@dataclass
+class Capacity:
+    """`free`: machines left of (type, zone, market); those that it does not name are plenty."""
+
+    free: dict[tuple[str, str, Market], int] = field(default_factory=dict)
+    reserved: dict[str, Reserved] = field(default_factory=dict)
+
+    def reserve(self, reserved: Reserved) -> Reserved:
+        self.reserved[reserved.id] = reserved
+        return reserved
+
+    def left(self, instance_type: str, zone: str, market: Market) -> float:
+        return self.free.get((instance_type, zone, market), math.inf)
+
+    def take(self, instance_type: str, zone: str, market: Market, count: int) -> None:
+        """Machines were launched outside of reservations."""
+        if (instance_type, zone, market) in self.free:
+            self.free[instance_type, zone, market] -= count
+
+    def give_back(self, instance_type: str, zone: str, market: Market) -> None:
+        """A machine ended that was in no reservation."""
+        if (instance_type, zone, market) in self.free:
+            self.free[instance_type, zone, market] += 1
+
+    def wanted(
+        self, reservation_id: str | None, instance_type: str, zone: str, market: Market, now: float
+    ) -> Reserved | None:
+        """The reservation that a launch goes into: the one it names, or an open one that fits.
+
+        Raises:
+            Refused: the named one does not exist, does not fit or is not active.
+        """
+        if reservation_id is None:
+            return next(iter(self._open(instance_type, zone, market, now)), None)
+        reserved = self.reserved.get(reservation_id)
+        if reserved is None:
+            raise Refused(
+                "InvalidCapacityReservationId.NotFound",
+                f"The capacity reservation ID '{reservation_id}' does not exist",
+            )
+        if (reserved.instance_type, reserved.zone, reserved.market) != (instance_type, zone, market):
+            raise Refused(
+                "InvalidParameterValue",
+                f"The instance configuration for this RunInstances request does not match the Capacity Reservation "
+                f"{reservation_id}: it has {reserved.market} {reserved.instance_type} in {reserved.zone}.",
+            )
+        if reserved.state(now) != "active" or now >= reserved.closes_at():
+            raise Refused("InvalidCapacityReservationState", f"{reservation_id} is not active, or about to end.")
+        return reserved
+
+    def _open(self, instance_type: str, zone: str, market: Market, now: float) -> Iterable[Reserved]:
+        fits = (instance_type, zone, market)
+        for each in self.reserved.values():
+            there = each.is_open and each.left and each.state(now) == "active"
+            if there and (each.instance_type, each.zone, each.market) == fits:
+                yield each
+
 
 if TYPE_CHECKING:
     from lab.cloud.world import World

@@ -7,25 +7,10 @@ from collections.abc import Iterator
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import make_server
 
-from lab.cloud import (
-    ec2_describe,
-    ec2_events,
-    ec2_launch,
-    ec2_power,
-    ec2_reservations,
-    ec2_topology,
-    nlb,
-    prices,
-    route53,
-    stack,
-    sts,
-)
+from lab.cloud import account, ec2_describe, ec2_launch, entry, stack
 from lab.cloud.world import World
 
-__all__ = [
-    "World", "ec2_describe", "ec2_events", "ec2_launch", "ec2_power", "ec2_reservations", "ec2_topology",
-    "nlb", "prices", "route53", "serve", "stack", "sts",
-]  # fmt: skip
+__all__ = ["World", "account", "ec2_describe", "ec2_launch", "entry", "serve", "stack"]
 
 
 ENDS_WITHIN_S = 0.02

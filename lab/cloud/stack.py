@@ -7,10 +7,14 @@ this process by the import, and work for accounts of a World alone.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from moto.cloudformation import parsing
 from moto.core.common_models import CloudFormationModel
+from moto.core.utils import utcnow
+from moto.ec2.models.amis import Ami
+from moto.ssm.models import Parameter
 
 from lab.cloud.wire import Call
 from lab.cloud.world import HANDLERS, World, world_of
@@ -221,3 +225,66 @@ _KEPT = [_register(kind, *made) for kind, made in MAKERS.items()]
 parsing.get_model_list.cache_clear()
 parsing.get_model_map.cache_clear()
 parsing.get_name_type_map.cache_clear()
+
+
+IMAGES = {
+    "/aws/service/neuron/dlami/multi-framework/ubuntu-22.04/latest/image_id": ("ami-0000000000000aaaa", "/dev/sda1"),
+    "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id": (
+        "ami-0000000000000bbbb",
+        "/dev/sda1",
+    ),
+    "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64": ("ami-0000000000000cccc", "/dev/xvda"),
+}
+"""Parameter -> image, and what that calls its root volume."""
+
+
+def publish_images(world: World, region: str) -> None:
+    """Make them known in a region; again is nothing."""
+    ec2, ssm = world.backend("ec2", region), world.backend("ssm", region)
+    ssm._parameters.latest_amis_loaded = True  # or moto would add its own, of images that it does not have
+    for name, (image, device) in IMAGES.items():
+        ec2.amis[image] = Ami(ec2, image, name=name, public=True, root_device_name=device, architecture="x86_64")
+        ssm._parameters[name] = [_parameter(world, name, image)]
+
+
+def _parameter(world: World, name: str, value: str) -> Any:
+    made: Any = Parameter  # whose base, to mypy, is abstract
+    return made(
+        account_id=world.account, name=name, value=value, parameter_type="String", description=None,
+        allowed_pattern=None, keyid=None, last_modified_date=utcnow(), version=1, data_type="aws:ec2:image",
+    )  # fmt: skip
+
+
+TEMPLATES = Path(__file__).parents[2] / "deploy" / "aws"
+HOME = "us-east-1"
+
+
+def deploy(world: World, region: str, stack: str, template: str, parameters: dict[str, str]) -> dict[str, str]:
+    """A template of `deploy/aws`; the outputs of its stack.
+
+    Raises:
+        RuntimeError: it is not complete.
+    """
+    client = world.client("cloudformation", region)
+    given = [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()]
+    body = (TEMPLATES / template).read_text()
+    client.create_stack(
+        StackName=stack, TemplateBody=body, Parameters=given, Capabilities=["CAPABILITY_NAMED_IAM"]
+    )  # fmt: skip
+    made = client.describe_stacks(StackName=stack)["Stacks"][0]
+    if made["StackStatus"] != "CREATE_COMPLETE":
+        raise RuntimeError(f"{stack} is {made['StackStatus']}: {made.get('StackStatusReason')}")
+    return {each["OutputKey"]: each["OutputValue"] for each in made["Outputs"]}
+
+
+def deploy_base(world: World, install: str, **parameters: str) -> dict[str, str]:
+    return deploy(world, HOME, "switchyard-base", "base.yaml", {"Install": install, **parameters})
+
+
+def deploy_region(world: World, region: str, base: dict[str, str], **parameters: str) -> dict[str, str]:
+    """As stack `switchyard-REGION`, over its zones a and b unless `parameters` say more."""
+    publish_images(world, region)
+    passed_on = {key: base[key] for key in ("Install", "NodeProfile", "IngressProfile", "ArtifactBucket", "BaseRegion")}
+    optional = {key: base[key] for key in ("HostedZoneId",) if key in base}
+    stated = {"ZoneA": f"{region}a", "ZoneB": f"{region}b", **passed_on, **optional, **parameters}
+    return deploy(world, region, f"switchyard-{region}", "region.yaml", stated)

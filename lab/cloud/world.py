@@ -14,7 +14,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import parse_qs
 from weakref import WeakValueDictionary
 
 import boto3
@@ -23,11 +26,7 @@ from moto.backends import get_backend
 from moto.core.base_backend import BackendDict
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from lab.cloud.clock import Clock, Delays
-from lab.cloud.faults import Ending, Fault, When, next_fault
-from lab.cloud.limits import Limits
-from lab.cloud.machines import Machines
-from lab.cloud.s3 import s3_operation
+from lab.cloud.machines import Limits, Machines
 from lab.cloud.wire import (
     NOT_IN_THIS_CLOUD,
     Answer,
@@ -40,8 +39,111 @@ from lab.cloud.wire import (
     write_answer,
 )
 
+
+class Clock:
+    """Seconds since 1970. `stands_at`: it starts there and moves by `advance` alone; None: it runs."""
+
+    def __init__(self, stands_at: float | None = None) -> None:
+        self._stands_at, self._ahead_s = stands_at, 0.0
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return (time.time() if self._stands_at is None else self._stands_at) + self._ahead_s
+
+    def advance(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+
+@dataclass
+class Delays:
+    """How long things take. Defaults: what EC2 and Route 53 usually need."""
+
+    visible_s: float = 0.0
+    """Until a launched instance is found by id or in a list; AWS promises no figure."""
+    pending_s: float = 30.0
+    shutting_down_s: float = 30.0
+    forgotten_s: float = 3600.0
+    """How long a terminated instance is still described: about an hour."""
+    insync_s: float = 60.0
+    """Until all of Route 53's servers know a change: usually within 60 seconds."""
+    target_registered_s: float = 90.0
+    """Until a load balancer begins to check a new target: "a few minutes", as its guide has it."""
+
+
+def moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+class When(StrEnum):
+    """`AFTER`: the call was carried out, and its answer is lost."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
+class Ending(StrEnum):
+    """What the client gets instead of an answer."""
+
+    RESET = "reset"
+    CUT = "cut"
+
+
+@dataclass
+class Fault:
+    """`code`: of the error; `delay_s`: real seconds before all else; `ending`: no error, and no whole answer; `times`:
+    how often yet; `region`: empty for all."""
+
+    operation: str
+    code: str = ""
+    when: When = When.BEFORE
+    times: int = 1
+    delay_s: float = 0.0
+    ending: Ending | None = None
+    region: str = ""
+    message: str = "Injected by the test."
+
+
+def next_fault(faults: list[Fault], call: Call, when: When) -> Fault | None:
+    """The first that fits, with one time less; those that are spent are forgotten."""
+    for fault in faults:
+        fits = (fault.operation, fault.when) == (call.operation, when) and fault.region in ("", call.region)
+        if fits and fault.times > 0:
+            fault.times -= 1
+            if not fault.times:
+                faults.remove(fault)
+            return fault
+    return None
+
+
+_OF_OBJECTS = {
+    ("GET", ""): "GetObject",
+    ("HEAD", ""): "HeadObject",
+    ("PUT", ""): "PutObject",
+    ("DELETE", ""): "DeleteObject",
+    ("POST", "uploads"): "CreateMultipartUpload",
+    ("PUT", "uploadId"): "UploadPart",
+    ("POST", "uploadId"): "CompleteMultipartUpload",
+    ("DELETE", "uploadId"): "AbortMultipartUpload",
+}
+_OF_BUCKETS = {
+    ("GET", "list-type"): "ListObjectsV2",
+    ("GET", "uploads"): "ListMultipartUploads",
+    ("POST", "delete"): "DeleteObjects",
+}
+
+
+def s3_operation(environ: Environ) -> str:
+    """Its name, with the bucket in the path; "" for those that nothing here asks about."""
+    query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+    _, _, key = environ.get("PATH_INFO", "/").lstrip("/").partition("/")
+    method = environ["REQUEST_METHOD"]
+    table = _OF_OBJECTS if key else _OF_BUCKETS
+    names = [name for name in ("uploadId", "uploads", "list-type", "delete") if name in query]
+    return table.get((method, names[0] if names else ""), "")
+
+
 if TYPE_CHECKING:
-    from lab.cloud.nlb import Target
+    from lab.cloud.entry import Target
 
 CALLS_KEPT = 100_000
 WAITING = {"ReceiveMessage"}

@@ -13,10 +13,9 @@ import typer
 from lab.hosts import client, cloud_commands, fleet
 from lab.hosts.check import Check
 from lab.hosts.conditions import Lost
+from lab.hosts.console import seconds, share, skew_text, stopped_by_signals, table
 from lab.hosts.fleet import read_ports
-from lab.hosts.foreground import stopped_by_signals
 from lab.hosts.places import CHECKOUT, read_places
-from lab.hosts.text import seconds, share, skew_text, table
 from lab.hosts.topology import REGIONS, NoLaboratory, Topology, checked
 from lab.hosts.trials import Kind, Target, Trial
 

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from lab.hosts import kernel
-from lab.hosts.conditions import Conditions
+from lab.hosts.conditions import Conditions, read_state, write_state
 from lab.hosts.file_tree import remove_files
 from lab.hosts.places import CHECKOUT, Places
-from lab.hosts.state import read_state, write_state
 from lab.hosts.topology import NoLaboratory, Topology, checked
 
 ANSWERS_WITHIN_S = 60.0

@@ -22,17 +22,15 @@ from typing import Any
 
 from werkzeug.serving import make_server
 
+from lab.cloud.entry import healthy_targets
 from lab.cloud.imds import serve_metadata
-from lab.cloud.nlb import healthy_targets
 from lab.cloud.server import QuietRequests, World, serve
 from lab.hosts import client, kernel
-from lab.hosts.cloud_control_api import Control
-from lab.hosts.cloud_settings import PORT, Settings
+from lab.hosts.cloud_control import PORT, Settings
+from lab.hosts.cloud_control_api import METADATA, Control, Hypervisor
 from lab.hosts.forward import Target, carry, refuse
-from lab.hosts.guests import Guest, write_guest
-from lab.hosts.hypervisor import METADATA, Hypervisor
 from lab.hosts.places import Places, read_places
-from lab.hosts.topology import CLOUD, OUTSIDE, NoLaboratory
+from lab.hosts.topology import CLOUD, OUTSIDE, Guest, NoLaboratory, write_guest
 
 METADATA_PORT = 80
 STEP_S = 0.2

@@ -9,10 +9,9 @@ import typer
 
 from lab.hosts import client, cloud_fleet
 from lab.hosts.cloud_control import ask
+from lab.hosts.console import seconds, stopped_by_signals, table
 from lab.hosts.fleet import read_ports
-from lab.hosts.foreground import stopped_by_signals
 from lab.hosts.places import read_places
-from lab.hosts.text import seconds, table
 from lab.hosts.topology import REGIONS, Topology, checked
 
 app = typer.Typer(help="What happens to the cloud whose instances are hosts.", no_args_is_help=True)

@@ -1,5 +1,6 @@
 """Has the cloud of a laboratory do something, from outside: see `lab.hosts.cloud_control_api`."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -7,6 +8,24 @@ import httpx
 from lab.hosts import client
 from lab.hosts.places import read_places
 from lab.hosts.topology import CLOUD, NoLaboratory
+
+PORT = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`access_key`, `secret`: of the control plane. `pending_s`: how long an instance is pending. `address`: of the
+    host at which the cloud answers."""
+
+    access_key: str
+    secret: str
+    pending_s: float
+    address: str = ""
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}:{PORT}"
+
 
 ANSWERS_WITHIN_S = 60.0
 

@@ -1,12 +1,13 @@
 """What is wrong with the laboratory's network just now: cuts, slow hosts, hosts without power. Pure: what each router
 must drop, what it must hand to the relay, and how long the relay keeps a packet."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network
+from typing import Any
 
-from lab.hosts.topology import CORE, EVERYTHING, OUTSIDE, NoLaboratory, Topology
+from lab.hosts.topology import CONTROL_SITE, CORE, EVERYTHING, OUTSIDE, Host, NoLaboratory, Role, Topology
 
 LONGEST_DELAY_S = 60.0
 Pair = tuple[IPv4Network, IPv4Network]
@@ -157,3 +158,135 @@ class Paths:
 
     def _host(self, address: IPv4Address) -> str:
         return next((name for name, host in self.topology.hosts.items() if host.address == address), OUTSIDE)
+
+
+RELAY, RELAY_FAR_END = "relay0", "relay1"
+UPLINK, CABLE = "uplink", "eth0"
+RELAY_TABLE = 77
+DROP_RULE, RETURN_RULE, RELAY_RULE = 100, 200, 300
+"""In the order in which the kernel asks them: dropped is dropped on the way back from the relay, too."""
+SYSCTLS = {"ip_forward": "1", "conf/all/rp_filter": "0", "conf/default/rp_filter": "0"}
+"""Of each router, under /proc/sys/net/ipv4."""
+
+Steps = list[tuple[str, list[str]]]
+"""Network namespace -> lines for `ip -batch -` in it, one after the other."""
+
+
+def router_steps(topology: Topology) -> Steps:
+    """The routers and what lies between them; their namespaces are there already."""
+    steps: Steps = [(router, list(_RELAY_CABLE)) for router in topology.routers]
+    uplinks = [(region, f"10.254.{number}.0", f"10.254.{number}.1") for number, region in enumerate(topology.regions)]
+    for region, near, far in uplinks:
+        steps += [
+            (
+                CORE,
+                [
+                    f"link add {region} type veth peer name {UPLINK} netns {region}",
+                    f"addr add {near}/31 dev {region}",
+                    f"link set {region} up",
+                ],
+            ),
+            (
+                region,
+                [f"addr add {far}/31 dev {UPLINK}", f"link set {UPLINK} up", f"route add default via {near}"],
+            ),
+            (CORE, [f"route add {topology.networks[region]} via {far}"]),
+        ]
+    # An address that nobody has is silent, as one of a host without power.
+    nobody = [(CORE, CONTROL_SITE), *((region, region) for region in topology.regions)]
+    return [*steps, *((router, [f"route add blackhole {topology.networks[site]}"]) for router, site in nobody)]
+
+
+_RELAY_CABLE = (
+    "link set lo up",
+    f"link add {RELAY} type veth peer name {RELAY_FAR_END}",
+    # Without ARP the kernel addresses each frame to this end itself: the relay sends it back as it is.
+    f"link set {RELAY} arp off",
+    f"link set {RELAY_FAR_END} arp off",
+    f"link set {RELAY} up",
+    f"link set {RELAY_FAR_END} up",
+    f"route add default dev {RELAY} table {RELAY_TABLE}",
+    f"rule add pref {RETURN_RULE} iif {RELAY} lookup main",
+)
+
+
+def host_cable(topology: Topology, host: Host, link_local: Iterable[IPv4Address] = ()) -> Steps:
+    """The cable of a host to its router, both ends; the host's namespace has its name. `link_local`: addresses that it
+    alone reaches."""
+    cable = _cable(topology.router_of(host), host.name, str(topology.gateway(host.site)), str(host.address))
+    return [*cable, (host.name, [f"addr add {address}/32 dev lo" for address in link_local])]
+
+
+def outside_cable(topology: Topology) -> Steps:
+    """The same of where clients come in."""
+    return _cable(CORE, OUTSIDE, str(topology.gateway(OUTSIDE)), str(topology.networks[OUTSIDE][1]))
+
+
+def _cable(router: str, name: str, gateway: str, address: str) -> Steps:
+    return [
+        (
+            router,
+            [
+                f"link add {name} type veth peer name {CABLE} netns {name}",
+                f"addr add {gateway}/32 dev {name}",
+                f"link set {name} up",
+                f"route add {address}/32 dev {name} src {gateway}",
+            ],
+        ),
+        (
+            name,
+            [
+                "link set lo up",
+                f"addr add {address}/32 dev {CABLE}",
+                f"link set {CABLE} up",
+                f"route add {gateway}/32 dev {CABLE} scope link",
+                f"route add default via {gateway} dev {CABLE} src {address}",
+            ],
+        ),
+    ]
+
+
+def rules(drops: Iterable[Pair], relays: Iterable[Pair]) -> frozenset[str]:
+    """The rules of a router beside those that it always has, each as `ip rule add` takes it."""
+    return frozenset(
+        [f"pref {DROP_RULE} {_selector(pair)} blackhole" for pair in drops]
+        + [f"pref {RELAY_RULE} {_selector(pair)} lookup {RELAY_TABLE}" for pair in relays]
+    )
+
+
+def rules_to_change(before: frozenset[str], after: frozenset[str]) -> list[str]:
+    """From the one to the other: new ones first, so that nothing is healed on the way that stays cut."""
+    return [*(f"rule add {rule}" for rule in sorted(after - before)),
+            *(f"rule del {rule}" for rule in sorted(before - after))]  # fmt: skip
+
+
+def _selector(pair: Pair) -> str:
+    source, destination = pair
+    return f"from {_prefix(source)} to {_prefix(destination)}"
+
+
+def _prefix(network: IPv4Network) -> str:
+    return "all" if network == EVERYTHING else str(network)
+
+
+def write_state(topology: Topology, conditions: Conditions) -> dict[str, Any]:
+    """What `read_state` reads."""
+    guests = [{**asdict(guest), "address": str(guest.address)} for guest in topology.guests]
+    return {
+        "topology": {**asdict(topology), "guests": guests},
+        "conditions": {**asdict(conditions), "off": sorted(conditions.off)},
+    }
+
+
+def read_state(state: Mapping[str, Any]) -> tuple[Topology, Conditions]:
+    """What `write_state` wrote."""
+    topology, conditions = dict(state["topology"]), state["conditions"]
+    topology["regions"] = tuple(topology["regions"])
+    topology["guests"] = tuple(_guest(each) for each in topology["guests"])
+    cuts = tuple(Cut(each["name"], each["other"], Lost(each["lost"])) for each in conditions["cuts"])
+    slow = {name: Slowness(**how) for name, how in conditions["slow"].items()}
+    return Topology(**topology), Conditions(cuts, slow, frozenset(conditions["off"]))
+
+
+def _guest(written: Mapping[str, str]) -> Host:
+    return Host(written["name"], Role(written["role"]), written["site"], IPv4Address(written["address"]))

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from ipaddress import IPv4Address
 
 from lab.hosts import kernel
+from lab.hosts.conditions import read_state
 from lab.hosts.relay import IPV4, LONGEST_FRAME
-from lab.hosts.state import read_state
 from lab.hosts.topology import OUTSIDE, Topology
 
 ETHERNET_BYTES = 14

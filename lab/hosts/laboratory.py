@@ -17,14 +17,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.hosts import kernel
-from lab.hosts.conditions import Conditions, dropped, relayed
+from lab.hosts.conditions import (
+    SYSCTLS,
+    Conditions,
+    Steps,
+    dropped,
+    host_cable,
+    outside_cable,
+    relayed,
+    router_steps,
+    rules,
+    rules_to_change,
+    write_state,
+)
 from lab.hosts.file_tree import FileTree, etc_files, place_of, remove_files, write
-from lab.hosts.guests import Guest
 from lab.hosts.host import CLOCK, CRONTAB, LIBRARY, SHUTDOWN, host_environment
-from lab.hosts.network import SYSCTLS, Steps, host_cable, outside_cable, router_steps, rules, rules_to_change
 from lab.hosts.places import CHECKOUT, Places
-from lab.hosts.state import write_state
-from lab.hosts.topology import CLOUD, OUTSIDE, NoLaboratory, Topology
+from lab.hosts.topology import CLOUD, OUTSIDE, Guest, NoLaboratory, Topology
 
 IP_WITHIN_S = 20.0
 READY_WITHIN_S = 60.0

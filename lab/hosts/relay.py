@@ -18,9 +18,7 @@ from ipaddress import IPv4Address
 from random import Random
 
 from lab.hosts import kernel
-from lab.hosts.conditions import Conditions, Paths, Slowness
-from lab.hosts.network import RELAY, RELAY_FAR_END
-from lab.hosts.state import read_state
+from lab.hosts.conditions import RELAY, RELAY_FAR_END, Conditions, Paths, Slowness, read_state
 from lab.hosts.topology import Topology
 
 ADDRESSES = slice(26, 34)

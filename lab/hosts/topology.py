@@ -4,11 +4,13 @@ A site is a place with a router of its own: a region, or where the control plane
 router, and on it `outside`, where the clients of the real host come in.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from ipaddress import IPv4Address, IPv4Network
 from itertools import permutations
+from typing import Any
 
 CONTROL_SITE = "control"
 OUTSIDE = "outside"
@@ -207,3 +209,49 @@ def checked(topology: Topology) -> Topology:
 def is_name(text: str) -> bool:
     """Whether a network interface can have it, and a file."""
     return 0 < len(text) <= LONGEST_NAME and text.isascii() and text.replace("-", "").isalnum() and text[0] != "-"
+
+
+LINK_LOCAL = "169.254."
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """`link_local`: addresses on its loopback, which it alone reaches. `environment`: what its processes get beside
+    what those of every host get. `files`: path -> text; what begins with `#!` is executable."""
+
+    host: Host
+    link_local: tuple[IPv4Address, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+
+def write_guest(guest: Guest) -> dict[str, Any]:
+    """What `read_guest` reads, and the laboratory's command `add`."""
+    return {
+        "name": guest.name,
+        "site": guest.host.site,
+        "address": str(guest.host.address),
+        "link_local": [str(address) for address in guest.link_local],
+        "environment": dict(guest.environment),
+        "files": dict(guest.files),
+    }
+
+
+def read_guest(written: Mapping[str, Any]) -> Guest:
+    """What `write_guest` wrote.
+
+    Raises:
+        NoLaboratory: an address is none.
+    """
+    try:
+        host = Host(written["name"], Role.GUEST, written["site"], IPv4Address(written["address"]))
+        link_local = tuple(IPv4Address(address) for address in written["link_local"])
+    except ValueError as error:
+        raise NoLaboratory(f"{written['name']}: {error}.") from None
+    if wrong := [str(address) for address in link_local if not address.is_link_local]:
+        raise NoLaboratory(f"{written['name']}: {wrong[0]} is not link-local: give one that begins with {LINK_LOCAL}")
+    return Guest(host, link_local, written["environment"], written["files"])

@@ -1,20 +1,122 @@
 """Trials of a laboratory's fleet: something happens to a host under streams, again and again, and each round says what
-became of the streams, how long healing took, and what was wrong. What must hold is in `lab.hosts.verdicts`."""
+became of the streams, how long healing took, and what was wrong. What must hold is in `lab.hosts.trials`."""
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from math import inf
+from statistics import median
 
-from lab.hosts import client, verdicts
+from lab.hosts import client
 from lab.hosts.fleet import DEPLOYMENT, READY_WITHIN_S, Fleet, Row
-from lab.hosts.load import streaming
+from lab.hosts.load import Stream, streaming
 from lab.hosts.places import Places
 from lab.hosts.topology import CONTROL_SITE, NoLaboratory, Role, Topology
-from lab.hosts.verdicts import Harmed
+
+RESTARTS = frozenset({"cell.failed", "cell.lost", "cell.starting", "cell.draining", "node.agent_restarted"})
+LOSSES = frozenset({"node.lost", "node.faulty"})
+
+
+@dataclass(frozen=True, slots=True)
+class Harmed:
+    """What a harm may take away: hosts, and what ran on them when it began. `nodes`: ids of nodes and ingresses."""
+
+    hosts: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
+    cells: frozenset[str] = frozenset()
+
+    def excuses(self, stream: Stream) -> bool:
+        """Whether an answer that had begun ran over what is harmed."""
+        ran_over_it = stream.cell in self.cells or stream.host in self.hosts or stream.chosen_by in self.nodes
+        return bool(stream.cell) and ran_over_it
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Streams of a round. `excused`: broke off where the harm was; `later`: answered at another try; `crossed`:
+    answered in another region."""
+
+    sent: int
+    later: int
+    crossed: int
+    excused: int
+    failed: int
+    broken: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sent} streams: {self.failed} failed, {self.broken} broke off elsewhere, {self.excused} broke off "
+            f"on what was harmed, {self.later} answered at another try, {self.crossed} in another region"
+        )
+
+
+def count(streams: Iterable[Stream], harmed: Harmed) -> Counts:
+    all_of_them = list(streams)
+    broken = [stream for stream in all_of_them if stream.error and stream.cell]
+    excused = [stream for stream in broken if harmed.excuses(stream)]
+    return Counts(
+        sent=len(all_of_them),
+        later=sum(stream.tries > 1 and not stream.error for stream in all_of_them),
+        crossed=sum(bool(stream.cell) and stream.served_in != stream.region for stream in all_of_them),
+        excused=len(excused),
+        failed=sum(bool(stream.error) and not stream.cell for stream in all_of_them),
+        broken=len(broken) - len(excused),
+    )
+
+
+def unexcused(streams: Iterable[Stream], harmed: Harmed) -> list[str]:
+    """Why each request failed that must not have, the same reason once."""
+    errors = (
+        f"{stream.region} through {stream.host}{_on_cell(stream)}: {stream.error}"
+        for stream in streams
+        if stream.error and not harmed.excuses(stream)
+    )
+    return list(dict.fromkeys(errors))
+
+
+def _on_cell(stream: Stream) -> str:
+    if not stream.cell:
+        return ""
+    return f" on {stream.cell}{f' by {stream.chosen_by}' if stream.served_in != stream.region else ''}"
+
+
+def engines(nodes: Iterable[Row]) -> dict[str, tuple[str, int, int]]:
+    """Node -> its cell, and generation and process of its engine, of all that run one."""
+    return {
+        node["id"]: (node["cell"], node["engine"]["generation"], node["engine"]["pid"])
+        for node in nodes
+        if node["cell"] and node["engine"]["pid"]
+    }
+
+
+def restarted(
+    before: Mapping[str, tuple[str, int, int]], after: Mapping[str, tuple[str, int, int]], harmed: Harmed
+) -> list[str]:
+    """Engines of other cells that no longer run as they ran."""
+    return [
+        f"the engine of {cell} on {node} is no longer process {pid} of generation {generation}"
+        for node, (cell, generation, pid) in before.items()
+        if cell not in harmed.cells and node not in harmed.nodes and after.get(node) != (cell, generation, pid)
+    ]
+
+
+def wrong_events(events: Iterable[Row], harmed: Harmed) -> Iterator[str]:
+    """What happened to cells and nodes that nothing was done to."""
+    for event in events:
+        ours = event["node"] in harmed.nodes or event["cell"] in harmed.cells
+        if event["kind"] in RESTARTS | LOSSES and not ours:
+            yield f"{event['kind']}: {event['message']}"
+
+
+def spread(seconds: Collection[float]) -> str:
+    """`median 12.3 s (10.1 to 15.0 s of 5)`; times are too few for more."""
+    if not seconds:
+        return "never"
+    return f"median {median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f} s, of {len(seconds)})"
+
 
 BEFORE_S, AFTER_S = 5.0, 10.0
 """Streams that run before something happens, and after it is over."""
@@ -89,7 +191,7 @@ class Trial:
                 self._until_whole()
                 self._round(number + 1, name, step())
         for name, seconds in self.healed_s.items():
-            self.say(f"{kind} of {name}: healed after {verdicts.spread(seconds)}")
+            self.say(f"{kind} of {name}: healed after {spread(seconds)}")
         verdict = f"{len(self.wrong)} things went wrong" if self.wrong else "all went well"
         self.say(f"lab trial {kind}: {verdict}")
         return not self.wrong
@@ -165,7 +267,7 @@ class Trial:
     # --- one round ---------------------------------------------------------------------------------------------------
 
     def _round(self, number: int, name: str, step: _Step) -> None:
-        since, before = self._last_event(), verdicts.engines(self._rows("nodes"))
+        since, before = self._last_event(), engines(self._rows("nodes"))
         with streaming(self._urls(), DEPLOYMENT, self.rate) as streams:
             time.sleep(BEFORE_S)
             began = time.monotonic()
@@ -178,11 +280,11 @@ class Trial:
             time.sleep(AFTER_S)
         problems = ["it was not healed"] if healed_s == inf else []
         problems += self._whole_again()
-        problems += verdicts.unexcused(streams, step.harmed)[:5]
-        problems += verdicts.restarted(before, verdicts.engines(self._rows("nodes")), step.harmed)
-        problems += verdicts.wrong_events(self._events(since), step.harmed)
+        problems += unexcused(streams, step.harmed)[:5]
+        problems += restarted(before, engines(self._rows("nodes")), step.harmed)
+        problems += wrong_events(self._events(since), step.harmed)
         healed = f"; healed after {healed_s:.1f} s" if healed_s is not None else ""
-        self.say(f"{number}. {step.title}: {verdicts.count(streams, step.harmed)}{healed}")
+        self.say(f"{number}. {step.title}: {count(streams, step.harmed)}{healed}")
         for problem in problems:
             self.say(f"  WRONG: {problem}")
         self.wrong += problems

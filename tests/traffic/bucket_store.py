@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fleet.providers.aws import calls, object_stream
-from lab.cloud.faults import Ending, Fault, When
 from lab.cloud.server import World, serve
+from lab.cloud.world import Ending, Fault, When
 
 FILES = "s3://switchyard-files/east"
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from lab.cloud.deployment import deploy_base, deploy_region
 from lab.cloud.server import World, serve
+from lab.cloud.stack import deploy_base, deploy_region
 from tests.layers import ROOT, marks_of
 
 INSTALL = "sw-0123456789ab"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from cfnlint.api import ManualArgs, lint
 
-from lab.cloud.deployment import TEMPLATES
+from lab.cloud.stack import TEMPLATES
 from tests.deploy.aws.conftest import INSTALL, Deployed
 
 pytestmark = pytest.mark.cloud

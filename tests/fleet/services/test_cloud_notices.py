@@ -13,10 +13,10 @@ from fleet.services.cloud_notices import cloud_queue, cloud_reservations, cloud_
 from fleet.services.machine_notice import evidence_of, notice_record
 from kernel import clock
 from kernel.models import Event
-from lab.cloud.capacity import Market as Sold
-from lab.cloud.capacity import Reserved
-from lab.cloud.ec2_events import recommend_rebalance, schedule, warn_of_interruption
-from lab.cloud.faults import Fault
+from lab.cloud.ec2_describe import recommend_rebalance, schedule, warn_of_interruption
+from lab.cloud.machines import Market as Sold
+from lab.cloud.machines import Reserved
+from lab.cloud.world import Fault
 from tests.fleet.providers.aws.cloud_fleet import REGION, TRN1, CloudFleet, make_pool
 from tests.fleet.providers.aws.conftest import cloud_fleet
 from tests.lab.cloud.conftest import world

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from lab.cloud.clock import Clock
 from lab.cloud.server import World, serve
+from lab.cloud.world import Clock
 
 BEGAN = 1_800_000_000.0
 IMAGE = "ami-12c6146b"

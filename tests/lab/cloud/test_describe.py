@@ -2,8 +2,8 @@
 
 import pytest
 
-from lab.cloud.clock import moment
 from lab.cloud.server import World
+from lab.cloud.world import moment
 from tests.lab.cloud.conftest import BEGAN, Network, ids_of, refusal
 
 pytestmark = pytest.mark.cloud

@@ -13,8 +13,8 @@ from fleet.providers.aws.calls import Refused
 from fleet.selectors.snapshot import LISTENING_LEASE
 from kernel.leases import lease_take
 from kernel.models import Event
-from lab.cloud.faults import Ending, Fault, When
 from lab.cloud.server import World
+from lab.cloud.world import Ending, Fault, When
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.lab.cloud.aws_calls import Calls

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from lab.cloud.capacity import Market, Reserved
-from lab.cloud.ec2_events import (
+from lab.cloud.ec2_describe import (
     BLOCK_WARNING,
     REBALANCE,
     SPOT_WARNING,
@@ -15,6 +14,7 @@ from lab.cloud.ec2_events import (
     schedule,
     warn_of_interruption,
 )
+from lab.cloud.machines import Market, Reserved
 from lab.cloud.server import World
 from tests.lab.cloud.conftest import BEGAN, Network, refusal
 

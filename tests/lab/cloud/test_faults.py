@@ -4,9 +4,9 @@ import pytest
 from botocore.exceptions import BotoCoreError, ClientError, ReadTimeoutError
 from botocore.parsers import ResponseParserError
 
-from lab.cloud.faults import Ending, Fault, When
 from lab.cloud.server import World
 from lab.cloud.wire import NOT_IN_THIS_CLOUD
+from lab.cloud.world import Ending, Fault, When
 from tests.lab.cloud.conftest import Network, ids_of, refusal
 
 pytestmark = pytest.mark.cloud

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine_agent.node.imds import Metadata
-from lab.cloud.ec2_events import recommend_rebalance, schedule, warn_of_interruption
+from lab.cloud.ec2_describe import recommend_rebalance, schedule, warn_of_interruption
 from lab.cloud.imds import serve_metadata
 from lab.cloud.server import World
 from tests.lab.cloud.conftest import BEGAN, Network

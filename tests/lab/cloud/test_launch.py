@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lab.cloud.capacity import Market
+from lab.cloud.machines import Market
 from lab.cloud.server import World
 from tests.lab.cloud.conftest import Network, ids_of, refusal
 

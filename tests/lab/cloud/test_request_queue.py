@@ -15,8 +15,8 @@ from django.utils import timezone
 from fleet.models import Incident
 from fleet.providers.aws.calls import CallFailed, Unanswered
 from fleet.providers.aws.install import install_ensure
-from lab.cloud.deployment import deploy
 from lab.cloud.server import World, serve
+from lab.cloud.stack import deploy
 from tests.traffic.async_rows import BODY, serving_fleet
 from traffic.models import AsyncRequest, RequestQueue
 from traffic.services.key import key_create

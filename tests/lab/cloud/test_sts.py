@@ -74,7 +74,7 @@ def test_another_secret_another_token_and_a_stranger(world: World, role: dict[st
 
 def test_a_signature_of_another_time(world: World, role: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     request = signed(world, role)
-    monkeypatch.setattr("lab.cloud.sts.VALID_S", -1.0)  # as if the quarter of an hour had passed
+    monkeypatch.setattr("lab.cloud.account.VALID_S", -1.0)  # as if the quarter of an hour had passed
 
     assert sent(request) == (403, "SignatureDoesNotMatch")
     assert sent(request, X_Amz_Date="yesterday") == (400, "IncompleteSignature")

@@ -10,7 +10,7 @@ import pytest
 from botocore.config import Config
 
 from lab.hosts import client
-from lab.hosts.cloud_settings import PORT
+from lab.hosts.cloud_control import PORT
 from lab.hosts.topology import CLOUD, Topology
 from tests.lab.hosts.conftest import ECHO, Lab, eventually, places_in
 

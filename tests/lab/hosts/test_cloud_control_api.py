@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from lab.cloud.server import World
-from lab.hosts.cloud_control_api import Control
-from lab.hosts.hypervisor import Hypervisor
+from lab.hosts.cloud_control_api import Control, Hypervisor
 from tests.lab.cloud.conftest import Network, network, refusal, world
 from tests.lab.hosts.test_hypervisor import Hosts
 

@@ -12,11 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.hosts import cloud_commands, cloud_fleet
-from lab.hosts.cloud_trail import Happened, Trail, text_of
-from lab.hosts.conditions import Conditions
+from lab.hosts.cloud_fleet import Happened, Trail, text_of
+from lab.hosts.conditions import Conditions, write_state
 from lab.hosts.fleet import Fleet, Ports
 from lab.hosts.places import CHECKOUT, read_places
-from lab.hosts.state import write_state
 from lab.hosts.topology import NoLaboratory, Topology
 
 BEGAN = datetime(2026, 11, 24, 12, 0, tzinfo=UTC)

@@ -7,9 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.hosts.conditions import Conditions, Cut, Lost, Paths, Slowness, dropped, relayed
-from lab.hosts.network import rules, rules_to_change
-from lab.hosts.state import read_state, write_state
+from lab.hosts.conditions import (
+    Conditions,
+    Cut,
+    Lost,
+    Paths,
+    Slowness,
+    dropped,
+    read_state,
+    relayed,
+    rules,
+    rules_to_change,
+    write_state,
+)
 from lab.hosts.topology import CORE, OUTSIDE, Host, NoLaboratory, Topology, checked
 
 LAB = Topology()

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from lab.hosts import client
-from lab.hosts.conditions import Conditions, Lost
+from lab.hosts.conditions import Conditions, Lost, read_state, write_state
 from lab.hosts.file_tree import START_AT_BOOT
-from lab.hosts.guests import Guest, read_guest, write_guest
-from lab.hosts.state import read_state, write_state
-from lab.hosts.topology import Host, NoLaboratory, Role, Topology
+from lab.hosts.topology import Guest, Host, NoLaboratory, Role, Topology, read_guest, write_guest
 from tests.lab.hosts.conftest import ASK, ECHO, NOT_REACHED_AFTER_S, ROUND_TRIP_S, WITHIN_S, Lab, eventually
 
 pytestmark = pytest.mark.processes

@@ -2,12 +2,11 @@
 
 import pytest
 
-from lab.cloud.capacity import Market
-from lab.cloud.ec2_events import warn_of_interruption
+from lab.cloud.ec2_describe import warn_of_interruption
+from lab.cloud.machines import Market
 from lab.cloud.server import World
-from lab.hosts.guests import Guest
-from lab.hosts.hypervisor import FIRST_BOOT, METADATA, Hypervisor
-from lab.hosts.topology import NoLaboratory
+from lab.hosts.cloud_control_api import FIRST_BOOT, METADATA, Hypervisor
+from lab.hosts.topology import Guest, NoLaboratory
 from tests.lab.cloud.conftest import Network, network, refusal, world
 
 __all__ = ["network", "world"]

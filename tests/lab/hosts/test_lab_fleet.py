@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.hosts import client
-from lab.hosts.conditions import Conditions
-from lab.hosts.state import write_state
+from lab.hosts.conditions import Conditions, write_state
 from lab.hosts.topology import Topology
 from tests.scenarios.lab_fleet import LabFleet
 

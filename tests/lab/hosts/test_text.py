@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.hosts.text import seconds, share, skew_text
+from lab.hosts.console import seconds, share, skew_text
 from lab.hosts.topology import NoLaboratory
 
 

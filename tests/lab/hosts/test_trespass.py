@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lab.hosts.trespass import trespass
+from lab.hosts.check import trespass
 from tests.lab.hosts.conftest import Lab, eventually
 
 pytestmark = pytest.mark.processes

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lab.hosts.load import Stream
-from lab.hosts.verdicts import Harmed, count, engines, restarted, spread, unexcused, wrong_events
+from lab.hosts.trials import Harmed, count, engines, restarted, spread, unexcused, wrong_events
 
 HARMED = Harmed(hosts=frozenset({"n1"}), nodes=frozenset({"n-1"}), cells=frozenset({"c1"}))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from engine_agent.protocol.neuron_targets import NXDI_SETTINGS
-from lab.neuron_examples import EXAMPLES, NOT_SERVED, configured, example, rendered
+from lab.versions import EXAMPLES, NOT_SERVED, configured, example, rendered
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -23,8 +23,8 @@ from django.db.models import Q
 from django.utils import timezone
 
 from controlplane.embedded.configuration import CHECKOUT
-from lab.cloud.faults import Fault
 from lab.cloud.server import World
+from lab.cloud.world import Fault
 from tests.fleet.services.receiver import Receiver
 from tests.traffic.async_rows import ANSWER, answering_json, serving_fleet, standin_ingress
 from tests.traffic.batch_rows import begun, has_open_batches, jsonl, line, results

@@ -10,8 +10,8 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.utils import timezone
 
-from lab.cloud.faults import Fault, When
 from lab.cloud.server import World
+from lab.cloud.world import Fault, When
 from tests.fleet.rows import NOW
 from tests.fleet.services.receiver import Receiver
 from tests.traffic.async_rows import serving_fleet, standin_ingress

@@ -7,8 +7,8 @@ import pytest
 from django.utils import timezone
 
 from fleet.providers.aws import object_stream
-from lab.cloud.faults import Fault
 from lab.cloud.server import World
+from lab.cloud.world import Fault
 from tests.traffic.bucket_store import FILES, cloud_of_files, keys, lost_answer, torn_body, uploads
 from traffic.services.file_store import FileStore, NoSuchFile, StoreAway, file_store
 

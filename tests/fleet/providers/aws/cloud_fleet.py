@@ -26,7 +26,7 @@ from fleet.services.node import node_retire, nodes_launch
 from fleet.services.provider_call import calls_claim
 from fleet.services.provisioning import call_carry_out
 from kernel import clock
-from lab.cloud.capacity import Market as Sold
+from lab.cloud.machines import Market as Sold
 from lab.cloud.server import World
 from tests.lab.cloud.conftest import IMAGE, make_network
 

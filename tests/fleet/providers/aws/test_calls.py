@@ -7,7 +7,7 @@ import pytest
 from django.db import transaction
 
 from fleet.providers.aws import calls
-from lab.cloud.faults import Ending, Fault, When
+from lab.cloud.world import Ending, Fault, When
 from tests.fleet.providers.aws.cloud_fleet import REGION, CloudFleet
 
 pytestmark = pytest.mark.cloud

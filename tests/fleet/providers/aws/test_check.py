@@ -13,9 +13,9 @@ from fleet.providers.aws.install import install_ensure
 from fleet.services.cloud_region import cloud_region_read
 from fleet.services.region import region_create
 from kernel import clock
-from lab.cloud.deployment import deploy_base, deploy_region
-from lab.cloud.faults import Fault
 from lab.cloud.server import World
+from lab.cloud.stack import deploy_base, deploy_region
+from lab.cloud.world import Fault
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]
 

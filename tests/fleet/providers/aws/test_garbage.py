@@ -15,7 +15,7 @@ from fleet.providers.aws.install import install_ensure
 from fleet.services.garbage_collection import cloud_garbage_collect
 from kernel import clock
 from kernel.models import Event
-from lab.cloud.faults import Fault
+from lab.cloud.world import Fault
 from tests.fleet.providers.aws.cloud_fleet import CloudFleet
 from tests.lab.cloud.conftest import IMAGE
 

@@ -28,10 +28,9 @@ from fleet.providers.aws import attempts, calls
 from fleet.services import provider_call
 from fleet.services.cloud_listing import cloud_list
 from kernel import clock
-from lab.cloud.clock import Clock
-from lab.cloud.faults import Ending, Fault, When
 from lab.cloud.machines import Machine as Instance
 from lab.cloud.server import World, serve
+from lab.cloud.world import Clock, Ending, Fault, When
 from tests.fleet.providers.aws.cloud_fleet import ZONES, make_fleet, moment
 from tests.lab.cloud.conftest import BEGAN, IMAGE
 

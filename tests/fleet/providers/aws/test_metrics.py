@@ -13,8 +13,8 @@ from fleet.services.cloud_metrics import cloud_metrics_send
 from kernel import clock
 from kernel.loop_passes import loop_passed
 from kernel.models import LoopPass
-from lab.cloud.deployment import HOME, deploy_base
-from lab.cloud.faults import Ending, Fault, When
+from lab.cloud.stack import HOME, deploy_base
+from lab.cloud.world import Ending, Fault, When
 from tests.fleet.providers.aws.cloud_fleet import CloudFleet
 
 pytestmark = pytest.mark.cloud

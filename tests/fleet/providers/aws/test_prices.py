@@ -11,7 +11,7 @@ from fleet.planning.markets import Market
 from fleet.providers.aws.prices import latest, on_demand_prices, prices_of
 from fleet.services.cloud_prices import KEPT, cloud_prices, cloud_spot_prices
 from kernel import clock
-from lab.cloud.faults import Fault
+from lab.cloud.world import Fault
 from tests.fleet.providers.aws.cloud_fleet import TRN1, CloudFleet
 
 pytestmark = pytest.mark.cloud

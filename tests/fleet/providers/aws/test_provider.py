@@ -8,7 +8,7 @@ from fleet.planning.markets import Market
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import MachineState
 from fleet.providers import provider_named
-from lab.cloud.faults import Ending, Fault, When
+from lab.cloud.world import Ending, Fault, When
 from tests.fleet.providers.aws.cloud_fleet import TRN1, CloudFleet, described, tags_of
 
 pytestmark = pytest.mark.cloud

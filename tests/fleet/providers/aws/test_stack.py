@@ -14,11 +14,11 @@ from fleet.services.cloud_upkeep import CloudUpkeep
 from fleet.services.region import region_create
 from kernel import clock
 from kernel.refusals import InvalidInput
-from lab.cloud.capacity import Market as Sold
-from lab.cloud.capacity import Reserved
-from lab.cloud.deployment import deploy_base, deploy_region
-from lab.cloud.faults import Fault
+from lab.cloud.machines import Market as Sold
+from lab.cloud.machines import Reserved
 from lab.cloud.server import World
+from lab.cloud.stack import deploy_base, deploy_region
+from lab.cloud.world import Fault
 from tests.fleet import rows
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]

@@ -11,9 +11,9 @@ from fleet.providers.aws.budget import budget_spend
 from fleet.providers.aws.calls import Refused
 from fleet.services.cloud_upkeep import cloud_places, cloud_reservation_places
 from kernel import clock
-from lab.cloud.capacity import Market as Sold
-from lab.cloud.capacity import Reserved
-from lab.cloud.faults import Fault
+from lab.cloud.machines import Market as Sold
+from lab.cloud.machines import Reserved
+from lab.cloud.world import Fault
 from tests.fleet.providers.aws.cloud_fleet import REGION, TRN1, CloudFleet, make_pool
 
 pytestmark = pytest.mark.cloud

@@ -15,7 +15,7 @@ from fleet.services.cloud_listing import cloud_list
 from fleet.services.cloud_ownership import cloud_beat
 from fleet.services.cloud_upkeep import launch_incidents
 from kernel import clock
-from lab.cloud.faults import Fault
+from lab.cloud.world import Fault
 from tests.fleet.providers.aws.cloud_fleet import CloudFleet
 
 pytestmark = pytest.mark.cloud

@@ -1,7 +1,12 @@
 """Times and shares as people write them, and tables as they read them."""
 
 import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from lab.hosts import client
+from lab.hosts.places import read_places
 from lab.hosts.topology import NoLaboratory
 
 _TIME = re.compile(r"([+-]?)([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)?")
@@ -46,3 +51,22 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+@contextmanager
+def stopped_by_signals(wanted: bool) -> Iterator[Callable[[], None]]:
+    """What this process started ends with it, from its first moment, unless it is to be left running."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if not wanted:
+        yield lambda: None
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    try:
+        yield signal.pause
+    except KeyboardInterrupt:
+        print("ending the laboratory", flush=True)
+        client.stop(read_places())
