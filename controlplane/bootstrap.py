@@ -221,8 +221,8 @@ def _install_locked(lock: Path, log: TextIO, *, has_uv: bool) -> None:
 
 def _uv_environment(log: TextIO) -> dict[str, str]:
     """This process's environment, with what pip's configuration means for uv."""
-    pip_configuration = _load(CHECKOUT / "engine_agent" / "engines" / "pip_configuration.py")
-    environment, warnings = pip_configuration.uv_environment_here()
+    uv_install = _load(CHECKOUT / "engine_agent" / "engines" / "uv_install.py")
+    environment, warnings = uv_install.uv_environment_here()
     log.writelines(f"{warning}\n" for warning in warnings)
     return dict(environment)
 

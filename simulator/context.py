@@ -1,15 +1,115 @@
-"""What all parts of a simulated world share: its clock, its random numbers, its network and the timeline of the run."""
+"""What all parts of a simulated world share: clock, random numbers, network, timeline, and the behaviour of
+versions."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from random import Random
 from typing import Protocol
 
 from engine_agent.protocol.messages import Health, Observed
-from simulator.clock import EventQueue
-from simulator.network import Network
-from simulator.version_behaviour import VersionBehaviour
+from engine_agent.protocol.metrics import bucket_of
+from fleet.planning.load.counters import CellCounters
+from simulator.clock import Action, EventQueue
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkQuality:
+    """Seconds, and shares of all messages. `slow_s`: the most that a message may be held up, so that later ones
+    overtake it."""
+
+    latency_s: float = 0.02
+    slow_s: float = 0.0
+    loss: float = 0.0
+    duplicates: float = 0.0
+
+
+QUIET = NetworkQuality()
+UNRULY = NetworkQuality(latency_s=0.05, slow_s=3.0, loss=0.05, duplicates=0.05)
+"""Worse than any real network between two machines that still talk."""
+
+
+class Network:
+    """Carries messages as events. Counts what it does to them."""
+
+    def __init__(self, queue: EventQueue, random: Random, quality: NetworkQuality) -> None:
+        self.quality = quality
+        self.sent = self.lost = self.repeated = 0
+        self._queue = queue
+        self._random = random
+
+    def carry(self, deliver: Action) -> bool:
+        """Deliver later, perhaps twice, perhaps never. Returns whether it was not lost."""
+        self.sent += 1
+        if self.quality.loss and self._random.random() < self.quality.loss:
+            self.lost += 1
+            return False
+        self._queue.after(self._delay_s(), deliver)
+        if self.quality.duplicates and self._random.random() < self.quality.duplicates:
+            self.repeated += 1
+            self._queue.after(self._delay_s(), deliver)
+        return True
+
+    def _delay_s(self) -> float:
+        delay_s = self.quality.latency_s * (0.5 + self._random.random())
+        if self.quality.slow_s and self._random.random() < 0.1:
+            delay_s += self._random.random() * self.quality.slow_s
+        return delay_s
+
+
+SPREAD = ((0.6, 0.1), (0.8, 0.2), (1.0, 0.3), (1.2, 0.2), (1.5, 0.12), (2.0, 0.06), (3.0, 0.02))
+"""How latencies spread around the typical one: factor, share. A heavy tail, as serving has."""
+TTFT_S = 0.2
+ITL_S = 0.02
+TOKENS_PER_REQUEST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class VersionBehaviour:
+    """Seconds; `load_spread` is the share by which loading varies. `fails_after_s`: it ends so long after it was ready.
+
+    `error_share` of its requests fail, `slowness` multiplies its latencies, `requests_per_s` is what a cell serves.
+    """
+
+    load_s: float = 20.0
+    load_spread: float = 0.2
+    never_starts: bool = False
+    fails_after_s: float | None = None
+    answers_wrong: bool = False
+    error_share: float = 0.0
+    slowness: float = 1.0
+    requests_per_s: float = 5.0
+
+
+def counted(behaviour: VersionBehaviour, generation: int, served_s: float) -> CellCounters:
+    """What a cell has counted after so long in service, as its proxy would say."""
+    requests = int(behaviour.requests_per_s * served_s)
+    errors = int(requests * behaviour.error_share)
+    answered = requests - errors
+    return CellCounters(
+        generation=generation,
+        requests=requests,
+        errors=errors,
+        ttft=_counts(TTFT_S * behaviour.slowness, answered),
+        itl=_counts(ITL_S * behaviour.slowness, answered * TOKENS_PER_REQUEST),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _counts(typical_s: float, samples: int) -> Mapping[int, int]:
+    """Cells that came into service together have counted the same."""
+    return {bucket: int(share * samples) for bucket, share in _shares(typical_s).items()}
+
+
+@cache
+def _shares(typical_s: float) -> Mapping[int, float]:
+    shares: dict[int, float] = {}
+    for factor, share in SPREAD:
+        bucket = bucket_of(typical_s * factor)
+        shares[bucket] = shares.get(bucket, 0.0) + share
+    return shares
+
 
 TYPICAL = VersionBehaviour()
 

@@ -1,12 +1,13 @@
-"""The invariants of the fleet (docs/architecture.md) as functions over a simulated world.
+"""The invariants of the fleet (docs/architecture.md) as functions over a simulated world, and what scenarios expect at
+the end of a run.
 
-`on_write` looks at one transaction, `on_world` at everything between two passes. They count for themselves and use no
+`on_write` checks one transaction, `on_world` everything between two passes. They count for themselves and use no
 planner, so that a mistake there cannot hide here. Each yields one sentence per violation.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from engine_agent.protocol.states import EngineState
@@ -14,7 +15,7 @@ from fleet.planning.claims import GrantRule
 from fleet.planning.decisions import ChangeRollout, DrainCell, GrantCells, MoveCell, StopCell
 from fleet.planning.snapshot import CellView, Finding
 from fleet.planning.states import ROLLOUT_ALLOWED, CellState, RolloutState
-from simulator.transactions import Write
+from simulator.rows import Write
 from simulator.world import Invariant, World
 
 RESUMES_WITHIN_S = 15.0
@@ -202,3 +203,49 @@ INVARIANTS: tuple[Invariant, ...] = (
     Invariant("I10", "a charge ends when the cell is back or gone", on_world=charges_end),
 )
 """I9 is watched where an agent ends an engine (`simulator.machine`)."""
+
+
+def not_all_ready(world: World) -> Iterator[str]:
+    """Places that lack cells, or have too many."""
+    for name, spec in world.store.deployments.items():
+        for region, wanted in spec.cells_wanted.items():
+            cells = [c for c in world.store.cells.values() if (c.deployment, c.region) == (name, region)]
+            ready = [cell for cell in cells if cell.state is CellState.READY]
+            if len(ready) != wanted or len(cells) != wanted:
+                states = ", ".join(f"{cell.id} {cell.state}: {cell.reason}" for cell in cells if cell not in ready)
+                yield f"{name} in {region}: {len(ready)} of {wanted} cells are ready; {states or 'none other is there'}"
+
+
+def not_serving(world: World) -> Iterator[str]:
+    """Cells that are called ready and would not answer."""
+    for cell in world.store.cells.values():
+        if cell.state is CellState.READY and not world.engines.is_serving(cell.id, cell.generation):
+            yield f"{cell.id} is called ready and does not answer"
+
+
+def all_well(world: World) -> Iterator[str]:
+    """What a fleet that healed must be."""
+    yield from not_all_ready(world)
+    yield from not_serving(world)
+
+
+def never_touched(world: World, kinds: Iterable[str]) -> Iterator[str]:
+    """Things that were written down and must not have happened."""
+    for kind in kinds:
+        if count := world.timeline.counts[kind]:
+            example = next(entry for entry in world.timeline.entries if entry.kind == kind)
+            yield f"{kind} happened {count} times, first at {example.at_s:.1f} s: {example.subject}: {example.text}"
+
+
+def mixed_versions(world: World) -> Iterator[str]:
+    """Deployments whose cells run several versions, or another than their own."""
+    for name, spec in world.store.deployments.items():
+        versions = {cell.version for cell in world.store.cells.values() if cell.deployment == name}
+        if name not in world.store.rollouts and versions - {spec.version}:
+            yield f"{name} should serve {spec.version}; its cells run {', '.join(sorted(versions))}"
+
+
+def touched_cells(world: World) -> set[str]:
+    """Cells that were taken down or broke at any time."""
+    kinds = {"cell.draining", "cell.failed", "cell.lost"}
+    return {entry.subject for entry in world.timeline.entries if entry.kind in kinds}

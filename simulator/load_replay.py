@@ -18,7 +18,7 @@ from fleet.planning.autoscaling.policy import CellRange, ScalingPolicy
 from fleet.planning.autoscaling.view import NeedSample, PlaceLoad, PlannedNeed, ScaledPlace, ScalingView
 from fleet.planning.load.slo import Objective, RequestCounts, late_burn
 from fleet.planning.states import CellState, NodeState
-from simulator.operator_actions import scale
+from simulator.fault_injection import scale
 from simulator.world import Place, World
 
 MEANS_S = 15.0

@@ -14,11 +14,10 @@ from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, VersionView
 from fleet.planning.states import CellState, RolloutState
 from simulator.clock import EventQueue
-from simulator.context import TimelineEntry
+from simulator.context import TimelineEntry, VersionBehaviour
+from simulator.fault_injection import roll_out, scale
 from simulator.fleet_slice import limits_as_floors, without_other_deployments, without_other_regions
-from simulator.operator_actions import roll_out, scale
 from simulator.reconciler import Pace
-from simulator.version_behaviour import VersionBehaviour
 from simulator.world import Place, World
 
 HORIZON_S = 6 * 3600.0

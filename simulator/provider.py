@@ -1,41 +1,72 @@
-"""The simulated provider: it boots and ends machines, says which run, and starts dead agents again."""
+"""The simulated provider: boots and stops machines, reports their status and restarts dead agents."""
 
-from typing import Protocol
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from fleet.planning.snapshot import ProviderStatus
+from simulator.agent_server import AgentServer
+from simulator.context import SimulationContext
+from simulator.engines import Engines
+from simulator.machine import Machine
 
 
-class Provider(Protocol):
-    """What the store's effects outside of a transaction need."""
+@dataclass
+class SimulatedProvider:
+    """`boot_s`: from a launch until the agent connects. `is_answering`: a cloud may be down."""
 
-    def launch(self, node: str, region: str, topology: tuple[str, ...]) -> None: ...
+    context: SimulationContext
+    agent_server: AgentServer
+    engines: Engines
+    boot_s: float = 5.0
+    per_rack: int = 16
+    is_answering: bool = True
+    machines: dict[str, Machine] = field(default_factory=dict)
+    racks: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    launched: int = 0
+    sold_out: set[str] = field(default_factory=set)
+    """Regions in which nothing boots any more."""
 
-    def terminate(self, node: str) -> None:
-        """End a machine; nothing if there is none."""
-
-    def restart_agent(self, node: str) -> None:
-        """Start the agent of a running machine."""
-
-    def topology(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
-        """The network nodes of the machine that is launched next, below `near` if there is place."""
-
-    def describe(self, node: str) -> ProviderStatus: ...
-
-
-class NoProvider:
-    """Says nothing and does nothing: for stores without a world under them."""
+    def add(self, node: str, topology: tuple[str, ...]) -> Machine:
+        """A machine that is there from the beginning."""
+        machine = self.machines[node] = self.agent_server.machines[node] = Machine(node, self.context, self.engines)
+        self.racks[topology] += 1
+        return machine
 
     def launch(self, node: str, region: str, topology: tuple[str, ...]) -> None:
-        pass
+        self.launched += 1
+        machine = self.add(node, topology)
+        if region in self.sold_out:
+            machine.has_power = False
+        self.context.queue.after(self.boot_s * (0.8 + 0.4 * self.context.random.random()), machine.boot)
 
     def terminate(self, node: str) -> None:
-        pass
+        machine = self.machines.pop(node, None)
+        if machine is not None:
+            machine.power_off(silently=False)
+            self.agent_server.machines.pop(node, None)
 
     def restart_agent(self, node: str) -> None:
-        pass
+        machine = self.machines.get(node)
+        if machine is not None and machine.has_power and not machine.agent_lives:
+            self.context.queue.after(1.0, machine.boot)
 
     def topology(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
-        return near or (region,)
+        """A rack with room, below `near` if there is one."""
+        for topology, count in self.racks.items():
+            fits = topology[: len(near)] == near if near else topology[1:2] == (region,)
+            if count < self.per_rack and fits:
+                return topology
+        return ("simulated", region, f"{region}-rack-{len(self.racks) + 1}")
 
     def describe(self, node: str) -> ProviderStatus:
-        return ProviderStatus.UNKNOWN
+        if not self.is_answering:
+            return ProviderStatus.UNKNOWN
+        machine = self.machines.get(node)
+        if machine is None or not machine.has_power:
+            return ProviderStatus.GONE
+        return ProviderStatus.RUNNING if machine.agent_lives else ProviderStatus.AGENT_DEAD
+
+    def in_region(self, region: str, regions: Mapping[str, str]) -> list[Machine]:
+        """Machines of one region, in a stable order."""
+        return [machine for node, machine in sorted(self.machines.items()) if regions.get(node) == region]

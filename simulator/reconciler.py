@@ -14,9 +14,8 @@ from fleet.planning.planners import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView
 from simulator.context import SimulationContext
-from simulator.provider import Provider
+from simulator.rows import ProcessKilled, Provider, StaleWrite
 from simulator.store import Store
-from simulator.transactions import ProcessKilled, StaleWrite
 
 RECONCILER, TRAFFIC = "reconciler", "traffic"
 

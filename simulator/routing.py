@@ -9,8 +9,8 @@ from datetime import datetime
 
 from fleet.planning.states import CellState
 from simulator.context import SimulationContext
+from simulator.rows import ProcessKilled
 from simulator.store import Store
-from simulator.transactions import ProcessKilled
 from traffic.planning.ingress import FollowingIngress, TableInForce, plan_unrouted
 
 PUBLISH_AFTER_S = 0.05

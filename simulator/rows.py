@@ -1,23 +1,86 @@
-"""The simulated rows, as planners see them: what is loaded for a pass, what agents and ingresses change, and how one
-transaction is committed. What decisions do to them is in `simulator.store`.
+"""The simulated tables: what is loaded for a pass, what agents and ingresses change, and how a transaction is
+committed. `simulator.store` applies decisions to them.
 
-`on_write` is called after each transaction; `before_write` before each, and may raise to kill the process that writes.
+`on_write` is called after each transaction, `before_write` before it; the latter may raise to kill the writing process.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
+from typing import Protocol
 
 from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Peer
 from engine_agent.protocol.states import MemberRole, Phase
 from fleet.planning.decisions import Decision
 from fleet.planning.ledger import LedgerLimits
-from fleet.planning.snapshot import CellView, DeploymentView, FleetView, NodeView, ReportView
+from fleet.planning.snapshot import (
+    CellView,
+    DeploymentView,
+    FleetView,
+    NodeView,
+    ProviderStatus,
+    ReportView,
+    RolloutView,
+)
 from fleet.planning.states import CELL_PHASE, CellState, NodeState
-from simulator.provider import NoProvider, Provider
-from simulator.transactions import Write
+
+
+class StaleWrite(Exception):
+    """What the decision saw is no longer so."""
+
+
+class ProcessKilled(Exception):
+    """The process that writes ends here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One transaction that was committed: why, and the cell or the rollout before and after if it changed one."""
+
+    cause: Decision | str
+    at: datetime
+    before: CellView | None = None
+    after: CellView | None = None
+    rollout_before: RolloutView | None = None
+    rollout_after: RolloutView | None = None
+
+
+class Provider(Protocol):
+    """What the store's effects outside of a transaction need."""
+
+    def launch(self, node: str, region: str, topology: tuple[str, ...]) -> None: ...
+
+    def terminate(self, node: str) -> None:
+        """End a machine; nothing if there is none."""
+
+    def restart_agent(self, node: str) -> None:
+        """Start the agent of a running machine."""
+
+    def topology(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
+        """The network nodes of the machine that is launched next, below `near` if there is place."""
+
+    def describe(self, node: str) -> ProviderStatus: ...
+
+
+class NoProvider:
+    """Says nothing and does nothing: for stores without a world under them."""
+
+    def launch(self, node: str, region: str, topology: tuple[str, ...]) -> None:
+        pass
+
+    def terminate(self, node: str) -> None:
+        pass
+
+    def restart_agent(self, node: str) -> None:
+        pass
+
+    def topology(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
+        return near or (region,)
+
+    def describe(self, node: str) -> ProviderStatus:
+        return ProviderStatus.UNKNOWN
 
 
 class Rows:

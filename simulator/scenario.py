@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from fleet.planning.settings import FleetSettings
+from simulator.context import QUIET, NetworkQuality, VersionBehaviour
 from simulator.fleet_spec import FleetSpec, build_fleet
 from simulator.invariants import INVARIANTS
-from simulator.network import QUIET, NetworkQuality
 from simulator.reconciler import Pace, ProcessFaults
-from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 STEPS = 200

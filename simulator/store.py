@@ -49,8 +49,7 @@ from fleet.planning.states import (
     RolloutState,
 )
 from simulator.fault_rows import FaultDecision, faults_after, why_stale, with_lost
-from simulator.rows import Rows
-from simulator.transactions import StaleWrite, Write
+from simulator.rows import Rows, StaleWrite, Write
 
 NEVER_REPORTED = ReportView(connected=False, last_seen_at=None)
 

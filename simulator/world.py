@@ -14,16 +14,14 @@ from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, NodeState
 from simulator.agent_server import AgentServer, RepeatedReport
 from simulator.clock import EPOCH, EventQueue
-from simulator.context import SimulationContext
+from simulator.context import QUIET, Network, NetworkQuality, SimulationContext, VersionBehaviour, counted
 from simulator.engines import Engines
 from simulator.machine import Machine, Proxy
-from simulator.network import QUIET, Network, NetworkQuality
+from simulator.provider import SimulatedProvider
 from simulator.reconciler import TRAFFIC, Reconciler
 from simulator.routing import Routing
-from simulator.simulated_provider import SimulatedProvider
+from simulator.rows import Write
 from simulator.store import Store
-from simulator.transactions import Write
-from simulator.version_behaviour import VersionBehaviour, counted
 
 Place = tuple[str, str]
 """Deployment, region."""

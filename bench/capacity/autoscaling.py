@@ -22,10 +22,10 @@ from fleet.planning.autoscaling.policy import CellRange, parse_scaling_policy
 from fleet.planning.autoscaling.view import ScaledPlace
 from fleet.planning.provider_limits import ProviderLimits
 from simulator.clock import EPOCH
+from simulator.context import VersionBehaviour
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.load_replay import Course, LoadReplay, PolicyScaler, Scaler, Serving
 from simulator.reconciler import Pace
-from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 PLACE = ("llm", "east")

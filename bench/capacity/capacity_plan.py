@@ -52,9 +52,9 @@ from fleet.planning.forecast.series import HISTORY_SLOT_S, SLOT_S, SLOTS, Series
 from fleet.planning.provider_limits import ProviderLimits
 from fleet.planning.snapshot import FleetView, PlannedPlaceCells
 from simulator.clock import EPOCH
+from simulator.context import VersionBehaviour
 from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet
 from simulator.load_replay import Course, LoadReplay, PolicyScaler, Scaler, Serving
-from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 REGION = "east"

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench import CACHE, PAGES, ROOT
-from engine_agent.engines.uv_program import UvFailed, UvProgram
+from engine_agent.engines.uv_install import UvFailed, UvProgram
 from engine_agent.engines.vllm import environment
 
 TORCH: Mapping[str, str] = {"0.13.0": "2.9.1", "0.16.0": "2.10.0", "0.24.0": "2.11.0"}

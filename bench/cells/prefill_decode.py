@@ -18,7 +18,7 @@ from bench import percentile
 from engine_agent.cell_proxy.prefill_choice import Alone, Candidate, choose_cell
 from engine_agent.engines.sim.batching import NO_HANDOVER, BatchingModel, Handover, ModelParameters
 from engine_agent.engines.sim.batching import Sequence as Generation
-from engine_agent.engines.sim.planning.handover import HandoverParameters
+from engine_agent.engines.sim.planning.generation_request import HandoverParameters
 from engine_agent.protocol.messages import PREFILL_FROM_TOKENS, PrefillCell
 
 LAYOUT = "one"

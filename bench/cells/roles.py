@@ -9,7 +9,7 @@ from time import process_time
 
 from bench.cells.prefill_decode import Fleet, Load, goodput
 from engine_agent.engines.sim.batching import ModelParameters
-from engine_agent.engines.sim.planning.handover import HandoverParameters
+from engine_agent.engines.sim.planning.generation_request import HandoverParameters
 from engine_agent.protocol.messages import PREFILL_FROM_TOKENS
 from fleet.planning.role_split import RoleSplit
 from fleet.planning.roles.capacity import RoleDemand, RoleLimits, RolePace, handover_from_tokens

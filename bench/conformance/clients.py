@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import ROOT
-from engine_agent.engines.uv_program import UvProgram
+from engine_agent.engines.uv_install import UvProgram
 
 
 class Language(StrEnum):
@@ -161,7 +161,7 @@ def command_of(client: Client) -> list[str]:
     """The command that runs a client's script. Makes its environment if it does not exist yet.
 
     Raises:
-        CannotInstall, engine_agent.engines.uv_program.UvFailed.
+        CannotInstall, engine_agent.engines.uv_install.UvFailed.
     """
     if client.language is Language.ENGINE:
         if not ENGINE_PYTHON.exists():

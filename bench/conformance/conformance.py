@@ -24,7 +24,7 @@ from bench import ROOT
 from bench.conformance.clients import CACHE, CLIENTS, CannotInstall, Client, command_of, folder_of, is_installed
 from bench.conformance.results import Result, page, results_of
 from bench.fleet.live_fleet import Fleet
-from engine_agent.engines.uv_program import UvFailed
+from engine_agent.engines.uv_install import UvFailed
 
 MODELS = {"sim": "sim-70b", "vllm": "smollm2"}
 """The demo fleet's models by engine."""

@@ -23,8 +23,7 @@ from typing import Any
 import httpx
 
 from bench.fleet.live_fleet import Fleet, Row, at, wait_for
-from engine_agent.engines.artifact_cache import Entry
-from engine_agent.engines.exclusive import exclusively
+from engine_agent.engines.artifacts import Entry, exclusively
 from lab.steady_load import Answer, one_request
 
 CACHE = Path(os.environ.get("SWITCHYARD_CACHE", ".cache")).resolve()

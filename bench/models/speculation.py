@@ -55,7 +55,7 @@ def serve() -> None:
     """In the worker: an engine that answers lines until there are no more."""
     from engine_agent.engines.medusa.capture import as_text, ends_of
     from engine_agent.engines.medusa.prompts import prompts
-    from engine_agent.engines.vllm.in_process import InProcessEngine
+    from engine_agent.engines.vllm.step_cost import InProcessEngine
 
     model, config, most_batch = sys.argv[1:4]
     engine = InProcessEngine(Path(model), json.loads(config), most_batch=int(most_batch))
@@ -156,7 +156,7 @@ def tasks_of(options: argparse.Namespace) -> Iterator[Task]:
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    from engine_agent.engines.vllm.in_process import medusa_config
+    from engine_agent.engines.vllm.step_cost import medusa_config
 
     options = _options(parser)
     batches = [int(each) for each in options.batches.split(",")]

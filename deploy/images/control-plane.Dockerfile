@@ -12,7 +12,7 @@ ARG PIP_CERT
 WORKDIR /opt/switchyard-control
 COPY requirements.lock ./
 COPY controlplane/bootstrap.py controlplane/
-COPY engine_agent/engines/pip_configuration.py engine_agent/engines/
+COPY engine_agent/engines/uv_install.py engine_agent/engines/
 # By versions and hashes, as `make up` does.
 RUN UV_NO_CACHE=1 UV_LINK_MODE=copy python3 controlplane/bootstrap.py && rm -rf .cache
 

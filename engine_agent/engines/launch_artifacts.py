@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from engine_agent.engines.artifact_cache import (
+from engine_agent.engines.artifacts import (
     LIMIT_VARIABLE,
     CannotFetch,
     Entry,
@@ -26,7 +26,7 @@ from engine_agent.engines.artifact_cache import (
     size_limit,
     total_of,
 )
-from engine_agent.engines.cell.member_health import MemberHealth
+from engine_agent.engines.member_health import MemberHealth
 from engine_agent.engines.s3_artifact import Arrived, Say, download, fetching_words
 from engine_agent.protocol.messages import Artifact
 

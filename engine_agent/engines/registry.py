@@ -5,7 +5,7 @@ from pathlib import Path
 
 from engine_agent.engines.base import EngineAdapter, EngineUnavailable, follower_count
 from engine_agent.engines.generic.adapter import GenericAdapter
-from engine_agent.engines.generic.programs import installed_programs
+from engine_agent.engines.generic.environment import installed_programs
 from engine_agent.engines.neuron.adapter import NeuronAdapter
 from engine_agent.engines.neuron.adapter import installed_python as installed_neuron
 from engine_agent.engines.sim.adapter import SimAdapter

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from engine_agent.engines.artifact import file_sha256
-from engine_agent.engines.artifact_cache import CannotFetch, Entry
+from engine_agent.engines.artifacts import CannotFetch, Entry, file_sha256
 from engine_agent.protocol.manifest import (
     MANIFEST_NAME,
     MOST_FILES,

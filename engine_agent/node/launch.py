@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine_agent.engines.base import LOOPBACK, EngineContext, Launch
-from engine_agent.engines.generic.programs import HEALTH_PATH
-from engine_agent.engines.plan_artifacts import json_option
+from engine_agent.engines.base import LOOPBACK, EngineContext, Launch, json_option
+from engine_agent.engines.generic.environment import HEALTH_PATH
 from engine_agent.protocol.engine_options import BATCH_PROMPTS_UNLIMITED, PRIORITY_SCHEDULING, READS_WHOLE_PROMPTS
 from engine_agent.protocol.fingerprint import (
     FINGERPRINT_VARIABLE,

@@ -92,7 +92,7 @@ class _Rules:
 
     def _check_executor_over_nodes(self) -> None:
         """Over several nodes our executor drives one worker a node, each a rank of one tensor-parallel group
-        (`engine_agent.engines.vllm.cell.work.place_worker`): a cell of other degrees ends at its start. On one node
+        (`engine_agent.engines.vllm.cell.worker.place_worker`): a cell of other degrees ends at its start. On one node
         vLLM's own executor drives all devices."""
         nodes = self.degrees.nodes
         if nodes == 1:

@@ -84,7 +84,7 @@ class FolderSource:
     def manifest(self) -> bytes:
         path = self._within(self._folder / MANIFEST_NAME)
         if not path.is_file():
-            raise BadArtifact(f"{self._place} has no {MANIFEST_NAME}: write it with engine_agent.engines.artifact")
+            raise BadArtifact(f"{self._place} has no {MANIFEST_NAME}: write it with engine_agent.engines.artifacts")
         text = b"".join(self._read(path, self._limits.manifest_bytes + 1))
         if len(text) > self._limits.manifest_bytes:
             raise BadArtifact(f"{path} is larger than {self._limits.manifest_bytes} bytes")

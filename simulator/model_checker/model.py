@@ -22,8 +22,8 @@ from simulator.clock import EPOCH
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.model_checker.agents import AgentModel
 from simulator.model_checker.state import AgentState, FaultBudget, State, with_item
+from simulator.rows import StaleWrite, Write
 from simulator.store import Store
-from simulator.transactions import StaleWrite, Write
 
 LONG_S = 50_000.0
 """So long ago everything began in a late pass: beyond every limit but those that give a start or a rollout up."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from engine_agent.cell_proxy.refusal import other_start
-from engine_agent.engines.cell.handshake import FollowerHandshake, HandshakeFailed, Identity, LeaderHandshake
+from engine_agent.engines.handshake import FollowerHandshake, HandshakeFailed, Identity, LeaderHandshake
 from engine_agent.node.planning.node import membership_of, refusal
 from engine_agent.protocol.states import EngineState
 from fleet.planning.reconcile.cell_health import plan_health

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from fleet.planning.policy import UpdatePolicy
-from simulator.fault_injection import agent_dies, engine_crashes, machine_dies, network_cut
-from simulator.final_checks import all_well, mixed_versions
+from simulator.context import UNRULY, VersionBehaviour
+from simulator.fault_injection import agent_dies, engine_crashes, machine_dies, network_cut, resume_paused, roll_out
 from simulator.fleet_spec import DeploymentSpec, FleetSpec
-from simulator.network import UNRULY
-from simulator.operator_actions import resume_paused, roll_out
+from simulator.invariants import all_well, mixed_versions
 from simulator.scenario import Scenario, sweep
-from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 POLICY = UpdatePolicy(canary_bake_s=15.0, bake_s=0.0, min_healthy_s=2.0)

@@ -9,9 +9,9 @@ import pytest
 from fleet.planning.autoscaling.policy import CellRange, ScalingMode, ScalingPolicy
 from fleet.planning.autoscaling.view import ScaledPlace
 from simulator.clock import EPOCH
+from simulator.context import VersionBehaviour
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.load_replay import LOST_MINUTE, LoadReplay, PolicyScaler, Scaler, Serving
-from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 PLACE = ("llm", "east")

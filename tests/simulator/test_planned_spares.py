@@ -8,9 +8,9 @@ from fleet.planning.provider_limits import ProviderLimits
 from fleet.planning.snapshot import FleetView, PlannedPlaceCells
 from fleet.planning.states import NodeState
 from simulator.clock import EPOCH
+from simulator.context import VersionBehaviour
+from simulator.fault_injection import scale
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
-from simulator.operator_actions import scale
-from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 BOOT_S, LOAD_S = 90.0, 150.0

@@ -9,14 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
 from fleet.planning.states import RolloutState
-from simulator.fault_injection import FAULTS, agent_server_restarts, network_cut
-from simulator.final_checks import all_well, mixed_versions
+from simulator.context import UNRULY, VersionBehaviour
+from simulator.fault_injection import FAULTS, agent_server_restarts, network_cut, resume_paused, roll_out, scale
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
-from simulator.invariants import INVARIANTS
-from simulator.network import UNRULY
-from simulator.operator_actions import resume_paused, roll_out, scale
+from simulator.invariants import INVARIANTS, all_well, mixed_versions
 from simulator.reconciler import Pace
-from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 BEHAVIOURS = {

@@ -3,7 +3,7 @@
 from fleet.planning.decisions import LaunchNodes
 from simulator.clock import EPOCH
 from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet
-from simulator.provider import NoProvider
+from simulator.rows import NoProvider
 from simulator.store import Store
 
 

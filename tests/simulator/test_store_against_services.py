@@ -38,8 +38,8 @@ from fleet.planning.states import CellState, DisruptionCause, NodeState, Rollout
 from fleet.selectors.snapshot import fleet_view
 from fleet.services.reconcile import apply
 from kernel.transitions import StaleDecision
+from simulator.rows import StaleWrite
 from simulator.store import Store
-from simulator.transactions import StaleWrite
 from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db

@@ -7,9 +7,9 @@ import pytest
 
 from fleet.planning.snapshot import VersionView
 from fleet.planning.states import CellState
+from simulator.fault_injection import roll_out, scale
 from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet
 from simulator.invariants import INVARIANTS
-from simulator.operator_actions import roll_out, scale
 from simulator.world import World
 
 BIG = "simulated.16xl"

@@ -13,11 +13,13 @@ from engine_agent.engines.base import (
     EngineContext,
     EngineUnavailable,
     Launch,
+    after_fetching,
     follower_count,
+    local_folder,
     member_environment,
+    read_in_place,
 )
-from engine_agent.engines.generic.programs import FOLDER, HEALTH_PATH, PREFIX, PROGRAM
-from engine_agent.engines.plan_artifacts import after_fetching, local_folder, read_in_place
+from engine_agent.engines.generic.environment import FOLDER, HEALTH_PATH, PREFIX, PROGRAM
 from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import ENGINE
 

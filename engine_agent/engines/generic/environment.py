@@ -1,20 +1,22 @@
-"""Installs the program `llama-cpp` of engine generic: `python -m engine_agent.engines.generic.environment install
---cache DIR`.
+"""Finds third-party programs for engine `generic`, and installs one: `python -m
+engine_agent.engines.generic.environment install --cache DIR` compiles `llama-cpp`.
 
-Run by the control plane's Python, with the standard library and uv alone. The program counts as installed once `serve`
-is there, which is written last. PyPI has sources of llama-cpp-python alone: this compiles them, for some minutes.
+`<cache>/engines/generic/NAME/serve` is an executable that serves OpenAI's API on loopback. It is started as `serve
+--model PATH --alias NAME --host 127.0.0.1 --port N --context-length N`, followed by the version's options. It must
+answer `GET /v1/models` with 200 once it can serve, `POST /v1/completions` and `POST /v1/chat/completions` with `usage`,
+and exit on SIGTERM. PyPI has only sources of llama-cpp-python, so the installation compiles them, which takes minutes.
 """
 
+import os
+import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engine_agent.engines.exclusive import exclusively
-from engine_agent.engines.generic.programs import FOLDER, PREFIX, PROGRAM, installed_programs
-from engine_agent.engines.install_command import CannotInstall, Say, install_command
-from engine_agent.engines.uv_program import UvFailed, UvProgram
+from engine_agent.engines.artifacts import exclusively
+from engine_agent.engines.uv_install import CannotInstall, Say, UvFailed, UvProgram, install_command
 
 NAME = "llama-cpp"
 INSTALL_LIMIT_S = 7200.0
@@ -80,6 +82,23 @@ def _install_anew(folder: Path, say: Say) -> Path:
 def main(argv: Sequence[str]) -> int:
     """Exit status of the command line."""
     return install_command("engine_agent.engines.generic.environment", __doc__, NAME, install, argv)
+
+
+FOLDER = "engines/generic"
+PROGRAM = "serve"
+HEALTH_PATH = "/v1/models"
+PREFIX = "generic/"
+"""Of a program's name among the engines of a machine."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+
+
+def installed_programs(cache: Path) -> Mapping[str, Path]:
+    """`generic/NAME` -> its executable. What is none, or is named otherwise than `llama-cpp`, is left out."""
+    found = {}
+    for program in sorted((cache / FOLDER).glob(f"*/{PROGRAM}")):
+        if _NAME.fullmatch(program.parent.name) and program.is_file() and os.access(program, os.X_OK):
+            found[PREFIX + program.parent.name] = program
+    return found
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine_agent.engines.artifact import verify_folder
-from engine_agent.engines.artifact_cache import mark_damaged
+from engine_agent.engines.artifacts import mark_damaged, verify_folder
 from engine_agent.protocol.manifest import BadArtifact
 
 EXIT_BAD_ARTIFACT = 4

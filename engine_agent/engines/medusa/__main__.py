@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine_agent.engines.artifact import describe_folder, read_manifest
+from engine_agent.engines.artifacts import describe_folder, read_manifest
 from engine_agent.engines.medusa.prompts import FAMILIES, prompts
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact
 
@@ -41,7 +41,6 @@ def _train(options: argparse.Namespace) -> int:
     import torch
 
     from engine_agent.engines.medusa.capture import CaptureLimits, OutOfTime, capture
-    from engine_agent.engines.medusa.checkpoint import write_heads
     from engine_agent.engines.medusa.heads import (
         MedusaHeads,
         TrainingRules,
@@ -49,6 +48,7 @@ def _train(options: argparse.Namespace) -> int:
         train,
         training_rows,
         vocabulary_of,
+        write_heads,
     )
 
     began = time.monotonic()

@@ -1,14 +1,17 @@
-"""Medusa heads: one residual block each behind the model's last hidden state, read by the model's own LM head.
+"""Medusa heads: one residual block each behind the model's last hidden state, read by the model's LM head; and their
+checkpoint as vLLM reads it.
 
-Head i, counted from 0, guesses the token i + 1 behind the one that the LM head itself takes from the same state
-(https://arxiv.org/abs/2401.10774, section 2.1). The blocks alone are trained. The LM head is cut to the tokens that
-occur, which is what makes a guess cheap. Written as vLLM reads a Medusa checkpoint.
+Head i, counted from 0, predicts the token i + 1 behind the one that the LM head takes from the same state
+(https://arxiv.org/abs/2401.10774, section 2.1). Only the blocks are trained. The LM head is cut to the most frequent
+tokens, which makes a prediction cheap. A checkpoint is an artifact: its folder appears complete and never changes.
 """
 
+import json
 import os
+import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from engine_agent.engines.artifacts import describe_folder, write_manifest
 from engine_agent.engines.medusa.capture import Answer, OutOfTime
+from engine_agent.protocol.manifest import DIGEST_PREFIX, Manifest
 
 Say = Callable[[str], None]
 IGNORED = -100
@@ -140,3 +145,51 @@ def ranks_of(heads: MedusaHeads, answer: Answer, top_k: int, whole: int) -> str:
         rank = (logits[head] > own).sum(1)
         columns.append(torch.where((target == IGNORED) | (rank >= top_k), -1, rank).cpu())
     return "".join("-" if rank < 0 else str(rank) for row in torch.stack(columns, 1).tolist() for rank in row)
+
+
+CALIBRATION_NAME = "calibration.json"
+
+
+def write_heads(
+    heads: MedusaHeads, whole_vocabulary: int, calibration: Mapping[str, Any], name: str, output: Path
+) -> tuple[Path, Manifest]:
+    """The artifact's folder, `<output>/<name>-<digest>`, and its manifest. `calibration` gets the digest of the weights
+    that it is of, `heads_sha256`."""
+    from safetensors.torch import save_file
+
+    unfinished = output / f".unfinished-{name}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    tensors = {f"blocks.{number}.layers.0.weight": block.weight for number, block in enumerate(heads.blocks)}
+    tensors |= {"lm_heads.0.weight": heads.lm_head, "token_map": heads.vocabulary}
+    save_file(
+        {key: value.detach().cpu().contiguous() for key, value in tensors.items()}, unfinished / "model.safetensors"
+    )
+    config = _config(heads, whole_vocabulary)
+    (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    weights = describe_folder(unfinished, {}).files["model.safetensors"]
+    (unfinished / CALIBRATION_NAME).write_text(json.dumps({**calibration, "heads_sha256": weights}, indent=1) + "\n")
+    source = {"model": str(calibration["model"]), "trainer": "engine_agent.engines.medusa"}
+    manifest = describe_folder(unfinished, source)
+    write_manifest(unfinished, manifest)
+    for path, mode in ((unfinished, 0o755), *((path, 0o644) for path in unfinished.iterdir())):
+        path.chmod(mode)  # engines run as accounts of their own, and nothing of it is secret
+    folder = output / f"{name}-{manifest.digest.removeprefix(DIGEST_PREFIX)[:12]}"
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(unfinished, folder)
+    return folder, manifest
+
+
+def _config(heads: MedusaHeads, whole_vocabulary: int) -> dict[str, Any]:
+    """As vLLM's `MedusaConfig` reads it: it takes any key with "num" and "heads" in it for `num_heads`, so there must
+    be no other."""
+    return {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "hidden_size": heads.lm_head.shape[1],
+        "vocab_size": whole_vocabulary,
+        "truncated_vocab_size": len(heads.vocabulary),
+        "original_lm_head": True,
+        "num_heads": len(heads.blocks),
+        "num_hidden_layers": 1,
+    }

@@ -1,8 +1,8 @@
-"""Starts vLLM with the Neuron plugin on one node of a cell, in the engine's own Python.
+"""Starts vLLM with the Neuron plugin on one node of a cell, in the engine's Python.
 
-All but three things are as in `engine_agent.engines.vllm.serve`, whose options and exit statuses it has: the stack must
-be a known one, what it writes to and reads back must be there and whole, and vLLM's server is run as that stack has it.
-Until the stack is known it imports nothing of it.
+Options and exit statuses are those of `engine_agent.engines.vllm.serve`, with three differences: the Neuron stack must
+be a known build, for which the plan was rendered; folders that NxDI writes to must exist and be whole; and that build's
+server is run. It imports nothing of the stack before it is checked.
 """
 
 import json
@@ -13,18 +13,67 @@ import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engine_agent.engines.neuron.target import (
-    Installed,
-    NoTarget,
-    check_plan_is_for,
-    installed_target,
-    installed_version,
-)
-from engine_agent.engines.plan_artifacts import json_option
+from engine_agent.engines.base import json_option
 from engine_agent.engines.vllm import serve
-from engine_agent.protocol.neuron_targets import NeuronTarget
+from engine_agent.protocol.neuron_targets import PLUGIN, SETTINGS, TARGETS, NeuronTarget
+
+Installed = Callable[[str], str | None]
+
+
+class NoTarget(Exception):
+    """This environment is no Neuron stack that the agent knows, or none that the plan is for; the text says what it has
+    and what would do."""
+
+
+def installed_version(distribution: str) -> str | None:
+    """Version of a distribution in this Python; None where it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def installed_target(installed: Installed = installed_version) -> NeuronTarget:
+    """The target that this Python has installed.
+
+    Raises:
+        NoTarget: none, or one with parts of other versions.
+    """
+    plugin = installed(PLUGIN)
+    if plugin is None:
+        raise NoTarget(f"{PLUGIN} is not installed; install one of {_known()}")
+    for target in TARGETS:
+        if not plugin.startswith(target.distributions[PLUGIN]):
+            continue
+        for name, beginning in target.distributions.items():
+            version = installed(name)
+            if version is None or not version.startswith(beginning):
+                raise NoTarget(f"{name} is {version or 'not installed'}; {PLUGIN} {plugin} needs {beginning}*")
+        return target
+    raise NoTarget(f"{PLUGIN} is {plugin}; this agent starts {_known()}")
+
+
+def check_plan_is_for(target: NeuronTarget, args: Sequence[str]) -> None:
+    """Check that the plan's settings are those of this build: another one would read none of them, without a word.
+
+    Raises:
+        NoTarget: they are for another.
+    """
+    stated = [name for name in SETTINGS if name in json_option(args, "--additional-config")]
+    if stated and target.settings not in stated:
+        fitting = ", ".join(other.name for other in TARGETS if other.settings in stated)
+        raise NoTarget(
+            f"this is {target.name}, which reads {target.settings}, and the plan states {', '.join(stated)}: install "
+            f"what it was rendered for ({fitting}), or state engine_options.neuron_target {target.name} in its version"
+        )
+
+
+def _known() -> str:
+    return ", ".join(map(str, TARGETS))
+
 
 FRAMEWORK_VARIABLE = "VLLM_NEURON_FRAMEWORK"
 COMPILED_VARIABLE = "NEURON_COMPILED_ARTIFACTS"

@@ -6,9 +6,8 @@ import sys
 
 import uvloop
 
-from engine_agent.engines.sim.follower import Follower
-from engine_agent.engines.sim.leader import Leader
-from engine_agent.engines.sim.listening import PortTaken
+from engine_agent.engines.sim.http_server import PortTaken
+from engine_agent.engines.sim.member import Follower, Leader
 from engine_agent.engines.sim.settings import Settings, parse_settings
 from engine_agent.protocol.log_lines import PlainLines
 from engine_agent.protocol.states import MemberRole

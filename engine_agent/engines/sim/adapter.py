@@ -7,11 +7,11 @@ from engine_agent.engines.base import (
     LOOPBACK,
     EngineContext,
     Launch,
+    after_fetching,
     member_args,
     member_environment,
     member_health_url,
 )
-from engine_agent.engines.plan_artifacts import after_fetching
 from engine_agent.protocol.messages import Assignment
 from engine_agent.protocol.ports import ENGINE_ADMIN, KV_TRANSFER
 from engine_agent.protocol.states import CellRole

@@ -14,23 +14,30 @@ from functools import partial
 
 import msgspec
 
-from engine_agent.engines.sim.api import pooling_requests as pooled
-from engine_agent.engines.sim.api.chat_bodies import ChatWriter
-from engine_agent.engines.sim.api.chat_requests import parse_chat
-from engine_agent.engines.sim.api.completion_bodies import CompletionWriter
-from engine_agent.engines.sim.api.completion_requests import (
+from engine_agent.engines.sim.api import pooling
+from engine_agent.engines.sim.api.chat import ChatWriter, parse_chat
+from engine_agent.engines.sim.api.common import AnswerWriter, error_body, model_card, models_body
+from engine_agent.engines.sim.api.completions import (
+    CompletionWriter,
     parse_completion,
     parse_detokenize,
     parse_tokenize,
     tokenize_body,
 )
-from engine_agent.engines.sim.api.messages_bodies import MessagesWriter, anthropic_error, count_body
-from engine_agent.engines.sim.api.messages_requests import parse_count, parse_messages
-from engine_agent.engines.sim.api.pooling_requests import PoolingRequest, parse_input, parse_rerank
-from engine_agent.engines.sim.api.responses_bodies import ResponsesWriter
-from engine_agent.engines.sim.api.responses_requests import parse_responses
-from engine_agent.engines.sim.api.writing import AnswerWriter, error_body, model_card, models_body
-from engine_agent.engines.sim.asgi import (
+from engine_agent.engines.sim.api.messages import (
+    MessagesWriter,
+    anthropic_error,
+    count_body,
+    parse_count,
+    parse_messages,
+)
+from engine_agent.engines.sim.api.pooling import PoolingRequest, parse_input, parse_rerank
+from engine_agent.engines.sim.api.responses import ResponsesWriter, parse_responses
+from engine_agent.engines.sim.batching import TooLong
+from engine_agent.engines.sim.engine import Engine, NotServing, render
+from engine_agent.engines.sim.faults import Faults
+from engine_agent.engines.sim.generating import GaveUp, Run, write_handed_over, write_stream, write_whole
+from engine_agent.engines.sim.http_server import (
     App,
     BodyTooLarge,
     ClientLeft,
@@ -43,15 +50,10 @@ from engine_agent.engines.sim.asgi import (
     read_body,
     respond,
 )
-from engine_agent.engines.sim.batching import TooLong
-from engine_agent.engines.sim.engine import Engine, NotServing
-from engine_agent.engines.sim.faults import Faults
-from engine_agent.engines.sim.generating import GaveUp, Run, write_handed_over, write_stream, write_whole
-from engine_agent.engines.sim.meters import render
 from engine_agent.engines.sim.planning.answer_plan import Answer, plan_answers
 from engine_agent.engines.sim.planning.generation_request import GenerationRequest
+from engine_agent.engines.sim.planning.vocabulary import TokenTexts
 from engine_agent.engines.sim.settings import Endpoint
-from engine_agent.engines.sim.text.vocabulary import TokenTexts
 from engine_agent.protocol.api_surface import CONTEXT_LENGTH_EXCEEDED
 from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.states import CellRole
@@ -119,9 +121,9 @@ class ApiServer:
             ("POST", "/v1/responses"): partial(self._generate, _responses),
             ("POST", "/v1/messages"): partial(self._generate, _messages),
             ("POST", "/v1/messages/count_tokens"): self._count_tokens,
-            ("POST", "/v1/embeddings"): partial(self._pool, parse_input, pooled.embeddings_body),
+            ("POST", "/v1/embeddings"): partial(self._pool, parse_input, pooling.embeddings_body),
             **{
-                ("POST", path): partial(self._pool, parse_rerank, pooled.rerank_body)
+                ("POST", path): partial(self._pool, parse_rerank, pooling.rerank_body)
                 for path in ("/v1/rerank", "/v2/rerank", "/rerank")
             },
             ("POST", "/tokenize"): self._tokenize,
@@ -206,7 +208,7 @@ class ApiServer:
     async def _pool(
         self,
         parse: Callable[[bytes], PoolingRequest],
-        write: pooled.PoolingWriter,
+        write: pooling.PoolingWriter,
         _scope: Scope,
         receive: Receive,
         send: Send,

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, CELL_SECRET_VARIABLE
-from engine_agent.engines.cell.handshake import Identity
-from engine_agent.engines.cell.tls import BadCertificate, LeaderCertificate, leader_certificate
+from engine_agent.engines.handshake import BadCertificate, Identity, LeaderCertificate, leader_certificate
 from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.engines.sim.faults import BadFault, Fault, parse_fault
-from engine_agent.engines.sim.planning.handover import HandoverParameters
+from engine_agent.engines.sim.planning.generation_request import HandoverParameters
 from engine_agent.protocol.fingerprint import BadFingerprint, Fingerprint, fingerprint_from
 from engine_agent.protocol.states import CellRole, MemberRole
 

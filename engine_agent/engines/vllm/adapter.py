@@ -9,19 +9,17 @@ from engine_agent.engines.base import (
     EngineContext,
     EngineUnavailable,
     Launch,
+    after_fetching,
+    local_folder,
     member_args,
     member_environment,
     member_health_port,
     member_health_url,
-)
-from engine_agent.engines.plan_artifacts import (
-    after_fetching,
-    local_folder,
     read_in_place,
     with_local_draft,
 )
 from engine_agent.engines.vllm import kv_transfer
-from engine_agent.engines.vllm.own_steps import FOLLOWER_STEPS_PATH, STEPS_PATH
+from engine_agent.engines.vllm.steps import FOLLOWER_STEPS_PATH, STEPS_PATH
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan
 from engine_agent.protocol.ports import KV_TRANSFER
 from engine_agent.protocol.states import CellRole, MemberRole

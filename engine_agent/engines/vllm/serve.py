@@ -26,19 +26,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from engine_agent.engines.artifact import verify_folder
-from engine_agent.engines.artifact_cache import mark_damaged
-from engine_agent.engines.cell.member_health import LOOPBACK, MemberHealth
+from engine_agent.engines.artifacts import mark_damaged, verify_folder
+from engine_agent.engines.member_health import LOOPBACK, MemberHealth
 from engine_agent.engines.vllm import kv_transfer
-from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, certificate_from, left_reason, secret_from
-from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
+from engine_agent.engines.vllm.cell.member import (
+    EXIT_CELL_ENDED,
+    MEMBER_VARIABLE,
+    CellEnded,
+    Shutdown,
+    certificate_from,
+    left_reason,
+    secret_from,
+)
 from engine_agent.engines.vllm.class_scheduler import TOKENS_VARIABLE
 from engine_agent.engines.vllm.core_process import one_process_server
-from engine_agent.engines.vllm.kv_events import FOLDER_VARIABLE, config_of
 from engine_agent.engines.vllm.kv_transfer import kv_transfer_config, kv_transfer_environment
+from engine_agent.engines.vllm.middleware import FOLDER_VARIABLE, config_of
 from engine_agent.engines.vllm.options import ServeOptions, parse
-from engine_agent.engines.vllm.own_steps import FOLLOWER_STEPS_PATH, written_steps
-from engine_agent.engines.vllm.speculation_mends import EXTENSION, MENDED_METHODS
+from engine_agent.engines.vllm.speculation_patches import EXTENSION, PATCHED_METHODS
+from engine_agent.engines.vllm.steps import FOLLOWER_STEPS_PATH, written_steps
 from engine_agent.protocol.manifest import BadArtifact
 from engine_agent.protocol.states import MemberRole
 
@@ -48,17 +54,17 @@ EXIT_BAD_ARTIFACT = 4
 EXIT_ADDRESS_IN_USE = 5
 SHUTDOWN_TIMEOUT_S = 2
 """On SIGTERM. The agent stops an engine when it is idle or out of time, so this only lets last tokens out."""
-ONE_PROCESS_EXECUTOR = "engine_agent.engines.vllm.one_process.OneProcessExecutor"
+ONE_PROCESS_EXECUTOR = "engine_agent.engines.vllm.executor.OneProcessExecutor"
 """vLLM's own for one process, with its steps measured. It keeps the worker in the engine's core. vLLM would start a
 third process for it on CPU, which takes 0.5 GB and another import of vLLM, outlives a killed core by seconds and leaves
 segments in /dev/shm."""
 NO_HOST = "media.invalid"
 """A name that no host has (RFC 6761)."""
-CELL_EXECUTOR = "engine_agent.engines.vllm.cell.executor.LeaderFollowerExecutor"
-CELL_HEALTH = "engine_agent.engines.vllm.cell.leader_health.LeaderHealth"
-STEPS_PAGE = "engine_agent.engines.vllm.steps_page.StepsPage"
+CELL_EXECUTOR = "engine_agent.engines.vllm.executor.LeaderFollowerExecutor"
+CELL_HEALTH = "engine_agent.engines.vllm.middleware.LeaderHealth"
+STEPS_PAGE = "engine_agent.engines.vllm.middleware.StepsPage"
 CLASS_SCHEDULER = "engine_agent.engines.vllm.class_scheduler.class_aware_scheduler"
-USAGE_LEDGER = "engine_agent.engines.vllm.usage_ledger.VllmUsageLedger"
+USAGE_LEDGER = "engine_agent.engines.vllm.middleware.VllmUsageLedger"
 """It knows this version of vLLM from within, so other builds do without."""
 CHOOSES_EXECUTOR = (
     "--distributed-executor-backend",
@@ -148,7 +154,7 @@ def scheduler_argv(options: ServeOptions, server: Server) -> tuple[str, ...]:
 
 def speculation_argv(options: ServeOptions, server: Server) -> tuple[str, ...]:
     """What mends vLLM's workers, where they guess tokens in a way that needs it."""
-    needs = options.speculation_method in MENDED_METHODS
+    needs = options.speculation_method in PATCHED_METHODS
     return ("--worker-extension-cls", server.speculation) if needs and server.speculation else ()
 
 
@@ -365,7 +371,7 @@ def _follow(options: ServeOptions) -> NoReturn:
     runtime = _prepare(options)
     health.page(FOLLOWER_STEPS_PATH, lambda: written_steps(runtime))
     try:
-        from engine_agent.engines.vllm.cell.follower import follow
+        from engine_agent.engines.vllm.cell.worker import follow
     except ImportError as error:
         raise _no_vllm(error) from error
     shutdown.hooks.append(lambda _: shutil.rmtree(runtime, ignore_errors=True))

@@ -1,21 +1,152 @@
-"""What one step of vLLM costs here by the tokens that it verifies:
-`python -m engine_agent.engines.vllm.step_cost --model DIR --heads DIR --instance-type NAME --output FILE`.
+"""Measures the time of a vLLM step by the number of tokens that it verifies: `python -m
+engine_agent.engines.vllm.step_cost --model DIR --heads DIR --instance-type NAME --output FILE`.
 
-Run by the engine's Python on a machine of the kind, by hand: it is no part of serving. Steps with and without guesses
-take turns in one engine, so that whatever else the machine does meets all of them alike. Seconds are the processor's;
-guessing is part of the steps that verify. The file is what `switchyard speculation calibrate` takes.
+Run by hand with the engine's Python on a machine of the kind. Steps with and without speculation alternate in one
+engine, so that other load on the machine affects both alike. Seconds are processor seconds; drafting is part of the
+steps that verify. `switchyard speculation calibrate` reads the file. The engine runs inside this process and reaches
+into the scheduler of vLLM 0.32.
 """
 
 import argparse
 import json
+import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engine_agent.engines.vllm.in_process import InProcessEngine, medusa_config
+from engine_agent.engines.vllm.speculation_patches import EXTENSION
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""As the launcher sets them, and the core in this process."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of prompts that were sent together: tokens by prompt, the processor's seconds, steps; `drafts` with
+    their guessed and accepted tokens; `step_s`: processor's seconds of each step in which every prompt had its turn and
+    none was being read."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    cpu_s: float
+    steps: int
+    drafts: int
+    guessed: int
+    accepted: int
+    step_s: tuple[float, ...]
+
+
+class InProcessEngine:
+    """`speculation`: what vLLM is given as `--speculative-config`; None: it guesses nothing."""
+
+    def __init__(
+        self, model: Path, speculation: Mapping[str, Any] | None, *, most_batch: int, context: int = 1024
+    ) -> None:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from vllm import LLM
+
+        self._llm = LLM(
+            model=str(model),
+            dtype="float32",
+            enforce_eager=True,
+            max_num_seqs=most_batch,
+            max_model_len=context,
+            kv_cache_memory_bytes=512 * 1024 * 1024,
+            distributed_executor_backend="uni",
+            disable_log_stats=False,
+            speculative_config=dict(speculation) if speculation else None,
+            worker_extension_cls=EXTENSION if speculation else "",
+        )
+        self._engine = self._llm.llm_engine
+        self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._most_batch = most_batch
+        self._numbers = 0
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._llm.get_tokenizer()
+
+    def guess(self, tokens: int) -> None:
+        """From now on guess so many tokens in every step."""
+        self._scheduler.dynamic_sd_lookup = [tokens] * (self._most_batch + 1)
+
+    def guess_by_batch(self, ranges: Sequence[Sequence[int]]) -> None:
+        """From now on guess as a version's `tokens_per_batch_size` says."""
+        lookup = [0] * (self._most_batch + 1)
+        for first, _, tokens in ranges:
+            lookup[first:] = [tokens] * len(lookup[first:])
+        self._scheduler.dynamic_sd_lookup = lookup
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        most_tokens: int,
+        *,
+        ignore_eos: bool = False,
+        ends: Sequence[int] = (),
+    ) -> Ran:
+        """Greedy answers to token ids that are sent together; `ends`: tokens that end one, beside the model's own."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=most_tokens, ignore_eos=ignore_eos, stop_token_ids=list(ends)
+        )
+        before, names = self._counters(), []
+        for prompt in prompts:
+            self._numbers += 1
+            names.append(f"r{self._numbers}")
+            self._engine.add_request(names[-1], {"prompt_token_ids": list(prompt)}, sampling)
+        answers: dict[str, tuple[int, ...]] = {}
+        began, steps, step_s = time.process_time(), 0, []
+        while self._engine.has_unfinished_requests():
+            step_began = time.process_time()
+            found = self._engine.step()
+            took = time.process_time() - step_began
+            steps += 1
+            if steps > 2 and len(found) == len(prompts) and not answers:
+                step_s.append(took)
+            answers |= {each.request_id: tuple(each.outputs[0].token_ids) for each in found if each.finished}
+        cpu_s = time.process_time() - began
+        drafts, guessed, accepted = (now - then for now, then in zip(self._counters(), before, strict=True))
+        return Ran(tuple(answers[name] for name in names), cpu_s, steps, drafts, guessed, accepted, tuple(step_s))
+
+    def _counters(self) -> tuple[int, int, int]:
+        names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+        found = {each.name: int(each.value) for each in self._llm.get_metrics() if hasattr(each, "value")}
+        return tuple(found.get(f"vllm:spec_decode_{name}", 0) for name in names)  # type: ignore[return-value]
+
+
+def medusa_config(heads: Path, tokens: int = 0) -> dict[str, Any]:
+    """`--speculative-config` of a checkpoint, as versions render it; `tokens` 0: as many as there are heads.
+
+    Raises:
+        ValueError: there are fewer heads.
+    """
+    most = json.loads((heads / "config.json").read_text())["num_heads"]
+    tokens = tokens or most
+    if not 1 <= tokens <= most:
+        raise ValueError(f"{heads} has {most} heads, so it guesses 1 to {most} tokens, not {tokens}")
+    # A schedule, so that how many are guessed is asked in every step.
+    ranges = [[1, 1, tokens]]
+    return {
+        "method": "medusa",
+        "model": str(heads),
+        "num_speculative_tokens": tokens,
+        "num_speculative_tokens_per_batch_size": ranges,
+    }
+
 
 ROUNDS = 3
 TOKENS = 24

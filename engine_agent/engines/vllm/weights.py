@@ -15,9 +15,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from engine_agent.engines.artifact import describe_folder, file_sha256, read_manifest, verify_folder, write_manifest
-from engine_agent.engines.exclusive import exclusively
-from engine_agent.engines.install_command import say_on_stdout
+from engine_agent.engines.artifacts import (
+    describe_folder,
+    exclusively,
+    file_sha256,
+    read_manifest,
+    verify_folder,
+    write_manifest,
+)
+from engine_agent.engines.uv_install import say_on_stdout
 from engine_agent.protocol.manifest import DIGEST_PREFIX, BadArtifact, Manifest
 
 NAME = "smollm2-135m-instruct"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_agent.engines.neuron.target import NoTarget, installed_target
+from engine_agent.engines.neuron.serve import NoTarget, installed_target
 from engine_agent.engines.registry import engine_pythons
 from engine_agent.node.checks.node_facts import NodeFacts, read_node
 from engine_agent.node.checks.result import Result

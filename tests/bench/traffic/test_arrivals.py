@@ -6,7 +6,7 @@ import pytest
 
 from bench.traffic.arrivals import Arrival, azure, best_hit_rate, faster, heavy_tailed, lru_hit_rate, mooncake
 from bench.traffic.sim_cells import body_of
-from engine_agent.engines.sim.api.chat_requests import parse_chat
+from engine_agent.engines.sim.api.chat import parse_chat
 from engine_agent.engines.sim.prefix_cache import block_hashes
 
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from controlplane.embedded.configuration import CHECKOUT
-from engine_agent.engines.pip_configuration import read_pip_settings
+from engine_agent.engines.uv_install import read_pip_settings
 from lab.embedded_servers import EmbeddedServers
 from tests.deploy.images.by_tcp import by_tcp
 from tests.ports import free_ingress_port, free_ports

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from engine_agent.cell_proxy.prefix_index import PrefixIndex
 from engine_agent.cell_proxy.request_prefixes import RequestPrefixes, read_prefixes
-from engine_agent.engines.cache_log import CacheLog
+from engine_agent.engines.usage_ledger import CacheLog
 from engine_agent.protocol.proxy_messages import (
     PREFIX_BYTES,
     BlockEvent,

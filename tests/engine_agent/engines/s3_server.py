@@ -13,7 +13,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from engine_agent.engines.artifact import describe_folder, write_manifest
+from engine_agent.engines.artifacts import describe_folder, write_manifest
 from engine_agent.protocol.manifest import MANIFEST_NAME
 from engine_agent.protocol.messages import Artifact
 from tests.ports import free_port

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.engines.artifact import describe_folder, read_manifest, verify_folder, write_manifest
+from engine_agent.engines.artifacts import describe_folder, read_manifest, verify_folder, write_manifest
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, Manifest
 
 SOURCE = {"file": "model.gguf"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.engines import artifact_cache
-from engine_agent.engines.artifact_cache import (
+from engine_agent.engines import artifacts
+from engine_agent.engines.artifacts import (
     FREE_RESERVE_BYTES,
     CannotFetch,
     Entry,
@@ -196,5 +196,5 @@ def test_the_limit_is_whole_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     assert size_limit("") is None
     assert size_limit("200") == 200 * 1024**3
     for wrong in ("0", "-1", "1.5", "x", "9" * 30, "²"):
-        with pytest.raises(CannotFetch, match=f"{artifact_cache.LIMIT_VARIABLE} is .* whole number of GiB above 0"):
+        with pytest.raises(CannotFetch, match=f"{artifacts.LIMIT_VARIABLE} is .* whole number of GiB above 0"):
             size_limit(wrong)

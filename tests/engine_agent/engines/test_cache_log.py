@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine_agent.engines.cache_log import CacheLog
+from engine_agent.engines.usage_ledger import CacheLog
 from engine_agent.protocol.proxy_messages import BlocksRemoved, BlocksStored, CacheCleared, decode_blocks
 
 

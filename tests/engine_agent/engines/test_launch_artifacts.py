@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine_agent.engines import launch_artifacts
-from engine_agent.engines.artifact_cache import Entry, entry_of
+from engine_agent.engines.artifacts import Entry, entry_of
 from engine_agent.engines.launch_artifacts import EXIT_ADDRESS_IN_USE, EXIT_BAD_ARTIFACT, main
 from engine_agent.engines.s3_artifact import download
 from engine_agent.protocol.messages import Artifact

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from engine_agent.engines.pip_configuration import pip_settings, uv_environment
+from engine_agent.engines.uv_install import pip_settings, uv_environment
 
 LISTING = """\
 :env:.find-links='/wheels'

@@ -13,8 +13,16 @@ import pytest
 from botocore.exceptions import ClientError
 
 from engine_agent.engines import s3_artifact
-from engine_agent.engines.artifact import verify_folder, write_manifest
-from engine_agent.engines.artifact_cache import CannotFetch, Entry, entry_of, hold, make_room, mark_damaged
+from engine_agent.engines.artifacts import (
+    CannotFetch,
+    Entry,
+    entry_of,
+    hold,
+    make_room,
+    mark_damaged,
+    verify_folder,
+    write_manifest,
+)
 from engine_agent.engines.s3_artifact import Arrived, download, fetching_words
 from engine_agent.protocol.manifest import MANIFEST_NAME, Manifest
 from engine_agent.protocol.messages import Artifact

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine_agent.engines.cache_log import CacheLog
 from engine_agent.engines.usage_ledger import (
     KEPT,
+    CacheLog,
     Receive,
     Scope,
     Send,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.engines.uv_program import UvFailed, UvProgram, failure_reason
+from engine_agent.engines.uv_install import UvFailed, UvProgram, failure_reason
 
 pytestmark = pytest.mark.processes
 

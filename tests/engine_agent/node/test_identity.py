@@ -12,7 +12,7 @@ import pytest
 from cryptography import x509
 
 from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, Launch
-from engine_agent.engines.cell.tls import leader_certificate
+from engine_agent.engines.handshake import leader_certificate
 from engine_agent.node import identity as identities
 from engine_agent.node.accounts import Account
 from engine_agent.node.identity import BadCertificate, HandOver, Identity, peer_name, with_certificate

@@ -31,8 +31,8 @@ from fleet.planning.settings import FaultSettings, FleetSettings
 from fleet.planning.snapshot import CellView, FleetView, NodeView, ProviderStatus, ReportView, RolloutView
 from fleet.planning.states import ROLLOUT_ACTIVE, CellState, NodeState, NoticeKind, RolloutState
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
+from simulator.rows import Write
 from simulator.store import Store
-from simulator.transactions import Write
 from tests.fleet.planning.fleets import NOW
 
 NAME, OLD, NEW = "llama", "llama@1", "llama@2"

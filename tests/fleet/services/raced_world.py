@@ -37,8 +37,8 @@ from kernel.transitions import StaleDecision
 from simulator.clock import EventQueue
 from simulator.invariants import INVARIANTS
 from simulator.reconciler import Reconciler
+from simulator.rows import Write
 from simulator.store import Store
-from simulator.transactions import Write
 from simulator.world import World
 from tests.fleet.cloud import Cloud
 from tests.fleet.provision import provision

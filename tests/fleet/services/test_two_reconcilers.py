@@ -15,10 +15,10 @@ from fleet.services.reports import fault_record
 from fleet.services.rollout_actions import rollout_propose, rollout_start
 from kernel.leases import lease_take
 from models_registry.models import VersionState
+from simulator.context import VersionBehaviour
 from simulator.fault_injection import engine_crashes, machine_dies
-from simulator.final_checks import all_well, mixed_versions
+from simulator.invariants import all_well, mixed_versions
 from simulator.reconciler import Pace
-from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 from tests.fleet import rows
 from tests.fleet.rows import NOW

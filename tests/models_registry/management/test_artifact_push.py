@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from engine_agent.engines.artifact import describe_folder, write_manifest
-from engine_agent.engines.artifact_cache import entry_of, hold, make_room
+from engine_agent.engines.artifacts import describe_folder, entry_of, hold, make_room, write_manifest
 from engine_agent.engines.s3_artifact import Arrived, download
 from engine_agent.protocol.manifest import MANIFEST_NAME
 from engine_agent.protocol.messages import Artifact

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from engine_agent.engines.artifact import describe_folder, write_manifest
+from engine_agent.engines.artifacts import describe_folder, write_manifest
 from engine_agent.protocol.manifest import Manifest
 from tests.fleet.rows import NOW
 

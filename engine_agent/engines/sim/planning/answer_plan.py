@@ -6,6 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+from engine_agent.engines.sim.planning.constrained import UnsupportedSchema, matching_text, write_document
 from engine_agent.engines.sim.planning.generation_request import (
     GenerationRequest,
     OutputForm,
@@ -14,9 +15,7 @@ from engine_agent.engines.sim.planning.generation_request import (
     Tool,
     ToolChoice,
 )
-from engine_agent.engines.sim.text.answers import answer_words, wrong_words
-from engine_agent.engines.sim.text.constrained import UnsupportedSchema, matching_text, write_document
-from engine_agent.engines.sim.text.vocabulary import split_words, token_id
+from engine_agent.engines.sim.planning.vocabulary import answer_words, split_words, token_id, wrong_words
 from engine_agent.protocol.api_surface import CONTEXT_LENGTH_EXCEEDED
 from engine_agent.protocol.request_bodies import BadRequest
 

@@ -1,8 +1,10 @@
-"""Messages between leader and one follower: the lines of the handshake, and what they send once both have proved
-themselves, all of it inside one TLS connection that the handshake is bound to.
+"""Messages between leader and one follower: the lines of the handshake, then framed messages, all inside one TLS
+connection that the handshake is bound to.
 
-So none can be read, forged, repeated, dropped or moved by anybody else, and what `receive` returns may be unpickled. It
-says nothing about what messages mean.
+So no other process can read, forge, repeat, drop or reorder messages, and results of `receive` may be unpickled. An
+OpenSSL connection belongs to one thread at a time, and `ssl.SSLSocket` would stay locked while a thread waits for data.
+So TLS runs in memory here, under a lock that no thread holds while it waits for the network: one thread reads and
+another writes.
 """
 
 import socket
@@ -10,11 +12,106 @@ import ssl
 import struct
 from enum import IntEnum
 from threading import Lock
+from time import monotonic
 from typing import NamedTuple
 
-from engine_agent.engines.cell.handshake import MAX_LINE_BYTES, HandshakeFailed
-from engine_agent.engines.cell.tls import without_tls
-from engine_agent.engines.vllm.cell.tls_connection import TlsConnection
+from engine_agent.engines.handshake import MAX_LINE_BYTES, HandshakeFailed, without_tls
+
+_RECEIVED_BYTES = 256 * 1024
+_WRITTEN_BYTES = 1 << 20
+"""What is encrypted at a time: a message may be a thousand times as long."""
+
+
+class TlsConnection:
+    """One connection, from its TLS handshake on."""
+
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext, *, leads: bool, limit_s: float) -> None:
+        """Shake hands; `limit_s` holds until `lift_limit`, for all that is read and for each write.
+
+        Raises:
+            OSError: the other side is gone, is too slow (`TimeoutError`) or speaks no TLS (`ssl.SSLError`).
+        """
+        self._connection = connection
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=leads)
+        self._held = Lock()
+        self._ends_at_s: float | None = monotonic() + limit_s
+        try:
+            while not self._shaken():
+                self._receive()
+        finally:
+            connection.sendall(self._outgoing.read())  # where it failed, the reason
+
+    @property
+    def peer_certificate(self) -> bytes | None:
+        """What the other side showed, as DER; only a leader shows one."""
+        return self._tls.getpeercert(binary_form=True)
+
+    def lift_limit(self) -> None:
+        """From now on wait as long as it takes, and send small messages at once."""
+        self._ends_at_s = None
+        self._connection.settimeout(None)
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def limit_writes(self, limit_s: float) -> None:
+        """From now on give up a write that takes longer; what is read last."""
+        self._connection.settimeout(limit_s)
+
+    def read(self, limit: int) -> bytes:
+        """Up to `limit` bytes, as soon as there are any; none if the other side hung up or is gone.
+
+        Raises:
+            OSError: the connection broke, what came is not the other side's (`ssl.SSLError`), or `limit_s` is over.
+        """
+        while True:
+            with self._held:
+                try:
+                    return self._tls.read(limit)
+                except ssl.SSLWantReadError:
+                    pass
+                except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                    return b""
+            self._receive()
+
+    def write(self, message: bytes) -> None:
+        """Send all of it.
+
+        Raises:
+            OSError: the other side is gone, or takes nothing for `limit_s`.
+        """
+        for at in range(0, len(message), _WRITTEN_BYTES):
+            with self._held:
+                self._tls.write(message[at : at + _WRITTEN_BYTES])
+                encrypted = self._outgoing.read()
+            self._connection.sendall(encrypted)
+
+    def close(self) -> None:
+        """Hang up; a thread that waits in `read` wakes."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+        finally:
+            self._connection.close()
+
+    def _shaken(self) -> bool:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._connection.sendall(self._outgoing.read())
+            return False
+        return True
+
+    def _receive(self) -> None:
+        if self._ends_at_s is not None:
+            self._connection.settimeout(max(0.001, self._ends_at_s - monotonic()))
+        received = self._connection.recv(_RECEIVED_BYTES)
+        with self._held:
+            if received:
+                self._incoming.write(received)
+            else:
+                self._incoming.write_eof()
+
 
 HANDSHAKE_TIMEOUT_S = 5.0
 LAST_MESSAGE_S = 0.1

@@ -11,8 +11,14 @@ from queue import SimpleQueue
 from threading import Thread
 from time import monotonic, sleep
 
-from engine_agent.engines.cell.handshake import FollowerHandshake, HandshakeFailed, MembershipRefused, retry_pauses_s
-from engine_agent.engines.cell.tls import binding_of, follower_context
+from engine_agent.engines.handshake import (
+    FollowerHandshake,
+    HandshakeFailed,
+    MembershipRefused,
+    binding_of,
+    follower_context,
+    retry_pauses_s,
+)
 from engine_agent.engines.vllm.cell.channel import (
     HANDSHAKE_TIMEOUT_S,
     Channel,
@@ -22,8 +28,7 @@ from engine_agent.engines.vllm.cell.channel import (
     secure,
     send_line,
 )
-from engine_agent.engines.vllm.cell.hang_detector import HangDetector
-from engine_agent.engines.vllm.cell.leader_link import BEAT_S, PROGRESS
+from engine_agent.engines.vllm.cell.leader_link import BEAT_S, PROGRESS, HangDetector
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
 from engine_agent.protocol.fingerprint import Fingerprint
 

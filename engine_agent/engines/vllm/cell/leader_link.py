@@ -1,35 +1,95 @@
-"""The leader's side of the cell: lets followers in who prove themselves, and notices at once when one is gone or hangs.
+"""The leader's side of the cell: admits followers that authenticate, and detects when one is gone or hangs.
 
-Whatever ends the cell is reported once, through `end`; deciding what that does to the process is the caller's. A caller
-that does not prove itself changes nothing but a line in the log.
+The end of the cell is reported once, through `end`; the caller stops the process. A connection that does not
+authenticate changes nothing but a line in the log.
 """
 
 import contextlib
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, Queue
 from threading import Condition, Event, Thread
 from time import monotonic
 
-from engine_agent.engines.cell.handshake import HandshakeFailed, Joined, LeaderHandshake
-from engine_agent.engines.cell.tls import LeaderCertificate
+from engine_agent.engines.handshake import HandshakeFailed, Joined, LeaderCertificate, LeaderHandshake
 from engine_agent.engines.vllm.cell.channel import (
     Channel,
     ChannelClosed,
     Kind,
     Message,
+    TlsConnection,
     receive_line,
     secure,
     send_line,
 )
-from engine_agent.engines.vllm.cell.hang_detector import HangDetector
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
-from engine_agent.engines.vllm.cell.tls_connection import TlsConnection
 from engine_agent.protocol.fingerprint import Fingerprint
+
+STALLED_S = 1.0
+"""A pause between two looks that says that this process itself stood still, and nothing of the others."""
+
+
+@dataclass
+class _Watched:
+    name: str
+    heard_at_s: float
+    done: int = 0
+    behind_since_s: float | None = None
+
+
+class HangDetector:
+    """What is known of the other members, by rank, and the verdict on them."""
+
+    def __init__(self, hang_s: float, names: Mapping[int, str], now_s: float) -> None:
+        self._hang_s = hang_s
+        self._watched = {rank: _Watched(name, now_s) for rank, name in names.items()}
+        self._called = 0
+        self._checked_at_s = now_s
+
+    def note_beat(self, rank: int, done: int, now_s: float) -> None:
+        """A member reported that it lives and that it has finished call number `done`."""
+        watched = self._watched[rank]
+        watched.heard_at_s = now_s
+        if done > watched.done:
+            watched.done = done
+            watched.behind_since_s = now_s if done < self._called else None
+
+    def step_called(self, number: int, now_s: float) -> None:
+        """All members were called to take a step."""
+        self._called = number
+        for watched in self._watched.values():
+            if watched.behind_since_s is None:
+                watched.behind_since_s = now_s
+
+    def verdict(self, now_s: float) -> str:
+        """Why the cell hangs; empty while it does not. To be called several times a second."""
+        self._forgive_own_stall(now_s)
+        for watched in self._watched.values():
+            if now_s - watched.heard_at_s >= self._hang_s:
+                return f"{watched.name} hangs: nothing was heard of it for {self._hang_s:g} s"
+        stuck = [
+            watched.name
+            for watched in self._watched.values()
+            if watched.behind_since_s is not None and now_s - watched.behind_since_s >= self._hang_s
+        ]
+        if stuck:
+            return f"{' and '.join(stuck)} did not finish step {self._called} within {self._hang_s:g} s"
+        return ""
+
+    def _forgive_own_stall(self, now_s: float) -> None:
+        stalled_s = now_s - self._checked_at_s
+        self._checked_at_s = now_s
+        if stalled_s < STALLED_S:
+            return
+        for watched in self._watched.values():
+            watched.heard_at_s += stalled_s
+            if watched.behind_since_s is not None:
+                watched.behind_since_s += stalled_s
+
 
 BEAT_S = 0.25
 """Between two heartbeats, and between two looks at those of others."""

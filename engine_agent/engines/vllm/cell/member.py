@@ -1,17 +1,22 @@
-"""A process's place in its cell, as the launcher hands it on to whatever process vLLM makes of it: by environment.
+"""A process's place in its cell, which the launcher passes to vLLM's processes in the environment, and how that process
+exits with its cell.
 
-Only the standard library, because it is read before vLLM is imported and by tests that have none.
+Imports only the standard library and the agent's own modules, because it is read before vLLM is imported.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+import signal
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock, Thread
+from typing import NoReturn
 
 from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, CELL_SECRET_VARIABLE
-from engine_agent.engines.cell.handshake import Identity
-from engine_agent.engines.cell.tls import BadCertificate, LeaderCertificate, leader_certificate
+from engine_agent.engines.handshake import BadCertificate, Identity, LeaderCertificate, leader_certificate
 from engine_agent.protocol.fingerprint import Fingerprint
 
 MEMBER_VARIABLE = "SWITCHYARD_CELL_MEMBER"
@@ -121,3 +126,50 @@ def left_reason(ended_file: Path) -> str:
         return ended_file.read_text()
     except OSError:
         return ""
+
+
+EXIT_CELL_ENDED = 70
+"""EX_SOFTWARE of <sysexits.h>."""
+STDERR = 2
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Shutdown:
+    """Ends this process once. `hooks` run first, in their order, and must not wait for anybody."""
+
+    def __init__(self) -> None:
+        self.hooks: list[Callable[[str], None]] = []
+        self.before_stop: Callable[[], None] = lambda: None
+        self._once = Lock()
+
+    def on_signals(self) -> None:
+        """End on SIGTERM and SIGINT, after `before_stop`. To be called before any other thread starts.
+
+        A thread waits for them, because the main one spends its life inside collectives and would never take them.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        Thread(target=self._await_signal, name="stop-signals", daemon=True).start()
+
+    def _await_signal(self) -> None:
+        signal.sigwait(STOP_SIGNALS)
+        self.before_stop()
+        self.end("told to stop", False)
+
+    def end(self, reason: str, failed: bool = True) -> NoReturn:
+        """End now; a second caller waits for the first to have ended both.
+
+        The reason is the last line of the log, which is what the agent reports: what other threads make of the end of
+        their collectives is not written any more.
+        """
+        with self._once:
+            sys.stderr.flush()
+            log = STDERR
+            try:
+                with contextlib.suppress(OSError):  # no descriptor is left: then the last line may be another's
+                    log = os.dup(STDERR)
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
+                for act in self.hooks:
+                    act(reason)
+            finally:
+                os.write(log, f"the cell is over: {reason}\n".encode(errors="replace"))
+                os._exit(EXIT_CELL_ENDED if failed else 0)

@@ -9,7 +9,7 @@ import pytest
 
 from engine_agent.engines.base import EngineUnavailable
 from engine_agent.engines.generic.adapter import GenericAdapter
-from engine_agent.engines.generic.programs import installed_programs
+from engine_agent.engines.generic.environment import installed_programs
 from engine_agent.engines.registry import check_plan
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer, PlanAdapter
 from engine_agent.protocol.states import MemberRole, Phase

@@ -15,7 +15,7 @@ import pytest
 
 from engine_agent.engines.base import EngineContext, Launch
 from engine_agent.engines.generic.adapter import GenericAdapter
-from engine_agent.engines.generic.programs import installed_programs
+from engine_agent.engines.generic.environment import installed_programs
 from engine_agent.engines.generic.serve import EXIT_BAD_ARTIFACT
 from engine_agent.node.launch import proxy_launch
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.engines.artifact import verify_folder
+from engine_agent.engines.artifacts import verify_folder
 from engine_agent.engines.vllm.environment import install
 from engine_agent.protocol.messages import Artifact
 from models_registry.planning.calibration import read_calibration, task_figures

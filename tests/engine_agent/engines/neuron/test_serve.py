@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine_agent.engines.neuron import serve
-from engine_agent.engines.neuron.target import NoTarget, check_plan_is_for, installed_target
+from engine_agent.engines.neuron.serve import NoTarget, check_plan_is_for, installed_target
 from engine_agent.engines.vllm import serve as vllm_serve
 from engine_agent.engines.vllm.options import parse
 from engine_agent.engines.vllm.serve import EXIT_NO_VLLM, SHUTDOWN_TIMEOUT_S, Server, vllm_argv

@@ -6,12 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from engine_agent.engines.sim.asgi import HealthPage
 from engine_agent.engines.sim.batching import ModelParameters
-from engine_agent.engines.sim.engine import Engine
+from engine_agent.engines.sim.engine import Engine, Meters
 from engine_agent.engines.sim.faults import Faults
-from engine_agent.engines.sim.meters import Meters
-from engine_agent.engines.sim.planning.handover import HandoverParameters
+from engine_agent.engines.sim.http_server import HealthPage
+from engine_agent.engines.sim.planning.generation_request import HandoverParameters
 from engine_agent.engines.sim.serving import ApiServer
 from engine_agent.engines.sim.settings import Endpoint
 from engine_agent.engines.usage_ledger import UsageLedger

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from engine_agent.engines.cell.handshake import MAX_LINE_BYTES
-from engine_agent.engines.sim.frames import BadFrame, Beat, encode, read_frame
+from engine_agent.engines.handshake import MAX_LINE_BYTES
+from engine_agent.engines.sim.cell_link import BadFrame, Beat, encode, read_frame
 
 
 def read(line: bytes) -> object:

@@ -1,4 +1,4 @@
-from engine_agent.engines.sim.meters import Gauges, Histogram, Meters, render
+from engine_agent.engines.sim.engine import Gauges, Histogram, Meters, render
 
 
 def test_a_histogram_counts_cumulatively_up_to_and_with_the_bound() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine_agent.engines.cell.between import between, old_tls
+from tests.engine_agent.engines.between import between, old_tls
 from tests.engine_agent.engines.sim.cells import CHAT, DEADLINE_S, Cell, until
 
 pytestmark = pytest.mark.processes

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from engine_agent.engines.artifact import describe_folder, write_manifest
+from engine_agent.engines.artifacts import describe_folder, write_manifest
 from engine_agent.protocol.messages import Artifact
 
 LAYERS = 8

@@ -16,11 +16,11 @@ import sys
 from typing import NoReturn, TypedDict
 
 IMPORTED = (
-    "engine_agent.engines.vllm.cell.executor",
-    "engine_agent.engines.vllm.cell.follower",
-    "engine_agent.engines.vllm.one_process",
-    "engine_agent.engines.vllm.steps_page",
-    "engine_agent.engines.vllm.usage_ledger",
+    "engine_agent.engines.vllm.executor",
+    "engine_agent.engines.vllm.cell.worker",
+    "engine_agent.engines.vllm.executor",
+    "engine_agent.engines.vllm.middleware",
+    "engine_agent.engines.vllm.middleware",
     "vllm.entrypoints.launchers.api_server.entry",
     "vllm.model_executor.models.llama",
     "vllm.v1.engine.core",

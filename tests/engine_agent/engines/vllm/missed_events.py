@@ -10,7 +10,7 @@ from threading import Condition
 import msgspec
 import zmq
 
-from engine_agent.engines.vllm.kv_events import END_OF_REPLAY, EVENTS_SOCKET, REPLAY_SOCKET, KvEventReader
+from engine_agent.engines.vllm.middleware import END_OF_REPLAY, EVENTS_SOCKET, REPLAY_SOCKET, KvEventReader
 from engine_agent.protocol.proxy_messages import BlocksStored
 
 LIMIT_S = 30.0

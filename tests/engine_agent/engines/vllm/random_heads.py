@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from engine_agent.engines.artifact import describe_folder, write_manifest
+from engine_agent.engines.artifacts import describe_folder, write_manifest
 from engine_agent.protocol.messages import Artifact
 
 HEADS = 2

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from engine_agent.engines.vllm.environment import install
-from engine_agent.engines.vllm.kv_events import KvEventDecoder, config_of
+from engine_agent.engines.vllm.middleware import KvEventDecoder, config_of
 from engine_agent.protocol.proxy_messages import BlocksRemoved, BlocksStored, CacheCleared
 from tests.engine_agent.engines.vllm.running_cell import CACHE, ROOT
 

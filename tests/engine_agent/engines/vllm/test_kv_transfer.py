@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.engines.install_command import CannotInstall
-from engine_agent.engines.uv_program import UvFailed
+from engine_agent.engines.uv_install import CannotInstall, UvFailed
 from engine_agent.engines.vllm import kv_transfer
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.engines.artifact import describe_folder, write_manifest
+from engine_agent.engines.artifacts import describe_folder, write_manifest
 from engine_agent.protocol.messages import Artifact
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.forks import Begin

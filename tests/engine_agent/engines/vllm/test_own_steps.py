@@ -8,10 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_agent.engines.vllm import own_steps
 from engine_agent.engines.vllm.adapter import VllmAdapter
-from engine_agent.engines.vllm.own_steps import STEPS_PATH, OwnSteps, TimedCollectives, decode_sequences, written_steps
-from engine_agent.engines.vllm.steps_page import StepsPage
+from engine_agent.engines.vllm.middleware import StepsPage
+from engine_agent.engines.vllm.steps import (
+    STEPS_FILE,
+    STEPS_PATH,
+    OwnSteps,
+    TimedCollectives,
+    decode_sequences,
+    written_steps,
+)
 from engine_agent.protocol.messages import StepTimes
 from tests.engine_agent.engines.neuron.orders import assignment, node
 
@@ -104,7 +110,7 @@ def test_a_leader_answers_on_its_api_and_a_follower_on_its_administration_port()
 def test_the_page_says_what_was_measured_and_lets_all_else_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine_agent.engines.vllm.steps_page.runtime_folder", lambda: tmp_path)
+    monkeypatch.setattr("engine_agent.engines.vllm.middleware.runtime_folder", lambda: tmp_path)
     passed: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -123,7 +129,7 @@ def test_the_page_says_what_was_measured_and_lets_all_else_pass(
 
     get("/v1/models")
     get(STEPS_PATH)
-    (tmp_path / own_steps.STEPS_FILE).write_bytes(b'{"steps":{},"compute_ms":{}}')
+    (tmp_path / STEPS_FILE).write_bytes(b'{"steps":{},"compute_ms":{}}')
     get(STEPS_PATH)
     assert passed == ["/v1/models"]
     assert [message["status"] for message in sent[::2]] == [404, 200]

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.engines.artifact import describe_folder, write_manifest
-from engine_agent.engines.artifact_cache import entry_of
+from engine_agent.engines.artifacts import describe_folder, entry_of, write_manifest
 from engine_agent.engines.vllm.cell.member import member_from
 from engine_agent.engines.vllm.class_scheduler import TOKENS_VARIABLE
 from engine_agent.engines.vllm.options import ServeOptions, parse
@@ -329,7 +328,7 @@ def test_packages_that_hand_prompts_over_are_missed_by_name_with_status_3(
 )
 def test_workers_that_guess_in_a_way_that_needs_it_are_mended(stated: tuple[str, ...], is_mended: bool) -> None:
     read = parse(command_line(34003, Path("/model"), "sha256:00", "--", *stated))
-    module = "engine_agent.engines.vllm.mended_worker.MendedWorker"
+    module = "engine_agent.engines.vllm.patched_worker.PatchedWorker"
     assert speculation_argv(read, OWN_SERVER) == (("--worker-extension-cls", module) if is_mended else ())
     assert speculation_argv(read, Server((), OWN_SERVER.run)) == ()
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine_agent.engines.vllm.speculation_mends import mend_medusa
+from engine_agent.engines.vllm.speculation_patches import patch_medusa
 
 
 class Medusa:
@@ -17,7 +17,7 @@ def test_a_token_map_counts_as_loaded_where_the_model_took_it() -> None:
     class Mended(Medusa):
         pass
 
-    mend_medusa(type("Proposer", (), {}), Mended)
+    patch_medusa(type("Proposer", (), {}), Mended)
     weights = [("blocks.0", 1), ("token_map", 2)]
     assert Mended(object()).load_weights(weights) == {"blocks.0", "token_map"}
     assert Mended(None).load_weights(weights) == {"blocks.0"}

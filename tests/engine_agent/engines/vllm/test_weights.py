@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.engines.artifact import verify_folder
+from engine_agent.engines.artifacts import verify_folder
 from engine_agent.engines.vllm.weights import NAME, build, shipped_gguf
 from engine_agent.protocol.manifest import BadArtifact
 

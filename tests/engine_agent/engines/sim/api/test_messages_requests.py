@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_agent.engines.sim.api.messages_requests import parse_count, parse_messages
+from engine_agent.engines.sim.api.messages import parse_count, parse_messages
 from engine_agent.engines.sim.planning.generation_request import ToolChoice
 from engine_agent.protocol.request_bodies import BadRequest
 

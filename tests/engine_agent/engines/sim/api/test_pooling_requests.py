@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_agent.engines.sim.api.pooling_requests import parse_input, parse_rerank
+from engine_agent.engines.sim.api.pooling import parse_input, parse_rerank
 from engine_agent.protocol.request_bodies import BadRequest
 
 

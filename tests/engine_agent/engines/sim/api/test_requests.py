@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine_agent.engines.sim.api.chat_requests import parse_chat
-from engine_agent.engines.sim.api.completion_requests import parse_completion
+from engine_agent.engines.sim.api.chat import parse_chat
+from engine_agent.engines.sim.api.completions import parse_completion
 from engine_agent.engines.sim.planning.generation_request import OutputForm, Stops, ToolChoice
 from engine_agent.protocol.request_bodies import BadRequest
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_agent.engines.sim.api.responses_requests import parse_responses
+from engine_agent.engines.sim.api.responses import parse_responses
 from engine_agent.engines.sim.planning.generation_request import ToolChoice
 from engine_agent.protocol.request_bodies import BadRequest
 

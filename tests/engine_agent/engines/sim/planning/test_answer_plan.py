@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.engines.sim.api.chat_requests import parse_chat
-from engine_agent.engines.sim.api.completion_requests import parse_completion
+from engine_agent.engines.sim.api.chat import parse_chat
+from engine_agent.engines.sim.api.completions import parse_completion
 from engine_agent.engines.sim.planning.answer_plan import Answer, plan_answers
 from engine_agent.engines.sim.planning.generation_request import (
     GenerationRequest,
@@ -20,7 +20,7 @@ from engine_agent.engines.sim.planning.generation_request import (
     Tool,
     ToolChoice,
 )
-from engine_agent.engines.sim.text.vocabulary import token_id
+from engine_agent.engines.sim.planning.vocabulary import token_id
 from engine_agent.protocol.request_bodies import BadRequest
 
 SEED = 7

@@ -1,4 +1,4 @@
-from engine_agent.engines.sim.text.answers import answer_words, wrong_words
+from engine_agent.engines.sim.planning.vocabulary import answer_words, wrong_words
 
 
 def test_the_same_prompt_and_seed_give_the_same_answer() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from engine_agent.engines.sim.text.constrained import UnsupportedSchema, matching_text, write_document
+from engine_agent.engines.sim.planning.constrained import UnsupportedSchema, matching_text, write_document
 
 TREE = {
     "$defs": {

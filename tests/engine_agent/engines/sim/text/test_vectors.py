@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.engines.sim.api.pooling_requests import embedding, similarity
-from engine_agent.engines.sim.text.logprobs import ranked_tokens
+from engine_agent.engines.sim.api.pooling import embedding, similarity
+from engine_agent.engines.sim.planning.vocabulary import ranked_tokens
 
 
 @given(st.text(), st.integers(1, 400))

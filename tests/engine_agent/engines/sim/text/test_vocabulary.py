@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.engines.sim.text.vocabulary import TokenTexts, count_tokens, prompt_text, split_tokens, token_id
+from engine_agent.engines.sim.planning.vocabulary import TokenTexts, count_tokens, prompt_text, split_tokens, token_id
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("", 1), ("one", 1), ("one two\nthree", 3)])

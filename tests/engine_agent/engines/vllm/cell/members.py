@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from engine_agent.engines.cell.tls import leader_certificate
+from engine_agent.engines.handshake import leader_certificate
 from engine_agent.engines.vllm.cell.member import Member
 from engine_agent.node.identity import throwaway_certificate
 

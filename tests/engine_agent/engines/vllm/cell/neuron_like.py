@@ -154,7 +154,7 @@ def be_older_leader() -> None:
     Executor.initialize_from_config = as_then
     del Executor.compile_or_warm_up_model
 
-    from engine_agent.engines.vllm.cell.executor import LeaderFollowerExecutor
+    from engine_agent.engines.vllm.executor import LeaderFollowerExecutor
 
     # Nobody calls it then.
     LeaderFollowerExecutor.compile_or_warm_up_model = lambda self: None  # type: ignore[method-assign]
@@ -177,7 +177,7 @@ def lead(model_dir: Path) -> None:
         num_gpu_blocks_override=MAX_NUM_SEQS + 1,
         enable_prefix_caching=False,
         enforce_eager=True,
-        distributed_executor_backend="engine_agent.engines.vllm.cell.executor.LeaderFollowerExecutor",
+        distributed_executor_backend="engine_agent.engines.vllm.executor.LeaderFollowerExecutor",
         additional_config={"override_neuron_config": {"local_ranks_size": 32, "world_size": 64, "tp_degree": 64}},
     ).create_engine_config()
     core = EngineCore(config, Executor.get_class(config), log_stats=False)
@@ -222,9 +222,8 @@ def main(role: str, model_dir: str) -> None:
         lead(Path(model_dir))
         return
     be_older_follower()
-    from engine_agent.engines.vllm.cell.follower import follow
-    from engine_agent.engines.vllm.cell.member import member_from
-    from engine_agent.engines.vllm.cell.shutdown import Shutdown
+    from engine_agent.engines.vllm.cell.member import Shutdown, member_from
+    from engine_agent.engines.vllm.cell.worker import follow
 
     follow(member_from(os.environ), Path(model_dir), lambda _reason: None, Shutdown())
 

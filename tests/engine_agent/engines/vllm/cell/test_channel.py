@@ -7,11 +7,17 @@ from threading import Thread
 
 import pytest
 
-from engine_agent.engines.cell.handshake import MAX_LINE_BYTES, HandshakeFailed
-from engine_agent.engines.cell.tls import binding_of, follower_context
+from engine_agent.engines.handshake import MAX_LINE_BYTES, HandshakeFailed, binding_of, follower_context
 from engine_agent.engines.vllm.cell import channel
-from engine_agent.engines.vllm.cell.channel import Channel, ChannelClosed, Kind, receive_line, secure, send_line
-from engine_agent.engines.vllm.cell.tls_connection import TlsConnection
+from engine_agent.engines.vllm.cell.channel import (
+    Channel,
+    ChannelClosed,
+    Kind,
+    TlsConnection,
+    receive_line,
+    secure,
+    send_line,
+)
 from tests.engine_agent.engines.vllm.cell.members import CERTIFICATE, LIMIT_S
 
 

@@ -1,6 +1,6 @@
 """Who hangs is named after `hang_s`, and nobody before."""
 
-from engine_agent.engines.vllm.cell.hang_detector import HangDetector
+from engine_agent.engines.vllm.cell.leader_link import HangDetector
 
 HANG_S = 5.0
 TICK_S = 0.25

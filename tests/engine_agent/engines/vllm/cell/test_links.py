@@ -15,7 +15,7 @@ import pytest
 from engine_agent.engines.vllm.cell.follower_link import FollowerLink
 from engine_agent.engines.vllm.cell.leader_link import LeaderLink
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
-from tests.engine_agent.engines.cell.between import between, old_tls
+from tests.engine_agent.engines.between import between, old_tls
 from tests.engine_agent.engines.vllm.cell.members import CERTIFICATE, LIMIT_S, SECRET, follower, leader
 from tests.ports import free_port
 

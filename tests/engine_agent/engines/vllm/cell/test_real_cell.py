@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED
+from engine_agent.engines.vllm.cell.member import EXIT_CELL_ENDED
 from engine_agent.protocol.messages import Artifact
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.forks import Begin

@@ -3,11 +3,11 @@
 import subprocess
 import sys
 
-from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED
+from engine_agent.engines.vllm.cell.member import EXIT_CELL_ENDED
 
 MEMBER = """
 import sys, threading, traceback
-from engine_agent.engines.vllm.cell.shutdown import Shutdown
+from engine_agent.engines.vllm.cell.member import Shutdown
 
 def collective():
     while True:

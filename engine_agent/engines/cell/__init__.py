@@ -1,1 +1,0 @@
-"""What cells of every engine share; only the standard library, as engine processes have environments of their own."""

@@ -1,0 +1,201 @@
+"""What the families of paths share beyond `engine_agent.protocol.request_bodies`: stops, output forms, usage, events,
+errors, log probabilities."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from engine_agent.engines.sim.planning.generation_request import OutputForm, Stops, TransferParams
+from engine_agent.engines.sim.planning.vocabulary import Ranked, ranked_tokens
+from engine_agent.protocol.api_surface import ErrorForm, error_object
+from engine_agent.protocol.request_bodies import (
+    BadRequest,
+    ResponseFormat,
+    SamplingBody,
+    StructuredOutputs,
+    check_stops,
+)
+
+ANY_OBJECT = {
+    "type": "object",
+    "properties": {"answer": {"type": "string"}, "sure": {"type": "boolean"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+"""What a JSON object looks like whose schema the client leaves open."""
+_MOST_CHOICES = 1000
+
+
+def stops_of(body: SamplingBody) -> Stops:
+    """What ends an answer early."""
+    return Stops(
+        stop_texts(body.stop, "stop"), frozenset(body.stop_token_ids or ()), bool(body.include_stop_str_in_output)
+    )
+
+
+def stop_texts(stop: str | list[str] | None, param: str) -> tuple[str, ...]:
+    """Stop texts, given as one or several.
+
+    Raises:
+        BadRequest: see `check_stops`.
+    """
+    check_stops(stop, param)
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def form_of(body: SamplingBody) -> OutputForm | None:
+    """What the text must be; None: anything.
+
+    Raises:
+        BadRequest: the fields that say so are wrong, contradict each other, or are not supported.
+    """
+    structured = _structured_form(body.structured_outputs)
+    return _response_form(body.response_format) or structured
+
+
+def _response_form(given: ResponseFormat | None) -> OutputForm | None:
+    if given is None or given.type == "text":
+        return None
+    if given.type == "structural_tag":
+        raise BadRequest("`response_format` of type structural_tag is not supported by sim", param="response_format")
+    if given.type == "json_object":
+        return OutputForm("json", ANY_OBJECT, "response_format")
+    if given.json_schema is None:
+        raise BadRequest(
+            "When response_format type is 'json_schema', the 'json_schema' field must be provided.",
+            param="response_format",
+        )
+    schema = given.json_schema.schema
+    return OutputForm("json", ANY_OBJECT if schema is None else schema, "response_format")
+
+
+def _structured_form(given: StructuredOutputs | None) -> OutputForm | None:
+    if given is None:
+        return None
+    param = "structured_outputs"
+    for name in ("grammar", "structural_tag"):
+        if getattr(given, name) is not None:
+            raise BadRequest(f"`structured_outputs.{name}` is not supported by sim", param=param)
+    forms = [
+        OutputForm("json", _schema_of(given.json), param) if given.json is not None else None,
+        OutputForm("regex", given.regex, param) if given.regex is not None else None,
+        OutputForm("choice", given.choice, param) if given.choice is not None else None,
+        OutputForm("json", ANY_OBJECT, param) if given.json_object else None,
+    ]
+    named = [form for form in forms if form is not None]
+    if len(named) > 1:
+        raise BadRequest("You can only use one kind of constraints for structured outputs.", param=param)
+    if given.choice is not None and not 1 <= len(given.choice) <= _MOST_CHOICES:
+        raise BadRequest(f"`structured_outputs.choice` has 1 to {_MOST_CHOICES} texts", param=param)
+    return named[0] if named else None
+
+
+def _schema_of(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        return msgspec.json.decode(given)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise BadRequest(f"`structured_outputs.json` is not JSON: {error}", param="structured_outputs") from error
+
+
+def transfer_of(given: dict[str, Any] | None) -> TransferParams | None:
+    """What a prefill or decode engine is told of a request.
+
+    Raises:
+        BadRequest: it is not that.
+    """
+    try:
+        return None if given is None else msgspec.convert(given, TransferParams)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"`kv_transfer_params`: {error}", param="kv_transfer_params") from error
+
+
+DONE_EVENT = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of a request. `cached_tokens` of the prompt came from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI writes it."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class AnswerWriter(Protocol):
+    """Writes what one request gets, in the form of its family. A stream is `opening`, a `token_event` for each token of
+    each answer, and `closing`; anything else is `whole`."""
+
+    def opening(self, usage: Usage) -> bytes:
+        """What comes before the first token."""
+
+    def token_event(self, answer: int, index: int) -> bytes:
+        """The `index`th token of an answer."""
+
+    def closing(self, usage: Usage) -> bytes:
+        """What comes after the last token of the last answer."""
+
+    def whole(self, usage: Usage) -> bytes:
+        """All of it as one body."""
+
+    def error_event(self, status: int, message: str) -> bytes:
+        """The last event of a stream that broke."""
+
+
+def event(body: Any, name: str = "") -> bytes:
+    """A server-sent event."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
+    """An error as OpenAI writes it."""
+    return msgspec.json.encode(error_object(ErrorForm.OPENAI, status, message, code=code, param=param))
+
+
+def error_event(status: int, message: str) -> bytes:
+    """The last event of an OpenAI stream that broke; no `[DONE]` follows it."""
+    return b"data: " + error_body(status, message) + b"\n\n"
+
+
+def logprob_body(ranked: Sequence[Ranked], **more: Any) -> dict[str, Any]:
+    """The likeliest of some tokens, as OpenAI writes it."""
+    first = ranked[0]
+    return {"token": first.text, "logprob": first.logprob, "bytes": list(first.text.encode()), **more}
+
+
+def content_logprob(text: str, index: int, top: int) -> dict[str, Any]:
+    """A token with the `top` likeliest at its place, as chats and responses write them."""
+    ranked = ranked_tokens(text, index, max(0, top - 1))
+    return logprob_body(ranked, top_logprobs=[logprob_body([one]) for one in ranked[:top]])
+
+
+def models_body(cards: Iterable[dict[str, Any]]) -> bytes:
+    """GET /v1/models."""
+    return msgspec.json.encode({"object": "list", "data": list(cards)})
+
+
+def model_card(name: str, created: int, max_model_len: int, base: str) -> dict[str, Any]:
+    """GET /v1/models/{model}, of the model `base` itself or of an adapter of it: vLLM's, where an adapter's `root` is a
+    path and it has no `max_model_len`."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "switchyard",
+        "root": name,
+        "parent": None if name == base else base,
+        "max_model_len": max_model_len,
+    }

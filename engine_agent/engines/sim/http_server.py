@@ -1,0 +1,248 @@
+"""HTTP of the engine: ASGI helpers, one uvicorn server on one or two ports, and the administration port that injects
+faults.
+
+It leaves signals to the process and logs no requests.
+"""
+
+import asyncio
+import math
+import os
+import signal
+import socket
+from asyncio import get_running_loop
+from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from engine_agent.engines.sim.faults import BadFault, Crash, Error, Faults, parse_fault
+from engine_agent.engines.sim.settings import Endpoint
+from engine_agent.protocol.ingress_messages import MAX_BODY_BYTES
+from engine_agent.protocol.local_servers import StateWatch
+from engine_agent.protocol.messages import StepTimes
+from engine_agent.protocol.states import MemberRole
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Routes = Mapping[tuple[str, str], App]
+
+
+class BodyTooLarge(ValueError):
+    """More than `MAX_BODY_BYTES` of body."""
+
+
+class ClientLeft(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body of a request.
+
+    Raises:
+        BodyTooLarge, ClientLeft
+    """
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"the body exceeds {MAX_BODY_BYTES} bytes")
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+async def start_response(send: Send, status: int, content_type: str, length: int | None = None) -> None:
+    """Send status and headers. Without a length the body is a stream of unknown length."""
+    headers = [(b"content-type", content_type.encode())]
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def send_body(send: Send, body: bytes, more: bool = False) -> None:
+    """Send a piece of the body; `more` says that it is not the last."""
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def respond(send: Send, status: int, body: bytes, content_type: str = "application/json") -> None:
+    await start_response(send, status, content_type, len(body))
+    await send_body(send, body)
+
+
+def find_route(routes: Routes, scope: Scope) -> App | int:
+    """The application for a request, or the status that says why there is none (404, 405)."""
+    method, path = scope["method"], scope["path"]
+    if (method, path) in routes:
+        return routes[method, path]
+    return 405 if any(path == known for _, known in routes) else 404
+
+
+class HealthPage:
+    """`GET /health`: 200, or 503 with why this member is unhealthy; held while nothing changes if the question says
+    so. `health` is empty when it is healthy."""
+
+    def __init__(self, health: Callable[[], str], watch: StateWatch) -> None:
+        self._health = health
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        held_s = await self._watch.wait_for_change(scope["query_string"].decode("latin-1"))
+        reason = self._health()
+        said = {"reason": reason, "state": self._watch.name(), "held_ms": held_s * 1000}
+        await respond(send, 503 if reason else 200, msgspec.json.encode(said))
+
+
+_KEEP_ALIVE_S = 75
+"""Longer than a proxy keeps an idle connection to us, so that it never sends into one that we are closing."""
+_BACKLOG = 2048
+_DATE_EVERY_S = 1.0
+
+
+class PortTaken(Exception):
+    """A port cannot be listened on; the text says which, and why."""
+
+
+class HttpListeners:
+    """Listens from `start` on; `serve` answers until `stop`."""
+
+    def __init__(self, apps: Mapping[Endpoint, App]) -> None:
+        """Applications by where they listen.
+
+        Raises:
+            PortTaken: an address cannot be bound.
+        """
+        self._apps = {endpoint.port: app for endpoint, app in apps.items()}
+        self._sockets = [bind_port(endpoint) for endpoint in apps]
+        self._server = _Server(
+            uvicorn.Config(
+                self._dispatch,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                access_log=False,
+                log_config=None,
+                log_level="critical",
+                proxy_headers=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+            )
+        )
+
+    async def serve(self) -> None:
+        """Answer requests until `stop`, then until those in flight are answered."""
+        await self._server.serve(self._sockets)
+
+    def stop(self, grace_s: float) -> None:
+        """Accept no connection any more; responses not written after `grace_s` seconds are cut off."""
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
+        self._server.should_exit = True
+        self._server.stopping.set()
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._apps[scope["server"][1]](scope, receive, send)
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """uvicorn's own looks ten times a second whether to stop; this one only renews the header `Date`."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_EVERY_S):
+                    await self.stopping.wait()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals alone: the process decides what they mean."""
+        yield
+
+
+def bind_port(endpoint: Endpoint) -> socket.socket:
+    """A socket bound to an address, not listening yet.
+
+    Raises:
+        PortTaken: it is in use, or not an address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((endpoint.host, endpoint.port))
+    except OSError as error:
+        listener.close()
+        raise PortTaken(f"cannot listen on {endpoint}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+_CRASH_AFTER_S = 0.02
+"""Long enough for the response to the request for the crash to leave the process."""
+
+
+class AdminServer:
+    """The application. `steps` says what this member computed."""
+
+    def __init__(
+        self, faults: Faults, health: HealthPage, role: MemberRole, steps: Callable[[], StepTimes] = StepTimes
+    ) -> None:
+        self._steps = steps
+        self._faults = faults
+        self._role = role
+        self._routes: Routes = {
+            ("GET", "/health"): health,
+            ("GET", "/steps"): self._steps_page,
+            ("GET", "/fault"): self._show,
+            ("POST", "/fault"): self._put,
+            ("DELETE", "/fault"): self._clear,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = find_route(self._routes, scope)
+        if isinstance(route, int):
+            await _respond_error(send, route, f"no {scope['method']} {scope['path']} here")
+        else:
+            await route(scope, receive, send)
+
+    async def _steps_page(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await respond(send, 200, msgspec.json.encode(self._steps()))
+
+    async def _show(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await respond(send, 200, msgspec.json.encode({"faults": self._faults.in_force()}))
+
+    async def _clear(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._faults.clear()
+        await self._show(scope, receive, send)
+
+    async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            fault = parse_fault(await read_body(receive))
+        except ClientLeft:
+            return
+        except (BadFault, BodyTooLarge) as error:
+            await _respond_error(send, 400, str(error))
+            return
+        if isinstance(fault, Error) and self._role is MemberRole.FOLLOWER:
+            await _respond_error(send, 400, "kind: a follower answers no requests; put `error` into the leader")
+            return
+        if isinstance(fault, Crash):
+            get_running_loop().call_later(_CRASH_AFTER_S, os.kill, os.getpid(), signal.SIGKILL)
+        self._faults.put(fault)
+        await self._show(scope, receive, send)
+
+
+async def _respond_error(send: Send, status: int, message: str) -> None:
+    await respond(send, status, msgspec.json.encode({"error": message}))

@@ -1,0 +1,232 @@
+"""Installs engine environments with uv: its command lines, its errors in one sentence, and pip's configuration as uv's.
+
+uv ignores pip's configuration, but machines behind a mirror or with a folder of wheels have configured pip. Imports
+only the standard library, because it runs before requirements are installed (`controlplane/bootstrap.py`).
+"""
+
+import argparse
+import ast
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Timer
+from urllib.parse import unquote, urlsplit
+
+Say = Callable[[str], None]
+
+
+class CannotInstall(Exception):
+    """Why it is not there; one sentence for a person."""
+
+
+def say_on_stdout(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def install_command(
+    module: str, description: str | None, title: str, install: Callable[[Path, Say], Path], argv: Sequence[str]
+) -> int:
+    """Exit status: 0 with what was installed on the last line of standard output, or 1 with the reason.
+
+    Args:
+        module: for the usage line.
+        description: what it installs, at length.
+        title: what it installs, in a word.
+        install: makes it, in the cache that it is given.
+        argv: the command line's words.
+    """
+    parser = argparse.ArgumentParser(prog=module, description=description)
+    install_parser = parser.add_subparsers(required=True).add_parser("install", help=f"install {title}")
+    install_parser.add_argument("--cache", type=Path, required=True, help="folder that holds engines/")
+    options = parser.parse_args(argv)
+    try:
+        say_on_stdout(str(install(options.cache.resolve(), say_on_stdout)))
+    except (CannotInstall, OSError) as error:
+        sys.stderr.write(f"cannot install {title}: {error}\n")
+        return 1
+    return 0
+
+
+KEPT_LINES = 40
+"""Of uv's output, to find the reason of a failure in; its longest explanations have about 20 lines."""
+
+_DRAWING = "\u00d7\u2570\u2500\u25b6\u251c\u2502 "
+"""The characters that uv draws the tree of an error with."""
+
+
+class UvFailed(Exception):
+    """uv is not there, or failed; the text is its reason in one line."""
+
+
+class UvProgram:
+    """The uv that is installed beside this Python."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        """Find uv and read pip's configuration; `say` is called with ignored settings and with downloads.
+
+        Raises:
+            UvFailed: this Python has no uv.
+        """
+        self._say = say
+        self._program = _find_uv()
+        self._environment, warnings = uv_environment_here()
+        for warning in warnings:
+            say(f"warning: {warning}")
+
+    def run(self, arguments: Sequence[str], limit_s: float) -> None:
+        """Run `uv <arguments>` to its end.
+
+        Raises:
+            UvFailed: it failed, or took longer than `limit_s`.
+        """
+        kept: deque[str] = deque(maxlen=KEPT_LINES)
+        with subprocess.Popen(
+            [self._program, *arguments],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            limit = Timer(limit_s, _end, [process])
+            limit.start()
+            try:
+                for line in process.stderr or ():
+                    kept.append(line.strip())
+                    if line.startswith("Downloading "):
+                        self._say(f"  {line.strip()}")
+            except BaseException:
+                _end(process)
+                raise
+            finally:
+                limit.cancel()
+        if process.returncode < 0:
+            raise UvFailed(f"uv was ended by signal {-process.returncode}; it may take {limit_s:.0f} s")
+        if process.returncode != 0:
+            raise UvFailed(failure_reason(kept))
+
+
+def failure_reason(lines: Sequence[str]) -> str:
+    """uv's error in one line, without the drawing around it and the hints after it."""
+    starts = [i for i, line in enumerate(lines) if line.startswith(("error", _DRAWING[0]))]
+    output = (line.strip(_DRAWING) for line in list(lines)[starts[0] if starts else 0 :])
+    reason = " ".join(line for line in output if line)
+    return reason.partition(" hint:")[0].removeprefix("error: ") or "uv gave no reason"
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End uv and what it started: a child that went on would hold the pipe that we read."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _find_uv() -> str:
+    try:
+        import uv
+    except ModuleNotFoundError:
+        raise UvFailed(f"{sys.executable} has no uv: install requirements.txt into it") from None
+    return uv.find_uv_bin()
+
+
+ASK_PIP_TIMEOUT_S = 30.0
+"""`pip config list` takes 0.3 s; more than this is a hung file system."""
+
+_UV_VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "trusted-host": "UV_INSECURE_HOST",
+    "proxy": "ALL_PROXY",
+}
+_SEPARATORS = {"UV_INDEX": " ", "UV_FIND_LINKS": ",", "UV_INSECURE_HOST": " "}
+_SECTIONS = ("global", "install", ":env:")
+"""Those that `pip install` reads, the weakest first."""
+
+
+def pip_settings(listing: str) -> dict[str, str]:
+    """The settings that `pip install` would use, from the output of `pip config list`.
+
+    A line is `section.option='value'`, the value written as Python would; other lines are ignored.
+    """
+    sections: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
+    for line in listing.splitlines():
+        name, equals, value = line.partition("=")
+        section, dot, option = name.rpartition(".")
+        if equals and dot and section in sections:
+            sections[section][option] = str(ast.literal_eval(value))
+    return {option: value for section in _SECTIONS for option, value in sections[section].items()}
+
+
+def uv_environment(settings: Mapping[str, str], exists: Callable[[Path], bool]) -> tuple[dict[str, str], list[str]]:
+    """uv's variables for pip's `settings`, and a warning for each place that is not there, which is left out as by pip.
+
+    Args:
+        settings: pip's options by name, such as `index-url`.
+        exists: tells whether a local path exists.
+    """
+    variables: dict[str, str] = {}
+    warnings: list[str] = []
+    for option, variable in _UV_VARIABLES.items():
+        if option not in settings:
+            continue
+        values = settings[option].split()
+        if option in ("index-url", "extra-index-url", "find-links"):
+            missing = [value for value in values if not _place_exists(value, exists)]
+            warnings += [f"pip's {option} {value} does not exist and is ignored" for value in missing]
+            values = [value for value in values if value not in missing]
+        if values:
+            variables[variable] = _SEPARATORS.get(variable, "").join(values)
+    if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        # uv has no variable for it. Without the network it asks no index either, and still reads local find-links.
+        variables["UV_OFFLINE"] = "1"
+    if "UV_INDEX" in variables:
+        # pip takes the best version from all indexes together; uv would stop at the first index that has the package.
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return variables, warnings
+
+
+def _place_exists(place: str, exists: Callable[[Path], bool]) -> bool:
+    parts = urlsplit(place)
+    if parts.scheme == "file":
+        return exists(Path(unquote(parts.path)))
+    return bool(parts.scheme) or exists(Path(place).expanduser())
+
+
+def read_pip_settings() -> dict[str, str]:
+    """pip's settings on this machine; those in `PIP_*` variables alone where there is no pip to run."""
+    environment = "".join(
+        f":env:.{name[4:].lower().replace('_', '-')}={value!r}\n"
+        for name, value in os.environ.items()
+        if name.startswith("PIP_")
+    )
+    # A virtual environment may be without pip; the Python that it was made from has the same configuration.
+    for python in dict.fromkeys((sys.executable, sys._base_executable)):  # type: ignore[attr-defined]
+        try:
+            listing = subprocess.run(
+                [python, "-m", "pip", "config", "list"],
+                capture_output=True,
+                text=True,
+                timeout=ASK_PIP_TIMEOUT_S,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return pip_settings(listing.stdout + environment)
+    return pip_settings(environment)
+
+
+def uv_environment_here() -> tuple[dict[str, str], list[str]]:
+    """`uv_environment` for this machine, under the variables that the user has set for uv, which win."""
+    variables, warnings = uv_environment(read_pip_settings(), Path.exists)
+    return {**variables, **os.environ}, warnings

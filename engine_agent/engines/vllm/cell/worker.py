@@ -1,0 +1,246 @@
+"""A rank's worker: how it is placed and built, where process groups meet, and the life of a follower: join the leader,
+build the same worker from the leader's configuration, run its calls, exit with it.
+
+Process groups meet in a rendezvous store of the cell. The store authenticates no client, so only members receive its
+port, its keys begin with a token that only they can derive, and it listens on the node's address alone. Collectives are
+unencrypted: the network between nodes must be trusted. Calls do not use them.
+"""
+
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from time import sleep
+from typing import Any, NoReturn
+
+import cloudpickle
+import vllm
+from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import register_rendezvous_handler
+from vllm.platforms import current_platform
+from vllm.v1.serial_utils import run_method
+from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+from engine_agent.engines.handshake import derived_key
+from engine_agent.engines.vllm import vllm_versions
+from engine_agent.engines.vllm.cell.follower_link import FollowerLink
+from engine_agent.engines.vllm.cell.member import CellEnded, Member, Shutdown, secret_from
+from engine_agent.engines.vllm.steps import Step, measure_steps, take_step
+from engine_agent.protocol.fingerprint import fingerprint_from
+
+EXECUTOR_PROTOCOL = "6"
+"""Raise it when calls or the setup change: members that differ in it must not form a cell."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the leader publishes to its followers: its whole engine configuration, and where groups meet."""
+
+    vllm_config: Any
+    store_port: int
+    nonce: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a worker's method; `method` is its name, or a function as cloudpickle writes it."""
+
+    method: str | bytes
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def software() -> dict[str, str]:
+    """What calls depend on, beside the fingerprint of the node."""
+    return {"executor_protocol": EXECUTOR_PROTOCOL, "vllm": vllm.__version__}
+
+
+def place_worker(vllm_config: Any, member: Member) -> int:
+    """The worker's rank in its own world; adjusts `vllm_config` where a rank has a part of its own in it.
+
+    With one worker per device, the world is the cell. A Neuron worker drives a whole node and is alone in its world;
+    its ranks are the node's part of the compiled model's.
+
+    Raises:
+        CellEnded: the configuration does not fit the size of the cell.
+    """
+    world_size = vllm_config.parallel_config.world_size
+    if world_size == member.size:
+        return member.rank
+    neuron = (vllm_config.additional_config or {}).get("override_neuron_config")
+    if world_size == 1 and neuron is not None and "local_ranks_size" in neuron:
+        neuron["start_rank_id"] = member.rank * neuron["local_ranks_size"]
+        return 0
+    raise CellEnded(
+        f"the configuration makes a world of {world_size} ranks and the cell has {member.size} nodes of one rank each: "
+        f"the product of tensor_parallel and the other degrees must be {member.size}"
+    )
+
+
+def build_follower(vllm_config: Any, member: Member, init_method: str) -> WorkerWrapperBase:
+    """A follower's worker with its weights loaded, as vLLM's own executors build theirs."""
+    rank = place_worker(vllm_config, member)
+    worker = vllm_versions.new_worker(WorkerWrapperBase, vllm_config, member.rank)
+    worker.init_worker(
+        all_kwargs=[
+            {
+                "vllm_config": vllm_config,
+                "local_rank": 0,
+                "rank": rank,
+                "distributed_init_method": init_method,
+                "is_driver_worker": False,
+                "shared_worker_lock": None,
+            }
+        ]
+    )
+    worker.init_device()
+    worker.load_model()
+    vllm_versions.update_block_size(current_platform, vllm_config)
+    return worker
+
+
+def cell_token(secret: bytes, member: Member, nonce: str) -> str:
+    """What only members can tell of this start of the cell, 64 hexadecimal digits."""
+    return derived_key(secret, "meeting", member.cell, member.generation, nonce).hex()
+
+
+SCHEME = "switchyard"
+MEETING_TIMEOUT = timedelta(minutes=5)
+"""For members to find each other in the store, after all of them have joined."""
+COLLECTIVES_VARIABLE = "SWITCHYARD_CELL_COLLECTIVES"
+"""In a plan's environment: `shared-memory` or `network`, see `uses_shared_memory`."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Linux has it; nothing is created there under a guessable name)
+
+
+def host_store(address: str) -> TCPStore:
+    """A store that listens on this address alone, on a port of the system's choice."""
+    listener = socket.create_server((address, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        timeout=MEETING_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join_store(address: str, port: int) -> TCPStore:
+    return TCPStore(address, port, is_master=False, timeout=MEETING_TIMEOUT, wait_for_workers=False)
+
+
+def workers_meet_in(store: Store, token: str, rank: int, size: int) -> str:
+    """Make torch's default group meet in `store`; returns the `init_method` that says so, and ends in `:<identity>`.
+
+    vLLM's CPU workers name their shared memory after what follows the last colon. Ranks that have the same /dev/shm
+    may get the same name; where names differ, ranks talk through gloo.
+    """
+    place = f"rank-{rank}"
+    if uses_shared_memory(os.environ, len(os.sched_getaffinity(0)), size):
+        place = f"{Path('/proc/sys/kernel/random/boot_id').read_text()[:8]}-{os.stat(SHARED_MEMORY).st_dev}"
+
+    def meet(url: str, timeout: timedelta = MEETING_TIMEOUT, **_: Any) -> Iterator[tuple[Store, int, int]]:
+        query = dict(part.split("=") for part in url.partition("?")[2].split("&"))
+        yield PrefixStore(f"{token}/workers", store), int(query["rank"]), int(query["world_size"])
+
+    register_rendezvous_handler(SCHEME, meet)
+    return f"{SCHEME}://workers:{shared_memory_name(token)}-{place}"
+
+
+def uses_shared_memory(environment: Mapping[str, str], cores: int, size: int) -> bool:
+    """Whether CPU ranks on one machine use shared memory, which they wait for without ever giving up their core.
+
+    Unsaid, they do where every rank can have a core and one is left. Measured on two cores with two ranks and much else
+    to do: 1.7 tokens/s with shared memory, 8 to 9 through gloo, because a waiting rank keeps the awaited one away.
+    """
+    chosen = environment.get(COLLECTIVES_VARIABLE)
+    return chosen == "shared-memory" if chosen else cores > size
+
+
+def shared_memory_name(token: str) -> str:
+    """What the names of this generation's shared memory begin with."""
+    return f"{SCHEME}-{token[:16]}"
+
+
+def remove_shared_memory(token: str) -> None:
+    """Take the names of this generation's shared memory away; who has it mapped keeps it, and it ends with them."""
+    for segment in SHARED_MEMORY.glob(f"*{shared_memory_name(token)}*"):
+        segment.unlink(missing_ok=True)
+
+
+LEAVING_GRACE_S = 5.0
+"""How long a follower that is stopping goes on working for a leader that finishes its streams."""
+LEADER_REASON_S = 0.5
+"""A leader that ends breaks off its collectives and says why on its connection, in any order: its reason is the one."""
+Say = Callable[[str], None]
+
+
+def follow(member: Member, model_dir: Path, say: Say, shutdown: Shutdown) -> NoReturn:
+    """Follow until the cell ends. `say` hears why this member is not ready; an empty text says that it is."""
+    secret = secret_from(os.environ)
+    link = FollowerLink(member, secret, fingerprint_from(os.environ) | software(), shutdown.end)
+    link.on_ready = lambda: _be_ready(member, say)
+    shutdown.before_stop = lambda: _leave(link)
+    try:
+        say(f"looking for the leader at {member.leader_address}:{member.leader_port}")
+        setup: Setup = pickle.loads(link.connect(say))  # noqa: S301  (from the leader, which has proved itself)
+        link.start()
+        say("building the engine")
+        worker = _build(setup, member, secret, model_dir)
+        say("waiting for the leader to be ready")
+        _work(worker, link, setup.vllm_config)
+    except CellEnded as error:
+        shutdown.end(str(error))
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}"
+        sleep(LEADER_REASON_S)
+        link.fail(reason)
+        shutdown.end(f"{member} failed: {reason}")
+
+
+def _be_ready(member: Member, say: Say) -> None:
+    say("")
+    print(f"ready: {member} follows the leader at {member.leader_address}:{member.leader_port}", flush=True)
+
+
+def _leave(link: FollowerLink) -> None:
+    """Go on working while the leader, which is stopping too, finishes its streams."""
+    link.announce_leaving()
+    if link.ready:
+        sleep(LEAVING_GRACE_S)
+
+
+def _build(setup: Setup, member: Member, secret: bytes, model_dir: Path) -> WorkerWrapperBase:
+    token = cell_token(secret, member, setup.nonce)
+    store = join_store(member.leader_address, setup.store_port)
+    setup.vllm_config.model_config.model = str(model_dir)  # the same weights may lie elsewhere on this node
+    return build_follower(setup.vllm_config, member, workers_meet_in(store, token, member.rank, member.size))
+
+
+def _work(worker: WorkerWrapperBase, link: FollowerLink, vllm_config: Any) -> NoReturn:
+    own_steps = measure_steps(vllm_config)
+    while True:
+        number, payload = link.next_call()
+        call: Step | Call = pickle.loads(payload)  # noqa: S301  (from the leader, which has proved itself)
+        if isinstance(call, Step):
+            take_step(worker, call, own_steps)
+        else:
+            link.reply(number, _answer(worker, call))
+        link.done = number
+
+
+def _answer(worker: WorkerWrapperBase, call: Call) -> bytes:
+    """What the method returned, or the exception that it raised: all ranks have made the call, so the cell goes on."""
+    try:
+        returned: Any = run_method(worker, call.method, call.args, call.kwargs)
+    except Exception as error:
+        traceback.print_exc()
+        returned = RuntimeError(f"{type(error).__name__}: {error}")
+    written: bytes = cloudpickle.dumps(returned)
+    return written

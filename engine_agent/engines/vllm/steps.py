@@ -1,0 +1,168 @@
+"""One step of the model, the same on every rank: how it is sent, run and measured. Imports no vLLM.
+
+A slow rank holds up a whole cell, and each rank's step then takes as long as the slowest. Only the time outside
+collectives tells ranks apart. It is known for CPU workers, which call collectives in the thread that computes. Where
+devices wait for each other (CUDA, Neuron), or collectives are compiled into the model, nothing is measured. The rank
+writes its sums to a file in the engine's runtime folder at most once a second.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from engine_agent.engines.step_meter import StepMeter
+from engine_agent.engines.vllm import vllm_versions
+
+STEPS_FILE = "steps.json"
+"""In the runtime folder: the rank's `StepTimes`."""
+STEPS_PATH = "/switchyard/steps"
+"""Where a leader's API answers with that file."""
+FOLLOWER_STEPS_PATH = "/steps"
+"""Where a follower does, on its administration port."""
+WRITE_EVERY_S = 1.0
+
+
+def decode_sequences(scheduled: Any) -> int:
+    """How many sequences a step decodes; 0: it reads a prompt, or nothing. Tokens that were guessed are verified in the
+    same step, and count to their sequence."""
+    if not scheduled.total_num_scheduled_tokens or scheduled.scheduled_new_reqs:
+        return 0
+    guessed = scheduled.scheduled_spec_decode_tokens
+    tokens = scheduled.num_scheduled_tokens
+    is_decode = all(count <= 1 + len(guessed.get(request, ())) for request, count in tokens.items())
+    return len(tokens) if is_decode else 0
+
+
+class OwnSteps:
+    """The steps of this process's rank. One thread computes; nothing else may call it."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = perf_counter) -> None:
+        self._file = folder / STEPS_FILE
+        self._clock = clock
+        self._meter = StepMeter()
+        self._waited_s = 0.0
+        self._written_s = float("-inf")
+
+    def now_s(self) -> float:
+        """Seconds of the clock that steps are measured with."""
+        return self._clock()
+
+    def waiting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A collective whose time is no computing of this rank's."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began_s = self._clock()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._waited_s += self._clock() - began_s
+
+        return timed
+
+    @contextmanager
+    def step(self, scheduled: Any) -> Iterator[None]:
+        """A step of the model, from its inputs to its tokens. One that fails is not counted."""
+        sequences, began_s, waited_s = decode_sequences(scheduled), self._clock(), self._waited_s
+        yield
+        if sequences:
+            spent_s = self._clock() - began_s - (self._waited_s - waited_s)
+            self.note(sequences, spent_s)
+
+    def note(self, sequences: int, spent_s: float) -> None:
+        """One more decode step of so many sequences."""
+        self._meter.note(sequences, max(0.0, spent_s) * 1000)
+        if (now_s := self._clock()) - self._written_s >= WRITE_EVERY_S:
+            self._written_s = now_s
+            self._write()
+
+    def _write(self) -> None:
+        """Whole or not at all. A disk that is full costs the figures, never a token."""
+        unfinished = self._file.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            unfinished.write_bytes(msgspec.json.encode(self._meter.times()))
+            unfinished.replace(self._file)
+
+
+class TimedCollectives:
+    """What a CPU communicator calls, each call of it timed as waiting."""
+
+    def __init__(self, collectives: Any, steps: OwnSteps) -> None:
+        self._collectives, self._steps = collectives, steps
+
+    def __getattr__(self, name: str) -> Any:
+        timed = self._steps.waiting(getattr(self._collectives, name))
+        setattr(self, name, timed)  # looked up once
+        return timed
+
+
+def runtime_folder() -> Path:
+    """The engine's, which its launcher made its processes' folder for temporary files."""
+    return Path(tempfile.gettempdir())
+
+
+def written_steps(folder: Path) -> bytes | None:
+    """A rank's `StepTimes` as JSON; None: none were measured yet."""
+    with suppress(OSError):
+        return (folder / STEPS_FILE).read_bytes()
+    return None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was scheduled, and the grammar's mask where outputs are structured."""
+
+    scheduler_output: Any
+    grammar_output: Any
+
+
+class SortedSet(set[str]):
+    """A set that is walked in the same order in every process. The order of a plain one depends on how its process
+    hashes texts, which differs between two that were started apart."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__()))
+
+
+def in_one_order(scheduler_output: Any) -> None:
+    """Make ranks walk what was scheduled alike: let each set of ids in it be a `SortedSet`.
+
+    Neuron's workers give places in the KV cache back in the order in which they walk `finished_req_ids`. Ranks that do
+    so in two orders put the same request into two places, and what they compute together is silently wrong.
+    """
+    for name, value in vars(scheduler_output).items():
+        if type(value) is set:
+            setattr(scheduler_output, name, SortedSet(value))
+
+
+def measure_steps(vllm_config: Any) -> OwnSteps | None:
+    """The meter of this rank's steps; from now on its collectives count as waiting. Call it once the worker is built.
+
+    Returns None where collectives cannot be told apart: they are compiled into the model's graph, or a device's.
+    """
+    communicator = vllm_versions.cpu_communicator() if vllm_config.model_config.enforce_eager else None
+    if communicator is None:
+        return None
+    steps = OwnSteps(runtime_folder())
+    communicator.dist_module = TimedCollectives(communicator.dist_module, steps)
+    return steps
+
+
+def take_step(worker: Any, step: Step, meter: OwnSteps | None = None) -> Any:
+    """Run the model and sample, measured if there is a meter. Some steps end without sampling: nothing was scheduled,
+    or it pools.
+
+    What `execute_model` returns does not tell: a Neuron worker that is not the driver's returns None from every step,
+    and raises in `sample_tokens` where there is nothing to sample.
+    """
+    with meter.step(step.scheduler_output) if meter is not None else nullcontext():
+        output = worker.execute_model(step.scheduler_output)
+        if output is None and step.scheduler_output.total_num_scheduled_tokens > 0:
+            return worker.sample_tokens(step.grammar_output)
+        return output
