@@ -25,6 +25,10 @@ from lab.embedded_servers import EmbeddedServers
 from tests.layers import FAST, LAYERS, RANKS, FilesAndLanes, Spent, layer_of, marks_of
 from tests.session_guard import holds_within, processes_of
 
+# Images of containers set this. Every worker would rewrite, and every process compile, all that it imports, each time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_SEED = 1
 """Of pytest-randomly, unless the command line names one: the default run is the same each time."""
@@ -38,9 +42,9 @@ _spent = pytest.StashKey[Spent]()
 _left_running = pytest.StashKey[list[str]]()
 
 
-# A busy machine misses deadlines without a fault. Only `make test-all` draws new examples.
-hypothesis.settings.register_profile("default run", deadline=None, max_examples=40, derandomize=True, database=None)
-hypothesis.settings.register_profile("long run", deadline=None, max_examples=40)
+# A busy machine misses deadlines without a fault. Only `make test-all` draws new examples, and many.
+hypothesis.settings.register_profile("default run", deadline=None, max_examples=20, derandomize=True, database=None)
+hypothesis.settings.register_profile("long run", deadline=None, max_examples=100)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -92,6 +92,6 @@ class AnyStory(RuleBasedStateMachine):
 
 
 AnyStory.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=settings().max_examples // 3, stateful_step_count=12, suppress_health_check=list(HealthCheck)
 )
 test_any_story_ends_well = AnyStory.TestCase

@@ -1,6 +1,6 @@
 """Which beginnings of texts a cell has, from the events of its engine and the requests that it computed."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.cell_proxy.prefix_index import PrefixIndex
@@ -154,7 +154,6 @@ def test_a_beginning_that_is_shorter_than_a_block_is_there_with_it() -> None:
     assert cell.listed == {11, 12, 13, 14}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(1, 30), min_size=1, max_size=4)), max_size=40))
 def test_a_reader_of_changes_ends_with_what_a_reader_of_all_has(steps: list[tuple[int, list[int]]]) -> None:
     cell = Cell()

@@ -1,7 +1,7 @@
 """Properties over random fleets: whatever breaks, the same planners bring every wanted cell back, and break no rule."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.planning.states import CellState
@@ -10,7 +10,6 @@ from tests.fleet.planning.world import World
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
 @given(
     wanted=st.integers(1, 3),
     nodes_per_cell=st.integers(1, 3),

@@ -375,4 +375,4 @@ class UnitsInAModelCloud(RuleBasedStateMachine):
 
 
 TestUnitsInAModelCloud = UnitsInAModelCloud.TestCase
-TestUnitsInAModelCloud.settings = settings(max_examples=200, stateful_step_count=40)
+TestUnitsInAModelCloud.settings = settings(stateful_step_count=40)

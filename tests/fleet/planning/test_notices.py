@@ -4,7 +4,7 @@ from datetime import timedelta
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.planning.decisions import Decision, DrainCell
@@ -101,7 +101,6 @@ NOTICE = st.tuples(
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
 @given(
     wanted=st.integers(1, 3),
     nodes_per_cell=st.integers(1, 2),

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.versions import INF2, LOCAL, P5, TRN1, spec
@@ -97,7 +97,6 @@ def test_the_simulator_takes_any_degrees() -> None:
     assert render_version(spec("sim", LOCAL, {"nodes": 2, "tp": 7}), LOCAL).degrees == Degrees(nodes=2, tp=7)
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(
     degrees=st.dictionaries(st.sampled_from(NAMES), st.integers(1, 70), max_size=5),
     name=st.sampled_from(sorted(INSTANCE_TYPES)),

@@ -4,7 +4,7 @@ from itertools import combinations, product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models_registry.planning.medusa_tree import (
@@ -67,7 +67,6 @@ def test_guesses_that_are_never_right_are_left_out() -> None:
     assert build_tree(((0.5, 0.0), (0.0,)), size=9, depth=2).as_json() == [[0]]
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(heads=accuracies(), size=st.integers(1, 5), data=st.data())
 def test_no_tree_of_this_size_and_depth_is_expected_to_accept_more(
     heads: Accuracies, size: int, data: st.DataObject
@@ -78,7 +77,6 @@ def test_no_tree_of_this_size_and_depth_is_expected_to_accept_more(
     assert tree.expected_accepted == pytest.approx(expected_accepted(tree.paths, heads))
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(heads=accuracies(heads=5, guesses=10), size=st.integers(1, 80))
 def test_every_built_tree_passes_the_check(heads: Accuracies, size: int) -> None:
     tree = build_tree(heads, size=size, depth=len(heads))

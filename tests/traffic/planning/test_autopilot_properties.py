@@ -4,7 +4,7 @@ import math
 from itertools import combinations
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tests.traffic.planning.steering import NAMES, NOW, ClosedLoop, constant, decide, region, utilisations, view
@@ -19,7 +19,6 @@ CAP = 0.8
 SLACK = 2e-3
 """Shares are rounded to hundredths of a point."""
 
-LONG = settings(deadline=None, max_examples=15)
 """For tests that run many passes in each example."""
 
 slots = st.one_of(st.just(0.0), st.floats(0.5, 200.0))
@@ -139,7 +138,6 @@ def test_a_region_that_loses_capacity_is_never_given_more(seen: TrafficView, sha
 
 
 @pytest.mark.slow
-@LONG
 @given(
     low=st.floats(0.4, 0.95),
     demand=st.floats(10.0, 75.0),
@@ -164,7 +162,6 @@ def test_a_capacity_that_flaps_moves_requests_once(low: float, demand: float, up
 
 
 @pytest.mark.slow
-@LONG
 @given(
     capacities=st.lists(st.tuples(slots, slots, slots), min_size=1, max_size=12),
     demands=st.tuples(slots, slots, slots),

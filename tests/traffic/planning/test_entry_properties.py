@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from traffic.planning.entry import (
@@ -85,7 +85,6 @@ class World:
         return decision
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(changes, max_size=25))
 def test_in_every_sequence_who_lives_gets_clients(steps: list[tuple[str, str, float, int]]) -> None:
     world = World()
@@ -107,7 +106,6 @@ def test_in_every_sequence_who_lives_gets_clients(steps: list[tuple[str, str, fl
             assert any(world.regions[each].evacuated or each not in live for each in lost), "only in a hurry"
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(changes, max_size=12))
 def test_what_is_wanted_is_in_force_soon_after_things_are_quiet(steps: list[tuple[str, str, float, int]]) -> None:
     world = World()

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine_agent.engines.sim.in_process import MODEL, application
@@ -80,7 +80,6 @@ PATHS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, f"{MESSAGES}/count_tokens", "/v
     st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),
     st.sets(st.sampled_from(sorted(RIGHT)), max_size=len(RIGHT)),
 )
-@settings(max_examples=300, deadline=None)
 async def test_no_body_breaks_the_server(path: str, odd: dict[str, Any], right: set[str]) -> None:
     body = {"model": MODEL, **{name: RIGHT[name] for name in right}, **odd}
     async with application() as served:
@@ -93,7 +92,6 @@ async def test_no_body_breaks_the_server(path: str, odd: dict[str, Any], right: 
 
 
 @given(st.binary(max_size=40))
-@settings(max_examples=50, deadline=None)
 async def test_what_is_no_json_is_refused(body: bytes) -> None:
     async with application() as served:
         statuses = [(await served.send(path, body))[0] for path in PATHS]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.cell_proxy import rewrite
@@ -31,8 +31,6 @@ arrivals = st.lists(st.tuples(st.integers(0, 30), lengths), max_size=25)
 """(before which step, (prompt tokens, output tokens, priority))"""
 cancellations = st.dictionaries(st.integers(0, 24), st.integers(0, 60), max_size=8)
 """sequence -> during which step its client leaves"""
-
-UNHURRIED = settings(max_examples=60, deadline=None)
 
 
 @dataclass
@@ -90,7 +88,6 @@ def run_to_the_end(
     return run
 
 
-@UNHURRIED
 @given(parameters_of_models, arrivals, cancellations)
 def test_every_request_gets_exactly_its_tokens_or_was_cancelled(
     parameters: ModelParameters, arriving: list[tuple[int, tuple[int, int, int]]], leaving: dict[int, int]
@@ -102,7 +99,6 @@ def test_every_request_gets_exactly_its_tokens_or_was_cancelled(
     assert all(run.tokens[name] < max(1, run.submitted[name].output_tokens) for name in run.cancelled)
 
 
-@UNHURRIED
 @given(parameters_of_models, arrivals)
 def test_requests_of_one_priority_are_admitted_in_the_order_they_came(
     parameters: ModelParameters, arriving: list[tuple[int, tuple[int, int, int]]]
@@ -116,7 +112,6 @@ def test_requests_of_one_priority_are_admitted_in_the_order_they_came(
         assert list(first) == expected
 
 
-@UNHURRIED
 @given(parameters_of_models, arrivals)
 def test_a_step_takes_time_and_reads_no_more_than_its_chunk(
     parameters: ModelParameters, arriving: list[tuple[int, tuple[int, int, int]]]
@@ -129,7 +124,6 @@ def test_a_step_takes_time_and_reads_no_more_than_its_chunk(
         assert step.prefilled or step.yielding
 
 
-@UNHURRIED
 @given(parameters_of_models, arrivals)
 def test_batch_prompts_have_their_share_of_a_step_and_batch_requests_rest_beside_an_urgent_prompt(
     parameters: ModelParameters, arriving: list[tuple[int, tuple[int, int, int]]]

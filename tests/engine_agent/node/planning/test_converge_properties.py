@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine_agent.node.planning.converge import observe, plan_convergence
@@ -171,13 +171,11 @@ def settle(world: World) -> None:
 
 @pytest.mark.slow
 @given(happenings)
-@settings(max_examples=100, deadline=None)
 def test_never_two_engines_nor_an_engine_that_ends_before_its_proxy(whats: list[Desired | str | float]) -> None:
     live(World(), whats)  # the world itself refuses two engines and a wrong order of ending
 
 
 @given(st.lists(st.integers(1, 4) | st.sampled_from(["engine dies", "proxy dies", "healthy"]), min_size=4, max_size=30))
-@settings(max_examples=100, deadline=None)
 def test_a_cell_never_starts_an_older_generation(generations_and_deaths: list[int | str]) -> None:
     world = World()
     for version, what in enumerate(generations_and_deaths, start=1):
@@ -188,7 +186,6 @@ def test_a_cell_never_starts_an_older_generation(generations_and_deaths: list[in
 
 
 @given(happenings)
-@settings(max_examples=100, deadline=None)
 def test_in_contact_a_generation_is_started_once_however_often_its_engine_dies(
     whats: list[Desired | str | float],
 ) -> None:
@@ -207,7 +204,6 @@ def _keeps_serving(what: Desired | str | float) -> bool:
 
 @given(happenings)
 @example([order(1, assignment(generation=2)), order(1, None), order(1, assignment(generation=1))])
-@settings(max_examples=100, deadline=None)
 def test_when_nothing_more_goes_wrong_the_node_ends_up_as_told_or_says_failed(
     whats: list[Desired | str | float],
 ) -> None:
@@ -230,7 +226,6 @@ def test_when_nothing_more_goes_wrong_the_node_ends_up_as_told_or_says_failed(
 
 
 @given(happenings)
-@settings(max_examples=60, deadline=None)
 def test_a_node_cut_off_for_ever_serves_again_whatever_died(whats: list[Desired | str | float]) -> None:
     world = World()
     live(world, whats)
@@ -241,7 +236,6 @@ def test_a_node_cut_off_for_ever_serves_again_whatever_died(whats: list[Desired 
 
 
 @given(happenings)
-@settings(max_examples=60, deadline=None)
 def test_repeating_the_order_in_force_changes_nothing(whats: list[Desired | str | float]) -> None:
     world = World()
     live(world, whats)

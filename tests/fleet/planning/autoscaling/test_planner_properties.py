@@ -148,7 +148,7 @@ def test_cells_go_only_by_an_agreement_that_was_seen(scaled: ScalingView) -> Non
 
 @pytest.mark.slow
 @given(st.floats(0, 180), st.integers(1, 20))
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 3)
 def test_a_constant_load_comes_to_rest(load: float, begin: int) -> None:
     scaled = view()
     (there,) = scaled.places
@@ -159,7 +159,7 @@ def test_a_constant_load_comes_to_rest(load: float, begin: int) -> None:
 
 @pytest.mark.slow
 @given(st.floats(5, 90), st.floats(0, 1), st.floats(30, 580), st.floats(0, 2 * math.pi))
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 3)
 def test_a_swing_shorter_than_the_agreement_moves_nothing(mean: float, swing: float, period: float, at: float) -> None:
     def load(second: float) -> float:
         return mean * (1 + swing * math.sin(at + 2 * math.pi * second / period))
@@ -170,7 +170,7 @@ def test_a_swing_shorter_than_the_agreement_moves_nothing(mean: float, swing: fl
 
 @pytest.mark.slow
 @given(st.floats(20, 60), st.floats(0.3, 0.9), st.integers(3600, 14_400))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 def test_a_slow_swing_is_followed_without_trembling(mean: float, swing: float, period: int) -> None:
     def load(second: float) -> float:
         return mean * (1 + swing * math.sin(2 * math.pi * second / period))
@@ -182,7 +182,6 @@ def test_a_slow_swing_is_followed_without_trembling(mean: float, swing: float, p
 
 
 @given(st.lists(st.none() | st.floats(0, 300), min_size=1, max_size=80))
-@settings(max_examples=60)
 def test_nothing_is_taken_away_while_the_agreement_is_shorter_than_its_time(load: list[float | None]) -> None:
     looks = [None if one is None else PlaceLoad(one) for one in load]
     numbers = [decision.wanted for decision in course(view(), looks)]

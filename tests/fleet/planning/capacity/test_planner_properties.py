@@ -105,7 +105,7 @@ def check(view: CapacityView, plan: CapacityPlan) -> None:
 
 @pytest.mark.slow
 @given(views())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 def test_no_plan_breaks_what_there_is(view: CapacityView) -> None:
     for solver in (solve, no_solver):
         plan = plan_capacity(view, UNHURRIED, solver)
@@ -115,7 +115,6 @@ def test_no_plan_breaks_what_there_is(view: CapacityView) -> None:
 
 @pytest.mark.slow
 @given(views())
-@settings(max_examples=20, deadline=None)
 def test_what_has_machines_and_time_is_covered_without_a_word(view: CapacityView) -> None:
     """Where machines and ranges never end, only what must start first is lacking."""
     pools = tuple(MachinePool(region, one, "all", 100_000, 5.0) for region in (EAST, WEST) for one in TYPES)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.planning.decisions import CordonNode, OpenIncident, RequestReplacement
@@ -91,7 +91,6 @@ def test_a_third_of_a_cohort_slow_is_a_common_cause_and_touches_no_hardware() ->
     assert {type(decision) for decision in plan_faults(view, SETTINGS, NOW)} == {OpenIncident}
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(19.0, 21.0), min_size=6, max_size=12), st.floats(2.0, 1000.0))
 def test_only_the_slow_one_is_ever_blamed_in_a_cohort_of_like_machines(steps_ms: list[float], factor: float) -> None:
     slow = {f"f{place}": (ms,) * 5 for place, ms in enumerate(steps_ms)}
@@ -106,7 +105,6 @@ LOOKS = st.lists(
 
 
 @given(LOOKS)
-@settings(max_examples=40)
 def test_what_was_compared_before_decides_nothing(looks: list[tuple[int, float, dict[str, Any]]]) -> None:
     for count, step_ms, changes in looks:
         view = cells(count, {"f3": (step_ms,) * 5}, **changes)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.planning.decisions import CordonNode, MoveNode, OpenIncident, ReplaceNode, RequestReplacement
@@ -110,7 +110,6 @@ def test_silence_condemns_nobody_while_its_rule_is_not_in_force(mode: RuleMode) 
     assert [found.shadow for found in incidents(view).values()] == ([True] if mode is RuleMode.SHADOW else [])
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

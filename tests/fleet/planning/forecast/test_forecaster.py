@@ -2,7 +2,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.planning.forecast.forecaster import forecast_series
@@ -80,7 +80,6 @@ def test_quantiles_rest_on_errors_once_half_a_day_of_them_is_known(count: int, i
     first=st.sampled_from([method.value for method in Method]),
     factor=st.floats(1.0, 50.0),
 )
-@settings(max_examples=60, deadline=None)
 def test_whatever_the_history_lacks_a_forecast_is_finite_and_no_multiple_of_what_was_seen(
     loads: list[float | None], first: str, factor: float
 ) -> None:

@@ -5,7 +5,7 @@ from itertools import combinations
 from statistics import NormalDist, fmean, pstdev
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.planning.load.statistics import count_above, greater_by_chance, more_by_chance, quantile_bucket
@@ -29,7 +29,6 @@ def by_counting(one: list[int], other: list[int]) -> float:
     return 1.0 if spread == 0 else 1 - NormalDist().cdf((u_of(one, other) - fmean(all_u) - 0.5) / spread)
 
 
-@settings(deadline=None, max_examples=50)
 @given(one=samples, other=samples)
 def test_ties_are_corrected_for_as_counting_all_splits_would(one: list[int], other: list[int]) -> None:
     assert greater_by_chance(Counter(one), Counter(other)) == pytest.approx(by_counting(one, other), abs=1e-9)
@@ -43,7 +42,6 @@ def test_higher_samples_are_hardly_chance_and_alike_or_missing_ones_are() -> Non
     assert greater_by_chance({}, low) == 1.0
 
 
-@settings(deadline=None)
 @given(hits=st.integers(0, 4), other_hits=st.integers(0, 4))
 def test_the_exact_test_of_shares_counts_every_split(hits: int, other_hits: int) -> None:
     tries, other_tries = 4, 5

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.planning.decisions import Decision, LaunchNodes, RetireNode, StartCell
@@ -167,7 +167,6 @@ class MarketWorld(World):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
 @given(
     choices=st.lists(CHOICES, min_size=1, max_size=3),
     size=st.integers(1, 2),

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fleet.planning.placement.distance import Path, total_distance
@@ -34,7 +34,6 @@ def that_fit(topologies: list[Path], wanted: list[int]) -> list[int]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(topologies=machines, wanted=sizes)
 @example(topologies=[("a", "a", x) for x in "aabbcccd"], wanted=[4, 3])
 @example(topologies=[tuple(path) for path in ("aaa", "aab", "aba", "abb", "baa", "bab", "bba")], wanted=[3, 2, 2])

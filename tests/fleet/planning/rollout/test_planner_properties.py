@@ -51,7 +51,7 @@ def _surging(*, max_unavailable: int, surge: int) -> UpdatePolicy:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     policy=policies,
     wanted=sizes,

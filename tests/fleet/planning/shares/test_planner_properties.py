@@ -55,7 +55,7 @@ def test_who_needs_most_gets_all_and_gives_it_back_later() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most_down", [1, 3])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 @given(st.lists(st.one_of(wants, kills), max_size=6), st.integers(0, 2))
 def test_it_never_takes_what_it_may_not_and_comes_to_rest(
     most_down: int, steps: list[tuple[str, int, int]], spare: int
@@ -86,7 +86,7 @@ def assert_nobody_lacks_what_a_lower_one_could_spare(one: ShareWorld) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=12))
 def test_a_load_that_swings_moves_cells_no_oftener_than_they_are_kept(loads: list[int]) -> None:
     one = world()
@@ -126,7 +126,6 @@ quotas = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(st.lists(claims, max_size=6), quotas)
 def test_quotas_are_never_exceeded_and_nothing_is_left_that_could_be_had(
     wanted: list[Wants], stated: list[QuotaView]
@@ -151,7 +150,6 @@ def test_quotas_are_never_exceeded_and_nothing_is_left_that_could_be_had(
             assert not (fits and may), (place, limit)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(claims, max_size=5), quotas)
 def test_a_grant_by_quota_stays_once_it_is_in_force(wanted: list[Wants], stated: list[QuotaView]) -> None:
     fleet = pool(*wanted, quotas=stated)
@@ -177,7 +175,6 @@ scoped_quotas = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(st.lists(claims, max_size=6), scoped_quotas)
 def test_neither_quotas_of_a_region_nor_those_over_all_are_exceeded_and_grants_stay(
     wanted: list[Wants], stated: list[QuotaView]
