@@ -3,8 +3,8 @@
     .venv/bin/python -m bench start [--engine sim|vllm] [--rounds 3]
 
 Each round starts a fleet in a new home, stops it, and starts it again. The fleet has its own ports. The time is that of
-the command until every cell is ready, and the CPU seconds are those of all its processes by then. On a busy machine only
-the CPU seconds mean something.
+the command until every cell is ready. The CPU seconds are those of all its processes by then; compare these
+on a busy machine.
 """
 
 import argparse

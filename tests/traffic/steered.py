@@ -20,7 +20,9 @@ SLOTS = 10
 
 
 class Steered:
-    """`rates`: requests a second of each region's applications; each takes a second. Reports come every 2 s."""
+    """`rates`: requests a second of each region's applications; each takes a second."""
+
+    REPORT_EVERY_S = 2
 
     def __init__(self, cells: dict[str, int], rates: dict[str, float]) -> None:
         self.now = NOW
@@ -51,7 +53,7 @@ class Steered:
         changed = []
         until = self.now + timedelta(seconds=seconds)
         while self.now < until:
-            self.now += timedelta(seconds=2)
+            self.now += timedelta(seconds=self.REPORT_EVERY_S)
             self._report()
             changed += autopilot_run(now=self.now)
         tables_publish(now=self.now)
@@ -67,7 +69,7 @@ class Steered:
         for region, rate in self.rates.items():
             if region in self.silent:
                 continue
-            self._totals[region] += 2 * rate
+            self._totals[region] += self.REPORT_EVERY_S * rate
             cells = Cell.objects.filter(region_id=region, state=CellState.READY).values_list("id", flat=True)
             telemetry = _telemetry(round(self._totals[region]), rate, list(cells))
             stated = {"telemetry": telemetry, "cells": dict.fromkeys(cells, "up"), "revision": 1}

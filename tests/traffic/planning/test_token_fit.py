@@ -62,7 +62,7 @@ def sums_of(totals: list[WorkTotals]) -> WorkSums:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "parameters",
     [

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.django_db
 class Scaled(Steered):
     """Two regions whose cells are ranges; cells that are wanted are there in the next moment."""
 
+    REPORT_EVERY_S = 6
+
     def __init__(self, rates: dict[str, float], **policy: object) -> None:
         super().__init__({EAST: 3, WEST: 3}, rates)
         ranges = dict.fromkeys((EAST, WEST), CellRange(1, 9))

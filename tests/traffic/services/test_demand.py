@@ -23,10 +23,10 @@ NUMBER = BEGAN.hour * 12
 
 
 class Metered:
-    """Two regions with an ingress each, and a planner that looks every 5 s."""
+    """Two regions with an ingress each, and a planner that looks every 10 s."""
 
     def __init__(self) -> None:
-        self.now = BEGAN - timedelta(seconds=5)
+        self.now = BEGAN - timedelta(seconds=10)
         self.meter = DemandMeter()
         self.pools: dict[str, dict[str, object]] = {EAST: {"in_flight": 12}, WEST: {"in_flight": 4}}
         for port, region in enumerate((EAST, WEST)):
@@ -38,7 +38,7 @@ class Metered:
         """Let time pass; returns how many series got a slot."""
         written, until = 0, self.now + timedelta(seconds=seconds)
         while self.now < until:
-            self.now += timedelta(seconds=5)
+            self.now += timedelta(seconds=10)
             for region in {EAST, WEST} - set(silent):
                 telemetry = {"pools": {"sim-70b": self.pools[region]}}
                 reports = IngressReport.objects.filter(ingress__region_id=region)
@@ -106,9 +106,9 @@ def test_classes_are_split_as_leaders_report_them() -> None:
     cell = rows.cell("c-1", node, region=rows.region(EAST))
     said = {"realtime": {"in_flight": 1}, "batch": {"in_flight": 2}, "x" * 16: {"in_flight": 9}}
     report = NodeReport.objects.update_or_create(node=node, defaults={"cell": cell.id, "load": {"classes": said}})[0]
-    for _ in range(62):
+    for _ in range(31):
         NodeReport.objects.filter(pk=report.pk).update(last_seen_at=fleet.now)
-        fleet.look(5)
+        fleet.look(10)
 
     assert (loads(), loads(serving_class="batch")) == ([4.0], [8.0])
     assert set(DemandDay.objects.values_list("serving_class", flat=True)) == {"realtime", "batch"}

@@ -74,7 +74,7 @@ def test_an_hour_is_split_by_measured_weights_once_there_are_some_and_says_so() 
     shared("reader", 0)
     shared("writer", 1000)
     CostShare.objects.filter(tenant="reader").update(prompt_tokens=10_000)
-    watched(160)
+    watched(80)
     assert token_fit_all(now=NOW + timedelta(minutes=5)) == 1
     fit = TokenFit.objects.get()
     assert (fit.version, fit.instance_type, fit.nodes, fit.bounded) == ("sim-70b@1", rows.KIND, 1, False)
@@ -105,7 +105,7 @@ def test_without_a_fit_prices_of_tokens_weigh_and_without_these_lists_do(priced:
 @pytest.mark.slow
 def test_a_fit_that_nothing_renews_is_given_up_and_old_days_are_forgotten() -> None:
     a_cell()
-    watched(160)
+    watched(80)
     assert token_fit_all(now=NOW) == 1
     long_after = NOW + timedelta(days=FIT_DAYS + 2)
     assert token_fit_all(now=long_after) == 0
@@ -117,7 +117,7 @@ def test_a_fit_that_nothing_renews_is_given_up_and_old_days_are_forgotten() -> N
 def test_a_node_cannot_say_what_another_does() -> None:
     """What a lying leader says is summed under its own name; three honest ones outvote it."""
     a_cell()
-    watched(160)
+    watched(80)
     honest = TokenWork.objects.get()
     for name in ("n-c", "n-d"):
         TokenWork.objects.create(

@@ -53,7 +53,7 @@ def test_an_outage_opens_one_incident_with_its_evidence_and_closes_it_when_cells
     fleet.run(16)
     assert opened() == []
     assert "its cells serve again" in Incident.objects.get(kind=NO_USABLE_CELL).resolution
-    fleet.run(120)
+    fleet.run(60)
     assert Incident.objects.filter(kind=NO_USABLE_CELL).count() == 1
 
 
