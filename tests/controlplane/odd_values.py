@@ -75,7 +75,7 @@ class Walk:
     def __init__(self, client: Any, each: int) -> None:
         self._client, self._each = client, each
         client.raise_request_exception = False
-        self._turns = {id(values): cycle(values.items()) for values in (ODD_TEXTS, ODD_JSON)}
+        self._turns = {id(values): cycle(values.items()) for values in (ODD_TEXTS, ODD_JSON, ODD_BODIES)}
         self.wrong: list[str] = []
 
     def odd(self, values: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -94,7 +94,7 @@ class Walk:
 
     def bodies(self, method: str, path: str, body: Any) -> None:
         """Send odd values in every place of a body."""
-        for name, odd in ODD_BODIES.items():
+        for name, odd in self.odd(ODD_BODIES):
             self.send(name, method, path, odd)
         for place in places(body):
             for name, odd in self.odd(ODD_JSON):

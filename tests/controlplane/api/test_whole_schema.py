@@ -1,6 +1,8 @@
 """Schemathesis asks what the OpenAPI document allows, and more: no server error, no answer that it does not promise.
 
 Deterministic: the same requests every time. `SWITCHYARD_SCHEMA_EXAMPLES=400` asks more of each operation by hand.
+Long, because the default run has cheaper tests of the same: `DescribedClient` checks the responses of all tests,
+`test_odd_values.py` sends odd values, and `test_api_matrix.py` sends requests without a token.
 Schemathesis takes a second to import: only who runs this does.
 """
 
@@ -128,7 +130,7 @@ def fuzz(cases: st.SearchStrategy[Any], headers: dict[str, str], examples: int) 
     return sent
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_response_is_promised_and_anonymous_requests_get_none() -> None:
     client = bearer()
