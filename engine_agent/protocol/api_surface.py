@@ -1,11 +1,15 @@
-"""What applications may call: one row for each path. The ingress serves these and no others, the cell proxy counts by
-them, and docs/api-applications.md is made of them. No rule here looks at a request.
+"""The API of applications: one row for each path, and the form of errors. The ingress serves only these paths, the cell
+proxy counts tokens by them, and docs/api-applications.md is generated from them. Pure.
 
-Paths are served as they are written here, byte by byte: another spelling of one (an escape, a doubled slash, a slash at
-its end, other letters) is none, for the ingress, the cell proxy and the engine might each read it in its own way. Where
-GET is served, HEAD is too.
+Paths must match byte by byte. Another spelling (an escape, a doubled slash, a trailing slash, other case) is an unknown
+path, because the ingress, the cell proxy and the engine could each normalize it differently. Paths that serve GET also
+serve HEAD.
 
-Sources: OpenAI's and Anthropic's references, and the routes of vLLM 0.32 (`vllm/entrypoints/**/api_router.py`).
+Errors have the form of OpenAI's or Anthropic's API, also where an engine answers in another form. In Anthropic's form
+they keep `param` and `code`, which its types do not express.
+
+Sources: OpenAI's reference and openai-python's `_exceptions.py`, Anthropic's reference, and the routes of vLLM 0.32
+(`vllm/entrypoints/**/api_router.py`).
 """
 
 from collections.abc import Mapping
@@ -21,17 +25,17 @@ class AnsweredBy(StrEnum):
 
 
 class Counting(StrEnum):
-    """Where an engine says what a request used."""
+    """Where an engine reports the tokens of a request."""
 
-    STREAM_OPTIONS = "`usage`; of a stream, which the proxy asks for by `stream_options`"
-    RESPONSE_USAGE = "`usage` of the response object, in a stream that of its last event"
-    MESSAGE_USAGE = "`usage` of the message, in a stream those of `message_start` and `message_delta`"
-    PROMPT_USAGE = "`usage`: prompt tokens alone"
+    STREAM_OPTIONS = "`usage`; in streams requested by the proxy with `stream_options`"
+    RESPONSE_USAGE = "`usage` of the response object; in streams of the last event"
+    MESSAGE_USAGE = "`usage` of the message; in streams of `message_start` and `message_delta`"
+    PROMPT_USAGE = "`usage`: only prompt tokens"
     NOTHING = "nothing is counted"
 
 
 class ErrorForm(StrEnum):
-    """Whose form of an error a client of the path reads."""
+    """The API whose error format clients of a path expect."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -39,9 +43,11 @@ class ErrorForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ApiPath:
-    """One path. `{…}` stands for one segment, `{model}` for a name that may have slashes. `has_model`: its body names
-    the model, by which it is routed. `has_priority`: the engine schedules it by a member `priority`. `engines`: which
-    of ours have it, if their model does."""
+    """One path. `{…}` stands for one segment, `{model}` for a name that may contain slashes.
+
+    `has_model`: its body names the model, which selects the route. `has_priority`: engines read `priority` from its
+    body. `engines`: those that serve it if their model can.
+    """
 
     path: str
     methods: tuple[str, ...]
@@ -61,29 +67,31 @@ def _inference(path: str, what: str, counting: Counting, *, streams: bool = Fals
 
 
 def _kept(path: str, methods: tuple[str, ...], what: str) -> ApiPath:
-    """What the control plane keeps. Its requests to cells, where it makes any, are counted like all others."""
+    """A path that the control plane answers. Its requests to cells are counted like all others."""
     return ApiPath(path, methods, what, AnsweredBy.CONTROL_PLANE, has_model=False)
 
 
 API_PATHS: Final[tuple[ApiPath, ...]] = (
     _inference("/v1/chat/completions", "chat", Counting.STREAM_OPTIONS, streams=True),
     _inference("/v1/completions", "completions", Counting.STREAM_OPTIONS, streams=True),
-    _inference("/v1/responses", "responses; kept ones go by the control plane", Counting.RESPONSE_USAGE, streams=True),
+    _inference(
+        "/v1/responses", "responses; the control plane answers stored ones", Counting.RESPONSE_USAGE, streams=True
+    ),
     ApiPath(
         "/v1/responses/{id}",
         ("GET", "DELETE"),
-        "a response that was kept",
+        "a stored response",
         AnsweredBy.CONTROL_PLANE,
         has_model=False,
     ),
     ApiPath(
         "/v1/responses/{id}/cancel",
         ("POST",),
-        "end one in the background",
+        "cancel a background response",
         AnsweredBy.CONTROL_PLANE,
         has_model=False,
     ),
-    ApiPath("/v1/responses/{id}/input_items", ("GET",), "what went into it", AnsweredBy.CONTROL_PLANE, has_model=False),
+    ApiPath("/v1/responses/{id}/input_items", ("GET",), "its input items", AnsweredBy.CONTROL_PLANE, has_model=False),
     _inference(
         "/v1/messages", "Anthropic's messages", Counting.MESSAGE_USAGE, streams=True, errors=ErrorForm.ANTHROPIC
     ),
@@ -102,12 +110,12 @@ API_PATHS: Final[tuple[ApiPath, ...]] = (
     _inference("/tokenize", "a text as tokens", Counting.NOTHING),
     _inference("/detokenize", "tokens as a text", Counting.NOTHING),
     ApiPath("/v1/models", ("GET",), "the models that the key may use", AnsweredBy.INGRESS, has_model=False),
-    ApiPath("/v1/models/{model}", ("GET",), "one of them", AnsweredBy.INGRESS, has_model=False),
+    ApiPath("/v1/models/{model}", ("GET",), "one model", AnsweredBy.INGRESS, has_model=False),
     *(
         ApiPath(
             path,
             ("GET",),
-            "whether this ingress serves; with ?model=: whether a cell here does",
+            "whether this ingress serves; with ?model=: whether a cell here serves it",
             AnsweredBy.INGRESS,
             has_model=False,
         )
@@ -116,25 +124,25 @@ API_PATHS: Final[tuple[ApiPath, ...]] = (
     ApiPath("/version", ("GET",), "the version of Switchyard", AnsweredBy.INGRESS, has_model=False),
     _kept("/v1/async/chat/completions", ("POST",), "chat, answered later"),
     _kept("/v1/async/completions", ("POST",), "completions, answered later"),
-    _kept("/v1/async/{id}", ("GET", "DELETE"), "how such a request stands; end it"),
-    _kept("/v1/files", ("GET", "POST"), "list the tenant's files; upload one, as a form"),
+    _kept("/v1/async/{id}", ("GET", "DELETE"), "state of such a request; cancel it"),
+    _kept("/v1/files", ("GET", "POST"), "list the tenant's files; upload one as a form"),
     _kept("/v1/files/{id}", ("GET", "DELETE"), "a file; delete it"),
-    _kept("/v1/files/{id}/content", ("GET",), "its bytes"),
-    _kept("/v1/batches", ("GET", "POST"), "list the tenant's batches; begin one over a file"),
-    _kept("/v1/batches/{id}", ("GET",), "how a batch stands"),
-    _kept("/v1/batches/{id}/cancel", ("POST",), "end one; what is answered already stays"),
-    _kept("/v1/usage", ("GET",), "what the key's tenant used"),
+    _kept("/v1/files/{id}/content", ("GET",), "content of a file"),
+    _kept("/v1/batches", ("GET", "POST"), "list the tenant's batches; start one from a file"),
+    _kept("/v1/batches/{id}", ("GET",), "state of a batch"),
+    _kept("/v1/batches/{id}/cancel", ("POST",), "cancel a batch; finished answers stay"),
+    _kept("/v1/usage", ("GET",), "usage of the key's tenant"),
 )
 """In the order of the documentation page."""
 CELL_PATHS: Final[Mapping[str, ApiPath]] = {row.path: row for row in API_PATHS if row.answered_by is AnsweredBy.CELL}
-"""What goes to engines. None of them has a variable part."""
+"""Paths that engines answer. None of them has a variable part."""
 ANTHROPIC_PATHS: Final = tuple(row.path for row in API_PATHS if row.errors is ErrorForm.ANTHROPIC)
 LOADING_PATHS: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 LOADING_REFUSED: Final = (
-    "adapters belong to a model version and are loaded with its cells: one that a request loaded would be on one cell,"
-    " for everybody who uses it, and gone with its next start"
+    "adapters belong to a model version and are loaded with its cells: an adapter loaded by a request would be on one"
+    " cell, for all its users, and lost at its next start"
 )
-"""Why these are refused to everybody, by the ingress (docs/design/models.md#lora-adapters)."""
+"""Why the ingress rejects these for every client (docs/design/models.md#lora-adapters)."""
 
 
 ANTHROPIC_TYPES: Final = {
@@ -148,14 +156,14 @@ ANTHROPIC_TYPES: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Of other statuses, see `anthropic_type`."""
+"""For other statuses see `anthropic_type`."""
 OPENAI_TYPES: Final = frozenset(
     {"invalid_request_error", "server_error", "rate_limit_error", "authentication_error", "permission_error"}
     | {"insufficient_quota", "requests", "tokens"}
 )
-"""That clients of OpenAI's API know. Another one, of an engine, is replaced by that of the status."""
+"""Types that clients of OpenAI's API know. Other types of engines are replaced by the type of the status."""
 CONTEXT_LENGTH_EXCEEDED: Final = "context_length_exceeded"
-"""Code of a prompt that is too long. Clients shorten their conversations by it."""
+"""Code of a prompt that is too long. Clients shorten their conversations when they get it."""
 
 
 def openai_type(status: int) -> str:
@@ -175,7 +183,7 @@ def error_object(
     param: str | None = None,
     kind: str | None = None,
 ) -> dict[str, object]:
-    """The JSON object of an error. `kind`: OpenAI's type of it, where it is not that of its status."""
-    of_status = anthropic_type(status) if form is ErrorForm.ANTHROPIC else kind or openai_type(status)
-    error = {"message": message, "type": of_status, "param": param, "code": code}
+    """Returns the JSON object of an error. `kind`: OpenAI's type, if it is not the usual type of the status."""
+    type_ = anthropic_type(status) if form is ErrorForm.ANTHROPIC else kind or openai_type(status)
+    error = {"message": message, "type": type_, "param": param, "code": code}
     return {"type": "error", "error": error} if form is ErrorForm.ANTHROPIC else {"error": error}

@@ -23,7 +23,7 @@ from engine_agent.protocol.messages import (
 
 MAX_FRAME_BYTES = 256 * 1024
 FAULT_BYTES_MAX = 32 * 1024
-"""Twice what the last lines of a log take."""
+"""Twice the size of the last lines of a log."""
 
 _encoder = msgspec.json.Encoder()
 _up: "msgspec.json.Decoder[UpMessage]" = msgspec.json.Decoder(UpMessage)
@@ -33,18 +33,16 @@ M = TypeVar("M")
 
 
 class BadMessage(ValueError):
-    """A frame that is no message of this protocol; the text says where and why."""
+    """A frame that is not a message of this protocol; the text names the place and the reason."""
 
 
 class TooLong(BadMessage):
-    """A message that does not fit into a frame."""
+    """A message that does not fit into one frame."""
 
 
 def encode(message: UpMessage | DownMessage) -> bytes:
-    """Encode one message.
-
-    Raises:
-        TooLong: the frame would exceed `MAX_FRAME_BYTES`.
+    """Raises:
+    TooLong: the frame would exceed `MAX_FRAME_BYTES`.
     """
     frame = encode_unbounded(message)
     if len(frame) > MAX_FRAME_BYTES:
@@ -53,12 +51,12 @@ def encode(message: UpMessage | DownMessage) -> bytes:
 
 
 def encode_unbounded(message: UpMessage | DownMessage) -> bytes:
-    """Encode one message that is to be taken apart, however long it is."""
+    """Encodes a message of any length, to be split into parts."""
     return _encoder.encode(message)
 
 
 def bounded_fault(fault: Fault) -> Fault:
-    """The fault within the limits of the protocol: evidence that is too long is left out whole, and that is said."""
+    """Returns the fault within the limits of the protocol. Evidence that is too long is replaced by its size."""
     short = Fault(fault.signature[:SIGNATURE_CHARS_MAX], fault.summary[:SUMMARY_CHARS_MAX], fault.evidence)
     size = len(_encoder.encode(short))
     if size <= FAULT_BYTES_MAX:
@@ -67,7 +65,7 @@ def bounded_fault(fault: Fault) -> Fault:
 
 
 def decode_up(frame: bytes | str) -> UpMessage:
-    """Decode a frame from an agent.
+    """Decodes a frame from an agent.
 
     Raises:
         BadMessage: too long, not JSON, or not a message of the protocol.
@@ -76,7 +74,7 @@ def decode_up(frame: bytes | str) -> UpMessage:
 
 
 def decode_down(frame: bytes | str, *, limit_bytes: int = MAX_FRAME_BYTES) -> DownMessage:
-    """Decode a frame from the control plane. `limit_bytes` is another one only for what parts made whole.
+    """Decodes a frame from the control plane. `limit_bytes` is higher only for messages joined from parts.
 
     Raises:
         BadMessage: too long, not JSON, or not a message of the protocol.
@@ -98,18 +96,18 @@ def _too_long(frame: bytes | str, limit_bytes: int) -> TooLong:
 
 
 PIECE_BYTES = 180 * 1024
-"""Base64 makes 240 KiB of it, which leaves room for the rest of the frame."""
+"""240 KiB in Base64, which leaves room for the rest of the frame."""
 MAX_PARTS = 256
-"""45 MiB of table; 20,000 keys take 5."""
+"""45 MiB of table; 20,000 keys take 5 MiB."""
 LONG = {str(kind.__struct_config__.tag): kind for kind in (RoutingTable, ApplicationTls, Trust, Certificate)}
-"""What may be longer than a frame: all keys, all certificates of a region, or revocation lists."""
+"""Messages that may be longer than a frame: all keys, all certificates of a region, or revocation lists."""
 
 
 def frames_of(message: DownMessage) -> tuple[bytes, ...]:
-    """A message as the frames that carry it: one, or as many as a long one needs.
+    """Returns the frames that carry a message: one, or as many as a long message needs.
 
     Raises:
-        BadMessage: it is too long, and none of `LONG` or longer than `MAX_PARTS` parts.
+        BadMessage: the message is too long and not of a kind in `LONG`, or needs more than `MAX_PARTS` parts.
     """
     try:
         return (encode(message),)
@@ -134,51 +132,51 @@ def _revision(message: DownMessage) -> int:
 
 @dataclass(slots=True)
 class _Pieces:
-    """Of the newest message of a kind."""
+    """The parts of the newest message of a kind."""
 
     revision: int = 0
     digest: str = ""
     count: int = 0
-    there: dict[int, bytes] = field(default_factory=dict)
+    received: dict[int, bytes] = field(default_factory=dict)
 
 
 class MessageAssembly:
-    """The parts of one connection that came so far, of the newest message of each kind only."""
+    """Collects the parts that arrived over one connection, of the newest message of each kind."""
 
     def __init__(self) -> None:
         self._pieces = {tag: _Pieces() for tag in LONG}
 
     def take(self, part: TablePart) -> DownMessage | None:
-        """Keep a part. Returns the message if this made it whole.
+        """Adds a part. Returns the message if it is complete now.
 
         Raises:
-            BadMessage: the part, or the message that it made whole, cannot be one.
+            BadMessage: the part or the complete message is invalid.
         """
         if part.of not in LONG:
-            raise BadMessage(f"a part of {part.of[:40]!r}, which is never taken apart")
+            raise BadMessage(f"a part of {part.of[:40]!r}, which is never split")
         if not (0 < part.count <= MAX_PARTS and 0 <= part.index < part.count and len(part.piece) <= PIECE_BYTES):
             raise BadMessage(
-                f"part {part.index} of {part.count} with {len(part.piece)} bytes is no part of a {part.of}"
+                f"part {part.index} of {part.count} with {len(part.piece)} bytes is not a part of a {part.of}"
             )
         pieces = self._pieces[part.of]
         if part.revision < pieces.revision:
             return None
         if (part.revision, part.digest, part.count) != (pieces.revision, pieces.digest, pieces.count):
             pieces = self._pieces[part.of] = _Pieces(part.revision, part.digest, part.count)
-        pieces.there[part.index] = part.piece
-        if len(pieces.there) < part.count:
+        pieces.received[part.index] = part.piece
+        if len(pieces.received) < part.count:
             return None
-        whole = b"".join(pieces.there[number] for number in range(part.count))
-        pieces.there = {}
+        whole = b"".join(pieces.received[number] for number in range(part.count))
+        pieces.received = {}
         return _whole_message(whole, part)
 
 
 def _whole_message(whole: bytes, part: TablePart) -> DownMessage:
     if hashlib.sha256(whole).hexdigest() != part.digest:
-        raise BadMessage(f"the parts of {_name(part)} do not make the message that they speak of")
+        raise BadMessage(f"the parts of {_name(part)} do not have the digest of their message")
     message = decode_down(whole, limit_bytes=MAX_PARTS * PIECE_BYTES)
     if not isinstance(message, LONG[part.of]) or _revision(message) != part.revision:
-        raise BadMessage(f"the parts of {_name(part)} make a {type(message).__name__} of another one")
+        raise BadMessage(f"the parts of {_name(part)} form a different {type(message).__name__}")
     return message
 
 

@@ -1,10 +1,10 @@
-"""Which options and variables an engine may be given. The control plane checks them when a version is written, the
-agent again before it starts an engine, so that an order of any age and origin runs no program but the engine. Pure.
+"""The options and environment variables that an engine may get. The control plane checks them when a version is
+written, and the agent checks them again before it starts an engine, so that no order can run another program. Pure.
 
-An option is listed only if no value of it names code to import, a file to read or write, or an address to listen on or
-connect to. Where some values do, the harmless ones are listed (`VALUES`). Whatever the option, a value that can be a
-path or a URL is refused, unless it is where an artifact of the plan lies. Admins may widen the lists by name
-(`EnginePlan.widened`), except by what the agent sets itself (`AGENTS_OWN`).
+An option is allowed only if none of its values names code to import, a file to read or write, or an address. `VALUES`
+lists the harmless values of options that also have harmful ones. Any value that can be a path or a URL is rejected,
+unless it is the location of an artifact of the plan. Admins may allow more names (`EnginePlan.widened`), except those
+that the agent sets itself (`AGENTS_OWN`).
 """
 
 import re
@@ -34,16 +34,16 @@ _RENDERED = """
     additional-config decode-context-parallel-size enable-lora max-lora-rank pipeline-parallel-size
     prefill-context-parallel-size quantization speculative-config tensor-parallel-size
 """
-"""What a version states in fields of its own, each checked where it is read."""
+"""Options that a version states in its own fields, each checked where it is read."""
 _LAUNCHER_OPTIONS = "batch-prompt-tokens"
-"""Of the engine's launcher, which makes of it what vLLM knows; the plugin for Neuron has a scheduler of its own."""
+"""Options of the engine's launcher, which translates them for vLLM; the plugin for Neuron has its own scheduler."""
 _SIM_OPTIONS = """
     base-ms batch-prompt-tokens decode-step-ms decode-step-per-seq-ms extension-s fault gb-per-s grace-s
     kv-capacity-tokens lease-s load-time-s max-model-len max-num-seqs mb-per-token prefill-chunk-tokens
     prefill-tokens-per-s prefix-block-tokens rendezvous-timeout-s renew-s seed step-jitter
 """
 _GENERIC_OPTIONS = "command context-length n-batch n-threads n-threads-batch n-ubatch seed"
-"""Of `llama-cpp`. What other programs take, an admin allows by name, and the programs themselves by `--command`."""
+"""Options of `llama-cpp`. Admins allow those of other programs by name, and the programs by `--command`."""
 _EVERY_VARIABLE = "OMP_NUM_THREADS OMP_WAIT_POLICY"
 _CELL_VARIABLES = "SWITCHYARD_CELL_COLLECTIVES SWITCHYARD_CELL_HANG_S"
 _VLLM_VARIABLES = """
@@ -76,7 +76,7 @@ VALUES: Mapping[str, frozenset[str]] = {
     "load-format": frozenset({"auto", "dummy", "safetensors"}),
     "tokenizer-mode": frozenset({"auto", "hf", "mistral", "slow"}),
 }
-"""Options of which other values are a path, a plugin or a format that may hold code (pickle)."""
+"""Options whose other values are a path, a plugin or a format that may contain code (pickle)."""
 KEYS: Mapping[str, frozenset[str]] = {
     "additional-config": frozenset({"max_prompt_length", *SETTINGS}),
     "speculative-config": frozenset(
@@ -86,32 +86,32 @@ KEYS: Mapping[str, frozenset[str]] = {
         }
     ),
 }
-"""Options that are JSON objects, of which other keys name code or files."""
+"""Options that are JSON objects, with their allowed keys. Other keys name code or files."""
 PLACE_KEYS = frozenset({"quantized_checkpoints_path"})
-"""Keys of JSON options whose values are places on a node: NxDI keeps quantized weights there. The version states it in
+"""Keys of JSON options whose values are paths on a node: NxDI stores quantized weights there. A version states it in
 `quantization`."""
 _PLACE = re.compile(r"[/\\\\]|^~|^\.\.?$")
 SPECULATION_METHODS = frozenset({"draft_model", "eagle", "eagle3", "medusa", "ngram"})
 PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
-"""The arguments of vLLM that turn it on."""
+"""vLLM's arguments that turn it on."""
 BATCH_PROMPTS_UNLIMITED = ("--batch-prompt-tokens", "0")
-"""The order of classes in an engine, turned off."""
+"""Turns off the order of classes in an engine."""
 READS_WHOLE_PROMPTS = frozenset({"--no-enable-chunked-prefill", "--disable-chunked-mm-input"})
-"""With these vLLM cannot limit a prompt's tokens in a step."""
+"""With these vLLM cannot limit the prompt tokens of a step."""
 AGENTS_OWN = frozenset(
     {
         *("--config", "--distributed-executor-backend", "--host", "--model", "--model-tag", "--port"),
         *("--served-model-name", "--uds", "PYTHONPATH", "SPT_NOENV", "TMPDIR"),
     }
 )
-"""What nobody may widen: the agent decides what is served where, and what its processes are known by."""
+"""Names that cannot be allowed: the agent decides what is served where, and marks its processes."""
 AGENTS_PREFIX = "SWITCHYARD_"
-"""Of variables by which agents and engines know each other."""
+"""Prefix of variables that agents and engines identify each other by."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedOption:
-    """`name`: as it would be widened, `--trust-remote-code` or `LD_PRELOAD`; `rule`: `allowed` or `value`."""
+    """`name` as an admin would allow it (`--trust-remote-code`, `LD_PRELOAD`); `rule`: `allowed` or `value`."""
 
     name: str
     rule: str
@@ -119,12 +119,12 @@ class RefusedOption:
 
 
 def option_name(name: str) -> str:
-    """`trust_remote_code` as engines spell it: `--trust-remote-code`."""
+    """`trust_remote_code` in the spelling of engines: `--trust-remote-code`."""
     return "--" + name.removeprefix("--").replace("_", "-")
 
 
 def is_agents_own(name: str) -> bool:
-    """Whether this is an option or variable that only agents set."""
+    """Whether only agents may set this option or variable."""
     in_cells = name in _CELL_VARIABLES.split()
     return name in AGENTS_OWN or (name.startswith(AGENTS_PREFIX) and not in_cells)
 
@@ -132,10 +132,12 @@ def is_agents_own(name: str) -> bool:
 def refused_option(
     engine: str, name: str, value: object, widened: Iterable[str] = (), artifacts: Iterable[str] = ()
 ) -> RefusedOption | None:
-    """Why an engine must not be given this option, which may be spelled either way; None if it may. `artifacts`: where
-    those of the plan lie.
+    """Returns why an engine must not get this option, or None. Both spellings of the name are accepted.
 
-    A value that looks like an option is refused wherever it stands: a command line would take it for one.
+    A value that looks like an option is rejected, because a command line would parse it as one.
+
+    Args:
+        artifacts: Locations of the artifacts of the plan.
     """
     flag = option_name(name)
     if (flag not in widened or is_agents_own(flag)) and flag[2:] not in OPTIONS.get(engine, ()):
@@ -158,7 +160,7 @@ def refused_option(
 
 
 def refused_variable(engine: str, name: str, widened: Iterable[str] = ()) -> RefusedOption | None:
-    """Why an engine must not be given this environment variable; None if it may."""
+    """Returns why an engine must not get this environment variable, or None."""
     if (name in widened and not is_agents_own(name)) or name in VARIABLES.get(engine, ()):
         return None
     return RefusedOption(name, "allowed", _not_allowed(engine, "variable", name, VARIABLES.get(engine, ())))
@@ -171,7 +173,7 @@ def refused_in_plan(
     widened: Iterable[str] = (),
     artifacts: Iterable[str] = (),
 ) -> RefusedOption | None:
-    """The first thing that a rendered command line and environment must not hold; None if all of it may be."""
+    """Returns the first forbidden part of a rendered command line and environment, or None."""
     names = {name for name in widened if not is_agents_own(name)}
     for flag, value in _given(args):
         if not flag:
@@ -182,7 +184,7 @@ def refused_in_plan(
 
 
 def _wrong_part(option: str, value: object) -> str:
-    """What a JSON option holds that it may not; empty if nothing."""
+    """Returns what is wrong in a JSON option, or an empty text."""
     try:
         stated = strict_loads(str(value))
     except ValueError:
@@ -202,8 +204,8 @@ def _wrong_part(option: str, value: object) -> str:
 
 
 def _places(value: object, key: str = "") -> Iterator[str]:
-    """Texts in an option's value, also inside its JSON, that can be a path, the name of a repository or a URL, and the
-    model that speculation loads, whatever it looks like."""
+    """Yields texts in an option's value, and in JSON within it, that can be a path, a repository name or a URL. The
+    model for speculation is always one."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             yield from _places(part, str(name))
@@ -222,7 +224,7 @@ def _places(value: object, key: str = "") -> Iterator[str]:
 
 
 def _given(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Options with their values, None where there is none. What follows no option comes with an empty name."""
+    """Yields options with their values (None without a value). A value without an option has an empty name."""
     waiting = ""
     for arg in args:
         if arg.startswith("--"):

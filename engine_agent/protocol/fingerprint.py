@@ -1,16 +1,14 @@
-"""The stack fingerprint: which software a rank runs, as named fields, and whether the ranks of a cell agree in it (I2).
+"""The stack fingerprint: the software of a rank as named fields, which must be equal on all ranks of a cell (I2).
 
-Pure, and only the standard library, because engine processes import it in environments of their own. It reads no
-machine; `engine_agent.node.telemetry.fingerprint` does, and hands the result to the engine in `FINGERPRINT_VARIABLE`.
+Pure, and only the standard library, because engine processes import it in their own environments. An agent reads the
+machine (`engine_agent.node.telemetry.fingerprint`) and passes the result to the engine in `FINGERPRINT_VARIABLE`.
 
-How an engine uses it: every rank reads `own = fingerprint_from(os.environ)`. A follower sends `own` to the leader in
-its authenticated handshake; the leader calls `mismatch(own, theirs)`. Is that not empty, then the cell cannot form:
-the leader refuses the follower, and both end with that sentence as the last line of their log, which becomes the
-reason of the cell.
+Each rank of a cell reads its fingerprint from the environment. A follower sends it to the leader in the authenticated
+handshake, and the leader calls `mismatch`. If that returns a sentence, the leader rejects the follower, and both exit
+with the sentence as the last line of their logs. It becomes the reason of the cell.
 
-A node says what is true of the machine: fields such as `kernel`, and per engine `<engine>.<field>`. What a rank of a
-cell runs has no dots: the machine's fields, those of the cell's engine, and `flags`, `weights` and `adapters` of its
-assignment.
+A node reports fields of the machine, such as `kernel`, and `<engine>.<field>` for each engine. A rank's fingerprint has
+no dots: the machine's fields, those of the cell's engine, and `flags`, `weights` and `adapters` of its assignment.
 """
 
 import hashlib
@@ -24,9 +22,9 @@ FINGERPRINT_VARIABLE = "SWITCHYARD_FINGERPRINT"
 FINGERPRINT_MAX_FIELDS = 48
 FINGERPRINT_MAX_NAME = 64
 FINGERPRINT_MAX_VALUE = 160
-"""Limits, in characters, that keep a fingerprint well below any frame it travels in."""
+"""Limits in characters, so that a fingerprint fits into any frame."""
 ABSENT = "absent"
-"""How a value is called that one rank has and another has not."""
+"""Stands for a value that one of two ranks does not have."""
 _DIGEST_DIGITS = 12
 
 Fingerprint = Mapping[str, str]
@@ -38,8 +36,6 @@ class BadFingerprint(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A member of a cell and what it runs."""
-
     rank: int
     node: str
     fingerprint: Fingerprint
@@ -50,23 +46,20 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A field in which ranks differ; `values` in the order of the ranks that were compared, None where it is absent."""
+    """A field in which ranks differ; `values` in the order of the compared ranks, None if absent."""
 
     field: str
     values: tuple[str | None, ...]
 
 
 def fingerprint_digest(fingerprint: Fingerprint) -> str:
-    """Twelve hexadecimal digits (48 bits of SHA-256) that are equal exactly where all fields are."""
+    """Twelve hexadecimal digits (48 bits of SHA-256), equal if and only if all fields are equal."""
     text = json.dumps(dict(fingerprint), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:_DIGEST_DIGITS]
 
 
 def engine_fingerprint(machine: Fingerprint, engine: str) -> dict[str, str]:
-    """What a machine's fingerprint says of cells of one engine: its own fields and that engine's, without the prefix.
-
-    An engine's field wins over the machine's of the same name.
-    """
+    """The machine's fields and one engine's fields without their prefix; for equal names the engine's win."""
     own = {field: value for field, value in machine.items() if "." not in field}
     prefix = f"{engine}."
     return own | {field.removeprefix(prefix): value for field, value in machine.items() if field.startswith(prefix)}
@@ -80,8 +73,8 @@ def rank_fingerprint(
     weights: str | None,
     adapters: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """What one rank of a cell runs. `args` and `env` are the engine plan's, `weights` the digest of its artifact,
-    `adapters` the digest of each adapter by name."""
+    """The fingerprint of one rank of a cell. `args` and `env` are the engine plan's, `weights` the digest of its
+    artifact, `adapters` the digest of each adapter by name."""
     fields = engine_fingerprint(machine, engine) | {"flags": flags_digest(args, env)}
     if adapters:
         fields["adapters"] = fingerprint_digest(adapters)
@@ -89,9 +82,9 @@ def rank_fingerprint(
 
 
 def flags_digest(args: Sequence[str], env: Mapping[str, str]) -> str:
-    """Digest of an engine's flags, whichever way they are written: order, `--a=b` or `--a b`, `_` or `-` in a name.
+    """Digest of an engine's flags, independent of their spelling: order, `--a=b` or `--a b`, `_` or `-` in a name.
 
-    Of a flag that is given twice the order of its values counts, as for engines the last one does.
+    The order of values counts for a repeated flag, because engines use the last one.
     """
     given: dict[str, list[str]] = {"": []}
     name = ""
@@ -106,14 +99,14 @@ def flags_digest(args: Sequence[str], env: Mapping[str, str]) -> str:
 
 
 def differing_fields(fingerprints: Sequence[Fingerprint]) -> tuple[Difference, ...]:
-    """The fields in which not all fingerprints agree, by name. A field that only some have is one of them."""
+    """The fields in which the fingerprints differ, by name. A field that only some have is one of them."""
     names = sorted({name for fingerprint in fingerprints for name in fingerprint})
     rows = (Difference(name, tuple(fingerprint.get(name) for fingerprint in fingerprints)) for name in names)
     return tuple(row for row in rows if len(set(row.values)) > 1)
 
 
 def mismatch(leader: Rank, other: Rank) -> str:
-    """Why these two cannot form a cell, naming rank, field and both values; empty if they can."""
+    """Why these two cannot form a cell, with rank, field and both values; empty if they can."""
     differences = differing_fields((leader.fingerprint, other.fingerprint))
     if not differences:
         return ""
@@ -125,28 +118,28 @@ def mismatch(leader: Rank, other: Rank) -> str:
 
 
 def first_mismatch(ranks: Iterable[Rank]) -> str:
-    """`mismatch` of the lowest rank that differs from the first one; empty where all agree."""
+    """`mismatch` of the lowest rank that differs from the first one; empty if all are equal."""
     by_rank = sorted(ranks, key=lambda rank: rank.rank)
     return next((reason for other in by_rank[1:] if (reason := mismatch(by_rank[0], other))), "")
 
 
 def fingerprint_to_variable(fingerprint: Fingerprint) -> str:
-    """What `FINGERPRINT_VARIABLE` holds."""
+    """The value of `FINGERPRINT_VARIABLE`."""
     return json.dumps(dict(fingerprint), sort_keys=True)
 
 
 def fingerprint_from(environment: Mapping[str, str]) -> dict[str, str]:
-    """The fingerprint that this process was started with; empty if none was given, as when started by hand.
+    """The fingerprint that this process was started with; empty if it has none, as when started by hand.
 
     Raises:
-        BadFingerprint: the variable does not hold one.
+        BadFingerprint: the variable does not contain one.
     """
     text = environment.get(FINGERPRINT_VARIABLE)
     return {} if not text else checked_fingerprint(text, FINGERPRINT_VARIABLE)
 
 
 def checked_fingerprint(text: str | bytes, where: str) -> dict[str, str]:
-    """A fingerprint from JSON; `where` names its source in errors.
+    """Parses a fingerprint from JSON; `where` names its source in errors.
 
     Raises:
         BadFingerprint: it is not an object of short strings.
@@ -154,7 +147,7 @@ def checked_fingerprint(text: str | bytes, where: str) -> dict[str, str]:
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise BadFingerprint(f"{where} is no JSON: {error}") from error
+        raise BadFingerprint(f"{where} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise BadFingerprint(f"{where} must be a JSON object of strings, not {type(fields).__name__}")
     for name, value in fields.items():

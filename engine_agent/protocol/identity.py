@@ -1,4 +1,4 @@
-"""Who an agent or the control plane is: its names in certificates, the files in the folder `tls` of its home, and TLS
+"""Identities of agents and of the control plane: names in certificates, files in the folder `tls` of a home, and TLS
 contexts made of them. Links between hosts of a fleet use TLS, and each side checks the other's name.
 
 It writes no file and issues no certificate: `engine_agent.node.identity` and the fleet's authority do.
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 ID_LENGTH_MAX = 45
-"""With the longest kind and the fleet it makes 64 characters, what a common name may have (RFC 5280, appendix A.1)."""
+"""With the longest kind and the fleet this makes 64 characters, the limit of a common name (RFC 5280, appendix A.1)."""
 CONTROL_ID = "control"
-"""The one name that all hosts of the control plane share."""
+"""The id that all hosts of the control plane share."""
 CERTIFICATE_WANTED = "x-switchyard-certificate-wanted"
-"""Header of the refusal of a connection whose credential counts only with the agent's certificate."""
+"""Header of a rejected connection whose credential is only valid together with the agent's certificate."""
 _FLEET = r"f-[0-9a-f]{8}"
 _ID = r"[a-z0-9](?:[a-z0-9_-]{0,43}[a-z0-9_])?"
 _KIND = r"node|ingress|machine|control"
@@ -27,7 +27,7 @@ _DNS = re.compile(rf"({_ID})\.({_KIND})\.({_FLEET})")
 
 
 class IdentityKind(StrEnum):
-    """What a certificate's owner is."""
+    """The kind of a certificate's owner."""
 
     NODE = "node"
     INGRESS = "ingress"
@@ -36,15 +36,15 @@ class IdentityKind(StrEnum):
 
 
 class BadName(ValueError):
-    """A name that no certificate of a fleet may have; the text says which, and what would be one."""
+    """A name that no certificate of a fleet may have; the text names it and the valid form."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityName:
-    """One owner of certificates: `id` of `kind` in `fleet`.
+    """An owner of certificates: `id` of `kind` in `fleet`.
 
     Raises:
-        BadName: a part has characters or a length that it may not have.
+        BadName: a part has invalid characters or an invalid length.
     """
 
     fleet: str
@@ -53,11 +53,11 @@ class IdentityName:
 
     def __post_init__(self) -> None:
         if not is_fleet_name(self.fleet):
-            raise BadName(f"{self.fleet[:80]!r} is no name of a fleet: it is f- and 8 hexadecimal digits")
+            raise BadName(f"{self.fleet[:80]!r} is not a fleet name: f- and 8 hexadecimal digits")
         if not is_identity_id(self.id):
             raise BadName(
-                f"{self.id[:80]!r} can have no certificate: an id has 1 to {ID_LENGTH_MAX} lower-case letters, digits,"
-                " - and _, and starts with a letter or digit"
+                f"{self.id[:80]!r} cannot have a certificate: an id has 1 to {ID_LENGTH_MAX} lower-case letters,"
+                " digits, - and _, and starts with a letter or digit"
             )
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class IdentityName:
 
     @property
     def dns(self) -> str:
-        """What TLS clients check: `ID.KIND.FLEET`. It is in no DNS, and is the common name, too."""
+        """The name that TLS clients check: `ID.KIND.FLEET`. It is also the common name, and no DNS server knows it."""
         return f"{self.id}.{self.kind}.{self.fleet}"
 
 
@@ -83,40 +83,39 @@ def is_identity_id(text: str) -> bool:
 
 
 def control_name(fleet: str) -> IdentityName:
-    """The control plane's name in this fleet."""
     return IdentityName(fleet, IdentityKind.CONTROL, CONTROL_ID)
 
 
 def name_of_uri(uri: str) -> IdentityName:
-    """Whose SPIFFE id this is.
+    """Parses a SPIFFE id.
 
     Raises:
-        BadName: it is none of a fleet.
+        BadName: it is not a name of a fleet.
     """
     return _name(_URI.fullmatch(uri), 1, uri, "spiffe://FLEET/KIND/ID")
 
 
 def name_of_dns(name: str) -> IdentityName:
-    """Whose DNS name this is.
+    """Parses a DNS name.
 
     Raises:
-        BadName: it is none of a fleet.
+        BadName: it is not a name of a fleet.
     """
     return _name(_DNS.fullmatch(name), 3, name, "ID.KIND.FLEET")
 
 
 def _name(found: "re.Match[str] | None", fleet_group: int, text: str, form: str) -> IdentityName:
     if found is None:
-        raise BadName(f"{text[:120]!r} is no name of a fleet's certificate: one is {form}")
+        raise BadName(f"{text[:120]!r} is not a name in a fleet's certificates; the form is {form}")
     id_group = 4 - fleet_group
     return IdentityName(found[fleet_group], IdentityKind(found[2]), found[id_group])
 
 
 def name_of_peer(certificate: dict[str, Any] | None) -> IdentityName:
-    """Whose certificate this is, as `ssl.SSLObject.getpeercert()` gives one that was verified.
+    """The name in a verified certificate, as `ssl.SSLObject.getpeercert()` returns it.
 
     Raises:
-        BadName: there is none, or it has not exactly one SPIFFE id, and the DNS name that belongs to it.
+        BadName: there is no certificate, or it does not have exactly one SPIFFE id and the DNS name that belongs to it.
     """
     names = certificate.get("subjectAltName", ()) if certificate else ()
     uris = [value for kind, value in names if kind == "URI"]
@@ -125,7 +124,7 @@ def name_of_peer(certificate: dict[str, Any] | None) -> IdentityName:
         raise BadName(f"a certificate of a fleet has one SPIFFE id; this one has {len(uris)}")
     name = name_of_uri(uris[0])
     if others != [name.dns]:
-        raise BadName(f"the certificate of {name} must be for {name.dns} alone, and is for {', '.join(others)[:120]!r}")
+        raise BadName(f"the certificate of {name} must be for {name.dns} only, and is for {', '.join(others)[:120]!r}")
     return name
 
 
@@ -136,14 +135,15 @@ BUNDLE_FILE = "ca.pem"
 REVOKED_FILE = "crl.pem"
 COMBINED_FILE = "combined.pem"
 REVOKED_SERIALS_FILE = "revoked"
-"""In what is handed to a cell proxy: serial numbers in hexadecimal, one a line. Who reads lists needs 13 MB more."""
+"""Revoked serial numbers in hexadecimal, one per line, for the cell proxy: parsing revocation lists takes 13 MB
+more."""
 MINIMUM_VERSION = ssl.TLSVersion.TLSv1_3
-"""Of links between parts of a fleet, which are all ours. It has no renegotiation, and we give no tickets: a session
-that is resumed would show no certificate."""
+"""Of links within a fleet. TLS 1.3 has no renegotiation. Servers issue no tickets, because a resumed session would show
+no certificate."""
 
 
 class IdentityFiles:
-    """What one home holds. Everything is read when it is used, so that two processes may share a home."""
+    """The files of one home. Each is read when it is used, so that two processes can share a home."""
 
     def __init__(self, home: Path) -> None:
         self.folder = home / TLS_FOLDER
@@ -163,7 +163,7 @@ class IdentityFiles:
 
     @property
     def revoked_file(self) -> Path:
-        """The revocation lists of these authorities."""
+        """The revocation lists of the authorities."""
         return self.folder / REVOKED_FILE
 
     @property
@@ -173,22 +173,24 @@ class IdentityFiles:
 
     @property
     def has_bundle(self) -> bool:
-        """There is an authority to check the control plane by."""
+        """Whether there is an authority to check the control plane with."""
         return self.bundle_file.exists()
 
     @property
     def has_certificate(self) -> bool:
-        """There is a certificate, which may have ended."""
+        """Whether there is a certificate, possibly an expired one."""
         return self.combined_file.exists()
 
     def client_context(self, *, shows_certificate: bool = True) -> ssl.SSLContext:
-        """For connections to the fleet: checks the other's chain, revocation, and that its name is the one given as
-        `server_hostname`; shows the own certificate if there is one and it may. Ask for it for each connection: it is
-        made again only when a file has changed.
+        """The context for connections to the fleet. It checks the chain, revocation, and the name given as
+        `server_hostname`.
+
+        It shows the own certificate if there is one and `shows_certificate`. Get the context for each connection: it is
+        only built again when a file has changed.
 
         Raises:
             FileNotFoundError: there is no bundle.
-            ssl.SSLError: a file is none of its kind.
+            ssl.SSLError: a file is damaged.
         """
         stamp = self.stamp()
         known = self._clients.get(shows_certificate)
@@ -199,12 +201,12 @@ class IdentityFiles:
         return known[1]
 
     def server_context(self) -> ssl.SSLContext:
-        """For a listener that lets only the fleet's certificates in. One context for the listener's whole life: a
-        connection that begins after a file has changed is served by the new ones.
+        """The context of a listener that accepts only certificates of the fleet, for the whole life of the listener.
+        Connections after a change of the files use the new files.
 
         Raises:
             FileNotFoundError: there is no certificate or bundle.
-            ssl.SSLError: a file is none of its kind.
+            ssl.SSLError: a file is damaged.
         """
         return renewed_server_context(self, client_certificate=ssl.CERT_REQUIRED)
 
@@ -218,7 +220,7 @@ class IdentityFiles:
             context.load_cert_chain(self.combined_file)
 
     def stamp(self) -> object:
-        """Another value whenever one of the files is another."""
+        """A value that differs whenever a file has changed."""
         return tuple(_stamp_of(path) for path in (self.combined_file, self.bundle_file, self.revoked_file))
 
 
@@ -227,7 +229,7 @@ def renewed_server_context(identity: IdentityFiles, *, client_certificate: ssl.V
 
     Raises:
         FileNotFoundError: there is no certificate or bundle.
-        ssl.SSLError: a file is none of its kind.
+        ssl.SSLError: a file is damaged.
     """
 
     def made() -> ssl.SSLContext:
@@ -248,7 +250,7 @@ def renewed_server_context(identity: IdentityFiles, *, client_certificate: ssl.V
             try:
                 current = (stamp, made())
             except (OSError, ssl.SSLError):
-                # Half of the new files is there: the earlier ones serve this connection, the next one looks again.
+                # Only some of the new files are written: this connection uses the earlier ones.
                 return
         connection.context = current[1]
 
@@ -258,7 +260,7 @@ def renewed_server_context(identity: IdentityFiles, *, client_certificate: ssl.V
 
 
 def peer_name(connection: ssl.SSLObject | ssl.SSLSocket) -> IdentityName:
-    """Who is at the other end of a TLS connection whose handshake is over.
+    """The name of the peer of a TLS connection after the handshake.
 
     Raises:
         BadName: it showed no certificate of a fleet.
@@ -275,15 +277,16 @@ def _stamp_of(path: Path) -> tuple[int, int, int] | None:
 
 
 PLAIN_LINKS_VARIABLE = "SWITCHYARD_PLAIN_LINKS"
+"""1 turns TLS off on all links, to measure its cost."""
 
 
 def links_are_plain(environment: Mapping[str, str]) -> bool:
-    """Whether this process is told to do without TLS.
+    """Whether links of this process do not use TLS.
 
     Raises:
         ValueError: the variable is neither 0 nor 1.
     """
     stated = environment.get(PLAIN_LINKS_VARIABLE) or "0"
     if stated not in {"0", "1"}:
-        raise ValueError(f"{PLAIN_LINKS_VARIABLE} is {stated!r}; it must be 1 for links without TLS, or 0")
+        raise ValueError(f"{PLAIN_LINKS_VARIABLE} is {stated!r}; it must be 1 (no TLS) or 0")
     return stated == "1"

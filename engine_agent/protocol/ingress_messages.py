@@ -1,4 +1,4 @@
-"""What ingresses and the control plane send each other: reports up, routing tables down. `messages` has the rules."""
+"""Messages between ingresses and the control plane: reports up, routing tables down. `messages` has the rules."""
 
 import re
 from enum import StrEnum
@@ -9,23 +9,23 @@ from msgspec import Meta, Struct, field
 from engine_agent.protocol.states import PlainHttp
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-"""Nothing that is counted is negative or more than a column of PostgreSQL takes."""
+"""Counts are not negative and fit into a column of PostgreSQL."""
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
-"""The longest request body, unless a routing table says otherwise: for ingresses, cell proxies and `sim` alike."""
+"""The longest request body unless a routing table states another: for ingresses, cell proxies and `sim`."""
 ORIGIN: Final = re.compile(r"https?://(?:[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[0-9]{1,5})?")
-"""The origin of a page as a browser writes it: no path, letters small, no port where it is the usual one."""
+"""The origin of a page as browsers write it: lower case, without a path, without the default port."""
 
 MODEL_NAME: Final = re.compile(r"[A-Za-z0-9._:/@+-]{1,200}")
-"""Model names become keys of a HAProxy map (no spaces) and parts of a URL."""
+"""Model names become keys of a HAProxy map (no spaces) and parts of URLs."""
 ADAPTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,63}")
-"""Names of models, short enough to be part of what usage is counted by."""
+"""Model names that are short enough to label usage."""
 
 # --- up: agent -> control plane -------------------------------------------------------------------------------------
 
 
 class IngressObserved(Struct, frozen=True):
-    """What an ingress runs: the revision in force, and its own view of each cell (`up`, `down`, `drain`, …)."""
+    """The revision in force at an ingress, and its own view of each cell (`up`, `down`, `drain`, …)."""
 
     revision: int
     haproxy_pid: int | None = None
@@ -34,10 +34,10 @@ class IngressObserved(Struct, frozen=True):
 
 
 class CellTraffic(Struct, frozen=True, omit_defaults=True):
-    """What an ingress sent to one cell. `…_total` count since its HAProxy's worker started, and from 0 in a new one.
+    """The traffic of an ingress to one cell. `…_total` count since the start of HAProxy's worker.
 
-    `errors_total` are connections and answers that broke, `failures_total` answers of 5xx, `retries_total` further
-    tries of requests that had no answer, `redispatches_total` requests that went on to another cell.
+    `errors_total` are broken connections and answers, `failures_total` answers of 5xx, `retries_total` further attempts
+    for requests without an answer, `redispatches_total` requests that moved to another cell.
     """
 
     in_flight: Count = 0
@@ -54,7 +54,7 @@ class CellTraffic(Struct, frozen=True, omit_defaults=True):
 
 
 class IngressChanges(Struct, frozen=True):
-    """What an agent did to its HAProxy: changes in place, reloads, starts; and how many log lines that one lost."""
+    """Changes to HAProxy by its agent: changes in place, reloads, starts; and the lost lines of its log."""
 
     applied_total: Count = 0
     reloads_total: Count = 0
@@ -63,12 +63,16 @@ class IngressChanges(Struct, frozen=True):
 
 
 class PoolTraffic(Struct, frozen=True):
-    """What an ingress sent of one pool's requests, to its cells and, spilled, to other regions' ingresses; `…_total`
-    as those of cells. `spilled_to` counts by region. What the cells could not take, and other regions were offered, is
-    none of `requests_total`. Bytes are those that its cells got and answered, heads included.
+    """The traffic of one pool at an ingress: requests to its cells and spilled requests to ingresses of other regions.
 
-    `held` wait for the first cell, among `in_flight`; of the `held_total` that did, `released_total` were let go to one
-    and `turned_away_total` were refused: too many, or too late. The clients of the rest left."""
+    `…_total` count as those of cells. `spilled_to` counts by region. `requests_total` does not include requests that
+    were offered to other regions because the cells could not take them. Bytes are those to and from its cells, with
+    heads.
+
+    `held` requests wait for the first cell; they are part of `in_flight`. Of the `held_total` requests that waited,
+    `released_total` were sent to a cell and `turned_away_total` were rejected (too many, or too late). The clients of
+    the others disconnected.
+    """
 
     in_flight: Count = 0
     queued: Count = 0
@@ -86,15 +90,15 @@ class PoolTraffic(Struct, frozen=True):
 
 
 class KeyCounts(Struct, frozen=True):
-    """Requests, those over a limit, and errors of keys, by their prefixes, counted since the worker's life `since`."""
+    """Requests, requests over a limit, and errors by key prefix, counted since the start of the worker, `since`."""
 
     since: str
     totals: dict[str, tuple[Count, Count, Count]]
 
 
 class RefusedAccount(Struct, frozen=True, omit_defaults=True):
-    """Requests of one deployment and key that no cell answered. No key: requests without one. No deployment: those that
-    failed before their model was known."""
+    """Requests of one deployment and key that no cell answered. Empty key: requests without one. Empty deployment:
+    requests that failed before their model was known."""
 
     deployment: str
     total: Count
@@ -103,8 +107,11 @@ class RefusedAccount(Struct, frozen=True, omit_defaults=True):
 
 
 class Refusals(Struct, frozen=True):
-    """Requests of this ingress's clients that ended with 5xx and that no cell counts as its error. Totals of the count
-    that `since` names, which outlives agents and HAProxies: by deployment and code, whole, and by account, in turns."""
+    """Requests of this ingress's clients that ended with 5xx and that no cell counts as its error.
+
+    `since` names the count, which outlives agents and HAProxies. `codes` are complete totals by deployment and code;
+    `accounts` are a part of the totals by account, in turns.
+    """
 
     since: str
     codes: dict[str, dict[str, Count]]
@@ -112,8 +119,11 @@ class Refusals(Struct, frozen=True):
 
 
 class IngressTelemetry(Struct, frozen=True, omit_defaults=True):
-    """Counters since the worker of this pid started, by pool and by key; whoever reads them takes differences. `life`
-    names the worker as `KeyCounts.since` does, empty from agents of before: a later one may have the same pid."""
+    """Counters since the start of the worker, by pool and by key; readers compute differences.
+
+    `life` names the worker as `KeyCounts.since` does, because a later worker may have the same pid. Agents of the
+    previous release leave it empty.
+    """
 
     worker_pid: int | None = None
     pools: dict[str, PoolTraffic] = field(default_factory=dict)
@@ -123,7 +133,7 @@ class IngressTelemetry(Struct, frozen=True, omit_defaults=True):
 
 
 class IngressReport(Struct, frozen=True, tag="ingress_report"):
-    """An ingress's state, whole. A reported revision is its acknowledgement. `cells` are those of its table."""
+    """An ingress's complete state. The reported revision acknowledges its table. `cells` are those of its table."""
 
     seq: int
     observed: IngressObserved
@@ -136,8 +146,8 @@ class IngressReport(Struct, frozen=True, tag="ingress_report"):
 
 
 class CellEndpoint(Struct, frozen=True):
-    """One cell as an ingress sees it. `drain`: finish what runs, send nothing new. `node`: its leader, whose
-    certificate the cell must show; empty in tables of before."""
+    """One cell as an ingress sees it. `drain`: finish running requests, send no new ones. `node`: its leader, whose
+    certificate the cell must show; empty in tables of the previous release."""
 
     cell: str
     generation: int
@@ -149,14 +159,14 @@ class CellEndpoint(Struct, frozen=True):
 
 
 def cell_server_name(cell: str, generation: int) -> str:
-    """What names one start of a cell on the request path. No other generation has it: HAProxy deletes servers late,
-    and a cell refuses what was sent to another start."""
+    """The name of one start of a cell on the request path. It has the generation because HAProxy deletes servers late,
+    and a cell rejects requests for another start."""
     return f"{cell}-g{generation}"
 
 
 class SpillTarget(Struct, frozen=True):
     """Another region's ingress that may take this pool's requests. `ingress`: its id, whose certificate it must show;
-    empty in tables of before."""
+    empty in tables of the previous release."""
 
     region: str
     address: str
@@ -165,20 +175,20 @@ class SpillTarget(Struct, frozen=True):
 
 
 class Affinity(Struct, frozen=True):
-    """Requests with the same key go to the same cell, for its prefix cache, while that cell is not overloaded.
+    """Sends requests with the same key to the same cell, for its prefix cache, unless that cell is overloaded.
 
-    `load_bound` is how much of the mean load of the pool's cells one may carry before its keys go elsewhere: 1.25 is
-    the bound of Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2018), as commonly set.
+    `load_bound`: a cell with more than this multiple of the pool's mean load gets no further requests by key. 1.25 is
+    the usual bound of Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2018).
     """
 
     load_bound: float = 1.25
 
 
 class PoolAdapter(Struct, frozen=True, omit_defaults=True):
-    """A LoRA adapter that cells of a pool serve beside their model: requests name it in the model's place.
+    """A LoRA adapter that cells of a pool serve next to their model; requests name it instead of the model.
 
-    `parent` is a name of that model. `cells` are those that have it, by the names of their starts
-    (`cell_server_name`), while not every cell of the deployment does; None: all of them have it, in every region.
+    `parent` is a name of that model. `cells` are the starts of cells (`cell_server_name`) that have it, while not every
+    cell of the deployment does; None: all cells in every region have it.
     """
 
     name: str
@@ -187,7 +197,7 @@ class PoolAdapter(Struct, frozen=True, omit_defaults=True):
 
 
 class Withheld(StrEnum):
-    """What keeps a cell that was set from machines: its team's quota, or deployments that go before it."""
+    """Why a cell gets no machines: the quota of its team, or deployments with a higher priority."""
 
     NOTHING = ""
     QUOTA = "quota"
@@ -195,10 +205,12 @@ class Withheld(StrEnum):
 
 
 class Hold(Struct, frozen=True, omit_defaults=True):
-    """Requests for a pool that nobody serves wait for its first cell, `for_s` seconds at most: one is started because
-    they do. `cold_start_s`: how long that usually takes; `ready_at`: when the first of those that start is expected, in
-    seconds since 1970, 0 while none does. `withheld`: by what the first cell is kept from machines, so that nobody need
-    wait for it."""
+    """Lets requests for a pool without a cell wait at most `for_s` seconds for its first cell, which is started for
+    them.
+
+    `cold_start_s`: how long a start usually takes. `ready_at`: when the first starting cell is expected, in seconds
+    since 1970; 0 if none is starting. `withheld`: why the first cell gets no machines, so that waiting is pointless.
+    """
 
     for_s: Count
     cold_start_s: Count
@@ -209,14 +221,14 @@ class Hold(Struct, frozen=True, omit_defaults=True):
 class Pool(Struct, frozen=True, omit_defaults=True):
     """The cells of one deployment in one region, and where its requests go.
 
-    `fractions` maps serving region -> share of the requests that arrive here; the shares sum to 1 (I12), or the map
-    is empty while no region can serve. `affinity` None: each request goes to the cell with the fewest.
-    `max_model_len`: the most tokens of a request with its answer, `created_at`: since when what it serves exists, in
-    seconds since 1970; 0: not known. Both are what applications read in the list of models. `adapters` are served
-    beside `models`. `hold` None: without a cell requests are refused. `by_cache`: of cells that may be chosen by their
-    affinity, the one that has most of a request's text in its cache comes first. `shares_caches`: tenants may find each
-    other's prompts in the caches of its cells; else each tenant finds its own only. `request_limits`: limits of one
-    request's work that differ from the defaults (`engine_agent.protocol.request_limits.limits_text`).
+    `fractions` maps each serving region to its share of the requests that arrive here. The shares sum to 1 (I12); the
+    map is empty while no region can serve. `affinity` None: each request goes to the cell with the fewest requests.
+    `max_model_len` is the most tokens of a request with its answer and `created_at` the creation of the served version,
+    in seconds since 1970; 0: unknown. Both are shown in the list of models. `adapters` are served next to `models`.
+    `hold` None: requests without a cell are rejected. `by_cache`: of the cells that affinity allows, the one with most
+    of the request's text in its cache comes first. `shares_caches`: tenants may find each other's prompts in caches of
+    its cells. `request_limits`: differences from the default limits
+    (`engine_agent.protocol.request_limits.limits_text`).
     """
 
     name: str
@@ -244,11 +256,12 @@ class Split(Struct, frozen=True):
 
 
 class ApiKey(Struct, frozen=True, omit_defaults=True):
-    """An application's key as an ingress checks it. `digest` is the SHA-256 of its whole text, in hexadecimal.
+    """An application's key as an ingress checks it. `digest` is the SHA-256 of its complete text, in hexadecimal.
 
-    `pools` are those it opens (empty: all), `serving_class` the most urgent it may ask for, `expires_at` in seconds
-    since 1970. A limit of 0 is none. `sender_digest` is that of a second text, by which the control plane sends what
-    the application handed in for later: it opens the same, counts in the same limits, and is near-real-time at most.
+    `pools` are those that it may use (empty: all), `serving_class` the most urgent class that it may request,
+    `expires_at` in seconds since 1970. A limit of 0 means unlimited. `sender_digest` is the digest of a second text,
+    with which the control plane sends the application's near-real-time requests: it has the same rights and limits, at
+    most near-real-time.
     """
 
     prefix: str
@@ -265,11 +278,11 @@ class ApiKey(Struct, frozen=True, omit_defaults=True):
 
 
 class RoutingTable(Struct, frozen=True, tag="routing_table"):
-    """Complete statement of what the ingresses of one region must do. `keys_required`: none is served without a key.
-    `tenants_over_quota`: their budget is used up, so that none of their keys is served.
+    """The complete desired state of the ingresses of one region.
 
-    `hop_secrets` prove to another region's ingress that a request comes from one of ours: the first signs, both are
-    believed. Without any no request leaves its region.
+    `keys_required`: requests without a key are rejected. `tenants_over_quota`: keys of these tenants are rejected,
+    because their budget is used up. `hop_secrets` prove to another region's ingress that a request comes from this
+    fleet: the first one signs, both are accepted. Without a secret no request leaves its region.
     """
 
     revision: int
@@ -285,8 +298,8 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
 
 
 class ServerCertificate(Struct, frozen=True):
-    """What an ingress shows to applications: `pem` is the certificate, its chain and then its private key; empty: as
-    the ingress has it, because the control plane cannot open the key."""
+    """A certificate that an ingress shows to applications. `pem` is the certificate, its chain and its private key;
+    empty: as the ingress has it, because the control plane cannot open the key."""
 
     name: str
     pem: str
@@ -296,13 +309,15 @@ class ServerCertificate(Struct, frozen=True):
 
 
 APPLICATION_TLS_SINCE = 2
-"""The first protocol whose agents know `ApplicationTls`; others pass it over, and serve plain HTTP to everybody."""
+"""The first protocol whose agents know `ApplicationTls`. Older ones ignore it and serve plain HTTP."""
 
 
 class ApplicationTls(Struct, frozen=True, tag="application_tls"):
-    """How applications reach the ingresses of one region, whole: an ingress shows the certificate for the name that is
-    asked for, or else the first. Without any it serves plain HTTP only. `plain_http` is a
-    `engine_agent.protocol.states.PlainHttp`; `version` changes with the content."""
+    """How applications reach the ingresses of one region, complete.
+
+    An ingress shows the certificate of the requested name, or the first one. Without certificates it serves only plain
+    HTTP. `plain_http` is a `engine_agent.protocol.states.PlainHttp`; `version` changes with the content.
+    """
 
     version: str
     certificates: tuple[ServerCertificate, ...] = ()
@@ -310,9 +325,11 @@ class ApplicationTls(Struct, frozen=True, tag="application_tls"):
 
 
 class TablePart(Struct, frozen=True, tag="table_part", omit_defaults=True):
-    """A piece of a message that is longer than a frame, a routing table or what `of` is the tag of. `digest` is the
-    SHA-256 of the whole message's JSON, in hexadecimal, of which `piece` is the `index`th of `count` pieces (Base64 on
-    the wire). `revision`: of the table; 0 for others."""
+    """A part of a message that is longer than a frame. `of` is the tag of the message.
+
+    `digest` is the SHA-256 of the complete message's JSON, in hexadecimal. `piece` is the `index`th of `count` pieces
+    (Base64 on the wire). `revision`: of a routing table; 0 for other messages.
+    """
 
     revision: int
     digest: str

@@ -1,9 +1,8 @@
-"""One form of log lines for all processes: plain text, or JSON with the numbers by which lines of one request are found
-in all of them. Pure but for the clock of the record; it opens nothing.
+"""The log format of all processes: plain text, or JSON with the ids that find the lines of one request everywhere.
 
-Whatever a client sends, a record is one line of bounded length: control characters, line separators and marks that turn
-the direction of text are escaped, so no path and no message can look like another line. An error that was answered
-(status below 500) has no traceback.
+A record is one line of bounded length, whatever clients send: control characters, line separators and marks that change
+the direction of text are escaped, so that a path or message cannot imitate another line. Errors that were answered with
+a status below 500 have no traceback.
 """
 
 import json
@@ -15,7 +14,7 @@ from typing import Any
 
 VARIABLE = "SWITCHYARD_LOG_FORMAT"
 CARRIED = ("request_id", "trace_id", "task", "node", "cell")
-"""Names that code may give with a line as `extra`, in addition to those of the context."""
+"""Names that code may pass as `extra`, in addition to those of the context."""
 
 
 MESSAGE_CHARS, TRACEBACK_CHARS = 4_000, 12_000
@@ -25,7 +24,7 @@ _ESCAPES = {
     **{code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))},
     **{ord(character): escape for character, escape in (("\n", r"\n"), ("\r", r"\r"), ("\t", r"\t"))},
 }
-"""All of them are valid within a string of JSON."""
+"""All of them are valid within a JSON string."""
 
 
 class LogFormat(StrEnum):
@@ -34,10 +33,10 @@ class LogFormat(StrEnum):
 
 
 def log_format(environment: Mapping[str, str]) -> LogFormat:
-    """What the environment asks for.
+    """The format that the environment selects.
 
     Raises:
-        ValueError: something else; the text says what there is.
+        ValueError: an unknown format; the text lists the formats.
     """
     text = environment.get(VARIABLE) or LogFormat.LINE
     try:
@@ -47,7 +46,7 @@ def log_format(environment: Mapping[str, str]) -> LogFormat:
 
 
 class PlainLines(logging.Formatter):
-    """One line of text a record, a traceback included."""
+    """One line of text per record, including its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         record.message = shortened(record.getMessage(), MESSAGE_CHARS)
@@ -58,7 +57,7 @@ class PlainLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: `at` (UTC), `level`, `logger`, `message`, `service`, and what `context` adds."""
+    """One JSON object per line: `at` (UTC), `level`, `logger`, `message`, `service`, and the fields of `context`."""
 
     def __init__(self, service: str = "", context: Callable[[], Mapping[str, str]] = dict) -> None:
         super().__init__()
@@ -81,7 +80,7 @@ class JsonLines(logging.Formatter):
 
 
 def shortened(text: str, most: int) -> str:
-    """The first and the last part of a text that is longer than `most` characters."""
+    """A text longer than `most` characters, without its middle."""
     if len(text) <= most:
         return text
     cut = len(text) - most
@@ -89,17 +88,17 @@ def shortened(text: str, most: int) -> str:
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """Django adds `status_code` to the record of a request that it answered."""
+    """Django adds `status_code` to the record of an answered request."""
     if not record.exc_info or getattr(record, "status_code", 500) < 500:
         return ""
     return shortened(formatter.formatException(record.exc_info), TRACEBACK_CHARS)
 
 
 def configure_logging(environment: Mapping[str, str], service: str) -> None:
-    """Send lines of INFO and above to standard error, in the form that the environment asks for.
+    """Sends lines of INFO and above to standard error, in the format that the environment selects.
 
     Raises:
-        ValueError: see `log_format`.
+        ValueError: as for `log_format`.
     """
     handler = logging.StreamHandler()
     if log_format(environment) is LogFormat.JSON:

@@ -1,6 +1,8 @@
-"""Messages between the control plane and machine agents: what a host is, what it runs, and what it is to run.
+"""Messages between the control plane and machine agents: what a host has, what it runs, and what it must run.
 
-A machine agent starts, watches, stops and wipes one node or ingress agent; that agent speaks for itself.
+A machine agent starts, watches, stops and wipes one node or ingress agent; that agent has its own connection. A release
+is a packed version of the agent: its source, and the versions of its dependencies, which its id identifies. An agent
+that runs from a checkout has no release.
 """
 
 import hashlib
@@ -13,12 +15,12 @@ from msgspec import Struct
 from engine_agent.protocol.states import AgentKind, MachinePhase
 
 RELEASE_FILE = "release.json"
-"""Beside the folder `engine_agent` of a release."""
+"""Next to the folder `engine_agent` of a release."""
 _RELEASE_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class Release(Struct, frozen=True):
-    """What a release says of itself. `version` is the project's, `protocol` what its agents speak."""
+    """A release's own description. `version` is the project's, `protocol` the one of its agents."""
 
     id: str
     version: str
@@ -26,12 +28,11 @@ class Release(Struct, frozen=True):
 
 
 def is_release_id(text: str) -> bool:
-    """Whether a release can be called so."""
     return _RELEASE_ID.fullmatch(text) is not None
 
 
 def release_in(folder: Path) -> Release | None:
-    """The release that was unpacked into a folder; None if none was, such as for a checkout."""
+    """Returns the release in a folder, or None for others, such as a checkout."""
     try:
         found = msgspec.json.decode((folder / RELEASE_FILE).read_bytes(), type=Release)
     except (OSError, msgspec.DecodeError):
@@ -40,16 +41,16 @@ def release_in(folder: Path) -> Release | None:
 
 
 VERSION_MOST = 32
-"""Characters of an agent's version that are kept: what `version_text` makes has fewer."""
+"""Longest stored version of an agent; those of `version_text` are shorter."""
 
 
 def version_text(version: str, release: str) -> str:
-    """How an agent states its version: `0.1.0+` and the release's id; without a release the version alone."""
+    """An agent's version: `0.1.0+` and the release's id, or only the version without a release."""
     return f"{version}+{release}" if release else version
 
 
 def release_of(agent_version: str) -> str:
-    """The id in what `version_text` made; "" if there is none."""
+    """The release id in a version made by `version_text`, or ""."""
     found = agent_version.partition("+")[2]
     return found if is_release_id(found) else ""
 
@@ -58,17 +59,16 @@ _MACHINE_ID = re.compile(r"m-[0-9a-f]{8}")
 
 
 def machine_id_of(nonce: str) -> str:
-    """The id of the machine that drew this nonce: nobody who does not know the nonce can enrol as that machine."""
+    """The id of the machine that drew this nonce. Enrolling as this machine requires the nonce."""
     return f"m-{hashlib.sha256(nonce.encode()).hexdigest()[:8]}"
 
 
 def is_machine_id(text: str) -> bool:
-    """Whether a machine can be called so."""
     return _MACHINE_ID.fullmatch(text) is not None
 
 
 class Device(Struct, frozen=True):
-    """One accelerator of a host, as its driver names it. None: the driver does not say."""
+    """One accelerator of a host, as its driver names it. None if the driver does not report it."""
 
     kind: str
     name: str
@@ -77,10 +77,10 @@ class Device(Struct, frozen=True):
 
 
 class MachineFacts(Struct, frozen=True):
-    """What a host has, as its agent found it. `port_base`: the first of the ports that are free for a node.
+    """The hardware and software of a host. `port_base`: the first of the free ports for a node.
 
-    `clock_ahead_s`: its clock less the control plane's, when it joined. `notices`: what does not keep it from working,
-    a sentence each.
+    `clock_ahead_s`: its clock minus the control plane's, when it joined. `notices`: problems that do not prevent work,
+    one sentence each.
     """
 
     address: str
@@ -98,11 +98,11 @@ class MachineFacts(Struct, frozen=True):
 
 
 class MachineReport(Struct, frozen=True, tag="machine_report"):
-    """A machine's state, whole; the latest wins. `runs` is the id of the agent that it has a folder of, "" for none.
+    """A machine's complete state; the latest report counts. `runs` is the id of the agent whose folder it has, or "".
 
-    `version` is of the order that it follows. `reason`: why it is not as ordered, or how its agent ended last.
-    `wants_to_leave`: whoever owns the host wants it back. `release_trouble`: why it does not run the release that its
-    order names, of `attempt`.
+    `version` is that of its order. `reason`: why the state differs from the order, or how its agent exited last.
+    `wants_to_leave`: the host's owner wants it back. `release_trouble`: why it does not run the ordered release, at
+    `attempt`.
     """
 
     seq: int
@@ -118,7 +118,7 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
 
 
 class RunAgent(Struct, frozen=True):
-    """The node or ingress that a machine is to be. `port`: the first of a node's ports, or that of an ingress."""
+    """The node or ingress that a machine must run. `port`: a node's first port, or that of an ingress."""
 
     kind: AgentKind
     id: str
@@ -130,9 +130,9 @@ class RunAgent(Struct, frozen=True):
 
 
 class ReleaseOrder(Struct, frozen=True):
-    """The release that a machine's agents are to run. `digest` is the SHA-256, in hexadecimal, of its archive for this
-    host's Python and processor, `size_bytes` its length. What failed once is not tried again before `attempt` is
-    another one."""
+    """The release that a machine's agents must run. `digest` is the SHA-256, in hexadecimal, of its archive for this
+    host's Python and processor, `size_bytes` its length. A failed release is tried again only when `attempt`
+    changes."""
 
     id: str
     digest: str
@@ -141,8 +141,8 @@ class ReleaseOrder(Struct, frozen=True):
 
 
 class MachineOrder(Struct, frozen=True, tag="machine_order"):
-    """All that a machine must do. `run` None: nothing runs, and what ran is wiped. `leave`: it also uninstalls.
-    `release` None: its agents stay as they are."""
+    """The complete desired state of a machine. Without `run` it stops and wipes what runs, with `leave` it also
+    uninstalls itself, and without `release` it keeps the current release."""
 
     machine: str
     version: int

@@ -1,7 +1,8 @@
-"""What an artifact is: files under a manifest, named by one digest. Reads and writes manifests; opens no file.
+"""Manifests of artifacts: the digests of an artifact's files, identified by one digest. Reads and writes manifests, no
+files.
 
-Both sides use it, nodes before they load weights and the control plane before it lets a version serve. It uses the
-standard library alone, because engine launchers import it in the engine's own Python.
+Nodes use it before they load weights, and the control plane before a version may serve. It needs only the standard
+library, because engine launchers import it in the engine's own Python.
 """
 
 import hashlib
@@ -15,41 +16,42 @@ from engine_agent.protocol.strict_json import strict_loads
 MANIFEST_NAME = "manifest.json"
 DIGEST_PREFIX = "sha256:"
 LONGEST_NAME_BYTES, LONGEST_PATH = 255, 1024
-"""Of a file's name on Linux, and of a key in S3."""
+"""Limits of file names on Linux and of keys in S3."""
 MOST_MANIFEST_BYTES = 8 * 1024 * 1024
 MOST_FILES = 10_000
-"""Checkpoints of 405 billion parameters come in some 200 files."""
+"""Checkpoints of 405 billion parameters have about 200 files."""
 
 
 class BadArtifact(Exception):
-    """It is not the artifact that it should be; the text names the file and what differs."""
+    """The artifact differs from its manifest; the text names the file and the difference."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Digest of every file by its path in the folder (POSIX, relative), and `source`: what it was made from."""
+    """The digest of every file by its path in the folder (POSIX, relative), and `source`: the origin of the
+    artifact."""
 
     files: Mapping[str, str]
     source: Mapping[str, str]
 
     @property
     def digest(self) -> str:
-        """`sha256:<hex>` over the sorted lines `<sha256 of the file>  <path>`, in the form that sha256sum prints."""
+        """`sha256:<hex>` over the sorted lines `<sha256 of the file>  <path>`, in the format of sha256sum."""
         lines = sorted(f"{file_digest}  {path}\n" for path, file_digest in self.files.items())
         return DIGEST_PREFIX + hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """What `manifest.json` holds."""
+    """The content of `manifest.json`."""
     listed = {"digest": manifest.digest, "source": dict(manifest.source), "files": dict(manifest.files)}
     return json.dumps(listed, indent=2) + "\n"
 
 
 def parse_manifest(text: str | bytes, where: str) -> Manifest:
-    """The manifest that a `manifest.json` holds; `where` names it in errors.
+    """Parses a `manifest.json`; `where` names it in errors.
 
     Raises:
-        BadArtifact: it is not a manifest, or its own digest does not fit its list of files.
+        BadArtifact: it is not a manifest, or its digest does not match its list of files.
     """
     try:
         content: Any = strict_loads(text)
@@ -63,22 +65,22 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
 
 
 def wrong_path(path: str) -> str:
-    """What is wrong with the path of a file in a manifest, empty if nothing: each file has one name, in the folder."""
+    """What is wrong with the path of a file in a manifest, or an empty text. Each file has one name, in the folder."""
     parts = path.split("/")
     if path.startswith("/") or "\\" in path or ".." in parts:
-        return "which lies outside of the artifact"
+        return "which is outside of the artifact"
     if "" in parts or "." in parts:
-        return "which is no plain path: names separated by one slash each"
+        return "which is not a plain path: names separated by single slashes"
     if not path.isprintable():
-        return "which has letters that cannot be printed"
+        return "which has unprintable characters"
     if any(len(part.encode(errors="surrogatepass")) > LONGEST_NAME_BYTES for part in parts) or len(path) > LONGEST_PATH:
-        return f"which is too long: {LONGEST_PATH} letters, {LONGEST_NAME_BYTES} bytes for each name"
+        return f"which is too long: {LONGEST_PATH} characters, {LONGEST_NAME_BYTES} bytes per name"
     return "which is the manifest itself" if path == MANIFEST_NAME else ""
 
 
 def wrong_list(manifest: Manifest, most_files: int) -> str:
-    """The first thing wrong with the files that a manifest lists, empty if nothing: their number, a path, a digest, or
-    a file that another one's path has as a folder."""
+    """The first problem in a manifest's list of files, or an empty text: their number, a path, a digest, or a file that
+    another path uses as a folder."""
     if not manifest.files:
         return "lists no file"
     if len(manifest.files) > most_files:
@@ -97,7 +99,7 @@ def wrong_list(manifest: Manifest, most_files: int) -> str:
 
 
 def is_sha256(text: str) -> bool:
-    """Whether a text is a SHA-256 as manifests have it: 64 hexadecimal digits in small letters."""
+    """Whether a text is a SHA-256 as in manifests: 64 lower-case hexadecimal digits."""
     return len(text) == 64 and not set(text) - set("0123456789abcdef")
 
 

@@ -1,8 +1,8 @@
-"""Every message that crosses the wire between an agent and the control plane, defined once and used by both sides.
-Those about ingresses are in `ingress_messages`, those about machines in `machine_messages`.
+"""Every message between an agent and the control plane, defined once for both sides. Messages about ingresses are in
+`ingress_messages`, about machines in `machine_messages`.
 
-Messages carry state, not commands: losing, repeating or reordering one is harmless, because the next one
-says everything again. Units are in the field names: `_s` seconds, `_ms` milliseconds, `_bytes` bytes.
+Messages carry state instead of commands. Losing, repeating or reordering one is harmless, because the next message
+contains everything again. Units are in the field names: `_s` seconds, `_ms` milliseconds, `_bytes` bytes.
 """
 
 from typing import Annotated, Any
@@ -16,27 +16,27 @@ from engine_agent.protocol.states import AgentKind, CellRole, EngineState, Machi
 PROTOCOL_VERSION = 2
 """Rises with every change of a message's shape; see docs/design/agents.md#releases."""
 PROTOCOLS_SPOKEN = (PROTOCOL_VERSION, PROTOCOL_VERSION - 1)
-"""Of agents that the control plane serves: its own, and the one before for as long as agents are upgraded."""
+"""Protocols of agents that the control plane serves: its own, and the previous one during an upgrade of the agents."""
 
 JsonObject = dict[str, Any]
 
 
 class Artifact(Struct, frozen=True, forbid_unknown_fields=False):
-    """Weights as they lie somewhere: `uri` is `file:///…` or `s3://…`, `digest` is `sha256:<hex>` of the manifest."""
+    """A stored artifact: `uri` is `file:///…` or `s3://…`, `digest` is `sha256:<hex>` of its manifest."""
 
     uri: str
     digest: str
 
 
 class GoldenPrompt(Struct, frozen=True):
-    """A prompt whose greedy answer must contain `expect`: the proof that a cell serves what its version says."""
+    """A prompt whose greedy answer must contain `expect`. It proves that a cell serves its version."""
 
     prompt: str
     expect: str
 
 
 class PlanAdapter(Struct, frozen=True):
-    """A LoRA adapter: the name that requests call it by, and its weights; None: there are none (`sim`)."""
+    """A LoRA adapter: its name in requests, and its weights; None: it has no weights (`sim`)."""
 
     name: str
     artifact: Artifact | None = None
@@ -46,9 +46,9 @@ class EnginePlan(Struct, frozen=True):
     """How to run the engine of a cell. Rendered from a model version by pure code; the same on every rank.
 
     `args` and `env` are the engine's own; the agent's adapter adds what only the node knows (ports, rank, paths).
-    `max_concurrency` is the number of requests that the cell runs at once; the ingress queues the rest. `draft` holds
-    the weights of a second, smaller model that guesses tokens for the first; `args` name it as if it lay at its URI.
-    `adapters` are served beside the model. `widened`: which names in `args` and `env` an admin allowed beyond
+    `max_concurrency` is the number of requests that the cell runs concurrently; the ingress queues the rest. `draft`
+    are the weights of a smaller model that predicts tokens for speculative decoding; `args` refer to it by its URI.
+    `adapters` are served next to the model. `widened`: names in `args` and `env` that an admin allowed in addition to
     `engine_agent.protocol.engine_options`.
     """
 
@@ -66,7 +66,7 @@ class EnginePlan(Struct, frozen=True):
 
     @property
     def artifacts(self) -> tuple[Artifact, ...]:
-        """All that a node must have before its engine starts."""
+        """All artifacts that a node needs before its engine starts."""
         of_adapters = (adapter.artifact for adapter in self.adapters)
         return tuple(each for each in (self.artifact, self.draft, *of_adapters) if each is not None)
 
@@ -81,10 +81,10 @@ class Peer(Struct, frozen=True):
 
 
 class PrefillCell(Struct, frozen=True):
-    """One start of a prefill cell as the proxy of a decode cell calls it, with requests for its prompts.
+    """One start of a prefill cell, as the proxy of a decode cell calls it.
 
-    `node`: its leader, whose certificate its proxy must show. `host` and `port` are its proxy's; `kv_port`, on the same
-    host, is where its engine hands over what it computed. `max_concurrency`: requests that it has at once.
+    `node`: its leader, whose certificate its proxy must show. `host` and `port` are its proxy's; `kv_port` on the same
+    host is where its engine hands over the KV cache. `max_concurrency`: requests that it runs concurrently.
     """
 
     cell: str
@@ -98,23 +98,24 @@ class PrefillCell(Struct, frozen=True):
 
 
 PREFILL_CELLS_MAX = 64
-"""Of one decode cell: more have no use for its `max_concurrency`, and an order stays short."""
+"""Prefill cells of one decode cell. More are useless for its `max_concurrency`, and an order stays short."""
 DECODE_NODES_MAX = 512
 PREFILL_FROM_TOKENS = 512
-"""Unless an order says otherwise: 64 ms of the default 70B model, in which three tokens of everybody else are due."""
+"""Default: 64 ms of the default 70B model, the time of three decode steps of all other requests."""
 
 
 class Assignment(Struct, frozen=True):
-    """A node's place in a cell. Orders bind to (cell, generation): lower ones are refused, equal ones no-ops.
+    """A node's place in a cell. Orders bind to (cell, generation): lower generations are rejected, equal ones change
+    nothing.
 
-    `secret` is shared by the members of one generation and authenticates them to each other.
-    `drain_deadline_s` is how long requests in flight may take once `phase` is `drain`.
+    `secret` is shared by the members of one generation and authenticates them to each other. `drain_deadline_s` limits
+    requests in flight after `phase` becomes `drain`.
 
-    `kv_layout` is the fingerprint of what cells hand over: digest of the model, its data type, block size and data type
-    of the KV cache, how tensors are split, connector and its version. Empty: nothing is. Two cells pair only if theirs
-    are equal. `prefill_cells` are those that a decode cell may call; `decode_nodes` the leaders of the decode cells
-    that may call this prefill cell. Prompts of which a decode cell would have to read `prefill_from_tokens` or more are
-    read by a prefill cell. These three change within a generation, while all processes run on.
+    `kv_layout` is the fingerprint of the KV cache that cells hand over: digest of the model, its data type, block size
+    and data type of the cache, how tensors are split, connector and its version. Empty: no handover. Two cells pair
+    only if theirs are equal. `prefill_cells` are those that a decode cell may call; `decode_nodes` are the leaders of
+    the decode cells that may call this prefill cell. A prefill cell reads prompts with `prefill_from_tokens` or more
+    uncached tokens. These three may change within a generation, without a restart.
     """
 
     cell: str
@@ -134,7 +135,7 @@ class Assignment(Struct, frozen=True):
 
 
 class Inventory(Struct, frozen=True):
-    """What the machine is, as its agent sees it."""
+    """The hardware of a machine, as its agent sees it."""
 
     instance_type: str
     address: str
@@ -145,7 +146,7 @@ class Inventory(Struct, frozen=True):
 
 
 class ClassLoad(Struct, frozen=True):
-    """One serving class's part of a cell's load. `refused_total` are those that admission sent away."""
+    """One serving class's part of a cell's load. `refused_total` were rejected by admission."""
 
     in_flight: int = 0
     requests_total: int = 0
@@ -160,11 +161,11 @@ class ClassLoad(Struct, frozen=True):
 
 
 class BatchLoad(Struct, frozen=True, omit_defaults=True):
-    """A cell's batch requests, in its engine and before it. `window`: so many may be in the engine, by what real-time
-    requests feel; `is_alone`: there are none, and it is not in force.
+    """A cell's batch requests, in its engine and waiting. `window`: how many may be in the engine, limited by the
+    latency of real-time requests. `is_alone`: there are no real-time requests, and the window is not in force.
 
-    `baseline_…` are 95th percentiles of real-time requests without batch work, as learnt by now; `recent_…` the average
-    with it, since it began or the window shrank; None: not known.
+    `baseline_…` are learned 95th percentiles of real-time requests without batch work; `recent_…` the average with it,
+    since it began or the window shrank. They are None if unknown.
     """
 
     running: int = 0
@@ -179,12 +180,12 @@ class BatchLoad(Struct, frozen=True, omit_defaults=True):
 
 
 class CacheLoad(Struct, frozen=True, omit_defaults=True):
-    """What a cell's engine says of its prefix cache, and how well that was used. `is_known` False: it does not say.
+    """A cell's prefix cache and its use. `is_known` False: the engine does not report it.
 
-    `blocks` of `block_tokens` tokens are there; `prefixes` of requests are listed for ingresses. Of requests that an
-    ingress sent here by that list, `asked_tokens_total` are those of their prompts, `predicted_tokens_total` those that
-    were to be found, and `found_tokens_total` those that the engine found. `other_found_tokens_total` were found for
-    `other_tokens_total` of requests that came by any other rule.
+    It has `blocks` of `block_tokens` tokens; `prefixes` of requests are listed for ingresses. Of requests that an
+    ingress routed by that list, `asked_tokens_total` are their prompt tokens, `predicted_tokens_total` those that
+    should be in the cache, and `found_tokens_total` those that were. `other_found_tokens_total` were found for the
+    `other_tokens_total` of all other requests.
     """
 
     is_known: bool = False
@@ -199,14 +200,14 @@ class CacheLoad(Struct, frozen=True, omit_defaults=True):
 
 
 class UsageRow(Struct, frozen=True, omit_defaults=True):
-    """What one key of one tenant used of a cell in one class, of the model itself or of one adapter. Its totals began
-    at 0 at `since`, in seconds since 1970.
+    """The use of a cell by one key of one tenant in one class, for the model or one adapter. Totals started at 0 at
+    `since`, in seconds since 1970.
 
-    A reader who knows totals of another `since` adds these to them: the proxy is another, or had forgotten the row.
-    `tenant` is empty where no key was needed, `key` (its prefix) where none was shown. A request is in the totals of
-    tokens once it has ended. `cached_tokens_total` are part of `prompt_tokens_total`. `cancelled_total`: requests that
-    their client, their deadline or the end of their cell cut short. `errors_total`: those that the cell failed.
-    `estimated_total`: requests of which no engine said what they used, so that their tokens are estimates.
+    A reader adds totals of a different `since`: the proxy is another one, or had dropped the row. `tenant` is empty if
+    no key was required, `key` (its prefix) if none was sent. Tokens of a request are counted when it has ended.
+    `cached_tokens_total` are part of `prompt_tokens_total`. `cancelled_total`: requests that ended early because of
+    their client, their deadline or the end of their cell. `errors_total`: requests that the cell failed.
+    `estimated_total`: requests with estimated tokens, because no engine reported them.
     """
 
     since: float
@@ -225,8 +226,8 @@ class UsageRow(Struct, frozen=True, omit_defaults=True):
 
 
 class TokenCheck(Struct, frozen=True):
-    """Tokens by two counts, from `since` (seconds since 1970) to one instant at which no request of a client was in
-    flight: by how much the engine's own metrics grew, without the probes of its proxy, and what that proxy counted."""
+    """Tokens by two counts from `since` (seconds since 1970) to an instant without client requests in flight: the
+    growth of the engine's own metrics without the probes of its proxy, and the proxy's count."""
 
     since: float
     engine_prompt_total: int = 0
@@ -236,9 +237,9 @@ class TokenCheck(Struct, frozen=True):
 
 
 class CellWork(Struct, frozen=True):
-    """What the engine of a cell computed while requests were in flight, in totals from `since` (seconds since 1970) on:
-    `busy_ms` as its proxy saw it, and by the engine's own metrics its steps and the tokens in them. `cached_tokens` are
-    part of `prompt_tokens`."""
+    """The work of a cell's engine while requests were in flight, in totals since `since` (seconds since 1970):
+    `busy_ms` as its proxy saw it, and by the engine's own metrics its steps and their tokens. `cached_tokens` are part
+    of `prompt_tokens`."""
 
     since: float
     busy_ms: int = 0
@@ -249,13 +250,14 @@ class CellWork(Struct, frozen=True):
 
 
 class HandoverLoad(Struct, frozen=True, omit_defaults=True):
-    """What a cell handed over or took over, since its proxy started.
+    """Handovers of a cell since its proxy started.
 
-    Of a decode cell: `handovers_total` requests whose prompts a prefill cell read, `in_flight` those under way until
-    their first token; `alone` requests that it did alone by its rules, and `fallbacks` those that it did alone because
-    a prefill cell failed it, both by reason. Times are of the last 30 s: `prefill_…` until a prefill cell had answered,
-    `transfer_…` from there to the first byte of the answer. None: no samples.
-    Of a prefill cell: `prefills_total` prompts read for decode cells, `prefill_tokens_total` in them.
+    Of a decode cell: `handovers_total` requests whose prompts a prefill cell read, `in_flight` those without a first
+    token yet; `alone` requests that it served alone by its rules, and `fallbacks` those that it served alone because a
+    prefill cell failed, both by reason. Times cover the last 30 s: `prefill_…` until a prefill cell had answered,
+    `transfer_…` from then to the first byte of the answer. None means no samples.
+
+    Of a prefill cell: `prefills_total` prompts read for decode cells, `prefill_tokens_total` their tokens.
     """
 
     handovers_total: int = 0
@@ -271,8 +273,8 @@ class HandoverLoad(Struct, frozen=True, omit_defaults=True):
 
 
 class SpeculationLoad(Struct, frozen=True):
-    """What the engine of a cell guessed over the last `covered_s`, some hour at most, by its own metrics: `drafts`, one
-    for each sequence in each step that guessed; their `guessed_tokens`, and those that the model accepted."""
+    """Speculative decoding of a cell's engine over the last `covered_s`, at most about an hour, by its own metrics:
+    `drafts`, one per sequence and step with speculation; their `guessed_tokens`, and the `accepted_tokens` of them."""
 
     covered_s: float
     drafts: int = 0
@@ -281,21 +283,21 @@ class SpeculationLoad(Struct, frozen=True):
 
 
 MAX_TENANTS_REPORTED = 128
-"""Rows of usage in a cell's load without those of `OTHER_TENANTS`: at 300 bytes each well below a frame's limit."""
+"""Rows of usage in a cell's load, without those of `OTHER_TENANTS`. At 300 bytes each they stay below the limit of a
+frame."""
 OTHER_TENANTS = "~others"
-"""The tenant of the rows, one for each class, that all use beyond that shares; no tenant can be called so."""
+"""The tenant of the rows, one per class, that all further tenants share. No tenant can have this name."""
 
 
 class Load(Struct, frozen=True):
-    """Load of one cell as its proxy measured it. Percentiles and rates cover the last 30 s; None: no samples.
+    """Load of one cell, measured by its proxy. Percentiles and rates cover the last 30 s; None means no samples.
 
-    `…_total` and `…_counts` count since the proxy started; `…_counts` maps a bucket of
-    `engine_agent.protocol.metrics` to the number of samples in it, without the empty ones. `classes` and `usage`
-    have only those that sent something. `tenants` comes from agents of the release before, which have no `usage`.
-    `token_check` None: the engine has no counters of tokens, or was never idle yet. `work` None: it counts no steps.
-    `batch` and `cache` None: an agent of the release before. `handovers` None: the cell is `mixed`. `speculation`
-    None: nothing was guessed in the last hour. `handed_back_total`: of the errors, those without a byte of an answer.
-    The ingress tries such a request elsewhere, and counts it if that fails.
+    `…_total` and `…_counts` count since the proxy started; `…_counts` maps a bucket of `engine_agent.protocol.metrics`
+    to its number of samples, without empty buckets. `classes` and `usage` list only those with requests. `token_check`
+    is None if the engine has no token counters or was never idle. `work` is None if it counts no steps. `batch` and
+    `cache` are None from agents of the previous release. `handovers` is None if the cell is `mixed`. `speculation` is
+    None without speculation in the last hour. `handed_back_total`: errors without a byte of an answer; the ingress
+    retries such a request elsewhere, and counts it if that fails.
     """
 
     in_flight: int = 0
@@ -321,7 +323,8 @@ class Load(Struct, frozen=True):
 
 
 class Accelerator(Struct, frozen=True):
-    """One device and its use. `errors` counts since its driver was loaded, by the maker's names; None: not known."""
+    """One device and its use. `errors` counts since its driver was loaded, by the maker's names. Unknown values are
+    None."""
 
     index: int
     kind: str
@@ -340,11 +343,11 @@ class Accelerator(Struct, frozen=True):
 
 
 class EnergyMeter(Struct, frozen=True, omit_defaults=True):
-    """What counters of one part of a machine added up since their reader began, which `since` names.
+    """Sums of the energy counters of one part of a machine since their reader started, which `since` names.
 
-    `covers`: `accelerators` or `host`. `microjoules` within `covered_ms`; `full_power_ms`: of devices that tell their
-    power as a share of the most, the time at full power that would have taken as much. `refused`: readings that could
-    not be so, in none of these.
+    `covers`: `accelerators` or `host`. `microjoules` within `covered_ms`. `full_power_ms`: for devices that report
+    their power as a share of the maximum, the equivalent time at full power. `refused`: implausible readings, which are
+    in none of the sums.
     """
 
     name: str
@@ -357,15 +360,16 @@ class EnergyMeter(Struct, frozen=True, omit_defaults=True):
 
 
 class MachineNotice(Struct, frozen=True, omit_defaults=True):
-    """A machine's cloud says that it will take or touch it. `ends_at`: when, in seconds since 1970; None: not said."""
+    """A notice of a machine's cloud that it will take or maintain the machine. `ends_at`: when, in seconds since 1970,
+    or None."""
 
     kind: MachineNoticeKind
     ends_at: float | None = None
 
 
 class NetworkDevice(Struct, frozen=True, omit_defaults=True):
-    """A device by which nodes reach each other's memory (EFA). `state` of its port: `ACTIVE`, or empty where it is not
-    said. `errors` counts as long as the device lives, by the driver's names."""
+    """A network device with remote memory access (EFA). `state` of its port: `ACTIVE`, or empty if unknown. `errors`
+    counts for the life of the device, by the driver's names."""
 
     name: str
     state: str = ""
@@ -376,7 +380,7 @@ CHECKS_MAX = 32
 
 
 class CheckResult(Struct, frozen=True, omit_defaults=True):
-    """The result of one deep check (`engine_agent.node.checks.result.Result`). `ok` is None if it was not made."""
+    """The result of one deep check (`engine_agent.node.checks.result.Result`). `ok` None: it could not run."""
 
     check: Annotated[str, Meta(max_length=64)]
     ok: bool | None
@@ -387,8 +391,8 @@ class CheckResult(Struct, frozen=True, omit_defaults=True):
 
 
 class CheckReport(Struct, frozen=True, omit_defaults=True):
-    """The deep checks that a node made last, or makes now. `request`: which it was told to, or `joining`. Times are
-    seconds since 1970 by its clock; `ended_at` None: they still go on."""
+    """The last or current deep checks of a node. `request`: the id of the request, or `joining`. Times are seconds
+    since 1970 by its clock; `ended_at` None: still running."""
 
     request: Annotated[str, Meta(max_length=64)]
     began_at: float
@@ -397,12 +401,12 @@ class CheckReport(Struct, frozen=True, omit_defaults=True):
 
 
 class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
-    """Use of a node and of its accelerators, and what its agent has trouble with; None and empty: nothing to report.
+    """Use of a node and of its accelerators, and problems of its agent. None and empty: nothing to report.
 
-    `accelerator_trouble`: by maker, why its devices may be old or missing. `refused_order`: why the last order that
-    was refused was. `journal_error`: why the agent cannot write its journal. `notices`: what the machine's cloud says
-    of it, one of each kind; None: it is in no cloud, or its metadata cannot be read. `energy`: what is known of power.
-    `checks`: what its deep checks found; None: it made none. `network`: devices of EFA.
+    `accelerator_trouble`: by maker, why its devices may be out of date or missing. `refused_order`: why the last
+    rejected order was rejected. `journal_error`: why the agent cannot write its journal. `notices`: notices of the
+    machine's cloud, one of each kind; None if it is in no cloud or its metadata cannot be read. `checks` None: no deep
+    checks yet. `network`: EFA devices.
     """
 
     host_cpu_percent: float | None = None
@@ -420,9 +424,9 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
 
 
 class StepTimes(Struct, frozen=True):
-    """What this rank computed itself since its engine started, without waiting for others: decode steps only.
+    """The decode steps that this rank computed since its engine started, without waiting for others.
 
-    Both map a bucket of `engine_agent.protocol.metrics` to a sum; buckets without steps are left out.
+    Both map a bucket of `engine_agent.protocol.metrics` to a sum; empty buckets are left out.
     """
 
     steps: dict[int, int] = field(default_factory=dict)
@@ -430,9 +434,9 @@ class StepTimes(Struct, frozen=True):
 
 
 class Health(Struct, frozen=True):
-    """Why a node's engine counts as healthy or not. `checked_s_ago` is the age of the youngest probe.
+    """Why a node's engine counts as healthy or not. `checked_s_ago` is the age of the latest probe.
 
-    `wrong`: it answers, but not as its version must, and asking again will not change that.
+    `wrong`: the engine answers, but not as its version must, and another probe will not change that.
     """
 
     ok: bool
@@ -443,7 +447,7 @@ class Health(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """What runs on a node. `engine_pid` lets a reader see that a restart of the agent kept the engine."""
+    """The process state of a node. `engine_pid` shows that an engine survived a restart of the agent."""
 
     state: EngineState
     cell: str | None = None
@@ -457,7 +461,7 @@ class Observed(Struct, frozen=True):
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """First message of every connection. `machine`: what a host is, from machine agents only."""
+    """First message of every connection. `machine`: facts of the host, from machine agents only."""
 
     protocol: int
     kind: AgentKind
@@ -471,7 +475,7 @@ class Hello(Struct, frozen=True, tag="hello"):
 
 
 class Report(Struct, frozen=True, tag="report"):
-    """A node's state, whole. The latest wins; `seq` grows by one with every report of a connection."""
+    """A node's complete state. The latest counts; `seq` grows by one with every report of a connection."""
 
     seq: int
     observed: Observed
@@ -486,9 +490,9 @@ SUMMARY_CHARS_MAX = 2000
 
 
 class Fault(Struct, frozen=True, tag="fault"):
-    """Evidence of a fault, sent once at the moment it is seen; the next report repeats the state it led to.
+    """Evidence of a fault, sent once when it is noticed; the next report repeats the resulting state.
 
-    It is kept for ever, so the whole has a limit (`engine_agent.protocol.codec.FAULT_BYTES_MAX`): more is dropped.
+    It is stored permanently, so its size is limited (`engine_agent.protocol.codec.FAULT_BYTES_MAX`).
     """
 
     signature: Annotated[str, Meta(max_length=SIGNATURE_CHARS_MAX)]
@@ -497,9 +501,10 @@ class Fault(Struct, frozen=True, tag="fault"):
 
 
 class LogTail(Struct, frozen=True, tag="log_tail"):
-    """The last lines of a node's logs, oldest first, whole: sent while a `LogRequest` is in force; the latest wins.
+    """The last lines of a node's logs, oldest first, complete: sent while a `LogRequest` is in force; the latest
+    counts.
 
-    `logs` maps `agent`, `engine` and `proxy` to lines of which what looks like a secret was taken out.
+    `logs` maps `agent`, `engine` and `proxy` to lines with secrets removed.
     """
 
     cell: str | None
@@ -511,8 +516,8 @@ CERTIFICATE_REQUEST_CHARS_MAX = 16 * 1024
 
 
 class CertificateRequest(Struct, frozen=True, tag="certificate_request"):
-    """An agent wants a certificate for its own name. `request` is PKCS #10 as PEM, of which only the key counts;
-    `believed` the SHA-256, in hexadecimal, of the bundle of authorities that it has."""
+    """Requests a certificate for the agent's own name. `request` is PKCS #10 as PEM, of which only the key counts;
+    `believed` the SHA-256, in hexadecimal, of its bundle of authorities."""
 
     request: Annotated[str, Meta(max_length=CERTIFICATE_REQUEST_CHARS_MAX)]
     believed: Annotated[str, Meta(max_length=64)] = ""
@@ -525,9 +530,9 @@ UpMessage = Hello | Report | IngressReport | MachineReport | Fault | LogTail | C
 
 
 class LogRequest(Struct, frozen=True):
-    """Somebody reads this node's logs: until then, in seconds since 1970, its agent sends their last lines.
+    """A user reads this node's logs: the agent sends their last lines until `until`, in seconds since 1970.
 
-    `lines` of each log at most.
+    `lines`: the most of each log.
     """
 
     until: float
@@ -535,8 +540,8 @@ class LogRequest(Struct, frozen=True):
 
 
 class CheckRequest(Struct, frozen=True, omit_defaults=True):
-    """A node shall make its deep checks once. `peers`: with which others it checks its links, itself among them, by
-    rank; `secret` proves them to each other. A node that serves checks its memory and its disk alone."""
+    """Requests deep checks of a node, once. `peers`: the nodes, including this one, whose links it checks, by rank;
+    `secret` authenticates them to each other. A node that serves checks only its memory and its disk."""
 
     id: Annotated[str, Meta(max_length=64)]
     rank: int = 0
@@ -545,16 +550,16 @@ class CheckRequest(Struct, frozen=True, omit_defaults=True):
 
 
 class Cause(Struct, frozen=True, omit_defaults=True):
-    """What an order came of, for logs and traces only: the number of a request, and its W3C `traceparent`."""
+    """What caused an order, for logs and traces only: the id of a request, and its W3C `traceparent`."""
 
     request_id: str = ""
     traceparent: str = ""
 
 
 class Desired(Struct, frozen=True, tag="desired", omit_defaults=True):
-    """All that a node must do. `assignment` None: the node is a spare and runs no engine. `logs` None: nobody reads
-    them. `check`: the deep checks that it was told to make last. `cause` is no part of the order: the same order may
-    come with another or with none."""
+    """The complete desired state of a node. `assignment` None: the node is a spare and runs no engine. `logs` None: no
+    user reads them. `check`: the last requested deep checks. `cause` is not part of the order: the same order may come
+    with another one or with none."""
 
     node: str
     version: int
@@ -565,8 +570,8 @@ class Desired(Struct, frozen=True, tag="desired", omit_defaults=True):
 
 
 class Trust(Struct, frozen=True, tag="trust"):
-    """Whom to believe: all authorities that count, and their revocation lists, as PEM. Sent on every connection, and
-    when it has changed. `servers`: every address at which the control plane serves agents; none: as known."""
+    """All valid authorities and their revocation lists, as PEM. Sent on every connection, and when they change.
+    `servers`: every address at which the control plane serves agents; empty: unchanged."""
 
     bundle: str
     revoked: str
@@ -574,14 +579,14 @@ class Trust(Struct, frozen=True, tag="trust"):
 
 
 class Certificate(Struct, frozen=True, tag="certificate"):
-    """What was requested: the certificate as PEM, leaf first, and whom to believe from then on."""
+    """Answers a `CertificateRequest`: the certificate as PEM, leaf first, and the authorities from then on."""
 
     chain: str
     trust: Trust
 
 
 class Credential(Struct, frozen=True, tag="credential"):
-    """What the agent shows on its connections from now on. The one before counts until this one was shown."""
+    """A new credential for future connections. The previous one is valid until the new one is used."""
 
     credential: str
 
@@ -594,5 +599,5 @@ class Refused(Struct, frozen=True, tag="refused"):
 
 
 Order = Desired | RoutingTable | ApplicationTls | MachineOrder
-"""What an agent must do, whole; each kind of agent has its own."""
+"""The complete desired state for an agent; each kind of agent has its own."""
 DownMessage = Order | TablePart | Trust | Certificate | Credential | Refused

@@ -13,11 +13,11 @@ BUCKETS_PER_DOUBLING = 8
 DOUBLINGS = 23
 """Up to 839 s, beyond the longest silence of a request."""
 BUCKETS = BUCKETS_PER_DOUBLING * DOUBLINGS + 2
-"""One below the first edge, one above the last."""
+"""One below the first edge and one above the last."""
 
 
 def bucket_of(value_s: float) -> int:
-    """Index of the bucket whose upper edge is the first one >= `value_s`."""
+    """Index of the first bucket whose upper edge is >= `value_s`."""
     if value_s <= FIRST_EDGE_S:
         return 0
     index = math.ceil(math.log2(value_s / FIRST_EDGE_S) * BUCKETS_PER_DOUBLING - 1e-9)
@@ -25,12 +25,11 @@ def bucket_of(value_s: float) -> int:
 
 
 def upper_edge_s(index: int) -> float:
-    """Upper edge of a bucket in seconds."""
     return FIRST_EDGE_S * math.exp2(index / BUCKETS_PER_DOUBLING)
 
 
 def midpoint_s(index: int) -> float:
-    """Geometric middle of a bucket in seconds: the value with the smallest relative error."""
+    """Geometric middle of a bucket in seconds, the value with the smallest relative error."""
     return upper_edge_s(index) * math.exp2(-0.5 / BUCKETS_PER_DOUBLING)
 
 
@@ -39,7 +38,7 @@ LARGEST_BATCH_BUCKET = 16
 
 
 def batch_bucket(sequences: int) -> int:
-    """Index of the bucket of a step with so many sequences, at least 1."""
+    """Bucket of a decode step with this many sequences (>= 1)."""
     return min(max(sequences - 1, 0).bit_length(), LARGEST_BATCH_BUCKET)
 
 
@@ -47,7 +46,7 @@ CONTENT_TYPE = b"text/plain; version=0.0.4"
 
 
 def family(name: str, kind: str, text: str) -> list[str]:
-    """The two lines before a family's samples."""
+    """The header lines of a metric family."""
     return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
 
 

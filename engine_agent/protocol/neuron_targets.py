@@ -1,7 +1,5 @@
-"""Builds of the Neuron stack that versions are rendered for and agents start: what each is made of, the machines it is
-for, how it takes its settings, and what it cannot do. Facts alone: the control plane renders by them, an agent looks
-for what is installed. A new build is a new entry here.
-"""
+"""Supported builds of the Neuron stack: their packages, machines, settings and limits. The control plane renders
+versions for them, and agents detect which one is installed. Add a new build here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ PLUGIN = "vllm-neuron"
 NXDI_SETTINGS = "override_neuron_config"
 NATIVE_SETTINGS = "neuron_config"
 SETTINGS = (NATIVE_SETTINGS, NXDI_SETTINGS)
-"""Under which key of `--additional-config` a build takes its settings."""
+"""Keys of `--additional-config` under which builds read their settings."""
 _API_SERVER = "vllm.entrypoints.openai.api_server"
 _NXDI = "neuronx-distributed-inference"
 
@@ -19,11 +17,11 @@ _NXDI = "neuronx-distributed-inference"
 class NeuronTarget:
     """One build of the stack.
 
-    `accelerators` is what AWS supports it on, as instance types name them. `distributions` maps what must be installed
-    to how its version begins. `settings` is the key of `--additional-config` that it reads. `server` is the module that
-    is vLLM's API server, `framework` what selects the plugin's backend (None where it has one only), `server_argv`
-    options that this vLLM needs beside the plan's. `speculation` are the methods that it serves; `most_nodes` is the
-    largest cell, 0: any.
+    `accelerators` are those that AWS supports, as instance types name them. `distributions` maps required packages to
+    the prefix of their version. `settings` is the key of `--additional-config` that it reads. `server` is the module of
+    vLLM's API server, `framework` selects the plugin's backend (None: there is only one), `server_argv` are options
+    that this vLLM needs in addition to the plan's. `speculation` are its methods; `most_nodes` is the largest cell, 0:
+    any.
     """
 
     name: str
@@ -51,7 +49,7 @@ NXDI_2_28 = NeuronTarget(
     speculation=("eagle", "eagle3"),
     framework=_NXDI,
 )
-"""The last whose kernels run on Trn1 and Inf2: breaking changes of NxDI in SDK 2.29,
+"""The last one whose kernels run on Trn1 and Inf2: breaking changes of NxDI in SDK 2.29,
 https://awsdocs-neuron.readthedocs-hosted.com/en/v2.29.0/release-notes/components/nxd-inference.html"""
 
 NXDI_2_29 = NeuronTarget(
@@ -74,7 +72,7 @@ NATIVE_0_24 = NeuronTarget(
     speculation=("eagle3",),
     most_nodes=1,
 )
-"""The plugin without NxDI (beta). Its platform puts "mp" in the place of any other executor, so a cell has one node:
+"""The plugin without NxDI (beta). Its platform replaces any other executor by "mp", so a cell has one node:
 https://awsdocs-neuron.readthedocs-hosted.com/en/v2.32.0/vllm-neuron/docs/guides/reference-configuration.html"""
 
 TARGETS = (NXDI_2_28, NXDI_2_29, NATIVE_0_24)
@@ -84,7 +82,7 @@ DEFAULT_TARGET: Mapping[str, NeuronTarget] = {
     "inferentia2": NXDI_2_28,
     "trainium2": NXDI_2_29,
 }
-"""By accelerator: what a version that names no target is rendered for."""
+"""By accelerator, the target of versions that name none."""
 
 NATIVE_KEYS = frozenset(
     {
@@ -95,5 +93,5 @@ NATIVE_KEYS = frozenset(
     }
 )
 """Keys of the native plugin's NeuronConfig. Not those that write files (`debug_logits_dir`, `tensor_capture`) or
-unpickle one (`tensor_replacement`), nor the names that newer ones replace (`prefill_sequence_buckets`,
+unpickle one (`tensor_replacement`), nor names that newer ones replace (`prefill_sequence_buckets`,
 `decode_batch_buckets`): https://github.com/vllm-project/vllm-neuron, vllm_neuron/model/neuron_config.py."""

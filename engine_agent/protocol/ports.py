@@ -1,7 +1,8 @@
-"""Where a node's processes listen: offsets from the node's `port_base`, so that peers need no discovery.
+"""The ports of a fleet. A node's processes listen at offsets from its `port_base`, so that peers need no discovery. On
+one computer, the launcher rejects overlapping ports and the local provider gives nodes free blocks. Pure.
 
-A node owns the `PORTS_PER_NODE` ports from its base upwards. Rendezvous moves with the generation, because a port
-that a killed engine held can stay busy for a while.
+A node owns the `PORTS_PER_NODE` ports from its base upwards. The rendezvous port changes with the generation, because a
+port of a killed engine can stay busy for a while.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -12,10 +13,10 @@ from engine_agent.protocol.states import AgentKind
 PORTS_PER_NODE = 20
 
 PROXY = 0
-"""Cell proxy: OpenAI HTTP, what the ingress talks to (leader only)."""
+"""Cell proxy: OpenAI HTTP for the ingress (leader only)."""
 KV_TRANSFER = 1
-"""Engine: where decode cells ask a prefill cell for what it computed (leader only; the bytes themselves may take ports
-that the transport chooses)."""
+"""Engine: where decode cells request the KV cache of a prefill cell (leader only; the transport may use further ports
+for the bytes)."""
 PROXY_ADMIN = 2
 """Cell proxy: `/status`, `/phase`, `/metrics` on loopback (leader only)."""
 ENGINE = 3
@@ -23,39 +24,39 @@ ENGINE = 3
 ENGINE_ADMIN = 4
 """Engine: administration and fault injection on loopback (`sim` only)."""
 ROOT_COMMUNICATOR = 5
-"""Where the devices of a cell's nodes find each other (leader only, `neuron` only)."""
+"""Where the devices of a cell's nodes meet (leader only, `neuron` only)."""
 COLLECTIVES_MASTER = 6
-"""Where the processes that drive those devices find each other (leader only, `neuron` only)."""
+"""Where the processes that drive those devices meet (leader only, `neuron` only)."""
 AGENT_METRICS = 7
 """Node agent: `/metrics` on loopback."""
 RENDEZVOUS = 8
 """First of `RENDEZVOUS_SLOTS` ports for leader/follower rendezvous, used in turn by generation."""
 RENDEZVOUS_SLOTS = 12
 METRICS_ABOVE = 1000
-"""An ingress serves its metrics on loopback so far above its port for applications."""
+"""Offset of an ingress's metrics on loopback from its port for applications."""
 HOPS_ABOVE = 2000
-"""An ingress takes other regions' requests so far above its port for applications."""
+"""Offset of an ingress's port for other regions' requests."""
 TLS_ABOVE = 3000
-"""An ingress takes applications' requests over TLS so far above its port for those without."""
+"""Offset of an ingress's TLS port for applications."""
 LOWEST_PORT, HIGHEST_PORT = 1024, 65535
-"""Of those that agents listen on: they need not be root."""
+"""Range of the ports that agents listen on without root."""
 INGRESS_CLAIM = "\0switchyard-ingress-{host}:{port}"
-"""Name of the abstract Unix socket by which an ingress holds its address and port: it belongs to the namespace of the
-network, as ports do, and ends with its owner."""
+"""Name of the abstract Unix socket that reserves an address and port for an ingress. Like a port, it belongs to the
+network namespace and ends with its owner."""
 
 
 def first_ports(kind: AgentKind) -> range:
-    """Which ports the agent of a node or an ingress may be given as its first: there is room for those that follow."""
+    """The ports that an agent of a node or an ingress may have as its first, with room for the others."""
     return range(LOWEST_PORT, HIGHEST_PORT + 2 - (PORTS_PER_NODE if kind is AgentKind.NODE else 1))
 
 
 def metrics_port(ingress_port: int) -> int:
-    """Port on loopback on which an ingress serves its metrics, unless it is told another."""
+    """Default port on loopback for the metrics of an ingress."""
     return _above(ingress_port, METRICS_ABOVE)
 
 
 def ingress_ports(ingress_port: int) -> dict[str, int]:
-    """What an ingress listens for -> the port, all that follow from its port for applications."""
+    """Purpose -> port of an ingress; all follow from its port for applications."""
     return {
         "applications": ingress_port,
         "metrics": metrics_port(ingress_port),
@@ -65,12 +66,12 @@ def ingress_ports(ingress_port: int) -> dict[str, int]:
 
 
 def hop_port(ingress_port: int) -> int:
-    """Port on which an ingress takes other regions' requests."""
+    """Port on which an ingress accepts other regions' requests."""
     return _above(ingress_port, HOPS_ABOVE)
 
 
 def tls_port(ingress_port: int) -> int:
-    """Port on which an ingress takes applications' requests over TLS, once its region has a certificate."""
+    """Port on which an ingress accepts applications' requests over TLS, once its region has a certificate."""
     return _above(ingress_port, TLS_ABOVE)
 
 
@@ -79,7 +80,7 @@ def _above(port: int, offset: int) -> int:
 
 
 def rendezvous_port(port_base: int, generation: int) -> int:
-    """Port on the leader where followers of this generation meet."""
+    """Port of the leader where followers of this generation connect."""
     return port_base + RENDEZVOUS + generation % RENDEZVOUS_SLOTS
 
 
@@ -90,7 +91,7 @@ MAX_BLOCKS = 500
 
 @dataclass(frozen=True, slots=True)
 class PortUse:
-    """A port, what listens there, and the variable that moves it; "" if none does."""
+    """A port, its user, and the variable that changes it; "" if there is none."""
 
     port: int
     purpose: str
@@ -103,7 +104,7 @@ def demo_ingresses(first: int) -> dict[str, int]:
 
 
 def fixed_ports(*, dashboard: int, agents: int, ingresses: Mapping[str, int]) -> list[PortUse]:
-    """What listens at a port that a person chose, and at those that follow from it. `ingresses`: port by region."""
+    """Configured ports, and the ports that follow from them. `ingresses`: port by region."""
     return [
         PortUse(dashboard, "the dashboard", "SWITCHYARD_PORT"),
         PortUse(agents, "agents", "SWITCHYARD_AGENT_PORT"),
@@ -120,7 +121,7 @@ def node_ports(node: str, port_base: int) -> list[PortUse]:
 
 
 def overlap(uses: Collection[PortUse]) -> str:
-    """A sentence that names the first port with two users, and what to do; "" if each port has one."""
+    """A sentence that names the first port with two users and the remedy; "" if there is none."""
     first: dict[int, PortUse] = {}
     for use in uses:
         other = first.setdefault(use.port, use)
@@ -132,7 +133,7 @@ def overlap(uses: Collection[PortUse]) -> str:
 
 
 def node_blocks(first: int, taken: Collection[int], most: int = MAX_BLOCKS) -> Iterator[int]:
-    """First ports of the blocks that nodes may have, among the `most` from `first` upwards: none of theirs is taken."""
+    """First ports of the free blocks for nodes, among `most` blocks from `first` upwards."""
     known = frozenset(taken)
     end = min(HIGHEST_PORT + 2 - PORTS_PER_NODE, first + most * PORTS_PER_NODE)
     for base in range(first, end, PORTS_PER_NODE):

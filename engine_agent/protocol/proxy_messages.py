@@ -18,8 +18,10 @@ from engine_agent.protocol.states import CellRole
 
 
 class Pairs(Struct, frozen=True):
-    """Body of `POST /pairs` on a proxy's administration port. See `Assignment`, whose members these are. `name` is
-    short, and another one for other pairs: what a proxy says that it has. Empty: it was told of none."""
+    """Body of `POST /pairs` on a proxy's administration port: the cells that its cell pairs with, as in `Assignment`.
+
+    `name` is a short digest of the pairs, by which a proxy reports which pairs it has. Empty: it has received none.
+    """
 
     name: str = ""
     prefill_cells: tuple[PrefillCell, ...] = ()
@@ -31,7 +33,7 @@ NO_PAIRS: Final = Pairs()
 
 
 def pairs_of(assignment: Assignment) -> Pairs:
-    """Which a cell is to have; one that does all of its requests has none."""
+    """The pairs of a cell; a `mixed` cell has none."""
     if assignment.cell_role is CellRole.MIXED:
         return NO_PAIRS
     cells, nodes, least = assignment.prefill_cells, assignment.decode_nodes, assignment.prefill_from_tokens
@@ -39,25 +41,25 @@ def pairs_of(assignment: Assignment) -> Pairs:
 
 
 EXCHANGE_HEADER: Final = b"x-switchyard-exchange"
-"""On a request to the engine: the name under which it notes what it computes for it."""
+"""On a request to the engine: the name under which the engine counts the work for it."""
 CACHE_SCOPE_HEADER: Final = b"x-switchyard-cache-scope"
-"""On a request to the engine, from the ingress: whose prompts in the cache it may find, and be found by."""
+"""On a request to the engine, set by the ingress: prompts find each other in the cache only within one scope."""
 PROMPT_TOKENS_HEADER: Final = b"x-switchyard-prompt-tokens"
-"""On an answer: how many tokens its prompts have, known before the first of them is sent."""
+"""On an answer: the number of prompt tokens, known before the first token is sent."""
 USAGE_PATH: Final = "/switchyard/usage"
-"""`?exchange=NAME`: `ExchangeUsage`, once the answer to that request is over."""
+"""`?exchange=NAME`: `ExchangeUsage`, once the answer to that request is complete."""
 READ_PATH: Final = "/switchyard/read"
 """`?exchange=NAME`: 200 once its prompts are read, 202 if they are not within `READ_LIMIT_S`."""
 READ_LIMIT_S: Final = 2.0
-"""How long a question waits; an exchange that is not known by then is none."""
+"""How long the request waits. An exchange that is unknown by then does not exist."""
 COUNTED_APART_PATH: Final = "/switchyard/counted-apart"
-"""`CountedApart`, since the engine started."""
+"""`CountedApart` since the engine started."""
 END_LIMIT_S: Final = 5.0
-"""How long an answer may take to notice that its connection was cut; then what it runs is stopped."""
+"""How long an answer may take to notice that its connection was closed, before its work is stopped."""
 
 
 class ExchangeUsage(msgspec.Struct, frozen=True):
-    """Tokens of one request. `cached_tokens` are part of `prompt_tokens`; a prompt that was not read yet is none."""
+    """Tokens of one request. `cached_tokens` are part of `prompt_tokens`; a prompt counts once it is read."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -65,33 +67,35 @@ class ExchangeUsage(msgspec.Struct, frozen=True):
 
 
 class CountedApart(msgspec.Struct, frozen=True):
-    """What is in the engine's counters and in nobody's usage: prompts that were read again for each of `n` answers, and
-    tokens that were generated behind the end of an answer."""
+    """Tokens in the engine's counters that belong to no request's usage: prompts that were read again for each of `n`
+    answers, and tokens generated after the end of an answer."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 EVENTS_PATH: Final = "/switchyard/cache-events"
-"""Of an engine, on loopback: `?life=L&after=N` gives `BlockChanges` once there are some, or after `CACHE_POLL_S`."""
+"""Of an engine, on loopback: `?life=L&after=N` returns `BlockChanges` once there are some, or after `CACHE_POLL_S`."""
 PREFIXES_PATH: Final = "/switchyard/cache-prefixes"
 """Of a cell proxy, for ingresses: the same with `PrefixChanges`."""
 CACHE_POLL_S: Final = 5.0
-"""An answer without news: a connection that breaks is seen at once, so this only says that somebody is there."""
+"""Longest wait of a poll without changes. A broken connection is noticed immediately, so the interval only proves that
+the server is alive."""
 MAX_BLOCKS: Final = 1_000_000
-"""Of one engine's cache: 16 million tokens in vLLM's blocks of 16. One that has more is not listed."""
+"""Blocks in one engine's cache: 16 million tokens in vLLM's blocks of 16. A larger cache is not listed."""
 MAX_PREFIXES: Final = 32_768
-"""That a cell proxy lists: 192 KiB as a snapshot, below what an agent reads of an answer. Those used last stay."""
+"""Prefixes that a cell proxy lists: a snapshot has 192 KiB, less than the limit of answers that agents read. The most
+recently used ones stay."""
 PREFIX_BYTES: Final = 6
-"""Of a prefix's hash. Two of a cell's 32,768 are alike by chance once in 500,000 lists; one costs a cache hit."""
+"""Bytes of a prefix's hash. Two of a cell's 32,768 collide once in 500,000 lists; a collision costs one cache hit."""
 PREFIX_DIGITS: Final = 2 * PREFIX_BYTES
 MAX_REQUEST_PREFIXES: Final = 80
-"""Of one request: those of 4 MiB, as `prompt_prefixes.lua` cuts them."""
+"""Prefixes of one request: those of 4 MiB, as `prompt_prefixes.lua` cuts them."""
 
 
 class BlocksStored(Struct, frozen=True, array_like=True, tag="stored"):
-    """These blocks are in the cache from now on, the first one behind `parent` (0: nothing is before it) and each
-    behind the one before. `exchange` names the request that they were computed for; empty: not known."""
+    """These blocks are now in the cache: the first one after `parent` (0: at the start), and each after the previous
+    one. `exchange` names the request that they were computed for; empty: unknown."""
 
     parent: int
     blocks: tuple[int, ...]
@@ -110,8 +114,11 @@ BlockEvent = BlocksStored | BlocksRemoved | CacheCleared
 
 
 class BlockChanges(Struct, frozen=True, array_like=True):
-    """What happened to an engine's cache after what the reader knows, up to number `upto`, in the life `life` of the
-    list. `is_whole`: the reader forgets what it knew, because it is of another life, or too old."""
+    """Changes of an engine's cache after those that the reader knows, up to number `upto`, in the life `life` of the
+    list.
+
+    `is_whole`: the reader must forget what it knew, because that is of another life or too old.
+    """
 
     life: str
     upto: int
@@ -121,8 +128,8 @@ class BlockChanges(Struct, frozen=True, array_like=True):
 
 
 class PrefixChanges(Struct, frozen=True, array_like=True):
-    """The same of the prefixes that a cell has: hashes of `PREFIX_BYTES` each, one behind the other. `is_known` False:
-    its engine does not say what it has."""
+    """Changes of a cell's prefixes: concatenated hashes of `PREFIX_BYTES` each. `is_known` False: the engine does not
+    report its cache."""
 
     life: str
     upto: int
@@ -133,40 +140,39 @@ class PrefixChanges(Struct, frozen=True, array_like=True):
 
 
 def packed(prefixes: "list[int] | tuple[int, ...] | set[int]") -> bytes:
-    """Prefixes as bytes."""
     return b"".join(prefix.to_bytes(PREFIX_BYTES) for prefix in prefixes)
 
 
 def digits_of(prefixes: bytes) -> list[str]:
-    """Packed prefixes as the hexadecimal digits by which headers and HAProxy name them."""
+    """Packed prefixes as the hexadecimal digits that headers and HAProxy use."""
     text = prefixes.hex()
     return [text[at : at + PREFIX_DIGITS] for at in range(0, len(text), PREFIX_DIGITS)]
 
 
 class BadChanges(ValueError):
-    """An answer that is no list of changes; the text says why."""
+    """An answer that is no list of changes."""
 
 
 def decode_blocks(body: bytes) -> BlockChanges:
     """Raises:
-    BadChanges: it is none.
+    BadChanges: the body is no list of changes.
     """
     try:
         return msgspec.msgpack.decode(body, type=BlockChanges)
     except msgspec.DecodeError as error:
-        raise BadChanges(f"no changes of a cache: {error}") from None
+        raise BadChanges(f"not a list of cache changes: {error}") from None
 
 
 def decode_prefixes(body: bytes) -> PrefixChanges:
     """Raises:
-    BadChanges: it is none, or its hashes do not end where they should.
+    BadChanges: the body is no list of changes, or its hashes do not end where they should.
     """
     try:
         changes = msgspec.msgpack.decode(body, type=PrefixChanges)
     except msgspec.DecodeError as error:
-        raise BadChanges(f"no changes of prefixes: {error}") from None
+        raise BadChanges(f"not a list of prefix changes: {error}") from None
     if len(changes.added) % PREFIX_BYTES or len(changes.removed) % PREFIX_BYTES:
         raise BadChanges(f"prefixes have {PREFIX_BYTES} bytes each")
     if len(changes.added) > MAX_PREFIXES * PREFIX_BYTES:
-        raise BadChanges(f"{len(changes.added) // PREFIX_BYTES} prefixes; a cell lists {MAX_PREFIXES} at most")
+        raise BadChanges(f"{len(changes.added) // PREFIX_BYTES} prefixes; a cell lists at most {MAX_PREFIXES}")
     return changes

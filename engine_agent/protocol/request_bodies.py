@@ -1,8 +1,8 @@
-"""Bodies of chats and completions: which members have which types and ranges, as vLLM has them. The simulator answers
-by these, and the control plane checks by them what is answered later. Pure.
+"""Bodies of chats and completions with the types and ranges of vLLM's members. The simulator answers by these, and the
+control plane checks near-real-time requests by them. Pure.
 
 Source: the request models of vLLM 0.32 and its `SamplingParams._verify_args`; tests compare both with one table
-(tests/engine_agent/engines/request_table.py). JSON is read as leniently as vLLM does: a number may be a text.
+(tests/engine_agent/engines/request_table.py). JSON is read as leniently as in vLLM: a number may be a text.
 """
 
 import re
@@ -36,7 +36,7 @@ B = TypeVar("B")
 
 
 class BadRequest(ValueError):
-    """A request that cannot be served as it is. `param` names the member, `status` is the HTTP status."""
+    """A request that cannot be served. `param` names the member, `status` is the HTTP status."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class BadRequest(ValueError):
 
 
 class SamplingMembers(Struct):
-    """Members that mean the same on every path that has them. An engine may fail at a value outside of these."""
+    """Members with the same meaning on every path. An engine may fail at values outside these ranges."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -75,23 +75,19 @@ class SamplingMembers(Struct):
 
 
 class StreamOptions(Struct):
-    """`include_usage` asks for a last chunk with the token counts, `continuous_usage_stats` for counts in each."""
+    """`include_usage` requests a last chunk with the token counts, `continuous_usage_stats` counts in each chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class JsonSchemaField(Struct):
-    """`response_format.json_schema`."""
-
     name: str
     schema: Any = None
     strict: bool | None = None
 
 
 class ResponseFormat(Struct):
-    """`response_format`, of chats and completions."""
-
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaField | None = None
 
@@ -108,7 +104,7 @@ class StructuredOutputs(Struct):
 
 
 class SamplingBody(Struct, kw_only=True):
-    """What chats and completions share."""
+    """Members that chats and completions share."""
 
     model: str
     stream: bool | None = None
@@ -162,7 +158,7 @@ class Message(Struct):
     tool_calls: list[ToolCall] | None = None
 
     def text(self) -> str:
-        """Its text, parts joined by spaces; its calls come after it."""
+        """Returns its text, parts joined by spaces, followed by its calls."""
         calls = [f"{call.function.name} {call.function.arguments}" for call in self.tool_calls or () if call.function]
         if isinstance(self.content, list):
             return " ".join([*(part.text for part in self.content if part.text), *calls])
@@ -170,8 +166,6 @@ class Message(Struct):
 
 
 class FunctionField(Struct):
-    """A function that may be called."""
-
     name: Annotated[str, Meta(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -179,15 +173,11 @@ class FunctionField(Struct):
 
 
 class ToolField(Struct):
-    """A member of `tools`."""
-
     function: FunctionField
     type: Literal["function"] = "function"
 
 
 class ChoiceFunction(Struct):
-    """The function of a named tool choice."""
-
     name: str
 
 
@@ -199,8 +189,6 @@ class NamedChoice(Struct):
 
 
 class ChatBody(SamplingBody, kw_only=True):
-    """The body of POST /v1/chat/completions."""
-
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -218,7 +206,7 @@ class ChatBody(SamplingBody, kw_only=True):
 
 
 class CompletionBody(SamplingBody, kw_only=True):
-    """The body of POST /v1/completions. `prompt` is a text, a list of texts, of token ids or of lists of those."""
+    """`prompt` is a text, a list of texts, of token ids or of lists of token ids."""
 
     prompt: Any = None
     n: Answers = 1
@@ -233,7 +221,7 @@ _completion = msgspec.json.Decoder(CompletionBody, strict=False)
 
 
 def check_body(path: str, body: bytes) -> None:
-    """Check the body of a chat or completion, by its path.
+    """Checks the body of a chat or completion, by its path.
 
     Raises:
         BadRequest: it is not JSON, or a member is missing or wrong.
@@ -245,10 +233,8 @@ def check_body(path: str, body: bytes) -> None:
 
 
 def read_body(decoder: "msgspec.json.Decoder[B]", body: bytes) -> B:
-    """A body as its struct.
-
-    Raises:
-        BadRequest: it is not JSON, or a member is missing or wrong.
+    """Raises:
+    BadRequest: the body is not JSON, or a member is missing or wrong.
     """
     try:
         return decoder.decode(body)
@@ -261,7 +247,7 @@ def read_body(decoder: "msgspec.json.Decoder[B]", body: bytes) -> B:
 
 
 def check_sampling_members(request: Mapping[str, Any]) -> None:
-    """Check `SamplingMembers` of a request for any path.
+    """Checks `SamplingMembers` of a request for any path.
 
     Raises:
         BadRequest: one has a wrong type, or is out of its range.
@@ -277,24 +263,24 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
 
 
 def _bad_member(message: str) -> BadRequest:
-    """In the words of a sentence about the member, from those of msgspec."""
+    """Returns a sentence about the member instead of msgspec's message."""
     found, missing = _PLACE.search(message), _MISSING.match(message)
     place = found["place"].replace("[...]", "") if found else ""
-    said = message[: found.start()] if found else message
+    text = message[: found.start()] if found else message
     if missing:
         place = f"{place}.{missing['name']}".removeprefix(".")
-        code, said = "missing_required_parameter", f"Missing required parameter: `{place}`"
+        code, text = "missing_required_parameter", f"Missing required parameter: `{place}`"
     else:
-        code = "invalid_type" if ", got `" in said else "invalid_value"
-        said = f"`{place}`: {said[:1].lower()}{said[1:]}" if place else said
-    return BadRequest(said, re.split(r"[.\[]", place)[0] or None, code=code)
+        code = "invalid_type" if ", got `" in text else "invalid_value"
+        text = f"`{place}`: {text[:1].lower()}{text[1:]}" if place else text
+    return BadRequest(text, re.split(r"[.\[]", place)[0] or None, code=code)
 
 
 def check_chat(chat: ChatBody) -> None:
-    """Check what types alone do not say.
+    """Checks what types alone do not express.
 
     Raises:
-        BadRequest: a value does not go with another, or has no meaning.
+        BadRequest: a value conflicts with another, or has no meaning.
     """
     check_sampling(chat)
     param = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
@@ -315,10 +301,8 @@ def check_chat(chat: ChatBody) -> None:
 
 
 def check_completion(completion: CompletionBody) -> None:
-    """The same for completions.
-
-    Raises:
-        BadRequest: see there.
+    """Raises:
+    BadRequest: as for `check_chat`.
     """
     check_sampling(completion)
     for name in ("suffix", "prompt_embeds"):
@@ -333,10 +317,10 @@ def check_completion(completion: CompletionBody) -> None:
 
 
 def check_sampling(body: SamplingBody) -> None:
-    """Check what chats and completions share.
+    """Checks the members that chats and completions share.
 
     Raises:
-        BadRequest: see `check_chat`.
+        BadRequest: as for `check_chat`.
     """
     options = body.stream_options
     if options is not None and options != StreamOptions() and not body.stream:
@@ -358,7 +342,7 @@ def check_sampling(body: SamplingBody) -> None:
 
 def check_limit(tokens: int | None, param: str) -> None:
     """Raises:
-    BadRequest: an answer may have no token at all.
+    BadRequest: the answer could have no token at all.
     """
     if tokens is not None and tokens < 1:
         raise BadRequest(f"{param} must be at least 1, got {tokens}.", param=param)
@@ -366,7 +350,7 @@ def check_limit(tokens: int | None, param: str) -> None:
 
 def check_logprobs(count: int, param: str) -> None:
     """Raises:
-    BadRequest: more log probabilities are requested than there are.
+    BadRequest: more log probabilities are requested than engines return.
     """
     if not 0 <= count <= MOST_LOGPROBS:
         raise BadRequest(f"`{param}` must be 0 to {MOST_LOGPROBS}, got {count}", param=param)
@@ -374,7 +358,7 @@ def check_logprobs(count: int, param: str) -> None:
 
 def check_stops(stop: str | list[str] | None, param: str) -> None:
     """Raises:
-    BadRequest: a stop text is empty, or there are more than OpenAI's API has.
+    BadRequest: a stop text is empty, or there are more than OpenAI's API allows.
     """
     texts = [stop] if isinstance(stop, str) else stop or []
     if "" in texts:
@@ -385,7 +369,7 @@ def check_stops(stop: str | list[str] | None, param: str) -> None:
 
 def check_bias(given: dict[str, float] | None) -> None:
     """Raises:
-    BadRequest: a name is no token id.
+    BadRequest: a name is not a token id.
     """
     if any(re.fullmatch("[0-9]{1,19}", name) is None for name in given or ()):
         raise BadRequest("`logit_bias`: each name must be a token id", param="logit_bias")
@@ -393,7 +377,7 @@ def check_bias(given: dict[str, float] | None) -> None:
 
 def check_parts(content: Any, param: str) -> None:
     """Raises:
-    BadRequest: a part of a message is no text.
+    BadRequest: a part of a message is not a text.
     """
     for part in content if isinstance(content, list) else ():
         if part.type == "image_url" and not isinstance(part.image_url, dict):
@@ -411,7 +395,7 @@ def check_parts(content: Any, param: str) -> None:
 
 def check_prompt(given: Any, param: str) -> None:
     """Raises:
-    BadRequest: it is no text, token ids or list of either, or one of them is empty.
+    BadRequest: it is not a text, token ids or a list of either, or one of them is empty.
     """
     if given in (None, "", []):
         raise BadRequest(f"`{param}` must not be empty", param=param)

@@ -1,6 +1,10 @@
-"""What is refused of a request before any engine sees it, and whatever engine there is: members that only the fleet may
-set, and values that engines read otherwise than the dialect of the path says. The cell proxy checks by these, and the
-control plane what it accepts for later. Pure.
+"""Members and values that are rejected before an engine sees the request, whatever the engine: members that only the
+fleet may set, and values that engines read differently from the API of the path. The cell proxy and the control plane's
+near-real-time API check requests with it, and docs/api-applications.md is generated from its rows. Pure.
+
+All other members pass to the engine, also those that only vLLM knows (`extra_body`). A member is judged by its effect
+on others: on other tenants, on the order of requests, on token counts, and on the host of the engine. Source: the
+request models of vLLM 0.32 (`vllm/entrypoints/**/protocol.py`).
 """
 
 from collections.abc import Mapping
@@ -19,7 +23,7 @@ class MemberRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestMember:
-    """One member, and why. Null always passes; false does where `is_off_if_false`."""
+    """One member and the reason for its rule. Null always passes; false passes if `is_off_if_false`."""
 
     name: str
     rule: MemberRule
@@ -34,19 +38,19 @@ REQUEST_MEMBERS: Final = (
     RequestMember(
         "stream_options",
         MemberRule.SET,
-        "has `include_usage` set, by which requests are counted; who did not set it gets no usage",
+        "has `include_usage` set for counting; clients that did not set it get no usage",
     ),
     RequestMember(
         "kv_transfer_params",
         MemberRule.REFUSED,
         "tells an engine whose memory to read and which to hold; only the fleet may",
     ),
-    RequestMember("ec_transfer_params", MemberRule.REFUSED, "as `kv_transfer_params`, of encoded media"),
-    RequestMember("vllm_xargs", MemberRule.REFUSED, "is for plugins of the engine, and there are none"),
+    RequestMember("ec_transfer_params", MemberRule.REFUSED, "the same as `kv_transfer_params`, for encoded media"),
+    RequestMember("vllm_xargs", MemberRule.REFUSED, "is for engine plugins, and there are none"),
     RequestMember(
         "request_id",
         MemberRule.REFUSED,
-        "could be that of another request; send the header `X-Request-Id`, which is in every log",
+        "could be the id of another request; send the header `X-Request-Id`, which is in every log",
     ),
     RequestMember(
         "use_beam_search",
@@ -69,7 +73,7 @@ REQUEST_MEMBERS: Final = (
     RequestMember(
         "image_url, video_url, audio_url, file_url",
         MemberRule.BY_ENGINE,
-        "are taken as `data:` alone: an address would be fetched from inside the fleet's network, a file from its host",
+        "are accepted only as `data:`: a URL would be fetched from inside the fleet's network, a file from its host",
     ),
 )
 REFUSED: Final = {member.name: member for member in REQUEST_MEMBERS if member.rule is MemberRule.REFUSED}
@@ -89,13 +93,13 @@ _TOOL_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "/v1/messages": ("custom",),
     "/v1/messages/count_tokens": ("custom",),
 }
-"""That a client carries out. vLLM accepts most of those that OpenAI's and Anthropic's servers carry out, and then never
+"""Tools that clients execute. vLLM accepts most tools that OpenAI's and Anthropic's servers execute, and then never
 calls them."""
 
 
 def check_request(path: str, request: Mapping[str, Any]) -> None:
     """Raises:
-    BadRequest: a member is refused, or has a value that the dialect of this path does not have.
+    BadRequest: a member is rejected, or has a value that the API of this path does not have.
     """
     _check_members(request)
     check_sampling_members(request)
@@ -117,7 +121,7 @@ def _check_members(request: Mapping[str, Any]) -> None:
 
 
 def _check_tools(tools: Any, known: tuple[str, ...]) -> None:
-    """`known` empty: the dialect names no types."""
+    """`known` empty: the API of this path names no types."""
     for number, tool in enumerate(tools if known and isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind not in known:

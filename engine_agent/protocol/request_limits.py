@@ -1,8 +1,12 @@
-"""How much work one request may ask of a cell, as a setting of its deployment. The routing table carries it, ingresses
-send what differs from the defaults with each request, and the cell proxy checks. Pure.
+"""How much work one request may cause in a cell, as a setting of its deployment. The routing table carries it,
+ingresses add differences from the defaults to each request, and the cell proxy checks the limits. Pure.
 
-Each limit bounds something that an engine does for a request before or between its steps, on the one thread that also
-answers its health checks: 10,000 answers to one prompt kept vLLM's for 35 s.
+Each limit bounds work that an engine does for a request before or between its steps, on the thread that also answers
+its health checks: 10,000 answers to one prompt blocked vLLM's thread for 35 s.
+
+Small schemas and patterns can make large grammars: counts of repetitions, references that lead back to themselves
+without reading anything, and long chains of references. Engines expand or follow them without a limit, so this module
+also measures them.
 """
 
 import re
@@ -15,7 +19,7 @@ from msgspec import Meta, Struct, ValidationError, convert, structs
 
 
 class RequestLimits(Struct, frozen=True):
-    """The most of each in one request; `LIMIT_ROWS` says what counts and why the defaults are these."""
+    """Maximums for one request; `LIMIT_ROWS` says what counts and why the defaults are these."""
 
     sequences: Annotated[int, Meta(ge=1, le=1024)] = 128
     inputs: Annotated[int, Meta(ge=1, le=16_384)] = 2048
@@ -42,40 +46,40 @@ LIMIT_ROWS: Final = (
     LimitRow(
         "sequences",
         "`n` or `best_of`, times the prompts in `prompt`",
-        "OpenAI takes `n` up to 128; each sequence has a place in the engine's scheduler",
+        "OpenAI allows `n` up to 128; each sequence takes a place in the engine's scheduler",
     ),
     LimitRow(
         "inputs",
         "`input` of embeddings, pooling and classification; `documents` and the other lists of rerank and score; "
         "`messages`; items of `input` of responses",
-        "OpenAI takes 2,048 inputs; an engine reads all of them before its next step",
+        "OpenAI allows 2,048 inputs; an engine reads all of them before its next step",
     ),
     LimitRow(
         "stops",
         "`stop`, `stop_sequences`",
-        "OpenAI and vLLM take 4, vLLM more by `VLLM_MAX_STOP_STRINGS`; each is searched for after every token",
+        "OpenAI and vLLM allow 4, vLLM more with `VLLM_MAX_STOP_STRINGS`; each is searched for after every token",
     ),
-    LimitRow("tools", "`tools`", "OpenAI takes 128"),
+    LimitRow("tools", "`tools`", "OpenAI allows 128"),
     LimitRow("tools_bytes", "`tools`, as JSON", "a required tool call compiles one grammar of all tools"),
     LimitRow(
         "schema_bytes",
         "`response_format`, `structured_outputs`, `text`, `output_format`, `output_config`, each of `tools`, as JSON",
-        "the engine compiles each into a grammar; OpenAI takes schemas of 120,000 characters at most",
+        "the engine compiles each into a grammar; OpenAI allows schemas of at most 120,000 characters",
     ),
     LimitRow(
         "schema_depth",
-        "objects and lists within each other in the same; 1,000 with its references followed",
-        "OpenAI takes 10 levels of a schema, which are some 25 of JSON",
+        "levels of objects and lists in the same; 1,000 with references followed",
+        "OpenAI allows 10 levels of a schema, about 25 of JSON",
     ),
     LimitRow(
         "schema_counts",
-        "`minLength`, `maxItems` and their like in the same, and `{m,n}` of patterns, multiplied where they nest",
-        "engines expand counts: a `minLength` of 100,000,000 kept vLLM for 78 s and then ended it",
+        "`minLength`, `maxItems` and similar in the same, and `{m,n}` of patterns, multiplied if nested",
+        "engines expand counts: a `minLength` of 100,000,000 blocked vLLM for 78 s and then stopped it",
     ),
     LimitRow(
         "top_logprobs",
         "`top_logprobs`, `prompt_logprobs`, and `logprobs` of completions",
-        "OpenAI and vLLM take 20; each token carries as many",
+        "OpenAI and vLLM allow 20; each token carries as many",
     ),
     LimitRow(
         "token_rules",
@@ -87,14 +91,14 @@ DEFAULT_LIMITS: Final = RequestLimits()
 
 
 def limits_text(limits: RequestLimits) -> str:
-    """What differs from the defaults, as a header carries it: `sequences=256;stops=8`. Empty: nothing does."""
+    """The differences from the defaults, as a header carries them: `sequences=256;stops=8`. Empty if there are none."""
     named = structs.asdict(limits)
     return ";".join(f"{name}={value}" for name, value in named.items() if value != getattr(DEFAULT_LIMITS, name))
 
 
 @lru_cache(maxsize=256)
 def limits_from_text(text: str) -> RequestLimits:
-    """What `limits_text` wrote.
+    """Parses the output of `limits_text`.
 
     Raises:
         ValueError: it is something else.
@@ -114,13 +118,13 @@ _COUNTS = tuple(f"{end}{what}" for end in ("min", "max") for what in ("Length", 
 _PATTERNS = ("pattern", "regex", "grammar")
 _CHOICES = ("anyOf", "oneOf", "allOf")
 _TOKEN = re.compile(r"\\.|\{(\d*)(?:,(\d*))?\}|.", re.DOTALL)
-"""Classes of characters are read like the rest: a bracket may stand in a text of a grammar, and hides nothing."""
+"""Character classes are read like the rest: a bracket in a text of a grammar must hide nothing."""
 _MOST_DIGITS = 12
-"""A count with more digits is over any limit."""
+"""A count with more digits is over every limit."""
 
 
 def greatest_count(value: Any) -> int:
-    """The greatest number of repetitions that a value with schemas and patterns asks for."""
+    """The greatest number of repetitions in a value with schemas and patterns."""
     greatest = 0
     for part in schema_objects(value):
         for name in _COUNTS:
@@ -136,8 +140,8 @@ def greatest_count(value: Any) -> int:
 
 
 def repetitions(pattern: str) -> int:
-    """How often a regular expression, or the text of a grammar, repeats its most repeated part: counts of groups within
-    each other multiply."""
+    """How often a regular expression, or the text of a grammar, repeats its most repeated part. Counts of nested groups
+    multiply."""
     groups, here, last, greatest = list[int](), 1, 1, 0
     for token in _TOKEN.finditer(pattern):
         match token[0]:
@@ -164,7 +168,7 @@ def _count(digits: str | None) -> int:
 
 
 def has_endless_reference(root: Any) -> bool:
-    """Whether a reference of this schema leads back to itself by other references and choices alone."""
+    """Whether a reference of this schema leads back to itself only through references and choices."""
     done: set[int] = set()
     for part in schema_objects(root):
         path, ahead = list[int](), [(part, False)]
@@ -182,8 +186,8 @@ def has_endless_reference(root: Any) -> bool:
 
 
 def levels_with_references(root: Any) -> int:
-    """Returns an upper bound for the levels of a schema whose references are followed, each once. Compilers descend
-    them recursively, on a stack that ends."""
+    """An upper bound for the levels of a schema with its references followed once. Compilers descend recursively on a
+    limited stack."""
     order = [root]
     for part in order:
         inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
@@ -194,7 +198,7 @@ def levels_with_references(root: Any) -> int:
         levels[id(part)] = 1 + max((levels[id(each)] for each in inner if isinstance(each, dict | list)), default=0)
     names = {part["$ref"] for part in order if isinstance(part, dict) and isinstance(part.get("$ref"), str)}
     if any(name != "#" and not name.startswith("#/") for name in names):
-        return len(order)  # Names of `$id` and `$anchor` are not resolved here.
+        return len(order)  # names of `$id` and `$anchor` are not resolved here
     return levels[id(root)] + sum(levels.get(id(_resolved(root, name)), 0) for name in names)
 
 
@@ -219,7 +223,7 @@ def _resolved(root: Any, reference: str) -> Any:
 
 
 def schema_objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Returns every object inside a JSON value, itself included, level by level."""
+    """Yields every object inside a JSON value, including the value, level by level."""
     layer = [value]
     while layer := [part for part in layer if isinstance(part, dict | list)]:
         yield from (part for part in layer if isinstance(part, dict))

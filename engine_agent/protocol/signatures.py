@@ -1,5 +1,4 @@
-"""Signatures of hardware faults, each named once for the agents that see them and the planners that judge them. It
-decides nothing: what follows from a fault is for planners, and this module only defines what a signature means.
+"""Signatures of hardware faults, defined once for the agents that notice them and the planners that act on them.
 
 Sources: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/neuron-runtime/nrt-troubleshoot.html (hardware errors),
 https://docs.nvidia.com/deploy/xid-errors/ and https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/.
@@ -9,7 +8,7 @@ from enum import StrEnum
 
 
 class FaultSignature(StrEnum):
-    """What an agent saw of its accelerators; the value is `Fault.signature`."""
+    """A fault of accelerators, network or checks; the value is `Fault.signature`."""
 
     NEURON_SRAM_UNCORRECTABLE = "neuron_sram_uncorrectable"
     NEURON_CORE_UNCORRECTABLE = "neuron_core_uncorrectable"
@@ -52,7 +51,8 @@ HARD_SIGNATURES = frozenset(
         FaultSignature.DEEP_CHECK_FAILED,
     }
 )
-"""The hardware cannot be trusted and a restart does not help (design.md, faults). The others pass, or need a reload."""
+"""The hardware cannot be trusted and a restart does not help (design.md, faults). Other faults pass, or need a
+reload."""
 
 UNATTRIBUTED_SIGNATURES = frozenset(
     {
@@ -62,9 +62,9 @@ UNATTRIBUTED_SIGNATURES = frozenset(
         FaultSignature.LINK_CHECK_FAILED,
     }
 )
-"""Every rank of a cell sees these when one of them is broken: they say which cell is, and not which node."""
+"""Every rank of a cell sees these when one of them is broken: they identify the cell, not the node."""
 
 
 def is_hard(signature: str) -> bool:
-    """Whether a fault of this signature is one of hardware that must be replaced."""
+    """Whether the hardware with this fault must be replaced."""
     return signature in HARD_SIGNATURES

@@ -1,30 +1,27 @@
-"""States that agents and the control plane both speak of, each declared once.
-
-Nothing here decides when a state changes; planners do that.
-"""
+"""States and choices that agents and the control plane share. Planners decide when they change."""
 
 from enum import StrEnum
 
 
 class MemberRole(StrEnum):
-    """What a node does in its cell: rank 0 leads, every other rank follows."""
+    """The role of a node in its cell: rank 0 leads, every other rank follows."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
 
 
 class CellRole(StrEnum):
-    """Which part of a request a cell does (docs/design/engines.md#prefill-and-decode-cells)."""
+    """The part of a request that a cell serves (docs/design/engines.md#prefill-and-decode-cells)."""
 
     MIXED = "mixed"
     PREFILL = "prefill"
-    """It reads prompts and hands what it computed to decode cells. It is in no routing table."""
+    """Reads prompts and hands their KV cache to decode cells. It is in no routing table."""
     DECODE = "decode"
-    """It answers requests, and may have the prompts of long ones read by a prefill cell. Without one it does it all."""
+    """Answers requests. A prefill cell may read its long prompts; without one it serves requests alone."""
 
 
 class Phase(StrEnum):
-    """What the control plane wants of a node's engine."""
+    """The control plane's order for a node's engine."""
 
     SERVE = "serve"
     DRAIN = "drain"
@@ -32,7 +29,7 @@ class Phase(StrEnum):
 
 
 class EngineState(StrEnum):
-    """What an agent observes of the engine that it should run."""
+    """An agent's view of its engine."""
 
     IDLE = "idle"
     STARTING = "starting"
@@ -42,7 +39,7 @@ class EngineState(StrEnum):
 
 
 class MachineNoticeKind(StrEnum):
-    """What a cloud says to a machine itself of what will become of it."""
+    """What a cloud announces in a machine's metadata."""
 
     INTERRUPTION = "interruption"
     REBALANCE = "rebalance"
@@ -57,17 +54,17 @@ class AgentKind(StrEnum):
 
 
 class MachinePhase(StrEnum):
-    """What a machine agent sees on its host."""
+    """A machine agent's view of its host."""
 
     IDLE = "idle"
-    """Nothing runs, and nothing is left of what ran."""
+    """Nothing runs, and everything is wiped."""
     STARTING = "starting"
     RUNNING = "running"
     AGENT_DEAD = "agent_dead"
-    """The agent that it runs has ended; it is started again."""
+    """Its agent has exited and will be restarted."""
     WIPING = "wiping"
     LEFT = "left"
-    """It has stopped and wiped all, and uninstalls itself next."""
+    """Everything is stopped and wiped; it uninstalls itself next."""
 
 
 class ServingClass(StrEnum):
@@ -79,9 +76,9 @@ class ServingClass(StrEnum):
 
 
 class PlainHttp(StrEnum):
-    """Whom an ingress serves on its port without TLS. What is refused is told of the port with it."""
+    """Which clients an ingress serves on its port without TLS. Rejected clients get the TLS port in the error."""
 
     SERVE = "serve"
     REFUSE = "refuse"
     LOOPBACK = "loopback"
-    """Processes of the ingress's own host only."""
+    """Only processes of the ingress's own host."""

@@ -1,9 +1,8 @@
-"""Reads JSON from untrusted senders, so that every reader of the same text finds the same in it. Pure.
+"""Parses JSON from untrusted senders so that every reader of the same text finds the same content. Pure.
 
-JSON leaves open what two members of one name mean (RFC 8259, 4): HAProxy takes the first, Python the last. It also
-bounds neither depth nor numbers nor the characters of a name. Text on which readers can disagree, or that a reader
-cannot take, is rejected here. The shape is checked before anything recursive reads the text. `json.loads` is for what
-we wrote ourselves.
+JSON does not define duplicate members (RFC 8259, 4): HAProxy takes the first, Python the last. It limits neither depth
+nor numbers nor the characters of names. This module rejects text on which readers can disagree or that a reader cannot
+handle. It checks the shape before anything recursive reads the text. `json.loads` is for JSON that we wrote.
 """
 
 import json
@@ -12,10 +11,10 @@ from math import isfinite
 from typing import Any, Final, NoReturn
 
 DEEPEST: Final = 64
-"""Objects and lists within each other. OpenAI's structured outputs take schemas of 10 levels, which are some 25 levels
-of JSON in a request; parsers of engines and of HAProxy recurse, and Python's ends at 1,000."""
+"""Levels of objects and lists. OpenAI's structured outputs allow schemas of 10 levels, about 25 levels of JSON in a
+request. Parsers of engines and of HAProxy recurse, and Python's stops at 1,000."""
 LONGEST_NAME_CHARS: Final = 1024
-"""Of a member's name. The longest names in requests are properties of a schema."""
+"""The longest names in requests are properties of a schema."""
 MOST_CONTAINERS: Final = 50_000
 """Objects and lists in one text. Each costs a reader about 0.5 µs; a chat of 10,000 messages has 30,000."""
 MOST_VALUES: Final = 1_000_000
@@ -27,17 +26,18 @@ _NUL = "\\u0000"
 
 
 def strict_loads(text: str | bytes, *, deepest: int = DEEPEST, any_text: bool = False) -> Any:
-    """The value that a JSON text states. `any_text`: NULs in names and halves of surrogate pairs pass, for callers that
-    report them by their place.
+    """Parses a JSON text. `any_text`: accepts NULs in names and halves of surrogate pairs, for callers that report
+    their place.
 
     Raises:
-        ValueError: it is no JSON in UTF-8; has a member twice, a name that is too long or has a NUL, half of a
-            surrogate pair, a number that is none (NaN, Infinity, 1e999) or has over 64 bits; is nested deeper than
-            `deepest`; or has too many values. The message names the problem.
+        ValueError: the text is not JSON in UTF-8; has a duplicate member, a name that is too long or has a NUL, half of
+            a
+        surrogate pair, NaN, Infinity or a number over 64 bits; is nested deeper than `deepest`; or has too many values.
+            The message names the problem.
     """
-    text = _checked_text(text) if isinstance(text, str) else text.decode()  # json.loads would guess at other encodings
+    text = _checked_text(text) if isinstance(text, str) else text.decode()  # json.loads would guess other encodings
     if text.count("{") + text.count("[") > deepest or text.count(",") >= MOST_VALUES:
-        _check_shape(_without_strings(text), deepest)  # their signs in strings are none: count again without those
+        _check_shape(_without_strings(text), deepest)  # count again without the characters in strings
     parse_int = _checked_int if _LONG_NUMBER.search(text) else None
     value = json.loads(
         text, object_pairs_hook=_checked_object, parse_constant=_no_number, parse_float=_finite, parse_int=parse_int
@@ -50,7 +50,7 @@ def strict_loads(text: str | bytes, *, deepest: int = DEEPEST, any_text: bool = 
 
 
 def _without_strings(text: str) -> str:
-    """What is no JSON is cut wrongly only behind its first backslash outside a string, where a reader stops."""
+    """Text that is not JSON is cut wrongly only after its first backslash outside a string, where a reader stops."""
     return "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])
 
 
@@ -58,7 +58,7 @@ def _checked_text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("half of a surrogate pair is no character") from None
+        raise ValueError("half of a surrogate pair is not a character") from None
     return text
 
 
@@ -82,14 +82,14 @@ def _checked_object(members: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(by_name) != len(members):
         seen: set[str] = set()
         twice = next(name for name, _ in members if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"the member {twice[:80]!r} is there twice: name each member once")
+        raise ValueError(f"the member {twice[:80]!r} is there twice; name each member once")
     if by_name and len(longest := max(by_name, key=len)) > LONGEST_NAME_CHARS:
         raise ValueError(f"the member {longest[:80]!r}… has a name of more than {LONGEST_NAME_CHARS} characters")
     return by_name
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _finite(text: str) -> float:

@@ -1,5 +1,4 @@
-"""The W3C trace context of a request, and its span in the form of OTLP's JSON. Pure: it reads headers and settings, and
-sends nothing.
+"""The W3C trace context of a request, and its span as OTLP's JSON. Pure: reads headers and settings, sends nothing.
 
 OpenTelemetry's library would do the same at a higher cost: docs/design/dependencies.md#decided-against.
 """
@@ -22,12 +21,12 @@ TRACES_PATH = "/v1/traces"
 
 
 class TracingOff(ValueError):
-    """What the environment asks for cannot be done; the text says why and what can."""
+    """The tracing settings are unsupported; the text says why and what is supported."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """Where spans go, under which name, and the share of requests without a trace of their own that begin one."""
+    """Destination and service name of spans, and the sampled share of requests without a trace context."""
 
     host: str
     port: int
@@ -38,22 +37,22 @@ class TraceSettings:
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """The place of one span in its trace, ids in hexadecimal. `parent_id` is empty for the first of a trace."""
+    """The place of one span in its trace, ids in hexadecimal. `parent_id` is empty for the root span."""
 
     trace_id: str
     span_id: str
     parent_id: str = ""
 
     def header(self) -> bytes:
-        """`traceparent` for whom we ask next."""
+        """`traceparent` for the next hop."""
         return f"00-{self.trace_id}-{self.span_id}-01".encode()
 
 
 def trace_settings(environment: Mapping[str, str], service: str = "switchyard-cell-proxy") -> TraceSettings | None:
-    """What OpenTelemetry's own variables ask for; None: no tracing. `service` is the name where none is given.
+    """The settings in OpenTelemetry's own variables; None: no tracing. `service` is the default name.
 
     Raises:
-        TracingOff: an endpoint or a sampler that is not supported.
+        TracingOff: an unsupported endpoint or sampler.
     """
     base = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").rstrip("/")
     endpoint = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "") or (base and base + TRACES_PATH)
@@ -84,9 +83,9 @@ def _ratio(environment: Mapping[str, str]) -> float:
 
 
 def begin_span(headers: Headers, ratio: float, random_bits: Callable[[int], int]) -> SpanContext | None:
-    """The span of a request with these headers, or None where it is not to be recorded.
+    """The span of a request with these headers, or None if it is not recorded.
 
-    Whoever began a trace has decided whether it is recorded; for a request without one we do, for `ratio` of them.
+    The sender of a trace context has decided whether it is recorded. Of requests without one, `ratio` are.
     """
     given = next((match for name, value in headers if name == TRACEPARENT and (match := _VALID.fullmatch(value))), None)
     if given is None:
@@ -104,14 +103,14 @@ def _span_id(random_bits: Callable[[int], int]) -> str:
 
 
 def with_context(headers: Headers, span: SpanContext) -> Headers:
-    """The headers for whom we ask next. The state of a trace goes on with it, and not with another."""
+    """The headers for the next hop. `tracestate` is kept only with its own trace."""
     dropped = {TRACEPARENT} if span.parent_id else {TRACEPARENT, TRACESTATE}
     return [*(pair for pair in headers if pair[0] not in dropped), (TRACEPARENT, span.header())]
 
 
 def span_json(span: SpanContext, name: str, began_ns: int, ended_ns: int, failed: bool, **attributes: Any) -> Any:
-    """One span as OTLP's JSON has it; times in nanoseconds since 1970, attributes that are None left out. `kind` among
-    them, `server` unless given, is the span's own."""
+    """One span as OTLP's JSON; times in nanoseconds since 1970, attributes that are None left out. The attribute `kind`
+    (default `server`) becomes the kind of the span."""
     kind = KINDS[attributes.pop("kind", "server")]
     return {
         "traceId": span.trace_id,
@@ -127,7 +126,7 @@ def span_json(span: SpanContext, name: str, began_ns: int, ended_ns: int, failed
 
 
 def export_request(service: str, resource: Mapping[str, Any], spans: list[Any]) -> Any:
-    """The body of one export. `resource` says more of who sends it."""
+    """The body of one export. `resource` describes the sender."""
     about = [_attribute("service.name", service), *(_attribute(key, value) for key, value in resource.items())]
     scope = {"scope": {"name": "switchyard"}, "spans": spans}
     return {"resourceSpans": [{"resource": {"attributes": about}, "scopeSpans": [scope]}]}

@@ -1,6 +1,5 @@
-"""The tables of docs/api-applications.md, made of those that the ingress and the cell proxy go by:
-`python -m tests.docs.api_tables docs/api-applications.md` writes them anew. A test compares the two.
-"""
+"""The tables of docs/api-applications.md, generated from those of the ingress and the cell proxy. `python -m
+tests.docs.api_tables docs/api-applications.md` updates them; a test compares them."""
 
 import re
 import sys
@@ -23,10 +22,10 @@ _PART = re.compile(r"(<!-- begin ([a-z]+) -->\n\n)[^<]*(\n<!-- end [a-z]+ -->)")
 
 
 def with_tables(page: str) -> str:
-    """The page with each of its tables as it should be.
+    """Returns the page with current tables.
 
     Raises:
-        ValueError: one has no place in it.
+        ValueError: the page lacks the place of a table.
     """
     tables = {"cells": _cells(), "limits": _limits(), "members": _members(), "others": _others(), "refused": _refused()}
     places = [name for _, name, _ in _PART.findall(page)]

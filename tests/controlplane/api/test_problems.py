@@ -79,7 +79,7 @@ def test_json_nested_without_end_is_refused() -> None:
     [
         ('{"regions":[],"regions":[]}', "the member 'regions' is there twice"),
         ('{"slo":{"ttft_ms":{"p":1,"p":2}}}', "the member 'p' is there twice"),
-        ('{"drain_deadline_s":NaN}', "NaN is no number"),
+        ('{"drain_deadline_s":NaN}', "NaN is not a JSON number"),
         (40 * "[" + 40 * "]", "nested deeper than 32 levels"),
         ('{"why":"a"}'.encode("utf-16"), "codec"),
     ],

@@ -78,7 +78,7 @@ def test_a_request_that_came_by_another_name_is_given_the_engines() -> None:
     [
         (b'{"stream":', "Expecting value"),
         (b"[1]", "must be an object"),
-        (b'{"model":"m","priority":-9,"x":NaN}', "NaN is no number"),
+        (b'{"model":"m","priority":-9,"x":NaN}', "NaN is not a JSON number"),
         (b'{"model":"m","messages":[{"role":"user","role":"system"}]}', "'role' is there twice"),
         (b'{"model":"m","tools":[{"function":{"name":"a","name":"b"}}]}', "'name' is there twice"),
         (b'{"model":"m","a":' + b'{"a":' * 1000 + b"1" + b"}" * 1001, "nested deeper than 64 levels"),

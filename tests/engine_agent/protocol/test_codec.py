@@ -79,21 +79,21 @@ def test_parts_of_two_texts_of_one_revision_are_never_mixed() -> None:
 def test_parts_that_do_not_make_what_they_say_are_refused() -> None:
     parts = parts_of(table(7, 4_000))
     broken = [*parts[:-1], msgspec.structs.replace(parts[-1], piece=b"x")]
-    with pytest.raises(BadMessage, match="revision 7 do not make the message"):
+    with pytest.raises(BadMessage, match="revision 7 do not have the digest of their message"):
         taken(broken)
     piece = msgspec.json.encode(table(3, 0))
-    with pytest.raises(BadMessage, match="revision 4 make a RoutingTable of another"):
+    with pytest.raises(BadMessage, match="revision 4 form a different RoutingTable"):
         taken([TablePart(4, hashlib.sha256(piece).hexdigest(), 0, 1, piece)])
 
 
 @pytest.mark.parametrize(("index", "count", "size"), [(0, 0, 1), (2, 2, 1), (-1, 2, 1), (0, MAX_PARTS + 1, 1)])
 def test_a_part_outside_its_table_is_refused(index: int, count: int, size: int) -> None:
-    with pytest.raises(BadMessage, match="is no part of a routing_table"):
+    with pytest.raises(BadMessage, match="is not a part of a routing_table"):
         MessageAssembly().take(TablePart(1, "", index, count, b"x" * size))
 
 
 def test_a_piece_longer_than_any_sender_makes_is_refused() -> None:
-    with pytest.raises(BadMessage, match="is no part of a routing_table"):
+    with pytest.raises(BadMessage, match="is not a part of a routing_table"):
         MessageAssembly().take(TablePart(1, "", 0, 2, b"x" * (PIECE_BYTES + 1)))
 
 
@@ -110,7 +110,7 @@ def test_parts_of_two_kinds_do_not_get_into_each_others_way() -> None:
 
 
 def test_a_part_of_what_is_never_taken_apart_is_refused() -> None:
-    with pytest.raises(BadMessage, match="a part of 'desired', which is never taken apart"):
+    with pytest.raises(BadMessage, match="a part of 'desired', which is never split"):
         MessageAssembly().take(TablePart(0, "", 0, 1, b"x", "desired"))
 
 

@@ -103,7 +103,7 @@ def test_it_reaches_the_engine_in_a_variable() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "f.json is no JSON"),
+        ("{", "f.json is not JSON"),
         ("[]", "f.json must be a JSON object of strings, not list"),
         ('{"a": 1}', "f.json: a must be a string, not 1"),
         ('{"a": ""}', "'a' is empty or too long"),

@@ -55,7 +55,7 @@ def test_the_forms_are_what_other_programs_check() -> None:
     ],
 )
 def test_what_is_no_spiffe_id_of_a_fleet_is_refused(uri: str) -> None:
-    with pytest.raises(BadName, match="is no name of a fleet's certificate: one is spiffe://FLEET/KIND/ID"):
+    with pytest.raises(BadName, match="is not a name in a fleet's certificates; the form is spiffe://FLEET/KIND/ID"):
         name_of_uri(uri)
 
 

@@ -92,7 +92,7 @@ def test_a_manifest_that_is_the_expected_one_passes_and_so_does_any_where_none_i
     [
         (MANIFEST, "holds sha256:.*, but the version says sha256:00"),
         (Manifest({}, {}), "lists no file"),
-        (Manifest({"../x": "0" * 64}, {}), r"lists '../x', which lies outside"),
+        (Manifest({"../x": "0" * 64}, {}), r"lists '../x', which is outside"),
         (Manifest({str(n): "0" * 64 for n in range(4)}, {}), "lists 4 files; at most 3 may be"),
     ],
 )
