@@ -124,7 +124,6 @@ app.conf.update(
             "schedule": 60.0,
             "options": {"expires": 60.0},
         },
-        "fleet-send-callbacks": {"task": "fleet.send_callbacks", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-send-cloud-metrics": {
             "task": "fleet.send_cloud_metrics",
             "schedule": METRICS_EVERY_S,

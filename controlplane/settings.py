@@ -128,7 +128,6 @@ CONTROL_LOOPS = {
         "fleet.provision": 1.0,
         "fleet.cloud": 1.0,
         "fleet.agents": 1.0,
-        "fleet.send_webhooks": 2.0,
         "traffic.publish": 1.0,
         "traffic.autopilot": 2.0,
         "traffic.autoscale": 5.0,

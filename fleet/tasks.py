@@ -16,7 +16,7 @@ from fleet.services.node_log import node_logs_trim
 from fleet.services.provisioning import Provisioning
 from fleet.services.reconcile import reconcile_alone
 from fleet.services.rollout import rollout_points_keep
-from fleet.services.webhook_delivery import WebhookSender, callbacks_send, deliveries_trim
+from fleet.services.webhook_delivery import deliveries_trim
 from kernel import clock
 from kernel.control_loops import ControlLoop
 
@@ -59,23 +59,9 @@ def roll_agents() -> bool:
     return _agents.run_pass()
 
 
-_webhooks = WebhookSender()
-
-
-@shared_task(name="fleet.send_webhooks", base=ControlLoop)
-def send_webhooks() -> bool:
-    """A pass of the control loop. Several controllers may make one at once: each delivery is claimed by one."""
-    return _webhooks.run_pass()
-
-
 @shared_task(name="fleet.step_windows")
 def step_windows() -> None:
     step_windows_cut(now=clock.now())
-
-
-@shared_task(name="fleet.send_callbacks")
-def send_callbacks() -> None:
-    callbacks_send(now=clock.now())
 
 
 @shared_task(name="fleet.send_cloud_metrics")

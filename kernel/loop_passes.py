@@ -34,11 +34,18 @@ class PassBook:
         self._now_s = now_s
         self._lock = threading.Lock()
         self._ended: dict[str, tuple[str, float, float]] = {}
+        self._written_s = float("-inf")
 
     def note(self, loop: str, took_s: float) -> None:
         """A whole pass of a loop ended just now, in the calling thread."""
         with self._lock:
             self._ended[loop] = (this_holder(), self._now_s(), took_s)
+
+    def write_every(self, pause_s: float) -> None:
+        """Write, unless that was done within the last `pause_s`."""
+        if self._now_s() - self._written_s >= pause_s:
+            self._written_s = self._now_s()
+            self.write()
 
     def write(self) -> None:
         """In one statement, each with its own time. What could not be written is written the next time, unless the

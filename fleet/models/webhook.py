@@ -82,6 +82,11 @@ class WebhookDelivery(models.Model):
         return f"webhook {self.webhook.name}" if self.webhook else shown_url(self.own_url)
 
     @property
+    def receiver_key(self) -> str:
+        """What a slow receiver delays: the webhook, else the host and port of the address."""
+        return str(self.webhook_id) if self.webhook_id is not None else self.own_url.split("/")[2]
+
+    @property
     def url(self) -> str:
         return self.webhook.url if self.webhook else self.own_url
 

@@ -1,21 +1,19 @@
-"""Sends what is due in the outbox. A delivery is claimed for a while first, so that a process that dies in the middle
-loses nothing and two send nothing twice at once; receivers recognise repetitions by the delivery's number.
+"""Sends the messages of the outbox to webhooks and to addresses that tenants named. A delivery is claimed first, so a
+process that dies loses nothing. Receivers recognise a repeated message by its number."""
 
-Webhooks of operators are a control loop, each webhook in a thread of its own: one that is slow holds up no other. The
-callbacks of tenants are housekeeping.
-"""
-
-import asyncio
 import json
 import logging
-import threading
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.db import connection, transaction
-from django.db.models import F, Q, QuerySet
+from django.db import transaction
+from django.db.models import CharField, F, Func, Min, Q, QuerySet, Value
+from django.db.models.functions import Cast, Coalesce
 
 from fleet.models import WebhookDelivery
 from fleet.planning.webhooks.delivery import DeliveryState, WebhookSettings, parse_networks, retry_after_s, signature
@@ -23,14 +21,16 @@ from fleet.planning.webhooks.messages import WebhookFormat, json_message, slack_
 from fleet.planning.webhooks.standard import standard_headers, standard_message
 from fleet.services.webhook_http import AttemptResult, post
 from kernel import clock, live
+from kernel.lease_loop import LeaseLoop, in_thread
 from kernel.metrics import WEBHOOK_ATTEMPTS
 from kernel.sanitize import json_without_nul
 
-BATCH = 20
-WEBHOOKS_AT_ONCE = 32
-CLAIM_S = 60.0
-"""Six times the limit of one attempt."""
 KEPT = timedelta(days=30)
+RECEIVER_KEY = Coalesce(
+    Cast("webhook", CharField()),
+    Func(F("own_url"), Value("/"), Value(3), function="split_part", output_field=CharField()),
+)
+"""`WebhookDelivery.receiver_key`"""
 
 log = logging.getLogger(__name__)
 
@@ -40,58 +40,48 @@ def webhook_settings() -> WebhookSettings:
     return replace(WebhookSettings(), allowed=parse_networks(django_settings.WEBHOOK_NETWORKS))
 
 
-class WebhookSender:
-    """The webhooks that this process sends to. Passes are made by one thread."""
+class WebhookSender(LeaseLoop[WebhookDelivery]):
+    name = "fleet.send_webhooks"
 
-    def __init__(self) -> None:
-        self._running: dict[int, threading.Thread] = {}
+    def __init__(self, settings: WebhookSettings | None = None, now: Callable[[], datetime] = clock.now) -> None:
+        self._settings = settings or webhook_settings()
+        super().__init__(self._settings, now)
 
-    def run_pass(self) -> bool:
-        """Begin to send to each webhook that something is due for, unless that is under way."""
-        self._running = {webhook: thread for webhook, thread in self._running.items() if thread.is_alive()}
-        webhooks = _due(clock.now()).filter(webhook__isnull=False).exclude(webhook__in=list(self._running))
-        for webhook in webhooks.order_by().values_list("webhook", flat=True).distinct():
-            if len(self._running) < WEBHOOKS_AT_ONCE:
-                self._begin(webhook)
-        return True
+    def is_open(self, now: datetime) -> bool:
+        return _due(now).exists()
 
-    def _begin(self, webhook: int) -> None:
-        # A daemon: a receiver's name that is not resolved must not keep a process that was told to end.
-        name = f"webhook {webhook}"
-        thread = threading.Thread(target=_send_to, args=(webhook,), name=name, daemon=True)
-        self._running[webhook] = thread
-        thread.start()
+    def claim(self, now: datetime) -> list[WebhookDelivery]:
+        """Claim what is due, the receivers that wait longest first."""
+        busy = Counter(delivery.receiver_key for delivery in list(self.running))
+        due = _due(now).annotate(key=RECEIVER_KEY)
+        waiting = due.order_by().values("key").annotate(since=Min("due_at")).order_by("since")
+        started = waiting.filter(key__in=[key for key, count in busy.items() if count < self._settings.per_receiver])
+        free = max(0, self._settings.receivers_at_once - len(busy))
+        keys = [row["key"] for row in [*started, *waiting.exclude(key__in=list(busy))[:free]]]
+        claims = [self._claim_for(due.filter(key=key), busy[key], now) for key in keys]
+        return [delivery for claim in claims for delivery in claim]
 
+    def _claim_for(self, due: "QuerySet[WebhookDelivery]", busy: int, now: datetime) -> list[WebhookDelivery]:
+        with transaction.atomic():
+            rows = due.select_for_update(skip_locked=True, of=("self",)).select_related("webhook")
+            claimed = list(rows.order_by("due_at", "id")[: self._settings.per_receiver - busy])
+            until = now + timedelta(seconds=self._settings.claim_s)
+            ids = [delivery.pk for delivery in claimed]
+            WebhookDelivery.objects.filter(pk__in=ids).update(attempts=F("attempts") + 1, due_at=until)
+        for delivery in claimed:
+            delivery.attempts += 1
+        return claimed
 
-def _send_to(webhook: int) -> None:
-    try:
-        while deliveries_send(now=clock.now(), to=Q(webhook=webhook)) == BATCH:
-            pass
-    except Exception:
-        log.exception("deliveries to a webhook could not be noted; they are tried again")
-    finally:
-        connection.close()
+    def release(self, leased: WebhookDelivery, now: datetime) -> None:
+        _ours(leased).update(due_at=now)
 
-
-def callbacks_send(*, now: datetime) -> int:
-    """Send what is due to addresses that tenants named."""
-    return deliveries_send(now=now, to=Q(webhook=None))
-
-
-def deliveries_send(*, now: datetime, settings: WebhookSettings | None = None, to: Q | None = None) -> int:
-    """Send what is due, at most `BATCH` at once; `to`: some receivers only. Returns how many were tried."""
-    chosen = settings or webhook_settings()
-    claimed = _claim(now, to or Q())
-    if not claimed:
-        return 0
-    results = asyncio.run(_send_all(claimed, int(now.timestamp()), chosen))
-    for delivery, result in zip(claimed, results, strict=True):
-        _settle(delivery, result, chosen, now)
-    return len(claimed)
+    async def work(self, leased: WebhookDelivery) -> None:
+        result = await _send(leased, int(self._now().timestamp()), self._settings)
+        await in_thread(partial(_settle, leased, result, self._settings, self._now()))
 
 
 def deliveries_trim(*, now: datetime) -> int:
-    """Forget what ended long ago. Returns how many."""
+    """Delete deliveries that ended long ago. Returns how many."""
     return WebhookDelivery.objects.filter(ended_at__lt=now - KEPT).delete()[0]
 
 
@@ -100,22 +90,10 @@ def _due(now: datetime) -> "QuerySet[WebhookDelivery]":
     return WebhookDelivery.objects.filter(may_be_sent, state=DeliveryState.PENDING.value, due_at__lte=now)
 
 
-def _claim(now: datetime, to: Q) -> list[WebhookDelivery]:
-    with transaction.atomic():
-        due = _due(now).filter(to).select_for_update(skip_locked=True, of=("self",)).select_related("webhook")
-        claimed = list(due.order_by("due_at", "id")[:BATCH])
-        ids = [delivery.pk for delivery in claimed]
-        until = now + timedelta(seconds=CLAIM_S)
-        WebhookDelivery.objects.filter(pk__in=ids).update(attempts=F("attempts") + 1, due_at=until)
-    for delivery in claimed:
-        delivery.attempts += 1
-    return claimed
-
-
-async def _send_all(
-    deliveries: list[WebhookDelivery], timestamp: int, settings: WebhookSettings
-) -> list[AttemptResult]:
-    return await asyncio.gather(*(_send(delivery, timestamp, settings) for delivery in deliveries))
+def _ours(delivery: WebhookDelivery) -> "QuerySet[WebhookDelivery]":
+    """Its row, unless another process has claimed it since."""
+    rows = WebhookDelivery.objects.filter(pk=delivery.pk, state=DeliveryState.PENDING.value)
+    return rows.filter(attempts=delivery.attempts)
 
 
 async def _send(delivery: WebhookDelivery, timestamp: int, settings: WebhookSettings) -> AttemptResult:
@@ -150,7 +128,7 @@ def message(delivery: WebhookDelivery) -> dict[str, Any]:
 
 
 def _settle(delivery: WebhookDelivery, result: AttemptResult, settings: WebhookSettings, now: datetime) -> None:
-    """Note how the attempt ended. One that outlived its claim has been taken over, and notes nothing."""
+    """Record the result of an attempt, unless another process has claimed the delivery since."""
     changes: dict[str, Any] = {
         "status": result.status,
         "reason": json.loads(json_without_nul(json.dumps(result.reason).encode())),
@@ -165,6 +143,5 @@ def _settle(delivery: WebhookDelivery, result: AttemptResult, settings: WebhookS
     else:
         changes |= {"due_at": now + timedelta(seconds=wait_s)}
     with transaction.atomic():
-        rows = WebhookDelivery.objects.filter(pk=delivery.pk, state=DeliveryState.PENDING.value)
-        rows.filter(attempts=delivery.attempts).update(**changes)
+        _ours(delivery).update(**changes)
         live.push("webhooks")

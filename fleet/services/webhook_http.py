@@ -5,8 +5,10 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from fleet.planning.webhooks.delivery import (
     RefusedUrl,
@@ -54,23 +56,47 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], settings: Webh
 
 
 async def _resolve(target: Target) -> list[str]:
+    """In a daemon thread of its own: name servers that do not answer must neither fill the loop's thread pool nor keep
+    the process from exiting."""
     loop = asyncio.get_running_loop()
-    try:
-        addresses = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise RefusedUrl(f"{target.host} has no address: {error.strerror}") from error
-    return list(dict.fromkeys(str(entry[4][0]) for entry in addresses))
+    resolved: asyncio.Future[list[str]] = loop.create_future()
+
+    def settle(addresses: list[str], error: OSError | None) -> None:
+        if resolved.done():
+            return
+        if error is None:
+            resolved.set_result(addresses)
+        else:
+            resolved.set_exception(RefusedUrl(f"{target.host} has no address: {error.strerror}"))
+
+    def look_up() -> None:
+        addresses, error = list[str](), None
+        try:
+            found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        except OSError as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, addresses, error)
+
+    threading.Thread(target=look_up, name="resolve", daemon=True).start()
+    return await resolved
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Loading the authorities takes tens of milliseconds."""
+    return ssl.create_default_context()
 
 
 async def _exchange(
     target: Target, address: str, body: bytes, headers: Mapping[str, str], settings: WebhookSettings
 ) -> AttemptResult:
     is_tls = target.scheme == "https"
-    context = ssl.create_default_context() if is_tls else None
     reader, writer = await asyncio.open_connection(
         address,
         target.port,
-        ssl=context,
+        ssl=_tls() if is_tls else None,
         server_hostname=target.host if is_tls else None,
         limit=settings.response_bytes,
     )

@@ -8,9 +8,6 @@ from django.db.models import QuerySet
 
 from fleet.models import Webhook, WebhookDelivery
 from fleet.planning.webhooks.delivery import DeliveryState, is_subscribed
-from kernel import wake_ups
-
-WEBHOOKS_LOOP, CALLBACKS_TASK = "fleet.send_webhooks", "fleet.send_callbacks"
 
 
 def webhooks_notify(*, event: str, body: dict[str, Any], now: datetime) -> None:
@@ -22,7 +19,6 @@ def webhooks_notify(*, event: str, body: dict[str, Any], now: datetime) -> None:
 
 def delivery_create(*, webhook: Webhook, event: str, body: dict[str, Any], now: datetime) -> WebhookDelivery:
     """Put one message for one webhook into the outbox."""
-    wake_ups.send(WEBHOOKS_LOOP)
     return WebhookDelivery.objects.create(webhook=webhook, event=event, body=body, created_at=now, due_at=now)
 
 
@@ -37,7 +33,6 @@ def delivery_create_to(
     origin: str = "",
 ) -> WebhookDelivery:
     """Put one message for one address into the outbox: claimed, signed, sent and tried again as those of webhooks."""
-    wake_ups.send(CALLBACKS_TASK)
     return WebhookDelivery.objects.create(
         own_url=url,
         own_secret=secret,

@@ -7,6 +7,7 @@ from kernel.change_triggers import RecordChanges
 _LOOPS = (
     "fleet.reconcile", "fleet.provision", "fleet.send_webhooks", "traffic.publish", "traffic.autopilot",
     "traffic.autoscale", "traffic.demand", "traffic.plan", "traffic.ensure_ingresses", "housekeeping",
+    "traffic.async_requests", "traffic.batches", "traffic.batch_ranges",
 )  # fmt: skip
 
 

@@ -9,12 +9,11 @@ import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
 
-from asgiref.sync import sync_to_async
-from django.db import DatabaseError, close_old_connections, connections
+from django.db import DatabaseError, connections
 
 from kernel import clock
+from kernel.lease_loop import in_thread
 from kernel.leases import lease_release, lease_take, this_holder
 from models_registry.models import Benchmark
 from models_registry.planning.benchmark import BenchmarkState
@@ -61,7 +60,6 @@ LATE_SHARE = 0.1
 """Of the objective for the first token: so late may the generator be (99th percentile) for a point to count."""
 FOREIGN_SHARE = 0.01
 """Of requests that other cells may have answered."""
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -84,18 +82,18 @@ class BenchmarkRunner:
         stopped.cancel()
         working.cancel()
         await asyncio.gather(working, stopped, return_exceptions=True)
-        await _in_thread(partial(lease_release, name=LEASE, holder=self._holder, now=self._now()))
-        await _in_thread(connections.close_all)
+        await in_thread(partial(lease_release, name=LEASE, holder=self._holder, now=self._now()))
+        await in_thread(connections.close_all)
 
     async def step(self) -> bool:
         """Measure one point, or begin or end a benchmark. False: there is nothing to do here."""
-        row = await _in_thread(self._claimed)
+        row = await in_thread(self._claimed)
         if row is None:
             return False
         try:
             await self._advance(row)
         except (NoTarget, HopelessPoint, InvalidWorkload) as wrong:
-            await _in_thread(partial(benchmark_fail, row, str(wrong), self._now()))
+            await in_thread(partial(benchmark_fail, row, str(wrong), self._now()))
         except _Ended:
             log.info("benchmark %s was ended, or is another process's", row.pk)
         return True
@@ -124,23 +122,23 @@ class BenchmarkRunner:
         return lease_take(name=LEASE, holder=self._holder, ttl_s=LEASE_TTL_S, now=self._now()) is not None
 
     async def _advance(self, row: Benchmark) -> None:
-        target = await _in_thread(partial(benchmark_target, row.deployment, row.region))
+        target = await in_thread(partial(benchmark_target, row.deployment, row.region))
         if row.state == BenchmarkState.QUEUED.value:
             await self._begin(row, target)
             return
         _check_same(row, target)
         rules = benchmark_rules(row.rules)
-        entrance = await _in_thread(partial(benchmark_entrance, row.deployment, row.region))
+        entrance = await in_thread(partial(benchmark_entrance, row.deployment, row.region))
         load_target = _load_target(entrance)
         if row.first_rate is None:
             at_once = row.version.spec().on(row.instance_type).max_concurrency
             first = first_rate(await self._alone_s(row, load_target), at_once * row.cells, rules)
             await self._note(row, first_rate=first)
-        points = await _in_thread(lambda: dict(row.points.values_list("rate", "verdict")))
+        points = await in_thread(lambda: dict(row.points.values_list("rate", "verdict")))
         verdicts = {rate: PointVerdict(verdict) for rate, verdict in points.items()}
         step = plan_goodput(verdicts, row.first_rate or 1.0, rules)
         if isinstance(step, Found):
-            await _in_thread(partial(benchmark_finish, row, step, self._now()))
+            await in_thread(partial(benchmark_finish, row, step, self._now()))
         else:
             await self._measure(row, target, load_target, step, rules)
 
@@ -153,7 +151,7 @@ class BenchmarkRunner:
                 "measure where nobody asks, or say beside_traffic"
             )
         statistics = await asyncio.to_thread(prefix_statistics, row.parsed_workload(), row.seed)
-        await _in_thread(partial(benchmark_begin, row, target, statistics, self._now()))
+        await in_thread(partial(benchmark_begin, row, target, statistics, self._now()))
 
     async def _measure(
         self, row: Benchmark, target: BenchmarkTarget, to: LoadTarget, step: Measure, rules: GoodputRules
@@ -168,14 +166,14 @@ class BenchmarkRunner:
             warm_s=warm_up_s(slo.longest_s(mean_tokens), rules),
             tell=partial(self._tell, row, step),
         )
-        await _in_thread(lambda: _check_same(row, benchmark_target(row.deployment, row.region)))
+        await in_thread(lambda: _check_same(row, benchmark_target(row.deployment, row.region)))
         if trouble := _trouble(point, target, slo.ttft_s):
             await self._note_trouble(row, trouble)
             return
         judged = point.judgement
         how = "early" if judged.is_early else "after its length"
         reason = f"{step.reason}; {judged.inside} of {judged.requests} inside, judged {how}"
-        await _in_thread(partial(benchmark_point_add, row, point, reason, self._now()))
+        await in_thread(partial(benchmark_point_add, row, point, reason, self._now()))
 
     async def _tell(self, row: Benchmark, step: Measure, progress: Progress) -> None:
         words = {
@@ -191,7 +189,7 @@ class BenchmarkRunner:
         def note() -> bool:
             return self._take() and benchmark_note(row, now=self._now(), **columns)
 
-        if not await _in_thread(note):
+        if not await in_thread(note):
             raise _Ended
 
     async def _note_trouble(self, row: Benchmark, trouble: str) -> None:
@@ -261,13 +259,3 @@ def _trouble(point: MeasuredPoint, target: BenchmarkTarget, ttft_slo_s: float) -
     if foreign > FOREIGN_SHARE * len(point.samples):
         return f"{foreign} of {len(point.samples)} requests were answered by cells elsewhere; hold its shares meanwhile"
     return ""
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Run what asks the database in the one thread that has its connection."""
-
-    def fresh() -> T:
-        close_old_connections()
-        return work()
-
-    return await sync_to_async(fresh, thread_sensitive=True)()

@@ -9,7 +9,7 @@ from kernel.control_loops import ControlLoop, control_loops, is_control_loop
 from kernel.loop_passes import PASSES, control_standing
 
 CONTROL = {
-    *("fleet.reconcile", "fleet.provision", "fleet.agents", "fleet.cloud", "fleet.send_webhooks"),
+    *("fleet.reconcile", "fleet.provision", "fleet.agents", "fleet.cloud"),
     *("traffic.publish", "traffic.autopilot", "traffic.autoscale", "traffic.entry", "traffic.ensure_ingresses"),
 }
 PLANNER = {"traffic.demand", "traffic.plan"}

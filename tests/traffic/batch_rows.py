@@ -16,7 +16,7 @@ from traffic.planning.batch import BatchSettings, checked_batch
 from traffic.planning.stored_file import FilePurpose, FileSettings
 from traffic.selectors.application import Application
 from traffic.services.batch import batch_create
-from traffic.services.batch_runner import BatchRunner
+from traffic.services.batch_runner import BatchChores, BatchSender
 from traffic.services.file_store import file_store
 from traffic.services.stored_file import Upload, stored_name
 
@@ -79,10 +79,14 @@ def has_open_batches() -> bool:
     return Batch.objects.filter(state__in=OPEN_STATES).exists()
 
 
+async def work_on_batches(stopping: asyncio.Event, settings: BatchSettings = SOON) -> None:
+    await asyncio.gather(BatchChores(settings).run(stopping), BatchSender(settings).run(stopping))
+
+
 async def worked_until(done: Callable[[], Any], settings: BatchSettings = SOON, limit_s: float = 60.0) -> None:
     """Run one process of batches until `done`, which is asked in the database's thread, is true."""
     stopping = asyncio.Event()
-    running = asyncio.create_task(BatchRunner(settings).run(stopping))
+    running = asyncio.create_task(work_on_batches(stopping, settings))
     try:
         async with asyncio.timeout(limit_s):
             while not await sync_to_async(done, thread_sensitive=True)():

@@ -62,10 +62,6 @@ class AsyncSettings:
     max_failures: int = 5
     """Attempts that an engine may have begun and not finished; a request that kills engines must not kill them all."""
 
-    def pause_s(self, quiet_s: float) -> float:
-        """Until a sender looks again that has seen nothing unfinished for `quiet_s` seconds."""
-        return self.quiet_poll_s if quiet_s >= self.quiet_after_s else self.poll_s
-
 
 @dataclass(frozen=True, slots=True)
 class AttemptResponse:

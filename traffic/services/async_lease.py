@@ -1,5 +1,5 @@
-"""Leases near-real-time requests to senders and notes what came of them. Each step is one statement or one transaction:
-a sender may die between any two, and another goes on when its lease has ended."""
+"""Leases near-real-time requests to senders and records their outcomes. Each step is one statement or one transaction,
+so a sender may die between any two; another one claims its requests when the leases expire."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -91,10 +91,12 @@ def _leased(*columns: Any) -> LeasedRequest:
     return LeasedRequest(id, tenant, key, region, path, model, serving_class, bytes(body), *rest)
 
 
-def async_leases_renew(*, leased: Iterable[LeasedRequest], now: datetime, settings: AsyncSettings) -> set[str]:
-    """Renew the leases that are still ours. Returns the ids of those; the others ended or were taken over."""
+def async_leases_renew(
+    *, leased: Iterable[LeasedRequest], now: datetime, settings: AsyncSettings
+) -> set[LeasedRequest]:
+    """Renew the leases that are still ours. Returns those; the others ended or were claimed by another sender."""
     until = now + timedelta(seconds=settings.lease_s)
-    return {each.id for each in leased if _ours(each).update(leased_until=until)}
+    return {each for each in leased if _ours(each).update(leased_until=until)}
 
 
 def async_lease_release(*, leased: LeasedRequest, now: datetime) -> bool:

@@ -136,10 +136,12 @@ def range_finish(*, leased: LeasedRange, completed: int, failed: int) -> bool:
     return ours.update(done=True, leased_until=None, completed=completed, failed=failed) > 0
 
 
-def range_release(*, leased: LeasedRange, completed: int, failed: int) -> bool:
-    """Give back what is not finished, so that another process may take it at once."""
+def range_release(*, leased: LeasedRange, counts: tuple[int, int] | None) -> bool:
+    """Return unfinished work, so that another process may claim it immediately. `counts`: lines completed and failed,
+    if they are known."""
     ours = BatchRange.objects.filter(pk=leased.id, fence=leased.fence, done=False)
-    return ours.update(leased_until=None, completed=completed, failed=failed) > 0
+    known = dict(zip(("completed", "failed"), counts, strict=True)) if counts else {}
+    return ours.update(leased_until=None, **known) > 0
 
 
 def work_name(batch_id: str, fence: int) -> str:

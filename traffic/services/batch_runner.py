@@ -1,31 +1,29 @@
-"""The process of batches: validates, leases ranges of lines, sends them through the ingress of their region as class
-`batch`, keeps their outcomes in journals, and finalizes. Any number may run, and any may be killed at any moment. It
-decides nothing: what an answer means, which batch comes first and how many lines are under way is planned elsewhere.
-"""
+"""Moves batches on: `BatchChores` validates and finalizes them, `BatchSender` sends ranges of their lines through the
+ingress of their region and keeps the outcomes in journals. What an answer means, which batch comes first and how many
+lines are sent at a time is planned in `traffic.planning`."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from heapq import heappop, heappush
 from time import monotonic
-from typing import TypeVar
 
-from asgiref.sync import sync_to_async
-from django.conf import settings as django_settings
-from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections, connections
+from django.db import DatabaseError, InterfaceError, OperationalError
 
 from kernel import clock
+from kernel.lease_loop import DATABASE_PAUSE_S, LeaseLoop, in_thread
 from kernel.metrics import BATCH_LINES
 from traffic.models import Batch
 from traffic.planning.async_request import AsyncSettings, AsyncState, AttemptResponse, judge
 from traffic.planning.batch import BatchSettings, BatchState
 from traffic.planning.batch_lines import sent_body
 from traffic.planning.batch_order import plan_order
-from traffic.planning.batch_outcome import outcome_of
+from traffic.planning.batch_outcome import Outcome, journal_line, outcome_of
 from traffic.planning.batch_window import LOOK_EVERY_S, BatchWindow, lines_at_once
-from traffic.planning.key import sender_key_text
 from traffic.planning.routing import IngressAddress
 from traffic.selectors.async_request import ingress_addresses_by_region
 from traffic.selectors.batch import batch_jobs, batch_loads, ready_cells
@@ -37,6 +35,7 @@ from traffic.services.batch_lease import (
     batch_chore_release,
     batch_chore_renew,
     batch_validation_excuse,
+    journal_name,
     range_claim,
     range_finish,
     range_outcomes,
@@ -44,170 +43,132 @@ from traffic.services.batch_lease import (
     ranges_renew,
 )
 from traffic.services.batch_pacing import batches_pace, batches_sample
-from traffic.services.batch_range import RangeWork
 from traffic.services.batch_validation import batch_validate
-from traffic.services.file_store import NoSuchFile, StoreAway, file_store
-from traffic.services.ingress_client import ingress_post
+from traffic.services.file_store import FileStore, NoSuchFile, StoreAway, file_store
+from traffic.services.ingress_client import AcceptedWork, accepted_work_send
 
 ATTEMPT_S = 3600.0
-"""Of one line, queueing included; then it is tried again."""
-ANSWER_ROOM_S = 2.0
-DATABASE_PAUSE_S = 2.0
+"""Limit of one attempt of a line, queueing included."""
 PACE_EVERY_S = 10.0
-LAST_READS_S = 2.0
-"""How long a process that ends waits for ranges that are being read, to give them back."""
 AHEAD = 2
-"""Ranges that are held for each model, so that the next one is there when the first one ends."""
-T = TypeVar("T")
+"""Ranges that are leased for each model, so that the next one is loaded when the first one ends."""
 
 log = logging.getLogger(__name__)
 
 
-class BatchRunner:
+class BatchChores(LeaseLoop[Batch]):
+    """Validates and finalizes one batch at a time. A thread cannot be cancelled, so a lost lease does not stop it: the
+    number of the lease keeps it from writing."""
+
+    name = "traffic.batches"
+
     def __init__(self, settings: BatchSettings | None = None, now: Callable[[], datetime] = clock.now) -> None:
         self._settings = settings or batch_settings()
+        super().__init__(self._settings, now)
+
+    def is_open(self, now: datetime) -> bool:
+        return batches_open()
+
+    def claim(self, now: datetime) -> list[Batch]:
+        batches_advance(now=now)
+        batch = None if self.running else batch_chore_claim(now=now, settings=self._settings)
+        return [batch] if batch is not None else []
+
+    def renew(self, leases: Collection[Batch], now: datetime) -> Collection[Batch]:
+        for batch in leases:
+            batch_chore_renew(batch=batch, now=now, settings=self._settings)
+        return leases
+
+    def release(self, leased: Batch, now: datetime) -> None:
+        batch_chore_release(batch=leased)
+
+    async def work(self, leased: Batch) -> None:
+        now = self._now()
+        validate = partial(batch_validate, batch=leased, now=now, settings=self._settings)
+        is_new = leased.state == BatchState.VALIDATING.value
+        try:
+            await in_thread(validate if is_new else partial(batch_finish, batch=leased, now=now), is_long=True)
+        except NoSuchFile:
+            log.error("the files of batch %s are gone", leased.id)
+            await in_thread(partial(batch_lose, batch=leased, now=self._now()))
+        except (OperationalError, InterfaceError, StoreAway) as error:
+            log.warning("batch %s stays %s for now: %s", leased.id, leased.state, error)
+            with suppress(DatabaseError):
+                await in_thread(partial(batch_validation_excuse, batch=leased))
+
+
+class BatchSender(LeaseLoop[LeasedRange]):
+    name = "traffic.batch_ranges"
+
+    def __init__(self, settings: BatchSettings | None = None, now: Callable[[], datetime] = clock.now) -> None:
+        self._settings = settings or batch_settings()
+        super().__init__(self._settings, now)
         self._verdicts = AsyncSettings(
             first_retry_s=self._settings.first_retry_s,
             longest_retry_s=self._settings.longest_retry_s,
             max_failures=self._settings.max_failures,
         )
-        self._now = now
         self._store = file_store()
-        self._work: dict[LeasedRange, RangeWork] = {}
-        self._opening: dict[LeasedRange, asyncio.Task[None]] = {}
+        self._write_every_s = max(self._settings.sync_every_s, self._store.sync_every_s)
+        self._ranges: dict[LeasedRange, RangeWork] = {}
         self._windows: dict[str, BatchWindow] = {}
         self._addresses: dict[str, list[IngressAddress]] = {}
-        self._chore: tuple[Batch, asyncio.Task[None]] | None = None
-        self._renewed_at_s = 0.0
         self._steered_at_s = 0.0
         self._paced_at_s = 0.0
-        self._looked_at_s = 0.0
-        self._seen_open_at_s = monotonic()
-        self._changed = asyncio.Event()
+        self._has_room = asyncio.Event()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Work until `stopping` is set; then give back what is not finished."""
         sending = asyncio.create_task(self._keep_sending())
-        while not stopping.is_set():
-            try:
-                await self.step()
-                quiet_s = monotonic() - self._seen_open_at_s
-                pause_s = self._settings.quiet_poll_s if quiet_s > self._settings.quiet_after_s else self._pause_s()
-            except (DatabaseError, StoreAway) as error:
-                log.warning("batches wait %g s: %s", DATABASE_PAUSE_S, error)
-                pause_s = DATABASE_PAUSE_S
-            try:
-                async with asyncio.timeout(pause_s):
-                    await stopping.wait()
-            except TimeoutError:
-                continue
+        await super().run(stopping)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-        await self.stop()
 
-    async def step(self) -> None:
-        """One pass: write outcomes, renew, finish and lease, and begin to send."""
-        await self._write()
-        await self._renew()
-        await self._finish()
-        if monotonic() - self._looked_at_s >= self._settings.poll_s:  # outcomes are written more often
-            self._looked_at_s = monotonic()
-            await self._look()
-        self._send()
+    def is_open(self, now: datetime) -> bool:
+        return batches_open()
 
-    async def _look(self) -> None:
-        claimed, chore = await self._in_thread(self._prepare)
-        for leased in claimed:
-            self._opening[leased] = asyncio.create_task(self._open(leased))
-        if chore is not None:
-            self._chore = (chore, asyncio.create_task(self._do(chore)))
-
-    async def stop(self) -> None:
-        """Cut what is being sent, write what is known, give back the rest, and let go of the database."""
-        if self._opening:
-            await asyncio.wait(list(self._opening.values()), timeout=LAST_READS_S)
-        for work in list(self._work.values()):
-            await work.cut()
-        for work in list(self._work.values()):
-            await self._let_go(work)
-        if self._chore is not None:
-            batch, task = self._chore
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await self._in_thread(partial(batch_chore_release, batch=batch))
-        await self._in_thread(connections.close_all)
-
-    def _pause_s(self) -> float:
-        return self._settings.sync_every_s if self._work or self._opening else self._settings.poll_s
-
-    def _prepare(self) -> tuple[list[LeasedRange], Batch | None]:
-        if not batches_open():
-            return [], None  # hardly ever anything: nothing else is asked
-        self._seen_open_at_s = monotonic()
-        now = self._now()
-        batches_advance(now=now)
-        self._pace(now)
-        self._steer(now)
-        chore = batch_chore_claim(now=now, settings=self._settings) if self._chore is None else None
+    def claim(self, now: datetime) -> list[LeasedRange]:
+        """Lease ranges for models of which too few are held."""
+        self._note_progress(now)
         self._addresses = ingress_addresses_by_region()
-        return self._claimed(now), chore
-
-    def _claimed(self, now: datetime) -> list[LeasedRange]:
-        """New ranges, for models of which too little is held."""
-        ours = {*list(self._opening), *list(self._work)}  # in this order: one that is opened just now is in either
-        held: dict[str, int] = {}
-        for leased in ours:
-            held[leased.target] = held.get(leased.target, 0) + 1
+        ours = list(self.running)
+        held = Counter(leased.target for leased in ours)
         free = self._settings.ranges_at_once - len(ours)
-        if free <= 0:
-            return []
-        found = batch_jobs(now, {target: window.rate for target, window in self._windows.items()})
-        targets = {job.id: f"{region} {model}" for job, region, model in found}
-        claimed: list[LeasedRange] = []
-        for batch_id in plan_order((job for job, _, _ in found), now):
-            target = targets[batch_id]
-            if held.get(target, 0) >= AHEAD or len(claimed) >= free:
-                continue
-            claim = range_claim(batch_id=batch_id, now=now, settings=self._settings)
-            if claim is not None:
-                claimed.append(claim)
-                held[target] = held.get(target, 0) + 1
-        for target in {leased.target for leased in claimed}:
-            region, _, model = target.partition(" ")
-            self._window(target).most = lines_at_once(batch_loads(ready_cells(region, model), now))
+        claimed = self._claimed(now, held, free) if free > 0 else []
+        is_steering = monotonic() - self._steered_at_s >= LOOK_EVERY_S
+        self._steer({leased.target for leased in ([*ours, *claimed] if is_steering else claimed)}, now)
+        if is_steering:
+            self._steered_at_s = monotonic()
         return claimed
 
-    def _pace(self, now: datetime) -> None:
-        """Note how far batches are, and what falls behind its deadline."""
-        if monotonic() - self._paced_at_s >= PACE_EVERY_S:
-            self._paced_at_s = monotonic()
-            batches_sample(now=now)
-            batches_pace(now=now, rates={target: window.rate for target, window in self._windows.items()})
+    def renew(self, leases: Collection[LeasedRange], now: datetime) -> set[LeasedRange]:
+        """A range that is still being read is not renewed: a store that takes longer than a lease loses it."""
+        counts = [(leased, *self._ranges[leased].counts) for leased in leases if leased in self._ranges]
+        reading = set(leases) - {leased for leased, *_ in counts}
+        return reading | ranges_renew(counts=counts, now=now, settings=self._settings)
 
-    def _steer(self, now: datetime) -> None:
-        """Let windows follow those of their cells."""
-        if monotonic() - self._steered_at_s < LOOK_EVERY_S:
-            return
-        self._steered_at_s = monotonic()
-        for target in {leased.target for leased in list(self._work)}:
-            region, _, model = target.partition(" ")
-            self._window(target).most = lines_at_once(batch_loads(ready_cells(region, model), now))
+    def release(self, leased: LeasedRange, now: datetime) -> None:
+        work = self._ranges.pop(leased, None)
+        range_release(leased=leased, counts=work.counts if work else None)
 
-    async def _open(self, leased: LeasedRange) -> None:
-        """Read a range, beside the pass: a store that is slow must hold up no lease. One that takes longer than this
-        range's own loses it to another process, which the next renewal finds out."""
+    async def work(self, leased: LeasedRange) -> None:
         try:
-            self._work[leased] = await asyncio.to_thread(self._opened, leased)
-            self._changed.set()
+            self._ranges[leased] = work = await asyncio.to_thread(self._loaded, leased)
+            self._has_room.set()
+            try:
+                await work.write_until_done(self._write_every_s)
+            finally:
+                await work.close()
+            completed, failed = self._ranges.pop(leased).counts
+            await in_thread(partial(range_finish, leased=leased, completed=completed, failed=failed))
         except NoSuchFile:
             log.error("the work file of batch %s is gone", leased.batch)
-            await self._in_thread(partial(self._lose, leased.batch))
-        except StoreAway as away:  # its lease ends by itself, and then it is tried again
-            log.warning("a range of batch %s cannot be read now: %s", leased.batch, away)
-        finally:
-            self._opening.pop(leased, None)
+            await in_thread(partial(self._lose, leased.batch))
+        except StoreAway as away:
+            log.warning("a range of batch %s waits for the store: %s", leased.batch, away)
+            await asyncio.sleep(DATABASE_PAUSE_S)
+            await in_thread(partial(self.release, leased, self._now()))
 
-    def _opened(self, leased: LeasedRange) -> RangeWork:
+    def _loaded(self, leased: LeasedRange) -> "RangeWork":
         text = self._store.read(leased.work, leased.start, leased.end)
         earlier = range_outcomes(self._store, leased.batch, leased.number, leased.fence - 1)
         known = {outcome.position: outcome.is_output for outcome in earlier}
@@ -216,82 +177,51 @@ class BatchRunner:
     def _lose(self, batch_id: str) -> None:
         batch_lose(batch=Batch.objects.get(id=batch_id), now=self._now())
 
-    async def _do(self, batch: Batch) -> None:
-        """Validate or finalize a batch, in a thread of its own."""
-        now = self._now()
-        validating = partial(batch_validate, batch=batch, now=now, settings=self._settings)
-        work = validating if batch.state == BatchState.VALIDATING.value else partial(batch_finish, batch=batch, now=now)
-        try:
-            await self._in_thread(work, is_long=True)
-        except NoSuchFile:
-            log.error("the files of batch %s are gone", batch.id)
-            await self._in_thread(partial(batch_lose, batch=batch, now=self._now()))
-        except (OperationalError, InterfaceError, StoreAway) as error:
-            log.warning("batch %s stays %s for now: %s", batch.id, batch.state, error)
-            with suppress(DatabaseError):
-                await self._in_thread(partial(batch_validation_excuse, batch=batch))
-        except Exception:
-            # Its lease ends by itself, and then it is tried again; validated, a few times at most.
-            log.exception("batch %s could not be moved on from %s", batch.id, batch.state)
-        finally:
-            self._chore = None
+    def _claimed(self, now: datetime, held: Counter[str], free: int) -> list[LeasedRange]:
+        found = batch_jobs(now, self._rates())
+        targets = {job.id: f"{region} {model}" for job, region, model in found}
+        claimed: list[LeasedRange] = []
+        for batch_id in plan_order((job for job, _, _ in found), now):
+            target = targets[batch_id]
+            if held[target] >= AHEAD or len(claimed) >= free:
+                continue
+            claim = range_claim(batch_id=batch_id, now=now, settings=self._settings)
+            if claim is not None:
+                claimed.append(claim)
+                held[target] += 1
+        return claimed
 
-    async def _renew(self) -> None:
-        """Keep our leases. What was cancelled, or taken from us, is cut off, so that its engines stop."""
-        at_s = monotonic()
-        if at_s - self._renewed_at_s < self._settings.renew_every_s:
-            return
-        self._renewed_at_s = at_s
-        if self._chore is not None:
-            batch = self._chore[0]
-            await self._in_thread(partial(batch_chore_renew, batch=batch, now=self._now(), settings=self._settings))
-        counts = [(leased, *work.counts) for leased, work in self._work.items()]
-        if not counts:
-            return
-        renewing = partial(ranges_renew, counts=counts, now=self._now(), settings=self._settings)
-        kept = await self._in_thread(renewing)
-        for leased, *_ in counts:
-            if leased not in kept:
-                await self._let_go(self._work[leased])
+    def _note_progress(self, now: datetime) -> None:
+        """Record the progress of batches, and act on those that fall behind their deadline."""
+        if monotonic() - self._paced_at_s >= PACE_EVERY_S:
+            self._paced_at_s = monotonic()
+            batches_sample(now=now)
+            batches_pace(now=now, rates=self._rates())
 
-    async def _finish(self) -> None:
-        for work in [work for work in self._work.values() if work.is_done]:
-            del self._work[work.leased]
-            completed, failed = work.counts
-            work.close()
-            await self._in_thread(partial(range_finish, leased=work.leased, completed=completed, failed=failed))
+    def _rates(self) -> dict[str, float]:
+        return {target: window.rate for target, window in list(self._windows.items())}
 
-    async def _let_go(self, work: RangeWork, *, is_lost: bool = False) -> None:
-        """Cut what is under way, and give back what is not finished. `is_lost`: its journal is not used again."""
-        self._work.pop(work.leased, None)
-        await work.cut()
-        if not is_lost:
-            with suppress(StoreAway):  # whoever goes on reads what is there, and sends the rest again
-                await work.write()
-        completed, failed = work.counts
-        work.close()
-        await self._in_thread(partial(range_release, leased=work.leased, completed=completed, failed=failed))
+    def _steer(self, targets: set[str], now: datetime) -> None:
+        """Limit windows to those of the model's cells together."""
+        for target in targets:
+            region, _, model = target.partition(" ")
+            self._window(target).most = lines_at_once(batch_loads(ready_cells(region, model), now))
 
-    async def _write(self) -> None:
-        """Begin appends. One that hangs holds up no lease: a range whose append failed is let go, and sent again."""
-        now_s = monotonic()
-        for work in list(self._work.values()):
-            try:
-                work.begin_write(now_s)
-            except StoreAway:
-                await self._let_go(work, is_lost=True)
-                raise
+    def _window(self, target: str) -> BatchWindow:
+        return self._windows.setdefault(target, BatchWindow())
 
     async def _keep_sending(self) -> None:
         """Send as soon as there is room, not with the next pass."""
         while True:
-            await self._changed.wait()
-            self._changed.clear()
+            with suppress(TimeoutError):  # lines that wait for another attempt become due
+                async with asyncio.timeout(self._settings.sync_every_s if self._ranges else None):
+                    await self._has_room.wait()
+            self._has_room.clear()
             self._send()
 
     def _send(self) -> None:
         now_s = monotonic()
-        for work in list(self._work.values()):  # in the order in which they were leased
+        for work in list(self._ranges.values()):  # in the order in which they were loaded
             window = self._window(work.leased.target)
             while window.room and (position := work.take(now_s)) is not None:
                 window.began()
@@ -299,7 +229,7 @@ class BatchRunner:
                 work.tasks.add(task)
                 task.add_done_callback(partial(self._line_ended, work))
 
-    async def _line(self, work: RangeWork, position: int, window: BatchWindow) -> None:
+    async def _line(self, work: "RangeWork", position: int, window: BatchWindow) -> None:
         attempts, failures = work.attempts.get(position, (0, 0))
         id = request_id(work.leased.batch, work.leased.number, position)
         custom_id, body = sent_body(work.line(position))
@@ -327,48 +257,102 @@ class BatchRunner:
                 wait_s = (verdict.due_at - now).total_seconds()
                 work.put_back(position, monotonic() + wait_s)
             case _:
-                pass  # its batch has run out of time, and says so of this line
+                pass  # the batch has expired, and its end records this line
 
     async def _attempt(self, leased: LeasedRange, id: str, body: bytes, attempts: int) -> AttemptResponse:
-        addresses = self._addresses.get(leased.region, [])
-        if not addresses:
-            return AttemptResponse(None, sent=False, reason=f"region {leased.region} has no ingress")
-        left_s = min(ATTEMPT_S, max(1.0, (leased.expires_at - self._now()).total_seconds()))
-        headers = {
-            "X-Switchyard-Class": leased.serving_class,
-            "X-Switchyard-Deadline-Ms": str(int(left_s * 1000)),
-            "X-Request-Id": id,
-        }
-        if leased.key:
-            headers["Authorization"] = f"Bearer {sender_key_text(leased.key, django_settings.SECRET_KEY)}"
-        return await ingress_post(
-            addresses[attempts % len(addresses)],
-            leased.endpoint,
-            body,
-            headers,
-            limit_s=left_s + ANSWER_ROOM_S,
-            max_bytes=self._settings.max_answer_bytes,
+        work = AcceptedWork(
+            id=id,
+            region=leased.region,
+            path=leased.endpoint,
+            body=body,
+            serving_class=leased.serving_class,
+            key=leased.key,
+            left_s=min(ATTEMPT_S, max(1.0, (leased.expires_at - self._now()).total_seconds())),
+            max_answer_bytes=self._settings.max_answer_bytes,
         )
+        return await accepted_work_send(work, self._addresses, attempts)
 
-    def _window(self, target: str) -> BatchWindow:
-        return self._windows.setdefault(target, BatchWindow())
-
-    def _line_ended(self, work: RangeWork, task: "asyncio.Task[None]") -> None:
+    def _line_ended(self, work: "RangeWork", task: "asyncio.Task[None]") -> None:
         work.tasks.discard(task)
-        self._changed.set()
+        self._has_room.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a line of batch %s could not be sent", work.leased.batch, exc_info=error)
 
-    @staticmethod
-    async def _in_thread(work: Callable[[], T], *, is_long: bool = False) -> T:
-        """Run what asks the database: in the one thread that has its connection, or, what takes long, in another."""
 
-        def fresh() -> T:
-            close_old_connections()
-            try:
-                return work()
-            finally:
-                if is_long:
-                    connections.close_all()
+class RangeWork:
+    """A leased range: the lines that wait, those that are being sent, and the outcomes that are not in the journal
+    yet."""
 
-        return await sync_to_async(fresh, thread_sensitive=not is_long)()
+    def __init__(self, leased: LeasedRange, lines: list[bytes], known: dict[int, bool], store: FileStore) -> None:
+        self.leased = leased
+        self._lines = lines
+        self._waiting = deque(position for position in range(len(lines)) if position not in known)
+        self._later: list[tuple[float, int]] = []
+        self.attempts: dict[int, tuple[int, int]] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._unwritten: list[Outcome] = []
+        self._written = dict(known)
+        self._journal = store.append(journal_name(leased.batch, leased.number, leased.fence))
+        self._appending: asyncio.Task[None] | None = None
+        self._has_all = asyncio.Event()
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Lines completed and failed, in the journals."""
+        completed = sum(self._written.values())
+        return completed, len(self._written) - completed
+
+    def take(self, now_s: float) -> int | None:
+        """The position of a line that may be sent now."""
+        if self._later and self._later[0][0] <= now_s:
+            return heappop(self._later)[1]
+        return self._waiting.popleft() if self._waiting else None
+
+    def put_back(self, position: int, due_s: float) -> None:
+        heappush(self._later, (due_s, position))
+
+    def line(self, position: int) -> bytes:
+        return self._lines[position]
+
+    def end(self, outcome: Outcome) -> None:
+        self._unwritten.append(outcome)
+        self._lines[outcome.position] = b""
+        if len(self._written) + len(self._unwritten) == len(self._lines):
+            self._has_all.set()
+
+    async def write_until_done(self, every_s: float) -> None:
+        """Append outcomes to the journal until it has one of each line.
+
+        Raises:
+            StoreAway: an append failed, and may be in the journal in part.
+        """
+        while len(self._written) < len(self._lines):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await self._has_all.wait()
+            await self._write()
+
+    async def close(self) -> None:
+        """Send no more lines, cancel those that are being sent, and append the outcomes that are known."""
+        self._waiting.clear()
+        self._later.clear()
+        tasks = list(self.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with suppress(StoreAway):  # the next process sends the rest again
+            await self._write()
+        self._journal.close()
+
+    async def _write(self) -> None:
+        """One append at a time, also if the task that waited for the last one was cancelled."""
+        if self._appending is not None:
+            await asyncio.shield(self._appending)
+        outcomes, self._unwritten = self._unwritten, []
+        if outcomes:
+            self._appending = asyncio.create_task(self._append(outcomes))
+            await asyncio.shield(self._appending)
+
+    async def _append(self, outcomes: list[Outcome]) -> None:
+        await asyncio.to_thread(self._journal.append, b"".join(map(journal_line, outcomes)))
+        self._written |= {outcome.position: outcome.is_output for outcome in outcomes}

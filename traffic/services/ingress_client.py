@@ -7,7 +7,7 @@ ingress which it means.
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache
@@ -21,12 +21,29 @@ from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind, IdentityName
 from engine_agent.protocol.ports import hop_port
 from traffic.planning.async_request import AttemptResponse
+from traffic.planning.key import sender_key_text
 from traffic.planning.routing import IngressAddress
 
 CONNECT_LIMIT_S = 3.0
+ANSWER_ROOM_S = 2.0
+"""A cell answers at the deadline of a request; its answer needs time to arrive."""
 T = TypeVar("T")
 _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Where links are plain. Loading the usual authorities for each client would cost some 300 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedWork:
+    """One attempt of work that was accepted earlier. `key` is its id, or empty. `left_s`: until its deadline."""
+
+    id: str
+    region: str
+    path: str
+    body: bytes
+    serving_class: str
+    key: str
+    left_s: float
+    max_answer_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +74,30 @@ class IngressUnreachable(StreamBroken):
 
 class NoIdentity(Exception):
     """This host has no certificate of the control plane, or one that cannot be read."""
+
+
+async def accepted_work_send(
+    work: AcceptedWork, addresses: Mapping[str, Sequence[IngressAddress]], attempt: int
+) -> AttemptResponse:
+    """Send it to an ingress of its region; each attempt uses the next one. Never raises if an ingress fails."""
+    ingresses = addresses.get(work.region, ())
+    if not ingresses:
+        return AttemptResponse(None, sent=False, reason=f"region {work.region} has no ingress")
+    headers = {
+        "X-Switchyard-Class": work.serving_class,
+        "X-Switchyard-Deadline-Ms": str(max(1, int(work.left_s * 1000))),
+        "X-Request-Id": work.id,
+    }
+    if work.key:
+        headers["Authorization"] = f"Bearer {sender_key_text(work.key, settings.SECRET_KEY)}"
+    return await ingress_post(
+        ingresses[attempt % len(ingresses)],
+        work.path,
+        work.body,
+        headers,
+        limit_s=max(0.0, work.left_s) + ANSWER_ROOM_S,
+        max_bytes=work.max_answer_bytes,
+    )
 
 
 async def ingress_post(

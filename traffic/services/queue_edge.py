@@ -14,12 +14,12 @@ from functools import partial
 from time import monotonic
 from typing import TypeVar
 
-from asgiref.sync import sync_to_async
-from django.db import DatabaseError, close_old_connections
+from django.db import DatabaseError
 
 from fleet.providers.aws.calls import CallFailed, Refused, TooLong
 from fleet.providers.aws.queue import Message, messages_delete, messages_receive, object_read, queue_facts
 from kernel import clock
+from kernel.lease_loop import in_thread
 from traffic.models import RequestQueue
 from traffic.planning.async_request import AsyncSettings
 from traffic.planning.request_queue import (
@@ -65,7 +65,7 @@ class QueueEdge:
         """Read until `stopping` is set; what was received by then is still taken."""
         while not stopping.is_set():
             try:
-                for queue_id in await _in_thread(_declared):
+                for queue_id in await in_thread(_declared):
                     self._begin(queue_id, stopping)
             except DatabaseError as error:
                 log.warning("queues of requests are not known: %s", error)
@@ -90,7 +90,7 @@ class QueueEdge:
         while not stopping.is_set():
             wait_s = 0.0
             try:
-                queue = await _in_thread(partial(_queue, queue_id))
+                queue = await in_thread(partial(_queue, queue_id))
                 if queue is None:
                     return
                 if monotonic() - facts_at >= FACTS_EVERY_S:
@@ -117,7 +117,7 @@ class QueueEdge:
             advice = "deploy it from deploy/aws/requests.yaml"
             raise Refused("NoRedrivePolicy", f"a message that is no request would come for ever: {advice}")
         count = partial(_note_waiting, queue.pk, facts.waiting)
-        await _in_thread(count)
+        await in_thread(count)
 
     async def read_once(self, queue: RequestQueue) -> MayReceive:
         """Receive messages for which there is room, and take them. Returns what there was room for.
@@ -125,7 +125,7 @@ class QueueEdge:
         Raises:
             CallFailed, DatabaseError: not all were taken; the others come again.
         """
-        may = await _in_thread(
+        may = await in_thread(
             partial(request_queue_may_receive, queue, now=self._now(), settings=self._settings)
         )  # fmt: skip
         if may.count:
@@ -134,7 +134,7 @@ class QueueEdge:
                 partial(receive, most=may.count, wait_s=WAIT_S, visibility_s=VISIBILITY_S)
             )  # fmt: skip
             await self._take(queue, received)
-        await _in_thread(partial(request_queue_note, queue, may.state, may.reason, now=self._now()))
+        await in_thread(partial(request_queue_note, queue, may.state, may.reason, now=self._now()))
         return may
 
     async def _take(self, queue: RequestQueue, received: tuple[Message, ...]) -> None:
@@ -155,12 +155,12 @@ class QueueEdge:
             body = await self._call(partial(self._body, queue.address(), message))
         except NoRequest as refusal:
             refuse = partial(request_message_refuse, queue, message, str(refusal))
-            return await _in_thread(partial(refuse, now=self._now()))
+            return await in_thread(partial(refuse, now=self._now()))
         except CallFailed as error:
             log.warning("the body of message %s of %s was not read: %s", message.id, queue, error)
             return False
         take = partial(request_message_take, queue, message, body, settings=self._settings)
-        return await _in_thread(partial(take, now=self._now()))
+        return await in_thread(partial(take, now=self._now()))
 
     def _body(self, queue: QueueAddress, message: Message) -> bytes:
         key = pointed_at(message.body, queue)
@@ -180,7 +180,7 @@ class QueueEdge:
     async def _note_failure(self, queue_id: int, error: Exception) -> None:
         note = partial(_note_unread, queue_id, str(error), self._now())
         try:
-            await _in_thread(note)
+            await in_thread(note)
         except DatabaseError as also:
             log.warning("that queue %s was not read could not be noted: %s", queue_id, also)
 
@@ -212,13 +212,3 @@ async def _pause(seconds: float, stopping: asyncio.Event) -> None:
             await stopping.wait()
     except TimeoutError:
         return
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Run what asks the database in the one thread that has its connection."""
-
-    def fresh() -> T:
-        close_old_connections()
-        return work()
-
-    return await sync_to_async(fresh, thread_sensitive=True)()

@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand
 
 from controlplane.observability.exposition import serve_metrics
 from controlplane.secret_key import require_secret_key
-from traffic.services.batch_runner import BatchRunner
+from traffic.services.batch_runner import BatchChores, BatchSender
 
 
 class Command(BaseCommand):
@@ -25,4 +25,4 @@ async def _work() -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    await BatchRunner().run(stopping)
+    await asyncio.gather(BatchChores().run(stopping), BatchSender().run(stopping))

@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand
 
 from controlplane.observability.exposition import serve_metrics
 from controlplane.secret_key import require_secret_key
+from fleet.services.webhook_delivery import WebhookSender
 from models_registry.services.benchmark_runner import BenchmarkRunner
 from models_registry.services.search_runner import SearchRunner
 from traffic.services.async_sender import AsyncSender
@@ -32,5 +33,5 @@ async def _send() -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    processes = (AsyncSender(), QueueEdge(), BenchmarkRunner(), SearchRunner())
+    processes = (AsyncSender(), WebhookSender(), QueueEdge(), BenchmarkRunner(), SearchRunner())
     await asyncio.gather(*(process.run(stopping) for process in processes))

@@ -64,6 +64,15 @@ class WebhookSettings:
     """For resolving, connecting, sending and being answered, together."""
     response_bytes: int = 16 * 1024
     """Of a response that are read at most: enough to see what went wrong."""
+    claim_s: float = 60.0
+    """Six times the limit of one attempt, so that no claim is renewed."""
+    renew_every_s: float = 3600.0
+    per_receiver: int = 20
+    """Attempts at a time, so that a slow receiver delays no other."""
+    receivers_at_once: int = 32
+    poll_s: float = 0.5
+    quiet_poll_s: float = 1.0
+    quiet_after_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def test_a_message_says_when_it_was_sent_and_of_which_request(monkeypatch: pytes
     client = redis.Redis.from_url(configured.REDIS_URL)
     client.delete(QUEUE)
     with bind_request_id("r-9"):
-        wake_ups.send("fleet.send_callbacks")
+        wake_ups.send("traffic.count_usage")
     (message,) = client.lrange(QUEUE, 0, -1)
     headers: dict[str, Any] = json.loads(message)["headers"]
     assert headers["switchyard_request_id"] == "r-9"

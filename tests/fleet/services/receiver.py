@@ -4,7 +4,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from asgiref.sync import async_to_sync
+
+from fleet.planning.webhooks.delivery import WebhookSettings
+from fleet.services.webhook_delivery import WebhookSender
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -57,3 +63,15 @@ def receiver() -> Iterator[Receiver]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def deliveries_send(*, now: datetime, settings: WebhookSettings) -> int:
+    """One pass of a sender, to the end of what it begins. Returns the number of attempts."""
+
+    async def send() -> int:
+        sender = WebhookSender(settings, lambda: now)
+        begun = await sender.step()
+        await sender.idle()
+        return begun
+
+    return async_to_sync(send)()

@@ -1,21 +1,24 @@
 """Messages reach a real server, signed; what fails is tried again, and what is refused never leaves."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 
 import pytest
-from django.db.models import Q
+from asgiref.sync import async_to_sync
 
 from fleet.models import Webhook, WebhookDelivery
 from fleet.planning.webhooks.delivery import WebhookSettings, parse_networks, signature
 from fleet.services.incident import incident_open, incidents_close
-from fleet.services.webhook_delivery import CLAIM_S, WebhookSender, deliveries_send, deliveries_trim
+from fleet.services.webhook_delivery import WebhookSender, deliveries_trim
 from fleet.services.webhook_outbox import delivery_create_to
+from kernel.lease_loop import in_thread
 from tests.fleet.rows import NOW
-from tests.fleet.services.receiver import Receiver, answering, receiver
+from tests.fleet.services.receiver import Receiver, answering, deliveries_send, receiver
 
 pytestmark = pytest.mark.django_db
 
@@ -150,9 +153,9 @@ def test_a_disabled_webhook_and_one_that_asked_for_other_events_are_told_nothing
 
 def test_a_delivery_that_a_worker_died_with_is_tried_again_after_its_claim(server: Receiver) -> None:
     open_incident()
-    WebhookDelivery.objects.update(attempts=1, due_at=NOW + timedelta(seconds=CLAIM_S))
+    WebhookDelivery.objects.update(attempts=1, due_at=NOW + timedelta(seconds=HERE.claim_s))
     assert deliveries_send(now=NOW, settings=HERE) == 0
-    assert send(NOW + timedelta(seconds=CLAIM_S)).state == "delivered"
+    assert send(NOW + timedelta(seconds=HERE.claim_s)).state == "delivered"
 
 
 def test_what_ended_long_ago_is_forgotten() -> None:
@@ -171,41 +174,47 @@ def test_a_chat_gets_a_sentence_with_a_link(server: Receiver) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_webhook_that_says_nothing_holds_up_no_other_and_no_pass(
-    server: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patient = WebhookSettings(allowed=HERE.allowed, limit_s=120.0)
-    monkeypatch.setattr("fleet.services.webhook_delivery.webhook_settings", lambda: patient)
-    heard, go_on, waited_for = threading.Semaphore(0), threading.Event(), threading.Event()
+def test_a_receiver_that_says_nothing_delays_no_other(server: Receiver) -> None:
+    patient = WebhookSettings(allowed=HERE.allowed, limit_s=120.0, per_receiver=2)
+    go_on, waited_for = threading.Event(), threading.Event()
 
     def silent(handler: BaseHTTPRequestHandler) -> None:
         if not go_on.wait(60):
             waited_for.set()
 
-    def notes(handler: BaseHTTPRequestHandler) -> None:
-        answering(204)(handler)
-        heard.release()
-
     server.answer = silent
     with receiver() as other:
-        other.answer = notes
         Webhook.objects.create(name="chat", url=other.url, secret=SECRET, created_at=NOW)
-        sender = WebhookSender()
-        for number in range(3):
-            open_incident(f"n-{number}")
-            assert sender.run_pass()
-            assert heard.acquire(timeout=60)
-            for thread in threading.enumerate():
-                if thread.name == f"webhook {Webhook.objects.get(name='chat').pk}":
-                    thread.join(60)
+
+        async def send() -> list[int]:
+            sender, heard = WebhookSender(patient, lambda: NOW), []
+            for number in range(3):
+                await in_thread(partial(open_incident, f"n-{number}"))
+                delivery_to = partial(delivery_create_to, url=other.url, secret=SECRET, event="batch.done", body={})
+                await in_thread(partial(delivery_to, now=NOW))
+                await sender.step()
+                while len(sender.running) > min(number + 1, patient.per_receiver):
+                    await asyncio.wait(sender.running.values(), return_when=asyncio.FIRST_COMPLETED)
+                heard.append(len(other.heard))
+            go_on.set()
+            await sender.idle()
+            await sender.stop()
+            return heard
+
+        assert asyncio.run(send()) == [2, 4, 6]
     assert not waited_for.is_set()
-    go_on.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith("webhook "):
-            thread.join(60)
+    assert WebhookDelivery.objects.filter(state="pending", attempts=0).count() == 1, "of the silent one"
 
 
-def test_the_callbacks_of_tenants_are_none_of_the_webhooks_loop(server: Receiver) -> None:
-    delivery_create_to(url=server.url, secret=SECRET, event="batch.done", body={}, now=NOW)
-    assert not deliveries_send(now=NOW, settings=HERE, to=Q(webhook=Webhook.objects.get().pk))
-    assert deliveries_send(now=NOW, settings=HERE, to=Q(webhook=None)) == 1
+def test_attempts_that_a_stop_cut_off_are_due_immediately(server: Receiver) -> None:
+    open_incident()
+
+    async def stop() -> None:
+        sender = WebhookSender(HERE, lambda: NOW)
+        await sender.step()
+        await sender.stop()
+
+    server.answer = lambda handler: None
+    async_to_sync(stop)()
+    row = WebhookDelivery.objects.get()
+    assert (row.state, row.attempts, row.due_at) == ("pending", 1, NOW)

@@ -60,8 +60,6 @@ def queue(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Declared]:
         clients = cache(world.client)
         monkeypatch.setattr("fleet.providers.aws.calls.client", lambda service, region, once: clients(service, region))
         monkeypatch.setattr("traffic.services.queue_edge.WAIT_S", 0)
-        # The connection is the test's, with its transaction.
-        monkeypatch.setattr("traffic.services.queue_edge.close_old_connections", lambda: None)
         now = timezone.now()
         stated = {"Install": install_ensure(now).pk, "Name": "orders"}
         stack = deploy(world, REGION, "switchyard-requests-orders", "requests.yaml", stated)

@@ -21,11 +21,10 @@ from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 from tests.fleet.rows import NOW
 from tests.traffic.async_rows import serving_fleet
-from tests.traffic.batch_rows import ENDPOINT, MODEL, SOON, jsonl, line
+from tests.traffic.batch_rows import ENDPOINT, MODEL, SOON, jsonl, line, work_on_batches
 from traffic.models import Batch, StoredFile
 from traffic.planning.batch import BatchSettings
 from traffic.selectors.key import keys_for_ingresses
-from traffic.services.batch_runner import BatchRunner
 from traffic.services.file_store import file_store
 from traffic.services.key import key_create
 
@@ -64,7 +63,7 @@ class Rig:
     async def worked(self, settings: BatchSettings = SOON) -> AsyncIterator[None]:
         """While a process of batches runs."""
         stopping = asyncio.Event()
-        running = asyncio.create_task(BatchRunner(settings).run(stopping))
+        running = asyncio.create_task(work_on_batches(stopping, settings))
         try:
             yield
         finally:

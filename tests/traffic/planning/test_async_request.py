@@ -55,10 +55,6 @@ def test_an_attempt_ends_a_request_or_has_it_tried_again(received: AttemptRespon
     assert verdict_of(received) == (state, wait_s)
 
 
-def test_a_sender_looks_less_often_once_nothing_is_asked() -> None:
-    assert [SETTINGS.pause_s(quiet_s) for quiet_s in (0.0, 59.9, 60.0, 1e6)] == [0.25, 0.25, 1.0, 1.0]
-
-
 def test_an_answer_counts_even_when_it_comes_late() -> None:
     assert verdict_of(AttemptResponse(200, OK), left_s=-1.0)[0] == "done"
 

@@ -56,7 +56,7 @@ def test_a_lease_that_was_not_renewed_is_taken_over_and_the_first_sender_is_not_
     assert claim(now=NOW + timedelta(seconds=14)) == []
     (second,) = claim(now=NOW + timedelta(seconds=15))
     assert (second.id, second.attempts) == (first.id, 2)
-    assert async_leases_renew(leased=[first, second], now=NOW, settings=SETTINGS) == {second.id}
+    assert async_leases_renew(leased=[first, second], now=NOW, settings=SETTINGS) == {second}
     assert settle(first, AttemptResponse(200, b'{"late":1}')) is None
     assert settle(second, AttemptResponse(200, ANSWER)) == "done"
     assert bytes(AsyncRequest.objects.get(id=request.id).answer or b"") == ANSWER

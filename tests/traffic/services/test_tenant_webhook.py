@@ -12,11 +12,10 @@ from django.utils import timezone
 
 from fleet.models import WebhookDelivery
 from fleet.planning.webhooks.delivery import WebhookSettings
-from fleet.services.webhook_delivery import deliveries_send
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from tests.fleet.rows import NOW
-from tests.fleet.services.receiver import Receiver, receiver
+from tests.fleet.services.receiver import Receiver, deliveries_send, receiver
 from tests.traffic.async_rows import serving_fleet
 from tests.traffic.batch_rows import begun, jsonl, line
 from traffic.models import Batch, TenantGrant, TenantWebhook
