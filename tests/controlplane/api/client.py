@@ -89,12 +89,18 @@ def assert_described(response: Any, operation: dict[str, Any]) -> None:
 
 
 def _operation(path: str, method: str) -> dict[str, Any] | None:
-    by_fewest_parameters = sorted(document()["paths"].items(), key=lambda one: one[0].count("{"))
-    for template, operations in by_fewest_parameters:
-        if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path.rstrip("/")):
+    for pattern, operations in _routes():
+        if pattern.fullmatch(path.rstrip("/")):
             found: dict[str, Any] | None = operations.get(method.lower())
             return found
     return None
+
+
+@functools.cache
+def _routes() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
+    """Paths without parameters first."""
+    by_fewest_parameters = sorted(document()["paths"].items(), key=lambda one: one[0].count("{"))
+    return [(re.compile(re.sub(r"{\w+}", "[^/]+", path)), operations) for path, operations in by_fewest_parameters]
 
 
 def anonymous() -> DescribedClient:

@@ -1,12 +1,14 @@
 """Runs the command in this process against the real application, with the token of a real user."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import typer.main
 
 from controlplane.cli.main import main
 from controlplane.cli.session import Session
@@ -22,6 +24,14 @@ class Ended:
 
 
 Switchyard = Callable[..., Ended]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_tree_of_commands() -> Iterator[None]:
+    """Typer builds all commands for each that runs."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture
