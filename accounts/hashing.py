@@ -1,7 +1,7 @@
 """Hashes passwords, a few at a time. A hash takes a third of a second of a core and anybody may ask for one, so each
 takes one of few slots; whoever finds none is refused at once and waits for nothing. No pooled connection waits for a
 hash either: outside a transaction the thread gives its own back first, and inside that of a request it is not made
-(kernel.outside).
+(kernel.outside_transaction).
 
 Every password passes here (settings.PASSWORD_HASHERS), whoever checks or sets it.
 """
@@ -15,7 +15,7 @@ from functools import partial
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.db import connection
 
-from kernel.outside import outside_work
+from kernel.outside_transaction import request_work
 from kernel.refusals import Busy
 
 STRANGERS_SLOTS = 2
@@ -62,7 +62,7 @@ class SlottedPasswordHasher(PBKDF2PasswordHasher):
         Raises:
             Busy: no slot is free.
         """
-        request = outside_work()
+        request = request_work()
         if request is None:
             return self._hash(password, salt, iterations)
         # A view that comes this far let its user in.
@@ -71,7 +71,7 @@ class SlottedPasswordHasher(PBKDF2PasswordHasher):
 
     def salt(self) -> str:
         """A new one; the same in each run of a request."""
-        request = outside_work()
+        request = request_work()
         return str(request.chance(super().salt)) if request is not None else super().salt()
 
     def _hash(self, password: str, salt: str, iterations: int | None, known: bool = False) -> str:

@@ -11,7 +11,7 @@ from audit.actors import command_actor
 from audit.row_capture import Changes, RowCapture, session_capture
 from audit.services.record import Act, audit_record
 from kernel import clock
-from kernel.request_id import bind_request_id
+from kernel.tracing import bind_request_id
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from audit.row_capture import Changes, RowCapture
 from audit.services.record import Act, Actor, audit_record, denial_record
 from audit.signals import RequestLogin, current_login, login_recording
 from kernel import clock
-from kernel.outside import OutsideWork, WorkOutside, one_run
+from kernel.outside_transaction import RequestWork, RunOutsideTransaction, begin_run
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 DENIALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
@@ -93,12 +93,12 @@ class AuditMiddleware:
         call = async_to_sync(view) if iscoroutinefunction(view) else view
         if not _is_body_kept(request):
             return self._run(request, call, login, args, kwargs)
-        outside = OutsideWork()
+        outside = RequestWork()
         for _ in range(MOST_RUNS):
             try:
-                with one_run(outside):
+                with begin_run(outside):
                     return self._run(request, call, login, args, kwargs)
-            except WorkOutside as wanted:
+            except RunOutsideTransaction as wanted:
                 wanted.work()
         raise RuntimeError(f"{request.path} wants more work outside its transaction after {MOST_RUNS} runs")
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from engine_agent.protocol.identity import links_are_plain
 from engine_agent.protocol.log_lines import log_format
-from kernel.database import BadDatabaseUrl, connection_options, database_settings
-from kernel.process_role import ProcessRole, process_role
+from kernel.process_role import BadDatabaseUrl, ProcessRole, connection_options, database_settings, process_role
 
 if process_role() is not ProcessRole.COMMAND:
     os.umask(0o077)  # whatever a service writes is its account's own: locks, schedules, metrics, logs

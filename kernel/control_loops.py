@@ -17,8 +17,7 @@ from django.conf import settings
 from django.db import DatabaseError, connection, transaction
 
 from kernel.loop_passes import PASSES
-from kernel.request_id import request_id
-from kernel.tracing import traceparent
+from kernel.tracing import request_id, traceparent
 
 CHANNEL = "switchyard_control_loops"
 """PostgreSQL notifications carry wake-ups: they reach every control host and need no broker."""

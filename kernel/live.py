@@ -14,8 +14,7 @@ from channels.layers import get_channel_layer
 from django.db import transaction
 
 from kernel.circuit_breaker import VALKEY_BREAKER
-from kernel.request_id import request_id
-from kernel.tracing import traceparent
+from kernel.tracing import request_id, traceparent
 
 SEND_LIMIT_S = 1.0
 """Of one hint; a server in reach takes milliseconds. Also how long a process that ends waits for its last ones."""

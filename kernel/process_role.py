@@ -4,11 +4,13 @@ sessions."""
 import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 
 class ProcessRole(StrEnum):
@@ -90,3 +92,117 @@ def own_session_nice() -> int:
         if found := re.search(r"nice (-?\d+)\s*$", stated):
             return int(found[1])
     return 0
+
+
+SCHEMES = ("postgres://", "postgresql://")
+
+
+class BadDatabaseUrl(ValueError):
+    """The text is no such URL; it says what is wrong with it, without the password."""
+
+
+def database_settings(url: str) -> dict[str, Any]:
+    """`NAME`, `USER`, `PASSWORD`, `HOST`, `PORT` and, in `OPTIONS`, what else the URL states.
+
+    Of several hosts only one that takes writes counts, unless the URL says otherwise (`target_session_attrs`).
+
+    Raises:
+        BadDatabaseUrl: it is not such a URL.
+    """
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    if not url.startswith(SCHEMES):
+        raise BadDatabaseUrl("DATABASE_URL must be postgres://USER:PASSWORD@HOST:PORT/NAME, of several hosts HOST,HOST")
+    try:
+        stated = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
+    except ProgrammingError as error:
+        raise BadDatabaseUrl(f"DATABASE_URL cannot be read: {_without_secrets(str(error), url)}") from None
+    host, port = stated.pop("host", ""), stated.pop("port", "")
+    if "," in host:
+        _require_a_port_of_each(host, port)
+        stated.setdefault("target_session_attrs", "read-write")
+    return {
+        "NAME": stated.pop("dbname", ""),
+        "USER": stated.pop("user", ""),
+        "PASSWORD": stated.pop("password", ""),
+        "HOST": host,
+        "PORT": port,
+        "OPTIONS": stated,
+    }
+
+
+def _require_a_port_of_each(host: str, port: str) -> None:
+    hosts, ports = host.count(",") + 1, port.count(",") + 1
+    if ports not in {1, hosts}:
+        raise BadDatabaseUrl(f"DATABASE_URL names {hosts} hosts and {ports} ports: give each host its port, or all one")
+
+
+def _without_secrets(text: str, url: str) -> str:
+    """libpq repeats the URL, or the part that it could not read."""
+    return " ".join(text.replace(url, "it").split()) if "@" not in text.replace(url, "") else "its form is wrong"
+
+
+# How long anything may wait at PostgreSQL, by kind of process: no statement, lock or forgotten transaction holds up
+# others for ever, and a server that vanished without a word is noticed.
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """With a server that says nothing. `connect_s`: with one new connection to one host; one that is up answers in
+    milliseconds. `idle_s`, `interval_s`, `probes`: keepalives, after which a silent peer is dead. `unacknowledged_ms`:
+    what was sent and not acknowledged for so long ends the connection, because keepalives are not sent while data
+    waits."""
+
+    connect_s: int
+    idle_s: int
+    interval_s: int
+    probes: int
+    unacknowledged_ms: int
+
+
+ALONE = Patience(connect_s=5, idle_s=10, interval_s=5, probes=3, unacknowledged_ms=20_000)
+WITH_STANDBY = Patience(connect_s=2, idle_s=3, interval_s=2, probes=2, unacknowledged_ms=7_000)
+"""Another host may have taken over, and decisions go on within 15 s of that (I8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseLimits:
+    """Seconds. `idle_s`: how long a transaction may be open while nothing is requested in it."""
+
+    statement_s: int
+    lock_s: int
+    idle_s: int
+
+
+SERVING = DatabaseLimits(statement_s=20, lock_s=10, idle_s=30)
+"""Whom somebody waits for: users, agents, the fleet. Statements take milliseconds at 10,000 nodes."""
+HOUSEKEEPING = DatabaseLimits(statement_s=120, lock_s=30, idle_s=60)
+"""Deleting a month of events; a task's own limit."""
+COMMANDS = DatabaseLimits(statement_s=3600, lock_s=60, idle_s=600)
+"""A person's: migrations of large tables. One that cannot get its lock must not stand in the way of all behind it."""
+LIMITS = {ProcessRole.WORKER: HOUSEKEEPING, ProcessRole.COMMAND: COMMANDS}
+
+
+def connection_options(
+    environment: Mapping[str, str], role: ProcessRole | None = None, *, has_standby: bool = False
+) -> dict[str, object]:
+    """libpq's parameters for the connections of a process; of this one, if no role is given. What `PGOPTIONS` states is
+    kept, because `options` would replace it."""
+    patience = WITH_STANDBY if has_standby else ALONE
+    limits = LIMITS.get(role or process_role(), SERVING)
+    stated = {
+        "statement_timeout": limits.statement_s,
+        "lock_timeout": limits.lock_s,
+        "idle_in_transaction_session_timeout": limits.idle_s,
+    }
+    options = " ".join(f"-c {name}={seconds}s" for name, seconds in stated.items())
+    return {
+        "connect_timeout": patience.connect_s,
+        "options": f"{options} {environment.get('PGOPTIONS', '')}".strip(),
+        "keepalives": 1,
+        "keepalives_idle": patience.idle_s,
+        "keepalives_interval": patience.interval_s,
+        "keepalives_count": patience.probes,
+        "tcp_user_timeout": patience.unacknowledged_ms,
+    }

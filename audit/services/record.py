@@ -13,7 +13,7 @@ from audit.chain import record_digest
 from audit.models import ONLY_CHAIN, AuditChain, AuditRecord, Outcome, Proof
 from audit.redaction import as_json, clean
 from kernel.metrics import AUDIT_RECORDS
-from kernel.request_id import request_id
+from kernel.tracing import request_id
 
 LONGEST_ABOUT = 50
 DENIALS_RECORDED = 3

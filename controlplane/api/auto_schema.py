@@ -11,7 +11,7 @@ from drf_spectacular.plumbing import force_instance
 
 from controlplane.api.examples import STATED
 from kernel.rest import idempotency
-from kernel.rest.etags import SHOWN
+from kernel.rest.view_sets import SHOWN
 
 JsonObject = dict[str, Any]
 

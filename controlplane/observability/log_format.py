@@ -2,8 +2,7 @@
 
 from engine_agent.protocol.log_lines import JsonLines
 from kernel.process_role import process_role
-from kernel.request_id import request_id
-from kernel.tracing import trace_id
+from kernel.tracing import request_id, trace_id
 
 
 def json_lines() -> JsonLines:

@@ -8,8 +8,7 @@ from time import perf_counter
 from django.http import HttpRequest, HttpResponse
 
 from kernel.metrics import HTTP_REQUESTS, HTTP_SECONDS
-from kernel.request_id import HEADER, bind_request_id
-from kernel.tracing import span
+from kernel.tracing import HEADER, bind_request_id, span
 
 SURFACES = {"api": "api", "agents": "agents", "v1": "applications", "static": "static", "metrics": "metrics"}
 """First part of a path -> what it belongs to; every other path is a page."""

@@ -10,9 +10,8 @@ from celery import signals
 from controlplane.observability.exposition import serve_metrics
 from kernel.metrics import FOLDER, TASK_RUNS, TASK_SECONDS, TASKS_SENT
 from kernel.process_role import LOOP_ROLES, process_role
-from kernel.request_id import MESSAGE_HEADER, bind_request_id, request_id
 from kernel.tasks import SENT_AT
-from kernel.tracing import span, spans_flush, traceparent
+from kernel.tracing import MESSAGE_HEADER, bind_request_id, request_id, span, spans_flush, traceparent
 
 TRACEPARENT = "traceparent"
 

@@ -36,7 +36,7 @@ from fleet.services.machine import InvitationRefused, invitation_open, is_ticket
 from kernel import clock
 from kernel.addresses import client_network
 from kernel.decoding import decode_json
-from kernel.outside import done_outside
+from kernel.outside_transaction import run_outside_transaction
 from kernel.rest.throttling import count_request
 
 MAX_BODY_BYTES = 2048
@@ -261,7 +261,7 @@ def attest(request: HttpRequest) -> HttpResponse:
     403: it proves nothing to us; 411: it does not say how long it is; 429: too many of one network; 503 with
     Retry-After: it cannot be judged now."""
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
-    rate = done_outside("rate", lambda: count_request("attest", network, ATTESTATIONS_PER_MIN))
+    rate = run_outside_transaction("rate", lambda: count_request("attest", network, ATTESTATIONS_PER_MIN))
     if rate is not None and rate.count > rate.limit:
         return _answer("too many proofs from one network; try again in a minute", 429, rate.reset_s)
     if "HTTP_TRANSFER_ENCODING" in request.META:

@@ -21,7 +21,7 @@ from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
 from fleet.planning.fault_views import FaultsView, IncidentView, ReplacementView, SignalView, StepWindow
 from fleet.planning.settings import FaultSettings
 from fleet.planning.states import IncidentState
-from kernel.written_tables import WrittenTables
+from kernel.row_cache import WrittenTables
 
 
 def faults_view(

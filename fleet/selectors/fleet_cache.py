@@ -23,8 +23,7 @@ from fleet.planning.snapshot import CellView, MemberView, NodeView, ProviderStat
 from fleet.planning.states import CellState, DisruptionCause, MachineState, NodeState, ProviderAction
 from fleet.selectors.faults import step_windows
 from fleet.selectors.rollout import counters_reported
-from kernel.row_cache import FullLooks, Row, RowCache, RowCaches
-from kernel.written_tables import WrittenTables
+from kernel.row_cache import FullLooks, Row, RowCache, RowCaches, WrittenTables
 from models_registry.models import ModelVersion
 
 V = TypeVar("V")

@@ -25,7 +25,7 @@ from fleet.selectors.model_version import fleet_shapes
 from fleet.selectors.rate import machine_prices
 from fleet.selectors.rollout import active_rollouts, rollout_view
 from kernel.leases import lease_held_since
-from kernel.written_tables import WrittenTables
+from kernel.row_cache import WrittenTables
 from models_registry.models import ModelVersion
 from models_registry.planning.engine_arguments import network_nodes_shared, nodes_per_cell
 from models_registry.planning.instance_types import InstanceShape

@@ -19,7 +19,7 @@ from fleet.planning.presence import ENDED
 from fleet.planning.states import MachineRole, MachineState
 from fleet.providers.aws.caller_identity import StsSilent, caller_arn, sts_host, sts_url
 from kernel.events import event_record
-from kernel.outside import done_outside, refuse_inside_transaction
+from kernel.outside_transaction import refuse_inside_transaction, run_outside_transaction
 from kernel.secrets import secret_issue
 from kernel.tones import Tone
 
@@ -50,7 +50,7 @@ def machine_attest(body: bytes, *, now: datetime) -> str:
     regions = list(CloudRegion.objects.filter(aws_region=proof.region))
     if not regions:
         raise ProofRefused(f"no region of this fleet is in {proof.region}")
-    caller = read_caller(done_outside(("sts", body), lambda: _asked_sts(proof)))
+    caller = read_caller(run_outside_transaction(("sts", body), lambda: _asked_sts(proof)))
     roles = {row.region_id: role for row in regions if (role := _role(row, caller)) is not None}
     if not roles:
         raise ProofRefused(f"role {caller.role} of account {caller.account} is none of this fleet's in {proof.region}")

@@ -7,12 +7,47 @@ late: nothing is missed, nothing waits for a slow transaction, and what was roll
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from http import HTTPStatus
 
 from django.db import connection
+from rest_framework.exceptions import APIException
 
-from kernel.rest.exceptions import RevisionGone
+
+class Refused(APIException):
+    """`headers` go with the response."""
+
+    def __init__(self, detail: str | None = None, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.headers = dict(headers or {})
+
+
+class PreconditionFailed(Refused):
+    status_code = HTTPStatus.PRECONDITION_FAILED
+    default_code = "if_match"
+
+
+class PreconditionRequired(Refused):
+    status_code = HTTPStatus.PRECONDITION_REQUIRED
+    default_code = "if_match_required"
+
+
+class KeyUsedOtherwise(Refused):
+    status_code = HTTPStatus.UNPROCESSABLE_ENTITY
+    default_code = "idempotency_key"
+
+
+class InProgress(Refused):
+    status_code = HTTPStatus.CONFLICT
+    default_code = "in_progress"
+
+
+class RevisionGone(Refused):
+    status_code = HTTPStatus.GONE
+    default_code = "revision"
+
 
 BEGINNING = "r0"
 """Asks for everything, and for the revision at which that was so."""

@@ -17,7 +17,7 @@ from django.utils.crypto import salted_hmac
 
 from kernel.models import IdempotentAnswer
 from kernel.refusals import InvalidInput
-from kernel.rest.exceptions import InProgress, KeyUsedOtherwise
+from kernel.rest.changes import InProgress, KeyUsedOtherwise
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"

@@ -10,6 +10,7 @@
 - `needs_if_match`: actions that are refused without `If-Match`.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence, Set
 from functools import partial
@@ -26,10 +27,56 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from kernel import clock
-from kernel.rest import etags, idempotency
-from kernel.rest.changes import BEGINNING, DEFAULT_WATCH_TIMEOUT_S, changes_since, is_revision, revision_now
-from kernel.rest.exceptions import PreconditionFailed, PreconditionRequired
+from kernel.rest import idempotency
+from kernel.rest.changes import (
+    BEGINNING,
+    DEFAULT_WATCH_TIMEOUT_S,
+    PreconditionFailed,
+    PreconditionRequired,
+    changes_since,
+    is_revision,
+    revision_now,
+)
 from kernel.rest.throttling import rate_headers
+
+SHOWN = frozenset({"retrieve", "partial_update", "update"})
+"""Actions whose answer is the object itself, as it is read."""
+_HALF = 20
+"""Hexadecimal digits: 80 bits, far beyond chance."""
+
+
+def etag_of(representation: Any, measured: Set[str] = frozenset()) -> str:
+    """The tag, in its quotes. `measured`: names of fields, at any depth, that only say what was measured."""
+    return f'"{_digest(_without(representation, measured))}-{_digest(representation)}"'
+
+
+def is_named(present: str, header: str) -> bool:
+    """`If-None-Match`: whether the header names this very representation. Weak comparison, as RFC 9110 has it."""
+    return header.strip() == "*" or present in (tag.removeprefix("W/") for tag in _tags(header))
+
+
+def permits(present: str, header: str) -> bool:
+    """`If-Match`: whether a write may go on. Weak tags never match."""
+    return header.strip() == "*" or _state(present) in map(_state, _tags(header))
+
+
+def _tags(header: str) -> list[str]:
+    return [tag.strip() for tag in header.split(",")]
+
+
+def _state(tag: str) -> str:
+    return tag.partition("-")[0]
+
+
+def _digest(document: Any) -> str:
+    return hashlib.sha256(JSONRenderer().render(document)).hexdigest()[:_HALF]
+
+
+def _without(document: Any, names: Set[str]) -> Any:
+    if isinstance(document, dict):
+        return {name: _without(value, names) for name, value in document.items() if name not in names}
+    return [_without(item, names) for item in document] if isinstance(document, list) else document
+
 
 Row = TypeVar("Row", bound=Model)
 Handler = Callable[..., Response]
@@ -107,21 +154,18 @@ class Conventions(APIView):
         instance = self.get_object()
         if instance.pk is not None:
             type(instance)._base_manager.select_for_update().filter(pk=instance.pk).first()
-        present = etags.etag_of(self.get_serializer(self.get_object()).data, self.measured)
-        if not etags.permits(present, given):
+        present = etag_of(self.get_serializer(self.get_object()).data, self.measured)
+        if not permits(present, given):
             raise PreconditionFailed(f"it has changed since; it is {present} now", {"ETag": present})
 
     def _tagged(self, request: Request, response: Any) -> Any:
         if not (
-            self.detail
-            and response.status_code == 200
-            and self.action in etags.SHOWN
-            and isinstance(response, Response)
+            self.detail and response.status_code == 200 and self.action in SHOWN and isinstance(response, Response)
         ):
             return response
-        tag = etags.etag_of(response.data, self.measured)
+        tag = etag_of(response.data, self.measured)
         known = request.headers.get("If-None-Match")
-        if request.method in {"GET", "HEAD"} and known is not None and etags.is_named(tag, known):
+        if request.method in {"GET", "HEAD"} and known is not None and is_named(tag, known):
             unchanged = Response(status=304, headers={**rate_headers(request), "ETag": tag})
             return super().finalize_response(request, unchanged)
         response.headers["ETag"] = tag

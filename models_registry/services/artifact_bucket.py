@@ -11,7 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact
-from kernel.outside import refuse_inside_transaction
+from kernel.outside_transaction import refuse_inside_transaction
 from models_registry.planning.artifact_rules import ArtifactLimits, Place
 from models_registry.services.artifact_source import CHUNK_BYTES, SourceTrouble
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from kernel.database import BadDatabaseUrl, connection_options, database_settings
 from kernel.postgresql.base import in_order
-from kernel.process_role import ProcessRole
+from kernel.process_role import BadDatabaseUrl, ProcessRole, connection_options, database_settings
 
 
 def test_one_host_with_everything_escaped_that_may_be() -> None:

@@ -5,8 +5,7 @@ from dataclasses import astuple
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from kernel.database import COMMANDS, SERVING, connection_options
-from kernel.process_role import ProcessRole
+from kernel.process_role import COMMANDS, SERVING, ProcessRole, connection_options
 
 
 @pytest.mark.parametrize("role", ProcessRole)

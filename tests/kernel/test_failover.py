@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from django.db import DEFAULT_DB_ALIAS, OperationalError, connections
 
-from kernel.database import connection_options, database_settings
 from kernel.postgresql.base import DatabaseWrapper, PrimaryConnection
-from kernel.process_role import ProcessRole
+from kernel.process_role import ProcessRole, connection_options, database_settings
 from tests.kernel.postgres_pair import PostgresPair
 
 pytestmark = pytest.mark.processes

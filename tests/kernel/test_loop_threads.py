@@ -9,8 +9,8 @@ from django.db import connection, transaction
 from kernel import wake_ups
 from kernel.control_loops import CHANNEL
 from kernel.loop_passes import PASSES, control_standing
-from kernel.loop_threads import SHORTEST_PAUSE_S, HangingPass, LoopSlot, LoopThreads, WakeUp, rest_s
-from kernel.request_id import bind_request_id
+from kernel.loop_worker import SHORTEST_PAUSE_S, HangingPass, LoopSlot, LoopThreads, WakeUp, rest_s
+from kernel.tracing import bind_request_id
 from tests.controlplane.embedded.processes import eventually
 
 DEADLINE_S = 60.0

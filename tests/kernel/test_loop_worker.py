@@ -11,16 +11,18 @@ from celery.worker.consumer.consumer import Consumer
 
 from controlplane.celery import app
 from kernel import loop_worker
-from kernel.loop_threads import HangingPass, LoopThreads, WakeUp
 from kernel.loop_worker import (
     EVENTS_KEPT,
     GIVE_UP_STATUS,
     ControlLoops,
+    HangingPass,
+    LoopThreads,
     PassEvents,
     PersistentConsumer,
+    WakeUp,
     wake_up_strategy,
 )
-from kernel.request_id import request_id
+from kernel.tracing import request_id
 
 
 class Dispatcher:

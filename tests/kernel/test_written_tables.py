@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, transaction
 
 from kernel.models import Lease
-from kernel.written_tables import WrittenTables
+from kernel.row_cache import WrittenTables
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -17,8 +17,7 @@ from engine_agent.protocol.ports import PROXY
 from fleet.models import Cell, Incident, Region
 from fleet.planning.states import IncidentState
 from fleet.selectors.model_version import concurrency_by_type
-from kernel.row_cache import FullLooks, RowCache, RowCaches
-from kernel.written_tables import WrittenTables
+from kernel.row_cache import FullLooks, RowCache, RowCaches, WrittenTables
 from models_registry.models import ModelVersion
 from models_registry.planning.adapters import adapter_names
 from models_registry.planning.roles import role_concurrency

@@ -14,7 +14,7 @@ from engine_agent.protocol.states import CellRole
 from fleet.models import Cell, Deployment
 from fleet.planning.states import CellState
 from fleet.selectors.model_version import concurrency_by_type
-from kernel.written_tables import WrittenTables
+from kernel.row_cache import WrittenTables
 from models_registry.models import ModelVersion
 from models_registry.planning.roles import role_concurrency
 from traffic.models import Ingress, IngressReport, TrafficMatrix, TrafficOverride, TrafficRule, TrafficWindow

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fleet.providers.aws.actions import CALLS, Role
 from fleet.providers.aws.budget import budget_spend, budget_throttled
 from fleet.providers.aws.errors import TEXT_MOST, THROTTLED
-from kernel.outside import refuse_inside_transaction
+from kernel.outside_transaction import refuse_inside_transaction
 
 if TYPE_CHECKING:
     from boto3.session import Session

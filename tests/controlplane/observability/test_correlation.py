@@ -9,7 +9,7 @@ from celery import Celery, signals
 from audit.models import AuditRecord
 from controlplane.observability.log_format import json_lines
 from engine_agent.protocol.log_lines import LogFormat, log_format
-from kernel.request_id import MESSAGE_HEADER, bind_request_id, request_id
+from kernel.tracing import MESSAGE_HEADER, bind_request_id, request_id
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 

@@ -15,8 +15,8 @@ from kernel import metrics, wake_ups
 from kernel.control_standing import HOUSEKEEPING
 from kernel.loop_passes import control_standing
 from kernel.models import LoopPass
-from kernel.request_id import bind_request_id
 from kernel.tasks import SENT_AT, heartbeat
+from kernel.tracing import bind_request_id
 from tests.kernel.servers_away import use_fresh_connections
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,8 +12,7 @@ from django.db import connection
 from controlplane.api.change_feed import kinds_changed
 from fleet.models import Cell, CellMember, Deployment, Region
 from kernel import clock
-from kernel.rest.changes import BEGINNING, changes_since, changes_trim, is_revision, revision_now
-from kernel.rest.exceptions import RevisionGone
+from kernel.rest.changes import BEGINNING, RevisionGone, changes_since, changes_trim, is_revision, revision_now
 from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db(transaction=True)

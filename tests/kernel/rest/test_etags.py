@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernel.rest.etags import etag_of, is_named, permits
+from kernel.rest.view_sets import etag_of, is_named, permits
 
 MEASURED = frozenset({"load"})
 CELL = {"id": "c", "state": "ready", "load": {"in_flight": 1}, "nodes": [{"id": "n", "load": 3}]}

@@ -9,7 +9,7 @@ from django.db import connection, transaction
 
 from kernel import clock
 from kernel.models import Event, IdempotentAnswer
-from kernel.rest.exceptions import InProgress
+from kernel.rest.changes import InProgress
 from kernel.rest.idempotency import IdempotentRequest, StoredResponse, fingerprint_of, respond_once
 from kernel.tasks import trim_idempotent_answers
 from models_registry.models import Model

@@ -1,6 +1,5 @@
-"""Work that must not run inside the transaction of a request, such as hashing a password: whoever is asked for it
-inside one raises `WorkOutside`. The transaction is taken back, the work done without one, and the request run again
-(audit.middleware); then its result is there.
+"""Work that must not run inside the transaction of a request, such as hashing a password. Inside one it raises
+`RunOutsideTransaction`: audit.middleware rolls back, does the work, and runs the request again with its result.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -13,18 +12,17 @@ from django.db import connection
 _R = TypeVar("_R")
 
 
-class WorkOutside(BaseException):
-    """Takes the transaction back; `work` is to be done before the request is run again. Nobody on the way may take it
-    for a fault."""
+class RunOutsideTransaction(BaseException):
+    """Rolls the transaction back, so that `work` runs before the request runs again. `except Exception` misses it."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__("this work must not run inside a transaction")
         self.work = work
 
 
-class OutsideWork:
-    """What was worked out for one request. `turn` counts what a run has asked for that differs by chance, such as
-    salts, so that each run meets the same."""
+class RequestWork:
+    """Results of work for one request. `turn` counts the random values, such as salts, that a run has used, so that
+    each run gets the same ones."""
 
     def __init__(self) -> None:
         self.results: dict[Any, Callable[[], Any]] = {}
@@ -32,39 +30,39 @@ class OutsideWork:
         self.turn = 0
 
     def chance(self, make: Callable[[], Any]) -> Any:
-        """What `make` gave at this turn of the first run."""
+        """Returns the value that `make` returned at this turn of the first run."""
         if self.turn == len(self.chances):
             self.chances.append(make())
         self.turn += 1
         return self.chances[self.turn - 1]
 
     def result(self, key: Any, work: Callable[[], Any]) -> Any:
-        """What `work` returns or raises.
+        """Returns or raises what `work` does.
 
         Raises:
-            WorkOutside: it was not worked out yet.
+            RunOutsideTransaction: `work` has not run yet.
         """
         if key not in self.results:
-            raise WorkOutside(lambda: self.results.__setitem__(key, _outcome(work)))
+            raise RunOutsideTransaction(lambda: self.results.__setitem__(key, _outcome(work)))
         return self.results[key]()
 
 
-_current: ContextVar[OutsideWork | None] = ContextVar("switchyard_outside_work", default=None)
+_current: ContextVar[RequestWork | None] = ContextVar("switchyard_outside_work", default=None)
 
 
-def outside_work() -> OutsideWork | None:
-    """That of the request that runs now, if it is inside its transaction and can be run again."""
+def request_work() -> RequestWork | None:
+    """Returns the current request's work, or None outside its transaction or if it cannot run again."""
     return _current.get() if connection.in_atomic_block else None
 
 
-def done_outside(key: Hashable, work: Callable[[], _R]) -> _R:
-    """What `work` returns or raises, done before the request's transaction if there is one that can be run again."""
-    request = outside_work()
+def run_outside_transaction(key: Hashable, work: Callable[[], _R]) -> _R:
+    """Returns or raises what `work` does. Inside the transaction of a request that can run again, it runs before it."""
+    request = request_work()
     return cast(_R, request.result(key, work)) if request else work()
 
 
 @contextmanager
-def one_run(work: OutsideWork) -> Iterator[None]:
+def begin_run(work: RequestWork) -> Iterator[None]:
     work.turn = 0
     token = _current.set(work)
     try:
@@ -74,8 +72,8 @@ def one_run(work: OutsideWork) -> Iterator[None]:
 
 
 def refuse_inside_transaction(what: str) -> None:
-    """For what waits for somebody else, such as a call to a cloud: a transaction would hold its locks and its
-    connection for as long. The one that a test is taken back by does not count.
+    """Guards calls to other systems, such as a cloud: a transaction would hold its locks and its connection while it
+    waits. The transaction that a test rolls back does not count.
 
     Raises:
         RuntimeError: a transaction is open.
