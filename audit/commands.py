@@ -7,9 +7,8 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import Error, transaction
 
-from audit.actors import command_actor
 from audit.row_capture import Changes, RowCapture, session_capture
-from audit.services.record import Act, audit_record
+from audit.services import Act, audit_record, command_actor
 from kernel import clock
 from kernel.tracing import bind_request_id
 

@@ -15,10 +15,9 @@ from django.http import HttpRequest, HttpResponse, RawPostDataException
 from django.urls import Resolver404, resolve
 from rest_framework.exceptions import APIException
 
-from audit.actors import request_actor
 from audit.models import Outcome, Proof
 from audit.row_capture import Changes, RowCapture
-from audit.services.record import Act, Actor, audit_record, denial_record
+from audit.services import Act, Actor, audit_record, denial_record, request_actor
 from audit.signals import RequestLogin, current_login, login_recording
 from kernel import clock
 from kernel.outside_transaction import RequestWork, RunOutsideTransaction, begin_run

@@ -16,7 +16,7 @@ from typing import Any
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, Error, connection, connections
 
-from audit.redaction import HIDDEN, is_secret_name
+from audit.record_format import HIDDEN, is_secret_name
 
 NOT_CAPTURED = frozenset(
     {

@@ -1,4 +1,4 @@
-"""Reads records for people and programs: filtered, newest first, and what they do most. It changes nothing."""
+"""Reads audit records, newest first and filtered, their actions, and the ends of the chain."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,12 +8,12 @@ from django.db.models import QuerySet
 from audit.models import ONLY_CHAIN, AuditChain, AuditRecord
 
 ACTIONS_FROM_LAST = 2000
-"""The filter offers the actions among this many of the last records; reading all of them would scan the table."""
+"""The filter offers the actions of this many newest records. Reading all records would scan the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditQuery:
-    """Which records to read. Empty texts and None narrow nothing. `object` is `noun/key`, as in `about`."""
+    """A filter of records. Empty texts and None select all. `object` is `noun/key`, as in `about`."""
 
     actor: str = ""
     action: str = ""
@@ -41,10 +41,10 @@ def audit_records(query: AuditQuery) -> "QuerySet[AuditRecord]":
 
 
 def audit_actions() -> list[str]:
-    lately = AuditRecord.objects.order_by("-number").values("action")[:ACTIONS_FROM_LAST]
-    return sorted({row["action"] for row in lately})
+    newest = AuditRecord.objects.order_by("-number").values("action")[:ACTIONS_FROM_LAST]
+    return sorted({row["action"] for row in newest})
 
 
 def audit_chain() -> AuditChain:
-    """Both ends of the chain; an empty one if nothing was recorded yet."""
+    """Returns both ends of the chain, an empty one before the first record."""
     return AuditChain.objects.filter(pk=ONLY_CHAIN).first() or AuditChain(pk=ONLY_CHAIN)

@@ -150,7 +150,7 @@ app.conf.update(
             "schedule": 60.0,
             "options": {"expires": 60.0},
         },
-        "audit-export": {"task": "audit.export", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
+        "audit-export": {"task": "audit.services", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "kernel-trim-events": {"task": "kernel.trim_events", "schedule": 3600.0},
         "kernel-trim-changes": {"task": "kernel.trim_changes", "schedule": 600.0},
         "kernel-trim-idempotent": {"task": "kernel.trim_idempotent_answers", "schedule": 3600.0},

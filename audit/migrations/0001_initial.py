@@ -20,7 +20,7 @@ CREATE TRIGGER audit_records_stay BEFORE TRUNCATE ON audit_auditrecord
     FOR EACH STATEMENT EXECUTE FUNCTION audit_guard();
 """
 """PostgreSQL refuses to change audit records. The oldest may be deleted, in a transaction that says so
-(audit.services.chain)."""
+(audit.services)."""
 
 _ROW_CAPTURE = """
 ALTER TABLE audit_capturedrow SET UNLOGGED;

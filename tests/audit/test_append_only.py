@@ -9,8 +9,7 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 
 from audit.models import AuditChain, AuditRecord, Proof
-from audit.services.chain import audit_trim, audit_verify, parse_head
-from audit.services.record import Act, Actor, audit_record
+from audit.services import Act, Actor, audit_record, audit_trim, audit_verify, parse_head
 from kernel.refusals import Conflict
 from tests.fleet.rows import NOW
 

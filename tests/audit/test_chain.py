@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from audit.chain import START, first_break, record_digest
+from audit.record_format import START, first_break, record_digest
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import pytest
 from django.db import connections, transaction
 
 from audit.models import AuditRecord, Proof
-from audit.services.chain import audit_verify
-from audit.services.record import Act, Actor, audit_record
+from audit.services import Act, Actor, audit_record, audit_verify
 from fleet.models import Region
 from tests.fleet import rows
 from tests.fleet.rows import NOW

@@ -14,10 +14,9 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from audit.chain import START, record_digest
 from audit.models import AuditChain, AuditExport, AuditRecord, Proof
-from audit.services.export import audit_export_on
-from audit.services.record import Act, Actor, audit_record
+from audit.record_format import START, record_digest
+from audit.services import Act, Actor, audit_export_on, audit_record
 from audit.sinks import BadTarget, sink_of
 from tests.fleet.rows import NOW
 

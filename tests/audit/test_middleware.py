@@ -13,8 +13,8 @@ from django.test import Client, RequestFactory
 
 from accounts.models import ApiToken
 from audit import middleware
-from audit.services.record import DENIALS_RECORDED, DENIALS_WITHIN
-from audit.signals import login_recording
+from audit.middleware import login_recording
+from audit.services import DENIALS_RECORDED, DENIALS_WITHIN
 from engine_agent.protocol.states import AgentKind
 from fleet.models import Node
 from fleet.services.enrolment import join_token_issue

@@ -4,7 +4,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from audit.models import Outcome, Proof
-from audit.services.record import Act, Actor, audit_record
+from audit.services import Act, Actor, audit_record
 from tests.controlplane.api.client import bearer, rules
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from audit.redaction import HIDDEN, LONGEST_CHANGES, LONGEST_TEXT, as_json, clean, is_secret_name
+from audit.record_format import HIDDEN, LONGEST_CHANGES, LONGEST_TEXT, as_json, clean, is_secret_name
 
 
 @pytest.mark.parametrize(

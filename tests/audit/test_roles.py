@@ -7,8 +7,7 @@ from django.core.management import CommandError, call_command
 from django.db import ProgrammingError, connection, transaction
 
 from audit.models import AuditRecord, Proof
-from audit.services.chain import audit_verify
-from audit.services.record import Act, Actor, audit_record
+from audit.services import Act, Actor, audit_record, audit_verify
 from kernel.events import event_record
 from kernel.models import Event
 from tests.fleet.rows import NOW
@@ -68,11 +67,11 @@ def test_it_changes_neither_records_nor_what_guards_them(statement: str) -> None
     assert AuditRecord.objects.filter(actor="ada").exists()
 
 
-def test_a_role_that_nothing_binds_is_refused() -> None:
+def test_a_role_that_grants_do_not_restrict_is_refused() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_user")
         owner = cursor.fetchone()[0]
-    with pytest.raises(CommandError, match="nothing binds it"):
+    with pytest.raises(CommandError, match="grants do not restrict it"):
         call_command("grant_application", owner)
     with pytest.raises(CommandError, match="there is no role 'nobody-knows'"):
         call_command("grant_application", "nobody-knows")

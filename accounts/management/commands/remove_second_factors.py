@@ -8,8 +8,8 @@ from django.contrib.auth.models import User
 from django.core.management.base import CommandError
 
 from accounts.services.second_factor import second_factors_remove
-from audit.actors import command_actor
 from audit.commands import AuditedCommand
+from audit.services import command_actor
 from kernel import clock
 from kernel.refusals import Refusal
 

@@ -2,7 +2,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from audit.services.export import audit_export
+from audit.services import audit_export
 from audit.sinks import BadTarget, ExportFailed
 
 

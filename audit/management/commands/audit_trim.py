@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from audit.commands import AuditedCommand
-from audit.services.chain import audit_trim
+from audit.services import audit_trim
 from kernel.refusals import Refusal
 
 

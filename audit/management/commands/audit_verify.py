@@ -5,8 +5,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from audit.services.chain import audit_verify, parse_head
-from audit.services.export import exported_head
+from audit.services import audit_verify, exported_head, parse_head
 
 
 class Command(BaseCommand):

@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from audit.commands import AuditedCommand
-from audit.services.roles import application_role_grant
+from audit.services import application_role_grant
 from kernel.refusals import Refusal
 
 

@@ -10,7 +10,7 @@ from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from controlplane.dashboard.selectors.usage import Span, first_step, place_of, step_of
 from fleet.models import Rate
 from fleet.planning.rate import Source
-from kernel.dated_rows import dated_states
+from fleet.services.rate import dated_states
 from kernel.tones import Tone
 from traffic.planning.cost_figures import FIGURES, CostRow, CostSums
 from traffic.planning.usage_query import UsageQuery

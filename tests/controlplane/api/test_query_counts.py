@@ -13,7 +13,7 @@ from pytest_django import DjangoDbBlocker
 from accounts.models import Approval, ApprovalRule, Grant, GroupRole, LoginSession, ServiceAccount
 from accounts.services import token_create
 from audit.models import Proof
-from audit.services.record import Act, Actor, audit_record
+from audit.services import Act, Actor, audit_record
 from fleet.models import (
     AgentMove,
     AgentRelease,

@@ -4,7 +4,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from audit.models import Proof
-from audit.services.record import Act, Actor, audit_record
+from audit.services import Act, Actor, audit_record
 from fleet.models import (
     AgentRelease,
     ApplicationCertificate,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fleet.models import Rate
-from kernel.dated_rows import dated_row_add, dated_row_withdraw, dated_states
+from fleet.services.rate import dated_row_add, dated_row_withdraw, dated_states
 from kernel.refusals import Conflict, InvalidInput
 
 NOW = datetime(2026, 11, 26, 12, 0, tzinfo=UTC)
