@@ -7,7 +7,7 @@ class AccountsConfig(AppConfig):
 
     def ready(self) -> None:
         """Follow logins from now on; register what takes two people whenever anything does."""
-        import accounts.signals  # noqa: F401 - its receivers register themselves
+        import accounts.services.session  # noqa: F401 - its receivers register themselves
         from accounts.services.account_change import ACCOUNTS
         from accounts.services.approval import RELAX, fleet_action_register
 

@@ -10,12 +10,10 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 
-from accounts.devices import device_of
 from accounts.permissions import must_enrol
-from accounts.services.login import LoginLimited, password_login
-from accounts.services.login_limit import Attempt, login_name
+from accounts.services.login import Attempt, LoginLimited, login_name, password_login
 from accounts.services.session import session_is_over, session_seen
-from accounts.views import Login
+from accounts.views import Login, device_of
 from kernel import clock
 from kernel.refusals import Busy
 

@@ -2,15 +2,84 @@
 second factors, and requests for two-person approval. Secrets are shown once and stored as hashes, or sealed where they
 have to be read again."""
 
+import re
 from datetime import datetime
+from enum import StrEnum
 
 from django.conf import settings
 from django.contrib.auth.models import Group
 from django.db import models
 
-from accounts.states import APPROVAL_STATES, APPROVAL_TONE, FACTOR_KINDS, ApprovalState, FactorKind, TokenState
 from kernel.access import Role, Scope
 from kernel.tones import Tone
+
+NAME_LONGEST = 64
+"""Of every column that names an actor."""
+NAME_FORM = re.compile(rf"[A-Za-z0-9][-A-Za-z0-9_.@+]{{0,{NAME_LONGEST - 1}}}")
+NAME_RULE = f"1 to {NAME_LONGEST} letters, digits and -_.@+ of ASCII, the first a letter or digit"
+NAME_RESERVED = frozenset({"anonymous", "autopilot", "reconciler", "root", "switchyard", "system"})
+"""What timelines and audit records call the fleet itself, the host's owner and those who are not known."""
+
+
+def name_refusal(name: str) -> str:
+    """Why nobody may be called this; "" if somebody may."""
+    if NAME_FORM.fullmatch(name) is None:
+        return f"{name!r} cannot be a user name here: {NAME_RULE}"
+    if name.casefold() in NAME_RESERVED:
+        return f"{name!r} is reserved: records would take what this user does for the fleet's own work"
+    return ""
+
+
+class ApprovalState(StrEnum):
+    """Pending until decided or its time is over. Failed: approved, and then it could not be done."""
+
+    PENDING = "pending"
+    DONE = "done"
+    REJECTED = "rejected"
+    WITHDRAWN = "withdrawn"
+    EXPIRED = "expired"
+    FAILED = "failed"
+
+
+APPROVAL_TONE = {
+    ApprovalState.PENDING: Tone.MOVING,
+    ApprovalState.DONE: Tone.OK,
+    ApprovalState.REJECTED: Tone.IDLE,
+    ApprovalState.WITHDRAWN: Tone.IDLE,
+    ApprovalState.EXPIRED: Tone.WARN,
+    ApprovalState.FAILED: Tone.BAD,
+}
+APPROVAL_STATES = [(state.value, state.value.capitalize()) for state in ApprovalState]
+
+
+class TokenState(StrEnum):
+    """Only an active one opens anything."""
+
+    ACTIVE = "active"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+    @property
+    def tone(self) -> Tone:
+        return {TokenState.ACTIVE: Tone.OK, TokenState.EXPIRED: Tone.IDLE, TokenState.REVOKED: Tone.IDLE}[self]
+
+
+TOKEN_STATES = [(state.value, state.value.capitalize()) for state in TokenState]
+
+
+class FactorKind(StrEnum):
+    """A second factor: an app that shows codes, or a key (or passkey) that signs."""
+
+    APP = "app"
+    KEY = "key"
+
+    @property
+    def described(self) -> str:
+        return {FactorKind.APP: "authenticator app", FactorKind.KEY: "security key"}[self]
+
+
+FACTOR_KINDS = [(kind.value, kind.described.capitalize()) for kind in FactorKind]
+
 
 ROLES = [(role.value, role.value) for role in Role]
 SCOPES = [(scope.value, scope.value) for scope in Scope]
@@ -191,7 +260,7 @@ class ApiToken(models.Model):
 
 class LoginFailure(models.Model):
     """One attempt to log in that was not, or not yet, a good one. `subject` digests what it counts against
-    (accounts.services.login_limit): people type passwords into the wrong field."""
+    (accounts.services.login): people type passwords into the wrong field."""
 
     subject = models.CharField(max_length=64)
     at = models.DateTimeField(db_index=True)

@@ -3,14 +3,18 @@
 from datetime import datetime, timedelta
 
 from django.conf import settings
-from django.contrib.auth.models import User
+from django.contrib.auth.models import AbstractBaseUser, User
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
+from rest_framework.authentication import BaseAuthentication, get_authorization_header
+from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
-from accounts.models import Approval, LoginSession, ServiceAccount
-from accounts.selectors import has_second_factor
+from accounts.models import ApiToken, Approval, LoginSession, ServiceAccount
+from accounts.selectors import has_second_factor, token_by_text
 from accounts.services.session import BEGAN, FACTOR
+from accounts.services.token import token_used
+from kernel import clock
 from kernel.access import Role, access_of, require
 from kernel.refusals import InvalidInput
 
@@ -95,3 +99,37 @@ def token_owner(request: HttpRequest | Request, service_account: str) -> User:
         message = f"there is no service account {service_account!r}"
         raise InvalidInput(field="service_account", rule="exists", message=message)
     return account.user
+
+
+SCHEME = "Bearer"
+FORM = "Authorization must read 'Bearer sw_<prefix>_<secret>'"
+
+
+class BearerTokenAuthentication(BaseAuthentication):
+    """Authenticates as the user of an API token; `request.auth` is the token."""
+
+    def authenticate(self, request: Request) -> tuple[AbstractBaseUser, ApiToken] | None:
+        """The token's user and the token, or None if the request shows no bearer token.
+
+        Raises:
+            AuthenticationFailed: malformed, unknown, revoked or expired token, or a deactivated user (401).
+        """
+        scheme, _, text = get_authorization_header(request).decode("latin-1").partition(" ")
+        if scheme.casefold() != SCHEME.casefold():
+            return None
+        text = text.strip()
+        if not text or " " in text:
+            raise AuthenticationFailed(FORM)
+        token = token_by_text(text)
+        if token is None:
+            raise AuthenticationFailed(f"unknown API token; {FORM} with the text shown when it was created")
+        now = clock.now()
+        refusal = token.refusal(now)
+        if refusal is not None:
+            raise AuthenticationFailed(refusal)
+        token_used(token=token, now=now)
+        return token.user, token
+
+    def authenticate_header(self, request: Request) -> str:
+        """Makes DRF answer 401 with `WWW-Authenticate: Bearer` instead of 403."""
+        return SCHEME

@@ -3,8 +3,9 @@ checked before (accounts.middleware)."""
 
 import logging
 import math
+import secrets
 from dataclasses import astuple, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -23,16 +24,40 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods
 
-from accounts.devices import device_of, device_remember
+from accounts.models import FactorKind
 from accounts.oidc import Provider, ProviderFault, login_begin, login_finish, provider
 from accounts.security_keys import GET, site_of
 from accounts.selectors import has_second_factor
-from accounts.services.login import LoginLimited, NotAdmitted, identity_login
-from accounts.services.login_limit import FactorAttempt
+from accounts.services.login import FactorAttempt, LoginLimited, NotAdmitted, identity_login
 from accounts.services.second_factor import Shown, factor_check, key_ceremony
 from accounts.services.session import FACTOR, METHOD
-from accounts.states import FactorKind
 from kernel import clock
+
+REMEMBERED = timedelta(days=180)
+_SALT = "accounts.device"
+
+
+def device_of(request: HttpRequest, username: str) -> str:
+    """The number of a browser that has logged in as this user; "" for all others."""
+    try:
+        name, number = signing.loads(
+            request.COOKIES.get(settings.DEVICE_COOKIE_NAME, ""), salt=_SALT, max_age=REMEMBERED
+        )
+    except (signing.BadSignature, ValueError, TypeError):
+        return ""
+    return str(number) if name == username.casefold() else ""
+
+
+def device_remember(response: HttpResponse, username: str) -> None:
+    response.set_cookie(
+        settings.DEVICE_COOKIE_NAME,
+        signing.dumps([username.casefold(), secrets.token_hex(16)], salt=_SALT),
+        max_age=REMEMBERED,
+        httponly=True,
+        samesite="Lax",
+        secure=settings.SESSION_COOKIE_SECURE,
+    )
+
 
 NEXT = "_oidc_next"
 

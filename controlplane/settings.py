@@ -336,7 +336,7 @@ API_ANONYMOUS_REQUESTS_PER_MIN = int(os.environ.get("SWITCHYARD_API_STRANGER_REQ
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "accounts.authentication.BearerTokenAuthentication",
+        "accounts.permissions.BearerTokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["kernel.access.RolePermission"],

@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from accounts.api.tokens import TONES
-from accounts.models import Approval, ApprovalRule
+from accounts.models import APPROVAL_STATES, Approval, ApprovalRule
 from accounts.permissions import require_fresh_factor, require_human, require_may_reject
 from accounts.services.approval import (
     approval_approve,
@@ -18,7 +18,6 @@ from accounts.services.approval import (
     approval_rule_set,
     fleet_actions,
 )
-from accounts.states import APPROVAL_STATES
 from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of

@@ -1,9 +1,8 @@
 """What accounts show under /api/v1/: (path, view set, noun)."""
 
 from accounts.api.approvals import ApprovalRuleViewSet, ApprovalViewSet
-from accounts.api.groups import GrantViewSet, GroupViewSet
 from accounts.api.tokens import MeViewSet, SessionViewSet, TokenViewSet
-from accounts.api.users import ServiceAccountViewSet, UserViewSet
+from accounts.api.users import GrantViewSet, GroupViewSet, ServiceAccountViewSet, UserViewSet
 
 ROUTES = (
     ("me", MeViewSet, "me"),

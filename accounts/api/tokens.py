@@ -11,12 +11,11 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from accounts.models import ROLES, SCOPES, ApiToken, LoginSession
+from accounts.models import ROLES, SCOPES, TOKEN_STATES, ApiToken, LoginSession
 from accounts.permissions import require_fresh_factor, token_owner
 from accounts.selectors import visible_sessions, visible_tokens
 from accounts.services.session import session_end
 from accounts.services.token import DAYS, LONGEST_DAYS, token_create_within, token_revoke
-from accounts.states import TOKEN_STATES
 from kernel import clock
 from kernel.access import Role, Scope, access_of
 from kernel.refusals import Conflict

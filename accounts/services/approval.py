@@ -13,9 +13,8 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from accounts.models import Approval, ApprovalRule
+from accounts.models import Approval, ApprovalRule, ApprovalState
 from accounts.selectors import second_persons
-from accounts.states import ApprovalState
 from kernel import live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput, Refusal

@@ -14,12 +14,10 @@ from django.db import transaction
 from django.db.models import F
 
 from accounts import one_time_codes, security_keys
-from accounts.models import KeyChallenge, RecoveryCode, SecondFactor
+from accounts.models import FactorKind, KeyChallenge, RecoveryCode, SecondFactor
 from accounts.security_keys import CREATE, GET, Ceremony, KeyFault, Site
-from accounts.services.login import LoginLimited
-from accounts.services.login_limit import FactorAttempt, attempt_count, attempt_forget
+from accounts.services.login import FactorAttempt, LoginLimited, attempt_count, attempt_forget
 from accounts.services.session import sessions_end
-from accounts.states import FactorKind
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.secrets import secret_digest

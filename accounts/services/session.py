@@ -8,11 +8,13 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.contrib.auth.signals import user_logged_in, user_logged_out
 from django.db import transaction
+from django.dispatch import receiver
 from django.http import HttpRequest
 
 from accounts.models import LoginSession
-from kernel import live
+from kernel import clock, live
 from kernel.events import event_record
 
 SEEN_EVERY_S = 60
@@ -111,3 +113,13 @@ def _end(keys: list[str]) -> None:
         store(key).delete()
         live.push_goodbye(key)
     LoginSession.objects.filter(session_key__in=keys).delete()
+
+
+@receiver(user_logged_in)
+def _logged_in(sender: Any, request: HttpRequest, user: User, **_: Any) -> None:
+    session_begin(request=request, user=user, now=clock.now())
+
+
+@receiver(user_logged_out)
+def _logged_out(sender: Any, request: HttpRequest, **_: Any) -> None:
+    session_forget(session_key=request.session.session_key)

@@ -14,8 +14,7 @@ from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 
-from accounts.models import ApiToken, GroupRole, ServiceAccount
-from accounts.names import name_refusal
+from accounts.models import ApiToken, GroupRole, ServiceAccount, name_refusal
 from accounts.selectors import admins, token_by_text
 from accounts.services.approval import approvals_withdraw
 from accounts.services.session import sessions_end

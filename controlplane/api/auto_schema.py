@@ -174,7 +174,7 @@ def _header_parameter(name: str, description: str, required: bool = False) -> Js
 
 
 class BearerTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call] # registers itself
-    target_class = "accounts.authentication.BearerTokenAuthentication"
+    target_class = "accounts.permissions.BearerTokenAuthentication"
     name = "bearer"
 
     def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Names the OpenAPI document's enumerations (settings.SPECTACULAR_SETTINGS), so that generated clients keep theirs."""
 
+from accounts.models import APPROVAL_STATES
 from accounts.models import ROLES as ACCESS_ROLES
 from accounts.models import SCOPES as ACCESS_SCOPES
-from accounts.states import APPROVAL_STATES
 from audit.models import Outcome, Proof
 from controlplane.api.apply.planning import Action, Kind
 from engine_agent.protocol.states import EngineState, MemberRole, ServingClass

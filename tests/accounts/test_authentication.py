@@ -8,9 +8,9 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 from rest_framework.test import APIRequestFactory
 
-from accounts.authentication import BearerTokenAuthentication
 from accounts.models import ApiToken
-from accounts.services import token_create, token_revoke
+from accounts.permissions import BearerTokenAuthentication
+from accounts.services.token import token_create, token_revoke
 from kernel import clock
 
 pytestmark = pytest.mark.django_db

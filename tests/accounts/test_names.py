@@ -2,8 +2,7 @@
 
 import pytest
 
-from accounts.models import ApiToken, Approval, Grant
-from accounts.names import LONGEST, RESERVED, name_refusal
+from accounts.models import NAME_LONGEST, NAME_RESERVED, ApiToken, Approval, Grant, name_refusal
 from accounts.services.user import service_account_create, user_create
 from kernel import clock
 from kernel.models import Event
@@ -26,7 +25,7 @@ def test_an_ordinary_name_is_free(name: str) -> None:
         "ada\u200b",
         "ada\n",
         65 * "a",
-        *sorted(RESERVED),
+        *sorted(NAME_RESERVED),
         "Switchyard",
         "ROOT",
     ],
@@ -46,7 +45,7 @@ def test_a_name_that_looks_like_another_or_is_cut_is_refused(name: str) -> None:
     ],
 )
 def test_every_column_that_names_an_actor_holds_the_longest_name(model: type, column: str) -> None:
-    assert model._meta.get_field(column).max_length >= LONGEST  # type: ignore[attr-defined]  # of a model
+    assert model._meta.get_field(column).max_length >= NAME_LONGEST  # type: ignore[attr-defined]  # of a model
 
 
 @pytest.mark.django_db

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from accounts.services import operator_ensure
+from accounts.services.user import operator_ensure
 from audit.commands import AuditedCommand
 from kernel import clock
 

@@ -12,15 +12,20 @@ from django.http import Http404, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
 
-from accounts.api.groups import ChangeGroupSerializer, CreateGroupSerializer, GiveSerializer
 from accounts.api.tokens import CreateTokenSerializer
-from accounts.api.users import CreateServiceAccountSerializer, CreateUserSerializer
+from accounts.api.users import (
+    ChangeGroupSerializer,
+    CreateGroupSerializer,
+    CreateServiceAccountSerializer,
+    CreateUserSerializer,
+    GiveSerializer,
+)
 from accounts.models import Approval, Grant, GroupRole
 from accounts.permissions import require_fresh_factor, require_human, require_may_reject, token_owner
 from accounts.selectors import visible_sessions, visible_tokens
 from accounts.services.account_change import account_change
 from accounts.services.approval import approval_approve, approval_reject, approval_rule_set
-from accounts.services.login_limit import Attempt, attempt_count, attempt_forget
+from accounts.services.login import Attempt, attempt_count, attempt_forget
 from accounts.services.session import session_end
 from accounts.services.token import token_create_within, token_revoke
 from accounts.services.user import password_change

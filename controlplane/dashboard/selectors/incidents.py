@@ -6,8 +6,7 @@ from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q
 
-from accounts.models import Approval
-from accounts.states import ApprovalState
+from accounts.models import Approval, ApprovalState
 from fleet.models import Cell, Incident, Node, Replacement
 from fleet.planning.states import CELL_TONE, CellState, IncidentState, NodeState
 from kernel.control_hosts import ControlHosts, control_hosts

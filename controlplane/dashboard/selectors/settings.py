@@ -11,12 +11,14 @@ from accounts.models import (
     ApiToken,
     Approval,
     ApprovalRule,
+    ApprovalState,
     Grant,
     GroupRole,
     LoginSession,
     RecoveryCode,
     SecondFactor,
     ServiceAccount,
+    TokenState,
 )
 from accounts.selectors import (
     role_by_groups,
@@ -26,7 +28,6 @@ from accounts.selectors import (
     visible_tokens,
 )
 from accounts.services.approval import fleet_actions
-from accounts.states import ApprovalState, TokenState
 from controlplane.dashboard.fragments import Caller
 from fleet.models import Deployment, FaultRule, Webhook, WebhookDelivery
 from fleet.planning.fault_rules import SETTABLE_RULES, Rule, RuleMode

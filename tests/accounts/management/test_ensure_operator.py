@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 
 from accounts.models import ApiToken
 from accounts.selectors import token_by_text
-from accounts.services import token_revoke
+from accounts.services.token import token_revoke
 from kernel import clock
 
 pytestmark = pytest.mark.django_db

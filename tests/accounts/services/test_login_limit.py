@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounts.models import LoginFailure
-from accounts.services.login_limit import LIMITS, Attempt, LoginLimits, attempt_count, attempt_forget, login_name
+from accounts.services.login import LIMITS, Attempt, LoginLimits, attempt_count, attempt_forget, login_name
 from tests.fleet.rows import NOW
 
 SMALL = LoginLimits(of_name_and_address=3, of_address=5, of_name=6, of_all=8, of_device=3, window_s=60)

@@ -11,8 +11,7 @@ from django.db import connection, transaction
 from accounts import one_time_codes
 from accounts.models import KeyChallenge, RecoveryCode, SecondFactor
 from accounts.security_keys import GET, Site
-from accounts.services.login import LoginLimited
-from accounts.services.login_limit import FactorAttempt
+from accounts.services.login import FactorAttempt, LoginLimited
 from accounts.services.second_factor import (
     MOST_WRONG_IN_A_ROW,
     Shown,

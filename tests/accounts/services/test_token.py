@@ -6,8 +6,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from accounts.models import ApiToken
-from accounts.services import token_create, token_revoke
-from accounts.services.token import token_create_within
+from accounts.services.token import token_create, token_create_within, token_revoke
 from accounts.services.user import password_change, user_change
 from kernel.access import Scope
 from kernel.models import Event

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoDbBlocker
 
 from accounts.models import Approval, ApprovalRule, Grant, GroupRole, LoginSession, ServiceAccount
-from accounts.services import token_create
+from accounts.services.token import token_create
 from audit.models import Proof
 from audit.services import Act, Actor, audit_record
 from fleet.models import (
