@@ -205,7 +205,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     begin = max(1, math.ceil(first_rate * SERVICE_S / (TARGET * per_cell)))
     days = load.seconds / DAY_S
     print(f"{load.name}{' with bursts' if given.bursts else ''}: {days:.2f} days, peak {load.peak:.0f}/s, ", end="")
-    print(f"{per_cell:.0f} requests at once a cell, {given.start_up:.0f} s to start\n")
+    print(f"{per_cell:.0f} concurrent requests a cell, {given.start_up:.0f} s to start\n")
     print(f"| {' | '.join(COLUMNS)} |")
     print(f"|{' --- |' * len(COLUMNS)}")
     for name, scaler in scalers(load, per_cell, given.start_up):

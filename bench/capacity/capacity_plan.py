@@ -84,7 +84,7 @@ def forecasts(loads: Mapping[str, Load], seconds: float) -> dict[str, list[Deman
 
 
 def perfect(load: Load, seconds: float) -> Callable[[float], Demand]:
-    """What will come, as means of slots."""
+    """Returns the coming load as the mean of each slot."""
     means = [mean_rate(load, at, SLOT_S) * SERVICE_S for at in range(0, int(seconds + DAY_S), SLOT_S)]
 
     def known(now_s: float) -> Demand:
@@ -120,7 +120,7 @@ PARTS = CapacitySettings(whole_most=0)
 
 @dataclass
 class Batches:
-    """Every evening a batch for each deployment. It takes what real-time work leaves free of cells, whoever scales."""
+    """Every evening a batch for each deployment. It uses the capacity that real-time work leaves free."""
 
     daily: Mapping[str, float]
     left: dict[str, float] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class Batches:
 
 @dataclass
 class Planner:
-    """Plans every 15 minutes by what somebody expects, and says what the autoscaler is to have of it."""
+    """Plans every 15 minutes by a forecast, and returns the cells that the plan asks of the autoscaler."""
 
     expected: Callable[[str, float], Demand | None]
     per_cell: Mapping[str, float]
@@ -217,7 +217,7 @@ class Planned:
 
 @dataclass
 class Schedule:
-    """Windows of the hours of a day, as somebody sets them who looks at the first half: the most of each hour."""
+    """Windows of the hours of a day, as an operator sets them from the first half: the maximum of each hour."""
 
     cells: tuple[int, ...]
 

@@ -2,9 +2,8 @@
 
     .venv/bin/python -m bench executor_overhead [--rounds 5] [--tokens 48] [--write]
 
-All replicas run at once and take requests in turn, so that each meets the same machine. Prints Markdown: medians over
-the rounds of the time of a step, and of the ratio to vLLM's executor in the same round; `--write` puts it beside this
-file.
+All replicas run together and get requests in turn, so each meets the same machine. Prints Markdown: medians over the
+rounds of the time of a step, and of the ratio to vLLM's executor in the same round. `--write` writes the page.
 """
 
 import argparse
@@ -115,7 +114,7 @@ class Engine:
             time.sleep(0.2)
 
     def health(self) -> tuple[int, str]:
-        """Status (0: nobody answers) and reason."""
+        """Returns the HTTP status (0 without an answer) and the reason."""
         try:
             answer = httpx.get(f"{self.url}/health", timeout=1)
         except httpx.TransportError as error:
@@ -143,7 +142,7 @@ class Engine:
 def engine(
     place: int, nodes: int, *args: str, hosts: tuple[Host, ...] = (Host(), Host()), **env: str
 ) -> Iterator[Engine]:
-    """A replica that answers, until the block ends. `place` keeps replicas that run at once apart."""
+    """Runs a replica for the duration of the block. `place` separates the ports of concurrent replicas."""
     started = Engine(place, nodes, args, env, hosts)
     try:
         started.wait_until_up()
@@ -203,9 +202,9 @@ def main(parser: argparse.ArgumentParser) -> None:
     lines = [
         "# A decode step in a two-node cell\n",
         f"{time.strftime('%Y-%m-%d')}, SmolLM2-135M, bf16, tensor-parallel 2, one thread a rank, {options.rounds} "
-        f"rounds of {options.tokens} tokens, all replicas on one machine taking requests in turn; "
-        f"load average {os.getloadavg()[1]:.0f}, most of it their own. In some rounds of a batch of 16 the client got "
-        "several tokens at once, and the median gap says nothing: hence the extremes.\n",
+        f"rounds of {options.tokens} tokens, all replicas on one machine, with requests in turn; "
+        f"load average {os.getloadavg()[1]:.0f}, most of it from the bench. In some rounds of a batch of 16 the client "
+        "received several tokens together, so the median gap is meaningless. This explains the extremes.\n",
         "| executor | batch | ms a step, median | of vLLM's mp, median of rounds | lowest to highest |",
         "| --- | --- | --- | --- | --- |",
     ]

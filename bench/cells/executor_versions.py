@@ -3,10 +3,10 @@
     python -m bench executor_versions [VERSION ...] [--write]
 
 For each version (0.13.0, 0.16.0, 0.24.0 and the project's own) it makes an environment in
-`.cache/vllm-versions/VERSION` (3 to 5 GB where PyPI has torch with its CUDA libraries alone), and runs there the tests
-of two real ranks and those of workers that keep the contract of Neuron's plugin. In 0.13 and 0.16 vLLM's own CPU
-platform puts another executor in the place of a named one, so there the second are all there is. Prints Markdown;
-`--write` puts it beside the other figures. Minutes for each version.
+`.cache/vllm-versions/VERSION` (3 to 5 GB where PyPI has torch only with CUDA libraries), and runs the tests of two real
+ranks and of workers that follow the contract of Neuron's plugin. In 0.13 and 0.16 vLLM's CPU platform replaces a named
+executor, so only the second tests run there. Prints Markdown; `--write` writes the page. Takes minutes for each
+version.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from engine_agent.engines.uv_install import UvFailed, UvProgram
 from engine_agent.engines.vllm import environment
 
 TORCH: Mapping[str, str] = {"0.13.0": "2.9.1", "0.16.0": "2.10.0", "0.24.0": "2.11.0"}
-"""What the extension in each wheel was built for; another torch loads it and runs none of its operators."""
+"""The torch that the extension in each wheel was built for. Another one loads it without its operators."""
 OWN = "0.32.0"
 FOLDER = "tests/engine_agent/engines/vllm/cell"
 REAL, NEURON_LIKE = f"{FOLDER}/test_real_cell.py", f"{FOLDER}/test_neuron_like_cell.py"
@@ -37,7 +37,7 @@ def environment_of(version: str) -> Path:
     """A cache folder whose environment of vLLM is this version's.
 
     Raises:
-        SystemExit: it cannot be had; uv has said why.
+        SystemExit: the installation failed; uv has printed why.
     """
     if version == OWN:
         environment.install(CACHE, print)
@@ -67,7 +67,7 @@ def _install(version: str, folder: Path) -> None:
 
 
 def outcome(cache: Path, tests: str) -> str:
-    """What pytest says in the end of these tests over this environment."""
+    """Returns the last line of pytest for these tests in this environment."""
     done = subprocess.run(
         (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests),
         cwd=ROOT,

@@ -19,7 +19,7 @@ from bench.chaos.faults import INGRESS_PREFIX, TAKEN_WITHIN_S, Done, Surrounding
 from bench.chaos.schedule import CONTROLS, Fault, Harm, Scope, Target
 
 PASS_WITHIN_S = 15.0
-"""The oldest that the last pass may be, also after the end of a harm to whoever makes passes."""
+"""Maximum age of the last pass, also after a fault of the processes that make passes."""
 KNOWN_WITHIN_S = 5.0
 """Until then a pass may not have heard of a harm yet: agents report every 2 s."""
 FOREVER = float("inf")
@@ -28,7 +28,7 @@ FOREVER = float("inf")
 @dataclass(frozen=True, slots=True)
 class Window:
     """From `begins` to `ends`, in seconds of the load's clock, requests that `cells` answered, or that were sent to
-    `ingresses` (URLs), may fail. With `passes` there may be none, too. The harm itself is over at `over`."""
+    `ingresses` (URLs), may fail. With `passes`, control loops may stand still too. The fault itself ends at `over`."""
 
     begins: float
     ends: float
@@ -92,7 +92,7 @@ def _is_excused(request: Request, windows: Sequence[Window], cells: Mapping[str,
 
 
 def late_passes(seen: Iterable[PassSeen], windows: Sequence[Window]) -> list[PassSeen]:
-    """Looks that found the last pass too old, though nothing had been done to whoever makes passes."""
+    """Returns the samples with a last pass that was too old although no fault excuses it."""
     late = (look for look in seen if look.age_s > PASS_WITHIN_S)
     excuses = [window for window in windows if window.passes]
     return [look for look in late if not any(window.overlaps(look.at - look.age_s, look.at) for window in excuses)]
@@ -110,14 +110,14 @@ def _named(row: Mapping[str, Any]) -> set[str]:
 
 POLL_S = 0.25
 CALM_WITHIN_S = 300.0
-"""How long after the last fault everything must be as before: a machine that is judged lost takes 30 s, a start of an
-engine that failed before is tried again after as long as 300 s."""
+"""Time to recover after the last fault. A machine counts as lost after 30 s, and a failed start of an engine is tried
+again after up to 300 s."""
 BACK_WITHIN_S = 5.0
 """HAProxy answers again within 0.4 s (docs/design/ingress.md#haproxy-is-the-ingress), later on a busy machine."""
 LAUNCHED_WITHIN_S = 180.0
 """A control plane that was killed whole: PostgreSQL, migrations and the demo's seed come before the first pass."""
 AWAY = (httpx.HTTPError, OSError, KeyError, ValueError)
-"""What asking a fleet under faults may meet; the next look asks again."""
+"""Errors that a fleet under faults may return; the next sample tries again."""
 AGENTS_BEYOND_NODES = "node agents beyond nodes"
 
 
@@ -190,7 +190,7 @@ class Campaign:
             for fault in faults:
                 self._wait_until(began + fault.at_s)
                 if done := self._do(fault):
-                    # On a thread of its own: this one may be waiting for an answer of the process that is paused.
+                    # On a separate thread: this one may be waiting for an answer of the paused process.
                     undoing.append(Timer(fault.lasts_s, done.undo))
                     undoing[-1].start()
         finally:
@@ -217,7 +217,7 @@ class Campaign:
         of = self._cells_of(done.subject)
         self._windows.extend(self._windows_of(done, of, now))
         if not any(window.passes and window.overlaps(now, now) for window in self._windows):
-            self._trails.append((done, of | {done.subject}))  # else nobody was there to write one
+            self._trails.append((done, of | {done.subject}))  # otherwise no process was running to write one
         return done
 
     def _surroundings(self) -> Surroundings:

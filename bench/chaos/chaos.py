@@ -4,8 +4,8 @@
     python -m bench chaos --list
     python -m bench chaos --only "haproxy" --every 10 --hostile-share 1.0
 
-Needs a fleet of `sim-70b` from `make up ENGINE=sim` (same SWITCHYARD_HOME) that nobody else uses. Exit status 1 if a
-promise was broken. The same seed does the same faults in the same order; what they meet differs.
+Needs a fleet of `sim-70b` from `make up ENGINE=sim` (same SWITCHYARD_HOME) without other users. Exit status 1 if a
+promise was broken. The same seed injects the same faults in the same order; their effects differ.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WHOLE_WITHIN_S = 120.0
 COUNTED_WITHIN_S = 120.0
 """Ingresses report keys and tenants in turns of 15 s, and usage is added up every 10 s."""
 ANSWER_WITHIN_S = 3.0
-"""Of web: what is paused must not hold up the faults that follow."""
+"""Of web. A paused process must not delay the next faults."""
 
 
 def main(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def main(parser: argparse.ArgumentParser) -> None:
         print("\n".join(sorted(map(str, chosen))))
         return
     if not chosen:
-        sys.exit(f"no kind of fault has {options.only!r} in its name; --list names them")
+        sys.exit(f"no kind of fault has {options.only!r} in its name; --list prints them")
     fleet = Fleet(ANSWER_WITHIN_S)
     wait_for(lambda: fleet.is_whole(DEPLOYMENT), WHOLE_WITHIN_S, "the fleet is whole before the first fault")
     faults = schedule(options.seed, options.seconds, options.every, chosen)
@@ -52,20 +52,20 @@ def main(parser: argparse.ArgumentParser) -> None:
 
 def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:
     full = ", ".join(f"{count} {harm}" for harm, count in FULL_LOAD.items())
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long faults happen")
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long faults are injected")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two faults")
     parser.add_argument("--rate", type=float, default=10.0, help="streams a second to each ingress")
     parser.add_argument("--longest-pause", type=float, default=max(PAUSES_S), help="seconds")
-    parser.add_argument("--only", default="", metavar="WORDS", help="only kinds in whose name these words stand")
-    parser.add_argument("--without", default="", metavar="WORDS", help="and no kind in whose name these stand")
+    parser.add_argument("--only", default="", metavar="WORDS", help="only kinds whose name contains these words")
+    parser.add_argument("--without", default="", metavar="WORDS", help="no kind whose name contains these words")
     parser.add_argument("--hostile-share", type=float, default=0.1, help=f"share of the full hostile load ({full})")
-    parser.add_argument("--list", action="store_true", help="name the kinds of faults and end")
+    parser.add_argument("--list", action="store_true", help="list the kinds of faults and exit")
     return parser.parse_args()
 
 
 def _miscounted(fleet: Fleet, answers: Sequence[Answer], before: Mapping[str, int]) -> list[str]:
-    """What the control plane counted of refused requests and clients did not see, or the reverse, once counts rest."""
+    """Returns differences between refused requests that the control plane counted and those that clients saw."""
     deadline = time.monotonic() + COUNTED_WITHIN_S
     while found := differences(answers, before, after := refused_counts(fleet, DEPLOYMENT)):
         if time.monotonic() > deadline:
@@ -130,7 +130,7 @@ def refused_counts(fleet: Fleet, deployment: str) -> dict[str, int]:
 
 
 def differences(answers: Iterable[Answer], before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
-    """Where something else was counted than clients saw."""
+    """Returns a sentence for each place whose count differs from what clients saw."""
     seen = sum(answer.was_refused for answer in answers)
     return [
         f"clients were refused {seen} times, {place} counted {count - before[place]}"

@@ -26,7 +26,7 @@ _COMMANDS: Mapping[Target, tuple[str, ...]] = {
     Target.INGRESS_AGENT: ("engine_agent", "ingress"),
     Target.CELL_PROXY: ("engine_agent.cell_proxy",),
 }
-"""What stands in a process's command line, in this order and one after the other."""
+"""Consecutive words in the command line of each kind of process."""
 _PARSER = "body-parser"
 """In the path of the configuration of an HAProxy that only parses bodies."""
 TAKEN_WITHIN_S = 60.0
@@ -38,8 +38,8 @@ _SERVED_BY_INGRESS = (Target.HAPROXY, Target.HAPROXY_WORKER, Target.EVERY_INGRES
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a fault is done to. `sessions`: service -> pid, of the launcher, too. `roles`: node -> its role in a cell of
-    the deployment under load, of others none. `regions`: ingress's URL by region. `agents_url`: of web, for agents."""
+    """The fleet under faults. `sessions`: pid by service, including the launcher. `roles`: role by node, for nodes in
+    cells of the deployment under load. `ingress_urls`: by region. `agents_url`: of web, for agents."""
 
     home: Path
     sessions: Mapping[str, int]
@@ -50,13 +50,12 @@ class Surroundings:
     agents_url: str
     hostile_share: float
     taken_over_by: Callable[[str], str]
-    """The node that now has the place of this one, or nothing."""
+    """Returns the node that replaced this one, or ""."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was done: to which node, ingress, region or service, and how to take it back (nothing, where it was over at
-    once)."""
+    """An injected fault: its node, ingress, region or service, and the function that ends it."""
 
     fault: Fault
     subject: str
@@ -64,7 +63,7 @@ class Done:
 
 
 def do(fault: Fault, around: Surroundings, chance: Random) -> Done | None:
-    """Do it to one of those that it can be done to; None if there is none now."""
+    """Inject a fault into a random target of its kind. Returns None if there is no such target."""
     candidates = targets(fault.target, around)
     if not candidates:
         return None
@@ -73,7 +72,7 @@ def do(fault: Fault, around: Surroundings, chance: Random) -> Done | None:
 
 
 def targets(target: Target, around: Surroundings) -> dict[str, Processes]:
-    """Name of the service, or id of the node, ingress or region -> its processes of this kind."""
+    """Returns processes of this kind by service, or by id of the node, ingress or region."""
     match target:
         case Target.LAUNCHER:
             return _alive(target, around.sessions, children=False)
@@ -96,15 +95,15 @@ def targets(target: Target, around: Surroundings) -> dict[str, Processes]:
 
 
 def census(home: Path, sessions: Mapping[str, int]) -> Counter[str]:
-    """How many of each kind run, a service counted once; an engine counts whatever its role is. The workers of one
-    HAProxy count once: those from before a reload live for as long as their connections do."""
+    """Counts processes by kind. A service counts once, and so do the workers of one HAProxy, because those from before
+    a reload live as long as their connections."""
     counts = Counter({name: 1 for name in sessions if _alive(name, sessions)})
     seen = {_counted(process) for processes in processes_by_node(home).values() for process in processes}
     return counts + Counter(kind for kind, _ in seen if kind != ENDED)
 
 
 def _counted(process: psutil.Process) -> tuple[str, int]:
-    """What it is, and what counts once."""
+    """Returns the kind of a process, and the pid that counts once."""
     with contextlib.suppress(psutil.Error):
         kind = _kind(process)
         return kind, process.ppid() if kind in _WORKERS else process.pid
@@ -128,7 +127,7 @@ def _by_region(by_node: Mapping[str, Processes], around: Surroundings) -> dict[s
 
 
 def _kind(process: psutil.Process) -> str:
-    """What it is; of those that end meanwhile nothing is known."""
+    """Returns the kind of a process, or `ENDED` if it has exited."""
     try:
         command, leads = process.cmdline(), os.getsid(process.pid) == process.pid
     except (psutil.Error, ProcessLookupError):
@@ -169,7 +168,7 @@ def _do(fault: Fault, subject: str, processes: Processes, around: Surroundings) 
             return lambda: _signal(processes, signal.SIGCONT)
         case Harm.CANNOT_WRITE:
             _limit_writes(processes, 0)
-            # What was started meanwhile has inherited the limit.
+            # Processes that started in the meantime have inherited the limit.
             return lambda: _limit_writes([*processes, *_descendants(processes)], resource.RLIM_INFINITY)
         case Harm.FULL:
             return _fill(around.home)
@@ -190,7 +189,7 @@ def _url(subject: str, around: Surroundings) -> str:
 
 
 def _orphan(processes: Processes) -> Callable[[], None]:
-    """One backend hangs, and its server is killed: the backend holds on to the server's memory."""
+    """Stop one backend and kill its server: the backend keeps the server's shared memory."""
     server, *children = processes
     backends = [each for each in children if "[local]" in " ".join(each.cmdline())]
     hung = (backends or children)[:1]
@@ -200,7 +199,7 @@ def _orphan(processes: Processes) -> Callable[[], None]:
 
 
 def _starter(launcher: psutil.Process) -> Callable[[], None]:
-    """Starts it again as it was started, detached, as a host's supervisor would."""
+    """Returns a function that restarts the launcher, detached, as a host's supervisor would."""
     command, environment, folder = launcher.cmdline(), launcher.environ(), launcher.cwd()
 
     def start() -> None:
@@ -213,7 +212,7 @@ def _starter(launcher: psutil.Process) -> Callable[[], None]:
 
 
 def _kill_replacement(node: str, around: Surroundings) -> None:
-    """As soon as another has taken the place of `node`, kill that one, too."""
+    """Kill the replacement of `node` as soon as there is one."""
     deadline = time.monotonic() + TAKEN_WITHIN_S
     while time.monotonic() < deadline:
         if other := around.taken_over_by(node):
@@ -237,7 +236,8 @@ def _descendants(processes: Processes) -> Processes:
 
 
 def _limit_writes(processes: Processes, most_bytes: int) -> None:
-    """Root of a container may not change the limits of others; then each one's own account does."""
+    """Set the limit of file sizes. Root of a container may not change other accounts' limits, so `prlimit` runs as
+    each."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             try:

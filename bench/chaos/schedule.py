@@ -1,4 +1,4 @@
-"""Which faults there are, and which happens when. Pure: a seed gives the same story everywhere.
+"""The kinds of faults, and their schedule. Pure: a seed gives the same schedule everywhere.
 
 `MATRIX` is the table of all kinds. A new kind is a row there; a new harm also needs code in `faults`.
 """
@@ -14,9 +14,9 @@ class Harm(StrEnum):
     PAUSE = "pause"
     """SIGSTOP, and SIGCONT after some seconds."""
     CANNOT_WRITE = "cannot write"
-    """Every write of this one to a file fails with EFBIG for some seconds."""
+    """Every write of the process to a file fails with EFBIG for some seconds."""
     FULL = "full"
-    """Not a byte is free on the filesystem, for anybody, for some seconds."""
+    """The filesystem has no free space for some seconds."""
     TORN_STATE = "torn state"
     """Its state file is cut in half, then it is killed."""
     NO_STATE = "no state"
@@ -28,7 +28,7 @@ class Harm(StrEnum):
     """Connections that send nothing."""
     UNKNOWN_CREDENTIALS = "unknown credentials"
     """Connections to `/agents/ws` with credentials that were never issued."""
-    HERD = "killed, and all come back at once"
+    HERD = "killed, and all agents reconnect together"
 
 
 class Target(StrEnum):
@@ -42,7 +42,7 @@ class Target(StrEnum):
     POSTGRES = "postgres"
     VALKEY = "valkey"
     LAUNCHER = "launcher"
-    """Its end takes the control plane with it; it is started again, as a host's supervisor would."""
+    """Its exit stops the control plane; it is restarted as a host's supervisor would."""
     NODE_AGENT = "node agent"
     LEADER = "engine of a leader"
     FOLLOWER = "engine of a follower"
@@ -52,18 +52,18 @@ class Target(StrEnum):
     HAPROXY_WORKER = "haproxy's worker"
     BODY_PARSER = "body parser"
     NODE = "node"
-    """Agent and engine of a leader at once, as when a machine goes."""
+    """Agent and engine of a leader together, as when a machine fails."""
     BACKEND = "postgres backend"
-    """The harm is done to one backend, then PostgreSQL is killed: the backend must not keep it from coming back."""
+    """One backend is paused, then PostgreSQL is killed: the backend must not prevent its restart."""
     EVERY_INGRESS = "every haproxy"
     REGION = "region"
     """All processes of its nodes and its ingress."""
     DISK = "disk"
-    """Of the whole fleet, if its folder is a filesystem of its own."""
+    """The disk of the whole fleet, if its folder is a separate filesystem."""
 
 
 class Scope(StrEnum):
-    """Which requests may fail meanwhile."""
+    """Requests that may fail during a fault."""
 
     NONE = "none"
     CELL = "cell"
@@ -78,10 +78,10 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One kind of fault, or with `at_s` (after the begin) one that is to happen. `lasts_s` 0: it is over at once.
+    """One kind of fault, or with `at_s` (seconds after the start) a scheduled one. An instant fault has `lasts_s` 0.
 
-    `state` names the file that a harm to state means, relative to the folder of what is harmed. `trail`: kinds of
-    events or incidents, one of which must name what was harmed afterwards; none where nothing need be said.
+    `state` is the state file of the fault, relative to the target's folder. `trail`: kinds of events or incidents, one
+    of which must name the target afterwards; empty if none is required.
     """
 
     target: Target
@@ -122,8 +122,7 @@ PROCESSES = {
     Target.HAPROXY_WORKER: Scope.INGRESS,
     Target.BODY_PARSER: Scope.NONE,
 }
-"""Each single process -> requests that may fail where it is killed or stopped: none, where its work is not in the path
-of a request."""
+"""Requests that may fail when a process is killed or stopped: none for processes outside the request path."""
 STATE = {
     Target.NODE_AGENT: ("journal.json",),
     Target.INGRESS_AGENT: ("journal.json",),
@@ -176,13 +175,13 @@ MATRIX: tuple[Fault, ...] = (
 
 
 def kinds(longest_pause_s: float = max(PAUSES_S), named: str = "", without: str = "") -> list[Fault]:
-    """Those whose pauses are no longer, in whose name `named` stands, and `without` does not."""
+    """Returns the kinds with pauses up to `longest_pause_s` and `named`, but not `without`, in their name."""
     short = [kind for kind in MATRIX if kind.harm is not Harm.PAUSE or kind.lasts_s <= longest_pause_s]
     return [kind for kind in short if named in str(kind) and not (without and without in str(kind))]
 
 
 def schedule(seed: int, seconds: float, every_s: float, of: Sequence[Fault] = MATRIX) -> tuple[Fault, ...]:
-    """A fault every `every_s` until `seconds` are over: all kinds in a random order before one comes again."""
+    """Returns a fault every `every_s` for `seconds`: all kinds in a random order before one repeats."""
     chance, order, faults = random.Random(seed), list[Fault](), list[Fault]()
     at_s = every_s / 2
     while at_s < seconds:

@@ -72,7 +72,7 @@ def tokenizer() -> str:
 
 
 def try_client(client: Client, engine: str, base_url: str, key: str) -> list[Result]:
-    """Run the script of one client, in a home folder of its own. If it cannot run, that is its failure of `chat`."""
+    """Run the script of one client in its own home folder. A script that cannot run fails `chat`."""
     environment = {
         **os.environ,
         **QUIET,

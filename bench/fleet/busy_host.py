@@ -2,8 +2,8 @@
 
     .venv/bin/python -m bench busy_host --loops 40 --kills 3
 
-Needs a fleet of `sim-70b` from `make up` (same SWITCHYARD_HOME) that nobody else uses. Each loop has a session of its
-own: the kernel shares processors by session.
+Needs a fleet of `sim-70b` from `make up` (same SWITCHYARD_HOME) without other users. Each loop runs in its own session,
+because the kernel shares processors by session.
 """
 
 import argparse
@@ -44,8 +44,7 @@ class PassAges(threading.Thread):
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """So many programs that compute without end, each in a session of its own: the kernel shares processors by
-    session."""
+    """Runs `count` busy loops, each in its own session, because the kernel shares processors by session."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(count)]
     try:
         yield
@@ -56,7 +55,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def kill_one(fleet: Fleet, number: int) -> tuple[str, float, float]:
-    """Which node, and after how many seconds its cell was seen not to serve, and to serve again."""
+    """A killed node, with the seconds until its cell was unrouted and until it served again."""
     cells = sorted(fleet.cells(DEPLOYMENT).values(), key=lambda row: str(row["id"]))
     cell: Row = cells[number % len(cells)]
     node = cell["nodes"][number % len(cell["nodes"])]["id"]

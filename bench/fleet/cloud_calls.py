@@ -2,9 +2,9 @@
 
     .venv/bin/python -m bench cloud_calls [--machines 100 1000 10000] [--minutes 15]
 
-Runs the loop `fleet.cloud` itself on a clock and a database of its own: a pass a second until all places are known,
-then one each 15 s. Only boto3's client is made up: it counts, and answers with pages of machines that run. What is
-read each hour or day is left out; so is the queue, which is SQS's and asked each second.
+Runs the loop `fleet.cloud` on its own clock and database: a pass a second until all machines are placed, then one every
+15 s. Only boto3's client is a stub, which counts calls and returns pages of running machines. Hourly and daily reads
+are not included, nor is the SQS queue, which is read every second.
 """
 
 import argparse
@@ -137,8 +137,8 @@ def instance_id(number: int) -> str:
 
 
 def make_region(machines: int) -> None:
-    """A region that is ready, with a pool on a reservation, and so many nodes on machines whose places nobody knows.
-    It takes the place of the one before."""
+    """Makes a ready region with a pool on a reservation and `machines` nodes whose topology is unknown. Replaces the
+    previous region."""
     from fleet.models import CallBucket, CapacityPool, CloudRegion, InstanceType, Machine, Node, Region
     from fleet.planning.states import CloudRegionState, MachineState, NodeState
 

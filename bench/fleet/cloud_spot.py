@@ -2,11 +2,11 @@
 
     .venv/bin/python -m bench cloud_spot [--rate 20] [--cases lone-0 lone-2 …]
 
-Needs a fleet in the laboratory's cloud (`make up CLOUD=aws DETACH=1`). A case sets how many cells the deployment has in
-each region and how many spares are there, warns of the end of the instance that leads the cell of the first region, and
-sends streams through that region's load balancer until the instance has ended. A row for each says which requests were
-not answered at once, and when a cell was ready elsewhere and how long before the end. Exit status 1: a request
-failed in a case that must have none.
+Needs a fleet in the laboratory's cloud (`make up CLOUD=aws DETACH=1`). A case sets the deployment's cells in each
+region and the spares, sends a spot warning for the instance that leads the first region's cell, and streams through
+that region's load balancer until the instance has stopped. Each row has the requests without an immediate answer, the
+time when another cell was ready, and how long before the end that was. Exit status 1: a request failed in a case that
+must have no failures.
 """
 
 import argparse
@@ -132,7 +132,7 @@ class SpotWarnings:
             time.sleep(POLL_S)
 
     def _missing(self, case: Case, cells: Mapping[str, int], ended: set[str]) -> str:
-        """What is not as it should be; a surplus spare is ended as somebody might in AWS's console."""
+        """Returns what is missing; terminates a surplus spare, as an operator might in AWS's console."""
         ready = [row for row in self._rows("cells") if row["state"] == "ready"]
         there = {region: sum(row["region"] == region for row in ready) for region in cells}
         leaving = [row["id"] for row in self._rows("cells") if row["state"] not in {"ready", "stopped"}]

@@ -2,8 +2,8 @@
 
     SWITCHYARD_HOME=.switchyard .venv/bin/python -m bench idle [--seconds 60] [--rounds 5]
 
-It reads /proc and asks nobody anything, so that it measures the fleet and not its own questions. The fleet is that of
-`make up` with the same home, left alone. Processor time is exact (`schedstat`, of every thread); memory is
+It reads only /proc, so it causes no load on the fleet. The fleet is that of `make up` with the same home, without
+requests. CPU time is exact (`schedstat`, of every thread); memory is
 proportional (PSS: a page that several processes share counts once in all) and resident (RSS: in each).
 """
 
@@ -39,7 +39,7 @@ KINDS = (
     ("--role leader", "engines, leaders"),
     ("--role follower", "engines, followers"),
 )
-"""What a command line contains, and what its process is; the first counts."""
+"""Words of a command line, and the kind of its process. The first match counts."""
 OTHERS = "others"
 _LOOK_EVERY_S = 0.5
 _NS = 1e9
@@ -48,7 +48,7 @@ _MIB = 1024.0
 
 @dataclass(frozen=True)
 class Used:
-    """Of one process since its start: seconds of a core, and how often it went to sleep by itself."""
+    """CPU seconds of one process since its start, and its voluntary context switches."""
 
     cpu_s: float
     sleeps: float

@@ -1,6 +1,6 @@
 """A running fleet as benches use it: its API, a steady load on its ingresses, and the timeline of what happened.
 
-It starts and judges nothing. Who calls it needs a fleet from `make up` with the same SWITCHYARD_HOME.
+It needs a running fleet from `make up` with the same SWITCHYARD_HOME.
 """
 
 import json
@@ -124,7 +124,7 @@ def at(event: Row) -> float:
 
 
 def fewest_ready(events: list[Row], ready: set[str]) -> int:
-    """The least number of cells that were ready at once, from those ready before and the events of cells since."""
+    """Returns the least number of simultaneously ready cells, from those ready before and the events of cells since."""
     now, fewest = set(ready), len(ready)
     for event in events:
         if event["kind"] == "cell.ready":

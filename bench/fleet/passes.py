@@ -4,10 +4,10 @@ Cases: idle, with a changing fleet, with a fault, with a rollout.
 
     .venv/bin/python -m bench passes --nodes 1000 5000 20000 --passes 20
 
-Brings its own servers; needs no fleet and starts no process of the control plane: it runs the loops' own functions,
-one pass of each every second. Agents and ingresses are statements that move the rows as their reports would, every 2 s.
-Judge by processor time: that of the pass, and that of the PostgreSQL process which serves it. `--controller 60` runs
-the process `controller` beside the idle fleet for so many seconds instead, and says what it uses.
+Starts its own servers; needs no fleet. It runs the loops' functions in this process, one pass of each every second.
+Statements change rows every 2 s as the reports of agents and ingresses would. Compare CPU times: that of the pass, and
+that of its PostgreSQL backend. `--controller 60` instead runs the process `controller` on the idle fleet for 60 s and
+prints its CPU time.
 """
 
 import argparse

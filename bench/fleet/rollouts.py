@@ -4,8 +4,8 @@
     .venv/bin/python -m bench rollouts good --deployment smollm2 --max-tokens 8
     .venv/bin/python -m bench rollouts kills --kills 10
 
-Needs a fleet from `make up` (same SWITCHYARD_HOME) that nobody else uses: `kills` kills the worker and beat. Streaming
-requests at a steady rate go to every region that the deployment serves in.
+Needs a fleet from `make up` (same SWITCHYARD_HOME) without other users: `kills` kills the worker and beat.
+Streaming requests at a steady rate go to every region of the deployment.
 """
 
 import argparse
@@ -27,7 +27,7 @@ CANARY_BAKED = {**BAKED, "bake_s": 0}
 UNBAKED = {**BAKED, "canary_bake_s": 0, "bake_s": 0}
 LIMIT_S = 600.0
 KILLS_APART_S = (31.0, 38.0)
-"""The launcher counts a process that ran for 30 s as recovered, and starts it again at once when it dies."""
+"""The launcher counts a process that ran for 30 s as recovered, and restarts it immediately when it dies."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Bench:
         return row
 
     def end(self, rollout: int) -> Row:
-        """Wait until it moves no more. One that paused by itself is rolled back, so that the next case can begin."""
+        """Wait until the rollout ends. A paused one is rolled back, so that the next case can start."""
         moving = ACTIVE - {"paused"}
         wait_for(lambda: self.rollout(rollout)["state"] not in moving, LIMIT_S, f"rollout {rollout} ends")
         row = self.rollout(rollout)

@@ -1,13 +1,13 @@
 """Time to the first token of a deployment without cells.
 
-The ingress holds a request, the control plane starts a cell, and the request is answered. Shows where the time goes,
-and what became of all held requests.
+The ingress holds a request, the control plane starts a cell, and the request is answered. Prints the time of each step
+and the outcomes of all held requests.
 
     .venv/bin/python -m bench scale_from_zero --deployment sim-70b --rounds 3
 
-Needs a fleet from `make up` with the same SWITCHYARD_HOME that nobody else uses; `--deployment smollm2` on a fleet with
-vLLM for real weights. Rounds take turns: with the weights as the last cell left them, and with `--forget` without what
-the machine knows of them: artifacts that came from S3 go from its cache, files of others from the system's memory.
+Needs a fleet from `make up` with the same SWITCHYARD_HOME without other users; `--deployment smollm2` on a fleet with
+vLLM uses real weights. With `--forget` every second round drops the weights: artifacts from S3 from the artifact cache,
+other files from the page cache.
 """
 
 import argparse

@@ -1,9 +1,8 @@
-"""One rank of a cell that runs NxDI's own model of Llama on CPU, as vLLM's plugin drives it: requests enter one by one
-into slots of the cache, and are answered together. `bench.models.neuron_on_cpu` starts it in a
-Python with torch.
+"""One rank of a cell that runs NxDI's own Llama on CPU, as vLLM's plugin drives it: requests enter slots of the cache
+one by one and are answered together. `bench.models.neuron_on_cpu` starts it in a Python with torch.
 
-Of NxDI everything is real: configuration, model, sharding of weights, attention, cache, sampling, and the collectives
-of its CPU mode (gloo). What stands in is what a device brings: the compiler, its runtime and kernels.
+All of NxDI is real: configuration, model, sharding of weights, attention, cache, sampling, and the collectives of its
+CPU mode (gloo). Only the parts of a device have stand-ins: compiler, runtime and kernels.
 """
 
 import argparse
@@ -53,11 +52,11 @@ REQUESTS = (
 Prefill = Callable[[int, Sequence[int]], int]
 """Slot and prompt -> first token."""
 Decode = Callable[[Sequence[tuple[int, int, int]]], Sequence[int]]
-"""Of each text that goes on its slot, last token and that one's position -> next tokens."""
+"""Slot, last token and its position of each unfinished text -> next tokens."""
 
 
 def serve(requests: Sequence[Request], slots: int, prefill: Prefill, decode: Decode) -> list[list[int]]:
-    """Answer requests as continuous batching does: one is read whenever a slot is free, all others go on together."""
+    """Answer requests by continuous batching: read one when a slot is free, and decode all others together."""
     texts: list[list[int]] = [[] for _ in requests]
     running: dict[int, int] = {}
     waiting, step = list(range(len(requests))), 0
@@ -135,7 +134,7 @@ def load_cell(folder: Path, settings: dict[str, Any]) -> Any:
 
 
 def steps_of(model: Any) -> tuple[Prefill, Decode]:
-    """What the plugin calls: a prompt by itself into its slot, then a token of each slot that goes on."""
+    """The calls of the plugin: one prompt into its slot, then a token for each unfinished slot."""
     import torch
 
     sampling: Any = importlib.import_module("neuronx_distributed_inference.modules.generation.sampling")

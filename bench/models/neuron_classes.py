@@ -21,7 +21,7 @@ ABSENT = (
     *("torch_xla", "torch_neuronx", "libneuronxla", "neuronxcc", "nki", "nkilib", "neuronxlogger", "lightning"),
     *("torchvision", "tenacity", "boto3", "botocore", "s3transfer", "awscrt", "transformers.utils.fx"),
 )
-"""What the sources import and no machine without devices has, or what their configuration does not use."""
+"""Imports of the sources that a machine without devices lacks or that their configuration does not use."""
 
 
 class _Anything(type):
@@ -87,7 +87,7 @@ class _NoRings:
         self.rank_src_tgt_pairs: dict[int, Any] = defaultdict(lambda: None)
 
 
-# --- in a process of its own for each target ---
+# --- in a separate process for each target ---
 
 
 def make_importable(nxdi: Path, nxd: Path, platform: str) -> None:

@@ -5,14 +5,14 @@ On CPU, without a device.
     python -m bench neuron_configurations [--nxdi-2.28 DIR --nxd-2.28 DIR] [--nxdi-2.29 DIR --nxd-2.29 DIR]
         [--native DIR] [--write]
 
-Each DIR is a checkout, or an unpacked archive, of sources that whoever runs this fetches; none is part of this project:
+Each DIR is a checkout, or an unpacked archive, of sources that you fetch; none is part of this project:
 neuronx-distributed-inference at the commit of 0.8.0 and of 0.9.0, neuronx-distributed at v2.28.0 and at 2.29, and the
 plugin (vllm_neuron/model/neuron_config.py and vllm_neuron/utils/bucket_utils.py). Runs in the Python of vLLM's
 environment, which has torch: what only a machine of Neuron has (torch_xla, nki, …) is stood in for by empty modules.
 
 Every golden version of each target is rendered and given to the class, which must take it and keep each value. Then
 each probe, a version with a setting that does not go together, must be refused by both, or taken by both. Exit status 1
-if they ever differ. Some 20 s for each target. Prints Markdown; `--write` puts it beside the other figures.
+if they ever differ. Some 20 s for each target. Prints Markdown; `--write` writes the page.
 """
 
 import argparse
@@ -133,10 +133,10 @@ def goldens(target: NeuronTarget, machine: Any) -> Iterator[tuple[str, VersionSp
 
 
 def rendered_settings(version: VersionSpec, machine: Any, target: NeuronTarget) -> dict[str, Any] | None:
-    """What the class is given; None: the version is rendered for another target.
+    """Returns the arguments of the class, or None if the version is rendered for another target.
 
     Raises:
-        InvalidVersion: it is refused.
+        InvalidVersion: Switchyard refuses the version.
     """
     rendering = render_version(version, machine)
     if not rendering.notes[-1].startswith(f"rendered for {target.name} "):
@@ -176,7 +176,7 @@ def compare(target: NeuronTarget, machine: Any, take: Callable[..., str]) -> Ite
 
 
 def unchecked_settings(version: VersionSpec, machine: Any, target: NeuronTarget) -> dict[str, Any] | None:
-    """What the class would be given if nothing were checked; None where that cannot be said."""
+    """Returns the arguments of the class without checks, or None if they are unknown."""
     from models_registry.planning import engine_arguments, neuron_configuration
 
     given = dict(version.engine_options.get("neuron_config", {}))

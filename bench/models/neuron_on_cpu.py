@@ -4,7 +4,7 @@ On CPU, without a device.
 
     python -m bench neuron_on_cpu [--nxdi-2.28 DIR --nxd-2.28 DIR] [--nxdi-2.29 DIR --nxd-2.29 DIR] [--write]
 
-Each DIR is a checkout, or an unpacked archive, of sources that whoever runs this fetches; none is part of this project:
+Each DIR is a checkout, or an unpacked archive, of sources that you fetch; none is part of this project:
 neuronx-distributed-inference at the commit of 0.8.0 and of 0.9.0, neuronx-distributed at v2.28.0 and at 2.29. Runs in
 the Python of vLLM's environment, which has torch and transformers.
 
@@ -13,7 +13,7 @@ the rendered configuration, in float32 on CPU, and answers six requests over fou
 (`neuron_cell`). A cell of several ranks is as many processes. Every greedy text must be what transformers says,
 token for token; cases that NxDI cannot run on CPU are run as well, and what it says is written down. Exit status 1 if a
 text differs, or a case ends that should not. Some 20 s a case; `--only` takes those whose name begins so. Prints
-Markdown; `--write` puts it beside the other figures.
+Markdown; `--write` writes the page.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def version_of(case: Case, machine: InstanceShape, target: NeuronTarget) -> Vers
 
 
 def settings_of(version: VersionSpec, machine: InstanceShape) -> dict[str, Any]:
-    """What a rank's NxDI is given of it."""
+    """The part of the configuration that a rank's NxDI gets."""
     args = render_version(version, machine).plan.args
     found: dict[str, Any] = json.loads(args[args.index("--additional-config") + 1])["override_neuron_config"]
     return found
@@ -149,7 +149,7 @@ def _free_port() -> int:
 
 
 def judged(case: Case, said: dict[str, Any], expected: list[list[int]]) -> tuple[str, bool]:
-    """What came of a case, as a cell of the table, and whether it is as it should be."""
+    """Returns the result of a case as a table cell, and whether it passed."""
     if "ends" in said:
         return said["ends"], bool(case.ends) and case.ends in said["ends"]
     tokens = list(zip(chain(*said["texts"]), chain(*expected), strict=True))

@@ -27,7 +27,7 @@ ROUNDS = {1: 4, 2: 3, 4: 2, 8: 2, 16: 1}
 
 
 class Worker:
-    """One engine in a process of its own, spoken to in lines of JSON."""
+    """One engine in a separate process that reads and writes lines of JSON."""
 
     def __init__(self, python: Path, arguments: Sequence[str]) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
@@ -100,7 +100,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Measuring:
-    """Both engines, and what they are asked; `most`: tokens that are guessed at once."""
+    """Both engines and their prompts; `most`: maximum number of guessed tokens."""
 
     plain: Worker
     guessing: Worker
@@ -150,7 +150,7 @@ def tasks_of(options: argparse.Namespace) -> Iterator[Task]:
     for task in calibration.tasks:
         chosen = choose(task_figures(task), cost, is_tree=False)
         print(f"{task.name}: {chosen.reason}")
-        # What comes first in an answer is guessed better: only as much of each as is asked for here.
+        # The beginning of an answer is guessed better, so only as many tokens as the bench requests count.
         short = tuple(answer[: options.tokens * task.heads] for answer in task.answers)
         yield Task(task.name, chosen.ranges, task_figures(replace(task, answers=short)).chain[calibration.heads])
 

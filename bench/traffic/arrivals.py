@@ -50,7 +50,7 @@ def mooncake() -> list[Arrival]:
 
 
 def azure() -> list[Arrival]:
-    """The Azure conversation trace of 2023. It says nothing of prefixes, so every request has a key of its own."""
+    """The Azure conversation trace of 2023. It has no prefixes, so every request has its own key."""
     with lzma.open(TRACES / "azure_llm_2023_conv.csv.xz", "rt", encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
     began = datetime.fromisoformat(rows[0]["TIMESTAMP"][:26])
@@ -87,9 +87,9 @@ def faster(arrivals: list[Arrival], factor: float) -> list[Arrival]:
 
 
 def lru_hit_rate(arrivals: list[Arrival], cache_tokens: int) -> float:
-    """Share of the prompt tokens that one cell with a cache of so many would find, were each request done at once. It
-    forgets the block that was used longest ago, the end of a prompt before its beginning: as much as cells that evict
-    like that can find together, but for chance."""
+    """Returns the share of prompt tokens that one cell with a cache of this size would find if requests took no time.
+    It evicts the least recently used block, the end of a prompt before its beginning. Cells that evict like this find
+    no more together, except by chance."""
     known: OrderedDict[int, None] = OrderedDict()
     found = 0
     for arrival in arrivals:
@@ -105,7 +105,7 @@ def lru_hit_rate(arrivals: list[Arrival], cache_tokens: int) -> float:
 
 
 def best_hit_rate(arrivals: list[Arrival]) -> float:
-    """Share of the prompt tokens that one cell with an endless cache would find, were each request done at once."""
+    """Returns the share of prompt tokens that one cell with an unlimited cache would find if requests took no time."""
     known: set[int] = set()
     found = 0
     for arrival in arrivals:

@@ -1,7 +1,8 @@
-"""What the bench compares: Switchyard's own processes and the peers from PyPI, each with its version and command.
+"""Routers that the bench compares: Switchyard's own processes and the peers from PyPI, each with its version and
+command.
 
-A peer lives in an environment of its own under the cache; one that cannot be installed or does not answer is left out
-and named in the report. It measures nothing.
+Each peer has its own environment under the cache. One that cannot be installed or does not answer is left out and named
+in the report.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ REGION = "bench"
 NO_CONTROL_PLANE = "http://127.0.0.1:1"
 """Instead of a control plane: an ingress serves from its journal without one."""
 PLACES = 1024
-"""Requests at once per cell: none of the rounds needs more, so nothing queues."""
+"""Concurrent requests per cell. No round needs more, so no request queues."""
 READY_WITHIN_S = 90.0
 INSTALL_LIMIT_S = 600.0
 
@@ -243,6 +244,6 @@ def wait_until_it_answers(port: int, within_s: float = READY_WITHIN_S, process: 
         except OSError as error:
             last_error = str(error)
         if process is not None and (not process.is_running() or process.status() == psutil.STATUS_ZOMBIE):
-            raise RuntimeError("its process ended at once; see its log under .cache/bench/runs")
+            raise RuntimeError("its process exited immediately; see its log under .cache/bench/runs")
         time.sleep(0.2)
     raise RuntimeError(f"no answer on port {port} within {within_s:g} s: {last_error}")

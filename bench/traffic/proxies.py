@@ -121,7 +121,7 @@ INGRESSES: tuple[tuple[str, Affinity | None, tuple[str, ...]], ...] = (
 
 
 class BenchFleet:
-    """A fleet of its own: one authority, known only here, and the certificates that it signs."""
+    """A fleet for the bench: one authority and the certificates that it signs."""
 
     @cached_property
     def _authority(self) -> Authority:
@@ -142,7 +142,7 @@ class BenchFleet:
 
 @contextlib.contextmanager
 def on_processors(numbers: set[int]) -> Iterator[None]:
-    """This process runs on these meanwhile, and what it starts does for ever."""
+    """Pins this process to these processors during the block, and processes that it starts permanently."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, numbers)
     try:

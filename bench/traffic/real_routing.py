@@ -41,7 +41,7 @@ OURS = "ours (least outstanding and one queue)"
 
 @contextlib.contextmanager
 def plain_haproxy(folder: Path, port: int, rule: str, cells: list[SimCell]) -> Iterator[None]:
-    """HAProxy with one rule and nothing else of ours."""
+    """HAProxy with one rule and no other part of Switchyard."""
     servers = "".join(
         f"  server c{number} 127.0.0.1:{cell.endpoint.port} check inter 200ms\n" for number, cell in enumerate(cells)
     )

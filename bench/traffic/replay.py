@@ -32,12 +32,12 @@ from engine_agent.engines.sim.batching import ModelParameters
 RESULTS = ROOT / ".cache" / "bench" / "replay.jsonl"
 CELLS = 8
 PLACES = 32
-"""Requests at once per cell, as the ingress limits them."""
+"""Concurrent requests per cell, as the ingress limits them."""
 PREFILL_TOKENS_PER_S = 8000.0
 """The simulator's default, about a 70B model on one 8-accelerator node: 8 cells read 64,000 tokens a second where the
 Mooncake trace sends 41,000."""
 CACHE_TOKENS = 1_000_000
-"""What such a node keeps beside the weights: 320 kB a token (Llama-3-70B, 16 bit) in 320 GB."""
+"""Tokens that a node caches in 320 GB next to the weights: 320 kB each (Llama-3-70B, 16 bit)."""
 POLICIES: dict[str, Callable[[], Router]] = {
     "round robin": RoundRobin,
     "random": RandomCell,

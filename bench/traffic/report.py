@@ -174,7 +174,7 @@ SECTIONS: dict[str, Callable[[list[Row]], str]] = {
 
 
 def machine() -> str:
-    """What the figures were measured on, and with which versions."""
+    """Returns the machine and the versions of the measurements."""
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     processor = model.group(1) if model else platform.machine()

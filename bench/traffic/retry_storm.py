@@ -123,9 +123,11 @@ def windows(stories: Sequence[Story], began_s: float, lasted_s: float) -> list[d
 
 
 def verdict(rows: Sequence[dict[str, Any]], capacity: float, storm_s: float) -> dict[str, Any]:
-    """Goodput during the storm over the capacity, and how long after it the last window was not as before it.
+    """Returns goodput during the storm divided by the capacity, and the seconds after it until the last degraded
+    window.
 
-    As before: no refusal, nobody gave up, and a p99 of at most twice that before the storm plus one step.
+    A window is degraded if a request was refused or given up, or if its p99 exceeds twice that before the storm plus
+    one step.
     """
     ends = CALM_BEFORE_S + storm_s
     storm = [row["goodput"] for row in rows if CALM_BEFORE_S + WINDOW_S <= row["at_s"] < ends]

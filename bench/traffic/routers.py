@@ -138,10 +138,10 @@ class TwoChoices:
 
 @dataclass
 class Sticky:
-    """A new key goes to the least loaded cell and stays there, while that has a place and is within the bound.
+    """A new key goes to the least loaded cell and stays there while that cell is not full and within the bound.
 
-    HAProxy has the like in stick tables. What ends the stay, a full cell or one beyond `load_bound` times the mean (0:
-    no bound), moves the key for good.
+    HAProxy does this with stick tables. A full cell, or a load above `load_bound` times the mean (0: no bound), moves
+    the key permanently.
     """
 
     load_bound: float
@@ -228,7 +228,7 @@ class _Cell:
 
 @dataclass
 class Simulation:
-    """Cells with the same parameters, each `slow_factors[i]` times as slow; `most` requests at once in each."""
+    """Cells with the same parameters, each `slow_factors[i]` times as slow; `most` concurrent requests in each."""
 
     router: Router
     parameters: ModelParameters

@@ -1,4 +1,4 @@
-"""Frameworks and routers that keep a wire form of their own behind OpenAI's. One function for each."""
+"""Application frameworks and routers. One function for each."""
 
 from typing import Any
 

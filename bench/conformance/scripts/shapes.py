@@ -1,4 +1,4 @@
-"""What clients are asked for as Pydantic models, and the tool that agents call. Needs Pydantic."""
+"""Structured outputs as Pydantic models, and the tool that agents call. Needs Pydantic."""
 
 from typing import Literal
 
