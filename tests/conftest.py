@@ -119,7 +119,7 @@ def _load_django() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With --fast no file of the slow layers is imported."""
+    """With --fast no slow file and none of the slow layers is imported."""
     return True if config.getoption("fast") and marks_of(collection_path) else None
 
 

@@ -14,7 +14,7 @@ from accounts.selectors import access_of_user
 from kernel.access import Role, Scope
 from tests.accounts.identity_provider import CLIENT, SECRET, IdentityProvider, identity_provider
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 ADA = {"sub": "u-1", "preferred_username": "ada", "email": "ada@example.com", "groups": ["sre", "chess"]}
 

@@ -28,7 +28,7 @@ from tests.accounts.factors import (
 )
 from tests.controlplane.access.callers import calls, make_user
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 def shows(client: Client, code: str, **headers: Any) -> bool:
@@ -113,7 +113,6 @@ def test_new_recovery_codes_end_the_old_ones(ada: Client, browser: Client) -> No
     assert not shows(browser, codes[0])
 
 
-@pytest.mark.slow
 def test_guesses_are_counted_before_they_are_checked_and_a_right_password_takes_none_back(
     ada: Client, browser: Client
 ) -> None:

@@ -14,7 +14,7 @@ from accounts.security_keys import Site, site_of
 from tests.accounts.factors import KEY, SECOND, is_in, key_added, options, password_shown
 from tests.accounts.software_key import SoftwareKey
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("step", [1, 0], ids=["a key that counts", "a passkey"])

@@ -47,7 +47,7 @@ from traffic.planning.application_refusal import ApplicationRefused
 from traffic.selectors.application import Application
 from traffic.services.stored_response import ResponseSubmission, store_settings
 
-pytestmark = [pytest.mark.django_db, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.django_db, pytest.mark.timeout(3600), pytest.mark.slow]
 
 ALL = 1000
 EACH = ALL if "SWITCHYARD_FUZZ" in os.environ else 1
@@ -123,7 +123,6 @@ def operations() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
             yield path, known, method.upper(), operation
 
 
-@pytest.mark.slow
 def test_the_api_takes_odd_texts_in_paths_and_queries() -> None:
     walk = Walk(bearer(), EACH)
     for path, known, method, operation in operations():
@@ -135,7 +134,6 @@ def test_the_api_takes_odd_texts_in_paths_and_queries() -> None:
     assert not walk.wrong, "\n".join(walk.wrong)
 
 
-@pytest.mark.slow
 def test_the_api_takes_odd_json_in_every_place_of_every_body() -> None:
     walk = Walk(bearer(), EACH)
     for _, known, method, operation in operations():
@@ -158,7 +156,6 @@ def test_engine_options_and_kinds_of_documents_take_every_odd_value(odd: str) ->
     assert not walk.wrong, "\n".join(walk.wrong)
 
 
-@pytest.mark.slow
 def test_routes_of_applications_take_odd_texts_in_paths_and_queries() -> None:
     serving_fleet()
     ids = {"async": accepted().id, "batches": begun(jsonl(line(1))).id, "responses": kept(Application())}
@@ -173,7 +170,6 @@ def test_routes_of_applications_take_odd_texts_in_paths_and_queries() -> None:
     assert not walk.wrong, "\n".join(walk.wrong)
 
 
-@pytest.mark.slow
 def test_routes_of_applications_and_agents_take_odd_json_in_every_place() -> None:
     serving_fleet()
     walk = Walk(Client(headers={"Authorization": "Bearer x"}), max(EACH, 6))
@@ -204,7 +200,6 @@ def test_an_upload_takes_odd_texts_in_every_field() -> None:
     assert not walk.wrong, "\n".join(walk.wrong)
 
 
-@pytest.mark.slow
 def test_pages_take_odd_texts_in_paths_queries_and_forms() -> None:
     walk = Walk(signed_in(), EACH)
     for page in pages():

@@ -9,7 +9,7 @@ from kernel.access import Role, Scope
 from tests.controlplane.access.callers import calls, granted, is_let_in, make_user
 from tests.controlplane.access.endpoints import operations
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 RESOURCES = [
     "machines", "machines/invitations", "agents/releases", "agents/rollouts",
@@ -84,7 +84,6 @@ def test_every_operation_has_a_row() -> None:
     assert {operation.name for operation in operations()} == EVERYTHING
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("username", "role", "scope", "may"),
     [
@@ -110,7 +109,6 @@ def test_an_anonymous_request_may_nothing() -> None:
         assert response["Content-Type"] == "application/problem+json", operation.name
 
 
-@pytest.mark.slow
 def test_the_answers_say_so_too() -> None:
     """Through everything that a request passes: refused with 403 is what the rows leave out, and nothing fails."""
     client = calls(make_user("viewer"))
@@ -120,7 +118,6 @@ def test_the_answers_say_so_too() -> None:
         assert (response.status_code != 403) == (operation.name in VIEWER_MAY), (operation.name, response.content)
 
 
-@pytest.mark.slow
 def test_a_grant_opens_nothing_that_is_not_of_its_deployment() -> None:
     """What is not there at all is not found; what is there, of another deployment, is refused (test_grants)."""
     user, client = granted("ada", "chat"), calls(granted("eve", "chat"))

@@ -21,7 +21,7 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import Ingress, TrafficOverride
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 V1 = "/api/v1"
 PASSWORD = "correct horse battery"

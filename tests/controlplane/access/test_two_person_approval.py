@@ -18,7 +18,7 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import Ingress, TrafficOverride
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 V1 = "/api/v1"
 REAL = {"region": "us-east-1", "mode": "real", "confirm": "us-east-1", "duration_s": 600, "why": "fire"}

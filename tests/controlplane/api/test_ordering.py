@@ -9,7 +9,7 @@ from tests.controlplane.api.client import DescribedClient, bearer, document, lis
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 ORDERED = [
     (path, parameter["schema"]["items"]["enum"])
@@ -28,7 +28,6 @@ def walk(client: DescribedClient, url: str) -> list[object]:
     return seen
 
 
-@pytest.mark.slow
 def test_every_declared_field_orders() -> None:
     client = bearer()
     for path, names in ORDERED:

@@ -9,7 +9,7 @@ from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 def _encoded(cursor: bytes) -> str:

@@ -11,7 +11,7 @@ from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 from tests.traffic.steered import EAST, WEST, Steered
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 URL = "/api/v1/plan"
 
@@ -128,7 +128,6 @@ class TestLoad:
         DeploymentRegion.objects.filter(region=EAST).update(cells_min=1, cells_max=9)
         return fleet
 
-    @pytest.mark.slow
     def test_it_says_what_the_autoscaler_would_come_to(self, loaded: Steered) -> None:
         found = plan({"load": {"deployment": "sim-70b", "factor": 2.0}}, "viewer").json()
         assert {place["region"]: place["wanted"] for place in found["places"]} == {EAST: 6, WEST: 3}
@@ -139,7 +138,6 @@ class TestLoad:
         assert {place["region"]: place["wanted"] for place in fewer["places"]} == {EAST: 1, WEST: 3}
         assert DeploymentRegion.objects.get(region=EAST).cells == 3
 
-    @pytest.mark.slow
     def test_the_plan_of_the_day_is_scaled_with_it(self, loaded: Steered) -> None:
         self.planned(loaded, cells=8)
         found = plan({"load": {"deployment": "sim-70b", "factor": 1.0}}).json()
@@ -148,7 +146,6 @@ class TestLoad:
         half = plan({"load": {"deployment": "sim-70b", "factor": 0.5}}).json()
         assert {place["region"]: place["wanted"] for place in half["places"]}[EAST] == 4
 
-    @pytest.mark.slow
     def test_a_scaling_says_where_the_plan_of_the_day_has_other_cells(self, loaded: Steered) -> None:
         self.planned(loaded, cells=5)
         body = {"scale": {"deployment": "sim-70b", "regions": [{"region": EAST, "cells": 3}]}}
@@ -173,7 +170,6 @@ class TestLoad:
             budget=[1.0] * 96,
         )
 
-    @pytest.mark.slow
     def test_it_needs_a_range_and_a_load(self, loaded: Steered) -> None:
         assert "nobody has reported" not in str(plan({"load": {"deployment": "sim-70b", "factor": 1}}).json())
         assert "there is no deployment" in str(plan({"load": {"deployment": "x", "factor": 1}}).json())
@@ -182,7 +178,6 @@ class TestLoad:
         DeploymentRegion.objects.update(cells_min=None, cells_max=None)
         assert "a range nowhere" in str(plan({"load": {"deployment": "sim-70b", "factor": 1}}).json())
 
-    @pytest.mark.slow
     def test_other_forecasts_say_that_they_leave_it_out(self, loaded: Steered) -> None:
         Deployment.objects.update(scaling={"mode": "act"})
         body = {"scale": {"deployment": "sim-70b", "regions": [{"region": EAST, "cells": {"min": 2, "max": 4}}]}}

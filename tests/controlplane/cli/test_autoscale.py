@@ -14,7 +14,7 @@ from tests.fleet.planning.capacity import views
 from tests.fleet.rows import NOW
 from traffic.services.capacity_plan import day_plan_store
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,6 @@ def test_a_range_is_set_by_its_ends(switchyard: Switchyard) -> None:
         assert (ended.code, "must read REGION=CELLS, REGION=MIN..MAX or" in ended.err) == (2, True)
 
 
-@pytest.mark.slow
 def test_an_exported_range_is_read_back_as_it_is(switchyard: Switchyard) -> None:
     switchyard("scale", "sim-70b", "us-east-1=2..8")
     switchyard("autoscale", "policy", "sim-70b", "mode=act")
@@ -40,7 +39,6 @@ def test_an_exported_range_is_read_back_as_it_is(switchyard: Switchyard) -> None
     assert found["spec"]["scaling"] == {"mode": "act"}
 
 
-@pytest.mark.slow
 def test_cells_by_role_are_set_exported_and_ended_by_a_number(switchyard: Switchyard) -> None:
     ModelVersion.objects.update(parallelism={rows.KIND: {"nodes": 1}})
     assert switchyard("scale", "sim-70b", "us-east-1=1p+3d+2m").code == 0

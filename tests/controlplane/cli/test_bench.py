@@ -11,7 +11,7 @@ from tests.fleet import rows
 from tests.models_registry.selectors.test_benchmark import measured
 from traffic.selectors.steering import traffic_policies
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 RUN = ("bench", "run", "sim-70b@1", "--workload", "1000+150", "--slo", "ttft=500,itl=50")
 
@@ -32,7 +32,6 @@ def test_one_is_asked_for_and_cancelled(switchyard: Switchyard) -> None:
     assert (wrong.code, "PROMPT+OUTPUT" in wrong.err) == (3, True)
 
 
-@pytest.mark.slow
 def test_what_was_found_is_shown_with_what_measured_the_same(switchyard: Switchyard) -> None:
     first, second = measured(rows.version(), 8), measured(rows.version(), 7)
     shown = switchyard("bench", "show", str(second.pk)).out

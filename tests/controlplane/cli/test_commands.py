@@ -17,7 +17,7 @@ from tests.fleet import rows
 from tests.fleet.capacity import TYPE, pool
 from traffic.models import Ingress, TrafficOverride
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -25,7 +25,6 @@ def cell() -> Cell:
     return rows.cell("sim-70b-us-east-1-1", rows.node("n-00000001"), rows.node("n-00000002"))
 
 
-@pytest.mark.slow
 def test_a_list_is_a_table_for_people_and_json_for_programs(switchyard: Switchyard, cell: Cell) -> None:
     shown = switchyard("get", "cells")
     assert shown.code == 0
@@ -43,7 +42,6 @@ def test_lists_are_filtered_and_an_empty_one_says_so(switchyard: Switchyard, cel
     assert (empty.code, empty.out, empty.err) == (0, "", "There are no cells here.\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -162,7 +160,6 @@ def test_what_cuts_requests_needs_confirmation(switchyard: Switchyard, cell: Cel
     assert Cell.objects.get().state != "ready"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("cell")
 def test_cells_are_put_on_types_by_hand_and_back(switchyard: Switchyard) -> None:
     shown = switchyard("scale", "sim-70b", "us-east-1=2", "--on", "local.cpu=2")
@@ -182,7 +179,6 @@ def test_scaling_is_foretold_and_done(switchyard: Switchyard, cell: Cell) -> Non
     assert switchyard("scale", "sim-70b", "us-east-1=2").out == "deployment sim-70b: us-east-1 1/2 cells ready\n"
 
 
-@pytest.mark.slow
 def test_a_rollout_is_started_paused_resumed_and_taken_back(switchyard: Switchyard, cell: Cell) -> None:
     rows.version("2")
     DeploymentRegion.objects.update(cells=2)
@@ -302,7 +298,6 @@ def test_scaling_that_empties_a_region_waits(switchyard: Switchyard, cell: Cell)
     assert (scaled.code, f"switchyard approve {Approval.objects.get().pk}" in scaled.err) == (11, True)
 
 
-@pytest.mark.slow
 def test_what_needs_two_person_approval_waits(switchyard: Switchyard, cell: Cell, tmp_path: Path) -> None:
     rows.deployment(where="us-west-2")
     rows.version("2")
@@ -329,7 +324,6 @@ def test_a_region_of_a_cloud_is_created_and_waits_for_its_stack(switchyard: Swit
     assert switchyard("region", "create", "eu-north-1", "--provider", "aws").code != 0
 
 
-@pytest.mark.slow
 def test_pools_of_a_region_are_listed_in_order_and_set(switchyard: Switchyard) -> None:
     first = pool(0)
     assert switchyard("pool", "add", "us-east-1", TYPE, "us-east-1a", "--position", "0").code == 0

@@ -11,7 +11,7 @@ from tests.controlplane.api.client import document
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 def test_whatever_the_api_creates_is_listed_with_what_it_does(switchyard: Switchyard) -> None:

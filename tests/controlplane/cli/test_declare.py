@@ -10,7 +10,7 @@ from fleet.services.demo import demo_seed
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 TWO_CELLS = """\
 apiVersion: switchyard/v1
@@ -77,7 +77,6 @@ def test_a_difference_is_the_exit_status(switchyard: Switchyard, fleet: Path) ->
     assert switchyard("diff", "-f", str(fleet)).code == 0
 
 
-@pytest.mark.slow
 def test_two_versions_are_compared(switchyard: Switchyard) -> None:
     rows.version("1", context_length=2048)
     rows.version("2", context_length=4096)
@@ -111,7 +110,6 @@ def test_what_is_there_is_exported_as_documents_that_change_nothing(switchyard: 
     assert switchyard("export", "nodes").code == 2
 
 
-@pytest.mark.slow
 def test_a_rollout_is_part_of_a_plan(switchyard: Switchyard, fleet: Path) -> None:
     rows.version("2")
     fleet.write_text(TWO_CELLS.replace("spec:\n  regions", "spec:\n  model_version: sim-70b@2\n  regions", 1))

@@ -17,7 +17,7 @@ from tests.fleet import rows
 from tests.traffic.demand_rows import MADE, demand_days, forecast_row
 from traffic.models import DemandForecast, ForecastRecord
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 URL = "/deployments/sim-70b/"
 SCALE = f"{URL}scale/"

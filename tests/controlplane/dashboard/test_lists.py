@@ -8,7 +8,7 @@ from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 def shown(url: str, name: str) -> str:

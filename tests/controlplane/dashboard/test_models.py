@@ -21,7 +21,7 @@ from tests.models_registry.calibrations import DOCUMENT, STEP_COST, with_heads
 from tests.models_registry.drafts import draft, stored
 from tests.models_registry.selectors.test_benchmark import measured
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 URL = "/models/toy@1/"
 

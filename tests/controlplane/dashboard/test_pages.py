@@ -9,7 +9,7 @@ from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.controlplane.dashboard.page_urls import DETAILS, FILTERED, FLEET_PAGES, LISTS
 from tests.controlplane.dashboard.reading import Reader, queries
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 def test_every_page_is_tried_here() -> None:
@@ -30,7 +30,6 @@ def test_every_page_sends_anonymous_users_to_the_login_and_back(client: Client) 
         assert response.headers["Location"].startswith("/login/?next=/"), url
 
 
-@pytest.mark.slow
 def test_every_empty_page_says_how_to_fill_it() -> None:
     client = signed_in()
     for url in (*LISTS.values(), *FILTERED):
@@ -39,7 +38,6 @@ def test_every_empty_page_says_how_to_fill_it() -> None:
         assert any(way in text for way in WAYS), url
 
 
-@pytest.mark.slow
 def test_every_fragment_of_every_page_can_be_fetched_alone() -> None:
     one_more_of_everything(0)
     client = signed_in()

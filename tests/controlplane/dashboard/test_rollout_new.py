@@ -12,7 +12,7 @@ from tests.controlplane.dashboard.clients import signed_in
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 PAGE = "/rollouts/new/"
 FORM = {"deployment": "sim-70b", "version": "sim-70b@2"}
 

@@ -15,7 +15,7 @@ from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.controlplane.access.callers import make_user
 from tests.controlplane.dashboard.page_urls import SETTINGS
 from tests.controlplane.dashboard.reading import Reader
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 @pytest.fixture

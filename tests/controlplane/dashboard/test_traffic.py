@@ -14,7 +14,7 @@ from tests.rows_of_a_file import rows_of_a_file
 from tests.traffic.steered import EAST, WEST, Steered
 from traffic.models import TrafficOverride
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -83,14 +83,12 @@ def test_speculation_loads_the_draft_of_the_plan_and_nothing_else(engine: str, p
     assert refused_in_plan(engine, args, {}, (), {place}) is None
 
 
-@pytest.mark.parametrize(
-    ("engine", "name"), [(engine, name) for engine, names in OPTIONS.items() for name in sorted(names)]
-)
+@pytest.mark.parametrize("engine", OPTIONS)
 @pytest.mark.parametrize("place", ["/etc/passwd", "../x", "file:///etc", "http://169.254.169.254/", "~/.ssh", "a/b"])
-def test_no_option_takes_a_path_or_a_url(engine: str, name: str, place: str) -> None:
-    for value in (place, json.dumps({"x": [place]}), {"x": place}):
-        assert refused_option(engine, name, value) is not None
-        assert refused_option(engine, f"--{name}", value) is not None
+def test_no_option_takes_a_path_or_a_url(engine: str, place: str) -> None:
+    values = (place, json.dumps({"x": [place]}), {"x": place})
+    given = [(spelt, value) for name in OPTIONS[engine] for spelt in (name, f"--{name}") for value in values]
+    assert [each for each in given if refused_option(engine, *each) is None] == []
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, ["a"], None, 1, True, 1e400])

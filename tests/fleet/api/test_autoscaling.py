@@ -11,7 +11,7 @@ from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 from tests.fleet.rows import KIND, NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 URL = "/api/v1/deployments/sim-70b"
 WEST_RANGE = {"region": "us-west-2", "cells": {"min": 2, "max": 8}}

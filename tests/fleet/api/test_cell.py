@@ -11,7 +11,7 @@ from kernel.models import Event
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 LOAD = {"in_flight": 3, "queued": 1, "tokens_per_s": 41.5, "ttft_p50_ms": 48.0, "ttft_p99_ms": 131.0}
 BATCH = {"running": 2, "waiting": 1, "window": 12, "baseline_ttft_ms": 80.0}

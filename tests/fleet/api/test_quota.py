@@ -11,7 +11,7 @@ from tests.controlplane.access.callers import calls, granted, make_user
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 URL = "/api/v1/quotas"
 

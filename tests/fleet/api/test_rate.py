@@ -11,7 +11,7 @@ from kernel.models import Event
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 RATES = "/api/v1/rates"
 RATE = {"kind": "machine_price", "subject": rows.KIND, "value": "0.04"}
 

@@ -50,7 +50,7 @@ from tests.fleet.consumers.agent_client import (
     report_of,
 )
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio, pytest.mark.slow]
 
 READY = Report(
     seq=1,

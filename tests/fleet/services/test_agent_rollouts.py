@@ -30,7 +30,7 @@ from tests.fleet import rows
 from tests.fleet.cloud import Cloud
 from tests.fleet.rows import NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 OLD, NEW = "0" * 16, "1" * 16
 SETTINGS = AgentRolloutSettings(move_limit_s=20)

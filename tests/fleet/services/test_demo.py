@@ -12,7 +12,7 @@ from models_registry.planning.engine_arguments import nodes_per_cell, render_eng
 from tests.fleet.rows import NOW
 from tests.models_registry.calibrations import DIGEST, DOCUMENT, STEP_COST
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 WEIGHTS = Weights(uri="file:///weights", digest="sha256:0123456789abcdef")
 

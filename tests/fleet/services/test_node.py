@@ -19,7 +19,7 @@ from tests.fleet.cloud import FIRST_PORT, Cloud
 from tests.fleet.provision import Clock, provision
 from tests.fleet.rows import KIND, NOW
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("now", "cloud")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("now", "cloud"), pytest.mark.slow]
 
 LATER = NOW + timedelta(minutes=1)
 RETIRE = RetireNode("n-a", NodeState.LOST, "it is lost and in no cell")

@@ -12,7 +12,7 @@ from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 from tests.models_registry.drafts import SIM, draft, stored
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 URL = "/api/v1/model-versions"
 
@@ -137,7 +137,6 @@ def test_a_draft_is_edited_at_the_revision_that_was_looked_at() -> None:
     assert rules(patch("toy@1", {"state": "released"})) == {"state": "unknown"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("state", ["validated", "released", "retired"])
 def test_what_was_validated_is_immutable(state: str) -> None:
     stored(state)

@@ -22,7 +22,7 @@ from models_registry.services.search_runner import SERVES_WITHIN, search_advance
 from tests.fleet import rows
 from tests.fleet.rows import KIND, NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 WORKLOAD, SLO = "1000+150", "ttft=3000,itl=40"
 BASE_S, WORK_S = 0.020, 0.1625

@@ -24,7 +24,7 @@ from tests.fleet.rows import NOW
 from tests.models_registry.drafts import draft
 from tests.models_registry.services.artifacts import FILES, Clock, artifact
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 LIMITS = ArtifactLimits()
 
@@ -210,7 +210,6 @@ def test_a_slice_ends_and_the_next_reads_what_is_left(folder: Path, monkeypatch:
     assert read == list(FILES)
 
 
-@pytest.mark.slow
 def test_progress_is_noted_within_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models_registry.services.open_artifact.CHUNK_BYTES", 1000)
     seen: list[int] = []

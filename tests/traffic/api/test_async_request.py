@@ -15,7 +15,7 @@ from traffic.services.async_request import async_request_end
 from traffic.services.key import key_create, key_revoke, keys_require
 from traffic.services.tenant_grant import tenant_grant_create
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 CHAT = "/v1/async/chat/completions"
 

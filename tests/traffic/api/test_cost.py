@@ -16,7 +16,7 @@ from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 from traffic.models import CellHour, CostShare, TokenFit
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 COSTS = "/api/v1/costs"
 KIND = {"deployment": "sim", "version": "sim@1", "region": "east", "instance_type": "p5"}
 SOURCES = {"cost_source": Source.RATED, "energy_source": Source.MEASURED, "carbon_source": Source.RATED}

@@ -13,7 +13,7 @@ from traffic.models import StoredResponse
 from traffic.selectors.application import Application
 from traffic.services.key import key_create, key_revoke, keys_require
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from tests.controlplane.access.callers import calls, make_user
 from tests.controlplane.api.client import rules
 from traffic.models import TenantGrant
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 GRANTS = "/api/v1/tenant-grants"
 HOST = {"tenant": "acme", "use": "callback", "target": "App.Example.com:8443"}

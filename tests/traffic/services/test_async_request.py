@@ -26,7 +26,7 @@ from traffic.services.async_request import (
 )
 from traffic.services.tenant_grant import tenant_grant_create, tenant_grant_withdraw
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)

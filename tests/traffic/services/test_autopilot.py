@@ -17,7 +17,7 @@ from traffic.services.autopilot import LEASE, SHIFTS_KEPT, autopilot_run
 from traffic.services.override import Terms, shares_fix
 from traffic.services.traffic_policy import traffic_policy_change
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 def kinds(deployment: str = "sim-70b") -> list[str]:
@@ -34,7 +34,6 @@ def test_a_quiet_fleet_serves_itself_and_changes_nothing() -> None:
     assert (seen["demand"], seen["capacity"], seen["load"]) == (pytest.approx(12, abs=0.2), 3 * SLOTS, seen["demand"])
 
 
-@pytest.mark.slow
 def test_a_region_that_lost_two_thirds_is_relieved_in_the_next_pass() -> None:
     fleet = Steered({EAST: 3, WEST: 3}, {EAST: 15.0, WEST: 12.0})
     fleet.run(20)
@@ -56,7 +55,6 @@ def test_a_region_that_lost_two_thirds_is_relieved_in_the_next_pass() -> None:
     assert set(TrafficShift.objects.filter(revision__gt=2).values_list("kind", flat=True)) == {"step"}
 
 
-@pytest.mark.slow
 def test_an_ingress_that_lost_its_table_moves_nobody_elsewhere() -> None:
     """Its agent starts without its journal: until a table comes again it knows of no cell, as each report says."""
     fleet = Steered({EAST: 3, WEST: 3}, {EAST: 12.0, WEST: 12.0})
@@ -69,7 +67,6 @@ def test_an_ingress_that_lost_its_table_moves_nobody_elsewhere() -> None:
     assert (fleet.row(EAST), TrafficMatrix.objects.get().held) == ({EAST: 1.0}, "")
 
 
-@pytest.mark.slow
 def test_a_silent_ingress_holds_the_shares_and_both_ends_of_the_hold_are_events() -> None:
     fleet = Steered({EAST: 3, WEST: 3}, {EAST: 12.0, WEST: 12.0})
     fleet.run(20)
@@ -87,7 +84,6 @@ def test_a_silent_ingress_holds_the_shares_and_both_ends_of_the_hold_are_events(
     assert [kind for kind in kinds() if kind != "traffic.shift"] == ["traffic.held", "traffic.released"]
 
 
-@pytest.mark.slow
 def test_while_held_an_order_is_carried_out_and_the_hold_goes_on() -> None:
     fleet = Steered({EAST: 3, WEST: 3}, {EAST: 12.0, WEST: 12.0})
     fleet.run(20)
@@ -113,7 +109,6 @@ def test_residency_also_binds_the_stand_by_targets_of_the_tables() -> None:
     assert "us-east-1" in TrafficMatrix.objects.get().figures["unplaced"]
 
 
-@pytest.mark.slow
 def test_windows_and_history_stay_bounded() -> None:
     fleet = Steered({EAST: 1, WEST: 1}, {EAST: 1.0, WEST: 1.0})
     fleet.run(100)

@@ -14,7 +14,7 @@ from traffic.models import DemandDay, IngressReport
 from traffic.services.demand import LEASE, DemandMeter, demand_trim
 from traffic.services.ingress import ingress_create
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 EAST, WEST = "us-east-1", "us-west-2"
 SLOT = timedelta(minutes=5)
@@ -53,7 +53,6 @@ def loads(origin: str = EAST, serving_class: str = "realtime") -> list[float | N
     return found.loads[NUMBER:] if found else []
 
 
-@pytest.mark.slow
 def test_each_slot_gets_its_mean_once_it_is_over() -> None:
     fleet = Metered()
     assert fleet.look(290) == 0
@@ -66,7 +65,6 @@ def test_each_slot_gets_its_mean_once_it_is_over() -> None:
     assert loads(WEST) == [4.0, 4.0]
 
 
-@pytest.mark.slow
 def test_a_region_that_is_silent_for_long_leaves_a_hole() -> None:
     fleet = Metered()
     fleet.look(300)
@@ -77,7 +75,6 @@ def test_a_region_that_is_silent_for_long_leaves_a_hole() -> None:
     assert loads(WEST) == [4.0, 4.0, 4.0]
 
 
-@pytest.mark.slow
 def test_a_planner_that_begins_in_the_middle_of_a_slot_leaves_a_hole() -> None:
     fleet = Metered()
     fleet.look(310)
@@ -114,7 +111,6 @@ def test_classes_are_split_as_leaders_report_them() -> None:
     assert set(DemandDay.objects.values_list("serving_class", flat=True)) == {"realtime", "batch"}
 
 
-@pytest.mark.slow
 def test_days_follow_each_other() -> None:
     fleet = Metered()
     fleet.now = BEGAN.replace(hour=23, minute=55) - timedelta(seconds=5)

@@ -20,7 +20,7 @@ from traffic.services.override import (
 )
 from traffic.services.traffic_policy import traffic_policy_change
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 TERMS = Terms(duration_s=600, why="maintenance", actor="ada", now=NOW)
 
@@ -34,7 +34,6 @@ def evacuate(mode: str = "real", **changes: Any) -> TrafficOverride:
     return evacuation_start(**{"region": EAST, "mode": mode, "confirm": EAST, "terms": TERMS, **changes})
 
 
-@pytest.mark.slow
 def test_fixed_shares_hold_until_their_time_and_go_back_in_steps(fleet: Steered) -> None:
     fleet.run(20)
     terms = Terms(duration_s=60, why="load test of the west", actor="ada", now=fleet.now)
@@ -58,7 +57,6 @@ def test_an_evacuated_region_is_no_target_of_any_table(fleet: Steered) -> None:
     assert (fleet.row(EAST), fleet.row(WEST)) == ({WEST: 1.0}, {WEST: 1.0})
 
 
-@pytest.mark.slow
 def test_a_drill_empties_a_region_in_steps(fleet: Steered) -> None:
     fleet.run(20)
     evacuation_start(region=EAST, mode="drill", confirm=EAST, terms=Terms(600, "practice", "ada", fleet.now))

@@ -25,7 +25,7 @@ from traffic.services.request_queue import (
     request_queue_withdraw,
 )
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 def declared(**limits: Any) -> RequestQueue:

@@ -21,7 +21,7 @@ from traffic.services.autoscaling import autoscaling_run
 from traffic.services.routing import tables_publish
 from traffic.services.traffic_policy import traffic_policy_change
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 class Emptied(Scaled):
@@ -116,7 +116,6 @@ def test_ingresses_are_told_while_the_autoscaler_would_start_one() -> None:
     assert told() is None
 
 
-@pytest.mark.slow
 def test_they_are_told_when_the_first_one_is_expected() -> None:
     fleet = Emptied()
     fleet.hold(1)

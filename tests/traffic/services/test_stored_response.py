@@ -43,7 +43,7 @@ from traffic.services.async_lease import async_requests_claim, async_requests_ex
 from traffic.services.async_request import async_request_end, async_requests_trim
 from traffic.services.stored_response import PassedOn, response_cancel, response_delete, responses_trim
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 NEVER_MADE = "resp_" + "0" * 32
 WHOLE = AttemptResponse(200, json.dumps(answer()).encode())
 

@@ -25,7 +25,7 @@ from traffic.services.ingress import ingress_create
 from traffic.services.key import key_create
 from traffic.services.usage import DAYS_KEPT, MARKS_KEPT, usage_count, usage_trim
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 USED = ("requests", "cancelled", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 

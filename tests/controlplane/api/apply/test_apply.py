@@ -18,7 +18,7 @@ from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 from traffic.models import TrafficRule
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 URL = "/api/v1/apply"
 

@@ -9,7 +9,7 @@ from fleet.models import Rollout
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.fleet.rows import NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 def found(text: str) -> dict[str, list[str]]:
