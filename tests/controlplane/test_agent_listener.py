@@ -49,7 +49,7 @@ from tests.fleet import rows
 from tests.fleet.consumers.agent_client import credential
 from tests.fleet.consumers.agent_client import eventually as stored
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio, pytest.mark.slow]
 LIMITS = ConnectionLimits()
 DOORS: list[ConnectionDoor] = []
 """Those of the listener that was opened last."""
@@ -366,7 +366,6 @@ async def test_who_speaks_no_tls_or_nothing_is_hung_up_on(
         writer.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [

@@ -31,7 +31,7 @@ from kernel.models import LoopPass
 from tests.controlplane.embedded.processes import eventually
 from tests.docs.pages import ROOT
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
 
 DEADLINE_S = 120.0
 LOOPS = control_loops(["control"])

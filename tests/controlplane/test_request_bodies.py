@@ -23,7 +23,7 @@ from traffic.models import StoredFile
 from traffic.services.key import key_create
 from traffic.services.stored_file import file_settings
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio, pytest.mark.slow]
 PIECE = b"x" * 65536
 APPLICATIONS, API, PAGE = "/v1/batches", "/api/v1/deployments/", "/login/"
 BOUNDARY = "b0undary"

@@ -13,7 +13,7 @@ from accounts.services.session import BEGAN, SEEN
 from accounts.services.user import user_change
 from kernel import clock
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 PASSWORD = "correct horse battery"
 

@@ -14,6 +14,8 @@ from fleet.services.reconcile import reconcile
 from kernel.leases import lease_take
 from tests.fleet import rows
 
+pytestmark = pytest.mark.slow
+
 MACHINES = 210
 """Three calls know their places."""
 TICK_S = 60.0

@@ -17,7 +17,7 @@ from tests.controlplane.access.callers import calls, make_user
 from tests.controlplane.access.endpoints import Operation, operations, pages
 from tests.rows_of_a_file import rows_of_a_file
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,6 @@ def test_no_form_is_taken_without_its_csrf_token(responses: list[tuple[Operation
     assert 403 in statuses.values()
 
 
-@pytest.mark.slow
 def test_every_form_that_posts_has_its_csrf_token(responses: list[tuple[Operation, Any]]) -> None:
     texts = {page.name: response.text for page, response in responses if page.method == "GET"}
     forms = [
@@ -55,7 +54,6 @@ def test_every_form_that_posts_has_its_csrf_token(responses: list[tuple[Operatio
     assert [(name, form) for name, form in forms if "csrfmiddlewaretoken" not in form] == []
 
 
-@pytest.mark.slow
 def test_every_answer_of_the_api_carries_the_policy() -> None:
     api = calls(None)
     for operation in operations():

@@ -12,7 +12,7 @@ from tests.controlplane.access.callers import calls, make_user
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 SECRET = "hf_0123456789abcdef"
 OTHER = "hf_fedcba9876543210"

@@ -12,7 +12,7 @@ from models_registry.models import ModelVersion, VersionState
 from tests.controlplane.dashboard.clients import signed_in
 from tests.fleet import rows
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 EDIT = "/models/sim-70b@9/edit/"
 
 

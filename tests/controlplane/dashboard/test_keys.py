@@ -16,7 +16,7 @@ from traffic.services.ingress import ingress_create
 from traffic.services.key import key_create, key_revoke
 from traffic.services.routing import tables_publish
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 def a_key() -> ApplicationKey:

@@ -10,7 +10,7 @@ from tests.rows_of_a_file import rows_of_a_file
 from tests.traffic.steered import EAST, WEST, Steered
 from traffic.models import TrafficOverride
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 PAGE = "/traffic/shares/"
 FORM = {"deployment": "sim-70b", "origin": EAST, f"share-{EAST}": "25", f"share-{WEST}": "75"}
 

@@ -28,6 +28,8 @@ from engine_agent.protocol.manifest import MANIFEST_NAME, Manifest
 from engine_agent.protocol.messages import Artifact
 from tests.engine_agent.engines.s3_server import BUCKET, cutting, empty_bucket, s3_server, upload
 
+pytestmark = pytest.mark.slow
+
 FILES = {"model.safetensors": b"weights " * 1000, "tokenizer/vocab.json": b"{}"}
 WEIGHTS = "llama/3/model.safetensors"
 

@@ -30,7 +30,7 @@ from tests.controlplane.cli.conftest import environ, kept_schema, switchyard, to
 from tests.fleet import rows
 from tests.server_certificates import DAY, PublicAuthority, Signed
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 PATH = "/api/v1/certificates"
 AUTHORITY = PublicAuthority()
@@ -205,7 +205,6 @@ def test_the_page_of_traffic_shows_operators_names_and_ends_and_viewers_nothing(
         assert not any(line in page for line in kept_of(SERVER))
 
 
-@pytest.mark.slow
 def test_commands_set_list_show_and_remove(switchyard: Any, tmp_path: Path) -> None:  # noqa: F811 - a fixture
     chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
     chain.write_text(AUTHORITY.chain(SERVER))

@@ -29,6 +29,8 @@ from fleet.services.agent_archive import (
     source_keep,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -54,7 +56,6 @@ def entries(path: Path) -> list[tarfile.TarInfo]:
         return tar.getmembers()
 
 
-@pytest.mark.slow
 def test_it_is_packed_once_and_says_nothing_of_where() -> None:
     [own] = archives()
     assert own.tag == own_tag()
@@ -66,7 +67,6 @@ def test_it_is_packed_once_and_says_nothing_of_where() -> None:
     assert not [entry.name for entry in found if entry.name.startswith("/") or ".." in entry.name.split("/")]
 
 
-@pytest.mark.slow
 def test_packed_again_it_is_the_same(tmp_path: Path) -> None:
     [own] = archives()
     source = agent_archive.release_folder(agent_archive.own_release().id)
@@ -75,7 +75,6 @@ def test_packed_again_it_is_the_same(tmp_path: Path) -> None:
     assert made == hashlib.sha256(own.path.read_bytes()).hexdigest()  # unequal bytes would be compared for minutes
 
 
-@pytest.mark.slow
 def test_two_processes_that_pack_at_once_leave_one_whole_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs_no_packages: None
 ) -> None:
@@ -132,7 +131,6 @@ def other_checkout(folder: Path, version: str) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_each_source_is_a_release_of_its_own_and_kept(tmp_path: Path, packs_no_packages: None) -> None:
     other = source_keep(other_checkout(tmp_path / "other", "0.2.0"))
     own = own_release()
@@ -146,7 +144,6 @@ def test_each_source_is_a_release_of_its_own_and_kept(tmp_path: Path, packs_no_p
     assert RELEASE_FILE in {entry.name for entry in entries(packed.path)}
 
 
-@pytest.mark.slow
 def test_what_runs_from_a_release_leaves_no_trace_in_its_archive(tmp_path: Path, packs_no_packages: None) -> None:
     release = source_keep(other_checkout(tmp_path / "other", "0.3.0"))
     compiled = release_folder(release.id) / "engine_agent/__pycache__/x.cpython-311.pyc"
@@ -155,7 +152,6 @@ def test_what_runs_from_a_release_leaves_no_trace_in_its_archive(tmp_path: Path,
     assert [archive.tag for archive in archives(release.id)] == [own_tag()]
 
 
-@pytest.mark.slow
 def test_a_damaged_source_is_kept_anew(tmp_path: Path) -> None:
     checkout = other_checkout(tmp_path / "other", "0.4.0")
     release = source_keep(checkout)

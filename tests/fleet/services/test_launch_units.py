@@ -20,7 +20,7 @@ from tests.fleet.provision import MANY, Clock, provision
 from tests.fleet.rows import KIND, NOW
 from tests.fleet.services.racing import race
 
-pytestmark = pytest.mark.usefixtures("now", "cloud")
+pytestmark = [pytest.mark.usefixtures("now", "cloud"), pytest.mark.slow]
 
 
 class Killed(BaseException):

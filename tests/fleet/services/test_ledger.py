@@ -26,6 +26,8 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.fleet.services.racing import race
 
+pytestmark = pytest.mark.slow
+
 LATER = NOW + timedelta(minutes=5)
 
 

@@ -30,7 +30,7 @@ from kernel.models import Event
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 IDLE = Report(seq=1, observed=Observed(state=EngineState.IDLE))

@@ -22,7 +22,7 @@ from kernel.transitions import StaleDecision
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 EAST = "us-east-1"
 LATER = NOW + timedelta(minutes=10)
 

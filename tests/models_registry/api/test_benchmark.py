@@ -15,7 +15,7 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.models_registry.selectors.test_benchmark import measured
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 URL = "/api/v1/benchmarks"
 ASKED = {

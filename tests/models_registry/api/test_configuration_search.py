@@ -13,7 +13,7 @@ from tests.controlplane.api.client import rules
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 URL = "/api/v1/configuration-searches"
 ASKED = {

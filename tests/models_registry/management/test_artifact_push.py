@@ -17,6 +17,8 @@ from engine_agent.protocol.messages import Artifact
 from models_registry.services import artifact_push
 from tests.engine_agent.engines.s3_server import BUCKET, empty_bucket, s3_server
 
+pytestmark = pytest.mark.slow
+
 URI = f"s3://{BUCKET}/llama/3"
 FILES = {"model.safetensors": b"weights " * 1000, "tokenizer/vocab.json": b"{}"}
 

@@ -24,6 +24,8 @@ from tests.engine_agent.engines.s3_server import BUCKET, empty_bucket, s3_server
 from tests.models_registry.services.artifacts import FILES
 from tests.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 LIMITS = ArtifactLimits()
 
 

@@ -15,7 +15,7 @@ from traffic.services.ingress import ingress_create
 from traffic.services.key import key_create
 from traffic.services.routing import tables_publish
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 KEYS = "/api/v1/keys"
 ASKED = {"name": "search", "tenant": "rufus", "requests_per_min": 60}
 

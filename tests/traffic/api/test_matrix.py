@@ -7,7 +7,7 @@ from tests.fleet import rows
 from tests.traffic.steered import EAST, WEST, Steered
 from traffic.models import TrafficMatrix, TrafficShift
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 def test_a_deployment_shows_its_shares_and_what_they_answer_to() -> None:

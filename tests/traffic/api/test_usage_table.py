@@ -14,7 +14,7 @@ from kernel import clock
 from tests.controlplane.api.client import bearer
 from traffic.models import UsageDay, UsageHour
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 USAGE = "/api/v1/usage"
 
 

@@ -34,7 +34,7 @@ from traffic.consumers.ingress_handler import IngressHandler
 from traffic.services.ingress import ingress_create
 from traffic.services.routing import tables_publish
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio, pytest.mark.slow]
 
 AUTHORITY = PublicAuthority()
 

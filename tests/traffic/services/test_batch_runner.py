@@ -23,7 +23,7 @@ from traffic.planning.batch import BatchSettings
 from traffic.services.batch import batch_end_early
 from traffic.services.file_store import StoreAway, file_store
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio, pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)

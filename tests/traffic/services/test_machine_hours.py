@@ -14,7 +14,7 @@ from traffic.models import CellHour, CostShare, IngressReport, UsageHour, UsageM
 from traffic.services.ingress import ingress_create
 from traffic.services.machine_hours import machine_hours_count
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 MINUTE = timedelta(minutes=1)
 
 

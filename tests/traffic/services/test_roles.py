@@ -19,7 +19,7 @@ from traffic.selectors.routing_cache import RoutingCache
 from traffic.selectors.steering import ready_cells
 from traffic.services.autoscaling import roles_plan
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 EAST = "us-east-1"
 FIT = {
     "prompt": 125, "cached": 0, "completion": 600, "step_us": 20_000.0, "sequence_us": 250.0, "prompt_us": 125.0,

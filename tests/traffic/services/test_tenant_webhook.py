@@ -33,7 +33,7 @@ from traffic.services.tenant_webhook import (
     tenant_webhooks_notify,
 )
 
-pytestmark = [pytest.mark.django_db]
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 HERE = WebhookSettings(allowed=(ip_network("127.0.0.0/8"),))
 
 
