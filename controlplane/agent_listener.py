@@ -26,9 +26,8 @@ from controlplane.connection_door import ConnectionDoor, ConnectionLimits
 from controlplane.http_connections import HttpCrowd, http_connections
 from engine_agent.node.identity import Identity, renewed_server_context
 from engine_agent.protocol.identity import CONTROL_ID, IdentityKind
-from fleet.models import IssuedCertificate
-from fleet.services.authority import authority_ensure
-from fleet.services.certificate import CertificateOrder, certificate_issue
+from fleet.agents.models import IssuedCertificate
+from fleet.agents.services.authority import CertificateOrder, authority_ensure, certificate_issue
 from kernel import clock
 from kernel.addresses import is_loopback
 

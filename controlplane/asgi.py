@@ -29,11 +29,11 @@ from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
 from controlplane.paths import AGENT_ONLY_PATHS, INGRESS_PATHS, PathsOf  # noqa: E402
 from controlplane.request_bodies import RequestBodies  # noqa: E402
 from engine_agent.protocol.states import AgentKind  # noqa: E402
-from fleet.consumers.agent_socket import AgentSocket  # noqa: E402
-from fleet.consumers.handlers import MachineHandler, NodeHandler  # noqa: E402
-from fleet.consumers.hub import AgentHub  # noqa: E402
-from traffic.api.response_create import CreateResponse  # noqa: E402
-from traffic.consumers.ingress_handler import IngressHandler  # noqa: E402
+from fleet.agents.consumers.handlers import MachineHandler, NodeHandler  # noqa: E402
+from fleet.agents.consumers.hub import AgentHub  # noqa: E402
+from fleet.agents.consumers.socket import AgentSocket  # noqa: E402
+from traffic.responses.api import CreateResponse  # noqa: E402
+from traffic.routing.consumers import IngressHandler  # noqa: E402
 
 cast(Any, http_application).request_class = TextRequest
 

@@ -19,7 +19,7 @@ from django.views import defaults
 
 from controlplane.api.problems import API_ROOT, CONTENT_TYPE, FAULT, problem_document
 from kernel.decoding import NO_TEXT, is_storable
-from traffic.api.openai_form import openai_error
+from traffic.tenants.api import openai_error
 
 APPLICATIONS_ROOT, AGENTS_ROOT = "/v1/", "/agents/"
 DIALECTS = (API_ROOT, APPLICATIONS_ROOT, AGENTS_ROOT)

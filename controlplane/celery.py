@@ -175,7 +175,7 @@ signals.beat_init.connect(lambda **_: require_secret_key(), weak=False)
 def _make_release_known(**_: object) -> None:
     """Before anything is launched, so that it runs this release."""
     if process_role() is ProcessRole.CONTROLLER:
-        from fleet.services.release_retention import releases_refresh
+        from fleet.releases.services.releases import releases_refresh
         from kernel import clock
 
         releases_refresh(now=clock.now())

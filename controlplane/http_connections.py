@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from fleet.services.enrolment import PEER_CERTIFICATE
+from fleet.agents.services.enrolment import PEER_CERTIFICATE
 
 
 class HttpCrowd:

@@ -24,13 +24,12 @@ from controlplane.paths import INGRESS_PATHS
 from controlplane.refused_requests import RequestRefused, refuse
 from kernel import clock
 from kernel.addresses import client_network, is_loopback
-from traffic.api.response_create import TENANT
-from traffic.api.stored_file import FILES_PATH
-from traffic.api.stored_response import application_with_key
-from traffic.planning.application_refusal import ApplicationRefused
-from traffic.services.response_outcome import RESPONSES_PATH
-from traffic.services.stored_file import file_settings
-from traffic.services.stored_response import store_settings
+from traffic.async_requests.services.requests import RESPONSES_PATH
+from traffic.files.api import FILES_PATH
+from traffic.files.services.files import file_settings
+from traffic.responses.api import TENANT, application_with_key
+from traffic.responses.services import store_settings
+from traffic.tenants.planner import ApplicationRefused
 
 OTHER_BYTES = 4 * 1024 * 1024
 """Of a body that is neither a file nor a response. Who reads one takes less; this ends one that states no length."""

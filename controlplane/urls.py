@@ -4,10 +4,11 @@ from django.urls import URLPattern, URLResolver, include, path
 
 from controlplane.admin import record_site
 from controlplane.observability.views import Metrics, healthz
-from fleet.api import join
-from fleet.api.node import enrol
-from traffic.api import batch, stored_file
-from traffic.api.usage import own_usage
+from fleet.agents import api as join
+from fleet.nodes.api import enrol
+from traffic.batches import api as batch
+from traffic.files import api as stored_file
+from traffic.usage.api.usage import own_usage
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("api/", include("controlplane.api.urls")),
@@ -22,12 +23,12 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("join/aws", join.aws_script, name="join-aws"),
     path("healthz", healthz, name="healthz"),
     path("metrics", Metrics.as_view(), name="metrics"),
-    path("v1/async/", include("traffic.api.routes")),
-    path("v1/responses/", include("traffic.api.response_routes")),
+    path("v1/async/", include("traffic.api")),
+    path("v1/responses/", include("traffic.responses.api")),
     path("v1/files", stored_file.files, name="files"),
-    path("v1/files/", include("traffic.api.file_routes")),
+    path("v1/files/", include("traffic.files.api")),
     path("v1/batches", batch.batches, name="batches"),
-    path("v1/batches/", include("traffic.api.batch_routes")),
+    path("v1/batches/", include("traffic.batches.api")),
     path("v1/usage", own_usage, name="own-usage"),
     path("", include("controlplane.dashboard.urls")),
 ]

@@ -21,7 +21,7 @@ from controlplane.connection_door import ConnectionDoor, ConnectionLimits, raise
 from controlplane.http_connections import HttpCrowd, http_connections
 from controlplane.secret_key import require_secret_key
 from controlplane.websocket_protocol import WebSocketProtocol
-from fleet.consumers.lanes import Lane
+from fleet.agents.consumers.limits import Lane
 from kernel.addresses import is_in_networks, is_loopback
 from kernel.control_hosts import SEEN_EVERY_S, control_host_left, control_host_seen, this_host
 

@@ -10,8 +10,8 @@ from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode
 
 from controlplane.asgi import hub
-from fleet.consumers.knocks import RETRY_AFTER_S, Knock
-from fleet.services.enrolment import PEER_CERTIFICATE
+from fleet.agents.consumers.limits import RETRY_AFTER_S, Knock
+from fleet.agents.services.enrolment import PEER_CERTIFICATE
 
 AGENTS_DOOR = (b"GET /agents/ws HTTP/1.1\r\n", b"GET /agents/ws?")
 """Other spellings of the path reach the socket itself, which judges the same."""

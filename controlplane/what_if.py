@@ -5,25 +5,23 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from fleet.models import Deployment, DeploymentRegion, Region
-from fleet.planning.autoscaling.needs import cells_text
-from fleet.planning.autoscaling.planner import agreement_s, plan_scaling
-from fleet.planning.autoscaling.policy import CellPools, CellRange, Cells, ScalingMode
-from fleet.planning.autoscaling.view import NeedSample, PlaceLoad, ScaledPlace, ScalingView
-from fleet.planning.capacity.need import PlacePlan, at_load, need_within
-from fleet.planning.rate import Source
-from fleet.planning.snapshot import FleetView
-from fleet.selectors.autoscaling import scaling_mode, scaling_switch
-from fleet.selectors.capacity_plan import place_plans
-from fleet.selectors.model_version import roles_objection, shapes_of
-from fleet.selectors.rate import machine_prices
-from fleet.selectors.snapshot import fleet_view, version_view
-from fleet.selectors.start_up import start_times_s, typical_s
-from fleet.services.deployment_types import ByType, check_by_type
-from fleet.services.rollout_actions import rollout_propose
+from fleet.autoscaling.planning.needs import NeedSample, PlaceLoad, ScaledPlace, ScalingView, cells_text
+from fleet.autoscaling.planning.planner import agreement_s, plan_scaling
+from fleet.autoscaling.planning.policy import CellPools, CellRange, Cells, ScalingMode
+from fleet.autoscaling.selectors import place_plans, scaling_mode, scaling_switch, start_times_s, typical_s
+from fleet.capacity.planning.rates import Source
+from fleet.capacity.planning.view import PlacePlan, at_load, need_within
+from fleet.capacity.selectors import machine_prices
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.deployments.selectors import roles_objection, shapes_of
+from fleet.deployments.services.instance_types import ByType, check_by_type
+from fleet.reconcile.planning.snapshot import FleetView
+from fleet.reconcile.selectors.snapshot import fleet_view, version_view
+from fleet.regions.models import Region
+from fleet.rollouts.services import rollout_propose
 from kernel.refusals import InvalidInput
 from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
-from traffic.selectors.autoscaling import scaled_deployments
+from traffic.capacity.selectors.autoscaling import scaled_deployments
 
 NOTES_MOST = 20
 HasTime = Callable[[], bool]

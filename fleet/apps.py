@@ -7,10 +7,10 @@ class FleetConfig(AppConfig):
     def ready(self) -> None:
         """Register what packages below the fleet need of it: the model registry, and approvals."""
         from accounts.services.approval import fleet_action_register
-        from fleet.selectors.model_version import instance_shapes, version_uses
-        from fleet.services.deployment import EMPTY_BY_SCALING
-        from fleet.services.rollout_request import ROLL_OUT
-        from models_registry.selectors.fleet_hooks import register_fleet_hooks
+        from fleet.deployments.selectors import instance_shapes, version_uses
+        from fleet.deployments.services.deployments import EMPTY_BY_SCALING
+        from fleet.rollouts.services import ROLL_OUT
+        from models_registry.versions.selectors import register_fleet_hooks
 
         fleet_action_register(ROLL_OUT)
         fleet_action_register(EMPTY_BY_SCALING)

@@ -2,21 +2,20 @@
 
 from celery import shared_task
 
-from fleet.selectors.fleet_cache import FleetCache
-from fleet.services.agent_rollouts import AgentRollouts
-from fleet.services.application_certificate import application_certificates_judge
-from fleet.services.authority import authority_advance, certificates_trim
-from fleet.services.cloud_metrics import cloud_metrics_send
-from fleet.services.cloud_upkeep import CloudUpkeep
-from fleet.services.drift import speculation_drift_judge, token_drift_judge
-from fleet.services.enrolment import join_tokens_trim
-from fleet.services.fault_evidence import step_windows_cut
-from fleet.services.history import history_trim, load_sample
-from fleet.services.node_log import node_logs_trim
-from fleet.services.provisioning import Provisioning
-from fleet.services.reconcile import reconcile_alone
-from fleet.services.rollout import rollout_points_keep
-from fleet.services.webhook_delivery import deliveries_trim
+from fleet.agents.services.authority import authority_advance, certificates_trim
+from fleet.agents.services.enrolment import join_tokens_trim
+from fleet.clouds.services.upkeep import CloudUpkeep, cloud_metrics_send
+from fleet.faults.services.incidents import step_windows_cut
+from fleet.faults.services.watch import speculation_drift_judge, token_drift_judge
+from fleet.load.services import history_trim, load_sample
+from fleet.machines.services.provisioning import Provisioning
+from fleet.nodes.services.reports import node_logs_trim
+from fleet.reconcile.selectors.cache import FleetCache
+from fleet.reconcile.services import reconcile_alone
+from fleet.regions.services import application_certificates_judge
+from fleet.releases.services.releases import AgentRollouts
+from fleet.rollouts.services import rollout_points_keep
+from fleet.webhooks.services import deliveries_trim
 from kernel import clock
 from kernel.control_loops import ControlLoop
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from models_registry.planning.engine_arguments import render_version
-from models_registry.planning.instance_types import INSTANCE_TYPES, InstanceShape
-from models_registry.planning.neuron_configuration import neuron_configuration
-from models_registry.planning.parallelism import degrees_on
-from models_registry.planning.speculation import read_speculation
-from models_registry.planning.version_spec import HeadCounts, VersionSpec
+from models_registry.versions.planning.engine_arguments import render_version
+from models_registry.versions.planning.machines import INSTANCE_TYPES, InstanceShape, degrees_on
+from models_registry.versions.planning.neuron_configuration import neuron_configuration
+from models_registry.versions.planning.spec import HeadCounts, VersionSpec
+from models_registry.versions.planning.speculation import read_speculation
 
 TRN1 = INSTANCE_TYPES["trn1.32xlarge"]
 INF2 = INSTANCE_TYPES["inf2.48xlarge"]

@@ -1,5 +1,24 @@
+"""Django's system check of the registry's settings: a bad source is named at start-up, not at the first validation."""
+
+from typing import Any
+
 from django.apps import AppConfig
-from django.core.checks import register
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, register
+
+from engine_agent.protocol.manifest import BadArtifact
+from models_registry.artifacts.planner import parse_place
+
+
+def check_artifact_sources(**_: Any) -> list[CheckMessage]:
+    """An error for each source that is no place of artifacts."""
+    errors: list[CheckMessage] = []
+    for source in settings.ARTIFACT_SOURCES:
+        try:
+            parse_place(source)
+        except BadArtifact as error:
+            errors.append(Error(f"SWITCHYARD_ARTIFACT_SOURCES: {error}", id="models_registry.E001"))
+    return errors
 
 
 class ModelsRegistryConfig(AppConfig):
@@ -9,8 +28,7 @@ class ModelsRegistryConfig(AppConfig):
     def ready(self) -> None:
         """Have the settings checked at start-up; register what may need a second approval."""
         from accounts.services.approval import fleet_action_register
-        from models_registry.checks import check_artifact_sources
-        from models_registry.services.engine_allowance import WIDEN
+        from models_registry.versions.services.drafts import WIDEN
 
         fleet_action_register(WIDEN)
         register(check_artifact_sources)

@@ -3,8 +3,8 @@
 from celery import shared_task
 from django.conf import settings
 
-from models_registry.planning.artifact_rules import ArtifactLimits, parse_place
-from models_registry.services.validation import TASK, Slice, validations_advance
+from models_registry.artifacts.planner import ArtifactLimits, parse_place
+from models_registry.versions.services.validation import TASK, Slice, validations_advance
 
 SOFT_LIMIT_S, HARD_LIMIT_S = 540, 570
 """Above what one file may take (`ArtifactLimits.file_s`), below the broker's visibility timeout."""

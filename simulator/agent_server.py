@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from engine_agent.protocol.states import EngineState
-from fleet.planning.snapshot import ReportView
+from fleet.reconcile.planning.snapshot import ReportView
 from simulator.context import AgentReport, SimulationContext
 from simulator.machine import Machine
 from simulator.store import Store

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from engine_agent.protocol.messages import Health, Observed
 from engine_agent.protocol.metrics import bucket_of
-from fleet.planning.load.counters import CellCounters
+from fleet.load.planner import CellCounters
 from simulator.clock import Action, EventQueue
 
 

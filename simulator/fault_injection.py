@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 
-from fleet.planning.fault_views import NoticeView
-from fleet.planning.policy import UpdatePolicy
-from fleet.planning.snapshot import RolloutView, VersionView
-from fleet.planning.states import NoticeKind, RolloutState
+from fleet.deployments.planner import UpdatePolicy
+from fleet.faults.planning.views import NoticeView
+from fleet.reconcile.planning.snapshot import RolloutView, VersionView
+from fleet.reconcile.planning.states import NoticeKind, RolloutState
 from simulator.machine import Machine
 from simulator.world import World
 

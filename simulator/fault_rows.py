@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from fleet.planning.decisions import (
+from fleet.faults.planning.liveness import COUNTED, ReplacementBudget, over_budget
+from fleet.faults.planning.views import FaultsView, IncidentView, ReplacementView, Rule
+from fleet.reconcile.planning.decisions import (
     CloseIncident,
     CloseReplacement,
     NoteIncident,
@@ -13,11 +15,8 @@ from fleet.planning.decisions import (
     ReplaceNode,
     RequestReplacement,
 )
-from fleet.planning.fault_rules import Rule
-from fleet.planning.fault_views import FaultsView, IncidentView, ReplacementView
-from fleet.planning.faults.guards import COUNTED, ReplacementBudget, over_budget
-from fleet.planning.settings import FaultSettings
-from fleet.planning.snapshot import NodeView
+from fleet.reconcile.planning.settings import FaultSettings
+from fleet.reconcile.planning.snapshot import NodeView
 
 FaultDecision = OpenIncident | NoteIncident | CloseIncident | RequestReplacement | ReplaceNode | CloseReplacement
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from engine_agent.protocol.states import EngineState
-from fleet.planning.ledger import LedgerLimits
-from fleet.planning.snapshot import CellView, DeploymentView, FleetView
-from fleet.planning.states import CellState, NodeState
+from fleet.reconcile.planning.settings import LedgerLimits
+from fleet.reconcile.planning.snapshot import CellView, DeploymentView, FleetView
+from fleet.reconcile.planning.states import CellState, NodeState
 
 
 def without_other_deployments(fleet: FleetView, deployment: str) -> FleetView:

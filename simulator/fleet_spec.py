@@ -6,9 +6,8 @@ from datetime import datetime, timedelta
 from itertools import count
 
 from engine_agent.protocol.states import EngineState
-from fleet.planning.claims import UNSTATED, ClaimView, QuotaView, SharingPolicy
-from fleet.planning.policy import UpdatePolicy
-from fleet.planning.snapshot import (
+from fleet.deployments.planner import UNSTATED, ClaimView, QuotaView, SharingPolicy, UpdatePolicy
+from fleet.reconcile.planning.snapshot import (
     CellView,
     DeploymentView,
     FleetView,
@@ -18,7 +17,7 @@ from fleet.planning.snapshot import (
     ReportView,
     VersionView,
 )
-from fleet.planning.states import CellState, NodeState
+from fleet.reconcile.planning.states import CellState, NodeState
 from simulator.clock import EPOCH
 
 KIND = "simulated.8xl"

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from engine_agent.protocol.states import EngineState
-from fleet.planning.claims import GrantRule
-from fleet.planning.decisions import ChangeRollout, DrainCell, GrantCells, MoveCell, StopCell
-from fleet.planning.snapshot import CellView, Finding
-from fleet.planning.states import ROLLOUT_ALLOWED, CellState, RolloutState
+from fleet.deployments.planner import GrantRule
+from fleet.reconcile.planning.decisions import ChangeRollout, DrainCell, GrantCells, MoveCell, StopCell
+from fleet.reconcile.planning.snapshot import CellView, Finding
+from fleet.reconcile.planning.states import ROLLOUT_ALLOWED, CellState, RolloutState
 from simulator.rows import Write
 from simulator.world import Invariant, World
 

@@ -12,17 +12,23 @@ from datetime import datetime
 from statistics import fmean
 from typing import Protocol
 
-from fleet.planning.autoscaling.needs import OBJECTIVE_SEEN_S
-from fleet.planning.autoscaling.planner import plan_scaling
-from fleet.planning.autoscaling.policy import CellRange, ScalingPolicy
-from fleet.planning.autoscaling.view import NeedSample, PlaceLoad, PlannedNeed, ScaledPlace, ScalingView
-from fleet.planning.load.slo import Objective, RequestCounts, late_burn
-from fleet.planning.states import CellState, NodeState
+from fleet.autoscaling.planning.needs import (
+    OBJECTIVE_SEEN_S,
+    NeedSample,
+    PlaceLoad,
+    PlannedNeed,
+    ScaledPlace,
+    ScalingView,
+)
+from fleet.autoscaling.planning.planner import plan_scaling
+from fleet.autoscaling.planning.policy import CellRange, ScalingPolicy
+from fleet.deployments.planner import Objective, RequestCounts, late_burn
+from fleet.reconcile.planning.states import CellState, NodeState
 from simulator.fault_injection import scale
 from simulator.world import Place, World
 
 MEANS_S = 15.0
-"""Loads are means of so long, as those that ingresses report (`traffic.planning.load_window`)."""
+"""Loads are means of so long, as those that ingresses report (`traffic.region_shares.planning.load`)."""
 MINUTE_S = 60.0
 LOST_MINUTE = "minute.lost"
 UTILISATION_CAP = 0.8

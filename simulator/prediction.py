@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from fleet.planning.policy import UpdatePolicy
-from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import FleetView, VersionView
-from fleet.planning.states import CellState, RolloutState
+from fleet.deployments.planner import UpdatePolicy
+from fleet.reconcile.planning.settings import FleetSettings
+from fleet.reconcile.planning.snapshot import FleetView, VersionView
+from fleet.reconcile.planning.states import CellState, RolloutState
 from simulator.clock import EventQueue
 from simulator.context import TimelineEntry, VersionBehaviour
 from simulator.fault_injection import roll_out, scale

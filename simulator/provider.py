@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fleet.planning.snapshot import ProviderStatus
+from fleet.reconcile.planning.snapshot import ProviderStatus
 from simulator.agent_server import AgentServer
 from simulator.context import SimulationContext
 from simulator.engines import Engines

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
-from fleet.planning.decisions import Decision
-from fleet.planning.faults.liveness import nodes_in_doubt
-from fleet.planning.planners import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
-from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import FleetView
+from fleet.faults.planning.liveness import nodes_in_doubt
+from fleet.reconcile.planning.decisions import Decision
+from fleet.reconcile.planning.planner import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
+from fleet.reconcile.planning.settings import FleetSettings
+from fleet.reconcile.planning.snapshot import FleetView
 from simulator.context import SimulationContext
 from simulator.rows import ProcessKilled, Provider, StaleWrite
 from simulator.store import Store

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from fleet.planning.states import CellState
+from fleet.reconcile.planning.states import CellState
 from simulator.context import SimulationContext
 from simulator.rows import ProcessKilled
 from simulator.store import Store
-from traffic.planning.ingress import FollowingIngress, TableInForce, plan_unrouted
+from traffic.routing.planning.ingresses import FollowingIngress, TableInForce, plan_unrouted
 
 PUBLISH_AFTER_S = 0.05
 POLL_EVERY_S = 1.0

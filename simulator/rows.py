@@ -13,9 +13,9 @@ from typing import Protocol
 
 from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Peer
 from engine_agent.protocol.states import MemberRole, Phase
-from fleet.planning.decisions import Decision
-from fleet.planning.ledger import LedgerLimits
-from fleet.planning.snapshot import (
+from fleet.reconcile.planning.decisions import Decision
+from fleet.reconcile.planning.settings import LedgerLimits
+from fleet.reconcile.planning.snapshot import (
     CellView,
     DeploymentView,
     FleetView,
@@ -24,7 +24,7 @@ from fleet.planning.snapshot import (
     ReportView,
     RolloutView,
 )
-from fleet.planning.states import CELL_PHASE, CellState, NodeState
+from fleet.reconcile.planning.states import CELL_PHASE, CellState, NodeState
 
 
 class StaleWrite(Exception):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from fleet.planning.settings import FleetSettings
+from fleet.reconcile.planning.settings import FleetSettings
 from simulator.context import QUIET, NetworkQuality, VersionBehaviour
 from simulator.fleet_spec import FleetSpec, build_fleet
 from simulator.invariants import INVARIANTS

@@ -8,7 +8,9 @@ from dataclasses import replace
 from datetime import datetime
 from functools import singledispatchmethod
 
-from fleet.planning.decisions import (
+from fleet.autoscaling.planning.role_split import answers
+from fleet.faults.planning.liveness import CONDEMNED
+from fleet.reconcile.planning.decisions import (
     ChangeRollout,
     CordonNode,
     CreateCell,
@@ -27,10 +29,8 @@ from fleet.planning.decisions import (
     StopCell,
     UncordonNode,
 )
-from fleet.planning.faults.guards import CONDEMNED
-from fleet.planning.ledger import LedgerCounts, refusal
-from fleet.planning.role_split import answers
-from fleet.planning.snapshot import (
+from fleet.reconcile.planning.settings import LedgerCounts, refusal
+from fleet.reconcile.planning.snapshot import (
     CellView,
     DeploymentView,
     MemberView,
@@ -38,7 +38,7 @@ from fleet.planning.snapshot import (
     ReportView,
     policy_in_force,
 )
-from fleet.planning.states import (
+from fleet.reconcile.planning.states import (
     CELL_ALLOWED,
     NODE_ALLOWED,
     ROLLOUT_ACTIVE,
@@ -59,7 +59,7 @@ class Store(Rows):
 
     @singledispatchmethod
     def apply(self, decision: Decision, now: datetime) -> None:
-        """Carry out one decision, as `fleet.services.reconcile.apply` does.
+        """Carry out one decision, as `fleet.reconcile.services.apply` does.
 
         Raises:
             StaleWrite: what the decision saw is no longer so.

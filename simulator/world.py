@@ -7,11 +7,11 @@ from random import Random
 
 from engine_agent.node.planning.node import Membership, RunningProcess
 from engine_agent.protocol.states import Phase
-from fleet.planning.decisions import GrantCells, MoveNode
-from fleet.planning.rollout.evidence import CELLS_COMPARED
-from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import CellView, FleetView
-from fleet.planning.states import CellState, NodeState
+from fleet.reconcile.planning.decisions import GrantCells, MoveNode
+from fleet.reconcile.planning.settings import FleetSettings
+from fleet.reconcile.planning.snapshot import CellView, FleetView
+from fleet.reconcile.planning.states import CellState, NodeState
+from fleet.rollouts.planning.gates import CELLS_COMPARED
 from simulator.agent_server import AgentServer, RepeatedReport
 from simulator.clock import EPOCH, EventQueue
 from simulator.context import QUIET, Network, NetworkQuality, SimulationContext, VersionBehaviour, counted

@@ -12,7 +12,7 @@ UNANSWERED = "no answer"
 
 def watch() -> None:
     """Note each call of this process from now on, however tests replace what is around it."""
-    from fleet.providers.aws import calls
+    from fleet.clouds.aws import calls
 
     send = calls.send
 

@@ -7,11 +7,11 @@ class TrafficConfig(AppConfig):
     def ready(self) -> None:
         """Register what packages below need of traffic: second approvals, ingresses among the agents, benchmarks."""
         from accounts.services.approval import fleet_action_register
-        from fleet.selectors.agents import agent_source_register
-        from models_registry.selectors.benchmark_target import register_benchmark_targets
-        from traffic.selectors.ingress import ingress_agents
-        from traffic.services.benchmark_target import benchmark_describe, benchmark_enter, benchmark_serve
-        from traffic.services.override import EVACUATE, FIX_SHARES
+        from fleet.releases.selectors import agent_source_register
+        from models_registry.benchmarks.selectors import register_benchmark_targets
+        from traffic.region_shares.services.overrides import EVACUATE, FIX_SHARES
+        from traffic.routing.selectors import ingress_agents
+        from traffic.routing.services.ingress_client import benchmark_describe, benchmark_enter, benchmark_serve
 
         register_benchmark_targets(describe=benchmark_describe, enter=benchmark_enter, serve=benchmark_serve)
         agent_source_register(ingress_agents)

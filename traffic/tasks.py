@@ -8,28 +8,23 @@ from django.conf import settings
 
 from kernel import clock, wake_ups
 from kernel.control_loops import ControlLoop
-from traffic.selectors.routing_cache import RoutingCache
-from traffic.services.async_lease import async_requests_expire
-from traffic.services.async_request import async_requests_trim
-from traffic.services.autopilot import autopilot_run
-from traffic.services.autoscaling import autoscaling_run, roles_plan
-from traffic.services.batch import batches_trim
-from traffic.services.budget import budgets_follow
-from traffic.services.capacity_plan import Planner
-from traffic.services.cloud_ingresses import cloud_ingresses_ensure
-from traffic.services.demand import DemandMeter, demand_trim
-from traffic.services.entry_route53 import entry_run
-from traffic.services.entry_targets import entry_targets_follow
-from traffic.services.forecast import forecasts_trim
-from traffic.services.ingress import ingresses_ensure
-from traffic.services.key import keys_retire, revocations_confirm
-from traffic.services.request_queue import refused_messages_trim
-from traffic.services.routing import drained_cells_mark, tables_publish
-from traffic.services.stored_file import file_garbage_collect, stored_files_trim
-from traffic.services.stored_response import responses_trim
-from traffic.services.token_fit import token_fit_all
-from traffic.services.usage import usage_count, usage_trim
-from traffic.services.usage_export import usage_export_days
+from traffic.async_requests.services.queues import refused_messages_trim
+from traffic.async_requests.services.requests import async_requests_expire, async_requests_trim
+from traffic.batches.services.batch import batches_trim
+from traffic.capacity.services import Planner, autoscaling_run, roles_plan
+from traffic.demand.services import DemandMeter, demand_trim, forecasts_trim
+from traffic.entry.services import entry_run, entry_targets_follow
+from traffic.files.services.files import file_garbage_collect, stored_files_trim
+from traffic.keys.services import keys_retire, revocations_confirm
+from traffic.region_shares.services.autopilot import autopilot_run
+from traffic.responses.services import responses_trim
+from traffic.routing.selectors import RoutingCache
+from traffic.routing.services.ingresses import cloud_ingresses_ensure, ingresses_ensure
+from traffic.routing.services.tables import drained_cells_mark, tables_publish
+from traffic.usage.services.budgets import budgets_follow
+from traffic.usage.services.counting import usage_count, usage_trim
+from traffic.usage.services.export import usage_export_days
+from traffic.usage.services.token_fit import token_fit_all
 
 log = logging.getLogger(__name__)
 _routing = RoutingCache()

@@ -18,9 +18,9 @@ from datetime import datetime
 from itertools import groupby
 
 from bench.traffic.arrivals import TRACES, azure
-from fleet.planning.autoscaling.policy import CellRange, parse_scaling_policy
-from fleet.planning.autoscaling.view import ScaledPlace
-from fleet.planning.provider_limits import ProviderLimits
+from fleet.autoscaling.planning.needs import ScaledPlace
+from fleet.autoscaling.planning.policy import CellRange, parse_scaling_policy
+from fleet.machines.planner import ProviderLimits
 from simulator.clock import EPOCH
 from simulator.context import VersionBehaviour
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet

@@ -29,11 +29,12 @@ from bench.capacity.autoscaling import (
     servegen,
     with_bursts,
 )
-from fleet.planning.autoscaling.policy import CellRange, parse_scaling_policy
-from fleet.planning.autoscaling.view import PlannedNeed, ScaledPlace
-from fleet.planning.capacity.need import need_within, place_plan
-from fleet.planning.capacity.planner import plan_capacity
-from fleet.planning.capacity.view import (
+from fleet.autoscaling.planning.needs import PlannedNeed, ScaledPlace
+from fleet.autoscaling.planning.policy import CellRange, parse_scaling_policy
+from fleet.capacity.planning.forecast import calibrate, forecast_series, past_of
+from fleet.capacity.planning.forecast_series import HISTORY_SLOT_S, SLOT_S, SLOTS, Calibration, Record, SeriesKey
+from fleet.capacity.planning.planner import plan_capacity
+from fleet.capacity.planning.view import (
     BatchWork,
     CapacityPlan,
     CapacitySettings,
@@ -43,14 +44,11 @@ from fleet.planning.capacity.view import (
     MachinePool,
     PlannedDeployment,
     PlannedPlace,
+    need_within,
+    place_plan,
 )
-from fleet.planning.forecast.forecaster import forecast_series
-from fleet.planning.forecast.ledger import calibrate
-from fleet.planning.forecast.past import past_of
-from fleet.planning.forecast.records import Calibration, Record
-from fleet.planning.forecast.series import HISTORY_SLOT_S, SLOT_S, SLOTS, SeriesKey
-from fleet.planning.provider_limits import ProviderLimits
-from fleet.planning.snapshot import FleetView, PlannedPlaceCells
+from fleet.machines.planner import ProviderLimits
+from fleet.reconcile.planning.snapshot import FleetView, PlannedPlaceCells
 from simulator.clock import EPOCH
 from simulator.context import VersionBehaviour
 from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet

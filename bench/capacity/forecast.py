@@ -16,11 +16,16 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from bench.traffic.arrivals import TRACES
-from fleet.planning.forecast.forecaster import Made, forecast_series
-from fleet.planning.forecast.ledger import calibrate
-from fleet.planning.forecast.past import Floats, past_of
-from fleet.planning.forecast.records import Calibration, Record
-from fleet.planning.forecast.series import HISTORY_SLOT_S, LEADS, SLOT_S, Method, SeriesKey
+from fleet.capacity.planning.forecast import Floats, Made, calibrate, forecast_series, past_of
+from fleet.capacity.planning.forecast_series import (
+    HISTORY_SLOT_S,
+    LEADS,
+    SLOT_S,
+    Calibration,
+    Method,
+    Record,
+    SeriesKey,
+)
 from simulator.clock import EPOCH
 
 LEDGER = "ledger's choice"

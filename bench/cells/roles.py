@@ -11,9 +11,15 @@ from bench.cells.prefill_decode import Fleet, Load, goodput
 from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.engines.sim.planning.generation_request import HandoverParameters
 from engine_agent.protocol.messages import PREFILL_FROM_TOKENS
-from fleet.planning.role_split import RoleSplit
-from fleet.planning.roles.capacity import RoleDemand, RoleLimits, RolePace, handover_from_tokens
-from fleet.planning.roles.ratio import RatioView, plan_ratio
+from fleet.autoscaling.planning.role_split import RoleSplit
+from fleet.autoscaling.planning.roles import (
+    RatioView,
+    RoleDemand,
+    RoleLimits,
+    RolePace,
+    handover_from_tokens,
+    plan_ratio,
+)
 
 CELLS = 4
 TTFT_S, ITL_S = 1.5, 0.05

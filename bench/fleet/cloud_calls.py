@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from fleet.planning.call_budget import OWN_SHARE, PAGE, RATES, TOPOLOGY_PAGE, bucket_of, steady_calls
+from fleet.clouds.planning.call_budget import OWN_SHARE, PAGE, RATES, TOPOLOGY_PAGE, bucket_of, steady_calls
 
 PORT = 24390
 REGION = "us-east-1"
@@ -139,8 +139,11 @@ def instance_id(number: int) -> str:
 def make_region(machines: int) -> None:
     """Makes a ready region with a pool on a reservation and `machines` nodes whose topology is unknown. Replaces the
     previous region."""
-    from fleet.models import CallBucket, CapacityPool, CloudRegion, InstanceType, Machine, Node, Region
-    from fleet.planning.states import CloudRegionState, MachineState, NodeState
+    from fleet.clouds.models import CallBucket, CapacityPool, CloudRegion
+    from fleet.machines.models import Machine
+    from fleet.nodes.models import Node
+    from fleet.reconcile.planning.states import CloudRegionState, MachineState, NodeState
+    from fleet.regions.models import InstanceType, Region
 
     for model in (CallBucket, Machine, Node, Region):
         model.objects.all().delete()
@@ -172,7 +175,7 @@ def make_region(machines: int) -> None:
 
 def run_loop(aws: MadeUpAws, minutes: float, tick_s: float) -> None:
     """Passes of the loop for so long, each until its round has ended."""
-    from fleet.services.cloud_upkeep import STEPS, CloudUpkeep
+    from fleet.clouds.services.upkeep import STEPS, CloudUpkeep
 
     steps = {name: step for name, step in STEPS.items() if step.every_s <= LONGEST_S}
 
@@ -182,7 +185,7 @@ def run_loop(aws: MadeUpAws, minutes: float, tick_s: float) -> None:
     upkeep = aws.upkeep = aws.upkeep or CloudUpkeep(now_s, steps)
     with (
         patch("kernel.clock.now", lambda: aws.now),
-        patch("fleet.providers.aws.calls.client", lambda *_, **__: aws),
+        patch("fleet.clouds.aws.calls.client", lambda *_, **__: aws),
     ):
         for _ in range(round(minutes * 60 / tick_s)):
             upkeep.run_pass()

@@ -145,8 +145,8 @@ def _urls() -> list[str]:
     of thing."""
     from controlplane.api.urls import urlpatterns as api
     from controlplane.dashboard.urls import urlpatterns as pages
-    from fleet.models import Cell
-    from traffic.models import ApplicationKey
+    from fleet.cells.models import Cell
+    from traffic.keys.models import ApplicationKey
 
     plain = [
         f"/{pattern.pattern}"

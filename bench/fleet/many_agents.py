@@ -250,7 +250,7 @@ def main(parser: argparse.ArgumentParser) -> None:
 def _connected_agents(
     plane: ControlPlane, members: list[Member], options: argparse.Namespace, servers_pid: int
 ) -> Iterator[Bench]:
-    from fleet.services.load_test_seed import LOAD
+    from fleet.deployments.services.large_demo import LOAD
 
     began = time.time()
     homes = f"{os.environ['SWITCHYARD_HOME']}-agents"

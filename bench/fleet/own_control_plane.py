@@ -57,7 +57,11 @@ def seed_calm(nodes: int, cells: int, *, with_past: bool = True) -> None:
     """Seed a fleet in which no planner has anything to do."""
     from django.core.management import call_command
 
-    from fleet.models import Cell, Incident, Node, NodeReport, Region, Rollout
+    from fleet.cells.models import Cell
+    from fleet.faults.models import Incident
+    from fleet.nodes.models import Node, NodeReport
+    from fleet.regions.models import Region
+    from fleet.rollouts.models import Rollout
     from kernel import clock
 
     call_command("migrate", verbosity=0)
@@ -71,7 +75,8 @@ def seed_calm(nodes: int, cells: int, *, with_past: bool = True) -> None:
 
 
 def seed(nodes: int, cells: int) -> list[Member]:
-    from fleet.models import AgentCredential, CellMember, Node
+    from fleet.cells.models import CellMember
+    from fleet.nodes.models import AgentCredential, Node
     from kernel import clock
     from kernel.secrets import secret_issue
 
@@ -106,7 +111,7 @@ def is_plain() -> bool:
 
 def bundle() -> str:
     """The authorities by which agents know the control plane."""
-    from fleet.services.authority import authority_ensure
+    from fleet.agents.services.authority import authority_ensure
     from kernel import clock
 
     return "" if is_plain() else authority_ensure(clock.now()).bundle

@@ -96,7 +96,7 @@ class Fleet:
         """What agents and ingresses write in a second, and these statements."""
         from django.db import connection
 
-        from fleet.selectors.snapshot import LISTENING_LEASE
+        from fleet.reconcile.selectors.snapshot import LISTENING_LEASE
         from kernel import clock
         from kernel.leases import lease_take
 
@@ -154,8 +154,8 @@ def measure(fleet: Fleet, passes: int, *each_second: str) -> dict[str, Figures]:
 
 def _roll_out() -> None:
     """Two deployments move to their second version, without waiting between waves."""
-    from fleet.models import Deployment
-    from fleet.services.rollout_actions import rollout_propose, rollout_start
+    from fleet.deployments.models import Deployment
+    from fleet.rollouts.services import rollout_propose, rollout_start
     from kernel import clock
 
     for name in ("deployment-00", "deployment-01"):

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import PAGES, table
-from fleet.planning.placement.distance import Path as NetworkPath
-from fleet.planning.placement.distance import total_distance
-from fleet.planning.placement.planner import Placed, Placement, PlacementRequest
-from fleet.planning.snapshot import FleetView
+from fleet.placement.planning.distance import Path as NetworkPath
+from fleet.placement.planning.distance import total_distance
+from fleet.placement.planning.planner import Placed, Placement, PlacementRequest
+from fleet.reconcile.planning.snapshot import FleetView
 from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet
 
 NODES = 10_000

@@ -7,7 +7,7 @@ a Markdown table with seconds of one core.
 import argparse
 from time import process_time
 
-from fleet.planning.snapshot import VersionView
+from fleet.reconcile.planning.snapshot import VersionView
 from simulator.clock import EPOCH
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.prediction import Change, LoseRegion, RollOut, Scale, predict

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from models_registry.planning.version_spec import VersionSpec
+from models_registry.versions.planning.spec import VersionSpec
 
 PLATFORMS = {"trainium": "trn1", "inferentia2": "inf2", "trainium2": "trn2"}
 ABSENT = (

@@ -30,9 +30,9 @@ from bench.models.neuron_classes import PLATFORMS, native_taker, nxdi_taker
 from engine_agent.engines.vllm.environment import installed_python
 from engine_agent.protocol.neuron_targets import NATIVE_0_24, NXDI_2_28, NXDI_2_29, TARGET_BY_NAME, NeuronTarget
 from lab.versions import EXAMPLES, INF2, NOT_SERVED, TRN1, configured, example, spec
-from models_registry.planning.engine_arguments import render_version
-from models_registry.planning.instance_types import INSTANCE_TYPES
-from models_registry.planning.version_spec import HeadCounts, InvalidVersion, VersionSpec
+from models_registry.versions.planning.engine_arguments import render_version
+from models_registry.versions.planning.machines import INSTANCE_TYPES
+from models_registry.versions.planning.spec import HeadCounts, InvalidVersion, VersionSpec
 
 LIMIT_S = 300
 TRN2 = INSTANCE_TYPES["trn2.48xlarge"]
@@ -177,7 +177,7 @@ def compare(target: NeuronTarget, machine: Any, take: Callable[..., str]) -> Ite
 
 def unchecked_settings(version: VersionSpec, machine: Any, target: NeuronTarget) -> dict[str, Any] | None:
     """Returns the arguments of the class without checks, or None if they are unknown."""
-    from models_registry.planning import engine_arguments, neuron_configuration
+    from models_registry.versions.planning import engine_arguments, neuron_configuration
 
     given = dict(version.engine_options.get("neuron_config", {}))
     if target is NATIVE_0_24:

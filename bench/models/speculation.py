@@ -142,8 +142,7 @@ def row_of(task: Task, batch: int, sums: dict[str, Sum]) -> dict[str, Any]:
 
 def tasks_of(options: argparse.Namespace) -> Iterator[Task]:
     """What is measured, with how much is guessed by load."""
-    from models_registry.planning.calibration import read_calibration, task_figures
-    from models_registry.planning.speculation_choice import choose, read_step_cost
+    from models_registry.speculation.planner import choose, read_calibration, read_step_cost, task_figures
 
     calibration = read_calibration(json.loads((options.heads / "calibration.json").read_text()))
     cost = read_step_cost(json.loads(options.step_cost.read_text()))

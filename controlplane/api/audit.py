@@ -10,7 +10,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from audit.models import AuditRecord, Outcome, Proof
-from fleet.planning.states import choices
+from fleet.reconcile.planning.states import choices
 from kernel.access import Role
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 

@@ -6,18 +6,17 @@ from accounts.models import SCOPES as ACCESS_SCOPES
 from audit.models import Outcome, Proof
 from controlplane.api.apply.planning import Action, Kind
 from engine_agent.protocol.states import EngineState, MemberRole, ServingClass
-from fleet.api.capacity_pool import MARKETS, ORIGINS, POOL_STATES
-from fleet.api.image_move import IMAGE_STATES
-from fleet.api.machine import INVITATION_STATES
-from fleet.api.node import ROLES
-from fleet.api.rate import KINDS as KINDS_OF_RATES
-from fleet.api.webhook import EVENTS
-from fleet.planning.autoscaling.policy import ScalingMode
-from fleet.planning.autoscaling.view import ScalingRule
-from fleet.planning.claims import Preempts
-from fleet.planning.fault_rules import RuleMode
-from fleet.planning.snapshot import Finding
-from fleet.planning.states import (
+from fleet.autoscaling.planning.needs import ScalingRule
+from fleet.autoscaling.planning.policy import ScalingMode
+from fleet.capacity.api import KINDS as KINDS_OF_RATES
+from fleet.capacity.api import MARKETS, ORIGINS, POOL_STATES
+from fleet.clouds.api import IMAGE_STATES
+from fleet.deployments.planner import Preempts
+from fleet.faults.planning.views import RuleMode
+from fleet.machines.api import INVITATION_STATES
+from fleet.nodes.api import ROLES
+from fleet.reconcile.planning.snapshot import Finding
+from fleet.reconcile.planning.states import (
     CellState,
     IncidentState,
     MachineRole,
@@ -26,16 +25,17 @@ from fleet.planning.states import (
     RolloutState,
     choices,
 )
-from fleet.planning.webhooks.messages import WebhookFormat
+from fleet.webhooks.api import EVENTS
+from fleet.webhooks.planner import WebhookFormat
 from kernel.tones import Tone
-from models_registry.planning.benchmark import BenchmarkState
-from models_registry.planning.diff import Change
-from models_registry.planning.lifecycle import ValidationState, VersionState
-from traffic.api.cost import SOURCES
-from traffic.planning.batch_event import BatchEvent
-from traffic.planning.key import KeyState
-from traffic.planning.overrides import EvacuationMode, OverrideKind
-from traffic.planning.shift import ShiftKind
+from models_registry.benchmarks.planning.workload import BenchmarkState
+from models_registry.versions.planning.diff import Change
+from models_registry.versions.planning.lifecycle import ValidationState, VersionState
+from traffic.keys.planner import KeyState
+from traffic.region_shares.planning.autopilot import ShiftKind
+from traffic.region_shares.planning.policy import EvacuationMode, OverrideKind
+from traffic.tenants.planner import BatchEvent
+from traffic.usage.api.costs import SOURCES
 
 ROLES_OF_PEOPLE = ACCESS_ROLES
 TOKEN_SCOPES = ACCESS_SCOPES

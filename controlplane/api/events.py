@@ -7,7 +7,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from fleet.planning.states import choices
+from fleet.reconcile.planning.states import choices
 from kernel.models import Event
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone

@@ -16,9 +16,9 @@ from controlplane.api.audit import AuditViewSet
 from controlplane.api.events import EventViewSet
 from controlplane.api.schema import Documentation, Schema
 from controlplane.api.what_if import PlanViewSet
-from fleet.api.routes import ROUTES as FLEET
-from models_registry.api.routes import ROUTES as MODELS
-from traffic.api.routes import ROUTES as TRAFFIC
+from fleet.api import ROUTES as FLEET
+from models_registry.api import ROUTES as MODELS
+from traffic.api import ROUTES as TRAFFIC
 
 SCHEMA_CACHED_S = 3600
 """It costs a few tenths of a second, is open to everybody, and changes only with the code. Browsers ask each time."""

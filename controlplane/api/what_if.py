@@ -10,8 +10,8 @@ from rest_framework.response import Response
 
 from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import HasTime, plan_load, plan_lost_region, plan_rollout, plan_scale
-from fleet.api.deployment_requests import ScaleSerializer
-from fleet.services.deployment import cells_stated
+from fleet.deployments.api import ScaleSerializer
+from fleet.deployments.services.deployments import cells_stated
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer
 from kernel.rest.view_sets import ViewSet

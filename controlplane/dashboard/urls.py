@@ -5,21 +5,25 @@ from django.urls import path, register_converter
 from django.urls.converters import StringConverter
 
 from accounts.views import Login, login_second, oidc_back, oidc_begin
+from controlplane.dashboard.events import AUDIT, EVENTS
 from controlplane.dashboard.fragments import Page, View, page_view
-from controlplane.dashboard.pages import second_factor, settings
-from controlplane.dashboard.pages.agents import agents_cancel_action, agents_upgrade_action
-from controlplane.dashboard.pages.batches import BATCH, BATCHES, batch_action
-from controlplane.dashboard.pages.cells import CELL, CELLS, cell_action
-from controlplane.dashboard.pages.cost import (
-    COSTS,
-    rate_set_action,
-    rate_withdraw_action,
-)
-from controlplane.dashboard.pages.deployments import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
-from controlplane.dashboard.pages.drafts import draft_edit, draft_new
-from controlplane.dashboard.pages.events import AUDIT, EVENTS
-from controlplane.dashboard.pages.incidents import INCIDENT, INCIDENTS
-from controlplane.dashboard.pages.keys import (
+from controlplane.dashboard.overview import OVERVIEW
+from controlplane.dashboard.playground import PLAYGROUND, playground_chat
+from controlplane.dashboard.settings import second_factor
+from controlplane.dashboard.settings import views as settings
+from controlplane.dashboard.shell import SEARCH, SHELL
+from fleet.cells.pages.views import CELL, CELLS, cell_action
+from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
+from fleet.faults.pages import INCIDENT, INCIDENTS
+from fleet.machines.pages import invitation_withdraw_action, machine_add_action, machine_remove_page
+from fleet.nodes.pages import NODE, NODES
+from fleet.regions.pages import REGION, image_back_action, image_move_action, pool_action, pool_add_action
+from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
+from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
+from models_registry.versions.pages.drafts import draft_edit, draft_new
+from models_registry.versions.pages.views import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
+from traffic.batches.pages import BATCH, BATCHES, batch_action
+from traffic.keys.pages.views import (
     KEY,
     KEYS,
     key_action,
@@ -31,35 +35,9 @@ from controlplane.dashboard.pages.keys import (
     tenant_webhook_remove_action,
     tenant_webhook_rotate_action,
 )
-from controlplane.dashboard.pages.machines import (
-    invitation_withdraw_action,
-    machine_add_action,
-    machine_remove_page,
-)
-from controlplane.dashboard.pages.models import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
-from controlplane.dashboard.pages.nodes import NODE, NODES
-from controlplane.dashboard.pages.overview import OVERVIEW
-from controlplane.dashboard.pages.playground import PLAYGROUND, playground_chat
-from controlplane.dashboard.pages.regions import (
-    REGION,
-    image_back_action,
-    image_move_action,
-    pool_action,
-    pool_add_action,
-)
-from controlplane.dashboard.pages.rollouts import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
-from controlplane.dashboard.pages.shell import SEARCH, SHELL
-from controlplane.dashboard.pages.traffic import (
-    TRAFFIC,
-    evacuate_page,
-    override_end_action,
-    traffic_shares_page,
-)
-from controlplane.dashboard.pages.usage import (
-    USAGE,
-    budget_remove_action,
-    budget_set_action,
-)
+from traffic.region_shares.pages.views import TRAFFIC, evacuate_page, override_end_action, traffic_shares_page
+from traffic.usage.pages.cost import COSTS, rate_set_action, rate_withdraw_action
+from traffic.usage.pages.usage import USAGE, budget_remove_action, budget_set_action
 
 
 class ModelName(StringConverter):

@@ -11,22 +11,29 @@ from prometheus_client.registry import Collector
 from audit.models import AuditExport
 from audit.selectors import audit_chain
 from engine_agent.protocol.states import CellRole
-from fleet.models import Cell, DeploymentRegion, Incident, Node, NodeReport, RefusedRequests, Rollout, WebhookDelivery
-from fleet.planning.states import CellState, IncidentState, NodeState
-from fleet.planning.webhooks.delivery import DeliveryState
-from fleet.selectors.load import cache_totals
-from fleet.selectors.quota import quota_uses
-from fleet.selectors.snapshot import LISTENING_LEASE
-from fleet.selectors.speculation import cell_guesses
+from fleet.cells.models import Cell
+from fleet.deployments.models import DeploymentRegion
+from fleet.faults.models import Incident
+from fleet.faults.selectors import cell_guesses
+from fleet.load.models import RefusedRequests
+from fleet.load.selectors import cache_totals
+from fleet.nodes.models import Node, NodeReport
+from fleet.quotas.selectors import quota_uses
+from fleet.reconcile.planning.states import CellState, IncidentState, NodeState
+from fleet.reconcile.selectors.snapshot import LISTENING_LEASE
+from fleet.rollouts.models import Rollout
+from fleet.webhooks.models import WebhookDelivery
+from fleet.webhooks.planner import DeliveryState
 from kernel import clock
 from kernel.control_hosts import control_hosts
 from kernel.leases import lease_held_since
 from kernel.loop_passes import control_standing
-from traffic.models import AsyncRequest, IngressReport, RoutingTable
-from traffic.planning.load_window import held, pools_waiting
-from traffic.selectors.batch import batch_totals, batches_by_state
-from traffic.selectors.routing import held_deployments
-from traffic.selectors.stored_response import kept_in_all
+from traffic.async_requests.models import AsyncRequest
+from traffic.batches.selectors import batch_totals, batches_by_state
+from traffic.region_shares.planning.load import held, pools_waiting
+from traffic.responses.selectors import kept_in_all
+from traffic.routing.models import IngressReport, RoutingTable
+from traffic.routing.selectors import held_deployments
 
 Row = tuple[Sequence[str], float]
 

@@ -43,7 +43,7 @@ from engine_agent.protocol.states import ServingClass
 
 CONTROL_PLANE_BACKEND = "control_plane"
 MAX_ASYNC_BODY_BYTES = 1024 * 1024
-"""What the control plane accepts (`traffic.planning.async_request.AsyncSettings`)."""
+"""What the control plane accepts (`traffic.async_requests.planner.AsyncSettings`)."""
 MAX_CONTROL_PLANE_CONNECTIONS = 64
 """Connections to the control plane; each is over in milliseconds, and the rest wait here."""
 MAX_CONTROL_PLANE_CONNECTIONS_OF_ONE = MAX_CONTROL_PLANE_CONNECTIONS // 2

@@ -18,7 +18,7 @@ from engine_agent.ingress.settings import IngressSettings
 PATH = "/v1/responses"
 BACKEND = "stored_responses"
 MAX_BODY_BYTES = 1024 * 1024
-"""What the control plane takes (`traffic.planning.async_request.AsyncSettings`)."""
+"""What the control plane takes (`traffic.async_requests.planner.AsyncSettings`)."""
 MAX_CONNECTIONS = 64
 """Of each web process. A stream keeps one for minutes; so they are not those of the calls that are over at once."""
 QUEUE_TIMEOUT_S = 10

@@ -309,7 +309,7 @@ def _reason(body: bytes, otherwise: str) -> str:
 
 
 REQUEST_AGAIN_S = 30.0
-"""Without an answer. The control plane signs one each `fleet.consumers.certificates.REQUESTS_PER_S`."""
+"""Without an answer. The control plane signs one each `fleet.agents.consumers.certificates.REQUESTS_PER_S`."""
 REQUEST_AGAIN_MOST_S = 600.0
 """After several requests that brought nothing that counts: none was signed, or this host's clock is wrong."""
 LOOK_AT_LEAST_EVERY_S = 60.0

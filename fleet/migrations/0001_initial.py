@@ -1,7 +1,7 @@
 import django.contrib.postgres.fields
 import django.db.models.deletion
-import fleet.models.webhook
-import fleet.planning.states
+import fleet.webhooks.models
+import fleet.reconcile.planning.states
 from django.db import migrations, models
 
 from kernel.change_triggers import RecordChanges
@@ -203,7 +203,7 @@ class Migration(migrations.Migration):
             name='Node',
             fields=[
                 ('id', models.CharField(max_length=32, primary_key=True, serialize=False)),
-                ('state', models.CharField(choices=[('joining', 'Joining'), ('ready', 'Ready'), ('suspect', 'Suspect'), ('faulty', 'Faulty'), ('lost', 'Lost'), ('retired', 'Retired')], default=fleet.planning.states.NodeState['JOINING'], max_length=16)),
+                ('state', models.CharField(choices=[('joining', 'Joining'), ('ready', 'Ready'), ('suspect', 'Suspect'), ('faulty', 'Faulty'), ('lost', 'Lost'), ('retired', 'Retired')], default=fleet.reconcile.planning.states.NodeState['JOINING'], max_length=16)),
                 ('reason', models.TextField(blank=True)),
                 ('cordoned', models.BooleanField(default=False)),
                 ('cordoned_for_notice', models.BooleanField(default=False)),
@@ -264,7 +264,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('name', models.SlugField(max_length=64, unique=True)),
                 ('url', models.CharField(max_length=500)),
-                ('secret', models.CharField(default=fleet.models.webhook.new_secret, max_length=128)),
+                ('secret', models.CharField(default=fleet.webhooks.models.new_secret, max_length=128)),
                 ('format', models.CharField(choices=[('json', 'Json'), ('slack', 'Slack')], default='json', max_length=8)),
                 ('events', models.JSONField(blank=True, default=list)),
                 ('enabled', models.BooleanField(default=True)),
@@ -426,7 +426,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.CharField(max_length=160, primary_key=True, serialize=False)),
                 ('role', models.CharField(choices=[('mixed', 'Mixed'), ('prefill', 'Prefill'), ('decode', 'Decode')], default='mixed', max_length=8)),
-                ('state', models.CharField(choices=[('pending', 'Pending'), ('starting', 'Starting'), ('ready', 'Ready'), ('draining', 'Draining'), ('stopped', 'Stopped'), ('failed', 'Failed'), ('lost', 'Lost')], default=fleet.planning.states.CellState['PENDING'], max_length=16)),
+                ('state', models.CharField(choices=[('pending', 'Pending'), ('starting', 'Starting'), ('ready', 'Ready'), ('draining', 'Draining'), ('stopped', 'Stopped'), ('failed', 'Failed'), ('lost', 'Lost')], default=fleet.reconcile.planning.states.CellState['PENDING'], max_length=16)),
                 ('reason', models.TextField(blank=True)),
                 ('failed_by', models.CharField(blank=True, max_length=64)),
                 ('generation', models.PositiveIntegerField(default=0)),
@@ -520,7 +520,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('kind', models.CharField(max_length=64)),
                 ('subject', models.CharField(max_length=160)),
-                ('state', models.CharField(choices=[('open', 'Open'), ('closed', 'Closed')], default=fleet.planning.states.IncidentState['OPEN'], max_length=16)),
+                ('state', models.CharField(choices=[('open', 'Open'), ('closed', 'Closed')], default=fleet.reconcile.planning.states.IncidentState['OPEN'], max_length=16)),
                 ('summary', models.TextField()),
                 ('resolution', models.TextField(blank=True)),
                 ('region', models.CharField(blank=True, max_length=64)),

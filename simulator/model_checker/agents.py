@@ -19,7 +19,7 @@ from engine_agent.node.planning.node import (
 )
 from engine_agent.protocol.messages import Desired, Health
 from engine_agent.protocol.states import Phase
-from fleet.planning.snapshot import ReportView
+from fleet.reconcile.planning.snapshot import ReportView
 from simulator.model_checker.state import AgentState
 
 

@@ -12,12 +12,12 @@ from datetime import datetime, timedelta
 
 from engine_agent.node.planning.node import membership_of
 from engine_agent.protocol.messages import Desired
-from fleet.planning.decisions import ChangeRollout, Decision
-from fleet.planning.planners import PLANNERS
-from fleet.planning.policy import UpdatePolicy
-from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import CellView, FleetView, NodeView, ReportView, RolloutView
-from fleet.planning.states import CellState, RolloutState
+from fleet.deployments.planner import UpdatePolicy
+from fleet.reconcile.planning.decisions import ChangeRollout, Decision
+from fleet.reconcile.planning.planner import PLANNERS
+from fleet.reconcile.planning.settings import FleetSettings
+from fleet.reconcile.planning.snapshot import CellView, FleetView, NodeView, ReportView, RolloutView
+from fleet.reconcile.planning.states import CellState, RolloutState
 from simulator.clock import EPOCH
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.model_checker.agents import AgentModel

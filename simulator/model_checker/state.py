@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from engine_agent.node.planning.node import Membership
 from engine_agent.protocol.messages import Desired
-from fleet.planning.decisions import Decision
-from fleet.planning.snapshot import CellView, ReportView, RolloutView
+from fleet.reconcile.planning.decisions import Decision
+from fleet.reconcile.planning.snapshot import CellView, ReportView, RolloutView
 
 T = TypeVar("T")
 

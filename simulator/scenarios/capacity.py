@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from engine_agent.protocol.states import ServingClass
-from fleet.planning.autoscaling.policy import CellRange, ScalingMode, ScalingPolicy
-from fleet.planning.claims import SharingPolicy
-from fleet.planning.policy import UpdatePolicy
-from fleet.planning.states import NoticeKind
+from fleet.autoscaling.planning.policy import CellRange, ScalingMode, ScalingPolicy
+from fleet.deployments.planner import SharingPolicy, UpdatePolicy
+from fleet.reconcile.planning.states import NoticeKind
 from simulator.context import UNRULY, VersionBehaviour
 from simulator.fault_injection import FAULTS, announce, random_faults, resume_paused, roll_out, scale
 from simulator.fleet_spec import DeploymentSpec, FleetSpec

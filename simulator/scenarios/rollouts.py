@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from fleet.planning.policy import UpdatePolicy
-from fleet.planning.rollout.waves import stages_of
-from fleet.planning.states import RolloutState
+from fleet.deployments.planner import UpdatePolicy
+from fleet.reconcile.planning.states import RolloutState
+from fleet.rollouts.planning.waves import stages_of
 from simulator.context import UNRULY, NetworkQuality, VersionBehaviour
 from simulator.fault_injection import engine_crashes, random_faults, resume_paused, roll_out, scale
 from simulator.fleet_spec import DeploymentSpec, FleetSpec

@@ -8,7 +8,7 @@ from django.db import connections, transaction
 
 from audit.models import AuditRecord, Proof
 from audit.services import Act, Actor, audit_record, audit_verify
-from fleet.models import Region
+from fleet.regions.models import Region
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 

@@ -16,8 +16,8 @@ from audit import middleware
 from audit.middleware import login_recording
 from audit.services import DENIALS_RECORDED, DENIALS_WITHIN
 from engine_agent.protocol.states import AgentKind
-from fleet.models import Node
-from fleet.services.enrolment import join_token_issue
+from fleet.agents.services.enrolment import join_token_issue
+from fleet.nodes.models import Node
 from kernel import clock
 from kernel.events import event_record
 from kernel.models import Event

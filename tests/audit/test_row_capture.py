@@ -11,7 +11,7 @@ from accounts.services.token import token_create, token_used
 from audit import row_capture
 from audit.models import CapturedRow
 from audit.row_capture import MAX_ROWS_LISTED, NOT_CAPTURED, Changes, RowCapture, session_capture
-from fleet.models import Region
+from fleet.regions.models import Region
 from kernel.events import event_record
 from tests.fleet import rows
 from tests.fleet.rows import NOW

@@ -9,7 +9,7 @@ from django.db import connections
 from django.test import AsyncClient
 
 from audit import middleware
-from fleet.models import Node
+from fleet.nodes.models import Node
 from tests.audit.records import only_record, recorded
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.planning.webhooks.delivery import signature
+from fleet.webhooks.planner import signature
 from switchyard_client import BadCallback, _SseParser, verify_callback
 
 TEXT = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20)

@@ -10,12 +10,13 @@ from django.urls import reverse
 from accounts.models import GroupRole
 from controlplane.admin import record_site
 from controlplane.static_files import hashed_name
-from fleet.models import Node, Webhook
+from fleet.nodes.models import Node
+from fleet.webhooks.models import Webhook
 from kernel.secrets import secret_issue
 from tests.controlplane.dashboard.clients import signed_in
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.services.key import key_create
+from traffic.keys.services import key_create
 
 pytestmark = pytest.mark.django_db
 

@@ -30,24 +30,24 @@ from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind, control_name, name_of_peer
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
-from fleet.api.node import enrol
-from fleet.consumers.agent_socket import AgentSocket
-from fleet.consumers.handlers import NodeHandler
-from fleet.consumers.hub import AgentHub, AgentSession
-from fleet.models import AgentCredential, IssuedCertificate
-from fleet.planning.states import MachineState
-from fleet.selectors.trust import trust_now
-from fleet.services.authority import authority_ensure
-from fleet.services.certificate import CertificateOrder, agent_trust_end, certificate_issue
-from fleet.services.enrolment import PEER_CERTIFICATE, credential_issue
-from fleet.services.revocation import machine_revoke
+from fleet.agents.consumers.handlers import NodeHandler
+from fleet.agents.consumers.hub import AgentHub, AgentSession
+from fleet.agents.consumers.socket import AgentSocket
+from fleet.agents.models import IssuedCertificate
+from fleet.agents.selectors import trust_now
+from fleet.agents.services.authority import CertificateOrder, agent_trust_end, authority_ensure, certificate_issue
+from fleet.agents.services.enrolment import PEER_CERTIFICATE, credential_issue
+from fleet.machines.services.revocation import machine_revoke
+from fleet.nodes.api import enrol
+from fleet.nodes.models import AgentCredential
+from fleet.reconcile.planning.states import MachineState
 from kernel import clock
 from kernel.models import Event
 from tests.engine_agent.authority import FleetOfTests
 from tests.engine_agent.fake_control_plane import eventually
 from tests.fleet import rows
-from tests.fleet.consumers.agent_client import credential
-from tests.fleet.consumers.agent_client import eventually as stored
+from tests.fleet.agents.agent_client import credential
+from tests.fleet.agents.agent_client import eventually as stored
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio, pytest.mark.slow]
 LIMITS = ConnectionLimits()

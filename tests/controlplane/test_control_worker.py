@@ -23,7 +23,7 @@ from django.db import connection, transaction
 from controlplane.celery import app
 from controlplane.embedded import control_plane
 from controlplane.embedded.valkey import binary
-from fleet.services.reconcile import LEASE
+from fleet.reconcile.services import LEASE
 from kernel import clock
 from kernel.control_loops import control_loops
 from kernel.leases import lease_held_since

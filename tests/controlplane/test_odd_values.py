@@ -39,13 +39,11 @@ from tests.controlplane.odd_values import (
     with_odd,
 )
 from tests.rows_of_a_file import rows_of_a_file
-from tests.traffic.async_rows import accepted, serving_fleet
-from tests.traffic.batch_rows import begun, jsonl, line, stored
-from tests.traffic.response_rows import kept
-from traffic.api.response_create import _begin
-from traffic.planning.application_refusal import ApplicationRefused
-from traffic.selectors.application import Application
-from traffic.services.stored_response import ResponseSubmission, store_settings
+from tests.traffic.rows import accepted, begun, jsonl, kept, line, serving_fleet, stored
+from traffic.responses.api import _begin
+from traffic.responses.services import ResponseSubmission, store_settings
+from traffic.tenants.planner import ApplicationRefused
+from traffic.tenants.selectors import Application
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(3600), pytest.mark.slow]
 

@@ -18,10 +18,10 @@ from controlplane.body_shares import FairPlaces, OverShare
 from controlplane.request_bodies import OTHER_BYTES, RequestBodies
 from tests.engine_agent.fake_control_plane import eventually
 from tests.fleet.rows import NOW
-from traffic.api.response_create import CreateResponse
-from traffic.models import StoredFile
-from traffic.services.key import key_create
-from traffic.services.stored_file import file_settings
+from traffic.batches.models import StoredFile
+from traffic.files.services.files import file_settings
+from traffic.keys.services import key_create
+from traffic.responses.api import CreateResponse
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio, pytest.mark.slow]
 PIECE = b"x" * 65536

@@ -3,16 +3,18 @@
 import pytest
 from django.core.management import CommandError, call_command
 
-from fleet.models import Cell, CellMember, LoadSubject, Node, NodeReport
-from fleet.selectors.load import cell_load
-from traffic.models import IngressReport
+from fleet.cells.models import Cell, CellMember
+from fleet.load.models import LoadSubject
+from fleet.load.selectors import cell_load
+from fleet.nodes.models import Node, NodeReport
+from traffic.routing.models import IngressReport
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.slow
 def test_it_makes_as_many_cells_and_nodes_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.services.load_test_seed.KEPT_S", {15: 30, 3600: 7200})
+    monkeypatch.setattr("fleet.deployments.services.large_demo.KEPT_S", {15: 30, 3600: 7200})
     call_command("seed_scale", cells=40, nodes=80)
     assert (Cell.objects.count(), Node.objects.count(), NodeReport.objects.count()) == (40, 80, 80)
     assert 40 < CellMember.objects.count() <= 80

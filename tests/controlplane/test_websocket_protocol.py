@@ -9,7 +9,7 @@ from uvicorn.server import ServerState
 
 from controlplane.asgi import hub
 from controlplane.websocket_protocol import WebSocketProtocol
-from fleet.consumers.knocks import Knock, Knocks
+from fleet.agents.consumers.limits import Knock, Knocks
 
 HEAD = b"upgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 HEAD += b"sec-websocket-version: 13\r\n"

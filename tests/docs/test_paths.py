@@ -49,7 +49,8 @@ def named_tests(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def named_modules(page: Path) -> Iterator[str]:
-    """Yields modules such as `fleet.planning.planners`, or names in them; two parts might be the name of an event."""
+    """Yields modules such as `fleet.reconcile.planning.planner`, or names in them; two parts might be the name of an
+    event."""
     for code in INLINE_CODE.findall(text_of(page)):
         if MODULE.fullmatch(code) and code.partition(".")[0] in top_level():
             yield code

@@ -4,14 +4,14 @@ import re
 
 from engine_agent.engines.registry import ADAPTERS
 from engine_agent.protocol.signatures import FaultSignature
-from fleet.planning.fault_rules import SETTABLE_RULES, IncidentKind
-from fleet.providers import PROVIDERS
-from models_registry.planning.engine_arguments import ENGINES
-from models_registry.planning.instance_types import INSTANCE_TYPES
-from models_registry.planning.speculation import METHODS_OF_ENGINE
+from fleet.clouds.base import PROVIDERS
+from fleet.faults.planning.views import SETTABLE_RULES, IncidentKind
+from models_registry.versions.planning.engine_arguments import ENGINES
+from models_registry.versions.planning.machines import INSTANCE_TYPES
+from models_registry.versions.planning.speculation import METHODS_OF_ENGINE
 from tests.docs.pages import ROOT, text_of
-from traffic.api.traffic_policy import TrafficPolicyChangeSerializer, TrafficPolicySerializer
-from traffic.planning.traffic_policy import TrafficPolicy
+from traffic.region_shares.api.shares import TrafficPolicyChangeSerializer, TrafficPolicySerializer
+from traffic.region_shares.planning.policy import TrafficPolicy
 
 RECIPES = (
     "A new accelerator", "A new fault rule", "A new routing rule", "A new provider", "A new engine",
@@ -33,8 +33,9 @@ def test_every_recipe_is_there() -> None:
 
 def test_agents_and_versions_know_the_same_engines() -> None:
     assert set(ADAPTERS) == set(ENGINES) == set(METHODS_OF_ENGINE), (
-        "an engine is in engine_agent/engines/registry.py, in ENGINES of models_registry/planning/engine_arguments.py "
-        "and in METHODS_OF_ENGINE of models_registry/planning/speculation.py"
+        "an engine is in engine_agent/engines/registry.py, in ENGINES of "
+        "models_registry/versions/planning/engine_arguments.py "
+        "and in METHODS_OF_ENGINE of models_registry/versions/planning/speculation.py"
     )
 
 
@@ -51,10 +52,10 @@ def test_every_kind_of_incident_has_a_runbook() -> None:
 
 
 def test_every_fault_rule_is_followed_by_a_planner() -> None:
-    planners = python_under("fleet/planning/faults")
+    planners = python_under("fleet/faults/planning")
     missing = [rule for rule in SETTABLE_RULES if not re.search(rf"Rule\.{rule.upper()}\b", planners)]
     assert SETTABLE_RULES
-    assert not missing, f"no planner in fleet/planning/faults acts by {missing}"
+    assert not missing, f"no planner in fleet/faults/planning acts by {missing}"
 
 
 def test_every_part_of_a_traffic_policy_is_in_the_api() -> None:
@@ -79,5 +80,5 @@ def test_every_instance_type_says_what_it_is() -> None:
     ]
     assert INSTANCE_TYPES
     assert not incomplete, (
-        f"state accelerator, cores, memory and degree in models_registry/planning/instance_types.py: {incomplete}"
+        f"state accelerator, cores, memory and degree in models_registry/versions/planning/machines.py: {incomplete}"
     )

@@ -9,10 +9,10 @@ from engine_agent.cell_proxy.refusal import other_start
 from engine_agent.engines.handshake import FollowerHandshake, HandshakeFailed, Identity, LeaderHandshake
 from engine_agent.node.planning.node import membership_of, refusal
 from engine_agent.protocol.states import EngineState
-from fleet.planning.reconcile.cell_health import plan_health
-from fleet.planning.states import CellState
+from fleet.cells.planner import plan_health
+from fleet.reconcile.planning.states import CellState
 from tests.engine_agent.orders import assignment, order
-from tests.fleet.planning.fleets import NOW, SETTINGS, cell, fleet, member
+from tests.fleet.fleets import NOW, SETTINGS, cell, fleet, member
 
 OLD = Identity("c-1", 3, 0, "n-00000000", {"vllm": "0.32.0"}, b"the secret of c-1, generation 3")
 NEW = replace(OLD, generation=4, node_id="n-00000001", secret=b"the secret of c-1, generation 4")

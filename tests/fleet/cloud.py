@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from fleet.planning.snapshot import ProviderStatus
-from fleet.providers.base import LaunchSpec, Machine, ProviderError
+from fleet.clouds.base import LaunchSpec, Machine, ProviderError
+from fleet.reconcile.planning.snapshot import ProviderStatus
 
 FIRST_PORT = 60_000
 

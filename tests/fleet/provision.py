@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
-from fleet.planning.settings import FleetSettings
-from fleet.selectors.node import machines_in_doubt
-from fleet.services.provider_call import calls_claim
-from fleet.services.provisioning import call_carry_out, machines_describe
+from fleet.machines.services.orders import calls_claim
+from fleet.machines.services.provisioning import call_carry_out, machines_describe
+from fleet.nodes.selectors import machines_in_doubt
+from fleet.reconcile.planning.settings import FleetSettings
 from kernel import clock
 from tests.fleet.rows import NOW
 

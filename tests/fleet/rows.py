@@ -6,19 +6,13 @@ from typing import Any
 import msgspec
 
 from engine_agent.protocol.machine_messages import MachineFacts
-from fleet.models import (
-    Cell,
-    CellMember,
-    Deployment,
-    DeploymentRegion,
-    InstanceType,
-    Machine,
-    Node,
-    NodeReport,
-    Region,
-)
-from fleet.planning.states import CellState, MachineState, NodeState
-from models_registry.models import Model, ModelVersion
+from fleet.cells.models import Cell, CellMember
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.machines.models import Machine
+from fleet.nodes.models import Node, NodeReport
+from fleet.reconcile.planning.states import CellState, MachineState, NodeState
+from fleet.regions.models import InstanceType, Region
+from models_registry.versions.models import Model, ModelVersion
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 KIND = "local.cpu"

@@ -10,9 +10,9 @@ from kernel.decoding import UnstorableText, decode_json
 ROOT = Path(__file__).resolve().parents[2]
 READ_OUR_OWN = {
     "controlplane/management/commands/seed_demo.py",
-    "fleet/providers/aws/interfaces.py",
-    "fleet/providers/aws/prices.py",
-    "fleet/services/cloud_ownership.py",
+    "fleet/clouds/aws/launch.py",
+    "fleet/clouds/aws/region.py",
+    "fleet/clouds/services/upkeep.py",
     "kernel/decoding.py",
     "models_registry/management/commands/medusa_tree.py",
 }

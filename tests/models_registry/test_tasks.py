@@ -6,13 +6,12 @@ import pytest
 from pytest_django import Settings
 
 from controlplane.celery import app
-from models_registry.checks import check_artifact_sources
-from models_registry.planning.artifact_rules import ArtifactLimits
-from models_registry.services.validation import LEASE_TTL_S, TASK, validation_start
+from models_registry.apps import check_artifact_sources
+from models_registry.artifacts.planner import ArtifactLimits
 from models_registry.tasks import HARD_LIMIT_S, SOFT_LIMIT_S, validate
+from models_registry.versions.services.validation import LEASE_TTL_S, TASK, validation_start
 from tests.fleet.rows import NOW
-from tests.models_registry.drafts import draft
-from tests.models_registry.services.artifacts import artifact
+from tests.models_registry.rows import artifact, draft
 
 
 @pytest.mark.django_db

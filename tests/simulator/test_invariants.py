@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from fleet.planning.decisions import MoveCell, StopCell
-from fleet.planning.policy import UpdatePolicy
-from fleet.planning.states import CellState
+from fleet.deployments.planner import UpdatePolicy
+from fleet.reconcile.planning.decisions import MoveCell, StopCell
+from fleet.reconcile.planning.states import CellState
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.invariants import INVARIANTS
 from simulator.world import World

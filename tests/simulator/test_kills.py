@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleet.planning.policy import UpdatePolicy
+from fleet.deployments.planner import UpdatePolicy
 from simulator.context import UNRULY, VersionBehaviour
 from simulator.fault_injection import agent_dies, engine_crashes, machine_dies, network_cut, resume_paused, roll_out
 from simulator.fleet_spec import DeploymentSpec, FleetSpec

@@ -6,8 +6,8 @@ from datetime import datetime
 
 import pytest
 
-from fleet.planning.autoscaling.policy import CellRange, ScalingMode, ScalingPolicy
-from fleet.planning.autoscaling.view import ScaledPlace
+from fleet.autoscaling.planning.needs import ScaledPlace
+from fleet.autoscaling.planning.policy import CellRange, ScalingMode, ScalingPolicy
 from simulator.clock import EPOCH
 from simulator.context import VersionBehaviour
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet

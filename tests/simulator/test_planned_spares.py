@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.planning.provider_limits import ProviderLimits
-from fleet.planning.snapshot import FleetView, PlannedPlaceCells
-from fleet.planning.states import NodeState
+from fleet.machines.planner import ProviderLimits
+from fleet.reconcile.planning.snapshot import FleetView, PlannedPlaceCells
+from fleet.reconcile.planning.states import NodeState
 from simulator.clock import EPOCH
 from simulator.context import VersionBehaviour
 from simulator.fault_injection import scale

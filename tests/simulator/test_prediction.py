@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from fleet.planning.claims import QuotaView, SharingPolicy
-from fleet.planning.ledger import LedgerLimits
-from fleet.planning.policy import UpdatePolicy
-from fleet.planning.snapshot import FleetView, RolloutView, VersionView
-from fleet.planning.states import RolloutState
+from fleet.deployments.planner import QuotaView, SharingPolicy, UpdatePolicy
+from fleet.reconcile.planning.settings import LedgerLimits
+from fleet.reconcile.planning.snapshot import FleetView, RolloutView, VersionView
+from fleet.reconcile.planning.states import RolloutState
 from simulator.clock import EPOCH
 from simulator.fleet_slice import limits_as_floors, without_other_deployments, without_other_regions
 from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fleet.planning.policy import UpdatePolicy, UpdateStrategy
-from fleet.planning.states import RolloutState
+from fleet.deployments.planner import UpdatePolicy, UpdateStrategy
+from fleet.reconcile.planning.states import RolloutState
 from simulator.context import UNRULY, VersionBehaviour
 from simulator.fault_injection import FAULTS, agent_server_restarts, network_cut, resume_paused, roll_out, scale
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet

@@ -1,6 +1,6 @@
 """What the reference store does where nothing of the services can be compared with it."""
 
-from fleet.planning.decisions import LaunchNodes
+from fleet.reconcile.planning.decisions import LaunchNodes
 from simulator.clock import EPOCH
 from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet
 from simulator.rows import NoProvider

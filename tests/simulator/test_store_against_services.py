@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, transaction
 
-from fleet.models import Deployment, Replacement, Rollout
-from fleet.planning.claims import GrantRule
-from fleet.planning.decisions import (
+from fleet.deployments.models import Deployment
+from fleet.deployments.planner import GrantRule
+from fleet.faults.models import Replacement
+from fleet.faults.planning.views import Rule
+from fleet.reconcile.planning.decisions import (
     ChangeRollout,
     CloseReplacement,
     CordonNode,
@@ -32,11 +34,11 @@ from fleet.planning.decisions import (
     StopCell,
     UncordonNode,
 )
-from fleet.planning.fault_rules import Rule
-from fleet.planning.snapshot import FleetView
-from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
-from fleet.selectors.snapshot import fleet_view
-from fleet.services.reconcile import apply
+from fleet.reconcile.planning.snapshot import FleetView
+from fleet.reconcile.planning.states import CellState, DisruptionCause, NodeState, RolloutState
+from fleet.reconcile.selectors.snapshot import fleet_view
+from fleet.reconcile.services import apply
+from fleet.rollouts.models import Rollout
 from kernel.transitions import StaleDecision
 from simulator.rows import StaleWrite
 from simulator.store import Store

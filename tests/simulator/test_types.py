@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.planning.snapshot import VersionView
-from fleet.planning.states import CellState
+from fleet.reconcile.planning.snapshot import VersionView
+from fleet.reconcile.planning.states import CellState
 from simulator.fault_injection import roll_out, scale
 from simulator.fleet_spec import KIND, DeploymentSpec, FleetSpec, build_fleet
 from simulator.invariants import INVARIANTS

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 from engine_agent.protocol.ports import HOPS_ABOVE
-from traffic.planning.routing import IngressAddress
+from traffic.routing.planning.tables import IngressAddress
 
 Says = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fleet.providers.aws import calls, object_stream
+from fleet.clouds.aws import calls
+from fleet.clouds.aws import objects as object_stream
 from lab.cloud.server import World, serve
 from lab.cloud.world import Ending, Fault, When
 

@@ -5,14 +5,15 @@ from typing import Any
 
 from django.db.models import Max
 
-from fleet.models import Cell, DeploymentRegion
-from fleet.planning.states import CellState
+from fleet.cells.models import Cell
+from fleet.deployments.models import DeploymentRegion
+from fleet.reconcile.planning.states import CellState
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import IngressReport, RoutingTable
-from traffic.services.autopilot import autopilot_run
-from traffic.services.ingress import ingress_create
-from traffic.services.routing import tables_publish
+from traffic.region_shares.services.autopilot import autopilot_run
+from traffic.routing.models import IngressReport, RoutingTable
+from traffic.routing.services.ingresses import ingress_create
+from traffic.routing.services.tables import tables_publish
 
 EAST, WEST = "us-east-1", "us-west-2"
 SLOTS = 10

@@ -2,12 +2,12 @@ import datetime
 import django.contrib.postgres.fields
 import django.db.models.deletion
 import engine_agent.protocol.ingress_messages
-import traffic.models.async_request
-import traffic.models.batch
-import traffic.models.budget
-import traffic.models.stored_response
-import traffic.models.tenant_access
-import traffic.models.token_fit
+import traffic.async_requests.models
+import traffic.batches.models
+import traffic.usage.models
+import traffic.responses.models
+import traffic.tenants.models
+import traffic.usage.models
 from decimal import Decimal
 from django.db import migrations, models
 
@@ -45,7 +45,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Batch',
             fields=[
-                ('id', models.CharField(default=traffic.models.batch.new_batch_id, max_length=40, primary_key=True, serialize=False)),
+                ('id', models.CharField(default=traffic.batches.models.new_batch_id, max_length=40, primary_key=True, serialize=False)),
                 ('tenant', models.CharField(blank=True, max_length=64)),
                 ('key', models.CharField(blank=True, max_length=16)),
                 ('endpoint', models.CharField(max_length=64)),
@@ -202,7 +202,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='AsyncRequest',
             fields=[
-                ('id', models.CharField(default=traffic.models.async_request.new_id, max_length=40, primary_key=True, serialize=False)),
+                ('id', models.CharField(default=traffic.async_requests.models.new_id, max_length=40, primary_key=True, serialize=False)),
                 ('tenant', models.CharField(blank=True, max_length=64)),
                 ('key', models.CharField(blank=True, max_length=16)),
                 ('path', models.CharField(max_length=64)),
@@ -267,7 +267,7 @@ class Migration(migrations.Migration):
                 ('deployment', models.CharField(blank=True, max_length=96)),
                 ('unit', models.CharField(choices=[('tokens', 'tokens'), ('usd', 'usd')], max_length=8)),
                 ('limit', models.DecimalField(decimal_places=6, max_digits=22)),
-                ('alert_at', models.JSONField(default=traffic.models.budget.default_alert_at)),
+                ('alert_at', models.JSONField(default=traffic.usage.models.default_alert_at)),
                 ('hard_stop', models.BooleanField(default=False)),
                 ('actor', models.CharField(max_length=64)),
                 ('changed_at', models.DateTimeField()),
@@ -499,7 +499,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='StoredFile',
             fields=[
-                ('id', models.CharField(default=traffic.models.batch.new_file_id, max_length=40, primary_key=True, serialize=False)),
+                ('id', models.CharField(default=traffic.batches.models.new_file_id, max_length=40, primary_key=True, serialize=False)),
                 ('tenant', models.CharField(blank=True, max_length=64)),
                 ('key', models.CharField(blank=True, max_length=16)),
                 ('filename', models.CharField(max_length=255)),
@@ -519,7 +519,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='StoredResponse',
             fields=[
-                ('id', models.CharField(default=traffic.models.stored_response.new_response_id, max_length=40, primary_key=True, serialize=False)),
+                ('id', models.CharField(default=traffic.responses.models.new_response_id, max_length=40, primary_key=True, serialize=False)),
                 ('tenant', models.CharField(blank=True, max_length=64)),
                 ('key', models.CharField(blank=True, max_length=16)),
                 ('model', models.CharField(max_length=200)),
@@ -561,7 +561,7 @@ class Migration(migrations.Migration):
                 ('tenant', models.CharField(blank=True, max_length=64)),
                 ('url', models.CharField(max_length=500)),
                 ('events', models.JSONField(blank=True, default=list)),
-                ('secret', models.CharField(default=traffic.models.tenant_access.new_signing_secret, max_length=64)),
+                ('secret', models.CharField(default=traffic.tenants.models.new_signing_secret, max_length=64)),
                 ('former_secret', models.CharField(blank=True, max_length=64)),
                 ('former_until', models.DateTimeField(null=True)),
                 ('actor', models.CharField(max_length=64)),
@@ -607,7 +607,7 @@ class Migration(migrations.Migration):
                 ('node', models.CharField(max_length=64)),
                 ('day', models.DateField()),
                 ('samples', models.PositiveIntegerField(default=0)),
-                ('sums', models.JSONField(default=traffic.models.token_fit._no_sums)),
+                ('sums', models.JSONField(default=traffic.usage.models._no_sums)),
                 ('square', models.FloatField(default=0)),
                 ('steps', models.PositiveBigIntegerField(default=0)),
                 ('completion_tokens', models.PositiveBigIntegerField(default=0)),

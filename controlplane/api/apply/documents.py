@@ -8,14 +8,15 @@ from typing import Any
 from rest_framework import serializers
 
 from controlplane.api.apply.planning import Document, Kind
-from fleet.api.deployment_requests import ChangeDeploymentSerializer
-from fleet.api.region import ChangeRegionSerializer
-from fleet.models import Deployment, Region
-from fleet.planning.fault_rules import SETTABLE_RULES, RuleMode
-from fleet.planning.states import choices
+from fleet.deployments.api import ChangeDeploymentSerializer
+from fleet.deployments.models import Deployment
+from fleet.faults.planning.views import SETTABLE_RULES, RuleMode
+from fleet.reconcile.planning.states import choices
+from fleet.regions.api import ChangeRegionSerializer
+from fleet.regions.models import Region
 from kernel.rest.serializers import StrictSerializer
-from models_registry.api.version_requests import ChangeDraftSerializer
-from traffic.api.traffic_policy import TrafficPolicyChangeSerializer
+from models_registry.versions.api.version_requests import ChangeDraftSerializer
+from traffic.region_shares.api.shares import TrafficPolicyChangeSerializer
 
 API_VERSION = "switchyard/v1"
 DOCUMENTS_MOST = 500

@@ -24,25 +24,24 @@ from controlplane.api.apply.planning import (
     revision_of,
 )
 from controlplane.api.apply.present import present_of
-from fleet.models import Deployment
-from fleet.planning.fault_rules import Rule, RuleMode
-from fleet.planning.snapshot import FleetView
-from fleet.selectors.snapshot import fleet_view
-from fleet.services.deployment import (
+from fleet.deployments.models import Deployment
+from fleet.deployments.services.deployments import (
     cells_stated,
     deployment_change,
     deployment_create,
     deployment_scale_or_request,
 )
-from fleet.services.fault_rule import fault_rule_set
-from fleet.services.region import region_change, region_create
-from fleet.services.rollout_actions import rollout_propose
-from fleet.services.rollout_request import rollout_start_or_request
+from fleet.faults.planning.views import Rule, RuleMode
+from fleet.faults.services.watch import fault_rule_set
+from fleet.reconcile.planning.snapshot import FleetView
+from fleet.reconcile.selectors.snapshot import fleet_view
+from fleet.regions.services import region_change, region_create
+from fleet.rollouts.services import rollout_propose, rollout_start_or_request
 from kernel.refusals import Conflict, InvalidInput
-from models_registry.models import ModelVersion
-from models_registry.selectors.model import version_by_reference
-from models_registry.services.draft import draft_change, draft_create, model_change, model_create
-from traffic.services.traffic_policy import traffic_policy_change
+from models_registry.versions.models import ModelVersion
+from models_registry.versions.selectors import version_by_reference
+from models_registry.versions.services.drafts import draft_change, draft_create, model_change, model_create
+from traffic.region_shares.services.overrides import traffic_policy_change
 
 APPLY_LOCK = 0x5357_4150
 """Of PostgreSQL's advisory locks: one application at a time."""

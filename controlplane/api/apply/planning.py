@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fleet.planning.autoscaling.policy import InvalidScaling, parse_scaling_policy, scaling_policy_as_json
-from fleet.planning.markets import InvalidMarkets, parse_markets
-from fleet.planning.placement.warm_spares import InvalidWarmSpares, parse_warm_spares
-from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
-from traffic.planning.traffic_policy import InvalidTrafficPolicy, TrafficPolicy, parse_traffic_policy
-from traffic.planning.traffic_policy import traffic_policy_as_json as traffic_as_json
+from fleet.autoscaling.planning.policy import InvalidScaling, parse_scaling_policy, scaling_policy_as_json
+from fleet.capacity.planning.pools import InvalidMarkets, parse_markets
+from fleet.deployments.planner import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
+from fleet.machines.planner import InvalidWarmSpares, parse_warm_spares
+from traffic.region_shares.planning.policy import InvalidTrafficPolicy, TrafficPolicy, parse_traffic_policy
+from traffic.region_shares.planning.policy import traffic_policy_as_json as traffic_as_json
 
 
 class Kind(StrEnum):

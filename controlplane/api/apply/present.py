@@ -4,15 +4,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from controlplane.api.apply.planning import Document, Kind, Present
-from fleet.models import Deployment, FaultRule, Region, Rollout
-from fleet.planning.autoscaling.policy import cells_as_json
-from fleet.planning.fault_rules import RuleMode
-from fleet.planning.states import RolloutState
-from fleet.selectors.rollout import ACTIVE
-from models_registry.models import Model, ModelVersion
-from models_registry.services.draft import COLUMNS
-from traffic.models import TrafficRule
-from traffic.planning.traffic_policy import TrafficPolicy, traffic_policy_as_json
+from fleet.autoscaling.planning.policy import cells_as_json
+from fleet.deployments.models import Deployment
+from fleet.faults.models import FaultRule
+from fleet.faults.planning.views import RuleMode
+from fleet.reconcile.planning.states import RolloutState
+from fleet.regions.models import Region
+from fleet.rollouts.models import Rollout
+from fleet.rollouts.selectors import ACTIVE
+from models_registry.versions.models import Model, ModelVersion
+from models_registry.versions.services.drafts import COLUMNS
+from traffic.region_shares.planning.policy import TrafficPolicy, traffic_policy_as_json
+from traffic.routing.models import TrafficRule
 
 Key = tuple[Kind, str]
 Stated = dict[str, Any]

@@ -23,13 +23,13 @@ from controlplane.api.apply.planning import Action, Change, Document, Kind, Obje
 from controlplane.api.what_if import FORECAST, ForecastSerializer, forecast_response
 from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import HasTime, plan_onwards
-from fleet.planning.states import choices
+from fleet.reconcile.planning.states import choices
 from kernel import clock
 from kernel.access import access_of
 from kernel.refusals import Conflict
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ViewSet
-from models_registry.planning.variables import without_values
+from models_registry.versions.planning.diff import without_values
 
 DEPLOYMENT: dict[str, Any] = {
     "apiVersion": "switchyard/v1",

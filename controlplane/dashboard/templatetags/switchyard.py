@@ -12,10 +12,10 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from controlplane.dashboard.charts import Chart
-from controlplane.dashboard.selectors.traffic_shares import MatrixField
 from kernel import ages
 from kernel.access import Access, Role
 from kernel.tones import Tone
+from traffic.region_shares.pages.data import MatrixField
 
 register = template.Library()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from fleet.services.agent_archive import PROCESSORS, PYTHONS, ArchiveUnavailable, archive_fetch, archives
+from fleet.releases.services.archive import PROCESSORS, PYTHONS, ArchiveUnavailable, archive_fetch, archives
 
 
 class Command(BaseCommand):

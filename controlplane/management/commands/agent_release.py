@@ -7,10 +7,11 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from audit.commands import AuditedCommand
-from fleet.models import AgentRelease, Machine
-from fleet.planning.machines import WITH_MACHINE_AGENT
-from fleet.services.agent_archive import NoRelease
-from fleet.services.agent_releases import archives_note, release_register
+from fleet.machines.models import Machine
+from fleet.machines.planner import WITH_MACHINE_AGENT
+from fleet.releases.models import AgentRelease
+from fleet.releases.services.archive import NoRelease
+from fleet.releases.services.releases import archives_note, release_register
 from kernel import clock
 
 

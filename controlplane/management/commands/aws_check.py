@@ -8,9 +8,9 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from audit.commands import AuditedCommand
-from fleet.models import CloudRegion
-from fleet.providers.aws.check import Verdict, region_check
-from fleet.providers.aws.install import install_ensure
+from fleet.clouds.aws.check import Verdict, region_check
+from fleet.clouds.aws.identity import install_ensure
+from fleet.clouds.models import CloudRegion
 from kernel import clock
 
 TO_MEND = (Verdict.DENIED, Verdict.MISSING)

@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from audit.commands import AuditedCommand
-from fleet.services.cloud_ownership import cloud_claim
+from fleet.clouds.services.upkeep import cloud_claim
 from kernel import clock
 from kernel.refusals import Conflict
 

@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand
 
 from controlplane.observability.exposition import serve_metrics
 from controlplane.secret_key import require_secret_key
-from traffic.services.batch_runner import BatchChores, BatchSender
+from traffic.batches.services.runner import BatchChores, BatchSender
 
 
 class Command(BaseCommand):

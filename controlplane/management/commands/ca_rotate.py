@@ -6,8 +6,8 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from audit.commands import AuditedCommand
-from fleet.planning.authority import AuthorityState
-from fleet.services.authority import (
+from fleet.agents.planner import AuthorityState
+from fleet.agents.services.authority import (
     RotationStep,
     authority_advance,
     authority_ensure,

@@ -8,13 +8,17 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from audit.commands import AuditedCommand
-from fleet.models import CloudRegion
-from fleet.planning.states import CloudRegionState
-from fleet.providers.aws.calls import CallFailed
-from fleet.providers.aws.install import install_ensure
-from fleet.providers.aws.listing import region_list
-from fleet.services.cloud_listing import cloud_list
-from fleet.services.garbage_collection import cloud_garbage_collect, cloud_machine_garbage, cloud_resource_garbage
+from fleet.clouds.aws.calls import CallFailed
+from fleet.clouds.aws.identity import install_ensure
+from fleet.clouds.aws.listing import region_list
+from fleet.clouds.models import CloudRegion
+from fleet.clouds.services.garbage import (
+    cloud_garbage_collect,
+    cloud_list,
+    cloud_machine_garbage,
+    cloud_resource_garbage,
+)
+from fleet.reconcile.planning.states import CloudRegionState
 from kernel import clock
 
 

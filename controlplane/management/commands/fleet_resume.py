@@ -3,7 +3,7 @@
 from typing import Any
 
 from audit.commands import AuditedCommand
-from fleet.services.node import embedded_fleet_resume
+from fleet.nodes.services.nodes import embedded_fleet_resume
 from kernel import clock
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from fleet.selectors.cell import Readiness, fleet_readiness
-from traffic.selectors.ingress import ingresses_waiting
+from fleet.cells.selectors import Readiness, fleet_readiness
+from traffic.routing.selectors import ingresses_waiting
 
 POLL_S = 0.5
 

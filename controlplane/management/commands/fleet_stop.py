@@ -8,11 +8,11 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 
 from audit.commands import AuditedCommand
-from fleet.models import Install, Machine
-from fleet.planning.presence import ENDED
-from fleet.planning.states import MachineState
-from fleet.providers import embedded_providers, provider_named
-from fleet.providers.base import ProviderError
+from fleet.clouds.base import ProviderError, embedded_providers, provider_named
+from fleet.clouds.models import Install
+from fleet.machines.models import Machine
+from fleet.machines.planner import ENDED
+from fleet.reconcile.planning.states import MachineState
 
 PROVIDER = "aws"
 

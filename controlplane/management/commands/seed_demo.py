@@ -12,12 +12,12 @@ from django.core.management.base import CommandError, CommandParser
 from audit.commands import AuditedCommand
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, parse_manifest
 from engine_agent.protocol.strict_json import strict_loads
-from fleet.models import Region
-from fleet.providers.aws.install import install_ensure
-from fleet.services.cloud_region import AWS
-from fleet.services.demo import CELLS, Heads, Weights, demo_seed
+from fleet.clouds.aws.identity import install_ensure
+from fleet.clouds.services.regions import AWS
+from fleet.deployments.services.demo import CELLS, Heads, Weights, demo_seed
+from fleet.regions.models import Region
 from kernel import clock
-from traffic.services.ingress import ingress_create
+from traffic.routing.services.ingresses import ingress_create
 
 PASSWORD_VARIABLE = "SWITCHYARD_OPERATOR_PASSWORD"  # noqa: S105 - the name of a variable
 HEADS = "medusa-smollm2-135m-instruct-*"

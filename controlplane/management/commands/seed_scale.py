@@ -5,10 +5,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from fleet.services.load_test_seed import load_test_fleet_seed
+from fleet.deployments.services.large_demo import load_test_fleet_seed
 from kernel import clock
 from kernel.refusals import Conflict
-from traffic.services.load_test_seed import load_test_traffic_seed
+from traffic.routing.services.tables import load_test_traffic_seed
 
 
 class Command(BaseCommand):

@@ -9,11 +9,11 @@ from django.core.management.base import BaseCommand
 
 from controlplane.observability.exposition import serve_metrics
 from controlplane.secret_key import require_secret_key
-from fleet.services.webhook_delivery import WebhookSender
-from models_registry.services.benchmark_runner import BenchmarkRunner
-from models_registry.services.search_runner import SearchRunner
-from traffic.services.async_sender import AsyncSender
-from traffic.services.queue_edge import QueueEdge
+from fleet.webhooks.services import WebhookSender
+from models_registry.benchmarks.services.runner import BenchmarkRunner
+from models_registry.benchmarks.services.search_runner import SearchRunner
+from traffic.async_requests.services.queues import QueueEdge
+from traffic.async_requests.services.sender import AsyncSender
 
 
 class Command(BaseCommand):

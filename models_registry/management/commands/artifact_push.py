@@ -6,8 +6,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from engine_agent.protocol.manifest import BadArtifact
-from models_registry.planning.artifact_rules import parse_place
-from models_registry.services.artifact_push import artifact_push
+from models_registry.artifacts.planner import parse_place
+from models_registry.artifacts.services import artifact_push
 
 
 class Command(BaseCommand):

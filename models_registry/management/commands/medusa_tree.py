@@ -9,14 +9,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from engine_agent.protocol.strict_json import strict_loads
-from models_registry.planning.calibration import (
-    MOST_PATHS,
-    BadCalibration,
-    most_probable,
-    path_counts,
-    read_calibration,
-)
-from models_registry.planning.medusa_tree import Accuracies, BadTree, MedusaTree, build_tree, check_tree
+from models_registry.speculation.planner import MOST_PATHS, BadCalibration, most_probable, path_counts, read_calibration
+from models_registry.versions.planning.speculation import Accuracies, BadTree, MedusaTree, build_tree, check_tree
 
 EXAMPLE = """
 Input, one list for each Medusa head, best guess first; each number is the share of calibration tokens at which the

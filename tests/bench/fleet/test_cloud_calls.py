@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from bench.fleet.cloud_calls import MINUTES, MadeUpAws, by_bucket, faults, make_region, run_loop
-from fleet.models import Cell, CellMember, Machine, Node, NodeReport
-from fleet.planning.call_budget import steady_calls
-from fleet.planning.states import NodeState
-from fleet.selectors.snapshot import LISTENING_LEASE
-from fleet.services.reconcile import reconcile
+from fleet.cells.models import Cell, CellMember
+from fleet.clouds.planning.call_budget import steady_calls
+from fleet.machines.models import Machine
+from fleet.nodes.models import Node, NodeReport
+from fleet.reconcile.planning.states import NodeState
+from fleet.reconcile.selectors.snapshot import LISTENING_LEASE
+from fleet.reconcile.services import reconcile
 from kernel.leases import lease_take
 from tests.fleet import rows
 
@@ -43,9 +45,9 @@ def test_a_pass_of_the_reconciler_makes_no_client_of_aws(monkeypatch: pytest.Mon
     def nobody(*_: Any) -> Any:
         raise AssertionError("a session of boto3 was made")
 
-    monkeypatch.setattr("fleet.providers.aws.calls._make_client", nobody)
-    monkeypatch.setattr("fleet.providers.aws.calls._session", nobody)
-    monkeypatch.setattr("fleet.providers.aws.calls._clients", {})
+    monkeypatch.setattr("fleet.clouds.aws.calls._make_client", nobody)
+    monkeypatch.setattr("fleet.clouds.aws.calls._session", nobody)
+    monkeypatch.setattr("fleet.clouds.aws.calls._clients", {})
     monkeypatch.setattr("kernel.clock.now", lambda: rows.NOW)
     rows.region(provider="aws")
     rows.deployment(cells=3)

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from fleet.models import Deployment, Rollout
-from fleet.planning.policy import UpdatePolicy, policy_as_json
+from fleet.deployments.models import Deployment
+from fleet.deployments.planner import UpdatePolicy, policy_as_json
+from fleet.rollouts.models import Rollout
 from tests.controlplane.access.callers import calls, granted
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import TrafficOverride
+from traffic.routing.models import TrafficOverride
 
 pytestmark = pytest.mark.django_db
 

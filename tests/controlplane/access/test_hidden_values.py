@@ -7,7 +7,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from kernel.access import Role
-from models_registry.models import EngineAllowance, ModelVersion
+from models_registry.versions.models import EngineAllowance, ModelVersion
 from tests.controlplane.access.callers import calls, make_user
 from tests.fleet import rows
 from tests.fleet.rows import NOW

@@ -13,13 +13,13 @@ from accounts.models import Approval, Grant, GroupRole
 from accounts.services.account_change import grant_give
 from accounts.services.approval import approval_rule_set
 from accounts.services.user import service_account_create
-from fleet.models import Deployment, DeploymentRegion
+from fleet.deployments.models import Deployment, DeploymentRegion
 from kernel import clock
 from kernel.access import Role
 from tests.controlplane.access.callers import calls, make_user
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import Ingress, TrafficOverride
+from traffic.routing.models import Ingress, TrafficOverride
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

@@ -8,7 +8,8 @@ from rest_framework.test import APIClient
 
 from accounts.models import Approval, ApprovalRule, ServiceAccount
 from accounts.services.approval import WAITS, approval_rule_set, approvals_expire
-from fleet.models import DeploymentRegion, Rollout
+from fleet.deployments.models import DeploymentRegion
+from fleet.rollouts.models import Rollout
 from kernel import clock
 from kernel.access import Role
 from kernel.models import Event
@@ -16,7 +17,7 @@ from tests.controlplane.access.callers import calls, make_user
 from tests.controlplane.api.client import assert_valid, document
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import Ingress, TrafficOverride
+from traffic.routing.models import Ingress, TrafficOverride
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

@@ -4,7 +4,7 @@ changes nothing without its CSRF token."""
 import pytest
 from django.conf import settings
 
-from fleet.models import Node
+from fleet.nodes.models import Node
 from tests.controlplane.api.client import anonymous, bearer, browser, document, lists, noun
 from tests.fleet import rows
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fleet.models import Cell, Node, NodeReport
+from fleet.cells.models import Cell
+from fleet.nodes.models import Node, NodeReport
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 from tests.fleet.rows import NOW

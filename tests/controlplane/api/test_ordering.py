@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from fleet.models import Rollout
+from fleet.rollouts.models import Rollout
 from tests.controlplane.api.client import DescribedClient, bearer, document, lists, rules
 from tests.fleet import rows
 from tests.fleet.rows import NOW

@@ -8,7 +8,7 @@ from rest_framework.views import APIView
 
 from controlplane.api.parsers import MAX_BODY_BYTES
 from controlplane.api.problems import answer_problem
-from fleet.models import Node
+from fleet.nodes.models import Node
 from tests.controlplane.api.client import anonymous, bearer, document, resolved
 from tests.controlplane.api.client import assert_valid as assert_valid_against
 from tests.fleet import rows

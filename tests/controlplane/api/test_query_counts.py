@@ -14,71 +14,51 @@ from accounts.models import Approval, ApprovalRule, Grant, GroupRole, LoginSessi
 from accounts.services.token import token_create
 from audit.models import Proof
 from audit.services import Act, Actor, audit_record
-from fleet.models import (
-    AgentMove,
-    AgentRelease,
-    AgentRollout,
-    ApplicationCertificate,
-    CapacityPool,
-    Deployment,
-    DeploymentRegion,
-    FaultRule,
-    ImageMove,
-    Incident,
-    InstanceType,
-    Quota,
-    Rate,
-    Region,
-    Rollout,
-    ScalingDecision,
-    ScalingState,
-    Webhook,
-    WebhookDelivery,
-)
-from fleet.planning.fault_rules import SETTABLE_RULES
-from fleet.planning.policy import UpdatePolicy, policy_as_json
-from fleet.services.machine import invitation_create
+from fleet.agents.models import ApplicationCertificate
+from fleet.autoscaling.models import ScalingDecision, ScalingState
+from fleet.clouds.models import CapacityPool, ImageMove
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.deployments.planner import UpdatePolicy, policy_as_json
+from fleet.faults.models import FaultRule, Incident
+from fleet.faults.planning.views import SETTABLE_RULES
+from fleet.machines.services.machines import invitation_create
+from fleet.quotas.models import Quota
+from fleet.regions.models import InstanceType, Rate, Region
+from fleet.releases.models import AgentMove, AgentRelease, AgentRollout
+from fleet.rollouts.models import Rollout
+from fleet.webhooks.models import Webhook, WebhookDelivery
 from kernel import clock
 from kernel.models import Event
-from models_registry.models import (
+from models_registry.benchmarks.models import (
     Benchmark,
     BenchmarkPoint,
     ConfigurationSearch,
-    EngineAllowance,
-    Model,
-    ModelVersion,
     SearchCandidate,
     SearchTrial,
 )
+from models_registry.versions.models import EngineAllowance, Model, ModelVersion
 from tests.controlplane.api.client import DescribedClient, bearer, lists
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.rows_of_a_file import rows_of_a_file
-from traffic.models import (
-    ApplicationKey,
-    Batch,
-    BatchRange,
-    Budget,
-    CellHour,
-    CostShare,
-    DemandForecast,
-    Entry,
-    EntryRevision,
+from traffic.async_requests.models import RefusedMessage, RequestQueue
+from traffic.batches.models import Batch, BatchRange
+from traffic.demand.models import DemandForecast
+from traffic.entry.models import Entry, EntryRevision
+from traffic.keys.models import ApplicationKey
+from traffic.keys.services import key_create
+from traffic.responses.models import StoredResponse
+from traffic.routing.models import (
     Ingress,
     IngressReport,
-    RefusedMessage,
-    RequestQueue,
     RoutingTable,
-    StoredResponse,
-    TenantGrant,
-    TenantWebhook,
     TrafficMatrix,
     TrafficOverride,
     TrafficRule,
     TrafficShift,
-    UsageHour,
 )
-from traffic.services.key import key_create
+from traffic.tenants.models import TenantGrant, TenantWebhook
+from traffic.usage.models import Budget, CellHour, CostShare, UsageHour
 
 pytestmark = pytest.mark.django_db
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fleet.models import Cell
+from fleet.cells.models import Cell
 from tests.controlplane.api.client import bearer, document, lists, rules
 from tests.fleet import rows
 from tests.fleet.rows import NOW

@@ -5,7 +5,11 @@ from typing import Any
 
 import pytest
 
-from fleet.models import Cell, DayPlan, DayPlanPlace, Deployment, DeploymentRegion, Rate, Rollout
+from fleet.capacity.models import DayPlan, DayPlanPlace
+from fleet.cells.models import Cell
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.regions.models import Rate
+from fleet.rollouts.models import Rollout
 from kernel.models import Event
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows

@@ -4,15 +4,16 @@ import json
 
 import pytest
 
-from fleet.models import Deployment, DeploymentRegion, RoleState, ScalingDecision, ScalingState, ScalingSwitch
-from fleet.planning.capacity.planner import plan_capacity
-from fleet.planning.role_split import RoleSplit
-from models_registry.models import ModelVersion
+from fleet.autoscaling.models import RoleState, ScalingDecision, ScalingState, ScalingSwitch
+from fleet.autoscaling.planning.role_split import RoleSplit
+from fleet.capacity.planning.planner import plan_capacity
+from fleet.deployments.models import Deployment, DeploymentRegion
+from models_registry.versions.models import ModelVersion
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
-from tests.fleet.planning.capacity import views
+from tests.fleet.capacity import views
 from tests.fleet.rows import NOW
-from traffic.services.capacity_plan import day_plan_store
+from traffic.capacity.services import day_plan_store
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

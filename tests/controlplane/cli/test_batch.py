@@ -12,13 +12,13 @@ import uvicorn
 from django.core.asgi import get_asgi_application
 from django.db import connections
 
-from fleet.models import Region
+from fleet.regions.models import Region
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet.rows import NOW
-from tests.traffic.async_rows import serving_fleet
-from tests.traffic.batch_rows import has_open_batches, jsonl, line, worked_until
-from traffic.models import Batch, Ingress
-from traffic.services.key import key_create
+from tests.traffic.rows import has_open_batches, jsonl, line, serving_fleet, worked_until
+from traffic.batches.models import Batch
+from traffic.keys.services import key_create
+from traffic.routing.models import Ingress
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
 

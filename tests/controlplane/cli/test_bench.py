@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from fleet.models import Deployment
-from models_registry.models import Benchmark, BenchmarkPoint, ConfigurationSearch
+from fleet.deployments.models import Deployment
+from models_registry.benchmarks.models import Benchmark, BenchmarkPoint, ConfigurationSearch
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
-from tests.models_registry.selectors.test_benchmark import measured
-from traffic.selectors.steering import traffic_policies
+from tests.models_registry.benchmarks.test_benchmark import measured
+from traffic.region_shares.selectors import traffic_policies
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

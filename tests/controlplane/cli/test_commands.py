@@ -8,14 +8,21 @@ import pytest
 
 from accounts.models import Approval, ApprovalRule
 from controlplane.observability import views
-from fleet.models import AgentRelease, AgentRollout, Cell, DeploymentRegion, Incident, Invitation, Node, Region, Rollout
+from fleet.cells.models import Cell
+from fleet.deployments.models import DeploymentRegion
+from fleet.faults.models import Incident
+from fleet.machines.models import Invitation
+from fleet.nodes.models import Node
+from fleet.regions.models import Region
+from fleet.releases.models import AgentRelease, AgentRollout
+from fleet.rollouts.models import Rollout
 from kernel.control_hosts import control_host_seen
 from kernel.loop_passes import loop_passed
 from kernel.models import Event, LoopPass
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
-from tests.fleet.capacity import TYPE, pool
-from traffic.models import Ingress, TrafficOverride
+from tests.fleet.pools import TYPE, pool
+from traffic.routing.models import Ingress, TrafficOverride
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from controlplane.cli.schema import entries_of
-from fleet.models import Quota, Region
+from fleet.quotas.models import Quota
+from fleet.regions.models import Region
 from tests.controlplane.api.client import document
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet.models import DeploymentRegion, FaultRule, Region, Rollout
-from fleet.services.demo import demo_seed
+from fleet.deployments.models import DeploymentRegion
+from fleet.deployments.services.demo import demo_seed
+from fleet.faults.models import FaultRule
+from fleet.regions.models import Region
+from fleet.rollouts.models import Rollout
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 

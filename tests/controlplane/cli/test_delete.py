@@ -6,7 +6,7 @@ from accounts.models import Approval, Grant
 from accounts.services.account_change import grant_give
 from accounts.services.approval import approval_rule_set
 from controlplane.cli.schema import entries_of
-from fleet.models import Region
+from fleet.regions.models import Region
 from kernel.access import Role
 from tests.controlplane.access.callers import make_user
 from tests.controlplane.api.client import document

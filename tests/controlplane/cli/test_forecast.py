@@ -6,8 +6,8 @@ import pytest
 
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
-from tests.traffic.demand_rows import forecast_row
-from traffic.models import DemandForecast
+from tests.traffic.rows import forecast_row
+from traffic.demand.models import DemandForecast
 
 pytestmark = pytest.mark.django_db
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from fleet.models import Deployment, Quota
+from fleet.deployments.models import Deployment
+from fleet.quotas.models import Quota
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 

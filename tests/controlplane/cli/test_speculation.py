@@ -9,7 +9,7 @@ import pytest
 from engine_agent.protocol.messages import Load, SpeculationLoad
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
-from tests.models_registry.calibrations import DOCUMENT, STEP_COST, with_heads
+from tests.models_registry.rows import DOCUMENT, STEP_COST, with_heads
 
 pytestmark = pytest.mark.django_db
 

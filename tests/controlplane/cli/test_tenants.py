@@ -4,9 +4,8 @@ import pytest
 
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet.rows import NOW
-from traffic.models import TenantGrant, TenantWebhook
-from traffic.models.tenant_access import GrantUse
-from traffic.services.tenant_grant import tenant_grant_create
+from traffic.tenants.models import GrantUse, TenantGrant, TenantWebhook
+from traffic.tenants.services import tenant_grant_create
 
 pytestmark = pytest.mark.django_db
 

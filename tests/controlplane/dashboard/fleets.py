@@ -5,53 +5,29 @@ from decimal import Decimal
 
 from audit.models import Proof
 from audit.services import Act, Actor, audit_record
-from fleet.models import (
-    AgentRelease,
-    ApplicationCertificate,
-    CapacityPool,
-    Cell,
-    CloudRegion,
-    Deployment,
-    DeploymentRegion,
-    ImageMove,
-    Incident,
-    InstanceType,
-    Quota,
-    Rate,
-    Region,
-    RoleState,
-    Rollout,
-    ScalingDecision,
-    ScalingState,
-)
+from fleet.agents.models import ApplicationCertificate
+from fleet.autoscaling.models import RoleState, ScalingDecision, ScalingState
+from fleet.cells.models import Cell
+from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.faults.models import Incident
+from fleet.quotas.models import Quota
+from fleet.regions.models import InstanceType, Rate, Region
+from fleet.releases.models import AgentRelease
+from fleet.rollouts.models import Rollout
 from kernel import clock
 from kernel.events import event_record
-from models_registry.models import Model, ModelVersion, Validation
+from models_registry.versions.models import Model, ModelVersion, Validation
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import (
-    ApplicationKey,
-    Batch,
-    BatchRange,
-    BatchTimeline,
-    Budget,
-    CellHour,
-    CostShare,
-    DemandForecast,
-    Entry,
-    EntryRevision,
-    Ingress,
-    IngressReport,
-    RoutingTable,
-    StoredResponse,
-    TenantGrant,
-    TenantWebhook,
-    TrafficMatrix,
-    TrafficOverride,
-    TrafficShift,
-    UsageHour,
-    UsageMonth,
-)
+from traffic.batches.models import Batch, BatchRange, BatchTimeline
+from traffic.demand.models import DemandForecast
+from traffic.entry.models import Entry, EntryRevision
+from traffic.keys.models import ApplicationKey
+from traffic.responses.models import StoredResponse
+from traffic.routing.models import Ingress, IngressReport, RoutingTable, TrafficMatrix, TrafficOverride, TrafficShift
+from traffic.tenants.models import TenantGrant, TenantWebhook
+from traffic.usage.models import Budget, CellHour, CostShare, UsageHour, UsageMonth
 
 COUNTS = {"ttft_counts": {"12": 3}, "itl_counts": {"7": 40}}
 LOAD = {"in_flight": 7, "queued": 2, "tokens_per_s": 431.5, "ttft_p50_ms": 80.0, "ttft_p99_ms": 410.0, **COUNTS}

@@ -5,8 +5,9 @@ from django.contrib.auth.models import User
 from django.urls import resolve, reverse
 
 from controlplane.dashboard.urls import urlpatterns
-from fleet.models import Incident, Rollout
-from fleet.planning.policy import UpdatePolicy, policy_as_json
+from fleet.deployments.planner import UpdatePolicy, policy_as_json
+from fleet.faults.models import Incident
+from fleet.rollouts.models import Rollout
 from tests.controlplane.dashboard.clients import signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.controlplane.dashboard.page_urls import FLEET_PAGES

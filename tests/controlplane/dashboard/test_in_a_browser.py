@@ -9,7 +9,8 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from playwright.sync_api import Browser, Page, Route, expect
 
-from fleet.models import Cell, Incident
+from fleet.cells.models import Cell
+from fleet.faults.models import Incident
 from kernel import clock, live
 from kernel.transitions import compare_and_set
 from tests.controlplane.dashboard.web import web_process

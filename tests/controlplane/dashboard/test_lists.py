@@ -116,7 +116,7 @@ def test_traffic_shows_who_is_behind_and_what_an_ingress_cannot_reach() -> None:
 
 
 def test_cells_come_in_pages_that_keep_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.dashboard.selectors.cells.CELLS_SHOWN", 2)
+    monkeypatch.setattr("fleet.cells.pages.data.CELLS_SHOWN", 2)
     for number in range(3):
         rows.cell(f"c-{number}")
     first = shown("/cells/?region=us-east-1", "cells-table")

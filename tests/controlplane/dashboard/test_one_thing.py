@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from fleet.models import CellMember, DeploymentRegion, Incident, Replacement
+from fleet.cells.models import CellMember
+from fleet.deployments.models import DeploymentRegion
+from fleet.faults.models import Incident, Replacement
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD, one_more_of_everything

@@ -2,10 +2,12 @@
 
 import pytest
 
-from controlplane.dashboard.selectors.deployments import deployments_placed
-from controlplane.dashboard.selectors.nodes import nodes_by_urgency
-from controlplane.dashboard.selectors.overview import fleet_map
-from fleet.models import DeploymentRegion, Incident, NodeReport
+from controlplane.dashboard.overview import fleet_map
+from fleet.deployments.models import DeploymentRegion
+from fleet.deployments.pages.data import deployments_placed
+from fleet.faults.models import Incident
+from fleet.nodes.models import NodeReport
+from fleet.nodes.pages import nodes_by_urgency
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD, one_more_of_everything
@@ -114,7 +116,7 @@ def test_a_large_fleet_is_bars_of_its_states(monkeypatch: pytest.MonkeyPatch) ->
         ("ready", 2, 0.0, 50.0),
         ("failed", 1, 50.0, 25.0),
     ]
-    monkeypatch.setattr("controlplane.dashboard.pages.overview.fleet_map", lambda _: (region,))
+    monkeypatch.setattr("controlplane.dashboard.overview.fleet_map", lambda _: (region,))
     text = part("map")
     assert '<rect class="tone-bad" x="50.0" width="25.0" height="8"></rect>' in text
     assert "1 failed" in text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.dashboard.selectors.overview import ROWS_SHOWN
+from controlplane.dashboard.overview import ROWS_SHOWN
 from tests.controlplane.dashboard.clients import signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.controlplane.dashboard.page_urls import LISTS

@@ -10,7 +10,8 @@ from django.test import Client
 
 from accounts.models import ApiToken, Approval, ApprovalRule, Grant, GroupRole, LoginSession
 from audit.models import AuditRecord
-from fleet.models import FaultRule, Webhook
+from fleet.faults.models import FaultRule
+from fleet.webhooks.models import Webhook
 from kernel.access import Role
 from tests.controlplane.access.callers import make_user
 from tests.controlplane.dashboard.page_urls import SETTINGS

@@ -8,8 +8,9 @@ from django.core.management import CommandError, call_command
 
 from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind
-from fleet.models import AgentCredential, FleetAuthority
-from fleet.services.certificate import CertificateOrder, certificate_issue
+from fleet.agents.models import FleetAuthority
+from fleet.agents.services.authority import CertificateOrder, certificate_issue
+from fleet.nodes.models import AgentCredential
 from kernel import clock
 
 

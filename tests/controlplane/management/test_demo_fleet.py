@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from fleet.models import Deployment, Region
-from fleet.providers import provider_named
-from fleet.providers.local.provider import LocalProvider
-from traffic.models import Ingress
+from fleet.clouds.base import provider_named
+from fleet.clouds.local import LocalProvider
+from fleet.deployments.models import Deployment
+from fleet.regions.models import Region
+from traffic.routing.models import Ingress
 
 pytestmark = pytest.mark.django_db
 

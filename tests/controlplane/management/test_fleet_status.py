@@ -8,14 +8,14 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from controlplane.management.commands import fleet_status
-from fleet.models import Cell
-from fleet.planning.states import CellState
+from fleet.cells.models import Cell
+from fleet.reconcile.planning.states import CellState
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import IngressReport
-from traffic.selectors.routing import latest_tables
-from traffic.services.ingress import ingress_create
-from traffic.services.routing import tables_publish
+from traffic.routing.models import IngressReport
+from traffic.routing.selectors import latest_tables
+from traffic.routing.services.ingresses import ingress_create
+from traffic.routing.services.tables import tables_publish
 
 pytestmark = pytest.mark.django_db
 

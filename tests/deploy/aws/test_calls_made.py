@@ -3,7 +3,7 @@ allowed was called. Runs after all others on the cloud, in the process that ran 
 
 import pytest
 
-from fleet.providers.aws.actions import CALLS, Role
+from fleet.clouds.aws.actions import CALLS, Role
 from lab.cloud.wire import NOT_IN_THIS_CLOUD
 from tests.aws_calls_made import UNANSWERED, made
 from tests.deploy.aws.conftest import Deployed

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fleet.providers.aws.actions import Role, actions_of
-from fleet.providers.aws.launch import TAGS
+from fleet.clouds.aws.actions import Role, actions_of
+from fleet.clouds.aws.launch import TAGS
 from tests.deploy.aws.conftest import INSTALL, Deployed
 
 pytestmark = pytest.mark.cloud

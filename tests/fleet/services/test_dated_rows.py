@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fleet.models import Rate
-from fleet.services.rate import dated_row_add, dated_row_withdraw, dated_states
+from fleet.capacity.services import dated_row_add, dated_row_withdraw, dated_states
+from fleet.regions.models import Rate
 from kernel.refusals import Conflict, InvalidInput
 
 NOW = datetime(2026, 11, 26, 12, 0, tzinfo=UTC)

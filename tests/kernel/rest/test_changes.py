@@ -10,7 +10,9 @@ import pytest
 from django.db import connection
 
 from controlplane.api.change_feed import kinds_changed
-from fleet.models import Cell, CellMember, Deployment, Region
+from fleet.cells.models import Cell, CellMember
+from fleet.deployments.models import Deployment
+from fleet.regions.models import Region
 from kernel import clock
 from kernel.rest.changes import BEGINNING, RevisionGone, changes_since, changes_trim, is_revision, revision_now
 from tests.fleet import rows

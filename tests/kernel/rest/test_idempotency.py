@@ -12,10 +12,10 @@ from kernel.models import Event, IdempotentAnswer
 from kernel.rest.changes import InProgress
 from kernel.rest.idempotency import IdempotentRequest, StoredResponse, fingerprint_of, respond_once
 from kernel.tasks import trim_idempotent_answers
-from models_registry.models import Model
+from models_registry.versions.models import Model
 from tests.controlplane.api.client import DescribedClient, bearer, rules
 from tests.fleet import rows
-from traffic.models import ApplicationKey
+from traffic.keys.models import ApplicationKey
 
 NEW_MODEL = {"name": "tiny", "description": "very small"}
 NEW_KEY = {"name": "chat", "tenant": "acme"}

@@ -7,13 +7,13 @@ from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from fleet.providers.aws.calls import Refused, Unanswered
+from fleet.clouds.aws.calls import Refused, Unanswered
 from lab.cloud.server import World
 from tests.aws_calls_made import made
 
 
 class Calls:
-    """As `fleet.providers.aws.calls.call`. `before`: by operation, run once before the call is made."""
+    """As `fleet.clouds.aws.calls.call`. `before`: by operation, run once before the call is made."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.models import CloudRegion, Machine
-from fleet.planning.attestation import ProofRefused
-from fleet.planning.cloud_base import CloudBase
-from fleet.planning.states import MachineState
-from fleet.services.attestation import machine_attest
+from fleet.agents.planner import ProofRefused
+from fleet.agents.services.enrolment import machine_attest
+from fleet.clouds.models import CloudRegion
+from fleet.clouds.planning.upkeep import CloudBase
+from fleet.machines.models import Machine
+from fleet.reconcile.planning.states import MachineState
 from kernel import clock
 from lab.cloud.imds import serve_metadata
 from lab.cloud.server import World

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from fleet.models import CloudRegion, Incident, Region
-from fleet.planning.states import CloudRegionState, IncidentState
-from fleet.providers.aws.calls import Refused
-from fleet.selectors.snapshot import LISTENING_LEASE
+from fleet.clouds.aws.calls import Refused
+from fleet.clouds.models import CloudRegion
+from fleet.faults.models import Incident
+from fleet.reconcile.planning.states import CloudRegionState, IncidentState
+from fleet.reconcile.selectors.snapshot import LISTENING_LEASE
+from fleet.regions.models import Region
 from kernel.leases import lease_take
 from kernel.models import Event
 from lab.cloud.server import World
@@ -19,12 +21,12 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.lab.cloud.aws_calls import Calls
 from tests.lab.cloud.conftest import Zone, make_zone
-from traffic.models import Entry, EntryRevision, IngressReport
-from traffic.planning.entry_records import EntryTargetName, Standing, records_of, swap
-from traffic.services.entry import entry_adopt, entry_shares_plan
-from traffic.services.entry_route53 import entry_run
-from traffic.services.ingress import ingress_create
-from traffic.services.override import Terms, evacuation_start
+from traffic.entry.models import Entry, EntryRevision
+from traffic.entry.planner import EntryTargetName, Standing, records_of, swap
+from traffic.entry.services import entry_adopt, entry_run, entry_shares_plan
+from traffic.region_shares.services.overrides import Terms, evacuation_start
+from traffic.routing.models import IngressReport
+from traffic.routing.services.ingresses import ingress_create
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]
 

@@ -12,16 +12,15 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.utils import timezone
 
-from fleet.models import Incident
-from fleet.providers.aws.calls import CallFailed, Unanswered
-from fleet.providers.aws.install import install_ensure
+from fleet.clouds.aws.calls import CallFailed, Unanswered
+from fleet.clouds.aws.identity import install_ensure
+from fleet.faults.models import Incident
 from lab.cloud.server import World, serve
 from lab.cloud.stack import deploy
-from tests.traffic.async_rows import BODY, serving_fleet
-from traffic.models import AsyncRequest, RequestQueue
-from traffic.services.key import key_create
-from traffic.services.queue_edge import QueueEdge
-from traffic.services.request_queue import request_queue_declare
+from tests.traffic.rows import BODY, serving_fleet
+from traffic.async_requests.models import AsyncRequest, RequestQueue
+from traffic.async_requests.services.queues import QueueEdge, request_queue_declare
+from traffic.keys.services import key_create
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]
 
@@ -58,8 +57,8 @@ def queue(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Declared]:
     world = World()
     with serve(world):
         clients = cache(world.client)
-        monkeypatch.setattr("fleet.providers.aws.calls.client", lambda service, region, once: clients(service, region))
-        monkeypatch.setattr("traffic.services.queue_edge.WAIT_S", 0)
+        monkeypatch.setattr("fleet.clouds.aws.calls.client", lambda service, region, once: clients(service, region))
+        monkeypatch.setattr("traffic.async_requests.services.queues.WAIT_S", 0)
         now = timezone.now()
         stated = {"Install": install_ensure(now).pk, "Name": "orders"}
         stack = deploy(world, REGION, "switchyard-requests-orders", "requests.yaml", stated)
@@ -71,10 +70,10 @@ def queue(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Declared]:
 
 
 def test_a_message_is_deleted_once_its_request_is_there(queue: Declared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("traffic.services.queue_edge.VISIBILITY_S", 0)
+    monkeypatch.setattr("traffic.async_requests.services.queues.VISIBILITY_S", 0)
     sent = queue.send(X_Switchyard_Deadline_Ms="60000")
     with monkeypatch.context() as dying:
-        dying.setattr("traffic.services.queue_edge.messages_delete", _dies)
+        dying.setattr("traffic.async_requests.services.queues.messages_delete", _dies)
         with pytest.raises(Unanswered):
             queue.read()
     assert (AsyncRequest.objects.count(), queue.left()) == (1, 1)
@@ -92,7 +91,7 @@ def _dies(*_: object) -> None:
 def test_what_is_no_request_goes_to_the_dead_letters_with_one_reason(
     queue: Declared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traffic.services.queue_edge.VISIBILITY_S", 0)
+    monkeypatch.setattr("traffic.async_requests.services.queues.VISIBILITY_S", 0)
     sent = queue.send("no JSON")
     for _ in range(7):  # five receives are allowed
         queue.read()

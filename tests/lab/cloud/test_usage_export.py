@@ -12,11 +12,11 @@ import pytest
 from arro3.io import read_parquet
 from django.db import transaction
 
-from fleet.providers.aws import calls
-from fleet.providers.aws.calls import Unanswered
+from fleet.clouds.aws import calls
+from fleet.clouds.aws.calls import Unanswered
 from lab.cloud.server import World, serve
-from traffic.models import CellHour, CostShare, UsageExport, UsageHour
-from traffic.services.usage_export import usage_export_days
+from traffic.usage.models import CellHour, CostShare, UsageExport, UsageHour
+from traffic.usage.services.export import usage_export_days
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]
 

@@ -8,15 +8,18 @@ import pytest
 from accounts.models import Approval, ApprovalRule
 from controlplane.api.apply.view import deployment_described
 from controlplane.cli.documents import read_documents
-from fleet.models import Deployment, DeploymentRegion, FaultRule, InstanceType, Region, Rollout
-from fleet.planning.role_split import RoleSplit
-from fleet.services.demo import demo_seed
+from fleet.autoscaling.planning.role_split import RoleSplit
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.deployments.services.demo import demo_seed
+from fleet.faults.models import FaultRule
+from fleet.regions.models import InstanceType, Region
+from fleet.rollouts.models import Rollout
 from kernel.models import Event
-from models_registry.models import Model, ModelVersion
+from models_registry.versions.models import Model, ModelVersion
 from tests.controlplane.access.callers import calls, granted
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
-from traffic.models import TrafficRule
+from traffic.routing.models import TrafficRule
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

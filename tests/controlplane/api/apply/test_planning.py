@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controlplane.api.apply.planning import Action, Document, Kind, Plan, plan_documents, revision_of
-from traffic.planning.traffic_policy import TrafficPolicy, traffic_policy_as_json
+from traffic.region_shares.planning.policy import TrafficPolicy, traffic_policy_as_json
 
 SERVED: dict[str, Any] = {
     "model_version": "sim-70b@1",

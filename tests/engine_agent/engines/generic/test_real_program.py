@@ -22,7 +22,7 @@ from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Pee
 from engine_agent.protocol.ports import PORTS_PER_NODE
 from engine_agent.protocol.states import MemberRole, Phase
 from tests.asking import CLIENT
-from tests.models_registry.services.artifacts import artifact
+from tests.models_registry.rows import artifact
 from tests.ports import free_ports
 
 pytestmark = pytest.mark.processes

@@ -10,7 +10,7 @@ import pytest
 from engine_agent.engines.artifacts import verify_folder
 from engine_agent.engines.vllm.environment import install
 from engine_agent.protocol.messages import Artifact
-from models_registry.planning.calibration import read_calibration, task_figures
+from models_registry.speculation.planner import read_calibration, task_figures
 from tests.engine_agent.engines.vllm.running_cell import CACHE, ROOT, padded_artifact
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(1800)]

@@ -1,0 +1,240 @@
+"""What happened, youngest first, in pages by id: new events never shift a page while it is read.
+
+Audit records as the page shows them: in pages by number, each with what changed in words.
+
+The two logs of what happened, in pages by id: events of the fleet, and audit records of who changed what.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from audit.models import AuditRecord, Outcome
+from audit.selectors import AuditQuery, audit_actions, audit_records
+from controlplane.dashboard.choices import choose
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from fleet.faults.models import Incident
+from fleet.rollouts.models import Rollout
+from kernel.access import Role
+from kernel.models import Event
+from kernel.tones import Tone
+
+EVENTS_PER_PAGE = 50
+BEFORE_INCIDENT = timedelta(minutes=2)
+KINDS_FROM_LAST = 2000
+"""The filter offers the kinds among this many of the last events; reading all of them would scan the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventList:
+    """`older` is the cursor of the next page, None at the end."""
+
+    rows: tuple[Event, ...]
+    older: int | None
+    filtered: bool
+
+
+def event_list(
+    *, kind: str = "", subject: str = "", before: int | None = None, limit: int = EVENTS_PER_PAGE
+) -> EventList:
+    """Events with an id below `before`. `subject` is the whole name of a region, deployment, cell or node."""
+    events = Event.objects.order_by("-id")
+    if kind:
+        events = events.filter(kind=kind)
+    if subject:
+        events = events.filter(Q(cell=subject) | Q(node=subject) | Q(deployment=subject) | Q(region=subject))
+    if before is not None:
+        events = events.filter(id__lt=before)
+    fetched = list(events[: limit + 1])
+    rows = tuple(fetched[:limit])
+    return EventList(rows=rows, older=rows[-1].pk if len(fetched) > limit else None, filtered=bool(kind or subject))
+
+
+def cell_events(cell_id: str, limit: int) -> EventList:
+    return _of(Event.objects.filter(cell=cell_id), limit)
+
+
+def node_events(node_id: str, limit: int) -> EventList:
+    return _of(Event.objects.filter(node=node_id), limit)
+
+
+def deployment_events(name: str, limit: int) -> EventList:
+    return _of(Event.objects.filter(deployment=name), limit)
+
+
+def region_events(name: str, limit: int) -> EventList:
+    """What happened to it itself, and not to what is in it."""
+    return _of(Event.objects.filter(region=name, kind__startswith="region."), limit)
+
+
+def rollout_events(rollout: Rollout, limit: int) -> EventList:
+    """What happened to its deployment from its start to its end."""
+    events = Event.objects.filter(deployment=rollout.deployment_id, at__gte=rollout.created_at)
+    newest = _of(events.filter(at__lte=rollout.ended_at) if rollout.ended_at else events, limit)
+    return replace(newest, older=None)
+
+
+def version_events(reference: str, limit: int) -> EventList:
+    """What the registry did with a version, `model@version`."""
+    return _of(Event.objects.filter(kind__startswith="version.", detail__version=reference), limit)
+
+
+def incident_events(incident: Incident, limit: int) -> EventList:
+    """What happened to its node or cell from shortly before it opened until it closed."""
+    about = Q(detail__incident=incident.pk)
+    if incident.node:
+        about |= Q(node=incident.node)
+    elif incident.cell:
+        about |= Q(cell=incident.cell)
+    events = Event.objects.filter(about, at__gte=incident.opened_at - BEFORE_INCIDENT)
+    newest = _of(events.filter(at__lte=incident.closed_at) if incident.closed_at else events, limit)
+    return replace(newest, older=None)
+
+
+def event_kinds() -> list[str]:
+    lately = Event.objects.order_by("-id").values("kind")[:KINDS_FROM_LAST]
+    return sorted({row["kind"] for row in lately})
+
+
+def _of(events: "QuerySet[Event]", limit: int) -> EventList:
+    fetched = list(events.order_by("-id")[: limit + 1])
+    return EventList(
+        rows=tuple(fetched[:limit]), older=fetched[limit - 1].pk if len(fetched) > limit else None, filtered=False
+    )
+
+
+RECORDS_PER_PAGE = 50
+TONES = {Outcome.DONE: Tone.OK, Outcome.DENIED: Tone.BAD}
+LONGEST_VALUE = 120
+PAGES = frozenset({"cell", "node", "deployment", "rollout", "incident", "key"})
+"""Nouns whose pages are called like them and take the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """One record. `page` is the name of its object's page, "" if it has none; `lines` say what changed."""
+
+    record: AuditRecord
+    tone: Tone
+    page: str
+    key: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditList:
+    """`older` is the cursor of the next page, None at the end."""
+
+    rows: tuple[AuditRow, ...]
+    older: int | None
+    filtered: bool
+
+
+def audit_list(query: AuditQuery, limit: int = RECORDS_PER_PAGE) -> AuditList:
+    fetched = list(audit_records(query)[: limit + 1])
+    narrowed = any((query.actor, query.action, query.object, query.outcome, query.request_id))
+    older = fetched[limit - 1].number if len(fetched) > limit else None
+    return AuditList(tuple(_row(record) for record in fetched[:limit]), older, narrowed)
+
+
+def _row(record: AuditRecord) -> AuditRow:
+    noun, _, key = record.object.partition("/")
+    return AuditRow(
+        record=record,
+        tone=TONES[Outcome(record.outcome)],
+        page=noun if noun in PAGES and key and "/" not in key else "",
+        key=key,
+        lines=tuple(_lines(json.loads(record.changes))),
+    )
+
+
+def _lines(changes: dict[str, Any]) -> Iterator[str]:
+    for row in _entries(changes.get("rows")):
+        name = f"{row.get('table', '')} {row.get('key', '')}".strip()
+        columns = row.get("changed") or row.get("was")
+        if not isinstance(columns, dict):
+            yield f"{name}: {row.get('did', 'changed')}"
+            continue
+        for column, value in columns.items():
+            if "changed" in row and isinstance(value, list) and len(value) == 2:
+                yield f"{name}: {column} {_short(value[0])} → {_short(value[1])}"
+            else:
+                yield f"{name}: {column} was {_short(value)}"
+    for event in _entries(changes.get("events")):
+        yield str(event.get("message", ""))
+    if isinstance(body := changes.get("asked"), dict):
+        yield from (f"request {name} = {_short(value)}" for name, value in body.items())
+
+
+def _entries(part: Any) -> list[dict[str, Any]]:
+    return [entry for entry in part if isinstance(entry, dict)] if isinstance(part, list) else []
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+
+
+MAX_ID_DIGITS = 18
+
+
+def _before(request: PageRequest) -> int | None:
+    """The id that the page ends before, if the URL names one."""
+    text = request.text("before")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS else None
+
+
+def _events(request: PageRequest) -> EventList:
+    return event_list(kind=request.text("kind"), subject=request.text("subject"), before=_before(request))
+
+
+def _event_filter(request: PageRequest) -> Filter:
+    return Filter(
+        text_label="Exact name of a region, deployment, cell or node",
+        text_name="subject",
+        text=request.text("subject"),
+        choices=(choose(request, "kind", "every kind", event_kinds()),),
+    )
+
+
+def _audit(request: PageRequest) -> AuditList:
+    query = AuditQuery(
+        actor=request.text("actor"),
+        action=request.text("action"),
+        object=request.text("object"),
+        outcome=request.text("outcome"),
+        request_id=request.text("request_id"),
+        before=_before(request),
+    )
+    return audit_list(query)
+
+
+def _audit_filter(request: PageRequest) -> Filter:
+    return Filter(
+        text_label="Exact object, such as deployment/sim-70b",
+        text_name="object",
+        text=request.text("object"),
+        choices=(
+            choose(request, "action", "every action", audit_actions()),
+            choose(request, "outcome", "every outcome", (outcome.value for outcome in Outcome)),
+        ),
+    )
+
+
+EVENTS = Page(
+    section="events",
+    title="Events",
+    fragments=(Fragment("events-list", "", ("events",), "dashboard/events/list.html", _events),),
+    narrow=_event_filter,
+)
+AUDIT = Page(
+    section="audit",
+    title="Audit",
+    fragments=(Fragment("audit-list", "", (), "dashboard/audit/list.html", _audit),),
+    narrow=_audit_filter,
+    role=Role.OPERATOR,
+)

@@ -1,0 +1,288 @@
+"""A chat request of a browser, validated, and the OpenAI request for the ingress that it becomes. Pure.
+
+Streams a chat completion from an ingress to a browser. Nothing is stored or logged; when the browser disconnects,
+the connection to the ingress is closed, which ends generation.
+
+The playground: its page, and the endpoint that streams a chat through the ingress to the browser.
+
+The playground: a chat with any deployment through its ingress, as applications reach it. Nothing is stored.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.db.models import Count, Q
+from django.http import HttpRequest, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST
+
+from audit.middleware import audit_exempt
+from controlplane.chat_stream import ChatStreamParser, error_message
+from controlplane.dashboard.fragments import Fragment, Page, PageRequest
+from fleet.deployments.models import Deployment
+from fleet.reconcile.planning.states import CellState
+from kernel.access import Role, access_of
+from kernel.decoding import decode_json
+from kernel.refusals import InvalidInput
+from traffic.async_requests.selectors import ingress_addresses_by_region
+from traffic.keys.planner import playground_key_text
+from traffic.keys.selectors import key_standing
+from traffic.routing.planning.tables import IngressAddress
+from traffic.routing.services.ingress_client import ResponseHead, StreamBroken, StreamLimits, ingress_stream
+
+MAX_BODY_BYTES = 256 * 1024
+MAX_MESSAGES = 100
+MAX_TEXT = 65_536
+MAX_TOKENS = 4096
+ROLES = ("system", "user", "assistant")
+MAX_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """`region`: where the request enters. `key` "": the internal one, where keys are required."""
+
+    deployment: str
+    region: str
+    messages: tuple[Mapping[str, str], ...]
+    max_tokens: int
+    temperature: float
+    key: str
+
+    def body(self) -> bytes:
+        """The request for the ingress, in OpenAI's form."""
+        return json.dumps(
+            {
+                "model": self.deployment,
+                "messages": self.messages,
+                "max_tokens": self.max_tokens,
+                "temperature": self.temperature,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ).encode()
+
+
+def parse_chat_request(body: bytes) -> ChatRequest:
+    """The request in a body.
+
+    Raises:
+        InvalidInput: it is too long, no JSON, or a field is invalid; the message names it.
+    """
+    if len(body) > MAX_BODY_BYTES:
+        raise _invalid("body", f"this chat is longer than {MAX_BODY_BYTES // 1024} KiB; start a new chat")
+    try:
+        payload = decode_json(body)
+    except ValueError as error:
+        raise _invalid("body", f"the request must be JSON: {error}") from None
+    if not isinstance(payload, dict):
+        raise _invalid("body", "the request must be a JSON object")
+    return ChatRequest(
+        deployment=_text(payload, "deployment", MAX_NAME),
+        region=_text(payload, "region", MAX_NAME),
+        messages=_messages(payload.get("messages")),
+        max_tokens=int(_number(payload, "max_tokens", 256, 1, MAX_TOKENS)),
+        temperature=_number(payload, "temperature", 0.7, 0, 2),
+        key=_key(payload.get("key", "")),
+    )
+
+
+def _messages(values: Any) -> tuple[Mapping[str, str], ...]:
+    if not isinstance(values, list) or not 1 <= len(values) <= MAX_MESSAGES:
+        raise _invalid("messages", f"a chat has 1 to {MAX_MESSAGES} messages; start a new chat")
+    messages = []
+    for one in values:
+        if not isinstance(one, dict) or one.get("role") not in ROLES:
+            raise _invalid("messages", f"each message has a role, one of {', '.join(ROLES)}")
+        messages.append({"role": one["role"], "content": _text(one, "content", MAX_TEXT)})
+    if messages[-1]["role"] != "user":
+        raise _invalid("messages", "the last message must be the user's")
+    return tuple(messages)
+
+
+def _text(payload: Mapping[str, Any], name: str, longest: int) -> str:
+    value = payload.get(name)
+    if not isinstance(value, str) or not value.strip() or len(value) > longest:
+        raise _invalid(name, f"{name} must be text of 1 to {longest} characters")
+    return value
+
+
+def _number(payload: Mapping[str, Any], name: str, default: float, least: float, most: float) -> float:
+    value = payload.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise _invalid(name, f"{name} must be a number from {least:g} to {most:g}")
+    return float(value)
+
+
+def _key(value: Any) -> str:
+    """It goes into a header, so nothing but a key may pass."""
+    if not isinstance(value, str) or len(value) > MAX_NAME:
+        raise _invalid("key", "the key must be text")
+    if value and not (value.startswith("sw_") and value.isascii() and value.replace("_", "").isalnum()):
+        raise _invalid("key", "a Switchyard key starts with sw_ and has only letters, digits and _")
+    return value
+
+
+def _invalid(field: str, message: str) -> InvalidInput:
+    return InvalidInput(field=field, rule="valid", message=message)
+
+
+MAX_PER_USER = 3
+MAX_PER_PROCESS = 32
+"""A chat holds a connection for minutes, and the dashboard must stay quick."""
+LIMITS = StreamLimits()
+
+_running: Counter[str] = Counter()
+
+
+def chat_limit_reached(user: str) -> str:
+    """Why this user may start no further chat now, "" if one may."""
+    if _running[user] >= MAX_PER_USER:
+        return f"you have {MAX_PER_USER} chats running; stop one or wait until it ends"
+    if _running.total() >= MAX_PER_PROCESS:
+        return f"this server runs {MAX_PER_PROCESS} chats, its limit; try again in a minute"
+    return ""
+
+
+async def stream_chat(
+    user: str, ingress: IngressAddress, body: bytes, headers: dict[str, str], limits: StreamLimits = LIMITS
+) -> AsyncGenerator[bytes, None]:
+    """Events for the browser: `head` (the cell that serves), `text`, at last `end` with figures, or `error`."""
+    _running[user] += 1
+    parser = ChatStreamParser(time.monotonic())
+    try:
+        async with aclosing(ingress_stream(ingress, "/v1/chat/completions", body, headers, limits)) as parts:
+            async for event in _events(parts, parser):
+                yield event
+    except StreamBroken as broken:
+        yield _event("error", {"message": str(broken), **parser.figures()})
+    finally:
+        _running[user] -= 1
+        if not _running[user]:
+            del _running[user]
+
+
+async def _events(parts: AsyncIterator[ResponseHead | bytes], parser: ChatStreamParser) -> AsyncIterator[bytes]:
+    status, body = 200, b""
+    async for part in parts:
+        if isinstance(part, ResponseHead):
+            status = part.status
+            yield _event("head", {"status": status, **_served_by(part)})
+        elif status != 200:
+            body += part
+        else:
+            for text in parser.feed(part, time.monotonic()):
+                yield _event("text", {"text": text})
+    if status != 200:
+        yield _event("error", {"message": f"{status}: {_error_in(body)}", **parser.figures()})
+    elif parser.error or not parser.is_done:
+        message = parser.error or "the response ended early"
+        yield _event("error", {"message": message, **parser.figures()})
+    else:
+        yield _event("end", parser.figures())
+
+
+def _served_by(head: ResponseHead) -> dict[str, str]:
+    return {
+        name: head.headers.get(f"x-switchyard-{name}", "")
+        for name in ("cell", "region", "deployment")
+    }  # fmt: skip
+
+
+def _error_in(body: bytes) -> str:
+    try:
+        return error_message(json.loads(body))
+    except ValueError:
+        return body[:300].decode("utf-8", "replace")
+
+
+def _event(kind: str, data: Mapping[str, object]) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentOption:
+    name: str
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class Playground:
+    """`chosen`: the deployment that the page's URL names, else the first with a ready cell."""
+
+    deployments: tuple[DeploymentOption, ...]
+    regions: tuple[str, ...]
+    keys_required: bool
+    chosen: str
+
+
+def _playground(request: PageRequest) -> Playground:
+    ready = Count("cells", filter=Q(cells__state=CellState.READY.value))
+    rows = Deployment.objects.annotate(ready=ready).order_by("name").values_list("name", "ready")
+    options = tuple(DeploymentOption(name, count) for name, count in rows)
+    first = next((option.name for option in options if option.ready), "")
+    return Playground(
+        deployments=options,
+        regions=tuple(sorted(ingress_addresses_by_region())),
+        keys_required=key_standing().required,
+        chosen=request.text("deployment") or first,
+    )
+
+
+PLAYGROUND = Page(
+    section="playground",
+    title="Playground",
+    # Without topics: a running chat is never refetched.
+    fragments=(Fragment("playground", "", (), "dashboard/playground/chat.html", _playground),),
+)
+
+
+@never_cache
+@require_POST
+@audit_exempt("a chat reaches a cell as an application's request does, and changes nothing that operators run")
+async def playground_chat(request: HttpRequest) -> HttpResponseBase:
+    """Streams events while the cell generates (controlplane.dashboard.playground)."""
+    user = await request.auser()
+    if not user.is_authenticated:
+        return _error(401, "your session has ended; log in again")
+    try:
+        chat = parse_chat_request(request.body)
+        if not await sync_to_async(_may_chat)(request, chat.deployment):
+            return _error(403, f"chatting with {chat.deployment} needs the {Role.OPERATOR} role")
+        ingress, headers = await sync_to_async(_ingress)(chat)
+    except InvalidInput as invalid:
+        return _error(400, str(invalid))
+    if message := chat_limit_reached(user.get_username()):
+        return _error(429, message)
+    events = stream_chat(user.get_username(), ingress, chat.body(), headers)
+    # A proxy in front must not buffer the stream.
+    return StreamingHttpResponse(events, content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+def _may_chat(request: HttpRequest, deployment: str) -> bool:
+    """Generation costs capacity that applications pay for, so read access is not enough."""
+    return access_of(request).may(Role.OPERATOR, deployment)
+
+
+def _ingress(chat: ChatRequest) -> tuple[IngressAddress, dict[str, str]]:
+    """The ingress, and the headers: with the user's key, else, where keys are required, the internal one."""
+    if not Deployment.objects.filter(name=chat.deployment).exists():
+        raise InvalidInput(field="deployment", rule="exists", message=f"there is no deployment {chat.deployment!r}")
+    ingresses = ingress_addresses_by_region().get(chat.region)
+    if not ingresses:
+        raise InvalidInput(field="region", rule="exists", message=f"region {chat.region!r} has no ingress")
+    key = chat.key
+    if not key and key_standing().required:
+        key = playground_key_text(settings.SECRET_KEY)
+    return ingresses[0], {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _error(status: int, message: str) -> JsonResponse:
+    return JsonResponse({"message": message}, status=status)

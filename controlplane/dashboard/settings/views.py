@@ -1,0 +1,295 @@
+"""The settings: a user's own tokens and sessions; users, groups, approvals, webhooks and fault rules for those who may.
+First what the pages show, then the actions of their forms.
+
+Fragments with forms have no topics: they are rendered once, so that a refetch never discards what is being typed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.http import Http404, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
+
+from accounts.api.tokens import CreateTokenSerializer
+from accounts.api.users import (
+    ChangeGroupSerializer,
+    CreateGroupSerializer,
+    CreateServiceAccountSerializer,
+    CreateUserSerializer,
+    GiveSerializer,
+)
+from accounts.models import Approval, Grant, GroupRole
+from accounts.permissions import require_fresh_factor, require_human, require_may_reject, token_owner
+from accounts.selectors import visible_sessions, visible_tokens
+from accounts.services.account_change import account_change
+from accounts.services.approval import approval_approve, approval_reject, approval_rule_set
+from accounts.services.login import Attempt, attempt_count, attempt_forget
+from accounts.services.session import session_end
+from accounts.services.token import token_create_within, token_revoke
+from accounts.services.user import password_change
+from controlplane.dashboard.actions import Submission, action, page_target, refused, secret_shown
+from controlplane.dashboard.fragments import Fragment, Load, Page
+from controlplane.dashboard.settings import data as read
+from fleet.faults.api import SetModeSerializer
+from fleet.faults.planning.views import SETTABLE_RULES, Rule, RuleMode
+from fleet.faults.services.watch import fault_rule_set
+from fleet.webhooks.api import CreateWebhookSerializer
+from fleet.webhooks.models import Webhook
+from fleet.webhooks.planner import WebhookFormat
+from fleet.webhooks.services import webhook_change, webhook_create, webhook_delete, webhook_test
+from kernel.access import Role, access_of
+from models_registry.versions.api.version_requests import AllowSerializer
+from models_registry.versions.models import EngineAllowance
+from models_registry.versions.services.drafts import engine_allowance_request, engine_allowance_withdraw
+
+MAX_CLAIM = 256
+MAX_REASON = 200
+
+
+def _part(name: str, title: str, load: Load, *topics: str) -> Fragment:
+    return Fragment(f"settings-{name}", title, topics, f"dashboard/settings/{name}.html", load)
+
+
+def _page(title: str, role: Role, *fragments: Fragment) -> Page:
+    tabs = _part("tabs", "", lambda request: title)
+    return Page(section="settings", title="Settings", fragments=(tabs, *fragments), role=role)
+
+
+SETTINGS = _page(
+    "You",
+    Role.VIEWER,
+    _part("me", "You", lambda request: read.own_access(request.caller)),
+    _part("factors", "Second factor", lambda request: read.factors_view(request.caller)),
+    _part("tokens", "API tokens", lambda request: read.tokens_view(request.caller, request.now)),
+    _part("sessions", "Sessions", lambda request: read.session_rows(request.caller, request.now), "sessions"),
+)
+USERS = _page(
+    "Users",
+    Role.ADMIN,
+    _part("users", "Users", lambda request: read.users_view()),
+    _part("service-accounts", "Service accounts", lambda request: read.service_accounts_view()),
+)
+GROUPS = _page(
+    "Groups",
+    Role.ADMIN,
+    _part("groups", "Groups", lambda request: read.groups_view()),
+    _part("grants", "Grants for one deployment", lambda request: read.grants_view()),
+)
+APPROVALS = _page(
+    "Approvals",
+    Role.VIEWER,
+    _part("pending", "Pending", lambda request: read.pending_approvals(request.caller), "approvals"),
+    _part("approval-rules", "Two-person approval", lambda request: read.approval_rules()),
+    _part("decided", "Decided", lambda request: read.past_approvals(), "approvals"),
+)
+WEBHOOKS = _page(
+    "Webhooks",
+    Role.VIEWER,
+    _part("webhooks", "Webhooks", lambda request: read.webhooks_view()),
+    _part("deliveries", "Deliveries", lambda request: read.deliveries(), "events"),
+)
+ALLOWANCES = _page(
+    "Allowances",
+    Role.VIEWER,
+    _part("allowances", "Engine options beyond the lists", lambda request: read.allowances_view()),
+)
+FAULT_RULES = _page("Rules", Role.VIEWER, _part("fault-rules", "Fault rules", lambda request: read.fault_rules()))
+
+OWN = page_target("settings")
+LOGGED_IN = "logged in"
+"""Under which a user's wrong old passwords are counted: whoever guesses at the login does not use them up."""
+USERS_PAGE = page_target("settings-users")
+GROUPS_PAGE = page_target("settings-groups")
+APPROVALS_PAGE = page_target("approvals")
+WEBHOOKS_PAGE = page_target("settings-webhooks")
+ALLOWANCES_PAGE = page_target("settings-allowances")
+RULES_PAGE = page_target("settings-rules")
+
+
+@action(OWN, Role.VIEWER)
+def token_new(form: Submission, _: None) -> HttpResponse:
+    """A token for oneself or, for admins, for a service account; its text is shown once."""
+    require_fresh_factor(form.request, form.now)
+    fields = form.valid(CreateTokenSerializer, "name", "scope", "expires_in_days", "service_account")
+    token, text = token_create_within(
+        user=token_owner(form.request, fields.get("service_account", "")),
+        name=fields["name"],
+        days=fields["expires_in_days"],
+        scope=fields["scope"],
+        shown=None,
+        actor=form.actor,
+        now=form.now,
+    )
+    use = "Send it as Authorization: Bearer …, or give it to switchyard login."
+    url = reverse("settings")
+    return secret_shown(form.request, what="API token", name=token.name, text=text, use=use, url=url)
+
+
+@action(OWN, Role.VIEWER)
+def token_revoke_action(form: Submission, prefix: str) -> None:
+    tokens = visible_tokens(form.request.user, access_of(form.request))
+    token_revoke(token=get_object_or_404(tokens, prefix=prefix), actor=form.actor, now=form.now)
+
+
+@action(OWN, Role.VIEWER)
+def session_end_action(form: Submission, session_id: int) -> None:
+    sessions = visible_sessions(form.request.user, access_of(form.request), form.now)
+    session_end(session=get_object_or_404(sessions, pk=session_id), actor=form.actor, now=form.now)
+
+
+@action(OWN, Role.VIEWER)
+def password_change_action(form: Submission, _: None) -> HttpResponse | None:
+    """One's own password. Wrong old ones are counted, by themselves; a right one leads to the login."""
+    require_fresh_factor(form.request, form.now)
+    user = get_object_or_404(User.objects.select_for_update(), pk=form.request.user.pk or 0)
+    attempt = Attempt(username=user.username, address="", device=LOGGED_IN)
+    if attempt_count(attempt=attempt, now=form.now) > 0:
+        return refused(form.request, OWN, None, "too many wrong passwords; try again in a few minutes", 429)
+    if not (user.password and user.has_usable_password()):
+        return refused(form.request, OWN, None, "you have no password here: you log in by the identity provider", 403)
+    if not user.check_password(form.secret("old_password")):
+        return refused(form.request, OWN, None, "the old password is wrong", 403)
+    attempt_forget(attempt=attempt, at=form.now)
+    password_change(user=user, new=form.secret("new_password"), now=form.now)
+    return None
+
+
+@action(USERS_PAGE, Role.ADMIN)
+def user_new(form: Submission, _: None) -> object:
+    fields = form.valid(CreateUserSerializer, "username", groups=form.texts("groups"), password=form.secret("password"))
+    return account_change("create user", actor=form.actor, now=form.now, **fields)
+
+
+@action(USERS_PAGE, Role.ADMIN)
+def service_account_new(form: Submission, _: None) -> object:
+    fields = form.valid(CreateServiceAccountSerializer, "name", "description", groups=form.texts("groups"))
+    return account_change("create service account", actor=form.actor, now=form.now, **fields)
+
+
+@action(USERS_PAGE, Role.ADMIN)
+def user_change_action(form: Submission, username: str) -> object:
+    """Groups, password, second factors or whether active: only what the form's `what` names."""
+    user = get_object_or_404(User, username=username)
+    what = form.text("what")
+    if what in {"password", "factors"}:
+        require_fresh_factor(form.request, form.now)
+    if what == "factors":
+        return account_change("remove second factors", username=user.username, actor=form.actor, now=form.now)
+    changes: dict[str, Callable[[], dict[str, Any]]] = {
+        "groups": lambda: {"groups": form.texts("groups")},
+        "password": lambda: {"password": form.secret("password")},
+        "active": lambda: {"active": form.text("active") == "yes"},
+    }
+    change = changes.get(what, dict)()
+    return account_change("change user", username=user.username, actor=form.actor, now=form.now, **change)
+
+
+@action(GROUPS_PAGE, Role.ADMIN)
+def group_new(form: Submission, _: None) -> object:
+    fields = form.valid(CreateGroupSerializer, "name", "role", "claim")
+    return account_change("create group", actor=form.actor, now=form.now, **fields)
+
+
+@action(GROUPS_PAGE, Role.ADMIN)
+def group_change_action(form: Submission, name: str) -> object:
+    role = form.valid(ChangeGroupSerializer, "role").get("role")
+    claim = form.text("claim", longest=MAX_CLAIM)
+    return account_change("change group", name=_group(name), role=role, claim=claim, actor=form.actor, now=form.now)
+
+
+@action(GROUPS_PAGE, Role.ADMIN)
+def group_delete_action(form: Submission, name: str) -> object:
+    return account_change("delete group", name=_group(name), actor=form.actor, now=form.now)
+
+
+def _group(name: str) -> str:
+    return get_object_or_404(GroupRole, group__name=name).group.name
+
+
+@action(GROUPS_PAGE, Role.ADMIN)
+def grant_new(form: Submission, _: None) -> object:
+    fields = form.valid(GiveSerializer, "deployment", "user", "group")
+    return account_change("give grant", actor=form.actor, now=form.now, **fields)
+
+
+@action(GROUPS_PAGE, Role.ADMIN)
+def grant_revoke_action(form: Submission, grant_id: int) -> object:
+    grant = get_object_or_404(Grant, pk=grant_id)
+    return account_change("take grant", grant_id=grant.pk, actor=form.actor, now=form.now)
+
+
+@action(APPROVALS_PAGE, Role.ADMIN)
+def approval_approve_action(form: Submission, approval_id: int) -> None:
+    require_human(form.request)
+    require_fresh_factor(form.request, form.now)
+    approval = get_object_or_404(Approval, pk=approval_id)
+    approval_approve(approval_id=approval.pk, actor=form.actor, now=form.now)
+
+
+@action(APPROVALS_PAGE, Role.VIEWER)
+def approval_reject_action(form: Submission, approval_id: int) -> None:
+    approval = get_object_or_404(Approval, pk=approval_id)
+    require_may_reject(form.request, approval)
+    why = form.text("why", longest=MAX_REASON)
+    approval_reject(approval_id=approval.pk, actor=form.actor, now=form.now, why=why)
+
+
+@action(APPROVALS_PAGE, Role.ADMIN)
+def approval_rule_action(form: Submission, name: str) -> None:
+    required = form.text("required") == "yes"
+    approval_rule_set(name=name, required=required, actor=form.actor, now=form.now)
+
+
+@action(WEBHOOKS_PAGE, Role.ADMIN)
+def webhook_new(form: Submission, _: None) -> HttpResponse:
+    """Add one; the secret that signs its messages is shown once."""
+    kind = form.text("format") or WebhookFormat.JSON.value
+    fields = form.valid(CreateWebhookSerializer, "name", "url", format=kind, events=form.texts("events"))
+    hook = webhook_create(actor=form.actor, now=form.now, **fields)
+    use = "X-Switchyard-Signature is sha256= and the HMAC-SHA256 of X-Switchyard-Timestamp, a dot and the body."
+    url = reverse("settings-webhooks")
+    return secret_shown(form.request, what="Secret", name=hook.name, text=hook.secret, use=use, url=url)
+
+
+@action(WEBHOOKS_PAGE)
+def webhook_test_action(form: Submission, name: str) -> None:
+    webhook_test(name=_webhook(name), actor=form.actor, now=form.now)
+
+
+@action(WEBHOOKS_PAGE, Role.ADMIN)
+def webhook_switch_action(form: Submission, name: str) -> None:
+    enabled = form.text("enabled") == "yes"
+    webhook_change(name=_webhook(name), actor=form.actor, now=form.now, enabled=enabled)
+
+
+@action(WEBHOOKS_PAGE, Role.ADMIN)
+def webhook_delete_action(form: Submission, name: str) -> None:
+    webhook_delete(name=_webhook(name), actor=form.actor, now=form.now)
+
+
+def _webhook(name: str) -> str:
+    return get_object_or_404(Webhook, name=name).name
+
+
+@action(ALLOWANCES_PAGE, Role.ADMIN)
+def allowance_new(form: Submission, _: None) -> HttpResponse | None:
+    """Allow an option or a variable; where that takes two people, to the approvals."""
+    fields = form.valid(AllowSerializer, "engine", "name", "why")
+    row = engine_allowance_request(actor=form.actor, now=form.now, **fields)
+    return redirect("approvals") if isinstance(row, Approval) else None
+
+
+@action(ALLOWANCES_PAGE, Role.ADMIN)
+def allowance_withdraw_action(form: Submission, id: int) -> None:
+    row = get_object_or_404(EngineAllowance, pk=id)
+    engine_allowance_withdraw(allowance_id=row.pk, actor=form.actor, now=form.now)
+
+
+@action(RULES_PAGE, Role.ADMIN)
+def fault_rule_action(form: Submission, name: str) -> None:
+    if name not in SETTABLE_RULES:
+        raise Http404(f"There is no rule {name!r}.")
+    mode = RuleMode(form.valid(SetModeSerializer, "mode")["mode"])
+    fault_rule_set(rule=Rule(name), mode=mode, actor=form.actor, now=form.now, why="")

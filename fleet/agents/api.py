@@ -1,0 +1,282 @@
+"""What a host asks that joins: the script, the agent's archive, whether it is reached back; and why it did not join.
+And, once it has joined, the archives of later releases.
+
+None of these answers to a browser or a user. The archive and the check want the token of an open invitation.
+"""
+
+import asyncio
+import ipaddress
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.template.loader import render_to_string
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_GET, require_POST
+
+from audit.middleware import audit_exempt
+from engine_agent.protocol.ports import HIGHEST_PORT, LOWEST_PORT
+from engine_agent.protocol.states import AgentKind
+from fleet.agents.planner import BadProof, ProofRefused
+from fleet.agents.selectors import server_pin, trust_now
+from fleet.agents.services.enrolment import RETRY_AFTER_S, NotYet, agents_identify, machine_attest
+from fleet.clouds.aws.identity import sts_host
+from fleet.machines.models import Invitation
+from fleet.machines.services.machines import InvitationRefused, invitation_open, is_ticket, join_refused
+from fleet.releases.services.archive import AgentArchive, ArchiveUnavailable, archive_by_digest, archive_of, archives
+from fleet.releases.services.releases import handed_out_release
+from kernel import clock
+from kernel.addresses import client_network
+from kernel.decoding import decode_json
+from kernel.outside_transaction import run_outside_transaction
+from kernel.rest.throttling import count_request
+
+MAX_BODY_BYTES = 2048
+NONCE = re.compile(r"[0-9a-f]{32}")
+ORIGIN = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,260}")
+REACH_LIMIT_S = 3.0
+CHECKS_AT_ONCE = 4
+PORTS = range(LOWEST_PORT, HIGHEST_PORT + 1)
+
+CHUNK_BYTES = 256 * 1024
+DOWNLOADS_AT_ONCE = 16
+"""Of one web process: 4 MiB of chunks. Who comes too often to none is told to come again."""
+
+_downloading = threading.BoundedSemaphore(DOWNLOADS_AT_ONCE)
+_checking = threading.BoundedSemaphore(CHECKS_AT_ONCE)
+
+
+@require_GET
+def script(request: HttpRequest) -> HttpResponse:
+    """`GET /join`: the shell script of the line that an operator was shown. 200 text; 400 where the host is odd."""
+    origin = f"{request.scheme}://{request.get_host()}"
+    if not ORIGIN.fullmatch(origin):
+        return HttpResponse("the name of the server has characters that none has\n", status=400)
+    known = archives(handed_out_release())
+    context = {"server": origin, "pin": server_pin(clock.now()), "archives": known}
+    return HttpResponse(render_to_string("join.sh", context), content_type="text/x-shellscript; charset=utf-8")
+
+
+@require_GET
+def archive(request: HttpRequest, tag: str) -> HttpResponseBase:
+    """`GET /agents/join/archive/TAG`: the agent for one Python and processor. 403 without an invitation, 404, 429."""
+    found = _invitation(request)
+    if isinstance(found, HttpResponse):
+        return found
+    try:
+        known = archive_of(tag, handed_out_release())
+    except ArchiveUnavailable as missing:
+        return JsonResponse({"error": str(missing)}, status=404)
+    return _sent(known)
+
+
+@require_GET
+def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase:
+    """`GET /agents/releases/ID/SHA256`: an archive that a machine's order names, by its credential. 403, 404, 429."""
+    network = client_network(str(request.META.get("REMOTE_ADDR", "")))
+    if (limited := _too_often("agent-release", network)) is not None:
+        return limited
+    [identity] = agents_identify([_token(request)])
+    if identity is None or identity.kind is not AgentKind.MACHINE:
+        return JsonResponse({"error": "only machines of this fleet fetch releases"}, status=403)
+    known = archive_by_digest(digest, release)
+    if known is None:
+        return JsonResponse({"error": "this host of the control plane has no such archive"}, status=404)
+    return _sent(known)
+
+
+class _Download:
+    """An archive in chunks, read by threads. Its place is given back when the response is closed, or dropped: Django
+    drops one whose host hung up while the view ran, and one whose file could not be read on."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._is_open = True
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while chunk := await asyncio.to_thread(self._file.read, CHUNK_BYTES):
+            yield chunk
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._file.close()
+            _downloading.release()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _sent(archive: AgentArchive) -> HttpResponseBase:
+    file = archive.path.open("rb")
+    length = os.fstat(file.fileno()).st_size
+    if not _downloading.acquire(blocking=False):
+        file.close()
+        answer = {"error": "many hosts fetch at this moment; try again"}
+        return JsonResponse(answer, status=503, headers={"Retry-After": "5"})
+    headers = {"Content-Length": str(length), "X-Content-SHA256": archive.digest}
+    return StreamingHttpResponse(_Download(file), content_type="application/gzip", headers=headers)
+
+
+@audit_exempt("it waits for the host, and changes nothing")
+@csrf_exempt  # hosts carry a token, never a cookie
+@require_POST
+def check(request: HttpRequest) -> HttpResponse:
+    """`POST /agents/join/check` {"port", "nonce"}: what the invitation is for, our clock, the host's address as it is
+    seen here, the fleet's authorities, and whether a connection to that port of that very address meets who knows the
+    nonce.
+
+    `port` 0 connects nowhere. No other address than the caller's is ever connected to. `machine` and `cloud`: of a
+    machine that a cloud launched, its id and that cloud; "" of others.
+    """
+    found = _invitation(request)
+    if isinstance(found, HttpResponse):
+        return found
+    body = _body(request)
+    port, nonce = body.get("port"), body.get("nonce")
+    if type(port) is not int or not (port == 0 or port in PORTS) or not NONCE.fullmatch(str(nonce)):
+        message = 'the body must be {"port": 0 or 1024 to 65535, "nonce": 32 hexadecimal digits}'
+        return JsonResponse({"error": message}, status=400)
+    address = str(request.META.get("REMOTE_ADDR", ""))
+    trouble, machine = "", found.machine
+    if machine is not None and machine.address != address:
+        port, address = 0, machine.address  # behind a NAT; its cloud says what its own is
+    if port:
+        if not _checking.acquire(timeout=REACH_LIMIT_S):
+            answer = {"error": "many hosts are checked at this moment; try again"}
+            return JsonResponse(answer, status=503, headers={"Retry-After": "3"})
+        try:
+            trouble = _trouble_reaching(address, port, str(nonce))
+        finally:
+            _checking.release()
+    trust = trust_now()
+    return JsonResponse(
+        {
+            "region": found.region_id,
+            "role": found.role,
+            "instance_type": found.instance_type_id or "",
+            "address": address,
+            "machine": machine.id if machine is not None else "",
+            "cloud": machine.provider if machine is not None else "",
+            "time": time.time(),
+            "bundle": trust.bundle if trust and not settings.PLAIN_LINKS else "",
+            "trouble": trouble,
+        }
+    )
+
+
+@csrf_exempt  # hosts carry a token, never a cookie
+@require_POST
+def refused(request: HttpRequest) -> HttpResponse:
+    """`POST /agents/join/refused` {"reason"}: why a host did not join, for the timeline. 204."""
+    network = client_network(str(request.META.get("REMOTE_ADDR", "")))
+    if (limited := _too_often("join-refused", network)) is not None:
+        return limited
+    reason = _body(request).get("reason")
+    if isinstance(reason, str) and reason:
+        join_refused(token=_token(request), address=network, reason=reason, now=clock.now())
+    return HttpResponse(status=204)
+
+
+def _trouble_reaching(address: str, port: int, nonce: str) -> str:
+    """Why the host is not reached; "" if it is."""
+    try:
+        ipaddress.ip_address(address)
+        with socket.create_connection((address, port), timeout=REACH_LIMIT_S) as connection:
+            connection.settimeout(REACH_LIMIT_S)
+            said = connection.recv(len(nonce))
+    except (OSError, ValueError):
+        return f"nothing answers at {address}:{port}"
+    return "" if said.decode("ascii", "replace") == nonce else f"something else answers at {address}:{port}"
+
+
+def _invitation(request: HttpRequest) -> Invitation | HttpResponse:
+    network = client_network(str(request.META.get("REMOTE_ADDR", "")))
+    token = _token(request)
+    limited = _too_often("join", network)
+    if limited is not None and is_ticket(token):
+        limited = _too_often("join-ticket", token)
+    if limited is not None:
+        return limited
+    now = clock.now()
+    try:
+        return invitation_open(_token(request), now=now)
+    except InvitationRefused as reason:
+        join_refused(token=_token(request), address=network, reason=str(reason), now=now)
+        return JsonResponse({"error": str(reason)}, status=403)
+
+
+def _too_often(kind: str, network: str) -> HttpResponse | None:
+    """The refusal, once one network asks too often, with any token: a hundred hosts may join from behind one address at
+    once."""
+    rate = count_request(kind, network, settings.API_ANONYMOUS_REQUESTS_PER_MIN)
+    if rate is None or rate.count <= rate.limit:
+        return None
+    message = f"too many tries from one network; try again in {rate.reset_s} s"
+    return JsonResponse({"error": message}, status=429, headers={"Retry-After": str(rate.reset_s)})
+
+
+def _token(request: HttpRequest) -> str:
+    return request.headers.get("Authorization", "").partition(" ")[2].strip()
+
+
+def _body(request: HttpRequest) -> dict[str, Any]:
+    try:
+        body = decode_json(request.body) if len(request.body) <= MAX_BODY_BYTES else None
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+# What a machine of EC2 asks before it joins: the script that proves which machine it is, and the ticket that its
+# proof buys. With that it joins as every host does (`fleet.agents.api`). Neither answers to a browser or a user.
+
+ATTESTATIONS_PER_MIN = 3000
+"""Of one network: a thousand machines may come out of one NAT at once, and again after a pause."""
+
+
+@require_GET
+def aws_script(request: HttpRequest) -> HttpResponse:
+    """`GET /join/aws`: the shell script that user data fetches and runs. 200 text; 400 where the host is odd."""
+    origin = f"{request.scheme}://{request.get_host()}"
+    if not ORIGIN.fullmatch(origin):
+        return HttpResponse("the name of the server has characters that none has\n", status=400)
+    program = (Path(settings.BASE_DIR) / "templates/aws/attest.py").read_text(encoding="utf-8")
+    context = {"server": origin, "pin": server_pin(clock.now()), "sts_host": sts_host("REGION"), "attest": program}
+    return HttpResponse(render_to_string("aws/join.sh", context), content_type="text/x-shellscript; charset=utf-8")
+
+
+@csrf_exempt  # machines carry a proof, never a cookie
+@require_POST
+def attest(request: HttpRequest) -> HttpResponse:
+    """`POST /agents/join/attest` {"unit", "address", "headers"}: a machine's proof. 200 {"ticket"}; 400: it is none;
+    403: it proves nothing to us; 411: it does not say how long it is; 429: too many of one network; 503 with
+    Retry-After: it cannot be judged now."""
+    network = client_network(str(request.META.get("REMOTE_ADDR", "")))
+    rate = run_outside_transaction("rate", lambda: count_request("attest", network, ATTESTATIONS_PER_MIN))
+    if rate is not None and rate.count > rate.limit:
+        return _answer("too many proofs from one network; try again in a minute", 429, rate.reset_s)
+    if "HTTP_TRANSFER_ENCODING" in request.META:
+        return _answer("say how long the proof is, by Content-Length", 411)
+    now = clock.now()
+    try:
+        return JsonResponse({"ticket": machine_attest(request.body, now=now)})
+    except BadProof as bad:
+        return _answer(str(bad), 400)
+    except NotYet as missing:
+        return _answer(str(missing), 503, RETRY_AFTER_S)
+    except ProofRefused as refusal:
+        join_refused(token="", address=network, reason=str(refusal), now=now)
+        return _answer(str(refusal), 403)
+
+
+def _answer(error: str, status: int, retry_after_s: int | None = None) -> HttpResponse:
+    headers = {"Retry-After": str(retry_after_s)} if retry_after_s is not None else {}
+    return JsonResponse({"error": error}, status=status, headers=headers)

@@ -1,0 +1,262 @@
+"""Keeps the latest report of every agent until it is written. Messages arrive on the event loop and reports are
+written in a thread, so every exchange between the two is under one lock. It writes nothing itself.
+
+Stores the reports of node and machine agents, and sends them their desired state and orders.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from engine_agent.protocol.codec import FAULT_BYTES_MAX, encode_unbounded
+from engine_agent.protocol.machine_messages import MachineReport
+from engine_agent.protocol.messages import DownMessage, Fault, Hello, LogTail, MachineNotice, Report, UpMessage
+from fleet.agents.consumers.hub import AgentSession
+from fleet.agents.consumers.limits import TokenBucket
+from fleet.machines.selectors import machine_orders
+from fleet.machines.services.reports import (
+    ReceivedMachineReport,
+    machine_hellos_store,
+    machine_reports_store,
+    node_notices_store,
+)
+from fleet.nodes.selectors import desired_for, newer_versions
+from fleet.nodes.services.reports import ReceivedReport, fault_record, hellos_store, node_logs_store, reports_store
+from kernel import clock
+from kernel.metrics import FAULTS_DROPPED
+from kernel.refusals import Conflict
+from kernel.sanitize import UNSTORABLE_ERRORS
+
+BATCH = 1000
+"""Reports that are written together: a tenth of a second of PostgreSQL. What arrives meanwhile replaces what waits."""
+
+
+class AgentReport(Protocol):
+    """A report that names the connection it arrived on."""
+
+    @property
+    def connection(self) -> str: ...
+
+
+R = TypeVar("R", bound=AgentReport)
+
+
+class ReportBuffer(Generic[R]):
+    """Reports by agent id; a newer one replaces an older one that is not written yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: dict[str, R] = {}
+        self._latest: dict[str, R] = {}
+
+    def put(self, agent: str, report: R) -> R | None:
+        """Add a report. Returns the previous one of the agent's open connection, if any."""
+        with self._lock:
+            previous = self._latest.get(agent)
+            self._latest[agent] = self._pending[agent] = report
+        return previous
+
+    def end(self, agent: str, connection: str, final: Callable[[R], R]) -> None:
+        """A connection ended: its last report, changed by `final`, is to be written, unless the agent has reported on a
+        newer connection or never reported on this one."""
+        with self._lock:
+            latest = self._latest.get(agent)
+            if latest is not None and latest.connection == connection:
+                del self._latest[agent]
+                self._pending[agent] = final(latest)
+
+    def take(self, most: int = BATCH) -> dict[str, R]:
+        """The pending reports of up to `most` agents, those that wait longest first; they count as written unless they
+        are restored."""
+        with self._lock:
+            reports = dict(islice(self._pending.items(), most))
+            for agent in reports:
+                del self._pending[agent]
+        return reports
+
+    def restore(self, reports: dict[str, R]) -> None:
+        """Keep what could not be written for the next flush. Reports that arrived meanwhile are newer and win."""
+        with self._lock:
+            self._pending = {**reports, **self._pending}
+
+    def flush(self, store: Callable[[list[R]], object]) -> None:
+        """Store what is pending now, a batch at a time; what cannot be stored stays pending."""
+        left = len(self._pending)
+        while left > 0 and (reports := self.take(min(BATCH, left))):
+            left -= len(reports)
+            try:
+                store(list(reports.values()))
+            except Exception:
+                self.restore(reports)
+                raise
+
+
+FAULTS_KEPT = 1000
+"""While PostgreSQL is away; then the oldest evidence goes. At most 32 MiB."""
+FAULTS_PER_S = 0.5
+FAULTS_BURST = 30.0
+"""Of one node: a machine whose devices all fail at once stays below; what comes beyond says nothing new."""
+
+LOGS_KEPT = 200
+"""Nodes whose lines wait to be written; more are not read at once."""
+
+log = logging.getLogger(__name__)
+
+
+class NodeHandler:
+    """The handler for agents of kind `node`."""
+
+    def __init__(self) -> None:
+        self._reports: ReportBuffer[ReceivedReport] = ReportBuffer()
+        self._faults: deque[tuple[str, Fault, datetime]] = deque(maxlen=FAULTS_KEPT)
+        self._logs: dict[str, LogTail] = {}
+        self._notices: dict[str, tuple[MachineNotice, ...]] = {}
+        """What nodes said last of their machines, and is kept: the same again changes nothing."""
+        self._fault_budgets: dict[str, TokenBucket] = {}
+
+    def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
+        return hellos_store(hellos)
+
+    def on_message(self, session: AgentSession, message: UpMessage) -> bool:
+        node = session.identity.id
+        if isinstance(message, Fault):
+            return self._take_fault(node, message)
+        if isinstance(message, LogTail):
+            if len(self._logs) < LOGS_KEPT or node in self._logs:
+                self._logs[node] = message
+            return True
+        if not isinstance(message, Report):
+            return False
+        received = _received(session, message)
+        previous = self._reports.put(node, received)
+        return previous is None or _urgent_part(previous) != _urgent_part(received)
+
+    def _take_fault(self, node: str, fault: Fault) -> bool:
+        """Keep evidence within the limits of the protocol and of a node's share; the rest is dropped and counted."""
+        now = clock.now()
+        budget = self._fault_budgets.setdefault(
+            node, TokenBucket(per_s=FAULTS_PER_S, burst=FAULTS_BURST, now=now.timestamp())
+        )
+        reason = ""
+        if len(encode_unbounded(fault)) > FAULT_BYTES_MAX:
+            reason = "size"
+        elif not budget.take(now.timestamp()):
+            reason = "rate"
+        if reason:
+            FAULTS_DROPPED.labels(reason).inc()
+            log.warning("dropped a fault that %s sent: too much by %s", node, reason)
+            return False
+        self._faults.append((node, fault, now))
+        return True
+
+    def on_disconnect(self, session: AgentSession) -> None:
+        self._reports.end(session.identity.id, session.key, _disconnected)
+
+    def flush(self) -> None:
+        self._reports.flush(self._store)
+        while self._faults:
+            self._write_fault(*self._faults.popleft())
+        self._write_logs()
+
+    def _store(self, reports: list[ReceivedReport]) -> None:
+        reports_store(reports)
+        said = {one.node_id: one.report.telemetry.notices for one in reports if one.connected}
+        news = [one for one in reports if said.get(one.node_id) is not None]
+        news = [one for one in news if said[one.node_id] != self._notices.get(one.node_id)]
+        for node in node_notices_store(news, now=clock.now()) if news else ():
+            self._notices[node] = said[node] or ()
+        for one in reports:
+            if not one.connected:
+                self._notices.pop(one.node_id, None)
+
+    def _write_logs(self) -> None:
+        """Lines that cannot be written are dropped: the agent sends them again."""
+        tails: dict[str, LogTail] = {}
+        while self._logs:
+            node, tail = self._logs.popitem()
+            tails[node] = tail
+        try:
+            node_logs_store(tails=tails, now=clock.now())
+        except UNSTORABLE_ERRORS as error:
+            log.warning("dropped the logs that %s sent: %s", ", ".join(tails), error)
+
+    def _write_fault(self, node: str, fault: Fault, at: datetime) -> None:
+        try:
+            fault_record(node=node, signature=fault.signature, summary=fault.summary, evidence=fault.evidence, now=at)
+        except UNSTORABLE_ERRORS as error:
+            log.warning("dropped a fault that %s sent: %s", node, error)
+        except Exception:
+            self._faults.appendleft((node, fault, at))
+            raise
+
+    def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+        newer = newer_versions({session.identity.id: session.sent_version for session in sessions})
+        return {node: (desired.version, desired) for node, desired in desired_for(newer).items()} if newer else {}
+
+
+def _urgent_part(received: ReceivedReport) -> tuple[object, ...]:
+    """A change of this is written at once."""
+    return received.connection, received.report.observed, received.healthy, received.report.telemetry.notices
+
+
+def _disconnected(received: ReceivedReport) -> ReceivedReport:
+    return msgspec.structs.replace(received, connected=False, connection_changed_at=clock.now())
+
+
+def _received(session: AgentSession, report: Report) -> ReceivedReport:
+    return ReceivedReport(
+        node_id=session.identity.id,
+        connection=session.key,
+        listener=session.listener,
+        connected=True,
+        connection_changed_at=session.since,
+        last_seen_at=clock.now(),
+        boot_id=session.hello.boot_id,
+        agent_version=session.hello.agent_version,
+        report=report,
+    )
+
+
+# Keeps what machine agents report and sends them their orders.
+
+
+class MachineHandler:
+    """The handler for agents of kind `machine`."""
+
+    def __init__(self) -> None:
+        self._reports: ReportBuffer[ReceivedMachineReport] = ReportBuffer()
+
+    def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
+        return machine_hellos_store(hellos, now=clock.now())
+
+    def on_message(self, session: AgentSession, message: UpMessage) -> bool:
+        if not isinstance(message, MachineReport):
+            return False
+        received = ReceivedMachineReport(session.identity.id, session.key, True, clock.now(), message)
+        previous = self._reports.put(session.identity.id, received)
+        return previous is None or _urgent_machine_part(previous) != _urgent_machine_part(received)
+
+    def on_disconnect(self, session: AgentSession) -> None:
+        self._reports.end(session.identity.id, session.key, _machine_disconnected)
+
+    def flush(self) -> None:
+        self._reports.flush(machine_reports_store)
+
+    def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+        orders = machine_orders({session.identity.id: session.sent_version for session in sessions})
+        return {machine: (order.version, order) for machine, order in orders.items()}
+
+
+def _urgent_machine_part(received: ReceivedMachineReport) -> tuple[object, ...]:
+    report = received.report
+    return received.connection, report.version, report.phase, report.runs, report.reason, report.release_trouble
+
+
+def _machine_disconnected(received: ReceivedMachineReport) -> ReceivedMachineReport:
+    return msgspec.structs.replace(received, connected=False, at=received.at)

@@ -1,0 +1,386 @@
+"""The sessions of the agents that are connected to this process.
+
+Reports are coalesced and written once a second, or immediately after a change. Desired state is read after a wake-up,
+and every second. Threads query PostgreSQL; the event loop never does. Each kind of work has a thread and a connection
+outside the pool, so unauthenticated requests that keep the look-up of credentials busy do not delay reports.
+"""
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from time import monotonic
+from typing import Any, Protocol, TypeVar
+
+from channels.layers import get_channel_layer
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections, connections
+
+from engine_agent.protocol.codec import BadMessage
+from engine_agent.protocol.messages import CertificateRequest, DownMessage, Hello, UpMessage
+from engine_agent.protocol.states import AgentKind
+from fleet.agents.consumers.certificates import CertificateExchange
+from fleet.agents.consumers.limits import (
+    Backlog,
+    Batches,
+    Delays,
+    Introductions,
+    Knocks,
+    Lane,
+    PendingCauses,
+    TokenBucket,
+    lane_thread,
+)
+from fleet.agents.services.enrolment import (
+    AgentIdentity,
+    agents_identify,
+    credential_prefixes,
+    credentials_bind,
+    credentials_replaced,
+    credentials_revoked,
+)
+from fleet.faults.services.watch import LOOK_EVERY_S, ControlHostWatch, ControlLoopWatch
+from fleet.nodes.services.reports import listener_renew
+from fleet.releases.services.releases import agent_refused
+from kernel import clock
+from kernel.live import AGENT_SOCKETS, TRUST_CHANGED
+from kernel.metrics import AGENTS_CONNECTED
+from kernel.refusals import Conflict
+
+FLUSH_EVERY_S = 1.0
+URGENT_PAUSE_S = 0.05
+"""Collects what changes together (the ranks of one cell) into one write."""
+REVOKED_EVERY_S = 5.0
+PREFIXES_EVERY_S = 1.0
+SEND_LIMIT_S = 10.0
+"""An agent that takes no message for so long is not there, whatever its socket says."""
+CLOSE_LIMIT_S = 1.0
+MEASURED_EVERY_S = 1.0
+DATABASE_AWAY = (OperationalError, InterfaceError)
+"""What a flush that fails says of the database; other errors say something of one report."""
+STORES_AGAIN_WITHIN_S = 60.0
+"""Longer than a failover of PostgreSQL. Then agents are sent to another web process, if there is one."""
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class AgentSession:
+    """One open socket. `sent_version` is the version of the last message that it was sent, as its handler counts them.
+
+    `sending` is the sending under way, if any. Once `is_cut`, further messages from the agent are ignored.
+    `trust_version` is of what it was told to believe, `tls_version` of what an ingress was told of applications' TLS,
+    `requests` its budget for certificates. `listener` is this process, once the session is connected. `is_certified`:
+    the agent showed its certificate.
+    """
+
+    identity: AgentIdentity
+    hello: Hello
+    send: Callable[[DownMessage], Awaitable[None]]
+    close: Callable[[str], Awaitable[None]]
+    is_certified: bool = False
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    since: datetime = field(default_factory=clock.now)
+    sent_version: int = -1
+    sending: "asyncio.Task[None] | None" = None
+    is_cut: bool = False
+    trust_version: str = ""
+    tls_version: str = ""
+    requests: TokenBucket | None = None
+    listener: str = ""
+
+
+class AgentHandler(Protocol):
+    """What differs between kinds of agents: how reports are kept, and what is sent.
+
+    `on_message` and `on_disconnect` run on the event loop and only take note; the others run in the database thread.
+    """
+
+    def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
+        """Write what the hellos of new sessions state. Returns which agents are refused, and why."""
+
+    def on_message(self, session: AgentSession, message: UpMessage) -> bool:
+        """Take note of a message. True: something changed, flush soon."""
+
+    def on_disconnect(self, session: AgentSession) -> None:
+        """Take note that a session ended."""
+
+    def flush(self) -> None: ...
+
+    def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+        """Agent id -> the current version and its message, for each session that was last sent another version."""
+
+
+def _identify(credentials: list[str]) -> list[AgentIdentity | None]:
+    found = agents_identify(credentials)
+    if shown := [identity.prefix for identity in found if identity]:
+        credentials_replaced(shown, now=clock.now())
+    return found
+
+
+class AgentHub:
+    """All agents of this process, and the loops that serve them. Started by the first connection."""
+
+    def __init__(self, handlers: dict[AgentKind, AgentHandler]) -> None:
+        self.handlers = handlers
+        self.listener = uuid.uuid4().hex[:16]
+        self.sessions: dict[str, AgentSession] = {}
+        self.causes = PendingCauses()
+        self.knocks = Knocks()
+        self._newest_credential = 0
+        self.introductions = Introductions()
+        self._identities = Batches(self._look_up)
+        self._bindings: Batches[str, None] = Batches(self._bind)
+        self._hellos = {kind: Batches(partial(self._store_hellos, handler)) for kind, handler in handlers.items()}
+        self._lanes = {lane: lane_thread(lane) for lane in Lane}
+        self._certificates = CertificateExchange(partial(self.in_database, Lane.CERTIFICATES), self._send_in_time)
+        self._loop_watch = ControlLoopWatch()
+        self._host_watch = ControlHostWatch()
+        self.is_door_full: Callable[[], bool] = lambda: False
+        """Whether agents are turned away before they can introduce themselves."""
+        self._backlog = Backlog()
+        self._keeps_up = True
+        self._stored_at_s = monotonic()
+        self._urgent = asyncio.Event()
+        self._wake_up = asyncio.Event()
+        self._trust = asyncio.Event()
+        self._loops: list[asyncio.Task[None]] = []
+
+    async def in_database(self, lane: Lane, call: Callable[..., T], *arguments: Any) -> T:
+        """Run a blocking call in the thread of this lane."""
+
+        def guarded() -> T:
+            close_old_connections()
+            try:
+                return call(*arguments)
+            finally:
+                close_old_connections()
+
+        return await asyncio.get_running_loop().run_in_executor(self._lanes[lane], guarded)
+
+    def start(self) -> None:
+        """Start the loops; a second call does nothing."""
+        if not self._loops:
+            self._stored_at_s = monotonic()
+            loops = (
+                *(self._backlog_loop, self._lease_loop, self._flush_loop, self._send_loop),
+                *(self._wake_up_loop, self._revocation_loop, self._watch_loop, self._prefix_loop, self._trust_loop),
+            )
+            self._loops = [asyncio.create_task(self._for_ever(loop)) for loop in loops]
+
+    async def stop(self) -> None:
+        """End the loops and the database thread. The process's end does the same; tests call it."""
+        ending, self._loops = set(self._loops), []
+        while ending:  # a library underneath may swallow one cancellation
+            for task in ending:
+                task.cancel()
+            _, ending = await asyncio.wait(ending, timeout=0.2)
+        self._certificates.stop()
+        for thread in self._lanes.values():
+            closed = thread.submit(connections.close_all)
+            thread.shutdown(wait=False)  # in the same step: what came in between would open a connection again
+            await asyncio.wrap_future(closed)
+
+    async def identify(self, credential: str) -> AgentIdentity | None:
+        """The agent of this credential; None if it is unknown or revoked."""
+        return await self._identities.ask(credential)
+
+    async def bind(self, identity: AgentIdentity) -> None:
+        """The agent has shown its certificate: from now on its credential counts only with it."""
+        if not identity.is_bound:
+            await self._bindings.ask(identity.prefix)
+
+    async def note_refused(self, identity: AgentIdentity, reason: str) -> None:
+        """Have the timeline say why an agent was refused; the agent comes again."""
+        try:
+            await self.in_database(Lane.HELLOS, lambda: agent_refused(identity, reason, now=clock.now()))
+        except DatabaseError as error:
+            log.warning("%s was refused, which the timeline does not say: %s", identity.id, error)
+
+    async def _look_up(self, credentials: list[str]) -> list[AgentIdentity | None]:
+        return await self.in_database(Lane.CREDENTIALS, _identify, credentials)
+
+    async def _bind(self, prefixes: list[str]) -> list[None]:
+        await self.in_database(Lane.HELLOS, lambda: credentials_bind(prefixes, now=clock.now()))
+        return [None] * len(prefixes)
+
+    async def _store_hellos(self, handler: AgentHandler, hellos: list[Hello]) -> list[Conflict | None]:
+        refused = await self.in_database(Lane.HELLOS, handler.on_hellos, hellos)
+        return [refused.get(hello.id) for hello in hellos]
+
+    async def connect(self, session: AgentSession) -> None:
+        """Start a session; an older one of the same agent is cut."""
+        session.listener = self.listener
+        await self._hellos[session.identity.kind].ask(session.hello)
+        older = self.sessions.get(session.identity.id)
+        self.sessions[session.identity.id] = session
+        if older is not None:
+            await self._cut(older, "a newer connection of this agent took its place")
+        self._urgent.set()
+        self._wake_up.set()
+
+    def receive(self, session: AgentSession, message: UpMessage) -> None:
+        """Hand a message to the session's handler."""
+        if isinstance(message, CertificateRequest):
+            self._certificates.request(session, message)
+        elif not session.is_cut and self._handler(session).on_message(session, message):
+            self._urgent.set()
+
+    def disconnect(self, session: AgentSession) -> None:
+        """End a session whose socket has ended, or counts as ended. A second call does nothing."""
+        if self.sessions.get(session.identity.id) is session:
+            del self.sessions[session.identity.id]
+        if session.sending is not None:
+            session.sending.cancel()
+        self._handler(session).on_disconnect(session)
+        self._urgent.set()
+
+    def _handler(self, session: AgentSession) -> AgentHandler:
+        return self.handlers[session.identity.kind]
+
+    async def _cut(self, session: AgentSession, reason: str) -> None:
+        """End a session from our side. An agent that does not even take the close frame is not waited for."""
+        session.is_cut = True
+        self.disconnect(session)
+        try:
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await session.close(reason)
+        except Exception as error:
+            log.debug("closing %s: %s", session.identity.id, error)
+
+    # --- loops ------------------------------------------------------------------------------------------------------
+
+    async def _for_ever(self, step: Callable[[], Awaitable[None]]) -> None:
+        """A database or a channel layer that is away for a while must not end a loop."""
+        while True:
+            try:
+                await step()
+            except Exception as error:
+                log.warning("%s: %s: %s", step.__name__.strip("_"), type(error).__name__, error)
+                await asyncio.sleep(1.0)
+
+    async def _backlog_loop(self) -> None:
+        """Measure whether this process keeps up. Needs no database, which may be what it waits for."""
+        began_s = monotonic()
+        await asyncio.sleep(MEASURED_EVERY_S)
+        now_s = monotonic()
+        delays = Delays(
+            lag_s=now_s - began_s - MEASURED_EVERY_S,
+            unanswered_s=max(self._identities.unanswered_s, *(each.unanswered_s for each in self._hellos.values())),
+            unstored_s=now_s - self._stored_at_s,
+            turned_away=self.introductions.has_line or self.is_door_full(),
+        )
+        self._keeps_up = self._backlog.keeps_up(delays, now_s)
+        unstored_s = delays.unstored_s - delays.lag_s  # a process that was stopped has not tried meanwhile
+        if unstored_s > STORES_AGAIN_WITHIN_S and len(settings.AGENT_URLS) > 1:
+            self._stored_at_s = now_s
+            log.error("no report was stored for %.0f s: agents are sent to another host", unstored_s)
+            sessions = list(self.sessions.values())
+            await asyncio.gather(*(self._cut(session, "this host stores no reports") for session in sessions))
+
+    async def _lease_loop(self) -> None:
+        keeps_up = self._keeps_up
+        await self.in_database(
+            Lane.REPORTS, lambda: listener_renew(listener=self.listener, keeps_up=keeps_up, now=clock.now())
+        )
+        for kind in self.handlers:
+            AGENTS_CONNECTED.labels(kind.value).set(sum(s.identity.kind is kind for s in self.sessions.values()))
+        await asyncio.sleep(1.0)
+
+    async def _flush_loop(self) -> None:
+        try:
+            async with asyncio.timeout(FLUSH_EVERY_S):
+                await self._urgent.wait()
+            await asyncio.sleep(URGENT_PAUSE_S)
+        except TimeoutError:
+            pass
+        self._urgent.clear()
+        flushes = (self.in_database(Lane.REPORTS, handler.flush) for handler in self.handlers.values())
+        failed = [error for error in await asyncio.gather(*flushes, return_exceptions=True) if error is not None]
+        if not any(isinstance(error, DATABASE_AWAY) for error in failed):
+            self._stored_at_s = monotonic()
+        if failed:  # after all had their turn: what one handler cannot write keeps no other from writing
+            raise failed[0]
+
+    async def _send_loop(self) -> None:
+        try:
+            async with asyncio.timeout(FLUSH_EVERY_S):
+                await self._wake_up.wait()
+        except TimeoutError:
+            pass
+        self._wake_up.clear()
+        began = monotonic()
+        for kind, handler in self.handlers.items():
+            idle = [s for s in self.sessions.values() if s.identity.kind is kind and s.sending is None]
+            if idle:
+                messages = await self.in_database(Lane.ORDERS, handler.desired_messages, idle)
+                for session in idle:
+                    if session.identity.id in messages:
+                        version, message = messages[session.identity.id]
+                        sending = self._send(session, version, self.causes.attach(session.identity.id, message))
+                        session.sending = asyncio.create_task(sending)
+        # It reads all sessions. The pause leaves half of the time to other work while wake-ups arrive without end.
+        await asyncio.sleep(min(monotonic() - began, FLUSH_EVERY_S))
+
+    async def _send(self, session: AgentSession, version: int, message: DownMessage) -> None:
+        """Runs as a task of its own, so that an agent that takes no messages keeps no other waiting."""
+        if not await self._send_in_time(session, message, f"its version {version}"):
+            return
+        session.sent_version = version
+        session.sending = None
+        self._wake_up.set()  # for what changed meanwhile
+
+    async def _send_in_time(self, session: AgentSession, message: DownMessage, what: str) -> bool:
+        """False: the agent does not take it in time, and was cut."""
+        try:
+            async with asyncio.timeout(SEND_LIMIT_S):
+                await session.send(message)
+        except BadMessage as error:
+            log.error("%s cannot be sent %s: %s", session.identity.id, what, error)
+        except Exception as error:
+            log.warning("%s takes no messages: %s: %s", session.identity.id, type(error).__name__, error)
+            session.sending = None
+            await self._cut(session, "it takes no messages")
+            return False
+        return True
+
+    async def _wake_up_loop(self) -> None:
+        """Receive wake-ups from other processes. While none arrives, the periodic look-up does the work."""
+        layer = get_channel_layer()
+        channel = await layer.new_channel()
+        await layer.group_add(AGENT_SOCKETS, channel)
+        while True:
+            hint = await layer.receive(channel)
+            self.causes.record(hint)
+            (self._trust if hint.get("type") == TRUST_CHANGED else self._wake_up).set()
+
+    async def _revocation_loop(self) -> None:
+        await asyncio.sleep(REVOKED_EVERY_S)
+        prefixes = {session.identity.prefix: session for session in self.sessions.values()}
+        if prefixes:
+            for prefix in await self.in_database(Lane.ORDERS, credentials_revoked, list(prefixes)):
+                await self._cut(prefixes[prefix], "its credential was revoked")
+
+    async def _trust_loop(self) -> None:
+        await self._certificates.tell(list(self.sessions.values()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_EVERY_S):
+                await self._trust.wait()
+        self._trust.clear()
+
+    async def _prefix_loop(self) -> None:
+        newest, prefixes = await self.in_database(Lane.ORDERS, credential_prefixes, self._newest_credential)
+        self._newest_credential = newest
+        self.knocks.learn(prefixes)
+        await asyncio.sleep(PREFIXES_EVERY_S)
+
+    async def _watch_loop(self) -> None:
+        """Watch the control loops and the other control hosts: one that has stopped cannot report it itself."""
+        await asyncio.sleep(LOOK_EVERY_S)
+        await self.in_database(Lane.ORDERS, lambda: self._loop_watch.look(clock.now()))
+        await self.in_database(Lane.ORDERS, lambda: self._host_watch.look(clock.now()))

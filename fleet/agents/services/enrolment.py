@@ -1,0 +1,458 @@
+"""The line that joins a host: where the control plane is for hosts, and by which key they know it.
+
+How an agent gets its credential: a join token, bound to one agent and short-lived, is exchanged once. And what it
+gets as long as that counts: certificates, and newer credentials.
+
+Lets machines join that a cloud launched for us, by a proof of which machine they are and without a secret: a proof
+buys a ticket, an invitation for that one machine and that one nonce, with which it joins as any host does.
+
+A machine proves itself with one nonce for as long as it is there: whatever else runs on it later can sign as well, and
+gets nothing for it.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+from django.conf import settings
+from django.db import connection, transaction
+
+from engine_agent.protocol.identity import BadName, name_of_peer
+from engine_agent.protocol.states import AgentKind
+from fleet.agents.planner import Caller, Proof, ProofRefused, check_proof, read_caller, read_proof
+from fleet.agents.selectors import server_pin
+from fleet.agents.services.authority import CertificateOrder, SignedCertificate, certificates_issue, credentials_revoke
+from fleet.clouds.aws.identity import StsSilent, caller_arn, sts_host, sts_url
+from fleet.clouds.models import CloudRegion, LaunchAttempt
+from fleet.machines.models import Invitation, Machine
+from fleet.machines.planner import ENDED, has_machine_agent
+from fleet.nodes.models import AgentCredential, JoinToken
+from fleet.reconcile.planning.states import MachineRole, MachineState
+from kernel import clock
+from kernel.events import event_record
+from kernel.outside_transaction import refuse_inside_transaction, run_outside_transaction
+from kernel.secrets import secret_issue, secret_issue_again, secret_matches, secret_prefix
+from kernel.tones import Tone
+
+
+class JoinLine(NamedTuple):
+    """`text` is what to run; `notices`: what may keep hosts from using it, a sentence each."""
+
+    text: str
+    notices: tuple[str, ...]
+
+
+def join_line(token: str) -> JoinLine:
+    """What to run on a host. curl checks the pinned key also where it does not know who signed the certificate."""
+    url, pin = settings.AGENT_URLS[0], server_pin(clock.now())
+    trust = f"-fsSLk --pinnedpubkey '{pin}'" if pin else "-fsSL"
+    return JoinLine(f"curl {trust} {url}/join | sh -s -- {token}", tuple(_notices(url)))
+
+
+def _notices(url: str) -> list[str]:
+    host = urlsplit(url).hostname or ""
+    try:
+        is_own = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_own = host == "localhost"
+    if not is_own:
+        return []
+    return [f"{url} is an address of this computer alone; set SWITCHYARD_AGENT_URL to one that the hosts reach."]
+
+
+_JOIN_TOKENS = "fleet.join_tokens"
+"""Their salt: a token can be said again while SECRET_KEY is the same, and otherwise there is a new one."""
+JOIN_TOKENS_KEPT = timedelta(days=7)
+"""After they expired: until then the refusal says so, instead of that the token is unknown."""
+
+CREDENTIAL_RENEWED_AFTER = timedelta(hours=11)
+"""Less than half of a certificate's life: a new one comes with each certificate that is renewed in its time."""
+COMMITTED_LATE = 500
+"""Credentials that may be under way at once."""
+
+_REVOKED = """
+SELECT shown.prefix FROM unnest(%s::text[]) AS shown (prefix)
+LEFT JOIN fleet_agentcredential AS known ON known.prefix = shown.prefix AND known.revoked_at IS NULL
+WHERE known.id IS NULL
+"""
+_REPLACED = """
+UPDATE fleet_agentcredential AS older SET revoked_at = %s FROM fleet_agentcredential AS shown
+WHERE shown.prefix = ANY(%s) AND older.kind = shown.kind AND older.subject = shown.subject
+AND older.id < shown.id AND older.revoked_at IS NULL
+"""
+_NONCE = re.compile(r"[0-9a-f]{32,128}")
+PEER_CERTIFICATE = "peer_certificate"
+"""Of a scope: the certificate that the client showed and TLS verified, as `ssl` decodes it; None or absent: none."""
+
+log = logging.getLogger(__name__)
+
+
+class EnrolmentRefused(Exception):
+    """The token does not allow this enrolment; the text says why."""
+
+
+class CredentialRevoked(Exception):
+    """The credential that a certificate was asked for with counts no more."""
+
+
+class CertificateNotShown(Exception):
+    """The credential counts only with the agent's certificate, which was not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentIdentity:
+    """Who is at the other end of an agent's connection. `is_bound`: the credential counts only with a certificate."""
+
+    kind: AgentKind
+    id: str
+    region: str
+    prefix: str
+    is_bound: bool = False
+
+
+def certificate_is_of(certificate: Any, identity: AgentIdentity) -> bool:
+    """Whether a certificate, as `ssl` decodes it, is of the credential's agent. TLS has checked its authority and its
+    revocation. It may have ended: the key still proves an agent that was off for long."""
+    try:
+        name = name_of_peer(certificate)
+    except BadName as error:
+        log.warning("refused %s %s: %s", identity.kind, identity.id, error)
+        return False
+    if (name.kind.value, name.id) != (identity.kind.value, identity.id):
+        log.warning("refused a credential of %s %s with the certificate of %s", identity.kind, identity.id, name)
+        return False
+    return True
+
+
+def certificate_missing(identity: AgentIdentity) -> str:
+    """Why a credential that comes without a certificate is refused, and what to do; "" if it is not."""
+    if not identity.is_bound or settings.PLAIN_LINKS:
+        return ""
+    return (
+        f"the credential of {identity.kind} {identity.id} counts only with the agent's certificate, and none was shown;"
+        " an agent that has lost its certificate must join anew"
+    )
+
+
+def join_token_issue(*, kind: AgentKind, subject: str, region: str, expires_at: datetime) -> str:
+    """The join token for the agent `subject`. The text exists only here and with the agent. One that nobody used yet is
+    given out again, for longer: a launch is repeated every minute while it waits."""
+    own = {"kind": kind.value, "subject": subject, "region": region}
+    with transaction.atomic():
+        unused = JoinToken.objects.select_for_update().filter(**own, used_at__isnull=True).order_by("-id").first()
+        if unused is not None:
+            known = secret_issue_again(_JOIN_TOKENS, unused.prefix)
+            if hmac.compare_digest(known.digest, unused.digest):
+                JoinToken.objects.filter(pk=unused.pk).update(expires_at=max(expires_at, unused.expires_at))
+                return known.text
+        issued = secret_issue_again(_JOIN_TOKENS)
+        JoinToken.objects.create(**own, prefix=issued.prefix, digest=issued.digest, expires_at=expires_at)
+    return issued.text
+
+
+def agent_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetime, certificate: Any = None) -> str:
+    """Exchange a join token for a credential; older credentials of the agent are revoked.
+
+    A token may be used again until it expires by whoever used it first, because the first response may have been lost:
+    `nonce` is a number that this agent made, keeps, and shows with every try. Whoever else got hold of the token gets
+    nothing for it, and cannot have the agent's credential revoked. In place of a token a machine shows its credential,
+    and its `certificate` (as `ssl` decodes it).
+
+    Raises:
+        EnrolmentRefused: unknown, expired, issued for another agent, used with another nonce, or a nonce that is none.
+    """
+    by_machine = agents_identify([token])[0]
+    if by_machine is not None and by_machine.kind is AgentKind.MACHINE:
+        refusal = certificate_missing(by_machine) if certificate is None else ""
+        if refusal or (certificate is not None and not certificate_is_of(certificate, by_machine)):
+            raise EnrolmentRefused(refusal or f"the certificate that was shown is not of {by_machine.id}")
+        return _enrol_by_machine(by_machine, kind, subject, now)
+    with transaction.atomic():
+        row = JoinToken.objects.select_for_update().filter(prefix=secret_prefix(token) or "").first()
+        if row is None or not secret_matches(token, row.digest):
+            raise EnrolmentRefused("unknown join token")
+        if row.expires_at <= now:
+            raise EnrolmentRefused(f"the join token expired at {row.expires_at:%Y-%m-%d %H:%M:%S} UTC")
+        if (row.kind, row.subject) != (kind, subject):
+            raise EnrolmentRefused(f"the join token is for {row.kind} {row.subject}, not for {kind} {subject}")
+        _bind(row, nonce)
+        row.used_at = now
+        row.save(update_fields=["used_at", "nonce_digest"])
+        return credential_issue(kind=kind, subject=subject, region=row.region, now=now)
+
+
+def _enrol_by_machine(machine: AgentIdentity, kind: str, subject: str, now: datetime) -> str:
+    """A machine shows its own credential for the agent that it was told to run, so no join token travels to it."""
+    with transaction.atomic():
+        row = Machine.objects.select_for_update().get(id=machine.id)
+        is_told = has_machine_agent(row.provider) and row.state == MachineState.TAKEN and row.revoked_at is None
+        if not is_told or (row.role, row.runs) != (kind, subject):
+            raise EnrolmentRefused(f"{machine.id} is not told to run {kind} {subject}")
+        return credential_issue(kind=kind, subject=subject, region=row.region_id, now=now)
+
+
+def credential_issue(*, kind: str, subject: str, region: str, now: datetime) -> str:
+    """A new credential, in the caller's transaction; older ones of the agent are revoked, and its certificates: who
+    enrols anew has lost them, or another one has them."""
+    credentials_revoke(kind=kind, subject=subject, now=now)
+    issued = secret_issue()
+    AgentCredential.objects.create(
+        prefix=issued.prefix, digest=issued.digest, kind=kind, subject=subject, region=region, created_at=now
+    )
+    return issued.text
+
+
+def _bind(row: JoinToken, nonce: str) -> None:
+    if not _NONCE.fullmatch(nonce):
+        raise EnrolmentRefused("nonce must be 32 to 128 hexadecimal digits that the agent drew at random, and keeps")
+    digest = hashlib.sha256(nonce.encode()).hexdigest()
+    if row.nonce_digest and not hmac.compare_digest(row.nonce_digest, digest):
+        raise EnrolmentRefused(f"the join token was used by another process already; {row.subject} needs a new one")
+    row.nonce_digest = digest
+
+
+def join_tokens_trim(*, now: datetime) -> int:
+    """Forget tokens that expired long ago, used or not. Returns how many."""
+    return JoinToken.objects.filter(expires_at__lt=now - JOIN_TOKENS_KEPT).delete()[0]
+
+
+def agents_identify(credentials: Sequence[str]) -> list[AgentIdentity | None]:
+    """The agent of each credential; None where it is unknown or revoked. One query."""
+    prefixes = {secret_prefix(credential) or "" for credential in credentials}
+    rows = AgentCredential.objects.filter(prefix__in=prefixes, revoked_at__isnull=True)
+    known = {row.prefix: row for row in rows}
+    return [_identity(credential, known.get(secret_prefix(credential) or "")) for credential in credentials]
+
+
+def credentials_replaced(prefixes: list[str], *, now: datetime) -> int:
+    """Revoke what these credentials took the place of: they were shown, so their agents have them. Returns how many."""
+    with connection.cursor() as cursor:
+        cursor.execute(_REPLACED, [now, prefixes])
+        return int(cursor.rowcount)
+
+
+def credentials_bind(prefixes: Sequence[str], *, now: datetime) -> None:
+    """From now on these credentials count only with a certificate of their agent: each was shown with one."""
+    AgentCredential.objects.filter(prefix__in=prefixes, bound_at__isnull=True).update(bound_at=now)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOrder:
+    """A certificate that an agent wants over a connection that it opened with the credential of this prefix;
+    `is_certified`: and with its certificate."""
+
+    order: CertificateOrder
+    prefix: str
+    is_certified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCertificate:
+    """What an agent gets for its request; `credential`: a newer one, if its own is old enough."""
+
+    certificate: SignedCertificate
+    credential: str | None
+
+
+def agent_certificates_issue(orders: Sequence[AgentOrder], *, now: datetime) -> list[AgentCertificate | Exception]:
+    """Sign what agents ask for; where one is not signed, the exception that says why: `CredentialRevoked`,
+    `CertificateNotShown`, `BadRequest` or `BadName`.
+
+    Whoever revokes one of these credentials meanwhile waits, and then revokes what was signed and renewed here, too.
+
+    Raises:
+        SealedAway: the key of the authority that signs cannot be opened.
+    """
+    prefixes = {one.prefix for one in orders}
+    with transaction.atomic():
+        rows = AgentCredential.objects.select_for_update().filter(prefix__in=prefixes, revoked_at__isnull=True)
+        counting = {row.prefix: row for row in rows.order_by("pk")}
+        refusals = [_order_refusal(one, counting.get(one.prefix)) for one in orders]
+        allowed = [one.order for one, refusal in zip(orders, refusals, strict=True) if refusal is None]
+        signed = iter(certificates_issue(allowed, now=now))
+        outcomes: list[AgentCertificate | Exception] = []
+        for one, refusal in zip(orders, refusals, strict=True):
+            outcome = refusal or next(signed)
+            if isinstance(outcome, Exception):
+                outcomes.append(outcome)
+            else:
+                outcomes.append(AgentCertificate(outcome, _renewed(counting[one.prefix], now)))
+    return outcomes
+
+
+def _order_refusal(wanted: AgentOrder, credential: AgentCredential | None) -> Exception | None:
+    if credential is None:
+        return CredentialRevoked(f"the credential that {wanted.order.subject} showed was revoked")
+    if credential.bound_at is not None and not wanted.is_certified:
+        return CertificateNotShown(f"{wanted.order.subject} did not show its certificate, and gets no other")
+    return None
+
+
+def _renewed(row: AgentCredential, now: datetime) -> str | None:
+    """A new credential for the agent of this one, if that is old enough. Both count until the new one is shown."""
+    if row.created_at > now - CREDENTIAL_RENEWED_AFTER:
+        return None
+    issued = secret_issue()
+    AgentCredential.objects.create(
+        prefix=issued.prefix,
+        digest=issued.digest,
+        kind=row.kind,
+        subject=row.subject,
+        region=row.region,
+        created_at=now,
+        bound_at=row.bound_at,
+    )
+    return issued.text
+
+
+def _identity(credential: str, row: AgentCredential | None) -> AgentIdentity | None:
+    if row is None or not secret_matches(credential, row.digest):
+        return None
+    return AgentIdentity(AgentKind(row.kind), row.subject, row.region, row.prefix, is_bound=row.bound_at is not None)
+
+
+def credential_prefixes(newest: int) -> tuple[int, list[str]]:
+    """The prefixes of credentials that are newer than `newest`, as an earlier call returned it, and the newest now.
+
+    Some older ones are among them: a transaction may commit after one that began later.
+    """
+    rows = AgentCredential.objects.filter(pk__gt=newest - COMMITTED_LATE, revoked_at__isnull=True)
+    found = list(rows.values_list("pk", "prefix"))
+    return max((pk for pk, _ in found), default=newest), [prefix for _, prefix in found]
+
+
+def credentials_revoked(prefixes: list[str]) -> set[str]:
+    """Which of these credentials no longer count."""
+    with connection.cursor() as cursor:
+        cursor.execute(_REVOKED, [prefixes])
+        return {prefix for (prefix,) in cursor.fetchall()}
+
+
+PROVIDER = "aws"
+TICKET_FOR = timedelta(minutes=15)
+RETRY_AFTER_S = 10
+AT_ONCE = 16
+"""Of one web process, each of which waits for STS."""
+WAIT_S = 3.0
+
+_asking = threading.BoundedSemaphore(AT_ONCE)
+
+
+class NotYet(Exception):
+    """It cannot be judged now, and soon can; the text says what is missing."""
+
+
+def machine_attest(body: bytes, *, now: datetime) -> str:
+    """The ticket of the machine that sent this proof. Asks STS; no transaction is open meanwhile.
+
+    Raises:
+        BadProof: it is no proof.
+        ProofRefused: it proves nothing to us, or that of a machine that may not join.
+        NotYet: STS does not answer, or the launch of the machine is not noted yet.
+    """
+    proof = read_proof(body)
+    check_proof(proof, servers=servers(), sts_host=sts_host(proof.region), now=now)
+    regions = list(CloudRegion.objects.filter(aws_region=proof.region))
+    if not regions:
+        raise ProofRefused(f"no region of this fleet is in {proof.region}")
+    caller = read_caller(run_outside_transaction(("sts", body), lambda: _asked_sts(proof)))
+    roles = {row.region_id: role for row in regions if (role := _role(row, caller)) is not None}
+    if not roles:
+        raise ProofRefused(f"role {caller.role} of account {caller.account} is none of this fleet's in {proof.region}")
+    with transaction.atomic():
+        rows = Machine.objects.select_for_update().filter(provider=PROVIDER, provider_id=caller.instance)
+        machine = rows.first()
+        if machine is None:
+            raise _unknown(proof, caller)
+        _check_may_join(machine, proof, roles.get(machine.region_id))
+        return _ticket(machine, proof, now)
+
+
+def _asked_sts(proof: Proof) -> str:
+    """Whose keys signed. Not inside a transaction: whoever sends proofs would hold connections to the database."""
+    refuse_inside_transaction("a question to STS")
+    if not _asking.acquire(timeout=WAIT_S):
+        raise NotYet("many machines prove themselves at this moment; try again")
+    try:
+        return caller_arn(proof, sts_url(proof.region))
+    except StsSilent as silence:
+        raise NotYet(str(silence)) from None
+    finally:
+        _asking.release()
+
+
+def servers() -> frozenset[str]:
+    """What machines know us by, in lower case: a proof for anybody else is none for us."""
+    return frozenset(urlsplit(url).netloc.lower() for url in settings.AGENT_URLS)
+
+
+def _role(region: CloudRegion, caller: Caller) -> MachineRole | None:
+    """What machines of this role are in a region; None: its stack has another account, or other roles."""
+    try:
+        base = region.stated_base()
+    except msgspec.ValidationError:
+        return None
+    if base.account != caller.account:
+        return None
+    known = {base.node_role: MachineRole.NODE, base.ingress_role: MachineRole.INGRESS}
+    return known.get(caller.role)
+
+
+def _unknown(proof: Proof, caller: Caller) -> Exception:
+    """A machine may be up before the answer of its launch is noted, or that answer was lost."""
+    if LaunchAttempt.objects.filter(unit=proof.unit, ended_at=None).exists():
+        return NotYet(f"the launch of {caller.instance} is not noted yet")
+    return ProofRefused(f"{caller.instance} is no machine that this fleet launched")
+
+
+def _check_may_join(machine: Machine, proof: Proof, role: MachineRole | None) -> None:
+    name = f"{machine.provider_id} ({machine.id})"
+    if role is None or role != machine.role:
+        raise ProofRefused(f"{name} is a {machine.role} in {machine.region_id}, which has another role")
+    if machine.state == MachineState.GONE or machine.cloud_state in ENDED:
+        raise ProofRefused(f"{name} has ended")
+    if machine.revoked_at is not None or machine.leaving:
+        raise ProofRefused(f"{name} was revoked or removed")
+    if not machine.address:
+        raise NotYet(f"the address of {name} is not known yet")
+    if machine.address != proof.address:
+        raise ProofRefused(f"{name} has the address {machine.address}, and says {proof.address}")
+    if machine.nonce_digest and machine.nonce_digest != proof.nonce_digest:
+        raise ProofRefused(f"{name} has proved itself already, with another nonce")
+
+
+def _ticket(machine: Machine, proof: Proof, now: datetime) -> str:
+    if not machine.nonce_digest:
+        machine.nonce_digest = proof.nonce_digest
+        machine.save(update_fields=["nonce_digest"])
+        message = f"{machine.id} proved that it is {machine.provider_id}, and joins {machine.region_id}"
+        event_record(
+            kind="machine.attested", message=message, tone=Tone.MOVING, now=now, region=machine.region_id,
+            node=machine.runs if machine.role == MachineRole.NODE else "",
+        )  # fmt: skip
+    machine.tickets.all().delete()
+    issued = secret_issue()
+    Invitation.objects.create(
+        prefix=issued.prefix,
+        digest=issued.digest,
+        region_id=machine.region_id,
+        role=machine.role,
+        instance_type_id=machine.instance_type_id,
+        count=1,
+        left=1,
+        created_by=machine.provider_id,
+        created_at=now,
+        expires_at=now + TICKET_FOR,
+        machine=machine,
+        proof_digest=proof.nonce_digest,
+    )
+    return issued.text

@@ -1,0 +1,125 @@
+"""What the autoscaler last saw and wanted of each place, what it decided and what became of that, and the switch that
+stops it for the whole fleet."""
+
+from django.db import models
+
+from fleet.autoscaling.planning.needs import ScalingRule
+from fleet.autoscaling.planning.role_split import RoleSplit
+from fleet.autoscaling.planning.roles import RatioRule
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.reconcile.planning.states import choices
+from fleet.regions.models import Region
+
+
+class ScalingState(models.Model):
+    """The last look at a deployment in a region where its cells are a range. `history`: rows of seconds since 1970 and
+    cells, `fleet.autoscaling.planning.needs.NeedSample`; `load`: what was seen, by name; `needed` None: nobody knows.
+    `acting`: whether the number of cells follows; else it is what would be wanted. `idle_since`: since when nobody has
+    asked; None: somebody did."""
+
+    place = models.OneToOneField(
+        DeploymentRegion, on_delete=models.CASCADE, related_name="scaling_state", primary_key=True
+    )
+    wanted = models.PositiveIntegerField()
+    needed = models.PositiveIntegerField(null=True)
+    rule = models.CharField(max_length=16, choices=choices(ScalingRule))
+    reason = models.TextField()
+    acting = models.BooleanField()
+    load = models.JSONField(default=dict)
+    history = models.JSONField(default=list)
+    idle_since = models.DateTimeField(null=True)
+    looked_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["place_id"]
+
+    def __str__(self) -> str:
+        return f"{self.wanted} cells wanted at place {self.place_id}"
+
+
+class ScalingDecision(models.Model):
+    """A decision for another number of cells than the one before. `acted`: it was carried out; else it is of shadow.
+
+    `observed_s` and what follows it are its regret so far, in seconds and cell-seconds: see
+    `fleet.autoscaling.planning.planner`. It grows until the next decision of the place.
+    """
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="scaling_decisions")
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="scaling_decisions")
+    at = models.DateTimeField()
+    was = models.PositiveIntegerField()
+    wanted = models.PositiveIntegerField()
+    acted = models.BooleanField()
+    rule = models.CharField(max_length=16, choices=choices(ScalingRule))
+    reason = models.TextField()
+    load = models.JSONField(default=dict)
+    observed_s = models.FloatField(default=0.0)
+    too_few_cell_s = models.FloatField(default=0.0)
+    too_many_cell_s = models.FloatField(default=0.0)
+    in_force_cell_s = models.FloatField(default=0.0)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["deployment", "region", "-id"], name="scaling_decisions_of_place")]
+
+    def __str__(self) -> str:
+        return f"{self.deployment_id} in {self.region_id}: {self.was} -> {self.wanted}"
+
+
+class ScalingSwitch(models.Model):
+    """The fleet's one row, once it was used. `paused`: the autoscaler sets nothing, whatever policies say."""
+
+    name = models.CharField(max_length=8, primary_key=True, default="fleet")
+    paused = models.BooleanField()
+    why = models.CharField(max_length=200, blank=True)
+    actor = models.CharField(max_length=64)
+    changed_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return "paused" if self.paused else "on"
+
+
+# What the planner of roles last saw and wanted of each place whose roles it plans.
+
+
+class RoleState(models.Model):
+    """The last look at a deployment in a region. `mixed`, `prefill` and `decode`: cells that it wants of each role;
+    `needed_…`: what the demand takes at least; None: unknown, or mixed is better. `carries` and `mixed_carries`:
+    requests a second within both limits, so and all mixed. `from_tokens`: uncached tokens of a prompt from which its
+    decode cells have it read elsewhere; null: the usual. `acting`: the cells follow; else it is what would be wanted.
+    `figures`: what was seen, by name. `counted`: what was counted of its requests when it was looked at."""
+
+    place = models.OneToOneField(
+        DeploymentRegion, on_delete=models.CASCADE, related_name="role_state", primary_key=True
+    )
+    mixed = models.PositiveIntegerField()
+    prefill = models.PositiveIntegerField()
+    decode = models.PositiveIntegerField()
+    needed_prefill = models.PositiveIntegerField(null=True)
+    needed_decode = models.PositiveIntegerField(null=True)
+    carries = models.FloatField(null=True)
+    mixed_carries = models.FloatField(null=True)
+    from_tokens = models.PositiveIntegerField(null=True)
+    rule = models.CharField(max_length=16, choices=choices(RatioRule))
+    reason = models.TextField()
+    acting = models.BooleanField()
+    figures = models.JSONField(default=dict)
+    counted = models.JSONField(default=dict)
+    looked_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["place_id"]
+
+    def __str__(self) -> str:
+        return f"{self.wanted} wanted at place {self.place_id}"
+
+    @property
+    def wanted(self) -> RoleSplit:
+        return RoleSplit(self.mixed, self.prefill, self.decode)
+
+    @property
+    def needed(self) -> int | None:
+        """Cells that the demand takes at least."""
+        if self.needed_prefill is None or self.needed_decode is None:
+            return None
+        return self.needed_prefill + self.needed_decode

@@ -1,0 +1,292 @@
+"""How long cells took from what began them until they were ready, as the timeline has it.
+
+What is known of places where cells are a range: their rows, the cells that serve there, how users are served, and
+how long a cell takes until it serves. In a constant number of queries however many there are.
+
+The plan of the day: the newest, and what of it counts still.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from statistics import median
+
+from django.db.models import Prefetch
+
+from fleet.autoscaling.models import ScalingState, ScalingSwitch
+from fleet.autoscaling.planning.needs import OBJECTIVE_SEEN_S, NeedSample
+from fleet.autoscaling.planning.policy import InvalidScaling, ScalingMode, ScalingPolicy
+from fleet.capacity.models import DayPlan, DayPlanPlace
+from fleet.capacity.planning.rates import MachinePrices
+from fleet.capacity.planning.view import FRESH_S, PlacePlan
+from fleet.capacity.selectors import machine_prices
+from fleet.cells.models import Cell
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.deployments.planner import RequestCounts, late_burn, total
+from fleet.load.models import LoadWindow
+from fleet.load.planner import FINE_S
+from fleet.load.selectors import deployment_subject
+from fleet.reconcile.planning.snapshot import PlannedPlaceCells
+from fleet.reconcile.planning.states import CellState
+from fleet.rollouts.models import Rollout
+from fleet.rollouts.selectors import ACTIVE
+from kernel.models import Event
+from models_registry.versions.planning.engine_arguments import nodes_per_cell
+from models_registry.versions.planning.spec import InvalidVersion
+
+EVENTS_READ = 2000
+SHARE_OF_TIMEOUT = 0.25
+"""Where no start was seen yet: a ready timeout is commonly set to a few times what a start takes."""
+CREATED, STARTING, READY = "cell.pending", "cell.starting", "cell.ready"
+
+
+def start_times_s(deployments: Iterable[str] | None = None, *, since: str = STARTING) -> dict[str, list[float]]:
+    """Deployment -> seconds that its last starts took, youngest first, from events of the kind `since` until the cell
+    was ready; a start that was tried again counts from its last try. None: of all deployments. One query."""
+    events = Event.objects.filter(kind__in=[since, READY])
+    if deployments is not None:
+        events = events.filter(deployment__in=list(deployments))
+    ready: dict[str, datetime] = {}
+    durations: dict[str, list[float]] = {}
+    newest = events.order_by("-id").values_list("kind", "cell", "deployment", "at")
+    for kind, cell, deployment, at in newest[:EVENTS_READ]:
+        if kind == READY:
+            ready[cell] = at
+        elif (end := ready.pop(cell, None)) is not None:
+            durations.setdefault(deployment, []).append((end - at).total_seconds())
+    return durations
+
+
+def typical_s(measured: Iterable[float] | None, ready_timeout_s: float) -> float:
+    """What a start usually takes: the median of those that were seen, else a part of its timeout."""
+    return median(measured) if measured else ready_timeout_s * SHARE_OF_TIMEOUT
+
+
+Place = tuple[str, str]
+"""Deployment, region."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedObjective:
+    """How users of a place were served over `OBJECTIVE_SEEN_S`. None: no request to judge by."""
+
+    late_burn: float | None = None
+    itl_p95_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RangedDeployment:
+    """A deployment that has a range somewhere. `places`: those alone, with their last looks; `cell_prices`: US dollars
+    an hour for a cell by their regions, 0: unknown; `type_prices`: by region what a cell on each type costs, if known;
+    `elsewhere_price`: for the cells where it has no range."""
+
+    deployment: Deployment
+    policy: ScalingPolicy
+    places: tuple[DeploymentRegion, ...]
+    start_up_s: float
+    cell_prices: Mapping[str, float]
+    type_prices: Mapping[str, Mapping[str, float]]
+    elsewhere_price: float
+    is_rolling: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RangedFleet:
+    """`ready`: since when each cell that serves in a place has; `types`: how many of its cells that stay are on which
+    instance type, and `waiting`: how many more wait for machines of it; `problems`: by deployment, what is stored and
+    makes no sense: such a one is left as it is."""
+
+    deployments: tuple[RangedDeployment, ...] = ()
+    ready: Mapping[Place, list[datetime]] = field(default_factory=dict)
+    types: Mapping[Place, Counter[str]] = field(default_factory=dict)
+    waiting: Mapping[Place, Counter[str]] = field(default_factory=dict)
+    served: Mapping[Place, ServedObjective] = field(default_factory=dict)
+    is_paused: bool = False
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+
+def scaling_switch() -> ScalingSwitch:
+    """The fleet's switch; on, by nobody, until it was used."""
+    return ScalingSwitch.objects.first() or ScalingSwitch(paused=False, actor="")
+
+
+def has_ranges() -> bool:
+    """Whether there is anything to scale."""
+    return DeploymentRegion.objects.filter(cells_max__isnull=False).exists()
+
+
+def ranged_fleet(now: datetime, deployment: str = "") -> RangedFleet:
+    """All deployments with a range, or this one."""
+    ranged = DeploymentRegion.objects.filter(cells_max__isnull=False)
+    if deployment:
+        ranged = ranged.filter(deployment=deployment)
+    names = set(ranged.values_list("deployment_id", flat=True))
+    if not names:
+        return RangedFleet()
+    started = start_times_s(names, since=CREATED)
+    rolling = set(
+        Rollout.objects.filter(deployment__in=names, state__in=ACTIVE).values_list("deployment_id", flat=True)
+    )
+    rows = Deployment.objects.filter(name__in=names).select_related("model_version")
+    found, problems, prices = [], {}, machine_prices()
+    ready, types, waiting = _cells_there(names)
+    for row in rows.prefetch_related(
+        Prefetch("regions", DeploymentRegion.objects.select_related("scaling_state", "role_state"))
+    ):
+        try:
+            price = partial(_cell_price, row, prices, now)
+            found.append(_ranged(row, started.get(row.name), row.name in rolling, price, types))
+        except (InvalidScaling, InvalidVersion) as wrong:
+            problems[row.name] = str(wrong)
+    served, is_paused = _served(found, now), scaling_switch().paused
+    return RangedFleet(tuple(found), ready, types, waiting, served, is_paused, problems)
+
+
+def scaling_state(place: DeploymentRegion) -> ScalingState | None:
+    """The last look at a place; None: there was none yet."""
+    return getattr(place, "scaling_state", None)
+
+
+def scaling_mode(deployment: Deployment) -> ScalingMode:
+    """Its policy's; a policy that cannot be read does nothing."""
+    try:
+        return deployment.scaling_policy().mode
+    except InvalidScaling:
+        return ScalingMode.SHADOW
+
+
+def is_acting(policy: ScalingPolicy, is_paused: bool) -> bool:
+    """Whether what is decided is carried out."""
+    return policy.mode is ScalingMode.ACT and not is_paused
+
+
+def need_history(state: ScalingState | None) -> tuple[NeedSample, ...]:
+    """What is remembered of a place, oldest first."""
+    rows = state.history if state else []
+    return tuple(NeedSample(datetime.fromtimestamp(at, UTC), cells) for at, cells in rows)
+
+
+def _ranged(
+    row: Deployment,
+    started: list[float] | None,
+    is_rolling: bool,
+    price: Callable[[str, str], float],
+    types: Mapping[Place, Counter[str]],
+) -> RangedDeployment:
+    policy, spec = row.scaling_policy(), row.model_version.spec()
+    ready_timeout_s = max(spec.on(kind).ready_timeout_s for kind in row.instance_types)
+    places = tuple(sorted(row.regions.all(), key=lambda place: place.region_id))
+    prices = {place.region_id: {kind: price(place.region_id, kind) for kind in row.instance_types} for place in places}
+    means = {region: _mean_price(there, types.get((row.name, region))) for region, there in prices.items()}
+    return RangedDeployment(
+        deployment=row,
+        policy=policy,
+        places=tuple(place for place in places if place.range),
+        start_up_s=policy.start_up_s or typical_s(started, ready_timeout_s),
+        cell_prices={place.region_id: means[place.region_id] for place in places if place.range},
+        type_prices={region: {kind: usd for kind, usd in there.items() if usd} for region, there in prices.items()},
+        elsewhere_price=sum(place.cells * means[place.region_id] for place in places if not place.range),
+        is_rolling=is_rolling,
+    )
+
+
+def _cell_price(row: Deployment, prices: MachinePrices, now: datetime, region: str, kind: str) -> float:
+    """US dollars an hour for a cell on a type in a region; 0: nobody states it."""
+    return nodes_per_cell(row.model_version.spec(), kind) * (prices.of(region, kind, now).usd or 0.0)
+
+
+def _mean_price(prices: Mapping[str, float], there: Counter[str] | None) -> float:
+    """Of the cells that are there; of one on the preferred type where there are none."""
+    counted = {kind: count for kind, count in (there or {}).items() if kind in prices}
+    if not counted:
+        return next(iter(prices.values()))
+    return sum(prices[kind] * count for kind, count in counted.items()) / sum(counted.values())
+
+
+CellsByType = dict[Place, Counter[str]]
+
+
+def _cells_there(names: Iterable[str]) -> tuple[dict[Place, list[datetime]], CellsByType, CellsByType]:
+    ready: dict[Place, list[datetime]] = defaultdict(list)
+    types: CellsByType = defaultdict(Counter)
+    waiting: CellsByType = defaultdict(Counter)
+    leaving = (CellState.STOPPED.value, CellState.DRAINING.value)
+    cells = Cell.objects.filter(deployment__in=names).exclude(state__in=leaving)
+    columns = ("deployment_id", "region_id", "instance_type_id", "state", "state_since")
+    for deployment, region, kind, state, since in cells.values_list(*columns):
+        place = (deployment, region)
+        if state == CellState.READY:
+            ready[place].append(since)
+        (waiting if state in (CellState.PENDING, CellState.LOST) else types)[place][kind] += 1
+    return ready, types, waiting
+
+
+def _served(ranged: Iterable[RangedDeployment], now: datetime) -> dict[Place, ServedObjective]:
+    subjects = {
+        deployment_subject(one.deployment.name, place.region_id): (one, place.region_id)
+        for one in ranged
+        for place in one.places
+    }
+    since = now - timedelta(seconds=OBJECTIVE_SEEN_S)
+    windows = LoadWindow.objects.filter(subject__name__in=list(subjects), step_s=FINE_S, at__gte=since, at__lt=now)
+    counts: dict[str, list[RequestCounts]] = defaultdict(list)
+    itl_ms: dict[str, list[float]] = defaultdict(list)
+    for name, requests, errors, slow, itl in windows.values_list(
+        "subject__name", "requests", "errors", "slow", "itl_p95_ms"
+    ):
+        counts[name].append(RequestCounts(requests, errors, slow))
+        itl_ms[name] += [itl] if itl is not None else []
+    return {
+        (one.deployment.name, region): ServedObjective(
+            late_burn(one.deployment.objective(), total(counts[name])),
+            median(itl_ms[name]) if itl_ms[name] else None,
+        )
+        for name, (one, region) in subjects.items()
+    }
+
+
+"""Deployment, region."""
+
+
+def newest_plan() -> DayPlan | None:
+    return DayPlan.objects.order_by("-at").first()
+
+
+def place_plans(now: datetime, deployments: Iterable[str] | None = None) -> dict[Place, PlacePlan]:
+    """What the newest plan has for places, of all deployments or of these; none where it is too old to go by. Two
+    queries, and one where there is none."""
+    plan = DayPlan.objects.filter(at__gt=now - timedelta(seconds=FRESH_S), at__lte=now).order_by("-at").first()
+    if plan is None:
+        return {}
+    rows = DayPlanPlace.objects.filter(plan=plan).select_related("plan")
+    if deployments is not None:
+        rows = rows.filter(deployment__in=list(deployments))
+    return {(row.deployment_id, row.region_id): row.slots() for row in rows}
+
+
+PLANNED_CELLS_OF = ("fleet_dayplan", "fleet_scalingswitch", "fleet_deployment", "fleet_deploymentregion")
+"""Tables that `planned_place_cells` reads; what a plan has of places is never written without the plan."""
+
+
+def planned_place_cells() -> tuple[PlannedPlaceCells, ...]:
+    """What the newest plan has where the autoscaler acts, however old it is; nothing while it is paused. Two queries
+    where there is no plan, four else."""
+    plan = None if scaling_switch().paused else newest_plan()
+    if plan is None:
+        return ()
+    ranged = DeploymentRegion.objects.filter(cells_max__isnull=False).select_related("deployment")
+    acting = {
+        (row.deployment_id, row.region_id): row.deployment.instance_types
+        for row in ranged
+        if scaling_mode(row.deployment) is ScalingMode.ACT
+    }
+    return tuple(
+        PlannedPlaceCells(
+            row.deployment_id, row.region_id, plan.at, plan.slot_s, tuple(row.by_type[kind]), row.start_up_s, kind
+        )
+        for row in plan.places.all()
+        for kind in acting.get((row.deployment_id, row.region_id), ())
+        if kind in row.by_type and row.budget
+    )

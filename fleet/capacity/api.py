@@ -1,0 +1,439 @@
+"""Rates of machines, power, the grid and tokens over HTTP: the whole list, and what is set from a time on. Decides
+nothing; services do.
+
+Pools of capacity over HTTP: see them, say which are used and in what order, add some. Decides nothing; services
+do.
+
+The plan of the day over HTTP: the newest, with what it has for each deployment in each region.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from django.db.models import Exists, OuterRef, QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.mixins import RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.autoscaling.selectors import newest_plan
+from fleet.capacity.models import DayPlan, DayPlanPlace
+from fleet.capacity.planning.pools import DECLARABLE, Market, pool_state
+from fleet.capacity.planning.rates import RateKind
+from fleet.capacity.selectors import is_in_state, pools_in_order
+from fleet.capacity.services import (
+    NewPool,
+    pool_change,
+    pool_declare,
+    pool_delete,
+    pool_resume,
+    rate_set,
+    rate_withdraw,
+)
+from fleet.clouds.models import CapacityPool
+from fleet.reconcile.planning.states import POOL_TONE, PoolState, choices
+from fleet.reconcile.selectors.snapshot import spares_by_plan
+from fleet.regions.models import Rate
+from kernel import clock
+from kernel.access import Role
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet, ViewSet
+from kernel.tones import Tone
+
+KINDS = [(kind.value, kind.value) for kind in RateKind]
+UNITS = (
+    "`machine_price`: US dollars an hour; `machine_watts`: the most that a machine draws; `grid_intensity`: grams of "
+    "CO2 equivalent for a kilowatt-hour; `pue`: power usage effectiveness; `prompt_price`, `cached_price`, "
+    "`completion_price`: US dollars per million tokens of prompts, of those out of a cache (else as prompts), and of "
+    "completions."
+)
+
+
+class RateSerializer(serializers.ModelSerializer[Rate]):
+    in_force = serializers.BooleanField(default=False, help_text="Machines or tokens are counted by it now.")
+
+    class Meta:
+        model = Rate
+        fields = ["id", "kind", "subject", "region", "market", "value", "valid_from", "in_force", "actor", "created_at"]
+        examples = {"subject": "p5.48xlarge"}
+
+
+class SetRateSerializer(StrictSerializer):
+    kind = serializers.ChoiceField(choices=KINDS, help_text=UNITS)
+    subject = serializers.CharField(
+        max_length=96, help_text="An instance type; of `grid_intensity` and `pue` a region; of tokens a deployment."
+    )
+    region = serializers.CharField(max_length=64, required=False, help_text="Of a machine, there only; all.")
+    market = serializers.ChoiceField(
+        choices=choices(Market), required=False, allow_blank=True, help_text="Of a price: of machines bought so; all."
+    )
+    value = serializers.DecimalField(max_digits=16, decimal_places=6, min_value=0)
+    valid_from = serializers.DateTimeField(required=False, help_text="Now, if it is left out; never before.")
+
+    class Meta:
+        examples = {"subject": "p5.48xlarge"}
+
+
+class RateFilter(filters.FilterSet):
+    kind = filters.ChoiceFilter(choices=KINDS)
+    subject = filters.CharFilter()
+
+    class Meta:
+        model = Rate
+        fields: list[str] = []
+
+
+class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
+    """What operators state of machines, power and tokens. It comes before what providers and lists say, from a time on;
+    machines and tokens are counted by what is in force then, so the list only grows."""
+
+    serializer_class = RateSerializer
+    filterset_class = RateFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "-id"
+    needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
+    ordering_fields = ("id", "kind", "subject", "valid_from", "created_at")
+    measured = frozenset({"in_force"})
+    columns = "ID, KIND, SUBJECT, REGION, MARKET, FROM=valid_from, IN FORCE, VALUE, BY=actor"
+
+    def get_queryset(self) -> QuerySet[Rate]:
+        now = clock.now()
+        later = Rate.objects.filter(
+            kind=OuterRef("kind"), subject=OuterRef("subject"), region=OuterRef("region"), market=OuterRef("market"),
+            valid_from__gt=OuterRef("valid_from"), valid_from__lte=now,
+        )  # fmt: skip
+        begun = Rate.objects.filter(pk=OuterRef("pk"), valid_from__lte=now)
+        return Rate.objects.annotate(in_force=Exists(begun) & ~Exists(later))
+
+    @extend_schema(operation_id="rates_create", request=SetRateSerializer, responses={200: RateSerializer})
+    def create(self, request: Request) -> Response:
+        """State a rate from a time on. 409 if there is one from that very time."""
+        body = SetRateSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        fields = {**body.validated_data, "kind": RateKind(body.validated_data["kind"])}
+        row = rate_set(**fields, actor=actor_of(request), now=clock.now())
+        return Response(RateSerializer(self.get_queryset().get(pk=row.pk)).data)
+
+    @extend_schema(operation_id="rates_delete", responses={200: RateSerializer})
+    def destroy(self, request: Request, id: str) -> Response:
+        """Withdraw a rate that is not in force yet. 409 if it was. Responds with what it was."""
+        row = self.get_object()
+        rate_withdraw(rate_id=row.pk, actor=actor_of(request), now=clock.now())
+        return Response(RateSerializer(row).data)
+
+
+PRICE_MOST = 10_000.0
+POSITION_MOST = 1000
+
+
+class PoolOrigin(StrEnum):
+    """Who says that there is a pool: the reading of the region's stack, or a person."""
+
+    STACK = "stack"
+    PERSON = "person"
+
+
+POOL_STATES = choices(PoolState)
+MARKETS = choices(Market)
+ORIGINS = choices(PoolOrigin)
+
+
+class CapacityPoolSerializer(serializers.ModelSerializer[CapacityPool]):
+    region = serializers.CharField(source="region_id")
+    instance_type = serializers.CharField(source="instance_type_id")
+    position = serializers.IntegerField(help_text="Among the pools of its region and type; the first is tried first.")
+    market = serializers.ChoiceField(choices=MARKETS, help_text="How its machines are bought.")
+    origin = serializers.SerializerMethodField(
+        help_text="`stack`: the reading of the region's stack found it. `person`: somebody declared it."
+    )
+    declared_by = serializers.CharField(help_text="Who declared it; empty where the stack's reading found it.")
+    state = serializers.SerializerMethodField(help_text="Whether a machine may be launched from it now.")
+    tone = serializers.SerializerMethodField()
+    max_price = serializers.FloatField(
+        allow_null=True, help_text="US dollars an hour, of spot; null: the price on demand."
+    )
+    price_per_hour = serializers.FloatField(
+        allow_null=True, help_text="US dollars for a machine, by AWS's lists; null: not known."
+    )
+    free = serializers.IntegerField(allow_null=True, help_text="Machines left in its reservation; null: not known.")
+    network_nodes = serializers.ListField(
+        child=serializers.CharField(), help_text="Those of its reservation, widest first; empty: not known."
+    )
+    pause_reason = serializers.CharField(help_text="Why it rests; it may remain after the rest is over.")
+    failures = serializers.IntegerField(help_text="Launches in a row that found no capacity.")
+
+    class Meta:
+        model = CapacityPool
+        fields = [
+            "id", "region", "instance_type", "position", "market", "zone", "zone_id", "subnet", "image", "reservation",
+            "placement_group", "network_nodes", "max_price", "price_per_hour", "price_at", "ends_at",
+            "free", "enabled", "origin", "declared_by",
+            "state", "tone", "paused_until", "pause_reason", "failures",
+        ]  # fmt: skip
+        examples = {
+            "zone_id": "use1-az1",
+            "subnet": "subnet-0a1b2c3d4e5f60718",
+            "placement_group": "",
+            "network_nodes": [],
+            "declared_by": "ada",
+            "pause_reason": "InsufficientInstanceCapacity: there is none",
+        }
+
+    @extend_schema_field(serializers.ChoiceField(choices=ORIGINS))
+    def get_origin(self, pool: CapacityPool) -> str:
+        return (PoolOrigin.PERSON if pool.declared_by else PoolOrigin.STACK).value
+
+    @extend_schema_field(serializers.ChoiceField(choices=POOL_STATES))
+    def get_state(self, pool: CapacityPool) -> str:
+        return pool_state(pool.view(), clock.now()).value
+
+    @extend_schema_field(serializers.ChoiceField(choices=choices(Tone)))
+    def get_tone(self, pool: CapacityPool) -> str:
+        return POOL_TONE[pool_state(pool.view(), clock.now())].value
+
+
+def _price(**options: Any) -> serializers.FloatField:
+    says = "US dollars an hour for one machine, of spot; null: the price on demand."
+    return serializers.FloatField(min_value=0.0001, max_value=PRICE_MOST, allow_null=True, help_text=says, **options)
+
+
+def _position() -> serializers.IntegerField:
+    says = "Its place among the pools of its region and type, from 0; past the last one it comes last."
+    return serializers.IntegerField(min_value=0, max_value=POSITION_MOST, required=False, help_text=says)
+
+
+class ChangePoolSerializer(WhySerializer):
+    """Whatever is left out stays as it is."""
+
+    enabled = serializers.BooleanField(required=False, help_text="Whether machines are launched from it.")
+    position = _position()
+    max_price = _price(required=False)
+
+    class Meta:
+        examples = {"enabled": False, "why": "the zone has trouble"}
+
+
+class DeclarePoolSerializer(WhySerializer):
+    region = serializers.CharField(max_length=64)
+    instance_type = serializers.CharField(max_length=64)
+    market = serializers.ChoiceField(
+        choices=MARKETS, default=Market.SPOT.value, help_text=f"{' or '.join(DECLARABLE)}; others are found."
+    )
+    zone = serializers.CharField(max_length=32, help_text="By its name in this account, such as us-east-1a.")
+    position = _position()
+    max_price = _price(default=None)
+
+    class Meta:
+        examples = {"market": "spot", "max_price": 9.5}
+
+    def stated(self) -> NewPool:
+        """What was sent, as `pool_declare` takes it."""
+        columns = {name: value for name, value in self.validated_data.items() if name != "why"}
+        return NewPool(**{**columns, "market": Market(columns["market"])})
+
+
+class CapacityPoolFilter(filters.FilterSet):
+    region = filters.CharFilter(field_name="region_id")
+    instance_type = filters.CharFilter(field_name="instance_type_id")
+    market = filters.MultipleChoiceFilter(choices=MARKETS, distinct=False, help_text="May be repeated.")
+    state = filters.ChoiceFilter(choices=POOL_STATES, method="in_state")
+    zone = filters.CharFilter()
+
+    class Meta:
+        model = CapacityPool
+        fields: list[str] = []
+
+    def in_state(self, pools: QuerySet[CapacityPool], name: str, value: str) -> QuerySet[CapacityPool]:
+        return pools.filter(is_in_state(PoolState(value), clock.now()))
+
+
+class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
+    """Ways to get machines of a type in a region of a cloud: a market in a zone. Tried in the order of `position`."""
+
+    serializer_class = CapacityPoolSerializer
+    filterset_class = CapacityPoolFilter
+    lookup_field = "pk"
+    lookup_url_kwarg = "id"
+    lookup_value_regex = r"[0-9]{1,9}"
+    ordering_fields = ("region", "instance_type", "position", "market", "zone")
+    watch_kind = "capacity-pool"
+    measured = frozenset(
+        {"state", "tone", "free", "price_per_hour", "price_at", "paused_until", "pause_reason", "failures"}
+    )
+    aliases = ("pools",)
+    columns = (
+        "ID, REGION, TYPE=instance_type, PLACE=position, MARKET, ZONE, STATE, $/H=price_per_hour, FREE, "
+        "RESERVATION, FROM=declared_by:or=stack, RESTS UNTIL=paused_until"
+    )
+
+    def get_queryset(self) -> QuerySet[CapacityPool]:
+        return pools_in_order()
+
+    @extend_schema(
+        operation_id="capacity_pools_declare", request=DeclarePoolSerializer, responses={200: CapacityPoolSerializer}
+    )
+    def create(self, request: Request) -> Response:
+        """Declare a pool that no reading of a stack finds, such as spot. It takes subnet and image from the type's
+        other pools in that zone. 409 if it is there already."""
+        body = DeclarePoolSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        pool = pool_declare(body.stated(), actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
+        return Response(self.get_serializer(pool).data)
+
+    @extend_schema(
+        operation_id="capacity_pools_change", request=ChangePoolSerializer, responses={200: CapacityPoolSerializer}
+    )
+    def partial_update(self, request: Request, id: str) -> Response:
+        """Switch it on or off, put it earlier or later, change the highest price of spot. No reading of the stack
+        takes that back. Machines that run stay."""
+        pool = self.get_object()
+        body = ChangePoolSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        columns = dict(body.validated_data)
+        why = columns.pop("why")
+        pool_change(pool_id=pool.pk, columns=columns, actor=actor_of(request), now=clock.now(), why=why)
+        return Response(self.get_serializer(self.get_object()).data)
+
+    @extend_schema(operation_id="capacity_pools_resume", request=WhySerializer, responses={200: CapacityPoolSerializer})
+    @action(detail=True, methods=["post"])
+    def resume(self, request: Request, id: str) -> Response:
+        """Let a resting pool be tried again at once. Repeating changes nothing."""
+        pool, body = self.get_object(), WhySerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        pool_resume(pool_id=pool.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
+        return Response(self.get_serializer(self.get_object()).data)
+
+    @extend_schema(operation_id="capacity_pools_remove", request=WhySerializer, responses={200: CapacityPoolSerializer})
+    @action(detail=True, methods=["post"])
+    def remove(self, request: Request, id: str) -> Response:
+        """Remove a pool that a person declared; its machines stay. Responds with what it was. 409 for one that the
+        stack's reading found: switch it off."""
+        pool, body = self.get_object(), WhySerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        shown = self.get_serializer(pool).data
+        pool_delete(pool_id=pool.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
+        return Response(shown)
+
+
+SLOTS_HELP = "A value for each slot."
+
+
+def _slots(**more: Any) -> serializers.ListField:
+    return serializers.ListField(child=serializers.FloatField(), help_text=more.pop("help_text", SLOTS_HELP), **more)
+
+
+class DayPlanPlaceSerializer(serializers.ModelSerializer[DayPlanPlace]):
+    deployment = serializers.CharField(source="deployment_id")
+    region = serializers.CharField(source="region_id")
+    cells = serializers.ListField(child=serializers.IntegerField(), help_text=SLOTS_HELP)
+    by_type = serializers.DictField(
+        child=serializers.ListField(child=serializers.IntegerField()), help_text="Its cells by instance type."
+    )
+    expected = _slots(help_text="Requests at once of real-time work that are expected (p50).")
+    cover = _slots(help_text="Requests at once that cells are to have room for at their target.")
+    budget = _slots(help_text="Requests at once that batches may have; empty where nobody forecasts the load.")
+    due = _slots(help_text="Of these, what batches that are due are counted on to take.")
+
+    class Meta:
+        model = DayPlanPlace
+        fields = ["deployment", "region", "cells", "by_type", "expected", "cover", "budget", "due"]
+        examples = {"by_type": {"trn1.32xlarge": [2, 3]}}
+
+
+class PlannedMachinesSerializer(serializers.Serializer[Any]):
+    region = serializers.CharField()
+    instance_type = serializers.CharField()
+    pool = serializers.CharField()
+    machines = serializers.ListField(child=serializers.IntegerField(), help_text=SLOTS_HELP)
+
+    class Meta:
+        examples = {"pool": "on_demand in usw2-az1"}
+
+
+class WarmMachinesSerializer(serializers.Serializer[Any]):
+    """Machines that are launched, or not given back, for cells that the plan has soon, where the autoscaler acts."""
+
+    region = serializers.CharField()
+    instance_type = serializers.CharField()
+    machines = serializers.IntegerField()
+    reason = serializers.CharField()
+
+
+class OrderSerializer(serializers.Serializer[Any]):
+    """A change of the next two hours."""
+
+    at_s = serializers.FloatField(help_text="Seconds after the begin of the plan.")
+    kind = serializers.ChoiceField(choices=["start", "stop", "move", "launch", "give_back"])
+    deployment = serializers.CharField(help_text="Empty: of machines.")
+    region = serializers.CharField()
+    instance_type = serializers.CharField()
+    count = serializers.IntegerField(help_text="Cells, or machines.")
+    dollars = serializers.FloatField(help_text="Of an hour, and of the shift; less than 0: saved in an hour.")
+    reason = serializers.CharField()
+    taken_from = serializers.CharField(help_text="Whose nodes move, or which pool's machines.")
+
+    class Meta:
+        examples = {"taken_from": ""}
+
+
+class LackSerializer(serializers.Serializer[Any]):
+    deployment = serializers.CharField()
+    region = serializers.CharField()
+    what = serializers.ChoiceField(choices=["realtime", "batch"])
+    at_s = serializers.FloatField(help_text="Seconds after the begin of the plan; of batches, when they are due.")
+    requests = serializers.FloatField(help_text="At once: the most; of batches the mean until they are due.")
+    reason = serializers.CharField()
+    lasts_s = serializers.IntegerField()
+
+
+@extend_schema_serializer(many=False)
+class DayPlanSerializer(serializers.ModelSerializer[DayPlan]):
+    at = serializers.DateTimeField(allow_null=True, help_text="When the first slot begins; null: there is no plan yet.")
+    made_at = serializers.DateTimeField(allow_null=True)
+    slot_s = serializers.IntegerField()
+    solver = serializers.CharField(help_text="whole, lp or greedy: which way it was found.")
+    why = serializers.CharField(help_text="By no better one.")
+    took_s = serializers.FloatField()
+    shifts = serializers.IntegerField(help_text="Starts of cells.")
+    total = serializers.FloatField(help_text="US dollars.")
+    dollars = _slots(help_text="US dollars, slot by slot.")
+    places = DayPlanPlaceSerializer(many=True)
+    machines = PlannedMachinesSerializer(many=True)
+    warm = serializers.SerializerMethodField(help_text="Machines that are kept warm by it at this moment.")
+    orders = OrderSerializer(many=True)
+    lacks = LackSerializer(many=True)
+
+    class Meta:
+        model = DayPlan
+        fields = [
+            "at", "made_at", "slot_s", "solver", "why", "took_s", "shifts", "total", "dollars", "places", "machines",
+            "warm", "orders", "lacks",
+        ]  # fmt: skip
+        examples = {"solver": "whole"}
+
+    @extend_schema_field(WarmMachinesSerializer(many=True))
+    def get_warm(self, row: DayPlan) -> list[dict[str, Any]]:
+        return [
+            {"region": region, "instance_type": kind, "machines": spares.count, "reason": spares.reason}
+            for (region, kind), spares in spares_by_plan(clock.now()).items()
+        ]
+
+
+EMPTY: dict[str, Any] = {
+    "at": None, "made_at": None, "slot_s": 0, "solver": "", "why": "", "took_s": 0.0, "shifts": 0, "total": 0.0,
+    "dollars": [], "places": [], "machines": [], "warm": [], "orders": [], "lacks": [],
+}  # fmt: skip
+
+
+class CapacityPlanViewSet(ViewSet):
+    """What the planner has for the next day: cells, machines, budgets of batches, orders, dollars."""
+
+    @extend_schema(operation_id="capacity_plan_show", responses={200: DayPlanSerializer})
+    def list(self, request: Request) -> Response:
+        """The newest plan."""
+        plan = newest_plan()
+        return Response(EMPTY if plan is None else DayPlanSerializer(plan).data)

@@ -1,0 +1,96 @@
+"""Cells, their members, and the ledger of cells taken down on purpose. A cell lives, is routed and dies whole."""
+
+from django.db import models
+
+from engine_agent.protocol.states import CellRole, MemberRole
+from fleet.deployments.models import Deployment
+from fleet.nodes.models import Node
+from fleet.reconcile.planning.states import CELL_TONE, CellState, DisruptionCause, choices
+from fleet.regions.models import InstanceType, Region
+from fleet.rollouts.models import Rollout
+from kernel.tones import Tone
+from models_registry.versions.models import ModelVersion
+
+
+class Cell(models.Model):
+    """One replica of a model. Every start of its engine is a new `generation`; orders bind to (cell, generation).
+
+    `secret` authenticates the members of one generation to each other. `restarts` counts starts since it was last
+    ready and spaces the next. `unrouted_at`: every ingress has acknowledged a table that sends it nothing new.
+    `failed_by`: of a failed one, the node whose report said so. `role` is, as the version, of its generation.
+    `instance_type` of all its members, for as long as it lives.
+    """
+
+    id = models.CharField(max_length=160, primary_key=True)
+    deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="cells")
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="cells")
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="cells")
+    model_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="cells")
+    role = models.CharField(max_length=8, choices=choices(CellRole), default=CellRole.MIXED.value)
+    state = models.CharField(max_length=16, choices=choices(CellState), default=CellState.PENDING)
+    reason = models.TextField(blank=True)
+    failed_by = models.CharField(max_length=64, blank=True)
+    generation = models.PositiveIntegerField(default=0)
+    secret = models.CharField(max_length=64, blank=True)
+    restarts = models.PositiveIntegerField(default=0)
+    unrouted_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField()
+    state_since = models.DateTimeField()
+
+    class Meta:
+        ordering = ["deployment_id", "region_id", "created_at", "id"]
+        indexes = [models.Index(fields=["state"], name="cell_state")]
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def tone(self) -> Tone:
+        return CELL_TONE[CellState(self.state)]
+
+
+class CellMember(models.Model):
+    """A node's place in a cell. The database refuses a node in two cells and two nodes at one rank."""
+
+    cell = models.ForeignKey(Cell, on_delete=models.CASCADE, related_name="members")
+    node = models.OneToOneField(Node, on_delete=models.PROTECT, related_name="member")
+    rank = models.PositiveIntegerField()
+
+    class Meta:
+        ordering = ["cell_id", "rank"]
+        constraints = [models.UniqueConstraint(fields=["cell", "rank"], name="cell_rank_once")]
+
+    def __str__(self) -> str:
+        return f"{self.cell_id} rank {self.rank}: {self.node_id}"
+
+    @property
+    def role(self) -> MemberRole:
+        return MemberRole.LEADER if self.rank == 0 else MemberRole.FOLLOWER
+
+
+class Disruption(models.Model):
+    """An entry of the disruption ledger: an available cell taken down on purpose, until it is back or gone.
+
+    Written in the transaction of the step that takes the cell down (I10).
+    """
+
+    cell = models.ForeignKey(Cell, on_delete=models.CASCADE, related_name="disruptions")
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="disruptions")
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="disruptions")
+    cause = models.CharField(max_length=16, choices=choices(DisruptionCause))
+    rollout = models.ForeignKey(Rollout, on_delete=models.SET_NULL, null=True, related_name="disruptions")
+    reason = models.TextField()
+    opened_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["region"], name="disruption_open", condition=models.Q(closed_at__isnull=True))]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["cell"], condition=models.Q(closed_at__isnull=True), name="disruption_open_once"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.cell_id} down for {self.cause}"

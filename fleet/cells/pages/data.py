@@ -1,0 +1,251 @@
+"""Cells with their members and load, for the lists and for one cell's page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Case, Prefetch, Q, QuerySet, When
+
+from engine_agent.protocol.fingerprint import first_mismatch
+from engine_agent.protocol.messages import Load
+from engine_agent.protocol.states import MemberRole
+from fleet.cells.models import Cell, CellMember
+from fleet.deployments.models import Deployment
+from fleet.deployments.selectors import engine_on
+from fleet.load.pages import load_of, report_of, silent_s
+from fleet.load.selectors import deployment_subject, last_windows
+from fleet.nodes.models import Node, NodeReport
+from fleet.nodes.planner import compare_stacks, member_stacks, stack_digest
+from fleet.placement.planning.distance import depth_of, distance
+from fleet.reconcile.planning.states import CellState
+
+CELLS_SHOWN = 100
+CELLS_BESIDE = 50
+"""Rows where cells are only a part of a page."""
+SUMMARY_COLUMNS = (
+    "cell_id", "rank", "node__id", "node__state",
+    "node__report__cell", "node__report__generation", "node__report__last_seen_at", "node__report__load",
+)  # fmt: skip
+"""Of members in a list: reading all columns would take longer than showing the list."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """A node in its cell. `distance`: levels of the network topology that it does not share with its leader."""
+
+    node: Node
+    rank: int
+    role: MemberRole
+    report: NodeReport | None
+    silent_s: float | None
+    distance: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CellRow:
+    """A cell with its members by rank; `load` is None without a fresh report of its leader."""
+
+    cell: Cell
+    members: tuple[MemberRow, ...]
+    load: Load | None
+
+
+@dataclass(frozen=True, slots=True)
+class CellSummary:
+    """A cell in a list: as `CellRow`, with its members' names only."""
+
+    cell: Cell
+    members: tuple[CellMember, ...]
+    load: Load | None
+
+
+@dataclass(frozen=True, slots=True)
+class CellList:
+    """`more`: there are further cells than `rows` shows. `filtered`: a filter narrows the list.
+
+    `page` numbers the pages of a list that has some, from 1; 0 where the list is only a part of a page.
+    """
+
+    rows: tuple[CellSummary, ...]
+    more: bool
+    filtered: bool
+    page: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FingerprintLine:
+    """One part of the stack as each member has it, by rank. Where `agrees` is False the cell must not serve."""
+
+    part: str
+    values: tuple[str, ...]
+    agrees: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What the members of a cell run, part by part, the parts in which they differ first.
+
+    `digests` by rank, empty for a member that has not reported its stack; `mismatch`: why the cell cannot form.
+    """
+
+    members: tuple[MemberRow, ...]
+    digests: tuple[str, ...]
+    lines: tuple[FingerprintLine, ...]
+    mismatch: str
+
+
+def cells_with_members() -> "QuerySet[Cell]":
+    """Cells with all that a row needs, in two queries."""
+    members = CellMember.objects.select_related("node", "node__report").order_by("rank")
+    return Cell.objects.select_related("model_version").prefetch_related(Prefetch("members", queryset=members))
+
+
+def cells_summary() -> "QuerySet[Cell]":
+    """Cells with what a row of a list shows, in two queries."""
+    members = CellMember.objects.select_related("node__report").only(*SUMMARY_COLUMNS).order_by("rank")
+    return Cell.objects.select_related("model_version").prefetch_related(Prefetch("members", queryset=members))
+
+
+def cell_row(cell: Cell, now: datetime) -> CellRow:
+    members = tuple(cell.members.all())
+    leader = _leader(members)
+    return CellRow(cell, tuple(_member(member, leader, now) for member in members), _load(cell, leader, now))
+
+
+def _summary(cell: Cell, now: datetime) -> CellSummary:
+    members = tuple(cell.members.all())
+    return CellSummary(cell, members, _load(cell, _leader(members), now))
+
+
+def _leader(members: Sequence[CellMember]) -> Node | None:
+    return members[0].node if members and members[0].rank == 0 else None
+
+
+def _load(cell: Cell, leader: Node | None, now: datetime) -> Load | None:
+    return load_of(cell, report_of(leader), now) if leader else None
+
+
+def cell_list(
+    *, now: datetime, deployment: str = "", region: str = "", state: str = "", text: str = "", page: int = 1
+) -> CellList:
+    """Cells by deployment and region, in pages from 1. Without `state`, stopped ones are left out."""
+    cells = _ordered().filter(state=state) if state else _ordered().exclude(state=CellState.STOPPED)
+    if deployment:
+        cells = cells.filter(deployment_id=deployment)
+    if region:
+        cells = cells.filter(region_id=region)
+    if text:
+        cells = cells.filter(Q(id__icontains=text) | Q(reason__icontains=text))
+    fetched = list(cells[(page - 1) * CELLS_SHOWN : page * CELLS_SHOWN + 1])
+    rows = tuple(_summary(cell, now) for cell in fetched[:CELLS_SHOWN])
+    return CellList(
+        rows, more=len(fetched) > CELLS_SHOWN, filtered=bool(deployment or region or state or text), page=page
+    )
+
+
+def cells_of(deployment: str, now: datetime) -> CellList:
+    """The first live cells of a deployment, those not ready before all, for pages of which they are only a part."""
+    ready_last = Case(When(state=CellState.READY.value, then=1), default=0)
+    cells = cells_summary().filter(deployment_id=deployment).exclude(state=CellState.STOPPED)
+    ordered = cells.order_by(ready_last, "region__position", "region_id", "created_at", "id")
+    fetched = list(ordered[: CELLS_BESIDE + 1])
+    rows = tuple(_summary(cell, now) for cell in fetched[:CELLS_BESIDE])
+    return CellList(rows, more=len(fetched) > CELLS_BESIDE, filtered=False)
+
+
+def _ordered() -> "QuerySet[Cell]":
+    return cells_summary().order_by("deployment_id", "region__position", "region_id", "created_at", "id")
+
+
+def cell_find(*, cell_id: str, now: datetime) -> CellRow | None:
+    """One cell whatever its state, or None."""
+    cell = cells_with_members().filter(pk=cell_id).first()
+    return cell_row(cell, now) if cell else None
+
+
+def cell_stack(row: CellRow) -> Stack:
+    """The members' stack fingerprints side by side, in the fields that count for the cell's engine."""
+    engine = engine_on(row.cell.model_version, row.cell.instance_type_id)
+    ranks = member_stacks(engine, ((member.rank, member.node.pk, member.node.fingerprint) for member in row.members))
+    stacks = {rank.node: rank.fingerprint for rank in ranks}
+    differing = {difference.field for difference in compare_stacks(ranks).differing}
+    parts = {part for fingerprint in stacks.values() for part in fingerprint}
+    return Stack(
+        members=row.members,
+        digests=tuple(stack_digest(member.node.fingerprint, engine) for member in row.members),
+        lines=tuple(
+            FingerprintLine(
+                part=part,
+                values=tuple(stacks.get(member.node.pk, {}).get(part, "") for member in row.members),
+                agrees=part not in differing,
+            )
+            for part in sorted(parts, key=lambda part: (part not in differing, part))
+        ),
+        mismatch=first_mismatch(ranks),
+    )
+
+
+def topology_distance(one: Sequence[str], other: Sequence[str]) -> int | None:
+    """Levels from the first that differs downwards, 0 below the same leaf; None if either topology is unknown."""
+    return distance(one, other, depth_of((one, other))) if one and other else None
+
+
+def _member(member: CellMember, leader: Node | None, now: datetime) -> MemberRow:
+    report = report_of(member.node)
+    return MemberRow(
+        node=member.node,
+        rank=member.rank,
+        role=member.role,
+        report=report,
+        silent_s=silent_s(report, now),
+        distance=topology_distance(leader.topology, member.node.topology) if leader else None,
+    )
+
+
+def drain_effect(row: CellRow, now: datetime) -> str:
+    """What draining the cell would do, in three queries."""
+    deadline_s = Deployment.objects.values_list("drain_deadline_s", flat=True).get(pk=row.cell.deployment_id)
+    others = _other_ready_cells(row.cell)
+    in_flight = "Requests in flight have" if row.load is None else f"{_requests(row.load)} in flight {_have(row.load)}"
+    return (
+        f"It gets no new requests. {in_flight} {deadline_s:g} s to finish. "
+        f"{_remaining(row.cell, others)}{_load_moved(row.cell, others, now)}. A new cell takes its place."
+    )
+
+
+def restart_effect(row: CellRow, now: datetime) -> str:
+    """What restarting the cell would do, in one query."""
+    if row.cell.state != CellState.READY:
+        return "It starts now instead of waiting for its back-off. The engine restarts on the same nodes."
+    in_flight = "Requests in flight" if row.load is None else f"{_requests(row.load)} in flight"
+    verb = "is" if row.load and row.load.in_flight == 1 else "are"
+    remaining = _remaining(row.cell, _other_ready_cells(row.cell))
+    return f"{in_flight} {verb} cut. {remaining}. The engine restarts on the same nodes."
+
+
+def _requests(load: Load) -> str:
+    return f"{load.in_flight} request{'' if load.in_flight == 1 else 's'}"
+
+
+def _have(load: Load) -> str:
+    return "has" if load.in_flight == 1 else "have"
+
+
+def _remaining(cell: Cell, others: int) -> str:
+    cells = "1 other ready cell" if others == 1 else f"{others or 'No'} other ready cells"
+    return f"{cells} of {cell.deployment_id} remain{'s' if others == 1 else ''} in {cell.region_id}"
+
+
+def _other_ready_cells(cell: Cell) -> int:
+    ready = Cell.objects.filter(deployment=cell.deployment_id, region=cell.region_id, state=CellState.READY.value)
+    return ready.exclude(pk=cell.pk).count()
+
+
+def _load_moved(cell: Cell, others: int, now: datetime) -> str:
+    """What the others would have to carry, from the last window of the deployment in this region."""
+    subject = deployment_subject(cell.deployment_id, cell.region_id)
+    point = last_windows([subject], now).get(subject)
+    if point is None or not others:
+        return ""
+    before, after = point.in_flight / (others + 1), point.in_flight / others
+    return f", at {after:.1f} requests in flight each instead of {before:.1f}"

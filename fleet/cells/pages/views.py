@@ -1,0 +1,146 @@
+"""The list of cells, and the page of one cell with its actions."""
+
+from django.http import Http404
+from django.shortcuts import get_object_or_404
+from django.urls import reverse
+
+from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, Target, action_view
+from controlplane.dashboard.choices import choose_deployment, choose_region, choose_state
+from controlplane.dashboard.events import EventList, cell_events
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from fleet.cells.models import Cell
+from fleet.cells.pages.data import (
+    CellList,
+    CellRow,
+    Stack,
+    cell_find,
+    cell_list,
+    cell_stack,
+    drain_effect,
+    restart_effect,
+)
+from fleet.cells.services import DRAINABLE, RESTARTABLE, cell_drain, cell_restart
+from fleet.load.pages import LoadCharts, load_charts
+from fleet.load.selectors import cell_subject
+from fleet.machines.pages import CellMachines, cell_machines
+from fleet.nodes.selectors import NodeLines, cell_log_lines
+from fleet.nodes.services.reports import node_logs_request
+from fleet.reconcile.planning.states import CellState
+
+EVENTS_OF_ONE_CELL = 30
+
+
+def _list(request: PageRequest) -> CellList:
+    return cell_list(
+        now=request.now,
+        deployment=request.text("deployment"),
+        region=request.text("region"),
+        state=request.text("state"),
+        text=request.text("q"),
+        page=request.page,
+    )
+
+
+def _filter(request: PageRequest) -> Filter:
+    choices = (choose_deployment(request), choose_region(request), choose_state(request, CellState, "every live state"))
+    return Filter(text_label="Find by name or reason", text_name="q", text=request.text("q"), choices=choices)
+
+
+def _cell(request: PageRequest) -> CellRow:
+    row = cell_find(cell_id=request.key, now=request.now)
+    if row is None:
+        raise Http404(f"There is no cell {request.key!r}.")
+    return row
+
+
+def _stack(request: PageRequest) -> Stack:
+    return cell_stack(request.once(_cell))
+
+
+def _machines(request: PageRequest) -> CellMachines:
+    return cell_machines(request.once(_cell), request.now)
+
+
+def _actions(request: PageRequest) -> ActionMenu:
+    row = request.once(_cell)
+    cell, state = row.cell, CellState(row.cell.state)
+    offered = (
+        (DRAIN, state in DRAINABLE, drain_effect),
+        (RESTART, state in RESTARTABLE, restart_effect),
+    )
+    confirmations = tuple(
+        action.confirmation(cell, reverse("cell-action", args=(cell.pk, action.name)), effect(row, request.now))
+        for action, is_possible, effect in offered
+        if is_possible
+    )
+    note = f"A cell that is {state} can be neither drained nor restarted."
+    return ActionMenu(confirmations, "" if confirmations else note, cell.deployment_id)
+
+
+def _load(request: PageRequest) -> LoadCharts:
+    return load_charts(cell_subject(request.key), span=request.text("span"), now=request.now)
+
+
+def _logs(request: PageRequest) -> tuple[NodeLines, ...]:
+    """Looking at them is what makes agents send them; agents send nothing else on demand."""
+    lines = cell_log_lines(request.key)
+    node_logs_request(nodes=[node.node for node in lines], now=request.now)
+    return lines
+
+
+def _events(request: PageRequest) -> EventList:
+    return cell_events(request.key, EVENTS_OF_ONE_CELL)
+
+
+CELLS = Page(
+    section="cells",
+    title="Cells",
+    fragments=(Fragment("cells-table", "", ("cells", "load"), "fleet/cells/table.html", _list),),
+    narrow=_filter,
+)
+
+CELL = Page(
+    section="cells",
+    title="",
+    fragments=(
+        Fragment("cell", "", ("cells:{key}", "nodes", "load"), "fleet/cells/cell.html", _cell),
+        Fragment("cell-actions", "Actions", ("cells:{key}",), "dashboard/actions.html", _actions),
+        Fragment("cell-load", "Load", ("history",), "fleet/load/charts.html", _load),
+        Fragment("cell-probes", "Probes", ("cells:{key}", "load"), "fleet/cells/probes.html", _cell),
+        Fragment(
+            "cell-machines",
+            "Machines",
+            ("cells:{key}", "machines", "nodes"),
+            "fleet/machines/cell.html",
+            _machines,
+        ),
+        Fragment("cell-stack", "Stack", ("cells:{key}", "nodes"), "fleet/cells/stack.html", _stack),
+        Fragment("cell-events", "Events", ("events",), "dashboard/events/list.html", _events),
+        Fragment("cell-logs", "Logs", ("logs",), "fleet/cells/logs.html", _logs),
+    ),
+    charts=True,
+)
+
+
+def _find(cell_id: str) -> Cell:
+    return get_object_or_404(Cell, pk=cell_id)
+
+
+def _drain(form: Submission, cell: Cell) -> None:
+    cell_drain(cell_id=cell.pk, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+def _restart(form: Submission, cell: Cell) -> None:
+    cell_restart(cell_id=cell.pk, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+TARGET = Target(
+    noun="cell",
+    find=_find,
+    name=lambda cell: cell.pk,
+    url=lambda cell: reverse("cell", args=(cell.pk,)),
+    deployment=lambda cell: cell.deployment_id,
+)
+DRAIN = Action(target=TARGET, name="drain", label="Drain", run=_drain, typed=TARGET.name, fields=(WHY,))
+RESTART = Action(target=TARGET, name="restart", label="Restart", run=_restart, typed=TARGET.name, fields=(WHY,))
+cell_action = action_view(DRAIN, RESTART)

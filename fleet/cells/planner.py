@@ -1,0 +1,116 @@
+"""Decides what state a cell is in, from what the agents of its members report of its current generation.
+
+Decides whether a cell that drains may be taken: it takes nothing new and has nothing left, or its time is over.
+"""
+
+from datetime import datetime, timedelta
+
+from engine_agent.protocol.fingerprint import first_mismatch
+from engine_agent.protocol.states import EngineState
+from fleet.faults.planning.announced import Notices
+from fleet.nodes.planner import member_stacks
+from fleet.placement.planning.packing import is_idle
+from fleet.reconcile.planning.decisions import Decision, MoveCell
+from fleet.reconcile.planning.settings import FleetSettings
+from fleet.reconcile.planning.snapshot import CellView, FleetView, NodeView
+from fleet.reconcile.planning.states import DEAD, CellState
+from kernel.ages import age_text
+
+RUNNING = frozenset({CellState.STARTING, CellState.READY, CellState.DRAINING})
+
+
+def plan_health(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
+    """Changes of cell states that follow from observation alone."""
+    running = (cell for cell in fleet.cells.values() if cell.state in RUNNING)
+    return tuple(decision for cell in running if (decision := _judge(cell, fleet, settings, now)) is not None)
+
+
+def _judge(cell: CellView, fleet: FleetView, settings: FleetSettings, now: datetime) -> Decision | None:
+    members = [(member, fleet.nodes[member.node]) for member in cell.members]
+    for member, node in members:
+        if node.state in DEAD:
+            return _move(cell, CellState.LOST, f"rank {member.rank} on {node.id} is {node.state}")
+    for member, node in members:
+        if node.report.is_about(cell) and node.report.state is EngineState.FAILED:
+            return _move(cell, CellState.FAILED, f"rank {member.rank} on {node.id}: {node.report.reason}", node.id)
+    if cell.state is CellState.STARTING:
+        mismatch = _mismatch(cell, fleet)
+        if mismatch:
+            return _move(cell, CellState.FAILED, mismatch)
+        age_s = fleet.listening_for_s(cell.state_since, now)
+        return _judge_start(cell, [node for _, node in members], age_s, fleet, settings)
+    if cell.state is CellState.READY:
+        return _judge_ready(cell, members[0][1], settings)
+    return None
+
+
+def _mismatch(cell: CellView, fleet: FleetView) -> str:
+    """Why the members' software forms no cell (I2); the engines compare again, with flags and weights."""
+    engine = fleet.deployments[cell.deployment].of_cell(cell).engine
+    software = ((member.rank, member.node, fleet.nodes[member.node].software) for member in cell.members)
+    return first_mismatch(member_stacks(engine, software))
+
+
+def _judge_ready(cell: CellView, leader: NodeView, settings: FleetSettings) -> Decision | None:
+    """Unhealthy is what reports say for long enough; how long ago the last one came is a matter of liveness."""
+    report = leader.report
+    if not report.is_about(cell) or report.unhealthy_since is None or report.last_seen_at is None:
+        return None
+    unhealthy_s = (report.last_seen_at - report.unhealthy_since).total_seconds()
+    if unhealthy_s <= settings.unhealthy_after_s:
+        return None
+    why = report.health_reason or "no reason given"
+    return _move(
+        cell, CellState.FAILED, f"rank 0 on {leader.id} unhealthy for {age_text(unhealthy_s)}: {why}", leader.id
+    )
+
+
+def _judge_start(
+    cell: CellView, nodes: list[NodeView], age_s: float, fleet: FleetView, settings: FleetSettings
+) -> Decision | None:
+    if all(node.report.is_about(cell) and node.report.state is EngineState.READY for node in nodes):
+        return _move(cell, CellState.READY, f"all {len(nodes)} ranks are ready")
+    timeout_s = fleet.deployments[cell.deployment].of_cell(cell).ready_timeout_s + settings.start_grace_s
+    if age_s > timeout_s:
+        waiting = ", ".join(node.id for node in nodes if node.report.state is not EngineState.READY)
+        return _move(cell, CellState.FAILED, f"not ready within {timeout_s:.0f} s; waiting for {waiting}")
+    return None
+
+
+def _move(cell: CellView, to: CellState, reason: str, failed_by: str = "") -> MoveCell:
+    return MoveCell(cell.id, cell.state, cell.generation, to, reason, failed_by)
+
+
+def drain_ended(cell: CellView, notices: Notices) -> str:
+    """Why the drain of this draining cell is over; empty while it is not. A machine that its provider ends may be used
+    until then, unless another one waits for its place."""
+    fleet, settings, now = notices.fleet, notices.settings, notices.now
+    deadline_s = fleet.deployments[cell.deployment].drain_deadline_s
+    in_flight = last_in_flight(cell, fleet, settings)
+    if in_flight == 0:
+        return "drained: unrouted and idle"
+    left = "an unknown number of" if in_flight is None else in_flight
+    ends_at = notices.end_of_cell(cell)
+    if ends_at is not None and ends_at - now <= timedelta(seconds=settings.notices.last_s):
+        return f"a machine of it ends at {ends_at:%H:%M:%S} UTC, with {left} requests in flight"
+    if fleet.listening_for_s(cell.state_since, now) > deadline_s and (ends_at is None or _has_spare(cell, fleet)):
+        return f"drain deadline of {deadline_s:.0f} s passed with {left} requests in flight"
+    return ""
+
+
+def _has_spare(cell: CellView, fleet: FleetView) -> bool:
+    pool = (cell.region, cell.instance_type)
+    nodes = (node for node in fleet.nodes.values() if (node.region, node.instance_type) == pool)
+    return any(is_idle(node) and fleet.cell_of(node.id) is None for node in nodes)
+
+
+def last_in_flight(cell: CellView, fleet: FleetView, settings: FleetSettings) -> int | None:
+    """Requests in flight, measured since nothing new arrives; None: not known yet. What was measured before says
+    nothing of a request that came in between."""
+    if not cell.members:
+        return 0
+    report = fleet.nodes[cell.members[0].node].report
+    if cell.unrouted_at is None or report.last_seen_at is None or not report.is_about(cell):
+        return None
+    age_s = (report.last_seen_at - cell.unrouted_at).total_seconds()
+    return report.in_flight if age_s >= settings.load_age_s else None

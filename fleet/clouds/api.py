@@ -1,0 +1,114 @@
+"""Moves of machines to another image over HTTP. Decides nothing; services do."""
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.clouds.models import ImageMove
+from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState
+from fleet.clouds.services.images import image_ask, image_back
+from fleet.reconcile.planning.states import choices
+from kernel import clock
+from kernel.rest.serializers import WhySerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
+
+IMAGE_STATES = choices(ImageState)
+
+
+class ImageMoveSerializer(serializers.ModelSerializer[ImageMove]):
+    region = serializers.CharField(source="region_id")
+    instance_type = serializers.CharField(source="instance_type_id")
+    image = serializers.CharField(help_text="Empty until the stack was read, if what it states was asked for.")
+    state = serializers.ChoiceField(choices=IMAGE_STATES)
+    tone = serializers.SerializerMethodField()
+    reason = serializers.CharField(help_text="What it waits for, or why it is in this state.")
+    booted = serializers.ListField(child=serializers.CharField(), help_text="Nodes that were seen ready on it.")
+    failed = serializers.ListField(child=serializers.CharField(), help_text="Units that did not boot from it.")
+
+    class Meta:
+        model = ImageMove
+        fields = [
+            "id", "region", "instance_type", "image", "state", "tone", "reason", "booted", "failed", "asked_by",
+            "asked_at", "ended_at",
+        ]  # fmt: skip
+        examples: dict[str, list[str]] = {"booted": [], "failed": []}
+
+    @extend_schema_field(serializers.ChoiceField(choices=choices(Tone)))
+    def get_tone(self, move: ImageMove) -> str:
+        return IMAGE_TONE[ImageState(move.state)].value
+
+
+class AskImageSerializer(WhySerializer):
+    region = serializers.CharField(max_length=64)
+    instance_type = serializers.CharField(max_length=64)
+    image = serializers.CharField(
+        max_length=32,
+        required=False,
+        allow_blank=True,
+        default="",
+        help_text="Its id in that region; empty: what the region's stack states now.",
+    )
+
+    class Meta:
+        examples = {"image": "ami-0f9e8d7c6b5a43210", "why": "a new driver"}
+
+
+class ImageMoveFilter(filters.FilterSet):
+    region = filters.CharFilter(field_name="region_id")
+    instance_type = filters.CharFilter(field_name="instance_type_id")
+    state = filters.MultipleChoiceFilter(choices=IMAGE_STATES, distinct=False, help_text="May be repeated.")
+
+    class Meta:
+        model = ImageMove
+        fields: list[str] = []
+
+
+class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
+    """Ways of the machines of an instance type in a region from one image to another, newest first."""
+
+    serializer_class = ImageMoveSerializer
+    filterset_class = ImageMoveFilter
+    lookup_field = "pk"
+    lookup_url_kwarg = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "-id"
+    ordering_fields = ("id", "region", "instance_type", "state", "asked_at", "ended_at")
+    watch_kind = "image-move"
+    aliases = ("images",)
+    columns = "ID, REGION, TYPE=instance_type, IMAGE, STATE, REASON, BY=asked_by, ASKED=asked_at:age"
+
+    def get_queryset(self) -> QuerySet[ImageMove]:
+        return ImageMove.objects.all()
+
+    @extend_schema(operation_id="image_moves_ask", request=AskImageSerializer, responses={200: ImageMoveSerializer})
+    def create(self, request: Request) -> Response:
+        """Have the machines of a type move to an image: one unit first, then a spare or a cell at a time, and back if
+        two launches do not boot. It begins once the cloud has said that there is such an image, else it is `refused`
+        with a reason. 409 while another one is under way, and if all pools have the image already."""
+        body = AskImageSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        asked = body.validated_data
+        move = image_ask(
+            asked["region"],
+            asked["instance_type"],
+            asked["image"],
+            actor=actor_of(request),
+            now=clock.now(),
+            why=asked["why"],
+        )
+        return Response(self.get_serializer(move).data)
+
+    @extend_schema(operation_id="image_moves_back", request=WhySerializer, responses={200: ImageMoveSerializer})
+    @action(detail=True, methods=["post"])
+    def back(self, request: Request, id: str) -> Response:
+        """Turn it round: what runs the new image already is replaced by the old one. 409 once it has ended or goes
+        back."""
+        move, body = self.get_object(), WhySerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        image_back(move.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
+        return Response(self.get_serializer(self.get_object()).data)

@@ -1,0 +1,193 @@
+"""Every call to AWS that we make, with the IAM actions that it needs, by role. Pure: a table.
+
+What is not in it is not called, and what no call needs is not allowed: policies are held against it. Roles have nothing
+in common, so that a node cannot launch and the control plane cannot change its own permissions.
+
+What an error of EC2 says about a launch. Pure.
+
+Only what is listed moves a launch to another pool or repeats it. Everything else is a refusal, with its text: a wrong
+instance profile is no lack of capacity. Answers that are no error of EC2 at all (time-outs, closed connections, what
+cannot be parsed) are for the caller to take as `unknown`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from fleet.capacity.planning.pools import LaunchOutcome, Market, Scope, quota_family
+
+
+class Role(StrEnum):
+    """Who calls. An ingress calls nothing of AWS but what its image needs, and the deployer is CloudFormation."""
+
+    CONTROL = "control"
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`service`: as boto3 names its client, `operation` as AWS names the call. `actions`: of IAM. `bound`: what a
+    policy must tie them to, in words; "" where IAM knows no bound for the action."""
+
+    service: str
+    operation: str
+    actions: tuple[str, ...]
+    bound: str = ""
+    role: Role = Role.CONTROL
+
+
+_QUEUES = "the region's queue of notices, and the install's queues of requests"
+_WRITTEN = "control/ and files/ of the install's bucket, the place of usage, and places that tenants' batches write to"
+_READ = f"{_WRITTEN}; buckets of queues, and places that tenants' batches read from"
+_OURS = "resources tagged switchyard:install = this install"
+
+
+def _plain(service: str, prefix: str, *operations: str, bound: str = "") -> tuple[Call, ...]:
+    """Calls whose action has their name."""
+    return tuple(Call(service, name, (f"{prefix}:{name}",), bound) for name in operations)
+
+
+_CALLS = (
+    Call(
+        "ec2",
+        "RunInstances",
+        ("ec2:RunInstances", "ec2:CreateTags", "iam:PassRole"),
+        f"{_OURS}, in the request; tags set by RunInstances only; the two roles of instances, passed to EC2",
+    ),
+    Call("ec2", "TerminateInstances", ("ec2:TerminateInstances",), _OURS),
+    Call("ec2", "DeleteVolume", ("ec2:DeleteVolume",), _OURS),
+    Call("ec2", "DeleteNetworkInterface", ("ec2:DeleteNetworkInterface",), _OURS),
+    Call("ec2", "CancelSpotInstanceRequests", ("ec2:CancelSpotInstanceRequests",), _OURS),
+    *_plain(
+        "ec2",
+        "ec2",
+        "DescribeInstances",
+        "DescribeInstanceStatus",
+        "DescribeInstanceTopology",
+        "DescribeCapacityReservations",
+        "DescribeCapacityReservationTopology",
+        "DescribeInstanceTypes",
+        "DescribeInstanceTypeOfferings",
+        "DescribeSubnets",
+        "DescribeImages",
+        "DescribeVolumes",
+        "DescribeNetworkInterfaces",
+        "DescribeSpotInstanceRequests",
+        "DescribeSpotPriceHistory",
+    ),
+    Call("sts", "DecodeAuthorizationMessage", ("sts:DecodeAuthorizationMessage",)),
+    *_plain("cloudformation", "cloudformation", "DescribeStacks", bound="the install's stacks"),
+    *_plain("sqs", "sqs", "ReceiveMessage", "GetQueueAttributes", bound=_QUEUES),
+    Call("sqs", "DeleteMessageBatch", ("sqs:DeleteMessage",), _QUEUES),
+    *_plain(
+        "route53",
+        "route53",
+        "ChangeResourceRecordSets",
+        "ListResourceRecordSets",
+        bound="the entry's hosted zone",
+    ),
+    *_plain("route53", "route53", "GetChange"),
+    *_plain(
+        "elbv2", "elasticloadbalancing", "RegisterTargets", "DeregisterTargets", bound="the region's target groups"
+    ),
+    *_plain("elbv2", "elasticloadbalancing", "DescribeTargetHealth"),
+    *_plain("cloudwatch", "cloudwatch", "PutMetricData", bound="the namespace Switchyard"),
+    *_plain("pricing", "pricing", "GetProducts"),
+    *_plain("service-quotas", "servicequotas", "ListServiceQuotas"),
+    Call("s3", "GetObject", ("s3:GetObject",), _READ),
+    Call("s3", "PutObject", ("s3:PutObject",), _WRITTEN),
+    *(
+        Call("s3", name, ("s3:PutObject",), _WRITTEN)
+        for name in ("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
+    ),
+    Call("s3", "AbortMultipartUpload", ("s3:AbortMultipartUpload",), _WRITTEN),
+    Call("s3", "DeleteObject", ("s3:DeleteObject",), "files/ of the install's bucket"),
+    Call("s3", "DeleteObjects", ("s3:DeleteObject",), "files/ of the install's bucket"),
+    Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/, control/ and files/ of the install's bucket"),
+    Call("s3", "ListMultipartUploads", ("s3:ListBucketMultipartUploads",), "the install's bucket"),
+    Call("s3", "GetObject", ("s3:GetObject", "kms:Decrypt"), "artifacts/ of the install's bucket", Role.NODE),
+    Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/ of the install's bucket", Role.NODE),
+    # A node proves who it is by this call, which AWS lets everybody make.
+    Call("sts", "GetCallerIdentity", (), role=Role.NODE),
+)
+
+CALLS: Mapping[tuple[Role, str, str], Call] = MappingProxyType(
+    {(call.role, call.service, call.operation): call for call in _CALLS}
+)
+"""By role, service and operation."""
+
+
+def actions_of(role: Role) -> frozenset[str]:
+    """The IAM actions that a role needs: no fewer, and no more."""
+    return frozenset(action for call in _CALLS if call.role is role for action in call.actions)
+
+
+TEXT_MOST = 400
+"""Characters of AWS's message that are kept: an encoded one of IAM has thousands."""
+
+NO_CAPACITY = frozenset(
+    {
+        "InsufficientInstanceCapacity",
+        "ReservationCapacityExceeded",
+        "InsufficientFreeAddressesInSubnet",
+        "Unsupported",  # this zone has none of the type
+        "UnfulfillableCapacity",
+        "SpotMaxPriceTooLow",
+        "InsufficientHostCapacity",
+    }
+)
+NO_QUOTA = frozenset(
+    {"VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded", "PendingVerification"}
+)
+LATER = frozenset({"RequestLimitExceeded", "InternalError", "Unavailable", "ServiceUnavailable"})
+THROTTLED = "RequestLimitExceeded"
+"""Of these, the one that says that we ask too often."""
+OF_THE_SUBNET = frozenset({"InsufficientFreeAddressesInSubnet"})
+
+_ONE_BY_ONE = {
+    "IdempotentInstanceTerminated": LaunchOutcome.ATTEMPT_ENDED,
+    "IdempotentParameterMismatch": LaunchOutcome.MISMATCHED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an error means. `text`: what AWS said. `needs_person`: nothing changes until somebody does something."""
+
+    outcome: LaunchOutcome
+    text: str
+    scope: Scope = Scope.POOL
+    needs_person: bool = False
+
+
+def classify(code: str, message: str, http_status: int) -> Verdict:
+    """What an error answer of EC2 to `RunInstances` means, by its code.
+
+    A 5xx whose code is not known may have been carried out, as AWS's advice on retries has it
+    (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html).
+    """
+    text = f"{code}: {message}"
+    text = text if len(text) <= TEXT_MOST else f"{text[:TEXT_MOST]}…"
+    if code in NO_CAPACITY:
+        return Verdict(LaunchOutcome.NO_CAPACITY, text, Scope.SUBNET if code in OF_THE_SUBNET else Scope.POOL)
+    if code in NO_QUOTA:
+        return Verdict(LaunchOutcome.NO_QUOTA, text, needs_person=True)
+    if code in LATER:
+        return Verdict(LaunchOutcome.LATER, text)
+    if code in _ONE_BY_ONE:
+        return Verdict(_ONE_BY_ONE[code], text, needs_person=_ONE_BY_ONE[code] is LaunchOutcome.MISMATCHED)
+    if http_status >= 500:
+        return Verdict(LaunchOutcome.UNKNOWN, text)
+    return Verdict(LaunchOutcome.REFUSED, text, needs_person=True)
+
+
+def quota_name(instance_type: str, market: Market) -> str:
+    """The quota that bounds such machines, as the console of Service Quotas names it, where it has one name."""
+    family = _FAMILIES.get(quota_family(instance_type), quota_family(instance_type).capitalize())
+    if market is Market.SPOT:
+        return f"the quota of Spot requests for {family} instances"
+    return f"Running On-Demand {family} instances"
+
+
+_FAMILIES = {"standard": "Standard (A, C, D, H, I, M, R, T, Z)", "g": "G and VT"}

@@ -1,0 +1,293 @@
+"""What is left of our calls to EC2, in rows that all processes share: see `fleet.clouds.planning.call_budget`.
+
+The only place that calls AWS. Imports boto3 with the first call, which takes 0.25 s and 25 MiB: who never calls it
+needs none of that.
+
+No call is made inside of a transaction of ours. Each must be in the table of `actions`, and those to EC2 within our
+share of what it allows (`budget`). What may have been carried out is never told apart from what was, by whoever asks
+again: see `fleet.clouds.planning.launches`.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import cache
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from django.db import transaction
+
+from fleet.clouds.aws.actions import CALLS, TEXT_MOST, THROTTLED, Role
+from fleet.clouds.models import CallBucket
+from fleet.clouds.planning.call_budget import (
+    ENDED_MACHINES,
+    LAUNCHED_MACHINES,
+    Bucket,
+    NotBefore,
+    bucket_of,
+    full,
+    take,
+    throttled,
+)
+from kernel import clock
+from kernel.outside_transaction import refuse_inside_transaction
+
+if TYPE_CHECKING:
+    from boto3.session import Session
+
+
+MACHINES = {"RunInstances": LAUNCHED_MACHINES, "TerminateInstances": ENDED_MACHINES}
+"""These are metered by machines, too."""
+
+
+def budget_spend(region: str, operation: str, machines: int) -> datetime | None:
+    """Take one call, of so many machines, from the budget of a region of AWS. Returns None, or when there will be one:
+    nothing was taken then.
+
+    Raises:
+        ValueError: there is never so much.
+    """
+    wanted = [(bucket_of(operation), 1.0)]
+    if operation in MACHINES:
+        wanted.append((MACHINES[operation], float(machines)))
+    now = clock.now()
+    with transaction.atomic():
+        taken = []
+        for name, amount in wanted:
+            row = _locked(region, name, now)
+            answer = take(name, _bucket(row), now, amount)
+            if isinstance(answer, NotBefore):
+                return answer.at
+            taken.append((row, answer.bucket))
+        for row, bucket in taken:
+            _store(row, bucket)
+    return None
+
+
+def budget_throttled(region: str, operation: str) -> None:
+    """EC2 says that there were too many of these calls."""
+    now, name = clock.now(), bucket_of(operation)
+    with transaction.atomic():
+        row = _locked(region, name, now)
+        _store(row, throttled(name, _bucket(row), now))
+
+
+def _locked(region: str, name: str, now: datetime) -> CallBucket:
+    fresh = full(name, now)
+    new = {"tokens": fresh.tokens, "refilled_at": fresh.refilled_at}
+    return CallBucket.objects.select_for_update().get_or_create(region=region, call=name, defaults=new)[0]
+
+
+def _bucket(row: CallBucket) -> Bucket:
+    return Bucket(row.tokens, row.refilled_at, row.halved_until)
+
+
+def _store(row: CallBucket, bucket: Bucket) -> None:
+    row.tokens, row.refilled_at, row.halved_until = bucket.tokens, bucket.refilled_at, bucket.halved_until
+    row.save(update_fields=["tokens", "refilled_at", "halved_until"])
+
+
+CONNECT_S = 3.0
+READ_S = 20.0
+"""Below the 60 s after which a call of a provider hangs."""
+READ_ATTEMPTS = 4
+PAGES_MOST = 2000
+"""Of one list: EC2 gives at least a hundred of what we ask for in a page, and none of our lists has 200,000."""
+POOL = 16
+"""Connections of one client: as many as threads that use it."""
+REPEATED = frozenset({"UploadPart", "DeleteObject", "DeleteObjects", "AbortMultipartUpload"})
+"""Calls that change something, and change nothing more when they are made again."""
+_CHUNK = 64 * 1024
+_FIRST, _LAST = b"<networkInterfaceSet>", b"</networkInterfaceSet>"
+
+_lock = threading.Lock()
+_clients: dict[tuple[str, str, bool], Any] = {}
+
+
+class CallFailed(Exception):
+    """AWS did not do it, or did not say so. `code`: of AWS, "" where there was no answer; `http_status` likewise 0.
+    `whole`: the text as AWS gave it, which may have thousands of characters."""
+
+    whole = ""
+
+    def __init__(self, code: str, text: str, http_status: int = 0) -> None:
+        super().__init__(f"{code}: {text}" if code else text)
+        self.code, self.text, self.http_status = code, text, http_status
+
+
+class Refused(CallFailed):
+    """An error answer below 500: nothing was done. `not_before`: our own budget of calls had none left until then, and
+    nothing was sent."""
+
+    def __init__(self, code: str, text: str, http_status: int = 400, not_before: datetime | None = None) -> None:
+        super().__init__(code, text, http_status)
+        self.not_before = not_before
+
+    @property
+    def is_for_now(self) -> bool:
+        """Whether it is only that too much was asked."""
+        return self.not_before is not None or "Throttl" in self.code or self.code == THROTTLED
+
+
+class Unanswered(CallFailed):
+    """It may have been carried out: an error answer from 500 on, none in time, or one that makes no sense."""
+
+
+class TooLong(Exception):
+    """A body has more bytes than were wanted."""
+
+
+def call(service: str, operation: str, region: str, *, machines: int = 0, **params: Any) -> dict[str, Any]:
+    """Make one call as the control plane, within the budget. Blocks for `READ_ATTEMPTS` times `READ_S` at the worst,
+    and for one of them where something is changed by each. `machines`: how many it launches or ends.
+
+    Raises:
+        Refused: it was not done.
+        Unanswered: it may have been done.
+        ValueError: it is not in the table of calls.
+    """
+    if service == "ec2":
+        not_before = budget_spend(region, operation, machines)
+        if not_before is not None:
+            text = f"our own share of {operation} is used up until {not_before:%H:%M:%S} UTC"
+            raise Refused(THROTTLED, text, 503, not_before)
+    try:
+        return send(service, operation, region, params)
+    except CallFailed as error:
+        if service == "ec2" and error.code == THROTTLED:
+            budget_throttled(region, operation)
+        raise
+
+
+def pages(operation: str, region: str, **params: Any) -> Iterator[dict[str, Any]]:
+    """The pages of a call of EC2, each within the budget.
+
+    Raises:
+        CallFailed: as `call`; what came before is no whole list.
+    """
+    token = ""
+    for _ in range(PAGES_MOST):
+        page = call("ec2", operation, region, **(params | {"NextToken": token} if token else params))
+        yield page
+        token = page.get("NextToken") or ""
+        if not token:
+            return
+    raise Unanswered("", f"{operation} has not come to an end after {PAGES_MOST} pages")
+
+
+def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """`call` without the budget.
+
+    Raises:
+        RuntimeError: a transaction is open, also one of a request or of a command.
+    """
+    if (Role.CONTROL, service, operation) not in CALLS:
+        raise ValueError(f"{service} {operation} is not in the table of calls")
+    refuse_inside_transaction(f"{service} {operation}")
+    may_repeat = operation.startswith(("Describe", "Get", "List")) or operation in REPEATED
+    aws = client(service, region, once=not may_repeat)
+    from botocore import xform_name
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError
+    from botocore.parsers import ResponseParserError
+
+    try:
+        answer: dict[str, Any] = getattr(aws, xform_name(operation))(**params)
+    except ClientError as error:
+        raise _failure(error.response) from error
+    except ParamValidationError as error:
+        raise Refused("ParamValidation", str(error)[:TEXT_MOST]) from error
+    # ResponseParserError is none of BotoCoreError's: what a proxy answers in AWS's place.
+    except (BotoCoreError, HTTPClientError, ResponseParserError) as error:
+        raise Unanswered("", f"{type(error).__name__}: {error}"[:TEXT_MOST]) from error
+    return answer
+
+
+def body_read(body: Any, *, most: int, limit_s: float) -> bytes:
+    """What a call's answer streams, `most` bytes of it at most.
+
+    Raises:
+        Unanswered: it broke off, or did not end within `limit_s`.
+        TooLong: it has more bytes.
+    """
+    from botocore.exceptions import BotoCoreError, HTTPClientError
+
+    ends_at, read = monotonic() + limit_s, bytearray()
+    try:
+        while chunk := body.read(_CHUNK):
+            read += chunk
+            if len(read) > most:
+                raise TooLong
+            if monotonic() > ends_at:
+                raise Unanswered("", f"it was not read whole within {limit_s:g} s")
+    except (OSError, BotoCoreError, HTTPClientError) as error:
+        raise Unanswered("", f"{type(error).__name__}: {error}"[:TEXT_MOST]) from error
+    finally:
+        body.close()
+    return bytes(read)
+
+
+def body_piece(body: Any, most: int) -> bytes:
+    """The next bytes of what an answer streams; none, where it ended or broke off.
+
+    Raises:
+        Unanswered: it came whole and damaged.
+    """
+    from botocore.exceptions import BotoCoreError, FlexibleChecksumError, HTTPClientError
+
+    try:
+        return bytes(body.read(most))
+    except FlexibleChecksumError as error:
+        raise Unanswered("", f"what was read is damaged: {error}"[:TEXT_MOST]) from error
+    except (OSError, BotoCoreError, HTTPClientError):
+        return b""
+
+
+def _failure(response: Mapping[str, Any]) -> CallFailed:
+    code = str(response.get("Error", {}).get("Code", ""))
+    whole = str(response.get("Error", {}).get("Message", ""))
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    kind = Unanswered if status >= 500 or not status else Refused
+    failure = kind(code, whole[:TEXT_MOST], status)
+    failure.whole = whole
+    return failure
+
+
+def client(service: str, region: str, *, once: bool) -> Any:
+    """The client of a service in a region, the same for all threads: using one is safe, making one is not. `once`: it
+    sends nothing twice by itself. botocore repeats every answer of 500, as lack of capacity is."""
+    with _lock:
+        known = _clients.get((service, region, once))
+        if known is None:
+            known = _clients[service, region, once] = _make_client(service, region, once)
+    return known
+
+
+def _make_client(service: str, region: str, once: bool) -> Any:
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=CONNECT_S,
+        read_timeout=READ_S,
+        retries={"mode": "standard", "total_max_attempts": 1 if once else READ_ATTEMPTS},
+        max_pool_connections=POOL,
+        tcp_keepalive=True,
+        user_agent_extra="switchyard",
+    )
+    return _session().client(service, region_name=region, config=config)
+
+
+@cache
+def _session() -> "Session":
+    """One of the process: its model of EC2 takes 24 MiB, which all clients share."""
+    import boto3
+
+    session = boto3.session.Session()
+    session.events.register("before-parse.ec2.DescribeInstances", cut_interfaces)
+    return session
+
+
+def cut_interfaces(response_dict: dict[str, Any], **_: Any) -> None:
+    """Take the network interfaces out of an answer, 32 KiB of a P5. A machine's own address stands outside of them."""
+    parts = response_dict["body"].split(_FIRST)
+    kept = [parts[0], *(part.partition(_LAST)[2] for part in parts[1:])]
+    response_dict["body"] = b"".join(kept)

@@ -1,0 +1,239 @@
+"""What an account really lets this install do in a region: asked of AWS call by call, with dry runs where a call would
+change something. Changes nothing, at AWS or here.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import partial
+from math import inf
+from typing import Any
+
+from fleet.capacity.planning.pools import RESERVATIONS, Market, UnitView
+from fleet.clouds.aws.actions import TEXT_MOST, quota_name
+from fleet.clouds.aws.calls import PAGES_MOST, CallFailed, Refused, call
+from fleet.clouds.aws.launch import LaunchBase, instance_networks, run_instances
+from fleet.clouds.aws.region import StackRefused, region_read
+from fleet.clouds.models import CapacityPool, CloudRegion
+from fleet.clouds.planning.launches import AttemptView
+from fleet.clouds.planning.upkeep import CloudBase
+from fleet.machines.models import Machine
+from fleet.nodes.models import Node
+from fleet.reconcile.planning.states import NodeState
+from fleet.regions.models import InstanceType
+from kernel import clock
+
+DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthorizationError"})
+ENCODED = re.compile(r"Encoded authorization failure message: ([A-Za-z0-9_-]{1,10000})")
+PRICE_LIST = "us-east-1"
+DRY_RUN = "DryRunOperation"
+"""The error that says that a dry run would have succeeded."""
+
+OWN_TURNS = 5
+OWN_WAIT_MOST_S = 10.0
+"""For our own share of a call: dry runs of RunInstances use it up after four pools, and it fills by 1.6 a second."""
+
+Send = Callable[..., dict[str, Any]]
+
+
+class Verdict(StrEnum):
+    """`denied` and `missing` are for a person to mend; `unknown`: no answer, or nothing to try it on."""
+
+    ALLOWED = "allowed"
+    DENIED = "denied"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`text`: what follows, or what AWS said."""
+
+    verdict: Verdict
+    what: str
+    text: str = ""
+
+
+def region_check(
+    cloud: CloudRegion, install: str, now: datetime, wait: Callable[[float], None] = time.sleep
+) -> Iterator[Finding]:
+    """All about one region, as it is found: tens of calls, some seconds. `wait`: for so many seconds."""
+    send = partial(_send_in_turn, wait)
+    types = list(InstanceType.objects.values_list("name", flat=True))
+    try:
+        read = region_read(cloud.aws_region, cloud.stack, install, types, send)
+    except StackRefused as refused:
+        yield Finding(Verdict.MISSING, f"stack {cloud.stack}", str(refused))
+        return
+    except CallFailed as error:
+        yield _failed(f"stack {cloud.stack}", error, cloud.aws_region, send)
+        return
+    yield Finding(Verdict.ALLOWED, f"stack {cloud.stack}", f"zones {', '.join(read.base.zones)}")
+    yield from _drift(cloud, read.base)
+    for service, operation, region, params in _reads(cloud.aws_region, read.base):
+        yield _tried(service, operation, region, params, send)
+    pools = list(CapacityPool.objects.filter(region_id=cloud.pk, enabled=True))
+    for pool in pools:
+        yield _launch(pool, read.base, install, now, cloud.aws_region, send)
+    yield _termination(cloud, send)
+    yield from _offers(types, {each.instance_type for each in read.pools})
+    yield from _quotas(cloud, pools, send)
+
+
+def _send_in_turn(wait: Callable[[float], None], *names: str, **params: Any) -> dict[str, Any]:
+    """Make a call once our own share has one left; others take of it, too.
+
+    Raises:
+        CallFailed: as `call`; of our own share, if none is left again and again, or not soon.
+    """
+    for _ in range(OWN_TURNS - 1):
+        try:
+            return call(*names, **params)
+        except Refused as refused:
+            ahead_s = (refused.not_before - clock.now()).total_seconds() if refused.not_before is not None else None
+            if ahead_s is None or ahead_s > OWN_WAIT_MOST_S:
+                raise
+            wait(max(ahead_s, 0.0))
+    return call(*names, **params)
+
+
+def _drift(cloud: CloudRegion, base: CloudBase) -> Iterator[Finding]:
+    """What the stack states now, against what is in use."""
+    if not cloud.base:
+        return
+    known = cloud.stated_base()
+    for name in CloudBase.__dataclass_fields__:
+        before, stated = getattr(known, name), getattr(base, name)
+        if before != stated:
+            text = f"in use is {before!r}, and the stack states {stated!r}; it is read again within a day"
+            yield Finding(Verdict.MISSING, f"stack {cloud.stack}: {name}", text)
+
+
+def _reads(region: str, base: CloudBase) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    few: dict[str, Any] = {"MaxResults": 5}
+    for operation, params in {
+        "DescribeInstances": few, "DescribeInstanceStatus": few, "DescribeInstanceTopology": few,
+        "DescribeCapacityReservations": few, "DescribeCapacityReservationTopology": few,
+        "DescribeVolumes": few, "DescribeNetworkInterfaces": few, "DescribeSpotInstanceRequests": few,
+    }.items():  # fmt: skip
+        yield "ec2", operation, region, params
+    for url in (base.queue_url, base.dead_letter_url):
+        yield "sqs", "GetQueueAttributes", region, {"QueueUrl": url, "AttributeNames": ["QueueArn"]}
+    for arn in base.target_groups.values():
+        yield "elbv2", "DescribeTargetHealth", region, {"TargetGroupArn": arn}
+    yield "s3", "ListObjectsV2", region, {"Bucket": base.bucket, "Prefix": "control/", "MaxKeys": 1}
+    if base.hosted_zone:
+        first = {"HostedZoneId": base.hosted_zone, "MaxItems": "1"}
+        yield "route53", "ListResourceRecordSets", region, first
+    yield "pricing", "GetProducts", PRICE_LIST, {"ServiceCode": "AmazonEC2", "MaxResults": 1}
+
+
+def _tried(service: str, operation: str, region: str, params: Mapping[str, Any], send: Send, what: str = "") -> Finding:
+    what = what or f"{service} {operation}"
+    try:
+        send(service, operation, region, **params)
+    except CallFailed as error:
+        return _failed(what, error, region, send)
+    return Finding(Verdict.ALLOWED, what)
+
+
+def _failed(what: str, error: CallFailed, region: str, send: Send) -> Finding:
+    if error.code == DRY_RUN:
+        return Finding(Verdict.ALLOWED, what, "by a dry run")
+    if error.code in DENIED:
+        return Finding(Verdict.DENIED, what, _decoded(error, region, send))
+    if not error.code or error.http_status >= 500:
+        return Finding(Verdict.UNKNOWN, what, str(error))
+    return Finding(Verdict.MISSING, what, str(error))
+
+
+def _decoded(error: CallFailed, region: str, send: Send) -> str:
+    """Why, where this role may know: AWS encodes which policy said no."""
+    if not (encoded := ENCODED.search(error.whole)):
+        return str(error)
+    try:
+        return str(
+            send("sts", "DecodeAuthorizationMessage", region, EncodedMessage=encoded[1])["DecodedMessage"]
+        )[:TEXT_MOST]  # fmt: skip
+    except CallFailed:
+        return f"{error.code}; why cannot be decoded"
+
+
+def _launch(pool: CapacityPool, base: CloudBase, install: str, now: datetime, region: str, send: Send) -> Finding:
+    """One machine, as a unit would ask for it."""
+    view = pool.view()
+    what = f"ec2 RunInstances of {view.instance_type} from {view.name}"
+    is_node = InstanceType.objects.get(name=view.instance_type).accelerator != "none"
+    said = LaunchBase(
+        install=install,
+        security_group=base.node_group if is_node else base.ingress_group,
+        instance_profile_arn=base.node_profile if is_node else base.ingress_profile,
+        root_device=base.root_device_of(pool.image),
+        root_gib=base.root_gib,
+    )
+    unit = UnitView("aws-check", pool.region_id, view.instance_type, 1, frozenset(Market))
+    try:
+        request = run_instances(unit, AttemptView(1, "aws-check", view, 1, now, now), said, "#!/bin/sh\n")
+    except ValueError as error:
+        return Finding(Verdict.MISSING, what, str(error))
+    del request["ClientToken"]  # a token would be remembered, with these parameters
+    return _tried("ec2", "RunInstances", region, request | {"DryRun": True}, send, what)
+
+
+def _termination(cloud: CloudRegion, send: Send) -> Finding:
+    what = "ec2 TerminateInstances"
+    machine = Machine.objects.filter(region_id=cloud.pk, provider="aws").exclude(provider_id="").first()
+    if machine is None:
+        return Finding(Verdict.UNKNOWN, what, "there is no machine to try it on yet")
+    params = {"InstanceIds": [machine.provider_id], "DryRun": True}
+    return _tried("ec2", "TerminateInstances", cloud.aws_region, params, send)
+
+
+def _offers(types: list[str], offered: set[str]) -> Iterator[Finding]:
+    for kind in sorted(set(types) & set(instance_networks())):
+        if kind not in offered:
+            text = "no zone of the stack offers it, and no reservation has it"
+            yield Finding(Verdict.UNKNOWN, f"type {kind}", text)
+
+
+def _quotas(cloud: CloudRegion, pools: list[CapacityPool], send: Send) -> Iterator[Finding]:
+    """vCPUs of machines that are wanted, or of one of each type that has a pool, against quotas by their names. Markets
+    with a reservation have none."""
+    kinds = sorted({pool.instance_type_id for pool in pools if pool.market not in {*RESERVATIONS, Market.SPOT}})
+    if not kinds:
+        return
+    region = cloud.aws_region
+    try:
+        found = send("ec2", "DescribeInstanceTypes", region, InstanceTypes=kinds)["InstanceTypes"]
+        limits = dict(_limits(region, send))
+    except CallFailed as error:
+        yield _failed("quotas", error, region, send)
+        return
+    vcpus = {each["InstanceType"]: int(each["VCpuInfo"]["DefaultVCpus"]) for each in found}
+    wanted: dict[str, int] = {}
+    for kind in kinds:
+        rows = Node.objects.filter(region_id=cloud.pk, instance_type_id=kind).exclude(state=NodeState.RETIRED)
+        name = quota_name(kind, Market.ON_DEMAND)
+        wanted[name] = wanted.get(name, 0) + vcpus.get(kind, 0) * max(1, rows.count())
+    for name, needed in sorted(wanted.items()):
+        limit = limits.get(name, inf)
+        if name not in limits:
+            yield Finding(Verdict.UNKNOWN, f"quota {name}", "AWS lists none of this name")
+        else:
+            verdict = Verdict.ALLOWED if limit >= needed else Verdict.MISSING
+            yield Finding(verdict, f"quota {name}", f"{limit:.0f} vCPUs, of which {needed} are wanted")
+
+
+def _limits(region: str, send: Send) -> Iterator[tuple[str, float]]:
+    token = ""
+    for _ in range(PAGES_MOST):
+        more = {"NextToken": token} if token else {}
+        page = send("service-quotas", "ListServiceQuotas", region, ServiceCode="ec2", **more)
+        for each in page["Quotas"]:
+            yield each["QuotaName"], float(each["Value"])
+        token = page.get("NextToken") or ""
+        if not token:
+            return

@@ -1,0 +1,325 @@
+"""Which network interfaces an instance type is launched with. Pure: a table, and one rule from AWS's documentation.
+
+The table is an extract of `DescribeInstanceTypes` (`instance_interfaces.json` names its source). Every machine of a
+type gets the same interfaces, whatever it is for: a spare must fit into any cell.
+
+What a machine of EC2 runs at its first boot, without a secret: everybody on it, and many others, can read it. Pure.
+
+It makes a cache of the instance's own disks, then fetches the script that proves who the machine is and joins it, and
+runs that. The script comes from the control plane and not with the launch, so that the text stays the same from release
+to release: EC2 compares it when a token comes again. A machine that never joins ends itself.
+
+A launch of a unit as the parameters of EC2's `RunInstances`. Pure: no client, clock or row.
+
+The same attempt always gives the same parameters, for EC2 compares them when a token comes again. Everything that we
+must find again is tagged in the launch itself: a machine that is visible is not always one that can be tagged yet.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from engine_agent.protocol.strict_json import strict_loads
+from fleet.capacity.planning.pools import RESERVATIONS, Market, UnitView
+from fleet.clouds.planning.launches import AttemptView
+
+TABLE = Path(__file__).with_name("instance_interfaces.json")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceNetwork:
+    """What a type has. `efa_cards`: indices of the network cards that can have an EFA. `usage_classes`: in EC2's words,
+    `on-demand`, `spot`, `capacity-block`."""
+
+    cards: int
+    efa_cards: tuple[int, ...]
+    usage_classes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """`kind`: in EC2's words. `interface` has an address, `efa-only` has none and speaks to other EFAs alone."""
+
+    card: int
+    device: int
+    kind: str
+
+
+@cache
+def instance_networks() -> dict[str, InstanceNetwork]:
+    rows: dict[str, dict[str, Any]] = strict_loads(TABLE.read_bytes())["instance_types"]
+    return {
+        name: InstanceNetwork(row["cards"], tuple(row["efa_cards"]), frozenset(row["usage_classes"]))
+        for name, row in rows.items()
+    }
+
+
+def network_of(instance_type: str) -> InstanceNetwork:
+    """What an instance type has.
+
+    Raises:
+        ValueError: it is not in the table.
+    """
+    found = instance_networks().get(instance_type)
+    if found is None:
+        raise ValueError(f"the network cards of {instance_type} are not known; add it to {TABLE.name}")
+    return found
+
+
+def interfaces_of(instance_type: str) -> tuple[Interface, ...]:
+    """The interfaces of a machine: one with its address, and an EFA on each card that can have one.
+
+    As "Maximize network bandwidth on Amazon EC2 instances with multiple network cards" has it
+    (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html): card 0, device 0 is an `interface`;
+    if card 0 can have an EFA, its device 1 is `efa-only`; each further card has an `efa-only` as device 0. Its example,
+    32 EFAs and one address, is a P5's. It has another layout for P5 and P5e, of several addresses for more bandwidth of
+    IP; a node has one address here. Older guides, such as Neuron's for trn1, use device 1 throughout and `efa` on card
+    0. None of it was tried on hardware.
+
+    Raises:
+        ValueError: the type is not in the table.
+    """
+    efas = (Interface(card, 0 if card else 1, "efa-only") for card in network_of(instance_type).efa_cards)
+    return (Interface(0, 0, "interface"), *efas)
+
+
+BYTES_MOST = 16 * 1024
+"""EC2's limit, before base64."""
+JOIN_PATH = "/join/aws"
+TRIES_FOR_S = 3600
+"""Then nobody has waited for it for long: the control plane ends what has not joined after a third of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """What a machine must know. `pin`: of the control plane's public keys, as curl takes it; "": its certificate is
+    signed by an authority that the image knows. `install`, `unit`: as in the machine's tags."""
+
+    server: str
+    pin: str
+    region: str
+    install: str
+    unit: str
+
+
+_FORMS = {
+    "server": re.compile(r"https://[A-Za-z0-9.:\[\]-]{1,260}"),
+    "pin": re.compile(r"(sha256//[A-Za-z0-9+/]{43}=(;sha256//[A-Za-z0-9+/]{43}=){0,7})?"),
+    "region": re.compile(r"[a-z]{2,4}(-[a-z]{2,12}){1,3}-[0-9]{1,2}"),
+    "install": re.compile(r"sw-[0-9a-f]{12}"),
+    "unit": re.compile(r"[a-z0-9-]{1,64}"),
+}
+
+
+def user_data(boot: Boot) -> str:
+    """The shell script of a machine's first boot: cloud-init runs it once for each instance.
+
+    Raises:
+        ValueError: a value has another form than it may.
+    """
+    for name, form in _FORMS.items():
+        if not form.fullmatch(getattr(boot, name)):
+            raise ValueError(f"{name} {getattr(boot, name)!r} has not the form {form.pattern}")
+    known = {
+        "SERVER": boot.server,
+        "PIN": boot.pin,
+        "AWS_REGION": boot.region,
+        "INSTALL": boot.install,
+        "UNIT": boot.unit,
+        "JOIN_PATH": JOIN_PATH,
+        "TRIES_FOR_S": str(TRIES_FOR_S),
+    }
+    lines = "".join(f"{name}={quote(value)}\n" for name, value in known.items())
+    about = f"# Joins this machine to the Switchyard at {boot.server}. There is no secret in it."
+    return f"#!/bin/sh\n{about}\n{lines}{_SCRIPT}"
+
+
+_SCRIPT = r"""
+set -u
+export SERVER PIN AWS_REGION INSTALL UNIT
+export SWITCHYARD_CACHE=/var/cache/switchyard
+
+say() { echo "switchyard: $*"; }
+
+# One file system over all of the instance's own disks; on the root volume where it has none, or they are in use.
+make_cache() {
+  mkdir -p "$SWITCHYARD_CACHE"
+  command -v lsblk >/dev/null && command -v mdadm >/dev/null && command -v mkfs.xfs >/dev/null || return 0
+  disks=''
+  for disk in $(lsblk -dnpo NAME,MODEL | awk '/Instance Storage/ { print $1 }'); do
+    if [ "$(lsblk -no MOUNTPOINT,TYPE "$disk" | wc -w)" = 1 ]; then disks="$disks $disk"; fi
+  done
+  [ -n "$disks" ] || return 0
+  # shellcheck disable=SC2086  # a list of words
+  set -- $disks
+  if mdadm --create /dev/md/switchyard --run --force --level=0 --raid-devices=$# "$@" &&
+    mkfs.xfs -qf /dev/md/switchyard && mount -o noatime /dev/md/switchyard "$SWITCHYARD_CACHE"; then
+    say "the cache lies on $# disks of the instance"
+  else
+    say "the disks of the instance cannot be used; the cache lies on the root volume"
+  fi
+}
+
+fetch() {
+  if [ -n "$PIN" ]; then set -- -k --pinnedpubkey "$PIN" "$@"; fi
+  curl -fsS --noproxy '*' --proto '=https' --connect-timeout 10 --max-time 60 "$@"
+}
+
+join() {
+  script=$(mktemp) || return 1
+  fetch -o "$script" "$SERVER$JOIN_PATH" && sh "$script"
+  joined=$?
+  rm -f "$script"
+  return $joined
+}
+
+# Many machines boot at once: each waits for another time, so that they do not all come back together.
+pause_s() { awk -v seed="$1$$" 'BEGIN { srand(seed); print int(5 + rand() * 25) }'; }
+
+make_cache
+begun=$(date +%s)
+until join; do
+  now=$(date +%s)
+  if [ $((now - begun)) -ge "$TRIES_FOR_S" ]; then
+    say "this machine could not join $SERVER within $TRIES_FOR_S s, and ends"
+    exec shutdown -h now
+  fi
+  say 'not joined yet; another try follows'
+  sleep "$(pause_s "$now")"
+done
+say 'joined'
+"""
+
+
+TAG_INSTALL = "switchyard:install"
+TAG_UNIT = "switchyard:unit"
+TAG_ATTEMPT = "switchyard:attempt"
+TAGS = (TAG_INSTALL, TAG_UNIT, TAG_ATTEMPT, "Name")
+"""All that a launch sets: policies allow no others."""
+
+Request = dict[str, Any]
+
+_USAGE_CLASSES = {Market.SPOT: "spot", Market.BLOCK: "capacity-block"}
+"""Of the others it is `on-demand`."""
+_MARKET_TYPES = {
+    Market.SPOT: "spot",
+    Market.BLOCK: "capacity-block",
+    Market.INTERRUPTIBLE: "interruptible-capacity-reservation",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchBase:
+    """What all launches of one role in a region share, from the region's stack. `security_group`: lets everything
+    through from and to itself, without which EFAs do not speak. `root_device`: what the image calls its root volume."""
+
+    install: str
+    security_group: str
+    instance_profile_arn: str
+    root_device: str
+    root_gib: int = 200
+
+
+def run_instances(unit: UnitView, attempt: AttemptView, base: LaunchBase, user_data: str) -> Request:
+    """The parameters of the one call of an attempt. `user_data` is plain text: boto3 encodes it.
+
+    Raises:
+        ValueError: EC2 has no such launch: the type is unknown or not sold so, or the pool lacks what its market needs.
+    """
+    pool = attempt.pool
+    _check(unit, attempt)
+    return {
+        "ImageId": pool.image,
+        "InstanceType": unit.instance_type,
+        "MinCount": attempt.count,
+        "MaxCount": attempt.count,
+        "ClientToken": attempt.token,
+        "UserData": user_data,
+        "IamInstanceProfile": {"Arn": base.instance_profile_arn},
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 1,
+            "InstanceMetadataTags": "enabled",
+        },
+        "BlockDeviceMappings": [_root_volume(base)],
+        "NetworkInterfaces": list(_interfaces(unit.instance_type, pool.subnet, base.security_group)),
+        "TagSpecifications": list(_tags(unit, attempt, base.install)),
+        **_market(attempt),
+        **({"Placement": {"GroupName": pool.placement_group}} if pool.placement_group else {}),
+    }
+
+
+def _check(unit: UnitView, attempt: AttemptView) -> None:
+    pool = attempt.pool
+    if pool.instance_type != unit.instance_type or attempt.count != unit.count:
+        raise ValueError(f"attempt {attempt.number} is not of unit {unit.id}: its type or count is another")
+    usage_class(unit.instance_type, pool.market)
+    if pool.market in RESERVATIONS and not pool.reservation:
+        raise ValueError(f"a pool of market {pool.market} needs the id of its reservation")
+
+
+def usage_class(instance_type: str, market: Market) -> str:
+    """How EC2 sells machines of a type to a market, in its words.
+
+    Raises:
+        ValueError: it does not; or the type is not known.
+    """
+    wanted = _USAGE_CLASSES.get(market, "on-demand")
+    offered = network_of(instance_type).usage_classes
+    if wanted not in offered:
+        raise ValueError(f"{instance_type} is not sold as {wanted}; it is as {', '.join(sorted(offered))}")
+    return wanted
+
+
+def _market(attempt: AttemptView) -> Request:
+    """How it is bought. Without a preference EC2 would use up open reservations for what is to be bought on demand."""
+    pool = attempt.pool
+    asked: Request = {}
+    if pool.market in _MARKET_TYPES:
+        asked["InstanceMarketOptions"] = {"MarketType": _MARKET_TYPES[pool.market]}
+    if pool.market is Market.SPOT:
+        price = {"MaxPrice": f"{pool.max_price:.4f}"} if pool.max_price is not None else {}
+        options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate", **price}
+        asked["InstanceMarketOptions"]["SpotOptions"] = options
+        return asked
+    if pool.market in RESERVATIONS:
+        chosen: Request = {"CapacityReservationTarget": {"CapacityReservationId": pool.reservation}}
+    else:
+        chosen = {"CapacityReservationPreference": "open" if pool.market is Market.OPEN else "none"}
+    return asked | {"CapacityReservationSpecification": chosen}
+
+
+def _root_volume(base: LaunchBase) -> Request:
+    volume = {"VolumeSize": base.root_gib, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    return {"DeviceName": base.root_device, "Ebs": volume}
+
+
+def _interfaces(instance_type: str, subnet: str, group: str) -> Iterator[Request]:
+    """Subnet and group belong to each interface once there is one; a public address excludes several."""
+    for one in interfaces_of(instance_type):
+        yield {
+            "NetworkCardIndex": one.card,
+            "DeviceIndex": one.device,
+            "InterfaceType": one.kind,
+            "SubnetId": subnet,
+            "Groups": [group],
+            "DeleteOnTermination": True,
+        }
+
+
+def _tags(unit: UnitView, attempt: AttemptView, install: str) -> Iterator[Request]:
+    """A request for spot machines may be tagged only where one is made: else EC2 refuses the launch
+    (https://github.com/aws/karpenter-provider-aws/issues/5850)."""
+    values = dict(zip(TAGS, (install, unit.id, str(attempt.number), f"switchyard-{unit.id}"), strict=True))
+    tags = [{"Key": key, "Value": value} for key, value in values.items()]
+    kinds = ["instance", "volume", "network-interface"]
+    if attempt.pool.market is Market.SPOT:
+        kinds.append("spot-instances-request")
+    for kind in kinds:
+        yield {"ResourceType": kind, "Tags": tags}

@@ -1,0 +1,261 @@
+"""Reads queues, and bodies that were too long for one. Knows nothing of what messages say.
+
+What AWS announces of machines, as EventBridge puts it into a region's queue. Pure: a text in, its meaning out.
+
+Both spellings of the Capacity Block event are documented. Nothing here is believed further than that a machine ends:
+what a message says wrongly costs a replacement, and what is lost is found by polling.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import msgspec
+
+from fleet.clouds.aws import calls
+from fleet.reconcile.planning.states import NoticeKind
+
+AT_ONCE = 10
+WAIT_S = 1
+"""A long poll, so that all servers of the queue are asked; short, because a region's other steps wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`handle`: by which it is deleted, until its visibility is over. `attributes`: those with a text, by name."""
+
+    id: str
+    handle: str
+    body: str
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    sent_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """`waiting`: about how many messages can be received. `has_dead_letters`: what comes too often goes elsewhere."""
+
+    waiting: int
+    has_dead_letters: bool
+
+
+def messages_receive(
+    region: str, url: str, *, most: int = AT_ONCE, wait_s: int | None = None, visibility_s: int | None = None
+) -> tuple[Message, ...]:
+    """Some of those that are there, `most` (ten at most) of them. `visibility_s`: how long others do not see them; the
+    queue's own time if it is left out.
+
+    Raises:
+        CallFailed: none came.
+    """
+    asked: dict[str, Any] = {} if visibility_s is None else {"VisibilityTimeout": visibility_s}
+    answer = calls.call(
+        "sqs",
+        "ReceiveMessage",
+        region,
+        QueueUrl=url,
+        MaxNumberOfMessages=most,
+        WaitTimeSeconds=WAIT_S if wait_s is None else wait_s,
+        MessageAttributeNames=["All"],
+        MessageSystemAttributeNames=["SentTimestamp"],
+        **asked,
+    )
+    return tuple(_message(one) for one in answer.get("Messages", ()))
+
+
+def _message(one: Mapping[str, Any]) -> Message:
+    said = one.get("MessageAttributes") or {}
+    texts = {name: value["StringValue"] for name, value in said.items() if "StringValue" in value}
+    sent_ms = (one.get("Attributes") or {}).get("SentTimestamp")
+    sent_at = datetime.fromtimestamp(int(sent_ms) / 1000, UTC) if sent_ms else None
+    return Message(one["MessageId"], one["ReceiptHandle"], one["Body"], texts, sent_at)
+
+
+def messages_delete(region: str, url: str, messages: Sequence[Message]) -> None:
+    """Take these off the queue. One that could not be deleted comes again, and is known then.
+
+    Raises:
+        CallFailed: none was deleted, or nobody knows.
+    """
+    if messages:
+        entries = [{"Id": str(index), "ReceiptHandle": one.handle} for index, one in enumerate(messages)]
+        calls.call("sqs", "DeleteMessageBatch", region, QueueUrl=url, Entries=entries)
+
+
+def queue_facts(region: str, url: str) -> QueueFacts:
+    """What a queue says of itself.
+
+    Raises:
+        CallFailed: nothing.
+    """
+    names = ["ApproximateNumberOfMessages", "RedrivePolicy"]
+    said = calls.call("sqs", "GetQueueAttributes", region, QueueUrl=url, AttributeNames=names).get("Attributes", {})
+    return QueueFacts(int(said.get("ApproximateNumberOfMessages", 0)), bool(said.get("RedrivePolicy")))
+
+
+def object_read(region: str, bucket: str, key: str, *, owner: str, most: int, limit_s: float) -> bytes:
+    """An object of `most` bytes at most, of a bucket of the account `owner`: names of buckets are anybody's to take.
+
+    Raises:
+        CallFailed: it was not read, or not within `limit_s`.
+        TooLong: it has more bytes.
+    """
+    answer = calls.call("s3", "GetObject", region, Bucket=bucket, Key=key, ExpectedBucketOwner=owner)
+    return calls.body_read(answer["Body"], most=most, limit_s=limit_s)
+
+
+INTERRUPTED_AFTER = timedelta(seconds=120)
+"""From a warning of EC2 until it ends the machine."""
+BLOCK_MACHINES_END_BEFORE = timedelta(minutes=30)
+"""EC2 begins to end the machines of a Capacity Block so long before its end."""
+INTERRUPTIONS = frozenset(
+    {
+        "EC2 Spot Instance Interruption Warning",
+        "EC2 Capacity Reservation Instance Interruption Warning",
+    }
+)
+REBALANCE = "EC2 Instance Rebalance Recommendation"
+BLOCK_ENDS = frozenset(
+    {"Capacity Block Reservation Expiration Warning", "Capacity Block Expiration Warning"},
+)
+STATE_CHANGE = "EC2 Instance State-change Notification"
+HEALTH = "AWS Health Event"
+TEXT_MOST = 500
+
+
+class UnreadableNotice(ValueError):
+    """No announcement that we know; the text says what is wrong with it."""
+
+
+class _Event(msgspec.Struct, frozen=True, rename={"detail_type": "detail-type"}):
+    id: str
+    detail_type: str
+    time: datetime
+    detail: dict[str, Any]
+    resources: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """`machines`: ids of instances; or all of `reservation`. `event_id` is the same however often it comes."""
+
+    event_id: str
+    kind: NoticeKind
+    at: datetime
+    ends_at: datetime | None
+    text: str
+    machines: tuple[str, ...] = ()
+    reservation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSeen:
+    machine: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class CalledOff:
+    """What was announced of machines is over, by being done or withdrawn."""
+
+    kind: NoticeKind
+    at: datetime
+    machines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    pass
+
+
+def parse(body: str) -> Announcement | StateSeen | CalledOff | Nothing:
+    """The meaning of one message.
+
+    Raises:
+        UnreadableNotice: it has none.
+    """
+    try:
+        event = msgspec.json.decode(body, type=_Event)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise UnreadableNotice(f"no event of EventBridge: {error}") from error
+    if event.time.tzinfo is None:
+        raise UnreadableNotice("its time has no zone")
+    kind = event.detail_type
+    if kind in INTERRUPTIONS:
+        return _about_one(event, NoticeKind.INTERRUPTION, event.time + INTERRUPTED_AFTER)
+    if kind == REBALANCE:
+        return _about_one(event, NoticeKind.REBALANCE, None)
+    if kind == STATE_CHANGE:
+        return StateSeen(_instance(event), _text(event.detail, "state"))
+    if kind in BLOCK_ENDS:
+        ends_at = _time(event.detail, "end-date") - BLOCK_MACHINES_END_BEFORE
+        reservation = _text(event.detail, "capacity-reservation-id")
+        return Announcement(event.id, NoticeKind.BLOCK_END, event.time, ends_at, kind, reservation=reservation)
+    if kind == HEALTH:
+        return _health(event)
+    raise UnreadableNotice(f"its detail-type is {kind[:80]!r}, which no rule of ours sends")
+
+
+def block_end(end_date: datetime) -> datetime:
+    """When the machines of a Capacity Block with this end are ended."""
+    return end_date - BLOCK_MACHINES_END_BEFORE
+
+
+def scheduled_kind(code: str) -> NoticeKind:
+    """What a scheduled event's code, or the type of a Health event, says of a machine."""
+    ends = any(word in code.lower() for word in ("retire", "stop"))
+    return NoticeKind.RETIREMENT if ends else NoticeKind.MAINTENANCE
+
+
+def _about_one(event: _Event, kind: NoticeKind, ends_at: datetime | None) -> Announcement:
+    return Announcement(event.id, kind, event.time, ends_at, event.detail_type, (_instance(event),))
+
+
+def _health(event: _Event) -> Announcement | CalledOff | Nothing:
+    """Retirement and maintenance of instances; those of other services need nothing."""
+    code, detail = _text(event.detail, "eventTypeCode"), event.detail
+    is_ours = code.startswith("AWS_EC2_") and any(
+        word in code for word in ("RETIREMENT", "MAINTENANCE", "REBOOT", "STOP")
+    )
+    if not is_ours:
+        return Nothing()
+    affected: Iterable[Any] = detail.get("affectedEntities") or ()
+    named = [str(one["entityValue"]) for one in affected if isinstance(one, Mapping) and "entityValue" in one]
+    machines = tuple(sorted({name for name in named if name.startswith("i-")} or _from_arns(event.resources)))
+    if detail.get("statusCode") == "closed":
+        return CalledOff(scheduled_kind(code), event.time, machines)
+    ends_at = _time(detail, "startTime") if detail.get("startTime") else None
+    return Announcement(event.id, scheduled_kind(code), event.time, ends_at, code, machines)
+
+
+def _instance(event: _Event) -> str:
+    found = event.detail.get("instance-id") or next(iter(sorted(_from_arns(event.resources))), "")
+    if not isinstance(found, str) or not found.startswith("i-"):
+        raise UnreadableNotice(f"{event.detail_type}: it names no instance")
+    return found
+
+
+def _from_arns(arns: Iterable[str]) -> set[str]:
+    return {arn.rpartition("/")[2] for arn in arns if "/i-" in arn} | {arn for arn in arns if arn.startswith("i-")}
+
+
+def _text(detail: Mapping[str, Any], name: str) -> str:
+    value = detail.get(name)
+    if not isinstance(value, str) or not value:
+        raise UnreadableNotice(f"its detail has no {name}")
+    return value[:TEXT_MOST]
+
+
+def _time(detail: Mapping[str, Any], name: str) -> datetime:
+    """ISO 8601, as EC2 writes it, or RFC 1123, as Health does."""
+    stated = _text(detail, name)
+    try:
+        moment = datetime.fromisoformat(stated)
+    except ValueError:
+        try:
+            moment = parsedate_to_datetime(stated)
+        except ValueError as error:
+            raise UnreadableNotice(f"its {name} is {stated[:80]!r}, which is no time") from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

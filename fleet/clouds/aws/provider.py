@@ -1,0 +1,399 @@
+"""Takes a unit one step further: at most one launch call, or one search for what an earlier one launched.
+
+What is done next is decided by `fleet.clouds.planning.launches` from rows, and written down before it is done. So a
+process may die anywhere, and the next one goes on.
+
+Machines of EC2. Launches are rows first (`units`), and what runs is known from lists (`listing`): what the
+reconciler asks becomes no call of its own, but for machines that nobody has looked at for a while.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q
+
+from engine_agent.protocol.states import AgentKind
+from fleet.capacity.planning.pools import LaunchOutcome, Market, PoolView
+from fleet.clouds.aws import calls
+from fleet.clouds.aws.actions import THROTTLED, Verdict, classify, quota_name
+from fleet.clouds.aws.attempts import (
+    PROVIDER,
+    attempt_note,
+    attempt_view,
+    attempt_write,
+    machines_note,
+    pools_rest,
+    pools_to_try,
+    request_of,
+    unit_end,
+    unit_view,
+    until_s,
+)
+from fleet.clouds.aws.calls import budget_spend, budget_throttled
+from fleet.clouds.aws.identity import install_that_may_change
+from fleet.clouds.aws.launch import TAG_ATTEMPT, TAG_INSTALL, TAG_UNIT
+from fleet.clouds.aws.listing import ENDED, machines_look, seen_store
+from fleet.clouds.base import AttemptEnded, Later, LaunchSpec, NoCapacity, NoQuota, ProviderError, Unknown
+from fleet.clouds.base import Machine as Found
+from fleet.clouds.machines import agent_start_again, heard_status
+from fleet.clouds.models import CloudRegion, LaunchAttempt, LaunchUnit
+from fleet.clouds.planning.launches import (
+    CancelUnit,
+    EndAttempt,
+    FindMachines,
+    RepeatCall,
+    UnitLaunched,
+    WaitUntil,
+    WriteAttempt,
+    after_call,
+    after_search,
+    next_step,
+)
+from fleet.machines.models import Machine, ProviderCall
+from fleet.reconcile.planning.snapshot import ProviderStatus
+from fleet.reconcile.planning.states import CloudRegionState, MachineRole, MachineState, ProviderAction
+from kernel import clock
+
+READING_RETRY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """`attempt`: the one whose machines they are."""
+
+    attempt: LaunchAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class NothingLaunched:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    attempt: LaunchAttempt
+    reason: str
+
+
+def cloud_region(region: str) -> CloudRegion:
+    """A region whose stack has been read.
+
+    Raises:
+        Later: it has not been, yet.
+    """
+    row = CloudRegion.objects.filter(region_id=region).first()
+    if row is None or row.state != CloudRegionState.READY:
+        why = row.reason if row is not None and row.reason else "its stack has not been read yet"
+        raise Later(f"nothing is launched in {region}: {why}", READING_RETRY_S)
+    return row
+
+
+def unit_advance(unit_id: str, subjects: Sequence[str]) -> Launched | NothingLaunched:
+    """One step for a unit whose machines are wanted for `subjects`; none: nobody wants them, and what may have been
+    launched is looked for, so that it can be ended.
+
+    Raises:
+        ProviderError: as `NodeProvider.launch` says.
+    """
+    now = clock.now()
+    install = install_that_may_change(now)
+    with transaction.atomic():
+        unit = LaunchUnit.objects.select_for_update(of=("self",)).select_related("instance_type").get(pk=unit_id)
+        planned = _plan(unit, subjects, install.id, now)
+    if isinstance(planned, ProviderError):
+        raise planned
+    if isinstance(planned, Launched | NothingLaunched):
+        return planned
+    if isinstance(planned, _Search):
+        return _search(planned, install.id, wanted=bool(subjects))
+    return _call(planned)
+
+
+def _plan(
+    unit: LaunchUnit, subjects: Sequence[str], install: str, now: datetime
+) -> Launched | NothingLaunched | ProviderError | _Search | LaunchAttempt:
+    """What is to be done, written down. An attempt: its call is to be made. An error is returned and not raised, so
+    that what was written stays."""
+    rows = {row.number: row for row in unit.attempts.all()}
+    views = [attempt_view(row) for row in rows.values()]
+    view = unit_view(unit, max(1, len(subjects)), wanted=bool(subjects))
+    cloud = cloud_region(unit.region_id)
+    match next_step(view, views, pools_to_try(unit.region_id, now), install, now):
+        case UnitLaunched(attempt):
+            return Launched(rows[attempt.number])
+        case CancelUnit(reason):
+            unit_end(unit, reason, now)
+            return ProviderError(f"{unit.id}: {reason}") if subjects else NothingLaunched()
+        case WaitUntil(until, reason):
+            _say(unit, reason)
+            return NoCapacity(reason, until_s(until, now))
+        case FindMachines(attempt, reason):
+            _say(unit, reason)
+            return _Search(rows[attempt.number], reason)
+        case RepeatCall(attempt):
+            row, count = rows[attempt.number], len(rows[attempt.number].subjects)
+            _spend(cloud, count)
+            row.called_at = now
+            row.save(update_fields=["called_at"])
+            return row
+        case WriteAttempt() as step:
+            _check_wanted(unit, subjects)
+            _spend(cloud, len(subjects))
+            _say(unit, step.reason)
+            try:
+                return attempt_write(unit, step, subjects, cloud, install, now)
+            except ValueError as error:
+                pools_rest(step.pool.id, unit.region_id, LaunchOutcome.REFUSED, str(error), now)
+                return ProviderError(f"{step.pool.name} cannot be used: {error}")
+
+
+def _say(unit: LaunchUnit, reason: str) -> None:
+    unit.reason = reason
+    unit.save(update_fields=["reason"])
+
+
+def _check_wanted(unit: LaunchUnit, subjects: Sequence[str]) -> None:
+    """No machine is launched for a node that was given back while this process slept. Who gives it back waits for this
+    transaction, and then finds the attempt."""
+    if unit.role != MachineRole.NODE:
+        return
+    orders = ProviderCall.objects.select_for_update(of=("self",)).filter(node_id__in=subjects)
+    ordered = set(orders.filter(action=ProviderAction.LAUNCH).order_by("node_id").values_list("node_id", flat=True))
+    if missing := sorted(set(subjects) - ordered):
+        raise Later(f"{', '.join(missing)} of {unit.id} was given back meanwhile")
+
+
+def _spend(cloud: CloudRegion, machines: int) -> None:
+    """Before it is written: an attempt that was never called would be in doubt."""
+    try:
+        not_before = budget_spend(cloud.aws_region, "RunInstances", machines)
+    except ValueError as error:
+        raise ProviderError(str(error)) from error
+    if not_before is not None:
+        raise Later("our own share of launches is used up", until_s(not_before, clock.now()))
+
+
+def _call(row: LaunchAttempt) -> Launched:
+    """The one call of an attempt that is written, and what follows from its answer."""
+    region = row.base["boot"]["region"]
+    instances: list[dict[str, Any]] = []
+    try:
+        instances = calls.send("ec2", "RunInstances", region, request_of(row))["Instances"]
+        verdict = Verdict(LaunchOutcome.LAUNCHED, f"{len(instances)} machines")
+    except calls.CallFailed as error:
+        if error.code == THROTTLED:
+            budget_throttled(region, "RunInstances")
+        verdict = Verdict(LaunchOutcome.UNKNOWN, str(error))
+        if error.code:
+            verdict = classify(error.code, error.text, error.http_status)
+    now = clock.now()
+    with transaction.atomic():
+        unit, row = _locked(row)
+        if row.ended_at is not None:
+            return _as_noted(row)
+        step = after_call(attempt_view(row), verdict.outcome, now)
+        attempt_note(row, step, verdict.text, now, verdict.scope)
+        if verdict.outcome is LaunchOutcome.LAUNCHED:
+            machines_note(row, instances, now)
+        is_over = isinstance(step, EndAttempt)
+        if is_over and verdict.outcome in (LaunchOutcome.LAUNCHED, LaunchOutcome.REFUSED, LaunchOutcome.ATTEMPT_ENDED):
+            unit_end(unit, f"attempt {row.number} in {attempt_view(row).pool.name}: {verdict.text}", now)
+    if verdict.outcome is LaunchOutcome.LAUNCHED:
+        return Launched(row)
+    raise _error(row, verdict, now, is_over=is_over)
+
+
+def _error(row: LaunchAttempt, verdict: Verdict, now: datetime, *, is_over: bool) -> ProviderError:
+    pool = attempt_view(row).pool
+    text = f"{pool.name}: {verdict.text}"
+    if not is_over:
+        again: ProviderError = Later(text) if verdict.outcome is LaunchOutcome.LATER else Unknown(text)
+        again.retry_after_s = until_s(row.again_at, now) if row.again_at is not None else None
+        return again
+    match verdict.outcome:
+        case LaunchOutcome.NO_CAPACITY:
+            return NoCapacity(text)
+        case LaunchOutcome.NO_QUOTA:
+            quota = NoQuota(text, quota_name(pool.instance_type, Market(pool.market)))
+            quota.retry_after_s = None  # its pools rest; another market may have one of its own
+            return quota
+        case LaunchOutcome.ATTEMPT_ENDED:
+            return AttemptEnded(text)
+    return ProviderError(text)
+
+
+def _search(planned: _Search, install: str, *, wanted: bool) -> Launched | NothingLaunched:
+    """Look for what an attempt launched, by its tags. A list that did not come whole proves nothing."""
+    row, complete = planned.attempt, True
+    instances: list[dict[str, Any]] = []
+    try:
+        instances = instances_of(row, install)
+    except calls.CallFailed:
+        complete = False
+    now = clock.now()
+    with transaction.atomic():
+        unit, row = _locked(row)
+        if row.ended_at is not None:
+            return _as_noted(row)
+        step = after_search(attempt_view(row), len(instances), complete, now)
+        attempt_note(row, step, f"{planned.reason}; a search found {len(instances)}", now)
+        is_over = isinstance(step, EndAttempt)
+        if instances:
+            machines_note(row, instances, now)
+        if is_over and (not wanted or step.outcome in (LaunchOutcome.LAUNCHED, LaunchOutcome.REFUSED)):
+            unit_end(unit, row.text, now)
+    if instances:
+        return Launched(row)
+    if is_over and not wanted:
+        return NothingLaunched()
+    if is_over and step.outcome is LaunchOutcome.REFUSED:
+        raise ProviderError(row.text)
+    raise Later(row.text, until_s(row.again_at, now) if not is_over and row.again_at is not None else None)
+
+
+def instances_of(row: LaunchAttempt, install: str) -> list[dict[str, Any]]:
+    """What EC2 lists with the tags of an attempt, ended ones for as long as it remembers them.
+
+    Raises:
+        CallFailed: the list did not come whole.
+    """
+    wanted = {TAG_INSTALL: install, TAG_UNIT: row.unit_id, TAG_ATTEMPT: str(row.number)}
+    filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in wanted.items()]
+    answers = calls.pages("DescribeInstances", row.base["boot"]["region"], Filters=filters, MaxResults=1000)
+    return [instance for page in answers for one in page["Reservations"] for instance in one["Instances"]]
+
+
+def _locked(row: LaunchAttempt) -> tuple[LaunchUnit, LaunchAttempt]:
+    unit = LaunchUnit.objects.select_for_update().get(pk=row.unit_id)
+    return unit, LaunchAttempt.objects.select_related("unit").get(pk=row.pk)
+
+
+def _as_noted(row: LaunchAttempt) -> Launched:
+    """Another process made this step meanwhile."""
+    if row.outcome == LaunchOutcome.LAUNCHED:
+        return Launched(row)
+    raise Later(f"attempt {row.number} of {row.unit_id} has ended meanwhile: {row.text}")
+
+
+INGRESS_TYPE = "c7i.2xlarge"
+LOOKED_AT_AGAIN_S = 20.0
+"""After which a machine in doubt is looked at by a call, instead of waiting for the next list."""
+IN_DOUBT_RETRY_S = 5.0
+
+
+class AwsProvider:
+    """Every region of EC2 that has a stack."""
+
+    name = PROVIDER
+
+    @classmethod
+    def from_settings(cls) -> "AwsProvider":
+        return cls()
+
+    def launch(self, specs: Sequence[LaunchSpec]) -> tuple[Found, ...]:
+        unit = _unit(specs)
+        launched = unit_advance(unit.pk, [spec.id for spec in specs])
+        if not isinstance(launched, Launched):
+            raise ProviderError(f"{unit}: it is no longer wanted")
+        pool = attempt_view(launched.attempt).pool
+        rows = {row.runs: row for row in launched.attempt.machines.all()}
+        return tuple(_found(rows.get(spec.id), pool) for spec in specs)
+
+    def restart_agent(self, node_id: str) -> None:
+        agent_start_again(_running([node_id]).get(node_id), node_id)
+
+    def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
+        """A machine's order names its release already (`fleet.machines.selectors.machine_orders`)."""
+        return {}
+
+    def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
+        now = clock.now()
+        old = Q(cloud_seen_at=None) | Q(cloud_seen_at__lt=now - timedelta(seconds=LOOKED_AT_AGAIN_S))
+        mine = Machine.objects.filter(provider=PROVIDER, runs__in=node_ids).exclude(state=MachineState.GONE)
+        machines_look(list(mine.filter(old).exclude(cloud_state__in=ENDED)), now)
+        rows = _running(node_ids)
+        return {node: _status(rows.get(node)) for node in node_ids}
+
+    def terminate(self, node_id: str) -> None:
+        _settle_launches(node_id)
+        machine = _running([node_id]).get(node_id)
+        if machine is None or machine.cloud_state in ENDED:
+            return
+        now = clock.now()
+        install_that_may_change(now)
+        region = cloud_region(machine.region_id).aws_region
+        try:
+            answer = calls.call("ec2", "TerminateInstances", region, machines=1, InstanceIds=[machine.provider_id])
+        except calls.Refused as error:
+            raise _not_ended(machine, error) from error
+        except calls.Unanswered as error:
+            raise Unknown(f"whether {machine.provider_id} was ended is not known: {error}") from error
+        seen_store({one["InstanceId"]: one["CurrentState"]["Name"] for one in answer["TerminatingInstances"]}, now)
+
+    def describe_all(self) -> dict[str, ProviderStatus]:
+        """Covers recorded machines. Garbage collection of the cloud (`cloud_machine_garbage`) finds the others."""
+        rows = Machine.objects.filter(provider=PROVIDER, role=MachineRole.NODE.value, state=MachineState.TAKEN.value)
+        return {row.runs: _status(row) for row in rows}
+
+
+def _unit(specs: Sequence[LaunchSpec]) -> LaunchUnit:
+    """The row of the unit that these machines are of; one that is launched alone is a unit of its own."""
+    first = specs[0]
+    is_node = first.kind is AgentKind.NODE
+    columns = {
+        "region_id": first.region,
+        "instance_type_id": first.instance_type or INGRESS_TYPE,
+        "role": (MachineRole.NODE if is_node else MachineRole.INGRESS).value,
+        "near": list(first.near),
+        "markets": list(first.markets),
+        "created_at": clock.now(),
+    }
+    return LaunchUnit.objects.get_or_create(id=first.unit or first.id, defaults=columns)[0]
+
+
+def _found(row: Machine | None, pool: PoolView) -> Found:
+    """Its ports are stated by its agent. One that ended before it was found has no row."""
+    address = row.address if row is not None else None
+    return Found(address=address, topology=pool.path, market=pool.market.value)
+
+
+def _running(node_ids: Sequence[str]) -> dict[str, Machine]:
+    rows = Machine.objects.filter(provider=PROVIDER, runs__in=node_ids).exclude(state=MachineState.GONE)
+    return {row.runs: row for row in rows}
+
+
+def _status(row: Machine | None) -> ProviderStatus:
+    """Only what was seen to end is gone. Whether its node's agent is dead is said by its own, while that is heard."""
+    if row is None or not row.cloud_state:
+        return ProviderStatus.UNKNOWN
+    if row.cloud_state in ENDED:
+        return ProviderStatus.GONE
+    if row.connected:
+        return heard_status(row)
+    return ProviderStatus.SILENT if row.last_seen_at is not None else ProviderStatus.RUNNING
+
+
+def _settle_launches(node_id: str) -> None:
+    """What an attempt may have launched for a node that is given back is found first, so that it can be ended.
+
+    Raises:
+        Later, Unknown: that is not known yet.
+    """
+    for attempt in LaunchAttempt.objects.filter(ended_at=None, subjects__contains=[node_id]).select_related("unit"):
+        unit = attempt.unit
+        orders = ProviderCall.objects.filter(Q(unit=unit.pk) | Q(node_id=unit.pk), action=ProviderAction.LAUNCH)
+        if orders.exists():
+            raise Later(f"the launch of {unit} is in doubt, and others of it still wait", IN_DOUBT_RETRY_S)
+        unit_advance(unit.pk, [])
+
+
+def _not_ended(machine: Machine, error: calls.Refused) -> ProviderError:
+    if error.not_before is not None:
+        return Later(str(error), (error.not_before - clock.now()).total_seconds())
+    if error.code == "InvalidInstanceID.NotFound":
+        # That it is not found is no proof: a young one is not listed yet. Two complete lists are (`presence`).
+        return Unknown(f"{machine.provider_id} is not found; it counts as gone once lists prove it")
+    return ProviderError(f"{machine.provider_id} could not be ended: {error}")

@@ -1,0 +1,276 @@
+"""What machines cost now: on demand from AWS's price list, spot from its history. Reads only. What is not stated
+without doubt is left out: a price that is unknown is better than a wrong one.
+
+Reads what the stack of a region states (`deploy/aws/region.yaml`), and which capacity its zones have.
+
+It changes nothing, at AWS or here. What a stack lacks is named, with the stack: whoever reads it knows what to update.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from engine_agent.protocol.strict_json import strict_loads
+from fleet.capacity.planning.pools import Market
+from fleet.clouds.aws.calls import Refused, call, pages
+from fleet.clouds.aws.launch import TAG_INSTALL, instance_networks
+from fleet.clouds.planning.upkeep import CloudBase, ZoneBase
+
+PRICE_LIST = "us-east-1"
+"""One of the regions that serve the list, of all regions
+(https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html)."""
+LINUX = {
+    "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used",
+}  # fmt: skip
+SPOT_PRODUCT = "Linux/UNIX"
+PAGES_MOST = 10
+
+Call = Callable[..., dict[str, Any]]
+
+
+def on_demand_prices(region: str, types: Iterable[str], send: Call = call) -> dict[str, float]:
+    """US dollars an hour of a machine of each type, by type, as far as the list says one price. `region`: as AWS calls
+    it.
+
+    Raises:
+        CallFailed: the list was not read.
+    """
+    found = {
+        kind: {price for product in _products(region, kind, send) for price in prices_of(product)} for kind in types
+    }
+    return {kind: prices.pop() for kind, prices in found.items() if len(prices) == 1}
+
+
+def _products(region: str, kind: str, send: Call) -> Iterator[str]:
+    asked = {"instanceType": kind, "regionCode": region, **LINUX}
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in asked.items()]
+    token = ""
+    for _ in range(PAGES_MOST):
+        more = {"NextToken": token} if token else {}
+        page = send("pricing", "GetProducts", PRICE_LIST, ServiceCode="AmazonEC2", Filters=filters, **more)
+        yield from page["PriceList"]
+        token = page.get("NextToken") or ""
+        if not token:
+            return
+
+
+def prices_of(product: str) -> set[float]:
+    """The prices on demand of a product of the list, in US dollars an hour, without those of 0, which are of machines
+    in reservations. None of one that makes no sense."""
+    try:
+        terms = strict_loads(product)["terms"].get("OnDemand", {})
+        dimensions = [one for term in terms.values() for one in term["priceDimensions"].values()]
+        prices = {float(one["pricePerUnit"]["USD"]) for one in dimensions if one["unit"] == "Hrs"}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return set()
+    return {price for price in prices if 0 < price < float("inf")}
+
+
+def spot_prices(region: str, types: Iterable[str], now: datetime) -> dict[tuple[str, str], float]:
+    """US dollars an hour of a spot machine now, by type and zone.
+
+    Raises:
+        CallFailed: the history was not read.
+    """
+    asked = {"InstanceTypes": sorted(types), "ProductDescriptions": [SPOT_PRODUCT], "StartTime": now}
+    rows = [row for page in pages("DescribeSpotPriceHistory", region, **asked) for row in page["SpotPriceHistory"]]
+    return latest(rows)
+
+
+def latest(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """The youngest price of each type and zone in rows of the history."""
+    newest: dict[tuple[str, str], tuple[datetime, float]] = {}
+    for row in rows:
+        key, at = (row["InstanceType"], row["AvailabilityZone"]), row["Timestamp"]
+        if key not in newest or newest[key][0] < at:
+            newest[key] = (at, float(row["SpotPrice"]))
+    return {key: price for key, (_, price) in newest.items() if price > 0}
+
+
+DONE = frozenset({"CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE"})
+"""States of a stack in which its outputs hold."""
+ZONES = "ABCD"
+NEEDED = (
+    "Install", "ZoneA", "SubnetA", "NodeGroup", "NodeProfile", "IngressGroup", "IngressProfile", "ArtifactBucket",
+    "NoticeQueue", "DeadNoticeQueue", "EntryAddress", "EntryZone", "EntryTargets", "NeuronImage", "GpuImage",
+    "IngressImage",
+)  # fmt: skip
+IMAGE_OUTPUTS = ("NeuronImage", "GpuImage", "IngressImage")
+TOPOLOGY_IDS = 10
+"""Reservations that one call may ask for."""
+
+
+class StackRefused(Exception):
+    """The stack is not one that this install can use; its text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFound:
+    """One way to get machines, as `fleet.capacity.planning.pools.PoolView` has it."""
+
+    instance_type: str
+    market: Market
+    zone: str
+    zone_id: str
+    subnet: str
+    image: str
+    reservation: str = ""
+    placement_group: str = ""
+    network_nodes: tuple[str, ...] = ()
+    ends_at: datetime | None = None
+    free: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRead:
+    """What a stack states, and pools in the order in which they are to be used."""
+
+    base: CloudBase
+    pools: tuple[PoolFound, ...]
+
+
+def region_read(region: str, stack: str, install: str, types: Iterable[str], send: Call = call) -> RegionRead:
+    """`region`: as AWS calls it. `types`: of instances, those that are wanted; others of the fleet are left out.
+
+    Raises:
+        StackRefused: there is no such stack, it is in change, of another install, or an output is missing.
+        fleet.clouds.aws.calls.CallFailed: AWS did not answer, or not to us.
+    """
+    outputs, account = _outputs(region, stack, install, send)
+    base = _base(region, stack, outputs, account, send)
+    known = sorted(set(types) & set(instance_networks()))
+    reserved = _reserved(region, outputs, known, base, send)
+    return RegionRead(base, (*reserved, *_on_demand(region, outputs, known, base, send)))
+
+
+def _outputs(region: str, stack: str, install: str, send: Call) -> tuple[dict[str, str], str]:
+    try:
+        found = send("cloudformation", "DescribeStacks", region, StackName=stack)["Stacks"][0]
+    except Refused as error:
+        if error.code == "ValidationError":
+            raise StackRefused(f"there is no stack {stack} in {region}: {error.text}") from None
+        raise
+    if found["StackStatus"] not in DONE:
+        raise StackRefused(f"stack {stack} is {found['StackStatus']}; it is read again once it is complete")
+    outputs = {each["OutputKey"]: each["OutputValue"] for each in found.get("Outputs") or ()}
+    if missing := [name for name in NEEDED if not outputs.get(name)]:
+        template = "deploy it again from deploy/aws/region.yaml"
+        raise StackRefused(f"stack {stack} has no output {', '.join(missing)}: {template}")
+    if outputs["Install"] != install:
+        whose = f"stack {stack} is of install {outputs['Install']}, and this one is {install}"
+        raise StackRefused(f"{whose}: deploy one with Install={install}")
+    return outputs, found["StackId"].split(":")[4]
+
+
+def _base(region: str, stack: str, outputs: Mapping[str, str], account: str, send: Call) -> CloudBase:
+    subnets = {outputs[f"Zone{each}"]: outputs[f"Subnet{each}"] for each in ZONES if f"Subnet{each}" in outputs}
+    described = send("ec2", "DescribeSubnets", region, SubnetIds=sorted(subnets.values()))["Subnets"]
+    zone_ids = {each["SubnetId"]: each["AvailabilityZoneId"] for each in described}
+    images = sorted({outputs[name] for name in IMAGE_OUTPUTS})
+    try:
+        found = send("ec2", "DescribeImages", region, ImageIds=images)["Images"]
+    except Refused as error:
+        if error.code != "InvalidAMIID.NotFound":
+            raise
+        raise StackRefused(f"stack {stack} names an image that {region} has not: {error.text}") from None
+    targets = {"tls": "EntryTargets", "plain": "PlainTargets"}
+    return CloudBase(
+        account=account,
+        zones={zone: ZoneBase(subnet, zone_ids[subnet]) for zone, subnet in subnets.items()},
+        node_group=outputs["NodeGroup"],
+        node_profile=outputs["NodeProfile"],
+        node_role=_role(outputs["NodeProfile"]),
+        ingress_group=outputs["IngressGroup"],
+        ingress_profile=outputs["IngressProfile"],
+        ingress_role=_role(outputs["IngressProfile"]),
+        bucket=outputs["ArtifactBucket"],
+        queue_url=outputs["NoticeQueue"],
+        dead_letter_url=outputs["DeadNoticeQueue"],
+        target_groups={name: outputs[output] for name, output in targets.items() if output in outputs},
+        load_balancer=outputs["EntryAddress"],
+        load_balancer_zone=outputs["EntryZone"],
+        hosted_zone=outputs.get("HostedZoneId", ""),
+        entry_name=outputs.get("EntryName", ""),
+        home=outputs.get("BaseRegion", ""),
+        root_devices={each["ImageId"]: each["RootDeviceName"] for each in found},
+    )
+
+
+def _role(profile: str) -> str:
+    """base.yaml gives a role and its profile one name."""
+    return profile.rpartition("/")[2]
+
+
+def image_of(instance_type: str, outputs: Mapping[str, str]) -> str:
+    """Which of a stack's images machines of a type run."""
+    if instance_type.startswith(("trn", "inf")):
+        return outputs["NeuronImage"]
+    return outputs["GpuImage" if instance_type.startswith(("p", "g")) else "IngressImage"]
+
+
+def _on_demand(
+    region: str, outputs: Mapping[str, str], types: Sequence[str], base: CloudBase, send: Call
+) -> Iterable[PoolFound]:
+    """Of each type, the zones that offer it, in the stack's order."""
+    sold = [each for each in types if "on-demand" in instance_networks()[each].usage_classes]
+    if not sold:
+        return []
+    filters = [{"Name": "instance-type", "Values": sold}, {"Name": "location", "Values": sorted(base.zones)}]
+    asked: dict[str, Any] = {"LocationType": "availability-zone", "Filters": filters}
+    offered: set[tuple[str, str]] = set()
+    token = ""
+    while True:
+        more = {"NextToken": token} if token else {}
+        page = send("ec2", "DescribeInstanceTypeOfferings", region, **asked, **more)
+        offered |= {(each["InstanceType"], each["Location"]) for each in page["InstanceTypeOfferings"]}
+        token = page.get("NextToken") or ""
+        if not token:
+            break
+    return [
+        PoolFound(kind, Market.ON_DEMAND, zone, of.zone_id, of.subnet, image_of(kind, outputs))
+        for kind in sold
+        for zone, of in base.zones.items()
+        if (kind, zone) in offered
+    ]
+
+
+def _reserved(
+    region: str, outputs: Mapping[str, str], types: Sequence[str], base: CloudBase, send: Call
+) -> list[PoolFound]:
+    """Reservations and Capacity Blocks that carry the install's tag: a person says by it which are for us."""
+    filters = [{"Name": f"tag:{TAG_INSTALL}", "Values": [outputs["Install"]]}, {"Name": "state", "Values": ["active"]}]
+    found = send("ec2", "DescribeCapacityReservations", region, Filters=filters)["CapacityReservations"]
+    ours = [each for each in found if each["InstanceType"] in types and each["AvailabilityZone"] in base.zones]
+    ours.sort(key=lambda each: (each["InstanceType"], each["CapacityReservationId"]))
+    ids = [each["CapacityReservationId"] for each in ours]
+    nodes: dict[str, tuple[str, ...]] = {}
+    for first in range(0, len(ids), TOPOLOGY_IDS):
+        asked = {"CapacityReservationIds": ids[first : first + TOPOLOGY_IDS]}
+        placed = send("ec2", "DescribeCapacityReservationTopology", region, **asked)["CapacityReservations"]
+        nodes |= {each["CapacityReservationId"]: tuple(each.get("NetworkNodes") or ()) for each in placed}
+    return [_of_reservation(each, base, nodes.get(each["CapacityReservationId"], ()), outputs) for each in ours]
+
+
+def _of_reservation(
+    found: Mapping[str, Any], base: CloudBase, nodes: tuple[str, ...], outputs: Mapping[str, str]
+) -> PoolFound:
+    zone = base.zones[found["AvailabilityZone"]]
+    market = Market.RESERVED
+    if found.get("ReservationType") == "capacity-block":
+        market = Market.BLOCK
+    elif found.get("Interruptible"):
+        market = Market.INTERRUPTIBLE
+    return PoolFound(
+        instance_type=found["InstanceType"],
+        market=market,
+        zone=found["AvailabilityZone"],
+        zone_id=zone.zone_id,
+        subnet=zone.subnet,
+        image=image_of(found["InstanceType"], outputs),
+        reservation=found["CapacityReservationId"],
+        placement_group=found.get("PlacementGroupArn", "").rpartition("/")[2],
+        network_nodes=nodes,
+        ends_at=found.get("EndDate"),
+        free=found.get("AvailableInstanceCount"),
+    )

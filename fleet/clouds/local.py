@@ -1,0 +1,456 @@
+"""The processes of the local provider's machines: start them detached, find them by their environment, stop them.
+
+Machines as processes of this computer: a node is an agent and all that it starts, marked with the node's id.
+
+Agents are started the way a cloud boots a machine, in sessions of their own, so that they outlive the worker that
+launched them. What must be known to start one again, and which ports and place it has, lies in its folder.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+from django.conf import settings
+
+from engine_agent.protocol.machine_messages import release_in
+from engine_agent.protocol.ports import (
+    MAX_BLOCKS,
+    PORTS_PER_NODE,
+    PortUse,
+    demo_ingresses,
+    fixed_ports,
+    ingress_ports,
+    node_blocks,
+    node_ports,
+    overlap,
+)
+from engine_agent.protocol.states import AgentKind
+from fleet.agents.selectors import trust_now
+from fleet.clouds.base import LaunchSpec, Machine, NoCapacity, ProviderError
+from fleet.placement.planning.distance import free_position
+from fleet.reconcile.planning.snapshot import ProviderStatus
+
+NODE_VARIABLE = "SWITCHYARD_NODE_ID"
+HOME_VARIABLE = "SWITCHYARD_HOME"
+CODE_VARIABLE = "PYTHONPATH"
+TERM_GRACE_S = 3.0
+SPAWN_LIMIT_S = 10.0
+SESSION_NICE = -5
+"""Where the kernel shares by session: what an agent does heals. What it starts has sessions of its own."""
+_DETACH = f"""
+import contextlib, os, sys
+os.nice(max(0, -os.nice(0)))
+os.setsid()
+with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
+    group.write("{SESSION_NICE}")
+os.fork() and os._exit(0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def spawn_detached(argv: list[str], environment: dict[str, str], log: Path) -> None:
+    """Start a program in a session of its own and detached from the process tree, its output appended to `log`.
+
+    A machine must not hang on the process that booted it, neither by its session nor by its place in the process tree,
+    and does not take its priority over.
+    """
+    with log.open("ab") as output:
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _DETACH, *argv],
+            env=environment,
+            cwd=log.parent,  # Python looks there before all else for what it is to run
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=SPAWN_LIMIT_S,
+            check=True,
+        )
+
+
+def processes_by_node(home: Path) -> dict[str, list[psutil.Process]]:
+    """Live processes of this home's machines, by node id, as their environment states."""
+    processes: dict[str, list[psutil.Process]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            environment: dict[str, Any] = process.environ()
+            node_id = environment.get(NODE_VARIABLE)
+            if node_id and environment.get(HOME_VARIABLE) == str(home):
+                processes.setdefault(node_id, []).append(process)
+    return processes
+
+
+def machine_status(processes: list[psutil.Process]) -> ProviderStatus:
+    """A machine is there while its agent or its engine is: a cell proxy alone serves nobody."""
+    commands = [_command(process) for process in processes]
+    if any("engine_agent" in command for command in commands):
+        return ProviderStatus.RUNNING
+    bystanders = ("engine_agent.cell_proxy", "multiprocessing.resource_tracker")
+    engines = [command for command in commands if not any(name in " ".join(command) for name in bystanders)]
+    return ProviderStatus.AGENT_DEAD if any(engines) else ProviderStatus.GONE
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def agent_of(processes: list[psutil.Process]) -> psutil.Process | None:
+    """The agent itself among a machine's processes."""
+    for process in processes:
+        if _command(process)[1:4] in (["-m", "engine_agent", "node"], ["-m", "engine_agent", "ingress"]):
+            return process
+    return None
+
+
+def code_of(process: psutil.Process) -> str:
+    """The folder whose code a process runs; "" for one that has ended."""
+    with contextlib.suppress(psutil.Error):
+        return str(process.environ().get(CODE_VARIABLE, ""))
+    return ""
+
+
+def kill_agent(process: psutil.Process) -> None:
+    """End an agent, and nothing that it runs: asked to end, that of an ingress would stop its HAProxy."""
+    with contextlib.suppress(psutil.Error):
+        process.kill()
+        process.wait(TERM_GRACE_S)
+
+
+def stop_processes(processes: list[psutil.Process]) -> None:
+    """SIGTERM, a short grace, SIGKILL. Returns when they are gone."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(processes, timeout=TERM_GRACE_S)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    deadline = time.monotonic() + TERM_GRACE_S
+    psutil.wait_procs(alive, timeout=max(0.0, deadline - time.monotonic()))
+
+
+ADDRESS = "127.0.0.1"
+BOOT_FILE = "boot.json"
+LOCK_FILE = "launch.lock"
+"""Held while ports and a place are chosen, so that two workers choose different ones."""
+MOVED_FILE = "moved"
+"""Touched before an agent is killed to be started from another release."""
+MOVED_WITHIN_S = 15.0
+"""Until its next agent must be there. A machine that is gone for good then is known so late."""
+ENDED_KEPT = 50
+"""Ended machines whose logs stay."""
+STOP_ROUNDS = 2
+"""A dying agent may have started something between the first scan and its end."""
+RACK_SIZE, RACKS_PER_ROW, HALLS = 4, 2, 2
+"""Machines under one lowest network node, and so upwards: small enough that a demo fleet has near and far ones."""
+PASSED_ON = (
+    "PATH", "LANG", "HOME", "SWITCHYARD_CACHE", "SWITCHYARD_LOG_FORMAT", "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "SWITCHYARD_SERVICE_UIDS", "SWITCHYARD_PLAIN_LINKS", "SWITCHYARD_ARTIFACT_CACHE_GIB", "AWS_REGION",
+    "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS", "AWS_CA_BUNDLE",
+    "AWS_PROFILE",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG", "OTEL_SDK_DISABLED",
+)  # fmt: skip
+"""Of our own environment. Not the name of our service: agents, proxies and ingresses have their own."""
+
+
+class Boot(msgspec.Struct, frozen=True):
+    """How a machine's agent was started. Kept beside the agent so that it can be started again. `release` "": from the
+    checkout."""
+
+    id: str
+    argv: list[str]
+    release: str = ""
+
+    def option(self, name: str) -> str:
+        """The value of a command-line option; empty where the agent was started without it."""
+        return self.argv[self.argv.index(name) + 1] if name in self.argv else ""
+
+    @property
+    def topology(self) -> tuple[str, ...]:
+        return tuple(self.option("--topology").split(",")) if self.option("--topology") else ()
+
+    @property
+    def machine(self) -> Machine:
+        return Machine(self.option("--host"), int(self.option("--port-base") or self.option("--port")), self.topology)
+
+
+class LocalProvider:
+    """The embedded default: no cloud, but real processes."""
+
+    name = "local"
+
+    def __init__(
+        self, *, home: Path, checkout: Path, server_url: str, first_port: int, reserved: Collection[int] = ()
+    ) -> None:
+        """`first_port`: of nodes; `reserved`: ports that none of them may have."""
+        self.home = home
+        self.reserved = frozenset(reserved)
+        self.checkout = checkout
+        self.server_url = server_url
+        self.first_port = first_port
+
+    @classmethod
+    def from_settings(cls) -> "LocalProvider":
+        return cls(
+            home=settings.SWITCHYARD_HOME,
+            checkout=settings.BASE_DIR,
+            server_url=settings.SWITCHYARD_AGENT_URL,
+            first_port=settings.SWITCHYARD_NODE_PORTS,
+            reserved=[
+                use.port
+                for use in fixed_ports(
+                    dashboard=settings.SWITCHYARD_PORT,
+                    agents=settings.SWITCHYARD_AGENT_PORT,
+                    ingresses=demo_ingresses(settings.SWITCHYARD_INGRESS_PORT),
+                )
+            ],
+        )
+
+    def launch(self, specs: Sequence[LaunchSpec]) -> tuple[Machine, ...]:
+        machines: list[Machine] = []
+        for spec in specs:
+            beside = (machines[0].topology if machines else None) or ()
+            machines.append(self._launch(replace(spec, near=spec.near or beside)))
+        return tuple(machines)
+
+    def _launch(self, spec: LaunchSpec) -> Machine:
+        known = self._booted(spec.id)
+        if known and self.describe([spec.id])[spec.id] is not ProviderStatus.GONE:
+            return known.machine
+        with self._placing():
+            if known is None or spec.port is not None:  # a fixed port may be another one by now
+                known = Boot(spec.id, self._argv(spec), spec.release)
+                self._write(known)
+            self._write_bundle(spec.id, spec.bundle)
+        self._spawn(known, {"SWITCHYARD_JOIN_TOKEN": spec.join_token})
+        return known.machine
+
+    def restart_agent(self, node_id: str) -> None:
+        boot = self._booted(node_id)
+        if boot is None:
+            raise ProviderError(f"cannot start the agent of {node_id} again: its folder has no {BOOT_FILE}")
+        if not self._bundle_file(node_id).exists() and (trust := trust_now()):
+            self._write_bundle(node_id, trust.bundle)  # a home from before there was an authority
+        self._spawn(Boot(boot.id, self._moved(boot.argv), boot.release), {})
+
+    def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
+        """Each is killed and started again from the folder of its release. The order is written first: whoever starts
+        an agent whose mover was killed in between starts the right one."""
+        processes = processes_by_node(self.home)
+        troubles = {}
+        for name, release in releases.items():
+            try:
+                self._move_agent(name, release, agent_of(processes.get(name, [])))
+            except (ProviderError, OSError) as error:
+                troubles[name] = str(error)
+        return troubles
+
+    def _move_agent(self, name: str, release: str, agent: psutil.Process | None) -> None:
+        boot = self._booted(name)
+        if boot is None:
+            raise ProviderError(f"{name} was not launched here: its folder has no {BOOT_FILE}")
+        code = self._code(release)
+        if release_in(code) is None:
+            raise ProviderError(f"release {release} is not on this host: {code} is missing")
+        is_new = boot.release != release
+        if is_new:
+            boot = Boot(boot.id, self._moved(boot.argv), release)
+            self._write(boot)
+        if agent is not None and code_of(agent) != str(code):
+            (self._folder(name) / MOVED_FILE).touch()
+            kill_agent(agent)
+            is_new = True
+        if is_new:  # one that ends by itself is started again as every other is
+            self._spawn(boot, {})
+
+    def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
+        processes = processes_by_node(self.home)
+        found = {node_id: machine_status(processes.get(node_id, [])) for node_id in node_ids}
+        # A spare has nothing but its agent: between two of them it is as booting as one that was just launched.
+        moving = {name for name, status in found.items() if status is ProviderStatus.GONE and self._is_moving(name)}
+        return {**found, **dict.fromkeys(moving, ProviderStatus.RUNNING)}
+
+    def terminate(self, node_id: str) -> None:
+        for _ in range(STOP_ROUNDS):
+            stop_processes(processes_by_node(self.home).get(node_id, []))
+        self._keep_logs_only(self._folder(node_id))
+
+    def describe_all(self) -> dict[str, ProviderStatus]:
+        found = {
+            node: machine_status(processes)
+            for node, processes in processes_by_node(self.home).items()
+            if node.startswith("n-")
+        }
+        return {node: status for node, status in found.items() if status is not ProviderStatus.GONE}
+
+    def terminate_all(self) -> int:
+        stopped = 0
+        for _ in range(STOP_ROUNDS):
+            processes = [process for group in processes_by_node(self.home).values() for process in group]
+            stop_processes(processes)
+            stopped += len(processes)
+        return stopped
+
+    # --- ports and places -------------------------------------------------------------------------------------------
+
+    def _free_ports(self) -> int:
+        """First port of a block that nothing of this home has or will have, and nothing listens in."""
+        taken = {use.port for boot in self._nodes() for use in node_ports(boot.id, boot.machine.port_base or 0)}
+        taken |= {port for boot in self._ingresses() for port in ingress_ports(boot.machine.port_base or 0).values()}
+        for base in node_blocks(self.first_port, taken | self.reserved, MAX_BLOCKS):
+            if _all_free(base):
+                return base
+        raise NoCapacity(
+            f"no free block of {PORTS_PER_NODE} ports from {self.first_port} upwards; set SWITCHYARD_NODE_PORTS"
+        )
+
+    def _free_place(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
+        """The network nodes above the free place in a region that is nearest to `near`."""
+        taken = (boot.topology for boot in self._nodes() if boot.option("--region") == region)
+        return place(region, free_position(lambda position: place(region, position), taken, near))
+
+    def _nodes(self) -> Iterator[Boot]:
+        """The machines of nodes that were not terminated."""
+        return self._booted_in("nodes")
+
+    def _ingresses(self) -> Iterator[Boot]:
+        return self._booted_in("ingresses")
+
+    def _booted_in(self, folder: str) -> Iterator[Boot]:
+        for path in (self.home / folder).glob(f"*/{BOOT_FILE}"):
+            if boot := self._booted(path.parent.name):
+                yield boot
+
+    @contextmanager
+    def _placing(self) -> Iterator[None]:
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            with (self.home / LOCK_FILE).open("wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise ProviderError(f"cannot make a machine's folder: {error}") from error
+
+    def _is_moving(self, name: str) -> bool:
+        try:
+            return 0 <= time.time() - (self._folder(name) / MOVED_FILE).stat().st_mtime < MOVED_WITHIN_S
+        except OSError:
+            return False
+
+    def _code(self, release: str) -> Path:
+        """What an agent runs; the checkout where its release is not, or no longer, here."""
+        folder = self.home / "releases" / release
+        return folder if release else self.checkout
+
+    # --- folders and agents -----------------------------------------------------------------------------------------
+
+    def _booted(self, node_id: str) -> Boot | None:
+        """How a machine was started; None if it never was, or was terminated."""
+        try:
+            return msgspec.json.decode((self._folder(node_id) / BOOT_FILE).read_bytes(), type=Boot)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _write(self, boot: Boot) -> None:
+        folder = self._folder(boot.id)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / BOOT_FILE).write_bytes(msgspec.json.encode(boot))
+
+    def _bundle_file(self, node_id: str) -> Path:
+        """Where its agent looks for whom to believe (engine_agent.node.identity)."""
+        return self._folder(node_id) / "tls" / "ca.pem"
+
+    def _write_bundle(self, node_id: str, bundle: str) -> None:
+        path = self._bundle_file(node_id)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.write_text(bundle, encoding="ascii")
+
+    def _keep_logs_only(self, folder: Path) -> None:
+        """A machine that is gone can never start again, but why it went can still be read; the oldest logs go."""
+        for path in folder.glob("*"):
+            if path.suffix != ".log":
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        ended = [other for other in folder.parent.glob("*") if not (other / BOOT_FILE).exists()]
+        ended.sort(key=lambda other: other.stat().st_mtime, reverse=True)
+        for old in ended[ENDED_KEPT:]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _folder(self, node_id: str) -> Path:
+        return self.home / ("ingresses" if node_id.startswith("i-") else "nodes") / node_id
+
+    def _argv(self, spec: LaunchSpec) -> list[str]:
+        if spec.kind is AgentKind.INGRESS:
+            self._require_own_ports(spec)
+            own = ["ingress", "--ingress-id", spec.id, "--port", str(spec.port)]
+        else:
+            ports = self._free_ports() if spec.port is None else spec.port
+            own = ["node", "--node-id", spec.id, "--port-base", str(ports), "--instance-type", spec.instance_type]
+            own += ["--topology", ",".join(self._free_place(spec.region, spec.near))]
+        folder, address = str(self._folder(spec.id)), spec.address or ADDRESS
+        common = ["--home", folder, "--server", self.server_url, "--region", spec.region, "--host", address]
+        return [sys.executable, "-m", "engine_agent", *own, *common]
+
+    def _require_own_ports(self, spec: LaunchSpec) -> None:
+        """A node that came before the ingress keeps its block."""
+        wanted = [PortUse(port, f"{what} of {spec.id}") for what, port in ingress_ports(spec.port or 0).items()]
+        for boot in self._nodes():
+            if sentence := overlap([*wanted, *node_ports(boot.id, boot.machine.port_base or 0)]):
+                raise ProviderError(sentence)
+
+    def _moved(self, argv: list[str]) -> list[str]:
+        """The same command for the server as configured now: its port may have changed since the launch."""
+        server = argv.index("--server") + 1
+        return [*argv[:server], self.server_url, *argv[server + 1 :]]
+
+    def _spawn(self, boot: Boot, secrets: dict[str, str]) -> None:
+        kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        environment = {
+            "SWITCHYARD_CACHE": str(self.checkout / ".cache"),
+            **kept,
+            **secrets,
+            NODE_VARIABLE: boot.id,
+            HOME_VARIABLE: str(self.home),
+            CODE_VARIABLE: str(self._code(boot.release)),
+            "PYTHONUNBUFFERED": "1",
+        }
+        try:
+            spawn_detached(boot.argv, environment, self._folder(boot.id) / "agent.log")
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ProviderError(f"the agent of {boot.id} did not start: {error}") from error
+
+
+def place(region: str, position: int) -> tuple[str, ...]:
+    """The network nodes above the place with this number in a region, widest first; places are filled from 0.
+
+    Racks of `RACK_SIZE` in turn below two widest network nodes, two racks a row, as halls fill up.
+    """
+    rack, hall = divmod(position // RACK_SIZE, HALLS)
+    widest = f"{region}-nn{hall}"
+    return (widest, f"{widest}-{rack // RACKS_PER_ROW}", f"{widest}-{rack // RACKS_PER_ROW}-{rack % RACKS_PER_ROW}")
+
+
+def _all_free(base: int) -> bool:
+    for port in range(base, base + PORTS_PER_NODE):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+    return True

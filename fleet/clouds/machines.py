@@ -1,0 +1,159 @@
+"""What providers share whose machines are hosts of their own: an agent of the machine carries out what is ordered.
+
+Hosts that joined by an invitation: a launch takes a free one that fits, a termination has it wipe what it held.
+
+Nothing is called over the network here. A launch is a compare-and-set on the machine's row; the machine's own agent
+does the rest, and says so.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from django.db.models import F, Q
+
+from engine_agent.protocol.states import AgentKind, MachinePhase
+from fleet.clouds.base import LaunchSpec, ProviderError
+from fleet.clouds.base import Machine as Launched
+from fleet.machines.models import Machine
+from fleet.machines.planner import POOLED, NoMachine, plan_machine
+from fleet.machines.selectors import machines_running, pool_of
+from fleet.reconcile.planning.snapshot import ProviderStatus
+from fleet.reconcile.planning.states import MachineRole, MachineState
+from fleet.regions.models import InstanceType
+from kernel import clock, live
+
+
+def agent_start_again(machine: Machine | None, node_id: str) -> None:
+    """Its machine's agent starts a node's agent again by itself; this says the order again, in case it was lost.
+
+    Raises:
+        ProviderError: nobody is there to hear it.
+    """
+    if machine is None:
+        raise ProviderError(f"cannot start the agent of {node_id} again: it has no machine")
+    if not machine.connected:
+        raise ProviderError(f"cannot start the agent of {node_id} again: {machine.id} is not connected")
+    Machine.objects.filter(id=machine.id).update(desired_version=F("desired_version") + 1)
+    live.push_desired([machine.id])
+
+
+def heard_status(machine: Machine) -> ProviderStatus:
+    """Of a machine that is connected: what its agent says of the node's."""
+    dead = machine.phase == MachinePhase.AGENT_DEAD
+    return ProviderStatus.AGENT_DEAD if dead else ProviderStatus.RUNNING
+
+
+RACES = 5
+"""Other launches that may take the chosen machine first."""
+WIPED_WITHIN_S = 30.0
+LOOK_EVERY_S = 0.5
+
+
+class MachinesProvider:
+    """A pool of hosts, region by region."""
+
+    name = POOLED
+
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
+
+    @classmethod
+    def from_settings(cls) -> "MachinesProvider":
+        return cls()
+
+    def launch(self, specs: Sequence[LaunchSpec]) -> tuple[Launched, ...]:
+        return tuple(self._launch(spec) for spec in specs)
+
+    def _launch(self, spec: LaunchSpec) -> Launched:
+        known = machines_running([spec.id]).get(spec.id)
+        if known is not None:
+            return Launched(known.address, known.port_base)
+        if spec.kind is not AgentKind.NODE:
+            raise ProviderError(f"{spec.id} has no machine: an ingress is the machine that joined for it")
+        shape = InstanceType.objects.get(name=spec.instance_type).shape()
+        for _ in range(RACES):
+            chosen = plan_machine(shape, pool_of(spec.region, MachineRole.NODE))
+            if isinstance(chosen, NoMachine):
+                raise ProviderError(chosen.reason)
+            if _take(chosen.id, spec.id):
+                taken = Machine.objects.get(id=chosen.id)
+                return Launched(taken.address, taken.port_base)
+        raise ProviderError(f"{RACES} machines that {spec.id} was to take were taken by others meanwhile")
+
+    def restart_agent(self, node_id: str) -> None:
+        agent_start_again(machines_running([node_id]).get(node_id), node_id)
+
+    def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
+        """A machine's order names its release already (`fleet.machines.selectors.machine_orders`)."""
+        return {}
+
+    def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
+        running = machines_running(node_ids)
+        return {node: _status(running.get(node), node) for node in node_ids}
+
+    def terminate(self, node_id: str) -> None:
+        deadline = time.monotonic() + WIPED_WITHIN_S
+        while (machine := machines_running([node_id]).get(node_id)) is not None:
+            if machine.revoked_at is not None or (
+                machine.state != MachineState.TAKEN and machine.leaving and not machine.connected
+            ):
+                _forget(machine)
+            elif machine.state == MachineState.TAKEN:
+                _give_back(machine)
+            elif not machine.connected:
+                raise ProviderError(f"{machine.id} is not heard; it wipes {node_id} as soon as it is")
+            elif time.monotonic() >= deadline:
+                raise ProviderError(f"{machine.id} has not confirmed that it wiped {node_id}")
+            else:
+                self._sleep(LOOK_EVERY_S)
+
+    def describe_all(self) -> dict[str, ProviderStatus]:
+        rows = Machine.objects.filter(provider=self.name, state=MachineState.TAKEN).exclude(runs="")
+        return {row.runs: _status(row, row.runs) for row in rows if row.role == MachineRole.NODE}
+
+
+def _take(machine: str, node: str) -> bool:
+    rows = Machine.objects.filter(id=machine, state=MachineState.POOL, leaving=False, runs="")
+    taken = rows.update(
+        state=MachineState.TAKEN.value,
+        runs=node,
+        reason=f"it is {node}",
+        state_since=clock.now(),
+        desired_version=F("desired_version") + 1,
+    )
+    if taken:
+        live.push("machines", machine)
+        live.push_desired([machine])
+    return bool(taken)
+
+
+def _give_back(machine: Machine) -> None:
+    rows = Machine.objects.filter(id=machine.id, state=MachineState.TAKEN, runs=machine.runs)
+    if rows.update(
+        state=MachineState.WIPING.value,
+        reason=f"{machine.runs} was given back"
+        + ("" if machine.connected else "; unreachable, it wipes it when heard"),
+        state_since=clock.now(),
+        desired_version=F("desired_version") + 1,
+    ):
+        live.push("machines", machine.id)
+        live.push_desired([machine.id])
+
+
+def _forget(machine: Machine) -> None:
+    """An operator revoked it, or removed it while it was away: its credential counts no more, so nobody waits for what
+    it says, and it can do nothing when it is back."""
+    rows = Machine.objects.filter(id=machine.id, runs=machine.runs, leaving=True)
+    rows = rows.filter(Q(connected=False) | Q(revoked_at__isnull=False))
+    reason = machine.reason if machine.revoked_at else f"{machine.reason}, while away"
+    rows.update(state=MachineState.GONE.value, runs="", reason=reason, state_since=clock.now())
+    live.push("machines", machine.id)
+
+
+def _status(machine: Machine | None, node: str) -> ProviderStatus:
+    """A machine that is silent is not gone: its host may be off, or cut off and serving."""
+    if machine is None or machine.state != MachineState.TAKEN:
+        return ProviderStatus.GONE
+    if not machine.connected:
+        return ProviderStatus.SILENT
+    return heard_status(machine)

@@ -1,0 +1,272 @@
+"""What the fleet knows of a cloud that it launches machines in: the install's own name there, regions, pools of
+capacity, launches, notices, and how many calls may still be made. Nothing here is a secret.
+"""
+
+import msgspec
+from django.db import models
+from django.db.models import Q
+
+from fleet.capacity.planning.pools import LaunchOutcome, Market, PoolView
+from fleet.clouds.planning.upkeep import CloudBase, ImageState
+from fleet.machines.models import Machine
+from fleet.reconcile.planning.states import CloudRegionState, MachineRole, NoticeKind, NoticeSource, choices
+from fleet.regions.models import InstanceType, Region
+
+
+class Install(models.Model):
+    """This control plane, as clouds know it: every machine, volume and interface that it launches is tagged with `id`.
+    There is one row.
+
+    Until `dry_run_until` garbage collection logs what it would delete, and deletes nothing. `read_only`: why nothing
+    may be launched or ended, as in a copied database; "" while all may be. `beat_etag`, `beat_nonce`: of the object in
+    the install's bucket by which it holds its clouds, as written last; the nonce is written here before the object.
+    """
+
+    only = models.BooleanField(default=True, unique=True, editable=False)
+    id = models.CharField(max_length=16, primary_key=True)
+    created_at = models.DateTimeField()
+    dry_run_until = models.DateTimeField()
+    read_only = models.TextField(blank=True)
+    beat_etag = models.CharField(max_length=128, blank=True)
+    beat_nonce = models.CharField(max_length=64, blank=True)
+    beat_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class CloudRegion(models.Model):
+    """The static parts of a region in a cloud, as its stack states them in `base` (`fleet.clouds.planning.upkeep`), and
+    what was last listed in it.
+
+    `aws_region`: as AWS calls it. `machines_cap` and `price_cap` (US dollars an hour; null: none) bound what may be
+    launched within an hour. `listed_at`: when the last list began of which all pages came; `silent_zones` did not
+    answer it. `suspects`: garbage of the last complete lists, as source -> id -> since when (ISO 8601): see
+    `fleet.clouds.services.garbage`.
+    """
+
+    region = models.OneToOneField(Region, on_delete=models.CASCADE, primary_key=True, related_name="cloud")
+    aws_region = models.CharField(max_length=32)
+    stack = models.CharField(max_length=128)
+    state = models.CharField(max_length=16, choices=choices(CloudRegionState), default=CloudRegionState.READING.value)
+    reason = models.TextField(blank=True)
+    read_at = models.DateTimeField(null=True)
+    base = models.JSONField(default=dict, blank=True)
+    machines_cap = models.PositiveIntegerField(default=64)
+    price_cap = models.FloatField(null=True)
+    listed_at = models.DateTimeField(null=True)
+    silent_zones = models.JSONField(default=list, blank=True)
+    suspects = models.JSONField(default=dict, blank=True)
+
+    def __str__(self) -> str:
+        return f"{self.region_id} from {self.stack}"
+
+    @property
+    def suspect_count(self) -> int:
+        return sum(len(found) for found in self.suspects.values())
+
+    def stated_base(self) -> CloudBase:
+        """What its stack stated.
+
+        Raises:
+            msgspec.ValidationError: nothing yet.
+        """
+        return msgspec.convert(self.base, CloudBase)
+
+
+class CapacityPool(models.Model):
+    """One way to get machines of one type, as `fleet.capacity.planning.pools.PoolView` describes it. `zone`: its
+    name in this
+    account, `zone_id`: the same for all accounts. `network_nodes`: those of its reservation, widest first.
+    `next_image`: while machines move to it (`ImageMove`).
+
+    `declared_by`: the person who added it; "": the reading of the region's stack found it. A reading adds pools and
+    touches none that is there. `price_per_hour`: US dollars for a machine, as it was at `price_at`; null: not known."""
+
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="pools")
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="pools")
+    position = models.PositiveIntegerField()
+    market = models.CharField(max_length=16, choices=choices(Market))
+    zone = models.CharField(max_length=32)
+    zone_id = models.CharField(max_length=32, blank=True)
+    subnet = models.CharField(max_length=32)
+    image = models.CharField(max_length=32)
+    next_image = models.CharField(max_length=32, blank=True)
+    network_nodes = models.JSONField(default=list, blank=True)
+    reservation = models.CharField(max_length=32, blank=True)
+    placement_group = models.CharField(max_length=255, blank=True)
+    max_price = models.FloatField(null=True)
+    price_per_hour = models.FloatField(null=True)
+    price_at = models.DateTimeField(null=True)
+    ends_at = models.DateTimeField(null=True)
+    free = models.PositiveIntegerField(null=True)
+    enabled = models.BooleanField(default=True)
+    declared_by = models.CharField(max_length=64, blank=True)
+    paused_until = models.DateTimeField(null=True)
+    pause_reason = models.TextField(blank=True)
+    failures = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering = ["region_id", "instance_type_id", "position"]
+        constraints = [
+            models.UniqueConstraint(fields=["region", "instance_type", "position"], name="pool_position_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.instance_type_id} {self.market} in {self.zone}"
+
+    def view(self) -> PoolView:
+        return PoolView(
+            id=self.pk,
+            region=self.region_id,
+            instance_type=self.instance_type_id,
+            position=self.position,
+            market=Market(self.market),
+            zone=self.zone,
+            subnet=self.subnet,
+            image=self.image,
+            path=(self.zone_id or self.zone, *self.network_nodes),
+            reservation=self.reservation,
+            placement_group=self.placement_group,
+            max_price=self.max_price,
+            price_per_hour=self.price_per_hour,
+            ends_at=self.ends_at,
+            free=self.free,
+            enabled=self.enabled,
+            paused_until=self.paused_until,
+            pause_reason=self.pause_reason,
+            failures=self.failures,
+        )
+
+
+class LaunchUnit(models.Model):
+    """Machines that are launched by one call or not at all. It is open until nothing more can come of its attempts.
+
+    `id` is that of their orders (`ProviderCall.unit`), or of the node or ingress of one that is launched alone.
+    `markets`: in which they may be bought; empty: any. `reason`: what was last done, and why no other pool was taken.
+    """
+
+    id = models.CharField(max_length=64, primary_key=True)
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="launch_units")
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="+")
+    role = models.CharField(max_length=16, choices=choices(MachineRole))
+    near = models.JSONField(default=list, blank=True)
+    markets = models.JSONField(default=list, blank=True)
+    reason = models.TextField(blank=True)
+    created_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-created_at", "id"]
+        indexes = [models.Index(fields=["region"], condition=Q(ended_at=None), name="launch_unit_open")]
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class LaunchAttempt(models.Model):
+    """One try of a unit in one pool, written before its call: see `fleet.clouds.planning.launches.AttemptView`.
+
+    `subjects`: the nodes or ingresses that its machines are for, in order of their index in the launch; a call that is
+    repeated asks for as many, whoever was given back meanwhile. `base`: all else that the call says, as it was then: a
+    repeated one must not differ. `price_per_hour`: of one machine, in US dollars; null: not known.
+    """
+
+    unit = models.ForeignKey(LaunchUnit, on_delete=models.CASCADE, related_name="attempts")
+    number = models.PositiveIntegerField()
+    pool = models.ForeignKey(CapacityPool, on_delete=models.SET_NULL, null=True, related_name="attempts")
+    pool_seen = models.JSONField()
+    base = models.JSONField()
+    token = models.CharField(max_length=64, unique=True)
+    subjects = models.JSONField()
+    price_per_hour = models.FloatField(null=True)
+    begun_at = models.DateTimeField()
+    called_at = models.DateTimeField()
+    again_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+    outcome = models.CharField(max_length=16, choices=choices(LaunchOutcome), blank=True)
+    text = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["unit_id", "number"]
+        constraints = [
+            models.UniqueConstraint(fields=["unit", "number"], name="attempt_number_once"),
+            models.UniqueConstraint(fields=["unit"], condition=Q(ended_at=None), name="attempt_one_open"),
+        ]
+
+    def __str__(self) -> str:
+        return f"attempt {self.number} of {self.unit_id}"
+
+
+class CloudNotice(models.Model):
+    """What a cloud announced about a machine: one that is open of each kind, however often and by whomever it was said.
+
+    `source`: who said it first. `ends_at`: when the machine goes; null: not said. `evidence`: the last word of each
+    source (`fleet.machines.planner`). `settled_at`: nothing is left to be done about it.
+    """
+
+    machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="notices")
+    kind = models.CharField(max_length=32, choices=choices(NoticeKind))
+    source = models.CharField(max_length=16, choices=choices(NoticeSource))
+    at = models.DateTimeField()
+    ends_at = models.DateTimeField(null=True)
+    text = models.TextField(blank=True)
+    evidence = models.JSONField(default=dict, blank=True)
+    settled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-at", "-id"]
+        indexes = [models.Index(fields=["machine"], condition=Q(settled_at=None), name="notice_open")]
+        constraints = [
+            models.UniqueConstraint(fields=["machine", "kind"], condition=Q(settled_at=None), name="notice_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.machine_id}"
+
+
+class ImageMove(models.Model):
+    """The machines of an instance type in a region come to run `image`, or back: see `fleet.clouds.planning.upkeep`.
+    Meanwhile
+    its pools have both, as `image` and `next_image`. `booted`: nodes that were seen ready on it; `failed`: units that
+    did not boot. One at a time is under way for a type in a region. `image` is "" until the cloud has said which one
+    the region's stack states, where that was asked for."""
+
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="image_moves")
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="+")
+    image = models.CharField(max_length=32, blank=True)
+    state = models.CharField(max_length=16, choices=choices(ImageState), default=ImageState.ASKED.value)
+    reason = models.TextField(blank=True)
+    booted = models.JSONField(default=list, blank=True)
+    failed = models.JSONField(default=list, blank=True)
+    asked_by = models.CharField(max_length=150)
+    asked_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-asked_at", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["region", "instance_type"], condition=Q(ended_at=None), name="image_move_one_open"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.instance_type_id} in {self.region_id} to {self.image or 'the image that its stack states'}"
+
+
+class CallBucket(models.Model):
+    """What is left of the budget of one kind of call in one region of AWS, shared by all processes
+    (`fleet.clouds.planning.call_budget`). `region`: as AWS calls it."""
+
+    region = models.CharField(max_length=32)
+    call = models.CharField(max_length=64)
+    tokens = models.FloatField()
+    refilled_at = models.DateTimeField()
+    halved_until = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["region", "call"], name="call_bucket_once")]
+
+    def __str__(self) -> str:
+        return f"{self.call} in {self.region}"

@@ -1,0 +1,288 @@
+"""What is to be done next for a unit of machines, so that it is launched once and whole, whatever is lost. Pure.
+
+Each try is an attempt: a number, a pool and a token, written before the call. The cloud carries out calls with the same
+token once. So an attempt whose answer was lost is repeated as it is, and another begins only when nothing more can come
+of the one before. Where repeating is no longer safe, or no longer wanted, its machines are looked for by their tags.
+
+How many machines, and for how much money, may be launched in an hour: the bound on every fault of ours. Pure.
+
+It is asked last before a launch, by the provider itself, so that no planner, bug or operator goes past it. What may
+have been launched counts as launched.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from hashlib import sha256
+
+from fleet.capacity.planning.pools import (
+    DEFINITE,
+    Hopeless,
+    LaunchOutcome,
+    PoolSettings,
+    PoolView,
+    TryPool,
+    UnitView,
+    WaitFor,
+    plan_pool,
+)
+from fleet.capacity.planning.pools import SETTINGS as POOL_SETTINGS
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSettings:
+    """Seconds. Between two calls or searches for one attempt lies half its age, `again_least_s` to `again_most_s`.
+    `token_trusted_s`: how long a token is repeated; AWS does not say for how long it remembers one. `visible_after_s`:
+    when a machine that was launched is in every complete list. `hopeless_again_s`: before pools are looked at again
+    of which none may be used."""
+
+    again_least_s: float = 5.0
+    again_most_s: float = 300.0
+    token_trusted_s: float = 3600.0
+    visible_after_s: float = 600.0
+    hopeless_again_s: float = 180.0
+
+
+SETTINGS = AttemptSettings()
+
+IN_DOUBT_IF_REPEATED = {
+    LaunchOutcome.REFUSED: "was refused",
+    LaunchOutcome.NO_CAPACITY: "found no capacity",
+    LaunchOutcome.NO_QUOTA: "found no quota",
+}
+"""What the cloud may judge before it looks at a token: of a repeated call it says nothing about the calls before."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """One try of a unit. `pool` is what it was when the attempt was written: a repeated call says exactly the same.
+    `called_at`: when its last call began, written before it, and at first `begun_at`. `outcome`: what came of it; None:
+    not known. `again_at`: nothing is done for it before. `ended_at` None: it is open."""
+
+    number: int
+    token: str
+    pool: PoolView
+    count: int
+    begun_at: datetime
+    called_at: datetime
+    outcome: LaunchOutcome | None = None
+    again_at: datetime | None = None
+    ended_at: datetime | None = None
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whichever clock is ahead: hosts that call one after the other have clocks of their own."""
+        return self.called_at != self.begun_at
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAttempt:
+    """Write this down, and only then call."""
+
+    number: int
+    token: str
+    pool: PoolView
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatCall:
+    """The same call again, with every parameter as before."""
+
+    attempt: AttemptView
+
+
+@dataclass(frozen=True, slots=True)
+class FindMachines:
+    """Look for machines with the tags of this attempt, in a complete list."""
+
+    attempt: AttemptView
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    until: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelUnit:
+    """Nothing of it was launched, and nothing will be."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLaunched:
+    attempt: AttemptView
+
+
+Step = WriteAttempt | RepeatCall | FindMachines | WaitUntil | CancelUnit | UnitLaunched
+
+
+@dataclass(frozen=True, slots=True)
+class EndAttempt:
+    outcome: LaunchOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAttempt:
+    """It stays open. Nothing is done for it before `again_at`."""
+
+    outcome: LaunchOutcome
+    again_at: datetime
+
+
+def token_of(install: str, unit: str, number: int) -> str:
+    """The client token of an attempt: 64 characters, which is the most that EC2 takes."""
+    return sha256(f"{install}/{unit}/{number}".encode()).hexdigest()
+
+
+def next_step(
+    unit: UnitView,
+    attempts: Sequence[AttemptView],
+    pools: Sequence[PoolView],
+    install: str,
+    now: datetime,
+    settings: AttemptSettings = SETTINGS,
+    pool_settings: PoolSettings = POOL_SETTINGS,
+) -> Step:
+    """What to do for a unit. `attempts`: all of it, in any order."""
+    for attempt in attempts:
+        if attempt.outcome is LaunchOutcome.LAUNCHED:
+            return UnitLaunched(attempt)
+        if attempt.ended_at is None:
+            return _open_attempt(unit, attempt, now, settings)
+    last = max(attempts, key=lambda one: one.number, default=None)
+    if last is not None and last.outcome is LaunchOutcome.REFUSED:
+        return CancelUnit(f"attempt {last.number} in {last.pool.name} was refused")
+    if not unit.wanted:
+        return CancelUnit("it is no longer wanted")
+    match plan_pool(unit, pools, now, pool_settings):
+        case TryPool(pool, reason):
+            number = last.number + 1 if last is not None else 1
+            return WriteAttempt(number, token_of(install, unit.id, number), pool, reason)
+        case WaitFor(until, reason):
+            return WaitUntil(until, reason)
+        case Hopeless(reason):
+            return WaitUntil(now + timedelta(seconds=settings.hopeless_again_s), reason)
+
+
+def _open_attempt(unit: UnitView, attempt: AttemptView, now: datetime, settings: AttemptSettings) -> Step:
+    name = f"attempt {attempt.number} in {attempt.pool.name}"
+    if attempt.again_at is not None and attempt.again_at > now:
+        return WaitUntil(attempt.again_at, f"{name} is in doubt")
+    if not unit.wanted:
+        return FindMachines(attempt, f"{name} may have launched machines that nobody wants now")
+    if attempt.outcome is LaunchOutcome.MISMATCHED:
+        return FindMachines(attempt, f"the token of {name} was used for another request")
+    if attempt.outcome in IN_DOUBT_IF_REPEATED:
+        said = IN_DOUBT_IF_REPEATED[attempt.outcome]
+        return FindMachines(attempt, f"{name} {said} when it was repeated, and may have been carried out before")
+    if (now - attempt.begun_at).total_seconds() >= settings.token_trusted_s:
+        return FindMachines(attempt, f"the token of {name} is too old to be repeated")
+    return RepeatCall(attempt)
+
+
+def after_call(
+    attempt: AttemptView,
+    outcome: LaunchOutcome,
+    now: datetime,
+    retry_after_s: float = 0.0,
+    settings: AttemptSettings = SETTINGS,
+) -> EndAttempt | KeepAttempt:
+    """What follows from what came of a call. A refusal of a repeated one proves nothing about the calls before it: who
+    may no longer launch is refused before the token is looked at, and where a zone is full, or a quota used up by what
+    the call before launched, nobody promises that the token is looked at first."""
+    in_doubt = outcome in IN_DOUBT_IF_REPEATED and attempt.is_repeated
+    if outcome in DEFINITE and not in_doubt:
+        return EndAttempt(outcome)
+    return KeepAttempt(outcome, _again_at(attempt, now, retry_after_s, settings))
+
+
+def after_search(
+    attempt: AttemptView, found: int, complete: bool, now: datetime, settings: AttemptSettings = SETTINGS
+) -> EndAttempt | KeepAttempt:
+    """What follows from a search by tags that found so many machines. `complete`: all pages came, and every zone
+    answered. That there are none counts only once they would be visible."""
+    if found:
+        return EndAttempt(LaunchOutcome.LAUNCHED)
+    if complete and (now - attempt.called_at).total_seconds() >= settings.visible_after_s:
+        proven = attempt.outcome in IN_DOUBT_IF_REPEATED
+        return EndAttempt(attempt.outcome if attempt.outcome and proven else LaunchOutcome.ATTEMPT_ENDED)
+    return KeepAttempt(attempt.outcome or LaunchOutcome.UNKNOWN, _again_at(attempt, now, 0.0, settings))
+
+
+def _again_at(attempt: AttemptView, now: datetime, retry_after_s: float, settings: AttemptSettings) -> datetime:
+    """Half its age from now, so that the pauses grow without being counted."""
+    age_s = (now - attempt.begun_at).total_seconds()
+    pause_s = min(max(age_s / 2, settings.again_least_s, retry_after_s), settings.again_most_s)
+    return now + timedelta(seconds=pause_s)
+
+
+WINDOW = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCap:
+    """Of one region. `machines`: launched in an hour. `price_per_hour`: US dollars that the machines launched within an
+    hour may cost in each hour; None: no bound."""
+
+    machines: int
+    price_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Machines of one attempt that was carried out or is in doubt. `price_per_hour`: of one machine, in US dollars;
+    None: not known."""
+
+    at: datetime
+    count: int
+    price_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CapRefusal:
+    """`until`: when it may be launched, if nothing else is; None: not before the cap or the price is changed."""
+
+    reason: str
+    until: datetime | None
+
+
+def cap_refusal(
+    count: int, price_per_hour: float | None, launches: Sequence[Launch], cap: LaunchCap, now: datetime
+) -> CapRefusal | None:
+    """Why so many machines may not be launched now; None: they may. `price_per_hour`: of one machine, in US dollars."""
+    recent = sorted((one for one in launches if one.at > now - WINDOW), key=lambda one: one.at)
+    there = sum(one.count for one in recent)
+    if there + count > cap.machines:
+        said = f"{there} machines were launched within an hour, and {count} more would pass the cap of {cap.machines}"
+        return CapRefusal(said, _fits_at(recent, cap.machines - count, [one.count for one in recent]))
+    if cap.price_per_hour is None:
+        return None
+    if price_per_hour is None:
+        said = "the price of such a machine is not known, so the cap on prices cannot be judged: set its price"
+        return CapRefusal(said, None)
+    prices = [one.count * (one.price_per_hour or 0.0) for one in recent]
+    price = count * price_per_hour
+    if sum(prices) + price > cap.price_per_hour:
+        said = (
+            f"machines for {sum(prices):.2f} dollars an hour were launched within an hour, and {price:.2f} more would "
+            f"pass the cap of {cap.price_per_hour:.2f}"
+        )
+        return CapRefusal(said, _fits_at(recent, cap.price_per_hour - price, prices))
+    return None
+
+
+def _fits_at(recent: Sequence[Launch], room: float, amounts: Sequence[float]) -> datetime | None:
+    """When what is left of `amounts` is at most `room`, as launches leave the window; None: never."""
+    left = sum(amounts)
+    for launch, amount in zip(recent, amounts, strict=True):
+        if room < 0:
+            return None
+        left -= amount
+        if left <= room:
+            return launch.at + WINDOW
+    return None

@@ -1,0 +1,376 @@
+"""How the machines of an instance type in a region come to run another image. Pure.
+
+One unit is launched from the new image first. Once it has been ready for a while the others follow, a spare or a whole
+cell at a time: each is announced to leave like a machine that its provider takes (`notices`), so that another is made
+first and the disruption ledger is asked. Two launches that do not boot turn the move round.
+
+What a region in a cloud has that no launch makes: its network, roles and addresses, as its stack states them. Pure.
+
+It is stored as it is (`CloudRegion.base`), and read by `msgspec`.
+
+What an alarm outside of this install is told each minute, as the parameters of CloudWatch's `PutMetricData`. Pure.
+
+Few figures, each of which a person would be woken for: whoever wants more asks Prometheus.
+
+Whether this control plane holds its clouds, by an object in the install's bucket that only one can go on
+writing. Pure.
+
+A copied database has the same names and the same tags. What it cannot have is the object's next version: each writes it
+only if it is still the one that it wrote itself. Who finds another's version there changes nothing in the clouds until
+a person says that it is the one.
+
+Garbage collection: decides which machines, cloud resources and files are deleted. Pure.
+
+A resource to which nothing refers is a suspect from the first complete list that shows it. A later list must show it
+again, and its grace period must be over, before it is deleted. Each list deletes a limited number. When too many
+resources of a kind have no record, the records are probably wrong, as after restoring an old backup. Then that kind is
+held: none of it is deleted until few are without a record again.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from fleet.reconcile.planning.states import NodeState
+from kernel.tones import Tone
+
+
+class ImageState(StrEnum):
+    """`asked`: the cloud has not said yet that there is such an image. `canary`: one unit is tried. `back`: what runs
+    the new image already is replaced by the old one. `refused`: it never began."""
+
+    ASKED = "asked"
+    CANARY = "canary"
+    ROLLING = "rolling"
+    BACK = "back"
+    DONE = "done"
+    REFUSED = "refused"
+
+
+IMAGE_TONE = {
+    ImageState.ASKED: Tone.MOVING,
+    ImageState.CANARY: Tone.MOVING,
+    ImageState.ROLLING: Tone.MOVING,
+    ImageState.BACK: Tone.BAD,
+    ImageState.DONE: Tone.OK,
+    ImageState.REFUSED: Tone.BAD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """`healthy_s`: for how many seconds all nodes of the canary must have been ready. `failed_most`: so many launches
+    that did not boot are bad luck."""
+
+    healthy_s: float = 600.0
+    failed_most: int = 1
+
+
+SETTINGS = ImageSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMachine:
+    """One that may run. `unit`: of its launch. `cell`: of its node, "" for a spare. `is_new`: it was launched from the
+    image that the move is to. `is_leaving`: it was announced that it goes."""
+
+    node: str
+    unit: str
+    cell: str
+    is_new: bool
+    state: NodeState
+    state_since: datetime
+    is_leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImageStep:
+    """`leave`: nodes to be announced to leave now. `booted`, `failed`: nodes that were seen ready, and units that did
+    not boot, all so far."""
+
+    state: ImageState
+    reason: str
+    booted: frozenset[str]
+    failed: frozenset[str]
+    leave: tuple[str, ...] = ()
+
+
+def takes_new(state: ImageState, machines: Sequence[ImageMachine], open_units: Collection[str]) -> bool:
+    """Whether the next launch is from the new image: while one is tried, only if none is under way. `open_units`: whose
+    launch from it may still come to something."""
+    if state is ImageState.CANARY:
+        return not open_units and not any(one.is_new and one.state is not NodeState.LOST for one in machines)
+    return state is ImageState.ROLLING
+
+
+def plan_image(
+    state: ImageState,
+    machines: Sequence[ImageMachine],
+    booted: Collection[str],
+    failed: Collection[str],
+    now: datetime,
+    settings: ImageSettings = SETTINGS,
+) -> ImageStep:
+    """The next step of a move. `booted` and `failed` are those of the step before."""
+    new = [one for one in machines if one.is_new]
+    seen = frozenset(booted) | {one.node for one in new if one.state is NodeState.READY}
+    lost = frozenset(failed) | {one.unit for one in new if one.state is NodeState.LOST and one.node not in seen}
+    if state in (ImageState.CANARY, ImageState.ROLLING) and len(lost) > settings.failed_most:
+        return ImageStep(ImageState.BACK, f"{len(lost)} launches from it did not boot", seen, lost)
+    if state is ImageState.CANARY:
+        tried = _canary(new, now, settings)
+        if tried is not None:
+            return ImageStep(*tried, seen, lost)
+    to_go = [one for one in machines if one.is_new is (state is ImageState.BACK) and one.state is not NodeState.LOST]
+    if state is not ImageState.CANARY and not to_go:
+        ended = "all went back" if state is ImageState.BACK else "all machines run it"
+        return ImageStep(ImageState.DONE, ended, seen, lost)
+    waits = _waits(machines, to_go)
+    leave = () if waits else _next_place(machines, to_go)
+    reason = waits or (
+        f"{', '.join(leave)} leaves for it" if leave else "no machine runs: it is tried by the next launch"
+    )
+    return ImageStep(state, reason, seen, lost, leave)
+
+
+def _canary(new: Sequence[ImageMachine], now: datetime, settings: ImageSettings) -> tuple[ImageState, str] | None:
+    """What the unit that is tried says; None: there is none yet."""
+    trying = [one for one in new if one.state is not NodeState.LOST]
+    if not trying:
+        return None
+    if any(one.state is not NodeState.READY for one in trying):
+        return ImageState.CANARY, "the first unit boots"
+    since = max(one.state_since for one in trying)
+    left_s = settings.healthy_s - (now - since).total_seconds()
+    if left_s > 0:
+        return ImageState.CANARY, f"the first unit has been ready since {since:%H:%M:%S} UTC"
+    return ImageState.ROLLING, f"the first unit was ready for {settings.healthy_s:.0f} s"
+
+
+def _waits(machines: Sequence[ImageMachine], to_go: Sequence[ImageMachine]) -> str:
+    """Why nothing more may leave now; "" if something may. One place at a time."""
+    leaving = sorted(one.node for one in machines if one.is_leaving)
+    if leaving:
+        return f"{', '.join(leaving)} leaves"
+    going = {one.node for one in to_go}
+    booting = sorted(one.node for one in machines if one.state is NodeState.JOINING and one.node not in going)
+    return f"{', '.join(booting)} boots" if booting else ""
+
+
+def _next_place(machines: Sequence[ImageMachine], to_go: Sequence[ImageMachine]) -> tuple[str, ...]:
+    """Spares first, for cells are made of them. A cell leaves as a whole, whatever its machines run."""
+    if not to_go:
+        return ()
+    first = min(to_go, key=lambda one: (bool(one.cell), one.cell, one.node))
+    if not first.cell:
+        return (first.node,)
+    return tuple(sorted(one.node for one in machines if one.cell == first.cell))
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneBase:
+    """`zone_id` is the same in all accounts; a zone's name is not."""
+
+    subnet: str
+    zone_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloudBase:
+    """`zones` by name. Groups are security groups, that of nodes lets everything through from and to itself. Profiles
+    are ARNs of instance profiles, roles the names of what they hold: a machine proves itself by its role. Empty where
+    the stack has no such thing. `root_devices`: what an image calls its root volume, `root_device` that of all others.
+
+    `load_balancer` and `load_balancer_zone`: the DNS name of the region's entry and the hosted zone that it lies in,
+    which an alias names; `target_groups`: ARNs of those of its ingresses, `tls` or `plain`. `hosted_zone` and
+    `entry_name`: where the weighted records of all regions are. `home`: the region of AWS of the install's base,
+    where its alarm hears; empty for the region's own.
+    """
+
+    account: str
+    zones: dict[str, ZoneBase]
+    node_group: str
+    node_profile: str
+    node_role: str
+    ingress_group: str = ""
+    ingress_profile: str = ""
+    ingress_role: str = ""
+    bucket: str = ""
+    queue_url: str = ""
+    dead_letter_url: str = ""
+    target_groups: dict[str, str] = field(default_factory=dict)
+    hosted_zone: str = ""
+    entry_name: str = ""
+    load_balancer: str = ""
+    load_balancer_zone: str = ""
+    home: str = ""
+    root_devices: dict[str, str] = field(default_factory=dict)
+    root_device: str = "/dev/xvda"
+    root_gib: int = 200
+
+    def root_device_of(self, image: str) -> str:
+        """What an image calls its root volume."""
+        return self.root_devices.get(image, self.root_device)
+
+
+NAMESPACE = "Switchyard"
+"""The only one that the policy of the control plane's role allows."""
+DIMENSION = "Install"
+PASS_COUNTS_S = 60.0
+"""A pass of the reconciler that ended within it is a completed one: as long as the alarm's period."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallFigures:
+    """How an install stands. `reconciled_s`: seconds since the reconciler's last whole pass; `last_pass_s`: the same of
+    the control loop that is most behind. None: there was none yet."""
+
+    cells_wanted: int
+    cells_ready: int
+    incidents_open: int
+    reconciled_s: float | None
+    last_pass_s: float | None
+
+
+def metrics_request(install: str, figures: InstallFigures) -> dict[str, Any]:
+    """All of it in one call. Without times of ours: CloudWatch takes that of arrival, which no wrong clock shifts."""
+    was_reconciled = figures.reconciled_s is not None and figures.reconciled_s <= PASS_COUNTS_S
+    values: list[tuple[str, float, str]] = [
+        ("CompletedPasses", float(was_reconciled), "Count"),
+        ("CellsWanted", figures.cells_wanted, "Count"),
+        ("CellsReady", figures.cells_ready, "Count"),
+        ("OpenIncidents", figures.incidents_open, "Count"),
+    ]
+    if figures.last_pass_s is not None:
+        values.append(("LastPassAge", figures.last_pass_s, "Seconds"))
+    of_this = [{"Name": DIMENSION, "Value": install}]
+    data = [
+        {"MetricName": name, "Dimensions": of_this, "Value": float(value), "Unit": unit} for name, value, unit in values
+    ]
+    return {"Namespace": NAMESPACE, "MetricData": data}
+
+
+STALE_AFTER = timedelta(minutes=15)
+"""Without a beat for so long nothing is changed: somebody else may have taken over meanwhile."""
+
+
+class Verdict(StrEnum):
+    """`again`: nothing is known, ask again."""
+
+    OWNER = "owner"
+    LOST = "lost"
+    AGAIN = "again"
+
+
+def judge_beat(*, was_written: bool | None, nonce_there: str | None, nonce_tried: str) -> Verdict:
+    """What an attempt to write the object shows. `was_written`: None if its answer was lost. `nonce_there`: what the
+    object has in it, read after it was not written; None: it could not be read. `nonce_tried`: what was to be written,
+    and was noted before, so that a write whose answer was lost is known again."""
+    if was_written:
+        return Verdict.OWNER
+    if was_written is None or nonce_there is None:
+        return Verdict.AGAIN
+    return Verdict.OWNER if nonce_there == nonce_tried else Verdict.LOST
+
+
+def stale_reason(beat_at: datetime | None, now: datetime) -> str:
+    """Why nothing may be changed although nobody else is known to hold the clouds; "" if it may. An install without a
+    bucket never beats, and is trusted."""
+    if beat_at is None or now - beat_at <= STALE_AFTER:
+        return ""
+    return f"its object in the bucket was last written at {beat_at:%Y-%m-%d %H:%M} UTC"
+
+
+class ResourceKind(StrEnum):
+    MACHINE = "machine"
+    VOLUME = "volume"
+    INTERFACE = "network interface"
+    SPOT_REQUEST = "spot request"
+    FILE = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A listed resource. `is_recorded`: a row exists, even if it says that the resource should be gone. `created_at` is
+    None where the provider does not state it; the age then counts from the first list that showed the resource."""
+
+    kind: ResourceKind
+    id: str
+    is_referenced: bool
+    is_recorded: bool = False
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GarbagePolicy:
+    """`deleted_at_once` applies to each kind and list. A kind is held while more resources than `unknown_least`, and
+    more than `unknown_most_share` of the machines, have no record. None means no limit."""
+
+    grace_period_s: float
+    lists: int = 2
+    deleted_at_once: int | None = None
+    unknown_least: int | None = None
+    unknown_most_share: float = 0.0
+
+    def is_over(self, since: datetime, now: datetime) -> bool:
+        return (now - since).total_seconds() >= self.grace_period_s
+
+
+PROVIDER_MACHINES = GarbagePolicy(grace_period_s=0.0, deleted_at_once=5, unknown_least=2, unknown_most_share=0.25)
+"""Providers are listed once a minute, which is longer than a launch takes to be recorded."""
+CLOUD_RESOURCES = GarbagePolicy(grace_period_s=600.0, deleted_at_once=5, unknown_least=5, unknown_most_share=0.2)
+"""Lists of a cloud lag behind by minutes."""
+FILES = GarbagePolicy(grace_period_s=86_400.0, lists=1)
+"""An upload takes less than a day, and its row is written last."""
+
+
+@dataclass(frozen=True, slots=True)
+class GarbagePlan:
+    """`suspects`: since when each resource without a reference has been listed, by id. `held`: why some kinds are left
+    alone, or ""."""
+
+    delete: tuple[Resource, ...]
+    suspects: Mapping[str, datetime]
+    held: str = ""
+
+
+def plan_garbage_collection(
+    found: Sequence[Resource],
+    before: Mapping[str, datetime],
+    now: datetime,
+    policy: GarbagePolicy,
+    *,
+    machines: int = 0,
+    has_records: bool = True,
+) -> GarbagePlan:
+    """Plans what one complete list leads to.
+
+    Args:
+        before: Suspects of the previous complete list.
+        machines: Number of machines that the share of the policy refers to.
+        has_records: Whether any launch is recorded at all. If none is, everything is held.
+    """
+    garbage = [one for one in found if not one.is_referenced]
+    suspects = {one.id: before.get(one.id, now) for one in garbage}
+    delete: list[Resource] = []
+    held = []
+    for kind in ResourceKind:
+        same = [one for one in garbage if one.kind is kind]
+        unknown = sum(not one.is_recorded for one in same)
+        if reason := _held(kind, unknown, machines, has_records, policy):
+            held.append(reason)
+            continue
+        seen = (one for one in same if policy.lists == 1 or one.id in before)
+        old = (one for one in seen if policy.is_over(one.created_at or suspects[one.id], now))
+        delete += sorted(old, key=lambda one: one.id)[: policy.deleted_at_once]
+    return GarbagePlan(tuple(delete), suspects, "; ".join(held))
+
+
+def _held(kind: ResourceKind, unknown: int, machines: int, has_records: bool, policy: GarbagePolicy) -> str:
+    if unknown and not has_records:
+        return f"{kind}: {unknown} have no record, and no launch is recorded at all"
+    if policy.unknown_least is None or unknown <= max(policy.unknown_least, policy.unknown_most_share * machines):
+        return ""
+    return f"{kind}: {unknown} have no record, compared with {machines} machines; were records lost?"

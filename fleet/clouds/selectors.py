@@ -1,0 +1,46 @@
+"""What runs which image, for moves from one to another (`fleet.clouds.planning.upkeep`)."""
+
+from fleet.cells.models import CellMember
+from fleet.clouds.models import CloudNotice, ImageMove, LaunchAttempt
+from fleet.clouds.planning.upkeep import ImageMachine
+from fleet.machines.models import Machine
+from fleet.nodes.models import Node
+from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState, NoticeKind
+
+
+def image_machines(move: ImageMove) -> list[ImageMachine]:
+    """Those of its type and region whose nodes are not retired."""
+    rows = Machine.objects.filter(
+        region_id=move.region_id,
+        instance_type_id=move.instance_type_id,
+        role=MachineRole.NODE.value,
+    ).exclude(state=MachineState.GONE)
+    machines = {row.runs: row for row in rows.select_related("launched_by")}
+    units = {node: row.launched_by.unit_id if row.launched_by else node for node, row in machines.items()}
+    nodes = Node.objects.filter(id__in=machines).exclude(state=NodeState.RETIRED).order_by("id")
+    cells = dict(CellMember.objects.filter(node_id__in=machines).values_list("node_id", "cell_id"))
+    told = CloudNotice.objects.filter(kind=NoticeKind.IMAGE, settled_at=None, machine__in=machines.values())
+    leaving = set(told.values_list("machine__runs", flat=True))
+    return [
+        ImageMachine(
+            node=node.id,
+            unit=units[node.id],
+            cell=str(cells.get(node.id, "")),
+            is_new=machines[node.id].image == move.image,
+            state=NodeState(node.state),
+            state_since=node.state_since,
+            is_leaving=node.id in leaving,
+        )
+        for node in nodes
+    ]
+
+
+def units_under_way(move: ImageMove) -> frozenset[str]:
+    """Whose launch from its image may still come to something."""
+    rows = LaunchAttempt.objects.filter(
+        ended_at=None,
+        unit__region_id=move.region_id,
+        unit__instance_type_id=move.instance_type_id,
+        pool_seen__image=move.image,
+    )
+    return frozenset(rows.values_list("unit_id", flat=True))

@@ -1,0 +1,230 @@
+"""Moves the machines of an instance type in a region to another image, and back: a step of `cloud_upkeep`. What comes
+next is decided by `fleet.clouds.planning.upkeep`; machines leave by notices, as if their provider had announced it.
+
+Web asks for a move and never for an image: only the loop calls the cloud, outside of transactions."""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db import transaction
+from django.db.models import F, QuerySet
+
+from fleet.clouds.aws.actions import LATER
+from fleet.clouds.aws.calls import CallFailed, Refused, Unanswered, call
+from fleet.clouds.aws.identity import install_ensure
+from fleet.clouds.aws.region import StackRefused, region_read
+from fleet.clouds.models import CapacityPool, CloudNotice, CloudRegion, ImageMove
+from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState, ImageStep, plan_image
+from fleet.clouds.selectors import image_machines
+from fleet.machines.models import Machine
+from fleet.machines.planner import Said
+from fleet.machines.services.reports import notice_record
+from fleet.reconcile.planning.states import CloudRegionState, MachineState, NoticeKind, NoticeSource
+from kernel import live, wake_ups
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+
+IMAGE = re.compile(r"ami-[0-9a-f]{8,17}")
+ACTOR = "fleet.cloud"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An image as its cloud describes it."""
+
+    image: str
+    root_device: str
+
+
+def image_ask(region: str, instance_type: str, image: str, *, actor: str, now: datetime, why: str = "") -> ImageMove:
+    """Ask that a type's machines move to an image; "": to the one that the region's stack states. Calls nothing: the
+    loop `fleet.cloud` asks the cloud for the image, and then begins.
+
+    Raises:
+        InvalidInput: no id of an image, no region of a cloud that is ready, or no pool of the type for nodes.
+        Conflict: a move is under way, or all pools have the image already.
+    """
+    if image and not IMAGE.fullmatch(image):
+        message = f"{image!r} is no id of an image, such as ami-0123456789abcdef0"
+        raise InvalidInput(field="image", rule="image", message=message)
+    with transaction.atomic():
+        clouds = CloudRegion.objects.select_for_update().filter(state=CloudRegionState.READY)
+        if clouds.filter(pk=region).first() is None:
+            message = f"there is no region {region!r} of provider aws that is ready"
+            raise InvalidInput(field="region", rule="cloud", message=message)
+        pools = _pools(region, instance_type)
+        if not pools.exclude(instance_type__accelerator="none").exists():
+            message = f"region {region} has no pool of {instance_type!r} for nodes"
+            raise InvalidInput(field="instance_type", rule="pool", message=message)
+        under_way = ImageMove.objects.filter(region_id=region, instance_type_id=instance_type, ended_at=None).first()
+        if under_way is not None:
+            raise Conflict(f"{under_way} is under way ({under_way.state}); turn it back, or wait for its end")
+        if image and not pools.exclude(image=image).exists():
+            raise Conflict(f"all pools of {instance_type} in {region} have {image} already")
+        move = ImageMove.objects.create(
+            region_id=region, instance_type_id=instance_type, image=image, asked_by=actor, asked_at=now
+        )
+        _event(move, f"{move} was asked for by {actor}" + (f": {why}" if why else ""), actor, now)
+        wake_ups.send("fleet.cloud")
+    return move
+
+
+def image_back(move_id: int, *, actor: str, now: datetime, why: str = "") -> ImageMove:
+    """Turn a move round: what runs the new image already is replaced by the old one. One that has not begun ends.
+
+    Raises:
+        Conflict: it has ended, or goes back already.
+    """
+    with transaction.atomic():
+        move = ImageMove.objects.select_for_update().get(pk=move_id)
+        if move.ended_at is not None or move.state == ImageState.BACK:
+            raise Conflict(f"{move} is {move.state}: only one that is under way is turned back")
+        reason = f"asked for by {actor}" + (f": {why}" if why else "")
+        if move.state == ImageState.ASKED:
+            _refuse(move, f"taken back before it began, {reason}", actor, now)
+        else:
+            _turn(move, ImageState.BACK, reason, actor, now)
+            move.save()
+    return move
+
+
+def cloud_images(cloud: CloudRegion, now: datetime) -> None:
+    """Take each move of a region one step further. Asks the cloud for images of those that have not begun."""
+    for move in ImageMove.objects.filter(region_id=cloud.pk, state=ImageState.ASKED).order_by("pk"):
+        _begin(cloud, move, now)
+    moves = ImageMove.objects.filter(region_id=cloud.pk, ended_at=None).exclude(state=ImageState.ASKED)
+    for pk in moves.values_list("pk", flat=True):
+        with transaction.atomic():
+            move = ImageMove.objects.select_for_update().get(pk=pk)
+            if move.ended_at is None:
+                step = plan_image(ImageState(move.state), image_machines(move), move.booted, move.failed, now)
+                _take(move, step, now)
+
+
+def _begin(cloud: CloudRegion, asked: ImageMove, now: datetime) -> None:
+    """What was asked for is tried, once the cloud says that there is such an image; until it answers, it waits."""
+    found, refusal, waits = None, "", ""
+    try:
+        found = _find(cloud, asked, now)
+    except CallFailed as error:
+        if isinstance(error, Unanswered) or error.code in LATER:
+            waits = f"no answer yet: {error}"
+        else:
+            refusal = str(error)
+    except (InvalidInput, StackRefused) as error:
+        refusal = str(error)
+    with transaction.atomic():
+        row = CloudRegion.objects.select_for_update().get(pk=cloud.pk)
+        move = ImageMove.objects.select_for_update().get(pk=asked.pk)
+        if move.state != ImageState.ASKED:
+            return
+        if found is not None:
+            _try(row, move, found, now)
+        elif refusal:
+            _refuse(move, refusal, ACTOR, now)
+        elif move.reason != waits:
+            move.reason = waits
+            move.save(update_fields=["reason"])
+            live.push("regions", move.region_id)
+
+
+def _find(cloud: CloudRegion, move: ImageMove, now: datetime) -> _Found:
+    image = move.image
+    if not image:
+        kind = move.instance_type_id
+        pools = region_read(cloud.aws_region, cloud.stack, install_ensure(now).pk, [kind]).pools
+        image = next((pool.image for pool in pools), "")
+        if not image:
+            message = f"stack {cloud.stack} has no pool of {kind}"
+            raise InvalidInput(field="image", rule="image", message=message)
+    return _Found(image, _root_device(cloud, image))
+
+
+def _try(row: CloudRegion, move: ImageMove, found: _Found, now: datetime) -> None:
+    """From now on a launch takes it: see `fleet.clouds.planning.upkeep.takes_new`."""
+    pools = _pools(row.pk, move.instance_type_id)
+    move.image = found.image
+    if not pools.exclude(image=found.image).exists():
+        _refuse(move, f"all pools of {move.instance_type_id} in {row.pk} have {found.image} already", ACTOR, now)
+        return
+    row.base = {**row.base, "root_devices": {**row.base.get("root_devices", {}), found.image: found.root_device}}
+    row.save(update_fields=["base"])
+    pools.update(next_image=found.image)
+    _turn(move, ImageState.CANARY, "one unit is tried first", ACTOR, now)
+    move.save()
+
+
+def _refuse(move: ImageMove, reason: str, actor: str, now: datetime) -> None:
+    move.ended_at = now
+    _turn(move, ImageState.REFUSED, reason, actor, now)
+    move.save()
+
+
+def _pools(region: str, instance_type: str) -> QuerySet[CapacityPool]:
+    return CapacityPool.objects.filter(region_id=region, instance_type_id=instance_type)
+
+
+def _take(move: ImageMove, step: ImageStep, now: datetime) -> None:
+    was = (move.state, move.reason, move.booted, move.failed)
+    move.booted, move.failed = sorted(step.booted), sorted(step.failed)
+    if step.state is ImageState.DONE:
+        _end(move, now)
+    if step.state != move.state:
+        _turn(move, step.state, step.reason, ACTOR, now)
+    move.reason = step.reason
+    if (move.state, move.reason, move.booted, move.failed) != was:
+        move.save()
+        live.push("regions", move.region_id)
+    here = Machine.objects.filter(region_id=move.region_id, runs__in=step.leave).exclude(state=MachineState.GONE)
+    target = f"back from {move.image}" if move.state == ImageState.BACK else f"to {move.image}"
+    for machine in here:
+        _say(machine, Said(f"{move.pk}/{move.state}", now), now, f"{move.instance_type_id} moves {target}")
+
+
+def _say(machine: Machine, said: Said, now: datetime, text: str = "") -> None:
+    notice_record(machine=machine, kind=NoticeKind.IMAGE, source=NoticeSource.IMAGE, said=said, text=text, now=now)
+
+
+def _turn(move: ImageMove, state: ImageState, reason: str, actor: str, now: datetime) -> None:
+    """Another state: what was told to leave for the one before stays after all."""
+    if state in (ImageState.BACK, ImageState.DONE):
+        told = CloudNotice.objects.filter(kind=NoticeKind.IMAGE, settled_at=None, machine__region_id=move.region_id)
+        told = told.filter(machine__instance_type_id=move.instance_type_id).select_related("machine")
+        for notice in told:
+            _say(notice.machine, Said("", now, over=True), now)
+    move.state, move.reason = state.value, reason
+    _event(move, f"{move} is {state}: {reason}", actor, now)
+
+
+def _end(move: ImageMove, now: datetime) -> None:
+    """Pools have one image again: the new one, or the old one if it went back."""
+    pools = CapacityPool.objects.filter(
+        region_id=move.region_id, instance_type_id=move.instance_type_id, next_image=move.image
+    )
+    if move.state != ImageState.BACK:
+        pools.update(image=F("next_image"))
+    pools.update(next_image="")
+    move.ended_at = now
+
+
+def _root_device(cloud: CloudRegion, image: str) -> str:
+    try:
+        found = call("ec2", "DescribeImages", cloud.aws_region, ImageIds=[image])["Images"]
+    except Refused as error:
+        if not error.code.startswith("InvalidAMIID"):
+            raise
+        found = []
+    if not found:
+        message = f"{cloud.aws_region} has no image {image}, or not for this account"
+        raise InvalidInput(field="image", rule="image", message=message)
+    return str(found[0]["RootDeviceName"])
+
+
+def _event(move: ImageMove, message: str, actor: str, now: datetime) -> None:
+    state = ImageState(move.state)
+    tone, detail = IMAGE_TONE[state], {"move": move.pk, "instance_type": move.instance_type_id, "image": move.image}
+    event_record(
+        kind=f"image.{state}", message=message, tone=tone, now=now, actor=actor, region=move.region_id, detail=detail
+    )
+    live.push("regions", move.region_id)

@@ -1,0 +1,216 @@
+"""Keeps what a cloud announced of machines, once each, and settles what is over. Steps of `cloud_upkeep`.
+
+Three ways lead here: the region's queue, DescribeInstanceStatus, and the ends of Capacity Blocks; a fourth, what nodes
+read of their own metadata, to `node_notices`. Each alone is late or silent at times, and all meet in one row. What
+follows is decided by `fleet.faults.planning.notices`.
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.db.models import Q, QuerySet
+
+from fleet.capacity.planning.pools import Market
+from fleet.clouds.aws.calls import CallFailed, Refused
+from fleet.clouds.aws.listing import ScheduledEvent, Statuses, region_statuses, reservations_read, seen_store
+from fleet.clouds.aws.notices import (
+    Announcement,
+    CalledOff,
+    Message,
+    Nothing,
+    StateSeen,
+    UnreadableNotice,
+    block_end,
+    messages_delete,
+    messages_receive,
+    parse,
+)
+from fleet.clouds.models import CapacityPool, CloudNotice, CloudRegion
+from fleet.faults.services.incidents import incident_open, incidents_close
+from fleet.machines.models import Machine
+from fleet.machines.planner import ENDED, Said
+from fleet.machines.services.reports import notice_record
+from fleet.nodes.models import Node
+from fleet.reconcile.planning.states import MachineState, NoticeKind, NoticeSource
+
+PROVIDER = "aws"
+KEPT = timedelta(days=30)
+"""How long settled notices stay."""
+SCHEDULED = [NoticeKind.RETIREMENT.value, NoticeKind.MAINTENANCE.value]
+ROUNDS = 20
+"""Of ten messages each, in one step."""
+UNREAD = "notices-unread"
+"""Kind of the incident of a region whose queue may not be read."""
+
+log = logging.getLogger(__name__)
+
+
+# --- the queue ----------------------------------------------------------------------------------------------------
+
+
+def cloud_queue(cloud: CloudRegion, now: datetime) -> None:
+    """Take what is in the region's queue. A message that makes no sense stays there, and goes to the dead letters after
+    it was received as often as its queue says."""
+    url = cloud.base.get("queue_url", "")
+    if not url:
+        return
+    try:
+        for _ in range(ROUNDS):
+            messages = messages_receive(cloud.aws_region, url)
+            done = [message for message in messages if _take(cloud, message, now)]
+            messages_delete(cloud.aws_region, url, done)
+            if not messages:
+                break
+    except CallFailed as error:
+        log.warning("the queue of region %s was not read: %s", cloud.pk, error)
+        if isinstance(error, Refused) and not error.is_for_now:
+            summary = f"The queue of notices of {cloud.pk} may not be read, so machines' ends are heard late: {error}"
+            incident_open(kind=UNREAD, subject=cloud.pk, summary=summary, evidence={}, now=now, region=cloud.pk)
+        return
+    incidents_close(kind=UNREAD, subject=cloud.pk, resolution="it is read again", now=now)
+
+
+def _take(cloud: CloudRegion, message: Message, now: datetime) -> bool:
+    """Whether the message is done with. It is deleted after the rows are written, so a crash between has it twice."""
+    try:
+        meaning = parse(message.body)
+    except UnreadableNotice as error:
+        log.warning("message %s of region %s is left for its dead letters: %s", message.id, cloud.pk, error)
+        return False
+    match meaning:
+        case StateSeen(machine, state):
+            seen_store({machine: state}, now)
+        case Announcement():
+            announcement_store(cloud, meaning, now)
+        case CalledOff():
+            _called_off(cloud, meaning, now)
+        case Nothing():
+            pass
+    return True
+
+
+def announcement_store(cloud: CloudRegion, said: Announcement, now: datetime) -> int:
+    """One notice for each machine of ours that it is about. Returns how many were new."""
+    rows = _machines(cloud)
+    rows = rows.filter(reservation=said.reservation) if said.reservation else rows.filter(provider_id__in=said.machines)
+    return sum(
+        notice_record(
+            machine=machine,
+            kind=said.kind,
+            source=NoticeSource.EVENTS,
+            said=Said(said.event_id, said.at, said.ends_at),
+            text=said.text,
+            now=now,
+        )
+        for machine in rows
+    )
+
+
+def _called_off(cloud: CloudRegion, said: CalledOff, now: datetime) -> None:
+    word = Said("", said.at, over=True)
+    for machine in _machines(cloud).filter(provider_id__in=said.machines):
+        notice_record(machine=machine, kind=said.kind, source=NoticeSource.EVENTS, said=word, now=now)
+
+
+def _machines(cloud: CloudRegion) -> "QuerySet[Machine]":
+    return Machine.objects.filter(provider=PROVIDER, region_id=cloud.pk).exclude(state=MachineState.GONE)
+
+
+# --- polling ------------------------------------------------------------------------------------------------------
+
+
+def cloud_statuses(cloud: CloudRegion, now: datetime) -> None:
+    """See state, checks and scheduled events of all machines: what events missed, and what is over."""
+    try:
+        statuses = region_statuses(cloud.aws_region)
+    except CallFailed as error:
+        log.warning("statuses of region %s were not read: %s", cloud.pk, error)
+        return
+    ours = {machine.provider_id: machine for machine in _machines(cloud)}
+    seen_store({name: state for name, state in statuses.states.items() if name in ours}, now)
+    _store_scheduled(cloud, statuses, ours, now)
+    _store_impaired(cloud, statuses, ours, now)
+    notices_settle(cloud, now)
+
+
+def _store_scheduled(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, Machine], now: datetime) -> None:
+    """Of each kind the first counts. What is no longer listed was done or withdrawn."""
+    first: dict[tuple[str, NoticeKind], ScheduledEvent] = {}
+    for event in sorted(statuses.events, key=lambda event: event.not_before):
+        if event.machine in ours:
+            first.setdefault((event.machine, event.kind), event)
+    for (name, kind), event in first.items():
+        said = Said(f"{event.id}/{event.not_before:%Y%m%dT%H%M%S}", now, event.not_before)
+        text = f"{event.code}: {event.text}"
+        notice_record(machine=ours[name], kind=kind, source=NoticeSource.STATUS, said=said, text=text, now=now)
+    for row in _open_by_status(cloud).filter(kind__in=SCHEDULED).select_related("machine"):
+        name = row.machine.provider_id
+        if name in statuses.states and (name, row.kind) not in first:
+            _over(row, now)
+
+
+def _store_impaired(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, Machine], now: datetime) -> None:
+    for name, since in statuses.impaired.items():
+        if name in ours:
+            notice_record(
+                machine=ours[name],
+                kind=NoticeKind.IMPAIRED,
+                source=NoticeSource.STATUS,
+                said=Said("impaired", now),
+                text="its status checks fail",
+                since=since,
+                now=now,
+            )
+    for row in _open_by_status(cloud).filter(kind=NoticeKind.IMPAIRED).select_related("machine"):
+        if row.machine.provider_id in statuses.states and row.machine.provider_id not in statuses.impaired:
+            _over(row, now)
+
+
+def _open_by_status(cloud: CloudRegion) -> "QuerySet[CloudNotice]":
+    """What polling said, and is not over."""
+    return CloudNotice.objects.filter(
+        settled_at=None, machine__region_id=cloud.pk, evidence__has_key=NoticeSource.STATUS.value
+    )
+
+
+def _over(row: CloudNotice, now: datetime) -> None:
+    word = Said("", now, over=True)
+    notice_record(machine=row.machine, kind=NoticeKind(row.kind), source=NoticeSource.STATUS, said=word, now=now)
+
+
+def notices_settle(cloud: CloudRegion, now: datetime) -> None:
+    """What was said of machines that are gone is over; what has been over for long is forgotten."""
+    here = CloudNotice.objects.filter(machine__region_id=cloud.pk)
+    over = here.filter(Q(machine__state=MachineState.GONE) | Q(machine__cloud_state__in=ENDED), settled_at=None)
+    with transaction.atomic():  # nobody called it off: its node stays cordoned
+        Node.objects.filter(id__in=over.values("machine__runs")).update(cordoned_for_notice=False)
+        over.update(settled_at=now)
+    here.filter(settled_at__lt=now - KEPT).delete()
+
+
+def cloud_reservations(cloud: CloudRegion, now: datetime) -> None:
+    """How much is left in reservations, when Capacity Blocks end, and what that means for the machines in them."""
+    pools = CapacityPool.objects.filter(region_id=cloud.pk).exclude(reservation="")
+    ids = set(pools.values_list("reservation", flat=True))
+    try:
+        reservations = reservations_read(cloud.aws_region, ids) if ids else ()
+    except CallFailed as error:
+        log.warning("reservations of region %s were not read: %s", cloud.pk, error)
+        return
+    for reservation in reservations:
+        ends_at = reservation.ends_at if reservation.is_block else None
+        pools.filter(reservation=reservation.id).update(free=reservation.free, ends_at=ends_at)
+        if ends_at is None:
+            continue
+        end = block_end(ends_at)
+        for machine in _machines(cloud).filter(reservation=reservation.id, market=Market.BLOCK):
+            notice_record(
+                machine=machine,
+                kind=NoticeKind.BLOCK_END,
+                source=NoticeSource.BLOCK,
+                said=Said(f"{reservation.id}/{end:%Y%m%dT%H%M%S}", now, end),
+                text=f"{reservation.id} ends at {ends_at:%Y-%m-%d %H:%M} UTC",
+                now=now,
+            )

@@ -1,0 +1,202 @@
+"""Regions in a cloud: declared with a stack, then read from it. Only the loop `fleet.cloud` asks the cloud; who creates
+a region waits for nothing.
+
+A region is usable once it is `ready`. What is refused is read again every minute, for a person mends the stack. Once a
+region is ready, a later reading adds pools and changes nothing that a person may have changed.
+
+Prices of a region's pools, and of the machines that were bought from them. A list that is forbidden, or does not
+answer, costs nothing but the price: it is unknown, or for a week what it was.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from django.db import transaction
+from django.db.models import Max, Q, QuerySet
+
+from fleet.capacity.planning.pools import Market
+from fleet.clouds.aws.calls import CallFailed, Unanswered
+from fleet.clouds.aws.identity import install_ensure
+from fleet.clouds.aws.region import PoolFound, StackRefused, on_demand_prices, region_read, spot_prices
+from fleet.clouds.models import CapacityPool, CloudRegion
+from fleet.machines.models import Machine
+from fleet.machines.services.orders import launches_hurry
+from fleet.reconcile.planning.states import CloudRegionState, MachineState
+from fleet.regions.models import InstanceType, Region
+from kernel import wake_ups
+from kernel.events import event_record
+from kernel.refusals import InvalidInput
+from kernel.tones import Tone
+
+AWS = "aws"
+STACK = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,127}")
+AWS_REGION = re.compile(r"[a-z]{2,4}(-[a-z]{2,12}){1,3}-[0-9]{1,2}")
+CLOUD_COLUMNS = ("stack", "aws_region")
+
+log = logging.getLogger(__name__)
+
+
+def cloud_columns(name: str, columns: dict[str, Any]) -> dict[str, str]:
+    """Take what a region of a cloud needs out of `columns`; {} for another provider.
+
+    Raises:
+        InvalidInput: a stack is missing, is malformed, or is given to a provider that has none.
+    """
+    given = {column: columns.pop(column, "") for column in CLOUD_COLUMNS}
+    if columns.get("provider") != AWS:
+        if set_ := [column for column, value in given.items() if value]:
+            message = f"only a region of provider {AWS} has a {set_[0]}"
+            raise InvalidInput(field=set_[0], rule="provider", message=message)
+        return {}
+    if not STACK.fullmatch(given["stack"]):
+        message = f"a region of provider {AWS} needs the name of its stack, as of deploy/aws/region.yaml"
+        raise InvalidInput(field="stack", rule="stack", message=message)
+    given["aws_region"] = given["aws_region"] or name
+    if not AWS_REGION.fullmatch(given["aws_region"]):
+        message = f"{given['aws_region']!r} is no region of AWS, such as us-east-1: say which by aws_region"
+        raise InvalidInput(field="aws_region", rule="aws_region", message=message)
+    return given
+
+
+def cloud_region_add(region: Region, columns: dict[str, str], now: datetime) -> None:
+    """It will be read. Part of the transaction that creates the region."""
+    install_ensure(now)
+    CloudRegion.objects.create(region=region, **columns)
+    wake_ups.send("fleet.cloud")
+
+
+def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
+    """Read the stack of a region, and keep what it states. Blocks as long as the cloud does."""
+    types = list(InstanceType.objects.values_list("name", flat=True))
+    try:
+        read = region_read(cloud.aws_region, cloud.stack, install_ensure(now).id, types)
+    except Unanswered as error:
+        log.warning("the stack of region %s was not read: %s", cloud.pk, error)
+        CloudRegion.objects.filter(pk=cloud.pk).update(reason=f"no answer yet: {error}")
+        return
+    except (StackRefused, CallFailed) as error:
+        _refused(cloud, str(error), now)
+        return
+    with transaction.atomic():
+        row = CloudRegion.objects.select_for_update().get(pk=cloud.pk)
+        was, row.state, row.reason = row.state, CloudRegionState.READY.value, ""
+        row.base, row.read_at = _with_images_in_use(row, msgspec.to_builtins(read.base)), now
+        row.save(update_fields=["state", "reason", "base", "read_at"])
+        added = pools_add(row.pk, read.pools)
+        if was != CloudRegionState.READY or added:
+            many = f"{added} pool{'s' if added != 1 else ''} of capacity"
+            _event(row, "ready", f"region {row.pk} was read from stack {row.stack}: {many} added", Tone.OK, now)
+            for kind in sorted({each.instance_type for each in read.pools}):
+                launches_hurry(region=row.pk, instance_type=kind, now=now)
+            wake_ups.send("fleet.reconcile")
+
+
+def _with_images_in_use(row: CloudRegion, base: dict[str, Any]) -> dict[str, Any]:
+    """A stack states its newest images. What the pools' own call their root volumes is known from earlier readings."""
+    pools = CapacityPool.objects.filter(region_id=row.pk)
+    used = {image for pair in pools.values_list("image", "next_image") for image in pair}
+    kept = {image: device for image, device in row.base.get("root_devices", {}).items() if image in used}
+    return {**base, "root_devices": {**kept, **base["root_devices"]}}
+
+
+def _refused(cloud: CloudRegion, reason: str, now: datetime) -> None:
+    """One that was ready stays so: its machines run on what was read before."""
+    with transaction.atomic():
+        row = CloudRegion.objects.select_for_update().get(pk=cloud.pk)
+        news = row.reason != reason
+        if row.state != CloudRegionState.READY:
+            row.state = CloudRegionState.REFUSED.value
+        row.reason, row.read_at = reason, now
+        row.save(update_fields=["state", "reason", "read_at"])
+        if news:
+            _event(row, "refused", f"region {row.pk} cannot be read: {reason}", Tone.BAD, now)
+
+
+def _event(cloud: CloudRegion, what: str, message: str, tone: Tone, now: datetime) -> None:
+    kind = f"region.{what}"
+    event_record(kind=kind, message=message, tone=tone, now=now, actor="fleet.cloud", region=cloud.pk, detail={})
+
+
+def pools_add(region: str, found: Sequence[PoolFound]) -> int:
+    """Those that are not there yet, after those that are; how many. What is there stays as a person may have set it."""
+    rows = CapacityPool.objects.filter(region_id=region)
+    there = set(rows.values_list("instance_type_id", "market", "zone", "reservation"))
+    last = dict(rows.values_list("instance_type_id").annotate(Max("position")).order_by())
+    added = 0
+    for each in found:
+        if (each.instance_type, each.market.value, each.zone, each.reservation) in there:
+            continue
+        last[each.instance_type] = last.get(each.instance_type, -1) + 1
+        CapacityPool.objects.create(region_id=region, position=last[each.instance_type], **_columns(each))
+        added += 1
+    return added
+
+
+def _columns(found: PoolFound) -> dict[str, Any]:
+    return {
+        "instance_type_id": found.instance_type, "market": found.market.value, "zone": found.zone,
+        "zone_id": found.zone_id, "subnet": found.subnet, "image": found.image, "reservation": found.reservation,
+        "placement_group": found.placement_group, "network_nodes": list(found.network_nodes),
+        "ends_at": found.ends_at, "free": found.free,
+    }  # fmt: skip
+
+
+RATED = (Market.ON_DEMAND, Market.OPEN, Market.RESERVED)
+"""Billed as on demand. A Capacity Block was paid ahead, and what an interruptible reservation costs no list says."""
+KEPT = timedelta(days=7)
+"""A price that was not read for longer is unknown."""
+
+
+Read = Callable[[Iterable[CapacityPool]], dict[tuple[str, str], float]]
+
+
+def cloud_prices(cloud: CloudRegion, now: datetime) -> None:
+    """Once a day: from the price list."""
+
+    def read(pools: Iterable[CapacityPool]) -> dict[tuple[str, str], float]:
+        prices = on_demand_prices(cloud.aws_region, sorted({pool.instance_type_id for pool in pools}))
+        return {
+            (pool.instance_type_id, pool.zone): prices[pool.instance_type_id]
+            for pool in pools
+            if pool.instance_type_id in prices
+        }
+
+    _keep(cloud, CapacityPool.objects.filter(region_id=cloud.pk, market__in=RATED), read, now)
+
+
+def cloud_spot_prices(cloud: CloudRegion, now: datetime) -> None:
+    """Once an hour, where there is a pool of spot: from its history."""
+
+    def read(pools: Iterable[CapacityPool]) -> dict[tuple[str, str], float]:
+        return spot_prices(cloud.aws_region, {pool.instance_type_id for pool in pools}, now)
+
+    _keep(cloud, CapacityPool.objects.filter(region_id=cloud.pk, market=Market.SPOT), read, now)
+
+
+def _keep(cloud: CloudRegion, rows: "QuerySet[CapacityPool]", read: Read, now: datetime) -> None:
+    pools = list(rows)
+    if not pools:
+        return
+    prices: dict[tuple[str, str], float] = {}
+    try:
+        prices = read(pools)
+    except CallFailed as error:
+        log.warning("prices of region %s were not read: %s", cloud.pk, error)
+    for pool in pools:
+        price = prices.get((pool.instance_type_id, pool.zone))
+        if price is not None:
+            CapacityPool.objects.filter(pk=pool.pk).update(price_per_hour=price, price_at=now)
+            _machines_of(pool).filter(Q(price_per_hour=None) | ~Q(price_per_hour=price)).update(price_per_hour=price)
+        elif pool.price_at is not None and pool.price_at < now - KEPT:
+            CapacityPool.objects.filter(pk=pool.pk).update(price_per_hour=None, price_at=None)
+            _machines_of(pool).update(price_per_hour=None)
+
+
+def _machines_of(pool: CapacityPool) -> "QuerySet[Machine]":
+    """Those that run: what one costs that is gone does not change any more."""
+    bought = Machine.objects.filter(region_id=pool.region_id, instance_type_id=pool.instance_type_id, zone=pool.zone)
+    return bought.filter(market=pool.market).exclude(state=MachineState.GONE)

@@ -1,0 +1,155 @@
+"""Deployments: which model version serves, where, and how many cells of it."""
+
+from django.db import models
+
+from engine_agent.protocol.states import ServingClass
+from fleet.autoscaling.planning.policy import CellPools, CellRange, Cells, RolesBy, ScalingPolicy, parse_scaling_policy
+from fleet.autoscaling.planning.role_split import RoleSplit, split_within
+from fleet.deployments.planner import (
+    PRIORITY_MOST,
+    GrantRule,
+    Objective,
+    Preempts,
+    SharingPolicy,
+    UpdatePolicy,
+    parse_objective,
+    parse_policy,
+)
+from fleet.reconcile.planning.states import choices
+from fleet.regions.models import Region
+from models_registry.versions.models import ModelVersion
+
+
+class Deployment(models.Model):
+    """A model version that should be served. `next_ordinal` numbers its cells; numbers are never used twice.
+    `instance_types`: names of those that its cells may be on, the preferred first; each cell is on one of them.
+
+    `update_policy` states what differs from the defaults of `fleet.deployments.planner.UpdatePolicy`, `slo` what
+    differs
+    from those of its serving class (`fleet.planning.load.slo`), `scaling` what differs from those of
+    `fleet.autoscaling.planning.policy.ScalingPolicy`. `markets`: in which its machines may be bought; empty: any.
+    `team`: whose quota its machines count against; empty: nobody's. `priority`, `preemptible` and `preempts` say who
+    gets machines when they are short (`fleet.deployments.planner.SharingPolicy`); None: as its serving class has it.
+    """
+
+    name = models.SlugField(max_length=96, primary_key=True)
+    model_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
+    instance_types = models.JSONField()
+    serving_class = models.CharField(max_length=16, choices=choices(ServingClass), default=ServingClass.REALTIME.value)
+    drain_deadline_s = models.FloatField(default=60.0)
+    update_policy = models.JSONField(default=dict, blank=True)
+    slo = models.JSONField(default=dict, blank=True)
+    scaling = models.JSONField(default=dict, blank=True)
+    markets = models.JSONField(default=list, blank=True)
+    team = models.SlugField(max_length=64, blank=True)
+    priority = models.PositiveSmallIntegerField(null=True, blank=True)
+    preemptible = models.BooleanField(null=True, blank=True)
+    preempts = models.CharField(max_length=8, choices=choices(Preempts), default=Preempts.MIN.value)
+    next_ordinal = models.PositiveIntegerField(default=1)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(instance_types__0__isnull=False), name="deployment_instance_types_some"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(priority__isnull=True) | models.Q(priority__lte=PRIORITY_MOST),
+                name="deployment_priority_most",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def policy(self) -> UpdatePolicy:
+        """How its cells may be updated, the defaults filled in."""
+        return parse_policy(self.update_policy)
+
+    def objective(self) -> Objective:
+        """What its users may expect, the defaults filled in."""
+        return parse_objective(self.slo, ServingClass(self.serving_class))
+
+    def scaling_policy(self) -> ScalingPolicy:
+        """How it is scaled where its cells are a range, the defaults filled in."""
+        return parse_scaling_policy(self.scaling)
+
+    @property
+    def plans_roles(self) -> bool:
+        """Whether the roles of its cells are planned, rather than stated by a person."""
+        return bool(self.scaling.get("roles") == RolesBy.PLANNED.value)
+
+    def sharing(self) -> SharingPolicy:
+        """Who it goes before when machines are short, what its serving class says filled in."""
+        stated = SharingPolicy(self.priority, self.preemptible, Preempts(self.preempts))
+        return stated.of_class(ServingClass(self.serving_class))
+
+
+class DeploymentRegion(models.Model):
+    """How many cells of a deployment a region should have, and how many of them, `prefill` and `decode`, should have
+    these roles; the rest is mixed. `by_type`: how many should be on which instance type; the planner says where the
+    rest goes. `cells_min` and `cells_max`: between which the autoscaler may set that number; None:
+    a person alone does.
+
+    `cells_granted`: how many of them it may have while machines are short (`fleet.planning.shares`); None: all.
+    `granted_at`: when that was decided, `grant_rule` and `grant_reason` by what and why.
+    """
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="regions")
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="deployments")
+    cells = models.PositiveIntegerField()
+    prefill = models.PositiveIntegerField(default=0)
+    decode = models.PositiveIntegerField(default=0)
+    by_type = models.JSONField(default=dict, blank=True)
+    cells_min = models.PositiveIntegerField(null=True, blank=True)
+    cells_max = models.PositiveIntegerField(null=True, blank=True)
+    cells_granted = models.PositiveIntegerField(null=True, blank=True)
+    granted_at = models.DateTimeField(null=True, blank=True)
+    grant_rule = models.CharField(max_length=16, choices=choices(GrantRule), blank=True)
+    grant_reason = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["deployment_id", "region_id"]
+        constraints = [
+            models.UniqueConstraint(fields=["deployment", "region"], name="deployment_once_per_region"),
+            models.CheckConstraint(
+                condition=models.Q(cells_min__isnull=True, cells_max__isnull=True)
+                | models.Q(cells_min__gte=0, cells_max__gte=models.F("cells_min"), cells_max__gt=0),
+                name="deployment_cells_range",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(prefill=0, decode=0) | models.Q(prefill__gt=0, decode__gt=0),
+                name="deployment_roles_in_pairs",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.deployment_id} in {self.region_id}: {self.cells}"
+
+    @property
+    def range(self) -> CellRange | None:
+        """Between which the autoscaler may set the number of cells."""
+        if self.cells_min is None or self.cells_max is None:
+            return None
+        return CellRange(self.cells_min, self.cells_max)
+
+    @property
+    def pools(self) -> CellPools | None:
+        """How many cells should have which role; None: all are mixed."""
+        split = split_within(self.cells, self.prefill, self.decode)
+        return CellPools(split.prefill, split.decode, split.mixed) if split.is_apart else None
+
+    def stated(self, *, plans_roles: bool) -> Cells:
+        """What a person stated of its cells: roles are no part of it where they are planned."""
+        return self.range or (None if plans_roles else self.pools) or self.cells
+
+    @property
+    def split(self) -> RoleSplit:
+        """How many of those that there should be while machines are short have which role."""
+        return split_within(self.cells_in_force, self.prefill, self.decode)
+
+    @property
+    def cells_in_force(self) -> int:
+        """How many there should be while machines are short."""
+        return self.cells if self.cells_granted is None else min(self.cells, self.cells_granted)

@@ -1,0 +1,301 @@
+"""Deployments: what they want, what they have, and whether their users are fine.
+
+The instance types of a deployment: how many of its cells are on which, what each carries and costs.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from django.db.models import Count, QuerySet
+
+from engine_agent.protocol.messages import Load
+from fleet.capacity.planning.rates import MachinePrice
+from fleet.capacity.selectors import machine_prices
+from fleet.cells.models import Cell
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.deployments.planner import GrantRule, RequestCounts
+from fleet.deployments.selectors import concurrency_on
+from fleet.load.pages import NO_LOAD, SummedLoad, loads_by_deployment
+from fleet.load.selectors import deployment_subject, seen_in_last_hour
+from fleet.quotas.selectors import QuotaUse, quota_uses
+from fleet.reconcile.planning.states import CellState
+from kernel.tones import Tone
+from models_registry.versions.planning.engine_arguments import nodes_per_cell
+from models_registry.versions.planning.spec import InvalidVersion
+from traffic.region_shares.selectors import traffic_policies
+
+CellCounts = Mapping[tuple[str, str], Mapping[str, int]]
+
+
+class Service(StrEnum):
+    """How a deployment, or its part in a region, looks to its users."""
+
+    SERVING = "serving"
+    DEGRADED = "degraded"
+    DOWN = "down"
+    OFF = "off"
+
+
+SERVICE_TONE: dict[Service, Tone] = {
+    Service.SERVING: Tone.OK,
+    Service.DEGRADED: Tone.WARN,
+    Service.DOWN: Tone.BAD,
+    Service.OFF: Tone.IDLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCells:
+    """What a deployment wants in one region, and how many live cells it has there: `states` maps state -> number."""
+
+    region: str
+    wanted: int
+    states: Mapping[str, int]
+
+    @property
+    def existing(self) -> int:
+        return sum(self.states.values())
+
+    @property
+    def ready(self) -> int:
+        return self.states.get(CellState.READY.value, 0)
+
+    @property
+    def service(self) -> Service:
+        return service_of(ready=self.ready, wanted=self.wanted)
+
+    @property
+    def tone(self) -> Tone:
+        return SERVICE_TONE[self.service]
+
+
+Placed = tuple[Deployment, tuple[RegionCells, ...]]
+"""A deployment by region."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentRow:
+    """A deployment by region. `silent` counts ready cells whose load is unknown, so `load` misses them."""
+
+    deployment: Deployment
+    shares: tuple[RegionCells, ...]
+    load: Load | None
+    silent: int
+    last_hour: RequestCounts
+
+    @property
+    def ready(self) -> int:
+        return sum(share.ready for share in self.shares)
+
+    @property
+    def wanted(self) -> int:
+        return sum(share.wanted for share in self.shares)
+
+    @property
+    def service(self) -> Service:
+        return service_of(ready=self.ready, wanted=self.wanted)
+
+    @property
+    def tone(self) -> Tone:
+        return SERVICE_TONE[self.service]
+
+    @property
+    def errors_percent(self) -> float | None:
+        """Failed requests of the last hour in percent of all, refused ones included, or None without any request."""
+        return 100.0 * self.last_hour.errors / self.last_hour.requests if self.last_hour.requests else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentList:
+    rows: tuple[DeploymentRow, ...]
+    filtered: bool
+
+
+def service_of(*, ready: int, wanted: int) -> Service:
+    if wanted == 0:
+        return Service.SERVING if ready else Service.OFF
+    if ready == 0:
+        return Service.DOWN
+    return Service.SERVING if ready >= wanted else Service.DEGRADED
+
+
+def deployments_placed(*, text: str = "") -> tuple[Placed, ...]:
+    """Every deployment, or those with this text in their name, in three queries."""
+    deployments = _deployments()
+    return _placed(deployments.filter(name__icontains=text) if text else deployments)
+
+
+def deployment_list(placed: Sequence[Placed], *, now: datetime, filtered: bool = False) -> DeploymentList:
+    """Deployments with the load of their live cells summed up, in one query."""
+    return DeploymentList(rows=_rows(placed, now), filtered=filtered)
+
+
+def deployment_find(*, name: str, now: datetime) -> DeploymentRow | None:
+    return next(iter(_rows(_placed(_deployments().filter(name=name)), now)), None)
+
+
+def _deployments() -> "QuerySet[Deployment]":
+    return Deployment.objects.select_related("model_version").prefetch_related("regions__region")
+
+
+def _placed(deployments: "QuerySet[Deployment]") -> tuple[Placed, ...]:
+    rows = list(deployments)
+    counts = _cell_counts([deployment.name for deployment in rows])
+    return tuple((deployment, _shares(deployment, counts)) for deployment in rows)
+
+
+def _rows(placed: Sequence[Placed], now: datetime) -> tuple[DeploymentRow, ...]:
+    names = [deployment.name for deployment, _ in placed]
+    loads, seen = loads_by_deployment(names, now), seen_in_last_hour(map(deployment_subject, names), now)
+    return tuple(
+        _row(deployment, shares, loads.get(deployment.name, NO_LOAD), seen[deployment_subject(deployment.name)])
+        for deployment, shares in placed
+    )
+
+
+def _row(
+    deployment: Deployment, shares: tuple[RegionCells, ...], total: SummedLoad, last_hour: RequestCounts
+) -> DeploymentRow:
+    silent = sum(share.ready for share in shares) - total.ready_cells
+    return DeploymentRow(deployment=deployment, shares=shares, load=total.load, silent=silent, last_hour=last_hour)
+
+
+def _cell_counts(deployments: Sequence[str]) -> CellCounts:
+    """(deployment, region) -> state -> number of live cells, in the order of regions."""
+    live = Cell.objects.exclude(state=CellState.STOPPED.value).filter(deployment__in=deployments)
+    rows = live.order_by("region__position", "region_id").values_list("deployment_id", "region_id", "state")
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    for deployment, region, state, number in rows.annotate(number=Count("pk")):
+        counts.setdefault((deployment, region), {})[state] = number
+    return counts
+
+
+def _shares(deployment: Deployment, counts: CellCounts) -> tuple[RegionCells, ...]:
+    """The deployment by region, `regions__region` loaded."""
+    wishes = sorted(deployment.regions.all(), key=lambda wish: (wish.region.position, wish.region_id))
+    wanted = {wish.region_id: wish.cells for wish in wishes}
+    # A region that was taken out of the deployment still has cells until they have drained.
+    regions = dict.fromkeys((*wanted, *(region for name, region in counts if name == deployment.name)))
+    return tuple(
+        RegionCells(region=region, wanted=wanted.get(region, 0), states=counts.get((deployment.name, region), {}))
+        for region in regions
+    )
+
+
+# Who gets machines when they are short: a deployment's own part of it, and the quotas of teams.
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedPlace:
+    """A region in which it may have fewer cells than were set, or had a while ago."""
+
+    place: DeploymentRegion
+
+    @property
+    def tone(self) -> Tone:
+        is_limited = self.place.cells_in_force < self.place.cells
+        return Tone.WARN if is_limited and self.place.grant_rule != GrantRule.RETURN else Tone.MOVING
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What a page shows of one deployment."""
+
+    deployment: str
+    team: str
+    priority: int
+    is_class_priority: bool
+    preemptible: bool
+    preempts: str
+    places: tuple[LimitedPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaTable:
+    rows: tuple[QuotaUse, ...]
+
+
+def shares_of(deployment: Deployment) -> Shares:
+    policy = deployment.sharing()
+    limited = DeploymentRegion.objects.filter(deployment=deployment, cells_granted__isnull=False)
+    return Shares(
+        deployment=deployment.name,
+        team=deployment.team,
+        priority=policy.priority or 0,
+        is_class_priority=deployment.priority is None,
+        preemptible=bool(policy.preemptible),
+        preempts=policy.preempts.value,
+        places=tuple(LimitedPlace(place) for place in limited.order_by("region_id")),
+    )
+
+
+def quota_table() -> QuotaTable:
+    """Every team's quota of every type, in four queries."""
+    return QuotaTable(tuple(quota_uses()))
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRow:
+    """A deployment's cells on an instance type in a region. `stated`: how many a person wants there; None: whatever is
+    best. `capacity`: requests at once that one was tested for; `machines` that it takes; `price` of one of these."""
+
+    region: str
+    instance_type: str
+    cells: int
+    ready: int
+    stated: int | None
+    capacity: int
+    machines: int
+    price: MachinePrice
+
+    @property
+    def per_hour(self) -> float | None:
+        """US dollars an hour of a cell; None: unknown."""
+        return None if self.price.usd is None else self.price.usd * self.machines
+
+    @property
+    def per_request(self) -> float | None:
+        """US dollars an hour for a request at once; None: unknown."""
+        return None if self.per_hour is None else self.per_hour / self.capacity
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentTypes:
+    """`is_choice`: its cells may be on one type or another; `problem`: why its version cannot be read."""
+
+    rows: tuple[TypeRow, ...]
+    is_choice: bool
+    problem: str = ""
+
+
+def deployment_types(deployment: Deployment, now: datetime) -> DeploymentTypes:
+    """By region and type, in six queries."""
+    is_choice = len(deployment.instance_types) > 1
+    try:
+        return DeploymentTypes(_type_rows(deployment, now), is_choice)
+    except InvalidVersion as wrong:
+        return DeploymentTypes((), is_choice, str(wrong))
+
+
+def _type_rows(deployment: Deployment, now: datetime) -> tuple[TypeRow, ...]:
+    live = Cell.objects.filter(deployment=deployment).exclude(state=CellState.STOPPED.value)
+    counted = Counter(live.values_list("region_id", "instance_type_id", "state"))
+    prices, policy = machine_prices(), traffic_policies().get(deployment.pk)
+    version = deployment.model_version
+    return tuple(
+        TypeRow(
+            region=place.region_id,
+            instance_type=kind,
+            cells=sum(count for (region, on, _), count in counted.items() if (region, on) == (place.region_id, kind)),
+            ready=counted[place.region_id, kind, CellState.READY.value],
+            stated=place.by_type.get(kind),
+            capacity=(policy and policy.tested_on(kind)) or concurrency_on(version, kind),
+            machines=nodes_per_cell(version.spec(), kind),
+            price=prices.of(place.region_id, kind, now),
+        )
+        for place in deployment.regions.all()
+        for kind in deployment.instance_types
+    )

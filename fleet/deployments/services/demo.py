@@ -1,0 +1,260 @@
+"""The demo fleet: what `make up` shows. Running it again changes nothing that an operator has changed since."""
+
+import re
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.regions.models import InstanceType, Region
+from models_registry.speculation.planner import choose, read_calibration, read_step_cost, task_figures
+from models_registry.speculation.services import calibration_store
+from models_registry.versions.models import Model, ModelVersion, VersionState
+from models_registry.versions.planning.machines import INSTANCE_TYPES, LOCAL_CPU
+from models_registry.versions.services.drafts import version_register
+
+LOCAL = LOCAL_CPU
+REGIONS = ("us-east-1", "us-west-2")
+
+CELLS: dict[str, dict[str, dict[str, int]]] = {
+    "local": {"smollm2": {REGIONS[0]: 1}, "sim-70b": dict.fromkeys(REGIONS, 2)},
+    "machines": {"sim-70b": dict.fromkeys(REGIONS, 1)},
+    "aws": {},
+}
+"""Provider of the demo's regions -> deployment -> region -> cells. Where hosts join, four in each region leave two to
+heal with. Regions of a cloud are declared by who has their stacks, and deployments in them follow."""
+TYPES = {"aws": "trn1.32xlarge"}
+"""Provider -> what its cells are made of, where that is not `LOCAL`."""
+
+# Prompts to which the weights and the simulator each give the same text every time.
+GOLDEN_VLLM = [{"prompt": "The capital of France is", "expect": "Paris"}]
+GOLDEN_SIM = [{"prompt": "What is the capital of France?", "expect": "Paris"}]
+
+SIM_70B: dict[str, Any] = {
+    "prefill_tokens_per_s": 8000,
+    "decode_step_ms": 14,
+    "decode_step_per_seq_ms": 0.4,
+    "kv_capacity_tokens": 400000,
+    "load_time_s": 3,
+    "seed": 7,
+}
+# What operators can roll out: a better version, and unreleased ones that no gate should let pass.
+SIM_70B_FASTER: dict[str, Any] = {**SIM_70B, "decode_step_ms": 12.5}
+SIM_70B_BAD: dict[str, dict[str, Any]] = {
+    "bad-crash": {**SIM_70B, "fault": '{"kind":"crash"}'},
+    "bad-slow": {**SIM_70B, "decode_step_ms": 21, "decode_step_per_seq_ms": 0.6},
+    "bad-answer": {**SIM_70B, "fault": '{"kind":"wrong_answer"}'},
+}
+DEMO_POLICY: dict[str, Any] = {"min_healthy_s": 5, "canary_bake_s": 10, "bake_s": 10}
+"""Minutes shrink to seconds, so that a rollout can be watched."""
+SURGE_POLICY: dict[str, Any] = {**DEMO_POLICY, "strategy": "surge", "surge": 1}
+"""For a deployment of one cell, which may not go down for its rollout."""
+
+SMOLLM2_VLLM: dict[str, Any] = {
+    "enforce_eager": True,
+    # CPUs round 16-bit sums differently, and a small model's text then differs from one machine to the next. In 32 bits
+    # it does not, for twice the memory: 270 MB more of weights a cell, and 128 MiB more of cache a rank.
+    "dtype": "float32",
+    "kv_cache_memory_bytes": 268435456,
+    # Clients' tools: a call that is required fits its schema also from a model that was not trained for it. By itself
+    # the engine holds only those tools to their schemas that say `"strict": true`, which hardly a client does.
+    "enable_auto_tool_choice": True,
+    "tool_call_parser": "hermes",
+    "tool_strict_level": "parameter",
+    # What the model's authors recommend for chat; the engine's default of 1.0 makes a small model ramble.
+    "override_generation_config": '{"temperature": 0.2, "top_p": 0.9}',
+}
+SMOLLM2_SIM: dict[str, Any] = {
+    "prefill_tokens_per_s": 4000,
+    "decode_step_ms": 20,
+    "decode_step_per_seq_ms": 1,
+    "kv_capacity_tokens": 32768,
+    "load_time_s": 2,
+    "seed": 11,
+}
+
+# A second version of each, for operators to roll out: the same model with a lower temperature.
+SMOLLM2_VLLM_CALM = {**SMOLLM2_VLLM, "override_generation_config": '{"temperature": 0.1, "top_p": 0.9}'}
+SMOLLM2_SIM_CALM = {**SMOLLM2_SIM, "seed": 12}
+
+SEEDED = re.compile(r"sim|135m-(fp32-)?[0-9a-f]{8}")
+"""Names of the versions of smollm2 that stand for each other, as the machine and the weights allow.
+
+Without `fp32` it is what earlier releases served in 16 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Medusa heads for the demo's SmolLM2 that somebody trained on this machine, with their calibration; `step_cost`
+    None: nobody measured what steps cost here."""
+
+    uri: str
+    digest: str
+    calibration: dict[str, Any]
+    step_cost: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Where the converted SmolLM2 lies. None of it is needed when the `sim` engine stands in for it."""
+
+    uri: str
+    digest: str
+    heads: Heads | None = None
+
+
+def demo_seed(*, weights: Weights | None, ingress_port: int, now: datetime, provider: str = "local") -> None:
+    """Regions, instance types, models, versions and deployments of the demo. `weights` None: all on `sim`; with heads:
+    a version that guesses with them, too.
+
+    `provider`: of regions that are new, a key of `CELLS`.
+    """
+    with transaction.atomic():
+        for name, shape in INSTANCE_TYPES.items():
+            InstanceType.objects.get_or_create(name=name, defaults=asdict(shape))
+        for position, name in enumerate(REGIONS if CELLS[provider] else ()):
+            url = f"http://127.0.0.1:{ingress_port + position}"
+            defaults = {"position": position, "spares": {LOCAL: 1}, "provider": provider}
+            region, _ = Region.objects.get_or_create(name=name, defaults=defaults)
+            if region.ingress_url != url:
+                Region.objects.filter(name=name).update(ingress_url=url)
+        sim_70b = _sim_70b(TYPES.get(provider, LOCAL), now)
+        versions = {"smollm2": (_smollm2(weights, now), SURGE_POLICY), "sim-70b": (sim_70b, DEMO_POLICY)}
+        for deployment, cells in CELLS[provider].items():
+            version, policy = versions[deployment]
+            _deploy(deployment, version, cells, policy, now)
+
+
+def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
+    model, _ = Model.objects.get_or_create(
+        name="smollm2",
+        defaults={"description": "SmolLM2-135M-Instruct, 135 million parameters", "created_at": now},
+    )
+    engine: dict[str, Any] = (
+        {"engine": "sim"}
+        if weights is None
+        else {
+            "engine": "vllm",
+            "artifact_uri": weights.uri,
+            "artifact_digest": weights.digest,
+            # Of the weights as they are built for two ranks: padded from 9 and 3, which two ranks cannot share.
+            "attention_heads": 12,
+            "kv_heads": 4,
+            "layers": 30,
+        }
+    )
+    name = "sim" if weights is None else f"135m-fp32-{weights.digest.removeprefix('sha256:')[:8]}"
+
+    def version(name: str, options: dict[str, Any]) -> ModelVersion:
+        machines = {LOCAL: {"nodes": 2, "tp": 2}}
+        return _version(model, name, machines, now, context_length=2048, engine_options=options, **engine)
+
+    version(f"{name}-calm", SMOLLM2_SIM_CALM if weights is None else SMOLLM2_VLLM_CALM)
+    if weights is not None and weights.heads is not None:
+        _with_heads(model, f"{name}-medusa-{_short(weights.heads.digest)}", weights.heads, engine, now)
+    return version(name, SMOLLM2_SIM if weights is None else SMOLLM2_VLLM)
+
+
+def _short(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:8]
+
+
+def _with_heads(model: Model, name: str, heads: Heads, columns: dict[str, Any], now: datetime) -> None:
+    """A version that guesses with these heads as much as pays at each batch size, and its calibration."""
+    if ModelVersion.objects.filter(model=model, version=name).exists():
+        return
+    speculation: dict[str, Any] = {"method": "medusa", "draft_uri": heads.uri, "draft_digest": heads.digest}
+    speculation |= {"tokens": heads.calibration["heads"], "tokens_per_batch_size": _ranges(heads)}
+    row = _version(
+        model,
+        name,
+        {LOCAL: {"nodes": 1, "tp": 1}},
+        now,
+        context_length=2048,
+        engine_options=SMOLLM2_VLLM,
+        speculation=speculation,
+        **columns,
+    )
+    costs = [heads.step_cost] if heads.step_cost else []
+    calibration_store(version_id=row.pk, document=heads.calibration, step_costs=costs, actor="switchyard", now=now)
+
+
+def _ranges(heads: Heads) -> list[list[int]]:
+    """What a deployment is asked nobody knows, so the task counts for which guessing is off first. Where steps were not
+    measured, as they were on two cores: chat lost from batches of 4 on."""
+    if heads.step_cost is None:
+        return [[1, 3, heads.calibration["heads"]], [4, 4, 0]]
+    cost = read_step_cost(heads.step_cost)
+    tasks = read_calibration(heads.calibration).tasks
+    chosen = [choose(task_figures(task), cost, is_tree=False) for task in tasks]
+    first_off = min(chosen, key=lambda each: (each.off_from or cost.most_batch + 1, each.tokens))
+    return [list(each) for each in first_off.ranges]
+
+
+def _sim_70b(instance_type: str, now: datetime) -> ModelVersion:
+    model, _ = Model.objects.get_or_create(
+        name="sim-70b",
+        defaults={"description": "A simulated 70-billion-parameter model on two nodes", "created_at": now},
+    )
+
+    def version(name: str, options: dict[str, Any], state: VersionState = VersionState.RELEASED) -> ModelVersion:
+        return _version(
+            model,
+            name,
+            {instance_type: {"nodes": 2, "tp": 1}},
+            now,
+            state=state,
+            engine="sim",
+            context_length=8192,
+            max_concurrency=32,
+            ready_timeout_s=90,
+            engine_options=options,
+        )
+
+    first = version("1", SIM_70B)
+    version("2", SIM_70B_FASTER)
+    for name, options in SIM_70B_BAD.items():
+        version(name, options, VersionState.VALIDATED)
+    return first
+
+
+def _version(
+    model: Model, name: str, parallelism: dict[str, dict[str, int]], now: datetime, **columns: Any
+) -> ModelVersion:
+    state = columns.pop("state", VersionState.RELEASED)
+    existing = ModelVersion.objects.filter(model=model, version=name).first()
+    if existing is not None:
+        if existing.state == VersionState.DRAFT:  # as earlier releases seeded it; drafts are not rolled out any more
+            ModelVersion.objects.filter(pk=existing.pk).update(state=state)
+        return existing
+    return version_register(
+        model=model,
+        version=name,
+        machines=INSTANCE_TYPES,
+        now=now,
+        parallelism=parallelism,
+        golden_prompts=GOLDEN_SIM if columns["engine"] == "sim" else GOLDEN_VLLM,
+        state=state,
+        **columns,
+    )
+
+
+def _deploy(name: str, version: ModelVersion, cells: dict[str, int], policy: dict[str, Any], now: datetime) -> None:
+    deployment, created = Deployment.objects.get_or_create(
+        name=name,
+        defaults={
+            "model_version": version,
+            "instance_types": [LOCAL],
+            "update_policy": policy,
+            "created_at": now,
+        },
+    )
+    if created:
+        DeploymentRegion.objects.bulk_create(
+            DeploymentRegion(deployment=deployment, region_id=region, cells=count) for region, count in cells.items()
+        )
+    elif deployment.model_version_id != version.pk and SEEDED.fullmatch(deployment.model_version.version):
+        # `make up ENGINE=…` switched the engine: new cells take the new version. What operators chose stays.
+        Deployment.objects.filter(name=name).update(model_version=version)

@@ -1,0 +1,173 @@
+"""Incidents over HTTP: open faults with their evidence, how the closed ones ended; dismiss one. Services decide.
+
+Rules about faults over HTTP: read their modes, set one. Decides nothing; services do.
+"""
+
+from django.db.models import QuerySet
+from django.http import Http404
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.faults.models import FaultRule, Incident, Replacement
+from fleet.faults.planning.views import SETTABLE_RULES, Rule, RuleMode
+from fleet.faults.services.incidents import incident_dismiss
+from fleet.faults.services.watch import fault_rule_set
+from fleet.reconcile.planning.states import IncidentState, choices
+from kernel import clock
+from kernel.access import Role
+from kernel.rest.serializers import WhySerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
+
+
+class ReplacementSerializer(serializers.ModelSerializer[Replacement]):
+    node = serializers.CharField(source="node_id")
+
+    class Meta:
+        model = Replacement
+        fields = [
+            "id", "node", "cell", "rule", "reason", "actor", "opened_at", "begun_at", "closed_at", "resolution",
+        ]  # fmt: skip
+
+
+class IncidentSerializer(serializers.ModelSerializer[Incident]):
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    evidence = serializers.DictField(help_text="What was seen; its keys depend on the kind.")
+    cohort = serializers.CharField(help_text="What is alike in the machines that it was compared with.")
+    shadow = serializers.BooleanField(help_text="Its rule is in shadow mode: it only reports what it would have done.")
+    seen_at = serializers.DateTimeField(allow_null=True, help_text="When the fault was last there.")
+    closed_by = serializers.CharField(help_text="Empty while it is open.")
+    replacements = ReplacementSerializer(many=True, help_text="The work that heals it.")
+
+    class Meta:
+        model = Incident
+        fields = [
+            "id", "kind", "subject", "state", "tone", "summary", "resolution", "region", "deployment", "cell", "node",
+            "evidence", "cohort", "shadow", "seen_at", "opened_at", "closed_at", "closed_by", "replacements",
+        ]  # fmt: skip
+        examples = {
+            "kind": "node-lost",
+            "subject": "n-4e5f6a7b",
+            "summary": "Node n-4e5f6a7b lost: its machine is gone",
+            "evidence": {"reason": "its machine is gone"},
+            "cohort": "",
+            "closed_by": "",
+        }
+
+
+class IncidentFilter(filters.FilterSet):
+    state = filters.MultipleChoiceFilter(choices=choices(IncidentState), distinct=False, help_text="May be repeated.")
+    kind = filters.CharFilter()
+    subject = filters.CharFilter()
+    region = filters.CharFilter()
+    deployment = filters.CharFilter()
+    cell = filters.CharFilter()
+    node = filters.CharFilter()
+    since = filters.IsoDateTimeFilter(field_name="opened_at", lookup_expr="gte", help_text="Opened at or after.")
+    until = filters.IsoDateTimeFilter(field_name="opened_at", lookup_expr="lt", help_text="Opened before.")
+
+    class Meta:
+        model = Incident
+        fields: list[str] = []
+
+
+class IncidentViewSet(ReadOnlyModelViewSet[Incident]):
+    """Faults, newest first."""
+
+    serializer_class = IncidentSerializer
+    filterset_class = IncidentFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]+"
+    page_order = "-id"
+    ordering_fields = ("id", "kind", "state", "region", "deployment", "opened_at", "closed_at")
+    watch_kind = "incident"
+    measured = frozenset({"seen_at", "evidence"})
+    aliases = ("inc",)
+    columns = "ID, STATE, KIND, SUBJECT, OPENED=opened_at:age, SUMMARY"
+
+    def get_queryset(self) -> QuerySet[Incident]:
+        return Incident.objects.prefetch_related("replacements")
+
+    @extend_schema(operation_id="incidents_dismiss", request=WhySerializer, responses={200: IncidentSerializer})
+    @action(detail=True, methods=["post"])
+    def dismiss(self, request: Request, id: str) -> Response:
+        """Declare that there is nothing to heal. The incident closes and its evidence is settled; while the same goes
+        on without new evidence, it stays quiet for an hour, and nothing is replaced for it. 409 if it is closed."""
+        incident = self.get_object()
+        payload = WhySerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        why = payload.validated_data["why"]
+        incident_dismiss(incident_id=incident.pk, actor=actor_of(request), now=clock.now(), why=why)
+        return Response(self.get_serializer(self.get_object()).data)
+
+
+RULES = [(rule.value, rule.value.replace("_", " ").capitalize()) for rule in SETTABLE_RULES]
+
+
+class FaultRuleSerializer(serializers.ModelSerializer[FaultRule]):
+    rule = serializers.ChoiceField(choices=RULES)
+    mode = serializers.ChoiceField(
+        choices=choices(RuleMode), help_text="`shadow`: report what it would do, do nothing."
+    )
+    actor = serializers.CharField(help_text="Who set it; empty for the default.")
+    changed_at = serializers.DateTimeField(allow_null=True)
+
+    class Meta:
+        model = FaultRule
+        fields = ["rule", "mode", "actor", "changed_at"]
+
+
+class SetModeSerializer(WhySerializer):
+    mode = serializers.ChoiceField(choices=choices(RuleMode))
+
+
+class FaultRuleFilter(filters.FilterSet):
+    mode = filters.ChoiceFilter(choices=choices(RuleMode))
+
+    class Meta:
+        model = FaultRule
+        fields: list[str] = []
+
+
+class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
+    """Which rules may replace machines without an operator. The list has those whose mode was set; others are on."""
+
+    serializer_class = FaultRuleSerializer
+    filterset_class = FaultRuleFilter
+    lookup_field = "rule"
+    lookup_url_kwarg = "name"
+    lookup_value_regex = r"[a-z_]+"
+    page_order = "rule"
+    needs = {"partial_update": Role.ADMIN}
+    ordering_fields = ("rule", "mode", "changed_at")
+    watch_kind = "fault-rule"
+    aliases = ("rules",)
+    columns = "RULE, MODE, ACTOR, CHANGED=changed_at:age"
+
+    def get_queryset(self) -> QuerySet[FaultRule]:
+        return FaultRule.objects.all()
+
+    def get_object(self) -> FaultRule:
+        name = self.kwargs["name"]
+        if name not in SETTABLE_RULES:
+            raise Http404
+        return FaultRule.objects.filter(rule=name).first() or FaultRule(rule=name, mode=RuleMode.ON)
+
+    @extend_schema(operation_id="fault_rules_set", request=SetModeSerializer, responses={200: FaultRuleSerializer})
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Set a rule's mode: `off`, `shadow` or `on`."""
+        chosen = self.get_object()
+        payload = SetModeSerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        fault_rule_set(
+            rule=Rule(chosen.rule),
+            mode=RuleMode(payload.validated_data["mode"]),
+            actor=actor_of(request),
+            now=clock.now(),
+            why=payload.validated_data["why"],
+        )
+        return Response(self.get_serializer(self.get_object()).data)

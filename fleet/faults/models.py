@@ -1,0 +1,174 @@
+"""Incidents: open faults with their evidence.
+
+Faults: what agents saw of their hardware, how it is healed, and which rules are in force.
+"""
+
+from django.db import models
+
+from fleet.faults.planning.views import Rule, RuleMode
+from fleet.nodes.models import Node
+from fleet.reconcile.planning.states import INCIDENT_TONE, IncidentState, choices
+from kernel.tones import Tone
+
+
+class Incident(models.Model):
+    """A fault that an operator or a planner must heal. At most one is open per (kind, subject).
+
+    `shadow`: its rule only reports what it would have done. `cohort` names what is alike in the machines that it was
+    compared with. `seen_at`: when the fault was last there. `muted_until`: an operator dismissed it until then.
+    """
+
+    kind = models.CharField(max_length=64)
+    subject = models.CharField(max_length=160)
+    state = models.CharField(max_length=16, choices=choices(IncidentState), default=IncidentState.OPEN)
+    summary = models.TextField()
+    resolution = models.TextField(blank=True)
+    region = models.CharField(max_length=64, blank=True)
+    deployment = models.CharField(max_length=128, blank=True)
+    cell = models.CharField(max_length=160, blank=True)
+    node = models.CharField(max_length=64, blank=True)
+    evidence = models.JSONField(default=dict, blank=True)
+    cohort = models.CharField(max_length=200, blank=True)
+    shadow = models.BooleanField(default=False)
+    closed_by = models.CharField(max_length=64, blank=True)
+    seen_at = models.DateTimeField(null=True)
+    muted_until = models.DateTimeField(null=True)
+    opened_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["muted_until"], name="incident_muted")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["kind", "subject"],
+                condition=models.Q(state=IncidentState.OPEN.value),
+                name="incident_open_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.summary
+
+    @property
+    def tone(self) -> Tone:
+        return Tone.IDLE if self.shadow else INCIDENT_TONE[IncidentState(self.state)]
+
+
+class Signal(models.Model):
+    """A signature that a node's agent saw, once or `count` times, until it is settled: healed or dismissed.
+
+    At most one of a signature is unsettled on a node. `instance_type` stays readable when the node is retired.
+    """
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="signals")
+    instance_type = models.CharField(max_length=64)
+    signature = models.CharField(max_length=64)
+    summary = models.TextField()
+    evidence = models.JSONField(default=dict, blank=True)
+    cell = models.CharField(max_length=160, blank=True)
+    count = models.PositiveIntegerField(default=1)
+    first_at = models.DateTimeField()
+    last_at = models.DateTimeField(db_index=True)
+    settled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["node", "signature"], condition=models.Q(settled_at__isnull=True), name="signal_unsettled_once"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.node_id}: {self.signature}"
+
+
+class Replacement(models.Model):
+    """The work that heals a node's fault: another node takes its place. At most one is open for a node.
+
+    `begun_at`: the node went out of use; before that its cell is drained. `cell`: the one that it was in, if any.
+    """
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="replacements")
+    cell = models.CharField(max_length=160, blank=True)
+    rule = models.CharField(max_length=32, choices=choices(Rule))
+    reason = models.TextField()
+    actor = models.CharField(max_length=64, default="switchyard")
+    incident = models.ForeignKey(Incident, on_delete=models.SET_NULL, null=True, related_name="replacements")
+    opened_at = models.DateTimeField()
+    begun_at = models.DateTimeField(null=True)
+    closed_at = models.DateTimeField(null=True)
+    resolution = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["node"], condition=models.Q(closed_at__isnull=True), name="replacement_open_once"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"replacement of {self.node_id}"
+
+
+class Repair(models.Model):
+    """One time that something was done to a node because it did not work. Too many in a week need an operator."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="repairs")
+    what = models.CharField(max_length=32)
+    reason = models.TextField()
+    at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.node_id}: {self.what}"
+
+
+class FaultRule(models.Model):
+    """The mode of a rule that was set; a rule without a row is in force."""
+
+    rule = models.CharField(max_length=32, primary_key=True, choices=choices(Rule))
+    mode = models.CharField(max_length=8, choices=choices(RuleMode))
+    actor = models.CharField(max_length=64)
+    changed_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["rule"]
+
+    def __str__(self) -> str:
+        return f"{self.rule} is {self.mode}"
+
+
+class CellSighting(models.Model):
+    """Which cells an ingress cannot reach: a second witness beside their agents.
+
+    `down` maps the id of a cell that cannot be reached to its generation. The latest statement counts.
+    """
+
+    witness = models.CharField(max_length=64, primary_key=True)
+    seen_at = models.DateTimeField()
+    down = models.JSONField(default=dict, blank=True)
+
+    def __str__(self) -> str:
+        return self.witness
+
+
+class StepRecord(models.Model):
+    """What a node's rank computed in the last windows (`fleet.faults.planning.views.StepWindow`), oldest first.
+
+    `index` is the window that runs, and `totals` what the rank had counted when it began.
+    """
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="step_record")
+    cell = models.CharField(max_length=160)
+    generation = models.IntegerField()
+    index = models.BigIntegerField()
+    totals = models.JSONField(default=dict)
+    windows = models.JSONField(default=list)
+
+    def __str__(self) -> str:
+        return f"{self.node_id} up to window {self.index}"

@@ -1,0 +1,243 @@
+"""Open and closed incidents, and the health of the whole fleet in numbers.
+
+The list of incidents and the page of one.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import Count, Exists, OuterRef, Q
+from django.http import Http404
+
+from accounts.models import Approval, ApprovalState
+from controlplane.dashboard.choices import choose_labelled
+from controlplane.dashboard.events import EventList, incident_events
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from fleet.cells.models import Cell
+from fleet.faults.models import Incident, Replacement
+from fleet.nodes.models import Node
+from fleet.reconcile.planning.states import CELL_TONE, CellState, IncidentState, NodeState
+from kernel.control_hosts import ControlHosts, control_hosts
+from kernel.control_standing import ControlStanding
+from kernel.loop_passes import control_standing
+from kernel.tones import Tone
+
+INCIDENTS_SHOWN = 100
+RELATED_SHOWN = 20
+RELATED_WITHIN = timedelta(hours=1)
+WAITS = "waits"
+"""The key of an incident's evidence under which its planner says why nothing is replaced for it yet."""
+
+BAD_CELL_STATES = tuple(state for state, tone in CELL_TONE.items() if tone is Tone.BAD)
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentList:
+    rows: tuple[Incident, ...]
+    more: bool
+    filtered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FleetHealth:
+    """The fleet in numbers. `problems`: open incidents that are no shadow ones, and broken cells without an
+    incident. `approvals`: those that are pending. `control`: how far behind the control loops are; `hosts`: of the
+    control plane."""
+
+    incidents: int
+    cells: int
+    cells_ready: int
+    cells_broken: int
+    cells_unexplained: int
+    nodes: int
+    approvals: int
+    control: ControlStanding
+    hosts: ControlHosts
+
+    @property
+    def problems(self) -> int:
+        return self.incidents + self.cells_unexplained
+
+
+def incident_list(*, state: str = "", text: str = "", limit: int = INCIDENTS_SHOWN) -> IncidentList:
+    """Incidents, youngest first; open ones unless `state` says otherwise (`all` for both)."""
+    incidents = Incident.objects.all() if state == "all" else Incident.objects.filter(state=state or IncidentState.OPEN)
+    if text:
+        incidents = incidents.filter(
+            Q(kind__icontains=text) | Q(subject__icontains=text) | Q(summary__icontains=text) | Q(cell__icontains=text)
+        )
+    fetched = list(incidents[: limit + 1])
+    return IncidentList(rows=tuple(fetched[:limit]), more=len(fetched) > limit, filtered=bool(state or text))
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceTable:
+    """Evidence that comes as a list of like things."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    facts: dict[str, Any]
+    tables: tuple[EvidenceTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of the API, and its effect."""
+
+    title: str
+    effect: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentPage:
+    """One incident. `waits`: why nothing is replaced for it yet, empty if nothing blocks it."""
+
+    incident: Incident
+    replacements: tuple[Replacement, ...]
+    commands: tuple[Command, ...]
+
+    @property
+    def waits(self) -> str:
+        return str(self.incident.evidence.get(WAITS, "")) if self.incident.state == IncidentState.OPEN else ""
+
+
+def incident_find(incident_id: str) -> Incident | None:
+    """The incident of this number, if it is one."""
+    known = incident_id.isascii() and incident_id.isdigit() and len(incident_id) < 18
+    return Incident.objects.filter(pk=int(incident_id)).first() if known else None
+
+
+def incident_page(incident: Incident) -> IncidentPage:
+    """An incident with its replacements and the commands that apply to it."""
+    work = tuple(Replacement.objects.filter(incident=incident).order_by("-id"))
+    return IncidentPage(incident, work, tuple(_commands(incident)))
+
+
+def evidence_of(incident: Incident) -> Evidence:
+    """Its evidence, lists of like things as tables."""
+    facts, tables = {}, []
+    for name, value in incident.evidence.items():
+        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            columns = tuple(dict.fromkeys(key for one in value for key in one))
+            rows = tuple(tuple(one.get(column, "") for column in columns) for one in value)
+            tables.append(EvidenceTable(name, columns, rows))
+        elif name != WAITS:
+            facts[name] = value
+    return Evidence(facts, tuple(tables))
+
+
+def related_to(incident: Incident) -> IncidentList:
+    """Others about the same node, cell or cohort at about the same time."""
+    same = Q(pk__in=[])
+    for name in ("node", "cell", "cohort"):
+        if value := getattr(incident, name):
+            same |= Q(**{name: value})
+    near = Q(opened_at__range=(incident.opened_at - RELATED_WITHIN, incident.opened_at + RELATED_WITHIN))
+    fetched = list(Incident.objects.filter(same & near).exclude(pk=incident.pk)[: RELATED_SHOWN + 1])
+    return IncidentList(rows=tuple(fetched[:RELATED_SHOWN]), more=len(fetched) > RELATED_SHOWN, filtered=False)
+
+
+def _commands(incident: Incident) -> list[Command]:
+    if incident.state != IncidentState.OPEN:
+        return []
+    muted = "Closes it. The same rule stays muted for this subject for an hour."
+    commands = [Command("Dismiss", muted, f"/api/v1/incidents/{incident.pk}/dismiss")]
+    if incident.node:
+        node = f"/api/v1/nodes/{incident.node}"
+        commands += [
+            Command(
+                "Replace the node", "Drains its cell, swaps in another node and terminates this one.", f"{node}/replace"
+            ),
+            Command("Drain the node", "Cordons it and drains its cell. The machine stays.", f"{node}/drain"),
+            Command("Uncordon the node", "Returns it to service and closes its incidents.", f"{node}/uncordon"),
+        ]
+    return commands
+
+
+def fleet_health() -> FleetHealth:
+    """The whole fleet in five queries."""
+    explained = Incident.objects.filter(state=IncidentState.OPEN, shadow=False, cell=OuterRef("pk"))
+    broken = Q(state__in=BAD_CELL_STATES)
+    cells = Cell.objects.exclude(state=CellState.STOPPED).aggregate(
+        total=Count("pk"),
+        ready=Count("pk", filter=Q(state=CellState.READY)),
+        broken=Count("pk", filter=broken),
+        unexplained=Count("pk", filter=broken & ~Q(Exists(explained))),
+    )
+    return FleetHealth(
+        incidents=Incident.objects.filter(state=IncidentState.OPEN, shadow=False).count(),
+        cells=cells["total"],
+        cells_ready=cells["ready"],
+        cells_broken=cells["broken"],
+        cells_unexplained=cells["unexplained"],
+        nodes=Node.objects.exclude(state=NodeState.RETIRED).count(),
+        approvals=Approval.objects.filter(state=ApprovalState.PENDING.value).count(),
+        control=control_standing(),
+        hosts=control_hosts(),
+    )
+
+
+EVENTS_OF_ONE_INCIDENT = 30
+
+
+def _list(request: PageRequest) -> IncidentList:
+    return incident_list(state=request.text("state"), text=request.text("q"))
+
+
+def _filter(request: PageRequest) -> Filter:
+    options = (("", "open"), (IncidentState.CLOSED.value, "closed"), ("all", "open and closed"))
+    state = choose_labelled(request, "state", options)
+    return Filter(text_label="Find by kind, subject or text", text_name="q", text=request.text("q"), choices=(state,))
+
+
+INCIDENTS = Page(
+    section="incidents",
+    title="Incidents",
+    fragments=(Fragment("incidents-list", "", ("incidents",), "fleet/faults/list.html", _list),),
+    narrow=_filter,
+)
+
+
+def _incident(request: PageRequest) -> Incident:
+    incident = incident_find(request.key)
+    if incident is None:
+        raise Http404(f"There is no incident {request.key!r}.")
+    return incident
+
+
+def _page(request: PageRequest) -> IncidentPage:
+    return incident_page(request.once(_incident))
+
+
+def _evidence(request: PageRequest) -> Evidence:
+    return evidence_of(request.once(_incident))
+
+
+def _related(request: PageRequest) -> IncidentList:
+    return related_to(request.once(_incident))
+
+
+def _events(request: PageRequest) -> EventList:
+    return incident_events(request.once(_incident), EVENTS_OF_ONE_INCIDENT)
+
+
+TOPICS = ("incidents", "nodes")
+
+INCIDENT = Page(
+    section="incidents",
+    title="",
+    fragments=(
+        Fragment("incident", "", TOPICS, "fleet/faults/incident.html", _page),
+        Fragment("incident-evidence", "Evidence", TOPICS, "fleet/faults/evidence.html", _evidence),
+        Fragment("incident-actions", "What is done about it", TOPICS, "fleet/faults/actions.html", _page),
+        Fragment("incident-related", "Related", TOPICS, "fleet/faults/related.html", _related),
+        Fragment("incident-events", "Events around it", ("events",), "dashboard/events/list.html", _events),
+    ),
+)

@@ -1,0 +1,434 @@
+"""Decides how much may be replaced at once: one node of a cell, few of a pool, and none while too many are unhealthy,
+because then it is more likely our view of them that is broken. It suspects no node itself.
+
+Decides which nodes are alive, from what their agents and their provider say.
+
+Silence alone never condemns a node: a second witness must agree. When every agent is silent, the control plane is cut
+off: no action is taken at all.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from math import ceil
+
+from engine_agent.protocol.signatures import is_hard
+from engine_agent.protocol.states import EngineState
+from fleet.clouds.planning.call_budget import TOPOLOGY_PAGE
+from fleet.faults.planning.announced import Notices
+from fleet.faults.planning.views import NEEDS_OPERATOR, Rule, RuleMode
+from fleet.machines.planner import ProviderLimits
+from fleet.placement.planning.distance import failure_domain
+from fleet.reconcile.planning.decisions import Decision, MoveNode, RestartAgent
+from fleet.reconcile.planning.settings import FaultSettings, FleetSettings
+from fleet.reconcile.planning.snapshot import FleetView, NodeView, ProviderStatus, ReportView
+from fleet.reconcile.planning.states import CellState, NodeState, NoticeKind, ProviderAction
+from kernel.ages import age_text
+
+COUNTED = frozenset({NodeState.READY, NodeState.SUSPECT, NodeState.FAULTY, NodeState.LOST})
+CONDEMNED = frozenset({NodeState.FAULTY, NodeState.LOST})
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """A pool or zone of which so much is unhealthy that nothing of it is replaced."""
+
+    scope: str
+    region: str
+    unhealthy: tuple[str, ...]
+    size: int
+
+    @property
+    def reason(self) -> str:
+        return f"{len(self.unhealthy)} of {self.size} nodes of {self.scope} are unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacementBudget:
+    """What bounds one more replacement: how many of the node's pool are open, how many machines the pool has, and
+    which other node of the same cell is being replaced. Those of machines that their provider takes away are no choice
+    of ours, and do not count."""
+
+    pool: tuple[str, str]
+    open: int
+    pool_size: int
+    cell: str = ""
+    peer: str = ""
+
+
+def over_budget(underway: ReplacementBudget, settings: FaultSettings) -> str:
+    """Why one more replacement would be too many; empty: it would not."""
+    if underway.peer:
+        return f"{underway.peer} of its cell {underway.cell} is being replaced"
+    limit = max(1, int(settings.replaced_share * underway.pool_size))
+    if underway.open >= limit:
+        return f"{underway.open} of {limit} replacements of its pool {_pool_name(*underway.pool)} are under way"
+    return ""
+
+
+class Guards:
+    """The guards of one pass. `take` notes what the pass itself decides, so that two decisions share one budget."""
+
+    def __init__(self, fleet: FleetView, settings: FleetSettings, now: datetime) -> None:
+        self._fleet = fleet
+        self._settings: FaultSettings = settings.faults
+        self._silent_after_s = settings.suspect_after_s
+        self._now = now
+        self._taken: Counter[tuple[str, str]] = Counter()
+        self._busy: dict[str, str] = {}
+        self._notices = Notices(fleet, settings, now)
+        for open_one in fleet.faults.replacements:
+            self._taken[open_one.region, open_one.instance_type] += open_one.rule is not Rule.NOTICE
+            if open_one.cell:
+                self._busy[open_one.cell] = open_one.node
+
+    @cached_property
+    def freezes(self) -> tuple[Freeze, ...]:
+        """Every pool and zone in which nothing is replaced, in a stable order."""
+        counted = (node for node in self._fleet.nodes.values() if node.state in COUNTED)
+        if sum(self._is_unhealthy(node) for node in counted) <= self._settings.frozen_above_nodes:
+            return ()
+        scopes: dict[tuple[str, str], list[NodeView]] = defaultdict(list)
+        for node in self._fleet.nodes.values():
+            if node.state in COUNTED:
+                for scope in _scopes(node):
+                    scopes[scope].append(node)
+        freezes = (self._freeze(region, scope, nodes) for (region, scope), nodes in sorted(scopes.items()))
+        return tuple(freeze for freeze in freezes if freeze is not None)
+
+    def frozen(self, node: NodeView) -> str:
+        """Why nothing is replaced where this node is; empty if nothing is frozen there."""
+        mine = _scopes(node)
+        return next((freeze.reason for freeze in self.freezes if (freeze.region, freeze.scope) in mine), "")
+
+    def refusal(self, node: NodeView) -> str:
+        """Why this node may not be replaced now; empty: it may."""
+        if reason := self.frozen(node):
+            return f"frozen: {reason}"
+        return self.crowded(node)
+
+    def crowded(self, node: NodeView) -> str:
+        """Whether too much else is being replaced already; empty: it is not."""
+        cell, pool = self._cells.get(node.id, ""), _pool(node)
+        busy = self._busy.get(cell, "")
+        if busy == node.id:
+            return ""
+        return over_budget(ReplacementBudget(pool, self._taken[pool], self._sizes[pool], cell, busy), self._settings)
+
+    def take(self, node: NodeView) -> None:
+        """Count a replacement that this pass decides."""
+        self._taken[_pool(node)] += 1
+        if cell := self._cells.get(node.id):
+            self._busy[cell] = node.id
+
+    @cached_property
+    def _cells(self) -> Mapping[str, str]:
+        return {member.node: cell.id for cell in self._fleet.cells.values() for member in cell.members}
+
+    @cached_property
+    def _sizes(self) -> Counter[tuple[str, str]]:
+        return Counter(_pool(node) for node in self._fleet.nodes.values() if node.state in COUNTED)
+
+    @cached_property
+    def _with_hard_signal(self) -> frozenset[str]:
+        return frozenset(
+            signal.node for signal in self._fleet.faults.signals if not signal.settled and is_hard(signal.signature)
+        )
+
+    def _freeze(self, region: str, scope: str, nodes: list[NodeView]) -> Freeze | None:
+        counted = [node for node in nodes if not self._is_handled(node)]
+        unhealthy = tuple(sorted(node.id for node in counted if self._is_unhealthy(node)))
+        bound = max(self._settings.frozen_above_nodes, self._settings.frozen_above_share * len(counted))
+        return Freeze(scope, region, unhealthy, len(counted)) if len(unhealthy) > bound else None
+
+    def _is_unhealthy(self, node: NodeView) -> bool:
+        return node.state is not NodeState.READY or node.id in self._with_hard_signal
+
+    def _is_handled(self, node: NodeView) -> bool:
+        """Condemned and in no cell: what it needed was done, or waits for an operator. Or its provider takes it away,
+        which says nothing of our view."""
+        if node.state not in CONDEMNED:
+            return False
+        if self._notices.leaving(node.id) is not None:
+            return True
+        return node.id not in self._cells or self._fleet.faults.is_held(node.id, NEEDS_OPERATOR)
+
+
+def _pool(node: NodeView) -> tuple[str, str]:
+    return node.region, node.instance_type
+
+
+def _pool_name(region: str, instance_type: str) -> str:
+    return f"{instance_type} in {region}"
+
+
+def _scopes(node: NodeView) -> tuple[tuple[str, str], ...]:
+    """The pool and the zone (what fails together) of a node."""
+    pool = (node.region, f"pool {_pool_name(*_pool(node))}")
+    zone = failure_domain(node.topology)
+    return (pool, (node.region, f"zone {zone} in {node.region}")) if zone else (pool,)
+
+
+WATCHED = frozenset({NodeState.JOINING, NodeState.READY, NodeState.SUSPECT})
+BROKEN = frozenset({CellState.FAILED, CellState.LOST})
+
+
+def nodes_in_doubt(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[str, ...]:
+    """Nodes to look up at the provider before `plan_liveness`; not those for which it has something to do."""
+    return tuple(
+        node.id
+        for node in fleet.nodes.values()
+        if node.state in WATCHED
+        and node.ordered is None
+        and (not node.report.connected or fleet.silence_s(node, now) > settings.doubt_after_s)
+    )
+
+
+def status_in_force(
+    status: ProviderStatus, described_at: datetime, report: ReportView, settings: FleetSettings, now: datetime
+) -> ProviderStatus:
+    """What a provider said, as far as it counts: it was asked after the silence had begun, and not long ago."""
+    silent_since = report.last_seen_at if report.connected else report.connection_changed_at
+    is_about_it = silent_since is None or described_at >= silent_since
+    is_recent = (now - described_at).total_seconds() <= settings.described_for_s
+    return status if is_about_it and is_recent else ProviderStatus.UNKNOWN
+
+
+def plan_liveness(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
+    """Changes of node states. Empty while agents cannot connect or all of them are silent."""
+    watched = [node for node in fleet.nodes.values() if node.state in WATCHED]
+    guards = Guards(fleet, settings, now)
+    if _is_cut_off(watched, fleet, settings, now):
+        cases = (_Case(node, fleet, settings, now, guards) for node in watched)
+        return tuple(restart for case in cases if (restart := _restart_agent(case)))
+    cases = (_Case(node, fleet, settings, now, guards) for node in watched if not _is_well(node, fleet, settings, now))
+    return tuple(decision for case in cases if (decision := _judge(case)) is not None)
+
+
+def are_all_silent(fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
+    """Whether agents could connect and none does: then the control plane is cut off."""
+    watched = [node for node in fleet.nodes.values() if node.state in WATCHED]
+    return fleet.listening_since is not None and _is_cut_off(watched, fleet, settings, now)
+
+
+def held_back(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[tuple[NodeView, str, str], ...]:
+    """Silent nodes that a witness condemns and that stay as they are: node, verdict, and why it is not carried out."""
+    guards = Guards(fleet, settings, now)
+    cases = [
+        _Case(node, fleet, settings, now, guards) for node in fleet.nodes.values() if node.state is NodeState.SUSPECT
+    ]
+    verdicts = ((case, _loss_verdict(case)) for case in cases)
+    return tuple((case.node, verdict, why) for case, verdict in verdicts if verdict and (why := _why_not(case)))
+
+
+def unreachable(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[tuple[NodeView, float], ...]:
+    """Nodes that stay suspect, because nothing says that their machine is dead, and their seconds of silence: agents
+    that cannot reach the control plane, or have no credential that it takes."""
+    suspects = (node for node in fleet.nodes.values() if node.state is NodeState.SUSPECT)
+    silences = ((node, fleet.silence_s(node, now)) for node in suspects)
+    return tuple((node, silence_s) for node, silence_s in silences if silence_s > settings.unreachable_after_s)
+
+
+def _is_well(node: NodeView, fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
+    """Reported just now, and nothing to take back: nearly all nodes, in nearly every pass."""
+    is_connected = node.state is NodeState.READY and node.report.connected
+    return is_connected and fleet.silence_s(node, now) <= settings.doubt_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    node: NodeView
+    fleet: FleetView
+    settings: FleetSettings
+    now: datetime
+    guards: Guards
+
+    @property
+    def limits(self) -> ProviderLimits:
+        return self.fleet.regions[self.node.region].limits
+
+    @property
+    def impaired(self) -> str:
+        """What its provider's checks of the machine found, unless it finds that of a whole zone; "" if they pass."""
+        notices = Notices(self.fleet, self.settings, self.now)
+        mine = notices.by_node.get(self.node.id, ())
+        if not mine or notices.zone_of(self.node.id) in notices.troubled_zones:
+            return ""
+        return next((notice.text for notice in mine if notice.kind is NoticeKind.IMPAIRED), "")
+
+    def move(self, to: NodeState, reason: str) -> MoveNode:
+        return MoveNode(self.node.id, self.node.state, to, reason, self.node.report.last_seen_at)
+
+
+def _is_cut_off(watched: list[NodeView], fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
+    if fleet.listening_since is None:
+        return True
+    joined = [node for node in watched if node.state is not NodeState.JOINING]
+    if any(fleet.silence_s(node, now) <= settings.doubt_after_s for node in joined):
+        return False
+    return len(joined) > 1 and any(node.provider is not ProviderStatus.GONE for node in joined)
+
+
+def _judge(case: _Case) -> Decision | None:
+    node = case.node
+    if node.ordered is ProviderAction.LAUNCH:
+        return None
+    quiet = case.fleet.silence_s(node, case.now) > case.settings.doubt_after_s
+    if not node.report.connected or quiet:
+        if node.provider is ProviderStatus.GONE and not _may_still_boot(case):
+            return case.move(NodeState.LOST, "its connection closed and its provider says the machine is gone")
+        if restart := _restart_agent(case):
+            return restart
+    return _judge_joining(case) if node.state is NodeState.JOINING else _judge_joined(case)
+
+
+def _may_still_boot(case: _Case) -> bool:
+    age_s = (case.now - case.node.state_since).total_seconds()
+    return case.node.state is NodeState.JOINING and age_s < case.limits.launch_grace_s
+
+
+def _restart_agent(case: _Case) -> RestartAgent | None:
+    closed_at = case.node.report.connection_changed_at or case.node.created_at
+    waited = (case.now - closed_at).total_seconds() >= case.settings.agent_restart_after_s
+    if case.node.provider is not ProviderStatus.AGENT_DEAD or case.node.ordered or not waited:
+        return None
+    return RestartAgent(case.node.id, "its agent process is dead, the machine runs")
+
+
+def _judge_joining(case: _Case) -> Decision | None:
+    if case.node.report.connected:
+        return None if _awaits_its_place(case) else case.move(NodeState.READY, "its agent joined")
+    if case.fleet.listening_for_s(case.node.state_since, case.now) > case.limits.join_timeout_s:
+        return case.move(NodeState.LOST, f"it did not join within {case.limits.join_timeout_s:.0f} s")
+    return None
+
+
+def _awaits_its_place(case: _Case) -> bool:
+    """Whether it waits for its network nodes, because cells of its type must be near: no longer than it takes to ask
+    for all that join with it."""
+    a_batch_s, since = case.limits.places_s, case.node.report.connection_changed_at
+    kind = (case.node.region, case.node.instance_type)
+    if not a_batch_s or since is None or len(case.node.topology) >= _within(case.fleet, case.node.instance_type):
+        return False
+    joining = sum(
+        node.state is NodeState.JOINING and (node.region, node.instance_type) == kind
+        for node in case.fleet.nodes.values()
+    )
+    return case.fleet.listening_for_s(since, case.now) <= a_batch_s * (1 + ceil(joining / TOPOLOGY_PAGE))
+
+
+def _within(fleet: FleetView, instance_type: str) -> int:
+    """How many network nodes must be known of machines of a type; 1, the zone, always is."""
+    specs = [spec for spec in fleet.deployments.values() if instance_type in spec.instance_types]
+    return max((spec.within_on(instance_type) for spec in specs), default=1)
+
+
+def _judge_joined(case: _Case) -> Decision | None:
+    silence_s = case.fleet.silence_s(case.node, case.now)
+    if silence_s <= case.settings.suspect_after_s:
+        if case.node.state is NodeState.SUSPECT and case.node.report.connected:
+            return case.move(NodeState.READY, "its reports came back")
+        return None
+    verdict = _loss_verdict(case)
+    if verdict and not _why_not(case):
+        case.guards.take(case.node)
+        return case.move(NodeState.LOST, verdict)
+    if case.node.state is NodeState.READY:
+        return case.move(NodeState.SUSPECT, f"silent for {age_text(silence_s)}")
+    return None
+
+
+def _loss_verdict(case: _Case) -> str:
+    """Why a silent node counts as dead, or is given up; empty while only its silence speaks for it."""
+    silence_s = case.fleet.silence_s(case.node, case.now)
+    witness = ""
+    if silence_s > case.settings.suspect_after_s and case.node.provider is ProviderStatus.SILENT:
+        witness = _failed_with_it(case)
+    if silence_s > case.settings.lost_after_s:
+        witness = witness or _failed_with_it(case) or _second_witness(case)
+    if silence_s > case.settings.unreachable_after_s:
+        witness = witness or _serves_nothing(case)
+    return f"silent for {age_text(silence_s)}, and {witness}" if witness else ""
+
+
+def _failed_with_it(case: _Case) -> str:
+    """Another member of its cell said that the cell failed, and this one has said nothing since. Where its provider
+    hears nothing of its machine either, no more is waited for than makes it suspect: nothing serves that waiting could
+    protect."""
+    cell, seen_at = case.fleet.cell_of(case.node.id), case.node.report.last_seen_at
+    if cell is None or cell.state is not CellState.FAILED or cell.failed_by in {"", case.node.id}:
+        return ""
+    witness = case.fleet.nodes.get(cell.failed_by)
+    if witness is None or not _is_witness(witness, case):
+        return ""
+    return f"its cell failed: {cell.reason}" if seen_at is None or seen_at <= cell.state_since else ""
+
+
+def _serves_nothing(case: _Case) -> str:
+    """Nothing runs on it that its end would take away, its provider hears nothing of its machine either, and most other
+    nodes of its region are heard: whether it is dead or cut off, another may take its place."""
+    cell = case.fleet.cell_of(case.node.id)
+    if case.node.provider is not ProviderStatus.SILENT or (cell is not None and cell.state not in BROKEN):
+        return ""
+    region = [
+        _is_witness(node, case)
+        for node in case.fleet.nodes.values()
+        if node.region == case.node.region and node.id != case.node.id and node.state in WATCHED
+    ]
+    if 2 * sum(region) <= len(region):
+        return ""
+    return f"it serves nothing, while {sum(region)} of {len(region)} others of {case.node.region} are heard"
+
+
+def _is_witness(node: NodeView, case: _Case) -> bool:
+    """Whether it is heard, and whoever was cut off together with it would be heard, too: a region's cut, or our own
+    restart, that ended for this one a moment ago may end for others a moment later. Both must be long over, or the
+    silent one was itself heard after them: then it fell silent of something else."""
+    if not node.report.connected or case.fleet.unheard_s(node, case.now) > case.settings.doubt_after_s:
+        return False
+    listening_since, came_back_at = case.fleet.listening_since, node.report.connection_changed_at
+    if listening_since is None:
+        return False
+    cut_until = listening_since if came_back_at is None else max(listening_since, came_back_at)
+    if (case.now - cut_until).total_seconds() >= case.settings.back_within_s:
+        return True
+    heard_at = case.node.report.last_seen_at
+    return heard_at is not None and (heard_at - cut_until).total_seconds() >= case.settings.heard_after_cut_s
+
+
+def _why_not(case: _Case) -> str:
+    """Why a condemned node is left as it is. A machine that its provider says is gone is a fact and no verdict."""
+    if case.node.provider is ProviderStatus.GONE:
+        return ""
+    mode = case.fleet.faults.mode(Rule.SILENCE)
+    return case.guards.refusal(case.node) if mode is RuleMode.ON else f"the rule for silent nodes is {mode}"
+
+
+def _second_witness(case: _Case) -> str:
+    """What else shows that this node is dead: its provider, its leader or, if it leads, a follower, or an ingress that
+    sends requests to its cell. An ingress sees the leader only, so of a follower it says something once the leader is
+    silent, too."""
+    if case.node.provider is ProviderStatus.GONE:
+        return "its provider says the machine is gone"
+    if impaired := case.impaired:
+        return f"its provider says the machine is impaired: {impaired}"
+    cell = case.fleet.cell_of(case.node.id)
+    if cell is None or not cell.members:
+        return ""
+    leader = case.fleet.nodes.get(min(cell.members, key=lambda member: member.rank).node)
+    if leader is None:
+        return ""
+    ingress = case.fleet.faults.down.get(cell.id)
+    if ingress and case.fleet.silence_s(leader, case.now) > case.settings.lost_after_s:
+        return f"ingress {ingress} cannot reach its cell {cell.id}"
+    leads = leader.id == case.node.id
+    followers = (member.node for member in cell.members if member.node != leader.id)
+    for name in followers if leads else (leader.id,):
+        other = case.fleet.nodes.get(name)
+        if other is None or not other.report.connected or not other.report.is_about(cell):
+            continue
+        if other.report.state is EngineState.FAILED:
+            return f"its {'follower' if leads else 'leader'} {other.id} says: {other.report.reason}"
+    return ""

@@ -1,0 +1,328 @@
+"""Decides what follows from faults: incidents with their evidence, and the replacement of single faulty nodes.
+
+It never blames a machine for what many have in common, replaces nothing where too much is unhealthy, and does nothing
+at all while no agent reports.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from fleet.cells.planner import drain_ended
+from fleet.faults.planning.announced import Notices
+from fleet.faults.planning.liveness import CONDEMNED, Guards, are_all_silent, held_back, unreachable
+from fleet.faults.planning.suspicions import CommonCause, Suspicion, find_common_causes, find_slow, find_suspicions
+from fleet.faults.planning.views import NEEDS_OPERATOR, IncidentKind, IncidentView, ReplacementView, Rule, RuleMode
+from fleet.reconcile.planning.decisions import (
+    ChangeRollout,
+    CloseIncident,
+    CloseReplacement,
+    CordonNode,
+    Decision,
+    DrainCell,
+    NoteIncident,
+    OpenIncident,
+    ReplaceNode,
+    RequestReplacement,
+)
+from fleet.reconcile.planning.settings import FleetSettings, Ledger
+from fleet.reconcile.planning.snapshot import CellView, FleetView, NodeView
+from fleet.reconcile.planning.states import CellState, DisruptionCause, NodeState, NoticeKind, RolloutState
+from kernel.ages import age_text
+
+HALTED_WITH_S = 10.0
+"""A rollout that moved on in the moment when its halt was decided is halted as well; one resumed later is not."""
+MOVING = frozenset({RolloutState.RUNNING, RolloutState.BAKING})
+KINDS = frozenset(IncidentKind)
+SIGNALLED = frozenset({IncidentKind.HARDWARE, IncidentKind.SOFT, IncidentKind.UNATTRIBUTED})
+
+
+@dataclass
+class _Pass:
+    """Working memory of one plan. `there`: the incidents whose fault is there now."""
+
+    fleet: FleetView
+    settings: FleetSettings
+    now: datetime
+    guards: Guards
+    decisions: list[Decision] = field(default_factory=list)
+    there: set[tuple[str, str]] = field(default_factory=set)
+    handled: set[str] = field(default_factory=set)
+
+    def incident(self, kind: str, subject: str) -> IncidentView | None:
+        return self._known.get((kind, subject))
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, str], IncidentView]:
+        return {(one.kind, one.subject): one for one in reversed(self.fleet.faults.incidents)}
+
+    @cached_property
+    def notices(self) -> Notices:
+        return Notices(self.fleet, self.settings, self.now)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """With what this pass has charged."""
+        return Ledger(self.fleet, self.settings.ledger, self.now)
+
+    def cell_of(self, node: str) -> CellView | None:
+        return self.fleet.cell_of(node)
+
+
+def plan_faults(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
+    """Incidents to open, note and close, and what is done about single nodes."""
+    work = _Pass(fleet, settings, now, Guards(fleet, settings, now))
+    if are_all_silent(fleet, settings, now):
+        _report_incident(work, IncidentKind.ALL_SILENT, "fleet", "No agent reports: the control plane is cut off", {})
+        return tuple(work.decisions)
+    if fleet.listening_since is None:
+        return ()
+    slow = find_slow(fleet, settings.faults)
+    causes = find_common_causes(fleet, slow, settings.faults, now)
+    for cause in causes:
+        _halt_rollouts(work, cause)
+    for freeze in work.guards.freezes:
+        evidence = {"unhealthy": list(freeze.unhealthy), "nodes": freeze.size}
+        summary = f"Nothing is replaced: {freeze.reason}"
+        _report_incident(work, IncidentKind.FROZEN, freeze.scope, summary, evidence, region=freeze.region)
+    for node, verdict, why_not in held_back(fleet, settings, now):
+        _report_held_back(work, node, verdict, why_not)
+    for node, silence_s in unreachable(fleet, settings, now):
+        _report_unreachable(work, node, silence_s)
+    _report_notices(work)
+    for suspicion in find_suspicions(fleet, slow, settings.faults):
+        _act_on(work, suspicion, causes)
+    for replacement in fleet.faults.replacements:
+        _continue_replacement(work, replacement)
+    _close(work)
+    return tuple(work.decisions)
+
+
+# --- incidents ------------------------------------------------------------------------------------------------------
+
+
+def _report_incident(
+    work: _Pass, kind: IncidentKind, subject: str, summary: str, evidence: Mapping[str, Any], **where: Any
+) -> None:
+    """Open the incident, or note now and then that its fault is still there."""
+    work.there.add((kind, subject))
+    known = work.incident(kind, subject)
+    if known is not None and known.shadow and not where.get("shadow"):
+        work.decisions.append(CloseIncident(known.id, known.seen_at, "its rule is in force now"))
+        known = None
+    if known is None and not _is_muted(work, kind, subject):
+        work.decisions.append(OpenIncident(kind, subject, summary, evidence, **where))
+    elif known is not None and (work.now - known.seen_at).total_seconds() >= work.settings.faults.note_every_s:
+        work.decisions.append(NoteIncident(known.id, summary, evidence))
+
+
+def _is_muted(work: _Pass, kind: IncidentKind, subject: str) -> bool:
+    """Dismissed lately. Signatures are settled when they are dismissed: one that is seen again is new evidence."""
+    return (kind, subject) in work.fleet.faults.muted and kind not in SIGNALLED
+
+
+def _report_held_back(work: _Pass, node: NodeView, verdict: str, why_not: str) -> None:
+    mode = work.fleet.faults.mode(Rule.SILENCE)
+    if mode is RuleMode.OFF:
+        return
+    shadow = mode is RuleMode.SHADOW
+    summary = (
+        f"Would have declared node {node.id} lost: {verdict}" if shadow else f"Node {node.id} {verdict}; {why_not}"
+    )
+    _report_incident(
+        work, IncidentKind.WITNESSED, node.id, summary, {"held_back": why_not}, **_where(work, node), shadow=shadow
+    )
+
+
+def _report_unreachable(work: _Pass, node: NodeView, silence_s: float) -> None:
+    summary = (
+        f"Node {node.id}: no report for {age_text(silence_s)}, and nothing says that its machine is dead. Its agent "
+        "cannot reach the control plane, or has lost its credential: replace the node, or look at its agent.log"
+    )
+    evidence = {"provider": str(node.provider or ""), "connected": node.report.connected}
+    _report_incident(work, IncidentKind.UNREACHABLE, node.id, summary, evidence, **_where(work, node))
+
+
+def _report_notices(work: _Pass) -> None:
+    """What a provider says of machines that do not end: they are impaired, alone or a zone of them."""
+    notices = work.notices
+    for (region, zone), nodes in notices.troubled_zones.items():
+        summary = f"Zone {zone} in {region}: its provider calls {len(nodes)} machines impaired; nothing moves for it"
+        _report_incident(
+            work, IncidentKind.CLOUD_NOTICE, f"zone {zone}", summary, {"nodes": list(nodes)}, region=region
+        )
+    is_shadow = work.fleet.faults.mode(Rule.NOTICE) is RuleMode.SHADOW
+    patient_s = work.settings.notices.impaired_after_s
+    for name, mine in (notices.heard if is_shadow else notices.by_node).items():
+        node = work.fleet.nodes[name]
+        for notice in mine:
+            told = {"kind": str(notice.kind), "at": notice.at.isoformat(), "text": notice.text}
+            if notice.kind is NoticeKind.IMPAIRED and (work.now - notice.at).total_seconds() >= patient_s:
+                summary = (
+                    f"Node {name}: its provider says since {notice.at:%H:%M} UTC that it is impaired: {notice.text}"
+                )
+            elif is_shadow and notice.kind is not NoticeKind.IMPAIRED:
+                summary = f"Would have replaced node {name}: {notice.kind}, {notice.text}"
+            else:
+                continue
+            _report_incident(
+                work, IncidentKind.CLOUD_NOTICE, name, summary, told, **_where(work, node), shadow=is_shadow
+            )
+
+
+def _halt_rollouts(work: _Pass, cause: CommonCause) -> None:
+    """A common cause stops rollouts and touches no hardware."""
+    evidence = {
+        "affected": list(cause.affected),
+        "cohort": cause.cohort,
+        "size": cause.size,
+        "below": list(cause.place),
+    }
+    known = work.incident(IncidentKind.COMMON_CAUSE, cause.subject)
+    _report_incident(work, IncidentKind.COMMON_CAUSE, cause.subject, cause.summary, evidence, cohort=cause.cohort)
+    until = known.opened_at + timedelta(seconds=HALTED_WITH_S) if known else work.now
+    for rollout in work.fleet.rollouts.values():
+        if rollout.deployment in cause.deployments and rollout.state in MOVING and rollout.state_since <= until:
+            work.decisions.append(
+                ChangeRollout(
+                    rollout.id, rollout.state, rollout.revision, RolloutState.PAUSED, rollout.stage, cause.summary
+                )
+            )
+
+
+def _close(work: _Pass) -> None:
+    """What has not been there for long enough is over; a fault that comes and goes stays one incident."""
+    close_after_s = work.settings.faults.close_after_s
+    for known in work.fleet.faults.incidents:
+        if known.kind not in KINDS or (known.kind, known.subject) in work.there:
+            continue
+        node = work.fleet.nodes.get(known.node)
+        is_held = known.kind in NEEDS_OPERATOR and node is not None and node.state is NodeState.FAULTY
+        gone_s = (work.now - known.seen_at).total_seconds()
+        if known.node and (node is None or node.state is NodeState.RETIRED):
+            work.decisions.append(CloseIncident(known.id, known.seen_at, f"{known.node} was retired"))
+        elif gone_s > close_after_s and not is_held:
+            work.decisions.append(CloseIncident(known.id, known.seen_at, f"not seen for {age_text(gone_s)}"))
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def _act_on(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCause]) -> None:
+    """Open the incident, and cordon or replace the node if its rule, the common causes and the guards allow it."""
+    mode = work.fleet.faults.mode(suspicion.rule) if suspicion.rule else RuleMode.ON
+    if mode is RuleMode.OFF or _is_muted(work, suspicion.kind, suspicion.subject):
+        return
+    node = suspicion.node
+    is_shadow = mode is RuleMode.SHADOW
+    barred = "" if is_shadow else _why_untouched(work, suspicion, causes)
+    crowded = "" if is_shadow or barred else _why_later(work, suspicion)
+    waits = {"waits": barred or crowded} if barred or crowded else {}
+    where = _where(work, node) if node else _where_cell(suspicion.cell)
+    summary = _summary(suspicion, is_shadow)
+    evidence = {**suspicion.evidence, **waits}
+    _report_incident(
+        work, suspicion.kind, suspicion.subject, summary, evidence, **where, cohort=suspicion.cohort, shadow=is_shadow
+    )
+    if node is None or suspicion.rule is None or is_shadow or barred or node.state in CONDEMNED:
+        return
+    if not node.cordoned and node.id not in work.handled:
+        work.decisions.append(CordonNode(node.id, suspicion.reason))
+    if not crowded and not _is_replaced(work, node):
+        work.guards.take(node)
+        work.decisions.append(_first_step(node, suspicion.cell, suspicion.rule, suspicion))
+    work.handled.add(node.id)
+
+
+def _why_untouched(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCause]) -> str:
+    """Why nothing is done to the machine at all; empty if something may be."""
+    if suspicion.node is None or suspicion.rule is None:
+        return ""
+    for cause in causes:
+        if cause.fault in suspicion.faults and suspicion.node.id in cause.affected:
+            return f"common cause: {cause.subject}"
+    frozen = work.guards.frozen(suspicion.node)
+    return f"frozen: {frozen}" if frozen else ""
+
+
+def _why_later(work: _Pass, suspicion: Suspicion) -> str:
+    node = suspicion.node
+    if node is None or suspicion.rule is None or node.state in CONDEMNED:
+        return ""
+    if _is_replaced(work, node):
+        return _why_not_drained(work, suspicion.cell)
+    return work.guards.crowded(node)
+
+
+def _why_not_drained(work: _Pass, cell: CellView | None) -> str:
+    """Why a cell that serves may not be drained for a replacement now; empty: it may, or need not."""
+    if cell is None or cell.state is not CellState.READY:
+        return ""
+    refused = work.ledger.refusal(cell, DisruptionCause.REPAIR)
+    return f"its cell cannot be drained: {refused}" if refused else ""
+
+
+def _is_replaced(work: _Pass, node: NodeView) -> bool:
+    return node.id in work.handled or any(known.node == node.id for known in work.fleet.faults.replacements)
+
+
+def _first_step(node: NodeView, cell: CellView | None, rule: Rule, suspicion: Suspicion) -> Decision:
+    """A cell that serves is drained first, unless it must not serve any longer."""
+    if cell is not None and cell.state is CellState.READY and not suspicion.at_once:
+        return RequestReplacement(node.id, cell.id, rule, suspicion.reason)
+    return _out_of_use(node, cell, rule, suspicion.reason)
+
+
+def _out_of_use(node: NodeView, cell: CellView | None, rule: Rule, reason: str) -> ReplaceNode:
+    return ReplaceNode(node.id, node.state, node.state_since, cell.id if cell else "", rule, reason)
+
+
+def _continue_replacement(work: _Pass, replacement: ReplacementView) -> None:
+    """Carry a replacement on: drain the cell, take the node out of use, and see when its cell serves again."""
+    node, cell = work.fleet.nodes.get(replacement.node), work.cell_of(replacement.node)
+    if replacement.begun:
+        if done := _why_over(work, replacement, cell):
+            work.decisions.append(CloseReplacement(replacement.id, done))
+        return
+    if node is None or node.state not in {NodeState.READY, NodeState.SUSPECT}:
+        work.decisions.append(CloseReplacement(replacement.id, "the node is out of use already"))
+    elif cell is not None and cell.state is CellState.READY:
+        if _why_not_drained(work, cell):
+            return
+        work.ledger.charge(cell, DisruptionCause.REPAIR)
+        reason = f"{node.id} is to be replaced: {replacement.reason}"
+        work.decisions.append(DrainCell(cell.id, cell.generation, DisruptionCause.REPAIR, reason))
+    elif cell is None or _serves_no_more(work, cell):
+        work.decisions.append(_out_of_use(node, cell, replacement.rule, replacement.reason))
+
+
+def _serves_no_more(work: _Pass, cell: CellView) -> bool:
+    return cell.state is not CellState.DRAINING or bool(drain_ended(cell, work.notices))
+
+
+def _why_over(work: _Pass, replacement: ReplacementView, still_in: CellView | None) -> str:
+    """Why a begun replacement is over; empty while it is not."""
+    if still_in is not None:
+        return ""
+    cell = work.fleet.cells.get(replacement.cell)
+    if cell is None:
+        return "its cell is gone" if replacement.cell else "it served no cell"
+    return f"{cell.id} is ready without it" if cell.state is CellState.READY else ""
+
+
+def _summary(suspicion: Suspicion, is_shadow: bool) -> str:
+    noun = "Node" if suspicion.node else "Cell"
+    if is_shadow:
+        return f"Would have replaced {noun.lower()} {suspicion.subject}: {suspicion.reason}"
+    return f"{noun} {suspicion.subject}: {suspicion.reason}"
+
+
+def _where(work: _Pass, node: NodeView) -> dict[str, Any]:
+    cell = work.cell_of(node.id)
+    return {**_where_cell(cell), "region": node.region, "node": node.id}
+
+
+def _where_cell(cell: CellView | None) -> dict[str, Any]:
+    return {"region": cell.region, "deployment": cell.deployment, "cell": cell.id} if cell else {}

@@ -1,0 +1,204 @@
+"""Loads what is known of faults as planners take it, in a constant number of queries.
+
+What the engines of cells guessed and accepted in the last hour, as their leaders report it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import F, Max, OuterRef, Q, Subquery
+from django.db.models.functions import Coalesce
+
+from fleet.cells.models import Cell
+from fleet.faults.models import CellSighting, FaultRule, Incident, Repair, Replacement, Signal
+from fleet.faults.planning.drift import Guessing
+from fleet.faults.planning.views import (
+    FaultsView,
+    IncidentKind,
+    IncidentView,
+    ReplacementView,
+    Rule,
+    RuleMode,
+    SignalView,
+    StepWindow,
+)
+from fleet.nodes.models import NodeReport
+from fleet.reconcile.planning.settings import FaultSettings
+from fleet.reconcile.planning.states import CellState, IncidentState
+from kernel.row_cache import WrittenTables
+from models_registry.versions.selectors import chains_expected
+
+
+def faults_view(
+    *,
+    now: datetime,
+    windows: Mapping[str, tuple[StepWindow, ...]],
+    written: WrittenTables,
+    settings: FaultSettings | None = None,
+) -> FaultsView:
+    """Everything about faults that a pass of the reconciler needs. `windows`: node -> what it computed lately.
+
+    Time only takes signals, repairs and muted incidents away: where there were none, there are none until one is
+    `written`.
+    """
+    chosen = settings or FaultSettings()
+    lately, repaired = (
+        now - timedelta(seconds=seconds) for seconds in (chosen.common_cause_window_s, chosen.repairs_window_s)
+    )
+    return FaultsView(
+        signals=written.get_lasting("signals", ["fleet_signal"], lambda: tuple(_signals(lately))),
+        incidents=written.get("incidents", ["fleet_incident"], lambda: tuple(_incidents())),
+        replacements=written.get("replacements", ["fleet_replacement", "fleet_node"], lambda: tuple(_replacements())),
+        repairs=written.get_lasting("repairs", ["fleet_repair", "fleet_incident"], lambda: _repairs(repaired)),
+        modes=written.get("modes", ["fleet_faultrule"], rule_modes),
+        down=_down(now - timedelta(seconds=chosen.witness_age_s)),
+        windows=windows,
+        muted=written.get_lasting("muted", ["fleet_incident"], lambda: _muted(now)),
+    )
+
+
+def _muted(now: datetime) -> frozenset[tuple[str, str]]:
+    return frozenset(Incident.objects.filter(muted_until__gt=now).values_list("kind", "subject"))
+
+
+def rule_modes() -> dict[Rule, RuleMode]:
+    return {Rule(row.rule): RuleMode(row.mode) for row in FaultRule.objects.all()}
+
+
+def step_windows(cell: str, generation: int, stored: Iterable[Mapping[str, Any]]) -> tuple[StepWindow, ...]:
+    """What a rank computed in its last windows, as `StepRecord` has them, oldest first."""
+    return tuple(
+        StepWindow(window["index"], cell, generation, _buckets(window["steps"]), _buckets(window["compute_ms"]))
+        for window in stored
+    )
+
+
+def _buckets(stored: dict[str, Any]) -> dict[int, Any]:
+    return {int(bucket): number for bucket, number in stored.items()}
+
+
+def _signals(since: datetime) -> Iterable[SignalView]:
+    for row in Signal.objects.filter(Q(settled_at__isnull=True) | Q(last_at__gte=since)).order_by("id"):
+        yield SignalView(
+            node=row.node_id,
+            signature=row.signature,
+            summary=row.summary,
+            instance_type=row.instance_type,
+            first_at=row.first_at,
+            last_at=row.last_at,
+            count=row.count,
+            cell=row.cell,
+            settled=row.settled_at is not None,
+        )
+
+
+def _incidents() -> Iterable[IncidentView]:
+    for row in Incident.objects.filter(state=IncidentState.OPEN.value).order_by("id"):
+        yield IncidentView(
+            id=row.pk,
+            kind=row.kind,
+            subject=row.subject,
+            opened_at=row.opened_at,
+            seen_at=row.seen_at or row.opened_at,
+            summary=row.summary,
+            node=row.node,
+            cell=row.cell,
+            shadow=row.shadow,
+        )
+
+
+def _replacements() -> Iterable[ReplacementView]:
+    for row in Replacement.objects.filter(closed_at__isnull=True).select_related("node").order_by("id"):
+        yield ReplacementView(
+            id=row.pk,
+            node=row.node_id,
+            rule=Rule(row.rule),
+            region=row.node.region_id,
+            instance_type=row.node.instance_type_id,
+            cell=row.cell,
+            begun=row.begun_at is not None,
+            reason=row.reason,
+        )
+
+
+def _repairs(since: datetime) -> dict[str, int]:
+    """Node -> its repairs since then, and since an operator last closed an incident for that reason."""
+    looked_at = (
+        Incident.objects.filter(
+            kind=IncidentKind.REPEATED_REPAIRS, node=OuterRef("node_id"), state=IncidentState.CLOSED.value
+        )
+        .order_by()
+        .values("node")
+        .annotate(last=Max("closed_at"))
+        .values("last")
+    )
+    counted = Repair.objects.filter(at__gte=since).annotate(looked_at=Coalesce(Subquery(looked_at), since))
+    return Counter(counted.filter(at__gte=F("looked_at")).order_by().values_list("node_id", flat=True))
+
+
+def _down(since: datetime) -> dict[str, str]:
+    """Cell -> who cannot reach its present generation, according to fresh sightings only."""
+    witnesses: dict[tuple[str, int], str] = {}
+    for row in CellSighting.objects.filter(seen_at__gte=since).order_by("witness"):
+        witnesses |= dict.fromkeys(row.down.items(), row.witness)
+    if not witnesses:
+        return {}
+    known = Cell.objects.filter(id__in={cell for cell, _ in witnesses}).values_list("id", "generation")
+    return {cell: witnesses[cell, generation] for cell, generation in known if (cell, generation) in witnesses}
+
+
+FRESH_FOR = timedelta(seconds=15)
+"""What was reported before says nothing about now."""
+MOST = 2**53
+"""No count that is meant is as large."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellGuesses:
+    """What a cell's engine guessed in the last `covered_s`."""
+
+    cell: Cell
+    covered_s: float
+    drafts: int
+    guessed: int
+    accepted: int
+
+
+def cell_guesses(now: datetime) -> list[CellGuesses]:
+    """Of every cell whose leader lately said so of it, in two queries."""
+    reports = NodeReport.objects.filter(
+        load__has_key="speculation", last_seen_at__gt=now - FRESH_FOR, node__member__rank=0
+    ).exclude(load__speculation=None)
+    rows = reports.values_list("node__member__cell_id", "cell", "load__speculation")
+    said = {cell: load for cell, reported, load in rows if cell == reported and isinstance(load, dict)}
+    if not said:
+        return []
+    cells = Cell.objects.filter(pk__in=said).exclude(state=CellState.STOPPED.value).select_related("model_version")
+    return [_of(cell, said[cell.pk]) for cell in cells.order_by("pk")]
+
+
+def _of(cell: Cell, load: Mapping[str, Any]) -> CellGuesses:
+    drafts, guessed, accepted = (
+        max(0, min(int(load.get(name, 0)), MOST)) for name in ("drafts", "guessed_tokens", "accepted_tokens")
+    )
+    return CellGuesses(cell, float(load.get("covered_s", 0.0)), drafts, guessed, accepted)
+
+
+def guessing_calibrated(now: datetime) -> Iterator[Guessing]:
+    """Those whose version is calibrated, with what the newest calibration expects."""
+    found = cell_guesses(now)
+    chains = chains_expected({each.cell.model_version_id for each in found}) if found else {}
+    for each in found:
+        if each.cell.model_version_id in chains:
+            yield Guessing(
+                each.cell.deployment_id,
+                each.cell.model_version.reference,
+                each.covered_s,
+                each.drafts,
+                each.guessed,
+                each.accepted,
+                chains[each.cell.model_version_id],
+            )

@@ -1,0 +1,431 @@
+"""Keeps evidence of faults until it is settled: what agents see of their hardware, which cells ingresses cannot reach,
+what was repaired, and how fast ranks compute. What follows from it is the planners' business.
+
+Opens, notes and closes incidents. Always inside the transaction of the change that they belong to.
+
+Applies decisions about faulty nodes, each as one compare-and-set with its event. Launches and ends no machine: the
+reconciler sees a faulty node, gives its cell another and then has the machine ended.
+
+A replacement begins under a lock that is held until the commit, and counts again: two reconcilers that race cannot
+condemn two nodes of a cell, or more of a pool than may be.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connection, transaction
+from django.db.models import F
+
+from engine_agent.protocol.signatures import FaultSignature, is_hard
+from engine_agent.protocol.states import EngineState
+from fleet.cells.models import CellMember
+from fleet.faults.models import CellSighting, Incident, Repair, Replacement, Signal, StepRecord
+from fleet.faults.planning.liveness import CONDEMNED, COUNTED, ReplacementBudget, over_budget
+from fleet.faults.planning.views import Rule
+from fleet.nodes.models import Node, NodeReport
+from fleet.nodes.services.events import cell_of, desired_changed, node_event
+from fleet.reconcile.planning.decisions import (
+    CloseIncident,
+    CloseReplacement,
+    CordonNode,
+    NoteIncident,
+    OpenIncident,
+    ReplaceNode,
+    RequestReplacement,
+    UncordonNode,
+)
+from fleet.reconcile.planning.settings import FaultSettings
+from fleet.reconcile.planning.states import NODE_ALLOWED, IncidentState, NodeState
+from fleet.webhooks.planner import WebhookEvent
+from fleet.webhooks.services import webhooks_notify
+from kernel import live, wake_ups
+from kernel.events import event_record
+from kernel.leases import lease_release, lease_take, this_holder
+from kernel.refusals import Conflict
+from kernel.tones import Tone
+from kernel.transitions import StaleDecision, compare_and_set_or_stale
+
+STEP_WINDOWS_LEASE = "step-windows"
+STEP_WINDOWS_LEASE_TTL_S = 30.0
+Sums = dict[str, dict[str, Any]]
+
+
+SIGNATURES = frozenset(FaultSignature)
+
+
+def hardware_fault_record(
+    *, node: Node, cell: str, signature: str, summary: str, evidence: dict[str, Any], now: datetime
+) -> None:
+    """Keep a hardware fault that a node's agent saw. Other evidence (an engine that ended) is not kept here.
+
+    A fault that passes by itself counts as a repair: its engine was, or will be, loaded anew.
+    """
+    if signature not in SIGNATURES or node.state == NodeState.RETIRED:
+        return
+    with transaction.atomic():
+        row, created = Signal.objects.get_or_create(
+            node=node,
+            signature=signature,
+            settled_at=None,
+            defaults={
+                "instance_type": node.instance_type_id,
+                "summary": summary,
+                "evidence": evidence,
+                "cell": cell,
+                "first_at": now,
+                "last_at": now,
+            },
+        )
+        if not created:
+            Signal.objects.filter(pk=row.pk).update(
+                count=F("count") + 1, last_at=now, summary=summary, evidence=evidence, cell=cell
+            )
+        elif not is_hard(signature):
+            repair_record(node=node.id, what="reload", reason=f"{signature}: {summary}", now=now)
+        wake_ups.send("fleet.reconcile")
+
+
+def hardware_faults_settle(*, now: datetime, **which: Any) -> int:
+    """Count what `which` selects (by node, signature, …) as healed or dismissed. Returns how many."""
+    return Signal.objects.filter(settled_at__isnull=True, **which).update(settled_at=now)
+
+
+def cell_sightings_store(*, witness: str, down: dict[str, int], now: datetime) -> None:
+    """Which cells an ingress (the `witness`) cannot reach, by generation. Its latest statement counts, while fresh."""
+    if down:
+        CellSighting.objects.update_or_create(witness=witness, defaults={"seen_at": now, "down": down})
+    else:
+        CellSighting.objects.filter(witness=witness).exclude(down={}).update(seen_at=now, down={})
+
+
+def repair_record(*, node: str, what: str, reason: str, now: datetime) -> None:
+    """Count a repair, so that a node that needs too many is handed to an operator. Call it in the transaction of the
+    repair itself. `what`: one of `replacement`, `agent_restart`, `reload`."""
+    Repair.objects.create(node_id=node, what=what, reason=reason, at=now)
+
+
+def step_windows_cut(*, now: datetime, settings: FaultSettings | None = None) -> int:
+    """Cut what ranks computed since their engines started into windows, to compare like with like: close the window of
+    every rank that is in a new one. A window that was not cut in time is left out, never guessed.
+
+    Returns how many ranks reported.
+    """
+    chosen = settings or FaultSettings()
+    holder = this_holder()
+    if lease_take(name=STEP_WINDOWS_LEASE, holder=holder, ttl_s=STEP_WINDOWS_LEASE_TTL_S, now=now) is None:
+        return 0
+    try:
+        return _cut_windows(int(now.timestamp() // chosen.step_window_s), chosen)
+    finally:
+        lease_release(name=STEP_WINDOWS_LEASE, holder=holder, now=now)
+
+
+def _cut_windows(index: int, settings: FaultSettings) -> int:
+    StepRecord.objects.filter(node__state=NodeState.RETIRED.value).delete()
+    known = {record.node_id: record for record in StepRecord.objects.all()}
+    reports: Any = NodeReport.objects.filter(steps__isnull=False, state=EngineState.READY.value, connected=True)
+    changed, seen = [], 0
+    for node, cell, generation, totals in reports.values_list("node_id", "cell", "generation", "steps"):
+        seen += 1
+        record = known.get(node)
+        if record is None or (record.cell, record.generation) != (cell, generation):
+            changed.append(StepRecord(node_id=node, cell=cell, generation=generation, index=index, totals=totals))
+        elif record.index < index:
+            if record.index == index - 1 and (window := _between(record.totals, totals)):
+                record.windows = [*record.windows, {"index": record.index, **window}][-settings.step_windows :]
+            record.index, record.totals = index, totals
+            changed.append(record)
+    columns = ["cell", "generation", "index", "totals", "windows"]
+    StepRecord.objects.bulk_create(changed, update_conflicts=True, unique_fields=["node"], update_fields=columns)
+    return seen
+
+
+def _between(before: Sums, after: Sums) -> Sums:
+    """What was added; empty if nothing was, or if the engine counts anew."""
+    grown = {bucket: total - before["steps"].get(bucket, 0) for bucket, total in after["steps"].items()}
+    steps = {bucket: more for bucket, more in grown.items() if more != 0}
+    if not steps or any(more < 0 for more in steps.values()):
+        return {}
+    compute_ms = {b: after["compute_ms"].get(b, 0.0) - before["compute_ms"].get(b, 0.0) for b in steps}
+    return {"steps": steps, "compute_ms": compute_ms}
+
+
+SWITCHYARD = "switchyard"
+
+
+def incident_open(
+    *, kind: str, subject: str, summary: str, evidence: Mapping[str, Any], now: datetime, **columns: Any
+) -> Incident:
+    """Open an incident, or return the one open for (kind, subject). `columns`: region, deployment, cell, node, …"""
+    with transaction.atomic():
+        incident, created = Incident.objects.get_or_create(
+            kind=kind,
+            subject=subject,
+            state=IncidentState.OPEN.value,
+            defaults={"summary": summary, "evidence": dict(evidence), "opened_at": now, "seen_at": now, **columns},
+        )
+        if created:
+            _announce(incident, "incident.opened", summary, incident.tone, now, SWITCHYARD)
+            webhooks_notify(event=WebhookEvent.INCIDENT_OPENED, body=incident_body(incident), now=now)
+    return incident
+
+
+def incident_open_decided(decision: OpenIncident, *, now: datetime) -> None:
+    """Open what the planner of faults found."""
+    incident_open(
+        kind=decision.kind,
+        subject=decision.subject,
+        summary=decision.summary,
+        evidence=decision.evidence,
+        now=now,
+        region=decision.region,
+        deployment=decision.deployment,
+        cell=decision.cell,
+        node=decision.node,
+        cohort=decision.cohort,
+        shadow=decision.shadow,
+    )
+
+
+def incident_note(decision: NoteIncident, *, now: datetime) -> None:
+    """Its fault is still there.
+
+    Raises:
+        StaleDecision: it is closed.
+    """
+    with transaction.atomic():
+        rows = Incident.objects.filter(pk=decision.incident, state=IncidentState.OPEN.value)
+        changes = {"summary": decision.summary, "evidence": dict(decision.evidence), "seen_at": now}
+        compare_and_set_or_stale(rows, what=f"incident {decision.incident}", **changes)
+        live.push("incidents")
+
+
+def incident_close(decision: CloseIncident, *, now: datetime) -> None:
+    """Its fault is gone.
+
+    Raises:
+        StaleDecision: it is closed, or its fault was seen again meanwhile.
+    """
+    with transaction.atomic():
+        rows = Incident.objects.filter(pk=decision.incident, state=IncidentState.OPEN.value)
+        incident = rows.select_for_update().first()
+        unseen = incident is not None and (incident.seen_at or incident.opened_at) == decision.seen_at
+        compare_and_set_or_stale(rows if unseen else rows.none(), what=f"incident {decision.incident}", seen_at=now)
+        if incident is not None:
+            _close(incident, decision.reason, SWITCHYARD, now)
+
+
+def incident_dismiss(*, incident_id: int, actor: str, now: datetime, why: str = "") -> None:
+    """Close an incident in which an operator sees nothing to heal: its evidence is settled, and while the same goes on
+    without new evidence it stays quiet for an hour.
+
+    Raises:
+        Conflict: it is closed already.
+    """
+    with transaction.atomic():
+        incident = Incident.objects.select_for_update().get(pk=incident_id)
+        if incident.state != IncidentState.OPEN:
+            raise Conflict(f"incident {incident.pk} is {incident.state}; only an open one can be dismissed")
+        incident.muted_until = now + timedelta(seconds=FaultSettings().muted_s)
+        if incident.node:
+            hardware_faults_settle(node_id=incident.node, now=now)
+        elif incident.cell:
+            members = CellMember.objects.filter(cell_id=incident.cell).values_list("node_id", flat=True)
+            hardware_faults_settle(node_id__in=list(members), now=now)
+        _close(incident, f"dismissed by {actor}" + (f": {why}" if why else ""), actor, now)
+        wake_ups.send("fleet.reconcile")
+
+
+def incidents_close(*, resolution: str, now: datetime, **which: Any) -> int:
+    """Close every open incident that `which` selects (by cell, node, kind, …). Returns how many."""
+    with transaction.atomic():
+        incidents = list(Incident.objects.select_for_update().filter(state=IncidentState.OPEN.value, **which))
+        for incident in incidents:
+            _close(incident, resolution, SWITCHYARD, now)
+    return len(incidents)
+
+
+def incident_body(incident: Incident) -> dict[str, Any]:
+    """The body of webhook messages about an incident."""
+    return {
+        "id": incident.pk,
+        "kind": incident.kind,
+        "subject": incident.subject,
+        "state": str(incident.state),
+        "shadow": incident.shadow,
+        "summary": incident.summary,
+        "resolution": incident.resolution,
+        "region": incident.region,
+        "deployment": incident.deployment,
+        "cell": incident.cell,
+        "node": incident.node,
+        "evidence": incident.evidence,
+        "opened_at": incident.opened_at.isoformat(),
+        "closed_at": incident.closed_at.isoformat() if incident.closed_at else None,
+    }
+
+
+def _close(incident: Incident, resolution: str, actor: str, now: datetime) -> None:
+    incident.state, incident.closed_at, incident.resolution = IncidentState.CLOSED.value, now, resolution
+    incident.closed_by = actor
+    incident.save(update_fields=["state", "closed_at", "resolution", "closed_by", "muted_until"])
+    _announce(incident, "incident.closed", f"{incident.summary}: {resolution}", Tone.OK, now, actor)
+    webhooks_notify(event=WebhookEvent.INCIDENT_CLOSED, body=incident_body(incident), now=now)
+
+
+def _announce(incident: Incident, kind: str, message: str, tone: Tone, now: datetime, actor: str) -> None:
+    event_record(
+        kind=kind,
+        message=message,
+        tone=tone,
+        now=now,
+        actor=actor,
+        region=incident.region,
+        deployment=incident.deployment,
+        cell=incident.cell,
+        node=incident.node,
+        detail={"incident": incident.pk},
+    )
+    live.push("incidents")
+
+
+LOCK = 0x53_57_52_50
+"""Key of PostgreSQL's advisory lock: "SWRP", the replacements of the whole fleet."""
+
+
+def node_cordon_faulty(decision: CordonNode, *, now: datetime) -> None:
+    """Keep a suspected node out of new placements.
+
+    Raises:
+        StaleDecision: it is cordoned or retired already.
+    """
+    with transaction.atomic():
+        rows = Node.objects.filter(id=decision.node, cordoned=False).exclude(state=NodeState.RETIRED)
+        compare_and_set_or_stale(
+            rows, what=f"node {decision.node}", cordoned=True, cordoned_for_notice=decision.for_notice
+        )
+        node = Node.objects.get(id=decision.node)
+        node_event(node, "node.cordoned", f"{node.id} cordoned: {decision.reason}", now=now, tone=Tone.WARN)
+
+
+def node_uncordon_called_off(decision: UncordonNode, *, now: datetime) -> None:
+    """Let a node be chosen again.
+
+    Raises:
+        StaleDecision: somebody else cordoned it, or it is out of use already.
+    """
+    with transaction.atomic():
+        rows = Node.objects.filter(id=decision.node, cordoned=True, cordoned_for_notice=True)
+        rows = rows.exclude(state__in=[NodeState.RETIRED.value, *(state.value for state in CONDEMNED)])
+        compare_and_set_or_stale(rows, what=f"node {decision.node}", cordoned=False, cordoned_for_notice=False)
+        node = Node.objects.get(id=decision.node)
+        node_event(node, "node.uncordoned", f"{node.id} uncordoned: {decision.reason}", now=now, tone=Tone.OK)
+
+
+def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSettings | None = None) -> None:
+    """Take a node out of use: it is faulty and cordoned from now on, its cell is lost and gets another one.
+
+    Raises:
+        StaleDecision: the node has left the state that was seen since then, even if it came back to it, or is in
+            another cell, or too many other nodes are being replaced.
+    """
+    if NodeState.FAULTY not in NODE_ALLOWED[decision.seen]:
+        raise ValueError(f"a node cannot go from {decision.seen} to faulty")
+    with transaction.atomic():
+        _guard(decision, settings or FaultSettings())
+        rows = Node.objects.filter(id=decision.node, state=decision.seen.value, state_since=decision.since)
+        compare_and_set_or_stale(
+            rows,
+            what=f"node {decision.node}",
+            state=NodeState.FAULTY.value,
+            cordoned=True,
+            reason=decision.reason,
+            state_since=now,
+        )
+        if cell_of(decision.node) != decision.cell:
+            raise StaleDecision(f"node {decision.node} is in another cell meanwhile")
+        node = Node.objects.get(id=decision.node)
+        node_event(node, f"node.{NodeState.FAULTY}", f"{node.id} is faulty: {decision.reason}", now=now)
+        desired_changed([node.id])
+        replacement_begin(node=node.id, cell=decision.cell, rule=decision.rule, reason=decision.reason, now=now)
+        repair_record(node=node.id, what="replacement", reason=decision.reason, now=now)
+        wake_ups.send("fleet.reconcile")
+
+
+def replacement_begin(*, node: str, cell: str, rule: Rule, reason: str, now: datetime) -> None:
+    """Call in the transaction that takes a node out of use. One that was scheduled begins now."""
+    if Replacement.objects.filter(node_id=node, closed_at__isnull=True).update(begun_at=now, cell=cell):
+        return
+    _open(node, cell, rule, reason, now, SWITCHYARD, begun_at=now)
+
+
+def replacement_schedule(decision: RequestReplacement, *, now: datetime, settings: FaultSettings | None = None) -> None:
+    """From now on the node's cell is drained for its replacement.
+
+    Raises:
+        StaleDecision: the node is in another cell or already being replaced, or too many other nodes are.
+    """
+    with transaction.atomic():
+        _guard(decision, settings or FaultSettings())
+        node = Node.objects.select_for_update().get(id=decision.node)
+        if cell_of(node.id) != decision.cell or is_replaced(node.id):
+            raise StaleDecision(f"node {node.id} is replaced already, or in another cell")
+        _open(node.id, decision.cell, decision.rule, decision.reason, now, SWITCHYARD)
+        said = f"{node.id} is to be replaced: {decision.reason}"
+        node_event(node, "node.replacement", said, now=now, tone=Tone.MOVING)
+
+
+def replacement_close(decision: CloseReplacement, *, now: datetime) -> None:
+    """The work is done.
+
+    Raises:
+        StaleDecision: it was closed already.
+    """
+    with transaction.atomic():
+        rows = Replacement.objects.filter(pk=decision.replacement, closed_at__isnull=True)
+        compare_and_set_or_stale(
+            rows, what=f"replacement {decision.replacement}", closed_at=now, resolution=decision.reason
+        )
+        row = Replacement.objects.select_related("node").get(pk=decision.replacement)
+        node_event(row.node, "node.replaced", f"Replacement of {row.node_id}: {decision.reason}", now=now, tone=Tone.OK)
+
+
+def is_replaced(node: str) -> bool:
+    """Whether a replacement of this node is open."""
+    return Replacement.objects.filter(node_id=node, closed_at__isnull=True).exists()
+
+
+def _guard(decision: ReplaceNode | RequestReplacement, settings: FaultSettings) -> None:
+    """Until the commit no other worker begins a replacement. One that was scheduled was counted then. A machine that
+    its provider takes away goes with or without leave."""
+    node_id, cell = decision.node, decision.cell
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
+    if is_replaced(node_id) or decision.rule is Rule.NOTICE:
+        return
+    node = Node.objects.get(id=node_id)
+    pool = Node.objects.filter(region_id=node.region_id, instance_type_id=node.instance_type_id)
+    work = Replacement.objects.filter(closed_at__isnull=True)
+    other = work.filter(cell=cell).values_list("node_id", flat=True).first() if cell else None
+    underway = ReplacementBudget(
+        pool=(node.region_id, node.instance_type_id),
+        open=work.filter(node__in=pool).exclude(rule=Rule.NOTICE).count(),
+        pool_size=pool.filter(state__in=[state.value for state in COUNTED]).count(),
+        cell=cell,
+        peer=other or "",
+    )
+    if crowded := over_budget(underway, settings):
+        raise StaleDecision(f"node {node_id} stays: {crowded}")
+
+
+def _open(node: str, cell: str, rule: Rule, reason: str, now: datetime, actor: str, **columns: Any) -> Replacement:
+    incident = Incident.objects.filter(node=node, state=IncidentState.OPEN.value, shadow=False).first()
+    return Replacement.objects.create(
+        node_id=node, cell=cell, rule=rule, reason=reason, actor=actor, incident=incident, opened_at=now, **columns
+    )
+
+
+def replacement_request(*, node: Node, cell: str, actor: str, reason: str, now: datetime) -> Replacement:
+    """Record an operator's request, inside its transaction."""
+    return _open(node.id, cell, Rule.OPERATOR, reason, now, actor)

@@ -1,0 +1,75 @@
+"""Load over time over HTTP: of a cell, a deployment, a region. Read only; it reads what the worker keeps."""
+
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.load.selectors import SPANS, load_series, span_named
+from kernel import clock
+from kernel.rest.serializers import StrictSerializer
+
+
+class PointSerializer(serializers.Serializer[Any]):
+    """One window; latencies and shares are null without requests."""
+
+    at = serializers.DateTimeField(help_text="When it began.")
+    requests_per_s = serializers.FloatField()
+    errors_per_s = serializers.FloatField()
+    errors_percent = serializers.FloatField(allow_null=True)
+    cells = serializers.FloatField(help_text="That reported, on average.")
+    in_flight = serializers.FloatField()
+    queued = serializers.FloatField()
+    tokens_per_s = serializers.FloatField()
+    ttft_p50_ms = serializers.FloatField(allow_null=True)
+    ttft_p95_ms = serializers.FloatField(allow_null=True)
+    itl_p50_ms = serializers.FloatField(allow_null=True)
+    itl_p95_ms = serializers.FloatField(allow_null=True)
+
+
+class LoadSeriesSerializer(serializers.Serializer[Any]):
+    """Windows of `step_s` seconds since `start`, oldest first; windows in which nothing was sampled are missing."""
+
+    span = serializers.CharField()
+    start = serializers.DateTimeField()
+    step_s = serializers.IntegerField()
+    points = PointSerializer(many=True)
+
+    class Meta:
+        examples = {"span": "30m"}
+
+
+class SpanOptionsSerializer(StrictSerializer):
+    """How far back."""
+
+    span = serializers.ChoiceField(choices=[(span.name, span.name) for span in SPANS], default=SPANS[0].name)
+
+
+class WithLoad:
+    """Mix in: the load of one object until now. The view set names by `load_subject` what is counted for a row."""
+
+    def load_subject(self, row: Any) -> str:
+        raise NotImplementedError
+
+    @extend_schema(
+        parameters=[SpanOptionsSerializer],
+        responses={200: LoadSeriesSerializer},
+    )
+    @action(detail=True, methods=["get"], filter_backends=[])
+    def load(self, request: Request, **_: str) -> Response:
+        """Its load over time, in windows: rates, requests in flight, and percentiles of latencies."""
+        view: Any = self
+        subject = self.load_subject(view.get_object())
+        payload = SpanOptionsSerializer(data=request.query_params.dict())
+        payload.is_valid(raise_exception=True)
+        span = span_named(payload.validated_data["span"])
+        series = load_series([subject], span, clock.now())[subject]
+        step = timedelta(seconds=series.step_s)
+        points = [{"at": series.start + i * step, **asdict(point)} for i, point in enumerate(series.points) if point]
+        shown = {"span": span.name, "start": series.start, "step_s": series.step_s, "points": points}
+        return Response(LoadSeriesSerializer(shown).data)

@@ -1,0 +1,347 @@
+"""Compares two sets of samples that were counted in buckets: quantiles, shares, and whether a difference is chance.
+
+Pure. A bucket's number stands for its samples' rank: what lies in one bucket is a tie.
+
+What a cell has counted since its proxy started, and the difference between two moments. Pure.
+
+Latencies are counted in the buckets of `engine_agent.protocol.metrics`: bucket -> samples.
+
+Makes windows of what cells count: what was added since the last sample, at once for short windows, summed for long
+ones. Pure; it knows no table and no clock.
+
+Latencies are summed as counts in buckets, so the percentiles of a long window, or of many cells, are those of all their
+samples and no average of percentiles.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from engine_agent.protocol.messages import Load
+from engine_agent.protocol.metrics import bucket_of, midpoint_s
+
+Counts = Mapping[int, int]
+"""Bucket -> number of samples; buckets are ordered by their number."""
+
+
+def total(counts: Counts) -> int:
+    return sum(counts.values())
+
+
+def quantile_bucket(counts: Counts, q: float) -> int:
+    """The bucket in which the `q` quantile (0..1) lies.
+
+    Raises:
+        ValueError: there are no samples.
+    """
+    wanted, seen = max(1, math.ceil(q * total(counts))), 0
+    for bucket in sorted(counts):
+        seen += counts[bucket]
+        if seen >= wanted:
+            return bucket
+    raise ValueError("no samples have no quantile")
+
+
+def count_above(counts: Counts, bucket: int) -> int:
+    """Number of samples in higher buckets."""
+    return sum(count for other, count in counts.items() if other > bucket)
+
+
+def greater_by_chance(one: Counts, other: Counts) -> float:
+    """Probability that samples of one kind would be split into these two with `one` ranking this high above `other`.
+
+    Mann-Whitney U, one-sided, normal approximation with continuity and tie correction (Lehmann, Nonparametrics, 1.4);
+    good from about 20 samples each. 1.0 where either is empty or all samples are alike.
+    """
+    n, m = total(one), total(other)
+    if not n or not m:
+        return 1.0
+    below, u, ties = 0, 0.0, 0.0
+    for bucket in sorted({*one, *other}):
+        here, there = one.get(bucket, 0), other.get(bucket, 0)
+        u += here * (below + there / 2)
+        below += there
+        ties += (here + there) ** 3 - (here + there)
+    size = n + m
+    variance = n * m / 12 * (size + 1 - ties / (size * (size - 1)))
+    if variance <= 0:
+        return 1.0
+    return _upper_tail((u - n * m / 2 - 0.5) / math.sqrt(variance))
+
+
+def more_by_chance(hits: int, tries: int, other_hits: int, other_tries: int) -> float:
+    """Probability that `hits` or more of all hits fall among these tries if both kinds of tries are alike.
+
+    Fisher's exact test, one-sided: the hypergeometric tail. 1.0 without tries or hits.
+    """
+    all_hits, all_tries = hits + other_hits, tries + other_tries
+    if not tries or not other_tries or not all_hits:
+        return 1.0
+    whole = _log_choose(all_tries, tries)
+    most = min(all_hits, tries)
+    chances = (
+        math.exp(_log_choose(all_hits, k) + _log_choose(all_tries - all_hits, tries - k) - whole)
+        for k in range(max(hits, tries - (all_tries - all_hits)), most + 1)
+    )
+    return min(1.0, math.fsum(chances))
+
+
+def _upper_tail(z: float) -> float:
+    return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+MAX_COUNT = 2**53
+"""No real count is as large; a reported one that is must not break the sums of others."""
+MAX_BUCKET = 1023
+"""There are fewer buckets of latencies; what a node reports beyond them is no latency."""
+
+
+class CellCounters(msgspec.Struct, frozen=True, array_like=True):
+    """Totals of one generation of a cell. They only grow; a smaller number is another count. `handed_back` are those of
+    the errors that an ingress tries elsewhere, and counts if they fail there."""
+
+    generation: int = 0
+    requests: int = 0
+    errors: int = 0
+    ttft: Counts = {}
+    itl: Counts = {}
+    handed_back: int = 0
+
+    def since(self, before: "CellCounters") -> "CellCounters | None":
+        """What was counted since then; None if it is not the same count (the cell or its proxy started anew)."""
+        if self.generation != before.generation or self.requests < before.requests or self.errors < before.errors:
+            return None
+        return CellCounters(
+            self.generation,
+            self.requests - before.requests,
+            self.errors - before.errors,
+            _difference(self.ttft, before.ttft),
+            _difference(self.itl, before.itl),
+            max(0, self.handed_back - before.handed_back),
+        )
+
+
+def counters_of(load: Load, generation: int) -> CellCounters:
+    """What a cell of this generation reports to have counted, clipped to what can be."""
+    return CellCounters(
+        generation,
+        bounded(load.requests_total),
+        bounded(load.errors_total),
+        _valid(load.ttft_counts),
+        _valid(load.itl_counts),
+        bounded(load.handed_back_total),
+    )
+
+
+def bounded(count: int) -> int:
+    """A reported count, from 0 to `MAX_COUNT`."""
+    return max(0, min(count, MAX_COUNT))
+
+
+def pooled(counts: Iterable[CellCounters]) -> CellCounters:
+    """All of them as one; the generation means nothing any more."""
+    requests, errors, handed_back = 0, 0, 0
+    ttft: dict[int, int] = {}
+    itl: dict[int, int] = {}
+    for one in counts:
+        requests += one.requests
+        errors += one.errors
+        handed_back += one.handed_back
+        add_counts(ttft, one.ttft)
+        add_counts(itl, one.itl)
+    return CellCounters(0, requests, errors, ttft, itl, handed_back)
+
+
+def add_counts(total: dict[int, int], more: Counts) -> None:
+    """Add `more` to `total`, bucket by bucket."""
+    for bucket, count in more.items():
+        total[bucket] = total.get(bucket, 0) + count
+
+
+def _difference(after: Counts, before: Counts) -> dict[int, int]:
+    left = {bucket: count - before.get(bucket, 0) for bucket, count in after.items()}
+    return {bucket: count for bucket, count in left.items() if count > 0}
+
+
+def _valid(counts: Mapping[int, int]) -> dict[int, int]:
+    return {bucket: bounded(count) for bucket, count in counts.items() if 0 <= bucket <= MAX_BUCKET and count > 0}
+
+
+FINE_S = 15
+KEPT_S: Mapping[int, int] = {FINE_S: 3600, 300: 86_400, 3600: 14 * 86_400}
+"""Step of a window -> how long windows of that step are kept: 240, 288 and 336 of each subject."""
+COARSE_S = tuple(step for step in KEPT_S if step != FINE_S)
+
+
+class Sample(msgspec.Struct, array_like=True):
+    """What a series added between two moments, and its gauges at the second. `handed_back`: of a cell's errors, those
+    that count at the ingress if they failed elsewhere too."""
+
+    requests: int = 0
+    errors: int = 0
+    slow: int = 0
+    cells: float = 0.0
+    in_flight: float = 0.0
+    queued: float = 0.0
+    tokens_per_s: float = 0.0
+    ttft: dict[int, int] = msgspec.field(default_factory=dict)
+    itl: dict[int, int] = msgspec.field(default_factory=dict)
+    handed_back: int = 0
+
+
+class OpenWindow(msgspec.Struct, array_like=True):
+    """A long window that is being filled: the sum of `samples` samples, over `covered_s` seconds."""
+
+    index: int
+    samples: int = 0
+    covered_s: float = 0.0
+    total: Sample = msgspec.field(default_factory=Sample)
+
+
+class Accumulator(msgspec.Struct, array_like=True):
+    """What the next window of a series is counted from: the time of its last sample, in seconds since 1970, what its
+    cell had counted then, and its long windows, by their step."""
+
+    at: float | None = None
+    counters: CellCounters | None = None
+    open: dict[int, OpenWindow] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedWindow:
+    """One finished window, as it is stored."""
+
+    step_s: int
+    at: datetime
+    covered_s: float
+    requests: int
+    errors: int
+    slow: int
+    cells: float
+    in_flight: float
+    queued: float
+    tokens_per_s: float
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    itl_p50_ms: float | None
+    itl_p95_ms: float | None
+
+
+def sample_of(load: Load, generation: int, before: CellCounters | None, ttft_objective_ms: float | None) -> Sample:
+    """What a cell added since `before`. None: nothing is known of what it had counted, so nothing counts as added.
+
+    A count that began anew, with the cell or its proxy, is all new.
+    """
+    now = counters_of(load, generation)
+    added = CellCounters() if before is None else now.since(before) or now
+    limit = None if ttft_objective_ms is None else bucket_of(ttft_objective_ms / 1000)
+    return Sample(
+        requests=added.requests,
+        errors=added.errors,
+        slow=0 if limit is None else count_above(added.ttft, limit),
+        cells=1.0,
+        in_flight=float(bounded(load.in_flight)),
+        queued=float(bounded(load.queued)),
+        tokens_per_s=max(0.0, min(load.tokens_per_s, float(MAX_COUNT))),
+        ttft=dict(added.ttft),
+        itl=dict(added.itl),
+        handed_back=added.handed_back,
+    )
+
+
+def seen_by_clients(sample: Sample) -> Sample:
+    """The same as clients saw it, who had each request answered once."""
+    back = min(sample.handed_back, sample.requests, sample.errors)
+    return msgspec.structs.replace(sample, requests=sample.requests - back, errors=sample.errors - back, handed_back=0)
+
+
+def refused_sample(count: int) -> Sample:
+    """Requests that no cell answered."""
+    return Sample(requests=count, errors=count)
+
+
+def pooled_samples(samples: Iterable[Sample]) -> Sample:
+    """Samples of several cells at the same time as one."""
+    total = Sample()
+    for sample in samples:
+        _add(total, sample)
+    return total
+
+
+def fine_index(now_s: float) -> int:
+    """The fine window that a moment lies in; samples in the same one count once."""
+    return int(now_s // FINE_S)
+
+
+def advance(series: Accumulator, sample: Sample | None, now_s: float) -> list[FinishedWindow]:
+    """Add a sample to the series, which changes, and return the windows that are finished.
+
+    Without a sample only those long windows are finished whose time is over. A fine window is called by the last one
+    that is over, also where it covers more, because no sample was taken for a while.
+    """
+    done = [_finished(step, series.open.pop(step)) for step in _over(series, now_s)]
+    if sample is None:
+        return done
+    covered_s = FINE_S if series.at is None else max(1.0, now_s - series.at)
+    series.at = now_s
+    done.append(_finished(FINE_S, OpenWindow(fine_index(now_s) - 1, 1, covered_s, sample)))
+    for step in COARSE_S:
+        window = series.open.setdefault(step, OpenWindow(_coarse_index(step, now_s)))
+        window.samples += 1
+        window.covered_s += covered_s
+        _add(window.total, sample)
+    return done
+
+
+def quantile_ms(counts: Counts, q: float) -> float | None:
+    """The `q` quantile (0..1) of counted latencies, in milliseconds; None without any."""
+    return round(midpoint_s(quantile_bucket(counts, q)) * 1000, 3) if counts else None
+
+
+def _coarse_index(step: int, now_s: float) -> int:
+    """A sample covers the time before it: that of a full hour belongs to the hour that ends."""
+    return int((now_s - FINE_S / 2) // step)
+
+
+def _over(series: Accumulator, now_s: float) -> list[int]:
+    return [step for step, window in series.open.items() if window.index < _coarse_index(step, now_s)]
+
+
+def _finished(step: int, window: OpenWindow) -> FinishedWindow:
+    total, samples = window.total, max(1, window.samples)
+    return FinishedWindow(
+        step_s=step,
+        at=datetime.fromtimestamp(window.index * step, UTC),
+        covered_s=round(window.covered_s, 3),
+        requests=total.requests,
+        errors=total.errors,
+        slow=total.slow,
+        cells=total.cells / samples,
+        in_flight=total.in_flight / samples,
+        queued=total.queued / samples,
+        tokens_per_s=total.tokens_per_s / samples,
+        ttft_p50_ms=quantile_ms(total.ttft, 0.50),
+        ttft_p95_ms=quantile_ms(total.ttft, 0.95),
+        itl_p50_ms=quantile_ms(total.itl, 0.50),
+        itl_p95_ms=quantile_ms(total.itl, 0.95),
+    )
+
+
+def _add(total: Sample, more: Sample) -> None:
+    total.requests += more.requests
+    total.errors += more.errors
+    total.handed_back += more.handed_back
+    total.slow += more.slow
+    total.cells += more.cells
+    total.in_flight += more.in_flight
+    total.queued += more.queued
+    total.tokens_per_s += more.tokens_per_s
+    add_counts(total.ttft, more.ttft)
+    add_counts(total.itl, more.itl)

@@ -1,0 +1,221 @@
+"""Load over time, on a grid without gaps in time: one query for any number of subjects. It reads what
+`fleet.load.services` wrote, and adds nothing up but counts.
+
+The load of a cell as its proxy last measured it, and nothing that was measured for another cell or generation.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from django.db.models import F, Q, Sum
+from msgspec import convert, structs
+
+from engine_agent.protocol.messages import BatchLoad, CacheLoad, HandoverLoad, Load, SpeculationLoad
+from fleet.cells.models import Cell, CellMember
+from fleet.deployments.planner import WINDOWS_S, RequestCounts, total
+from fleet.load.models import LoadWindow
+from fleet.load.planner import FINE_S, KEPT_S
+from fleet.nodes.models import NodeReport
+from fleet.reconcile.planning.states import CellState
+
+FLEET = "fleet"
+DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of time until now, in steps; `name` is what a URL states."""
+
+    name: str
+    length_s: int
+    step_s: int
+
+
+SPANS = (Span("30m", 1800, FINE_S), Span("1h", 3600, FINE_S), Span("24h", DAY_S, 300), Span("14d", 14 * DAY_S, 3600))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One window. Rates are per second, `errors_percent` is of the requests (None without any)."""
+
+    requests_per_s: float
+    errors_per_s: float
+    errors_percent: float | None
+    cells: float
+    in_flight: float
+    queued: float
+    tokens_per_s: float
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    itl_p50_ms: float | None
+    itl_p95_ms: float | None
+
+
+_RATES = ("requests_per_s", "errors_per_s", "errors_percent")
+FIGURES = ("covered_s", "requests", "errors", *(field.name for field in fields(Point) if field.name not in _RATES))
+"""Columns of a window: what rates come from, then the rest of a point in its order. ORM rows would cost ten times
+as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSeries:
+    """A subject's load: `points[i]` is the window from `start + i * step_s`, None without a sample."""
+
+    start: datetime
+    step_s: int
+    points: tuple[Point | None, ...]
+
+    @property
+    def last(self) -> Point | None:
+        """The youngest window that is not missing; None if all are."""
+        return next((point for point in reversed(self.points) if point is not None), None)
+
+
+def cell_subject(cell: str) -> str:
+    return f"cell:{cell}"
+
+
+def region_subject(region: str) -> str:
+    return f"region:{region}"
+
+
+def deployment_subject(deployment: str, region: str = "") -> str:
+    """The deployment as a whole, or its part in a region."""
+    return f"deployment:{deployment}@{region}" if region else f"deployment:{deployment}"
+
+
+def span_named(name: str) -> Span:
+    """The span that a URL names; the first for a name that is none."""
+    return next((span for span in SPANS if span.name == name), SPANS[0])
+
+
+def load_series(subjects: Sequence[str], span: Span, now: datetime) -> dict[str, LoadSeries]:
+    """Subject -> its load until now, for each subject, known or not. One query."""
+    end = int(now.timestamp() // span.step_s)
+    first = end - span.length_s // span.step_s
+    grids: dict[str, list[Point | None]] = {name: [None] * (end - first) for name in subjects}
+    start = datetime.fromtimestamp(first * span.step_s, UTC)
+    rows = LoadWindow.objects.filter(subject__name__in=subjects, step_s=span.step_s, at__gte=start, at__lt=now)
+    for subject, at, *figures in rows.values_list("subject__name", "at", *FIGURES):
+        place = int(at.timestamp() // span.step_s) - first
+        if place < end - first:
+            grids[subject][place] = _point(*figures)
+    return {name: LoadSeries(start, span.step_s, tuple(points)) for name, points in grids.items()}
+
+
+def last_windows(subjects: Iterable[str], now: datetime, *, within_s: float = 4 * FINE_S) -> dict[str, Point]:
+    """Subject -> its youngest fine window, of those that have one that is young enough. One query."""
+    since = now - timedelta(seconds=within_s)
+    rows = LoadWindow.objects.filter(subject__name__in=list(subjects), step_s=FINE_S, at__gte=since)
+    windows = rows.order_by("at").values_list("subject__name", *FIGURES)
+    return {subject: _point(*figures) for subject, *figures in windows}
+
+
+def seen_in_windows(subject: str, now: datetime) -> Mapping[int, RequestCounts]:
+    """What happened to the requests of a subject in each window by which objectives are judged. One query.
+
+    The last hour in fine windows, the last day in those of 5 minutes, what is older in those of an hour.
+    """
+    ages = {window: now - timedelta(seconds=window) for window in WINDOWS_S}
+    hour, day = now - timedelta(seconds=3600), now - timedelta(seconds=DAY_S)
+    fine = Q(step_s=FINE_S, at__gte=hour)
+    middle = Q(step_s=300, at__gte=day)
+    long = Q(step_s=3600, at__gte=ages[max(ages)], at__lt=day)
+    rows = LoadWindow.objects.filter(fine | middle | long, subject__name=subject)
+    seen: dict[int, list[RequestCounts]] = {window: [] for window in WINDOWS_S}
+    for step, at, requests, errors, slow in rows.values_list("step_s", "at", "requests", "errors", "slow"):
+        for window, since in ages.items():
+            if at >= since and (step == FINE_S) == (window <= 3600):
+                seen[window].append(RequestCounts(requests, errors, slow))
+    return {window: total(parts) for window, parts in seen.items()}
+
+
+def seen_in_last_hour(subjects: Iterable[str], now: datetime) -> dict[str, RequestCounts]:
+    """Subject -> what happened to its requests in the last hour, for each subject. One query."""
+    seen = {name: RequestCounts() for name in subjects}
+    since = now - timedelta(seconds=KEPT_S[FINE_S])
+    rows = LoadWindow.objects.filter(subject__name__in=list(seen), step_s=FINE_S, at__gte=since)
+    sums = rows.order_by().values_list("subject__name").annotate(Sum("requests"), Sum("errors"), Sum("slow"))
+    return seen | {subject: RequestCounts(*counts) for subject, *counts in sums}
+
+
+def _point(covered_s: float, requests: int, errors: int, *gauges_and_latencies: Any) -> Point:
+    percent = 100.0 * errors / requests if requests else None
+    return Point(requests / covered_s, errors / covered_s, percent, *gauges_and_latencies)
+
+
+@dataclass(frozen=True, slots=True)
+class CellLoad:
+    """Zeros and None while nothing was reported. `reported_at`: when the numbers came, to show their age."""
+
+    in_flight: int = 0
+    queued: int = 0
+    tokens_per_s: float = 0.0
+    ttft_p50_ms: float | None = None
+    ttft_p99_ms: float | None = None
+    itl_p50_ms: float | None = None
+    itl_p99_ms: float | None = None
+    batch: BatchLoad | None = None
+    handovers: HandoverLoad | None = None
+    cache: CacheLoad | None = None
+    speculation: SpeculationLoad | None = None
+    reported_at: datetime | None = None
+
+
+_SHOWN = tuple(field.name for field in fields(CellLoad) if field.name != "reported_at")
+"""What a reported load and the one that is shown have in common, by name."""
+
+
+def load_stored(stored: dict[str, Any]) -> Load:
+    """A reported load as it comes out of a JSON column, which has made text of the numbers of buckets."""
+    return msgspec.convert(stored, Load, str_keys=True)
+
+
+_SCALARS = tuple(field.name for field in structs.fields(Load) if field.default_factory is msgspec.NODEFAULT)
+
+
+def load_in_short(stored: dict[str, Any]) -> Load:
+    """A reported load without what it counts by bucket, class and tenant: lists of cells have no use for them."""
+    return msgspec.convert({name: stored[name] for name in _SCALARS if name in stored}, Load)
+
+
+def cell_load(cell: Cell) -> CellLoad:
+    """What the leader's report states of this generation. No query after `cells_described`."""
+    leader = next((member for member in cell.members.all() if member.rank == 0), None)
+    report: NodeReport | None = getattr(leader.node, "report", None) if leader else None
+    if report is None or report.load is None or (report.cell, report.generation) != (cell.id, cell.generation):
+        return CellLoad()
+    load = load_in_short(report.load)
+    return CellLoad(**{name: getattr(load, name) for name in _SHOWN}, reported_at=report.last_seen_at)
+
+
+# How well requests are sent by what cells have in their prefix caches, by region and deployment.
+
+HEARD_WITHIN = timedelta(seconds=15)
+"""As old as a report may be that counts."""
+
+
+def cache_totals(now: datetime) -> dict[tuple[str, str], Counter[str]]:
+    """Tokens of prompts, by region and deployment: what the leaders of ready cells reported of late. `asked`: of
+    requests that were sent by a cell's list; `predicted` and `found`: of those; `other` and `other_found`: of all the
+    rest."""
+    leaders = CellMember.objects.filter(
+        rank=0, cell__state=CellState.READY.value, node__report__last_seen_at__gt=now - HEARD_WITHIN
+    ).filter(node__report__cell=F("cell_id"))
+    totals: dict[tuple[str, str], Counter[str]] = {}
+    for region, deployment, stored in leaders.values_list(
+        "cell__region_id", "cell__deployment_id", "node__report__load__cache"
+    ):
+        each = convert(stored or {}, CacheLoad)
+        totals.setdefault((region, deployment), Counter()).update(
+            asked=each.asked_tokens_total,
+            predicted=each.predicted_tokens_total,
+            found=each.found_tokens_total,
+            other=each.other_tokens_total,
+            other_found=each.other_found_tokens_total,
+        )
+    return totals

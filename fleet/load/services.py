@@ -1,0 +1,250 @@
+"""Keeps what every cell, deployment and region carried over time, from the totals that cells report, and from those of
+ingresses, of requests that no cell answered. One worker at a time samples, four times a minute; what was not sampled in
+time is counted into the next window, never guessed.
+
+Stores what ingresses counted of requests that no cell answered: once, however often and late it is reported.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from django.db import connection, transaction
+from django.db.models import F
+from psycopg import sql
+
+from engine_agent.protocol.messages import Load
+from engine_agent.protocol.states import ServingClass
+from fleet.deployments.models import Deployment
+from fleet.deployments.planner import parse_objective
+from fleet.load.models import LoadSubject, LoadWindow, RefusedRequests
+from fleet.load.planner import (
+    KEPT_S,
+    MAX_COUNT,
+    Accumulator,
+    CellCounters,
+    FinishedWindow,
+    Sample,
+    advance,
+    counters_of,
+    fine_index,
+    pooled_samples,
+    refused_sample,
+    sample_of,
+    seen_by_clients,
+)
+from fleet.load.selectors import FLEET, cell_subject, deployment_subject, region_subject
+from kernel import live
+from kernel.leases import lease_release, lease_take, this_holder
+
+LEASE = "fleet:history"
+SAMPLE_LIMIT_S = 30.0
+FRESH_FOR_S = 15.0
+"""Agents report every 2 s; what is older says nothing about now."""
+_REPORTED = """
+    SELECT cell.id, cell.deployment_id, cell.region_id, cell.generation,
+      (report.load - 'classes' - 'usage')::text
+    FROM fleet_cell cell
+    JOIN fleet_cellmember member ON member.cell_id = cell.id AND member.rank = 0
+    JOIN fleet_nodereport report ON report.node_id = member.node_id
+    WHERE cell.state IN ('ready', 'draining') AND report.load IS NOT NULL AND report.last_seen_at > %(since)s
+      AND report.cell = cell.id AND report.generation = cell.generation
+"""
+_SAVE_ACCUMULATORS = """
+    UPDATE fleet_loadsubject SET memory = new.memory, index = %(index)s, seen_at = %(now)s
+    FROM unnest(%(ids)s::bigint[], %(memories)s::bytea[]) AS new(id, memory) WHERE fleet_loadsubject.id = new.id
+"""
+COLUMNS = ("subject_id", *(field.name for field in fields(FinishedWindow)))
+_COPY = sql.SQL("COPY fleet_loadwindow ({}) FROM STDIN").format(sql.SQL(", ").join(map(sql.Identifier, COLUMNS)))
+
+_load_decoder = msgspec.json.Decoder(Load)
+_accumulator_decoder = msgspec.msgpack.Decoder(Accumulator)
+_encoder = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedLoad:
+    """What the leader of a serving cell reported last."""
+
+    cell: str
+    deployment: str
+    region: str
+    generation: int
+    load: Load
+
+
+def load_sample(*, now: datetime) -> int:
+    """Take a sample, unless one was taken in this window of 15 s. Returns how many windows were finished."""
+    holder = this_holder()
+    if lease_take(name=LEASE, holder=holder, ttl_s=SAMPLE_LIMIT_S, now=now) is None:
+        return 0
+    try:
+        if LoadSubject.objects.filter(name=FLEET, index__gte=fine_index(now.timestamp())).exists():
+            return 0
+        with transaction.atomic():
+            return _sample(now)
+    finally:
+        lease_release(name=LEASE, holder=holder, now=now)
+
+
+def history_trim(*, now: datetime) -> None:
+    """Forget windows that are older than their step is kept, and subjects that have none left."""
+    for step, kept_s in KEPT_S.items():
+        LoadWindow.objects.filter(step_s=step, at__lt=now - timedelta(seconds=kept_s)).delete()
+    LoadSubject.objects.filter(seen_at__lt=now - timedelta(seconds=max(KEPT_S.values()))).delete()
+
+
+def _sample(now: datetime) -> int:
+    reported = list(_reported_loads(now))
+    subjects = {name: (pk, encoded) for pk, name, encoded in LoadSubject.objects.values_list("pk", "name", "memory")}
+    counted_before = FLEET in subjects
+    accumulators = {name: _accumulator_decoder.decode(encoded) for name, (_, encoded) in subjects.items() if encoded}
+    samples = _samples(reported, accumulators, counted_before, _refused())
+    ids = {name: pk for name, (pk, _) in subjects.items()} | _subjects_create(samples.keys() - subjects.keys(), now)
+    done: list[tuple[int, FinishedWindow]] = []
+    changed: dict[int, Accumulator] = {}
+    for name in samples.keys() | {name for name, accumulator in accumulators.items() if accumulator.open}:
+        accumulator = accumulators.setdefault(name, Accumulator())
+        finished = advance(accumulator, samples.get(name), now.timestamp())
+        if finished:
+            changed[ids[name]] = accumulator
+        done += [(ids[name], window) for window in finished]
+    _accumulators_save(changed, now)
+    _store(done)
+    if done:
+        live.push("history")
+    return len(done)
+
+
+def _reported_loads(now: datetime) -> Iterable[ReportedLoad]:
+    with connection.cursor() as cursor:
+        cursor.execute(_REPORTED, {"since": now - timedelta(seconds=FRESH_FOR_S)})
+        for cell, deployment, region, generation, load in cursor.fetchall():
+            yield ReportedLoad(cell, deployment, region, generation, _load_decoder.decode(load))
+
+
+def _refused() -> list[tuple[str, str, int]]:
+    """Deployment, region and how many of its requests no cell answered since the last sample. They count as sampled."""
+    fresh = RefusedRequests.objects.select_for_update().filter(total__gt=F("sampled"))
+    rows = list(fresh.values_list("pk", "deployment", "region", F("total") - F("sampled")))
+    if rows:
+        RefusedRequests.objects.filter(pk__in=[row[0] for row in rows]).update(sampled=F("total"))
+    return [(deployment, region, count) for _, deployment, region, count in rows]
+
+
+def _samples(
+    reported: list[ReportedLoad],
+    accumulators: dict[str, Accumulator],
+    counted_before: bool,
+    refused: list[tuple[str, str, int]],
+) -> dict[str, Sample]:
+    """Subject -> what it added. `accumulators` of cells learn what those have counted."""
+    objectives = _ttft_objectives()
+    of_cells: dict[str, Sample] = {}
+    by_place: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for cell in reported:
+        name = cell_subject(cell.cell)
+        accumulator = accumulators.setdefault(name, Accumulator())
+        before = accumulator.counters
+        if before is None and counted_before:  # it came while samples were taken: all that it has counted is new
+            before = CellCounters(cell.generation)
+        sample = sample_of(cell.load, cell.generation, before, objectives.get(cell.deployment))
+        accumulator.counters = counters_of(cell.load, cell.generation)
+        of_cells[name] = sample
+        by_place[cell.deployment, cell.region].append(seen_by_clients(sample))
+    for deployment, region, count in refused:
+        by_place[deployment, region].append(refused_sample(count))
+    return of_cells | _sums(by_place)
+
+
+def _sums(by_place: Mapping[tuple[str, str], list[Sample]]) -> dict[str, Sample]:
+    """Samples of deployments in regions, of deployments, of regions, and of the fleet, which has one at any rate."""
+    parts: dict[str, list[Sample]] = defaultdict(list)
+    parts[FLEET] = []
+    for (deployment, region), samples in by_place.items():
+        here = pooled_samples(samples)
+        own = (deployment_subject(deployment, region), deployment_subject(deployment)) if deployment else ()
+        for name in (*own, region_subject(region), FLEET):
+            parts[name].append(here)
+    return {name: pooled_samples(samples) for name, samples in parts.items()}
+
+
+def _ttft_objectives() -> dict[str, float]:
+    stated = Deployment.objects.values_list("name", "slo", "serving_class")
+    return {name: parse_objective(slo, ServingClass(serving_class)).ttft_ms for name, slo, serving_class in stated}
+
+
+def _subjects_create(names: Iterable[str], now: datetime) -> dict[str, int]:
+    rows = LoadSubject.objects.bulk_create([LoadSubject(name=name, seen_at=now) for name in sorted(names)])
+    return {row.name: row.pk for row in rows}
+
+
+def _accumulators_save(accumulators: Mapping[int, Accumulator], now: datetime) -> None:
+    values: dict[str, Any] = {
+        "ids": list(accumulators),
+        "memories": [_encoder.encode(accumulator) for accumulator in accumulators.values()],
+        "index": fine_index(now.timestamp()),
+        "now": now,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_SAVE_ACCUMULATORS, values)
+
+
+def _store(done: list[tuple[int, FinishedWindow]]) -> None:
+    names = COLUMNS[1:]
+    with connection.cursor() as cursor, cursor.copy(_COPY) as copy:
+        for subject, window in done:
+            copy.write_row((subject, *(getattr(window, name) for name in names)))
+
+
+MOST_CODES = 50
+"""Of one deployment; there are fewer."""
+
+
+def refusals_store(*, ingress: str, region: str, refusals: Any, now: datetime) -> None:
+    """Add what grew since the last report. `refusals`: as an ingress reports them
+    (`engine_agent.protocol.ingress_messages.Refusals`); what is not in that form counts nothing."""
+    if not isinstance(refusals, dict) or not isinstance(refusals.get("codes"), dict):
+        return
+    since = str(refusals.get("since"))[:40]
+    reported = {str(name)[:96]: _counts(codes) for name, codes in refusals["codes"].items()}
+    with transaction.atomic():
+        rows = {row.deployment: row for row in RefusedRequests.objects.select_for_update().filter(ingress=ingress)}
+        grown = {
+            name: (codes, added)
+            for name, codes in reported.items()
+            if (added := _added(rows.get(name), since, codes)) > 0
+        }
+        if not grown:
+            return
+        known = set(Deployment.objects.filter(name__in=grown).values_list("name", flat=True))
+        for name, (codes, added) in sorted(grown.items()):
+            row = rows.get(name)
+            if row is None and name and name not in known:
+                continue
+            row = row or RefusedRequests(ingress=ingress, deployment=name)
+            row.region, row.since, row.codes, row.at = region, since, codes, now
+            row.total = min(MAX_COUNT, row.total + added)
+            row.save()
+
+
+def refusals_forget(*, ingress: str) -> None:
+    RefusedRequests.objects.filter(ingress=ingress).delete()
+
+
+def _counts(codes: Any) -> dict[str, int]:
+    if not isinstance(codes, Mapping):
+        return {}
+    return {
+        str(code)[:40]: count
+        for code, count in list(codes.items())[:MOST_CODES]
+        if type(count) is int and 0 <= count <= MAX_COUNT
+    }
+
+
+def _added(row: RefusedRequests | None, since: str, codes: Mapping[str, int]) -> int:
+    before = row.codes if row is not None and row.since == since else {}
+    return sum(max(0, count - before.get(code, 0)) for code, count in codes.items())

@@ -1,0 +1,249 @@
+"""Machines and invitations over HTTP: read them, invite hosts, remove a machine. Decides nothing; services do."""
+
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.mixins import RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.agents.services.enrolment import join_line
+from fleet.cells.api import EndedHidden
+from fleet.machines.models import Invitation, Machine
+from fleet.machines.planner import describe
+from fleet.machines.selectors import invitations_described, machines_described, notices_of
+from fleet.machines.services.machines import (
+    LONGEST,
+    MOST_INVITED,
+    NewInvitation,
+    invitation_create,
+    invitation_withdraw,
+    machine_remove,
+)
+from fleet.machines.services.revocation import machine_revoke
+from fleet.reconcile.planning.states import MachineRole, MachineState, choices
+from kernel import clock
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
+from kernel.tones import Tone
+
+INVITATION_STATES = [("open", "Open"), ("used", "Used"), ("expired", "Expired"), ("withdrawn", "Withdrawn")]
+DEFAULT_EXPIRY_S = 3600
+
+
+class MachineSerializer(serializers.ModelSerializer[Machine]):
+    provider_id = serializers.CharField(help_text="What its provider calls it.")
+    region = serializers.CharField(source="region_id")
+    role = serializers.ChoiceField(choices=choices(MachineRole), help_text="What it joined for.")
+    instance_type = serializers.CharField(
+        source="instance_type_id",
+        allow_null=True,
+        help_text="As it was invited, or as its agent found; null: none fits.",
+    )
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    node = serializers.CharField(source="runs", help_text="The node or ingress that it is; empty while it is none.")
+    address = serializers.CharField(source="shown_address")
+    agent_version = serializers.CharField(source="shown_version", help_text="Of its machine agent, else of its node.")
+    connected = serializers.BooleanField(help_text="Its machine agent is; false where its provider has none.")
+    what = serializers.SerializerMethodField(help_text="What its agent found, in one line.")
+    zone = serializers.CharField(help_text="As its cloud calls it; empty elsewhere.")
+    market = serializers.CharField(help_text="How it was bought; empty outside of clouds.")
+    reservation = serializers.CharField(help_text="The capacity reservation or Capacity Block that it is in.")
+    image = serializers.CharField(help_text="What it booted from.")
+    price_per_hour = serializers.FloatField(allow_null=True, help_text="US dollars; null: not known.")
+    cloud_state = serializers.CharField(help_text="As its cloud last called it.")
+    network_nodes = serializers.SerializerMethodField(help_text="Widest first, its zone before them; empty: not known.")
+    notices = serializers.SerializerMethodField(help_text="What an operator should know, a sentence each.")
+
+    class Meta:
+        model = Machine
+        fields = [
+            "id", "provider", "provider_id", "address", "region", "role", "instance_type", "state", "reason", "tone",
+            "node", "connected", "agent_version", "what", "zone", "market", "reservation", "image", "price_per_hour",
+            "cloud_state", "network_nodes", "notices", "state_since", "created_at",
+        ]  # fmt: skip
+        examples = {
+            "id": "m-7c1d9e02",
+            "provider": "machines",
+            "provider_id": "m-7c1d9e02",
+            "what": "8 x NVIDIA H100 80GB HBM3, 192 cores, 2015 GiB",
+            "cloud_state": "",
+            "network_nodes": ["spine-2", "rack-7"],
+        }
+
+    def get_what(self, machine: Machine) -> str:
+        facts = machine.stated_facts()
+        return describe(facts) if facts else ""
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_network_nodes(self, machine: Machine) -> list[str]:
+        return list(getattr(machine, "network_nodes", None) or ())
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_notices(self, machine: Machine) -> tuple[str, ...]:
+        return notices_of(machine, clock.now())
+
+
+class MachineFilter(EndedHidden):
+    ended = MachineState.GONE.value
+
+    state = filters.MultipleChoiceFilter(
+        choices=choices(MachineState), distinct=False, help_text="May be repeated. Gone ones are left out else."
+    )
+    region = filters.CharFilter(field_name="region_id")
+    provider = filters.CharFilter()
+    role = filters.ChoiceFilter(choices=choices(MachineRole))
+    node = filters.CharFilter(field_name="runs")
+
+    class Meta:
+        model = Machine
+        fields: list[str] = []
+
+
+class MachineViewSet(ReadOnlyModelViewSet[Machine]):
+    """Machines of every provider: hosts that joined, and those that providers launched."""
+
+    serializer_class = MachineSerializer
+    filterset_class = MachineFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("id", "provider", "region", "state", "state_since", "created_at")
+    watch_kind = "machine"
+    measured = frozenset({"connected", "agent_version", "notices", "what"})
+    aliases = ("ma",)
+    columns = (
+        "MACHINE=id, STATE, PROVIDER, REGION, NODE, ADDRESS, TYPE=instance_type, AGENT=agent_version, "
+        "SINCE=state_since:age, NOTICES"
+    )
+
+    def get_queryset(self) -> QuerySet[Machine]:
+        return machines_described()
+
+    @extend_schema(operation_id="machines_remove", request=WhySerializer, responses={200: MachineSerializer})
+    @action(detail=True, methods=["post"])
+    def remove(self, request: Request, id: str) -> Response:
+        """Have a machine leave: the cell on it is replaced first, then it stops, wipes what it held and uninstalls
+        itself. 409 for a machine of another provider, and for one that is gone, or leaving and connected."""
+        return self._act(machine_remove, request)
+
+    @extend_schema(operation_id="machines_revoke", request=WhySerializer, responses={200: MachineSerializer})
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Request, id: str) -> Response:
+        """Trust a machine no longer, nor what it runs: their credentials and certificates are revoked, and their
+        sockets are cut within 5 s. A host that joined never comes back as this machine. Repeating changes nothing."""
+        return self._act(machine_revoke, request)
+
+    def _act(self, service: Any, request: Request) -> Response:
+        machine = self.get_object()
+        payload = WhySerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        why = payload.validated_data["why"]
+        service(machine_id=machine.id, actor=actor_of(request), now=clock.now(), why=why)
+        return Response(self.get_serializer(self.get_object()).data)
+
+
+class InvitationSerializer(serializers.ModelSerializer[Invitation]):
+    region = serializers.CharField(source="region_id")
+    role = serializers.ChoiceField(choices=choices(MachineRole))
+    instance_type = serializers.CharField(
+        source="instance_type_id", allow_null=True, help_text="Null: what each machine's agent finds."
+    )
+    left = serializers.IntegerField(help_text="How many more machines it lets join.")
+    state = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Invitation
+        fields = [
+            "prefix", "region", "role", "instance_type", "count", "left", "state", "created_by", "created_at",
+            "expires_at",
+        ]  # fmt: skip
+
+    @extend_schema_field(serializers.ChoiceField(choices=INVITATION_STATES))
+    def get_state(self, invitation: Invitation) -> str:
+        return invitation.state_at(clock.now())
+
+
+class NewInvitationSerializer(InvitationSerializer):
+    line = serializers.CharField(help_text="What to run on each host. It holds the token, which nobody can read again.")
+    notices = serializers.ListField(child=serializers.CharField(), help_text="What may keep hosts from using the line.")
+
+    class Meta(InvitationSerializer.Meta):
+        fields = [*InvitationSerializer.Meta.fields, "line", "notices"]
+        examples = {"line": "curl -fsSLk https://control.example.com:8443/join | sh -s -- sw_5e6f7a8b_0f1e2d3c"}
+
+
+class InviteSerializer(StrictSerializer):
+    region = serializers.CharField(max_length=64)
+    count = serializers.IntegerField(min_value=1, max_value=MOST_INVITED, default=1)
+    expires_in_s = serializers.IntegerField(
+        min_value=60, max_value=int(LONGEST.total_seconds()), default=DEFAULT_EXPIRY_S
+    )
+    role = serializers.ChoiceField(choices=choices(MachineRole), default=MachineRole.NODE.value)
+    instance_type = serializers.CharField(
+        max_length=64, required=False, allow_blank=True, default="", help_text="Empty: what each agent finds."
+    )
+
+    class Meta:
+        examples = {"count": 3, "expires_in_s": 3600}
+
+    def arguments(self) -> dict[str, Any]:
+        """What was sent, as `invitation_create` takes it."""
+        fields = dict(self.validated_data)
+        expires_in = timedelta(seconds=fields.pop("expires_in_s"))
+        return {**fields, "role": MachineRole(fields["role"]), "expires_in": expires_in}
+
+
+class InvitationFilter(filters.FilterSet):
+    region = filters.CharFilter(field_name="region_id")
+
+    class Meta:
+        model = Invitation
+        fields: list[str] = []
+
+
+class InvitationViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Invitation]):
+    """Rights of hosts to join: so many, until then, into one region."""
+
+    serializer_class = InvitationSerializer
+    filterset_class = InvitationFilter
+    lookup_field = "prefix"
+    lookup_url_kwarg = "id"
+    lookup_value_regex = r"[0-9a-f]{1,16}"
+    page_order = "-id"
+    ordering_fields = ("prefix", "region", "created_at", "expires_at")
+    watch_kind = "invitation"
+    shown_once = frozenset({"create"})
+    aliases = ("invites",)
+    columns = "PREFIX, STATE, REGION, ROLE, LEFT, EXPIRES=expires_at, BY=created_by"
+
+    def get_queryset(self) -> QuerySet[Invitation]:
+        return invitations_described()
+
+    @extend_schema(
+        operation_id="invitations_create", request=InviteSerializer, responses={200: NewInvitationSerializer}
+    )
+    def create(self, request: Request) -> Response:
+        """Invite hosts into a region of provider `machines`. This answer is the only one that shows the line."""
+        body = InviteSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        return _shown_once(invitation_create(actor=actor_of(request), now=clock.now(), **body.arguments()))
+
+    @extend_schema(operation_id="invitations_withdraw", request=WhySerializer, responses={200: InvitationSerializer})
+    @action(detail=True, methods=["post"])
+    def withdraw(self, request: Request, id: str) -> Response:
+        """Let no more hosts join by it; who has joined stays. 409 for one that is withdrawn already."""
+        payload = WhySerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        why, prefix = payload.validated_data["why"], self.get_object().prefix
+        withdrawn = invitation_withdraw(prefix=prefix, actor=actor_of(request), now=clock.now(), why=why)
+        return Response(self.get_serializer(withdrawn).data)
+
+
+def _shown_once(new: NewInvitation) -> Response:
+    line = join_line(new.text)
+    return Response({**InvitationSerializer(new.invitation).data, "line": line.text, "notices": line.notices})

@@ -1,0 +1,171 @@
+"""Machines of every provider, and the invitations by which hosts join. Of secrets only hashes are stored."""
+
+from datetime import datetime
+
+import msgspec
+from django.db import models
+
+from engine_agent.protocol.machine_messages import MachineFacts
+from fleet.capacity.planning.pools import Market
+from fleet.nodes.models import Node
+from fleet.reconcile.planning.snapshot import ProviderStatus
+from fleet.reconcile.planning.states import MACHINE_TONE, MachineRole, MachineState, ProviderAction, choices
+from fleet.regions.models import InstanceType, Region
+from kernel.tones import Tone
+
+
+class Invitation(models.Model):
+    """A right to join machines: `left` more of `count`, until `expires_at` and not once withdrawn. `instance_type`
+    null: as their agents find.
+
+    The text of the token exists only with whoever made it; `prefix` finds the row. `machine`: the one machine of a
+    cloud that it is for, which has proved who it is; `proof_digest`: of that proof.
+    """
+
+    prefix = models.CharField(max_length=16, unique=True)
+    digest = models.CharField(max_length=64)
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="invitations")
+    role = models.CharField(max_length=16, choices=choices(MachineRole))
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.CASCADE, null=True, related_name="invitations")
+    count = models.PositiveIntegerField()
+    left = models.PositiveIntegerField()
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    withdrawn_at = models.DateTimeField(null=True)
+    machine = models.ForeignKey("Machine", on_delete=models.CASCADE, null=True, related_name="tickets")
+    proof_digest = models.CharField(max_length=64, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"invitation {self.prefix}"
+
+    def state_at(self, now: datetime) -> str:
+        """`open`, `used`, `expired` or `withdrawn`."""
+        if self.withdrawn_at is not None:
+            return "withdrawn"
+        if self.left == 0:
+            return "used"
+        return "expired" if self.expires_at <= now else "open"
+
+
+class Machine(models.Model):
+    """One machine of any provider. `runs`: the id of the node or ingress that it is, "" while it is none.
+
+    `provider_id` is what its provider calls it. `leaving`: an operator removed it, and what it runs goes first. Who is
+    `revoked_at` some time is leaving, runs nothing new, enrols nothing, and never comes back under this id.
+    `instance_type` is what it was invited as (`type_stated`), or what its agent found. `desired_version` grows with
+    every order; `release_trouble`: why its agents could not change to the release that was ordered
+    with `release_attempt`; `facts` is a `MachineFacts` of machines that joined.
+
+    Of a machine in a cloud: `launched_by` is the attempt that launched it;
+    where it is and what it costs an hour (US dollars; null: not known); `cloud_state` as its cloud calls it, and
+    `cloud_seen_at` when that was last said. `absent_lists`: in how many complete lists in a row it was not.
+    `topology_at`: when its network nodes were last asked for.
+    """
+
+    id = models.CharField(max_length=32, primary_key=True)
+    provider = models.CharField(max_length=32)
+    provider_id = models.CharField(max_length=64)
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="machines")
+    role = models.CharField(max_length=16, choices=choices(MachineRole), default=MachineRole.NODE.value)
+    state = models.CharField(max_length=16, choices=choices(MachineState))
+    reason = models.TextField(blank=True)
+    runs = models.CharField(max_length=64, blank=True)
+    leaving = models.BooleanField(default=False)
+    revoked_at = models.DateTimeField(null=True)
+    address = models.CharField(max_length=64, blank=True)
+    port_base = models.PositiveIntegerField(null=True)
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, null=True, related_name="machines")
+    type_stated = models.BooleanField(default=False)
+    invitation = models.ForeignKey(Invitation, on_delete=models.SET_NULL, null=True, related_name="machines")
+    nonce_digest = models.CharField(max_length=64, blank=True)
+    facts = models.JSONField(null=True)
+    agent_version = models.CharField(max_length=32, blank=True)
+    connected = models.BooleanField(default=False)
+    connection = models.CharField(max_length=40, blank=True)
+    last_seen_at = models.DateTimeField(null=True)
+    phase = models.CharField(max_length=16, blank=True)
+    agent_reason = models.TextField(blank=True)
+    release_trouble = models.TextField(blank=True)
+    release_attempt = models.PositiveIntegerField(default=0)
+    desired_version = models.BigIntegerField(default=1)
+    launched_by = models.ForeignKey("LaunchAttempt", on_delete=models.SET_NULL, null=True, related_name="machines")
+    zone = models.CharField(max_length=32, blank=True)
+    market = models.CharField(max_length=16, choices=choices(Market), blank=True)
+    image = models.CharField(max_length=32, blank=True)
+    reservation = models.CharField(max_length=32, blank=True)
+    price_per_hour = models.FloatField(null=True)
+    cloud_state = models.CharField(max_length=16, blank=True)
+    cloud_seen_at = models.DateTimeField(null=True)
+    absent_lists = models.PositiveIntegerField(default=0)
+    topology_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField()
+    state_since = models.DateTimeField()
+
+    class Meta:
+        ordering = ["region_id", "id"]
+        indexes = [models.Index(fields=["provider", "region", "state"], name="machine_pool")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["runs"],
+                condition=~models.Q(runs="") & ~models.Q(state=MachineState.GONE.value),
+                name="machine_runs_once",
+            ),
+            models.UniqueConstraint(
+                fields=["provider", "provider_id"],
+                condition=~models.Q(launched_by=None),
+                name="machine_of_a_cloud_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def tone(self) -> Tone:
+        return MACHINE_TONE[MachineState(self.state)]
+
+    def stated_facts(self) -> MachineFacts | None:
+        """What its agent found; None of a machine that did not join by an invitation."""
+        return msgspec.convert(self.facts, MachineFacts) if self.facts else None
+
+
+# What providers are to do with machines, and what they last said of them. The reconciler writes the orders, the loop
+# `fleet.provision` carries them out.
+
+
+class ProviderCall(models.Model):
+    """One order to a provider that is not carried out yet; a node has at most one. The row ends with the call.
+
+    `claim` names the attempt that is at it until `claimed_until`; after that another one may begin. `attempts`: since
+    one came back. `near`: the network nodes below which a machine should stand. Launches of the same `unit` are made by
+    one call; empty: alone.
+    """
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="provider_call")
+    action = models.CharField(max_length=16, choices=choices(ProviderAction))
+    near = models.JSONField(default=list, blank=True)
+    unit = models.CharField(max_length=16, blank=True)
+    reason = models.TextField()
+    requested_at = models.DateTimeField()
+    due_at = models.DateTimeField()
+    attempts = models.PositiveIntegerField(default=0)
+    claim = models.CharField(max_length=32, blank=True)
+    claimed_until = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.action} of {self.node_id}"
+
+
+class MachineStatus(models.Model):
+    """How a provider last described the machine of a node in doubt. `described_at`: when it was asked."""
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="machine_status")
+    status = models.CharField(max_length=16, choices=[(status.value, status.value) for status in ProviderStatus])
+    described_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.node_id}: {self.status}"

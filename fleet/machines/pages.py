@@ -1,0 +1,244 @@
+"""Machines for the page of nodes, those that need attention first, and the machines that a cell waits for.
+
+Machines on the page of nodes: the list, the form that invites hosts, and having a machine leave.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.http import Http404, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from rest_framework import serializers
+
+from controlplane.dashboard.actions import (
+    WHY,
+    Action,
+    ActionPage,
+    Submission,
+    Target,
+    action,
+    action_page_view,
+    page_target,
+)
+from controlplane.dashboard.fragments import Context, Fragment, PageRequest
+from fleet.agents.services.enrolment import join_line
+from fleet.capacity.planning.pools import Market, UnitView, fits, parse_markets
+from fleet.capacity.selectors import pool_views
+from fleet.cells.pages.data import CellRow, MemberRow
+from fleet.clouds.models import CapacityPool
+from fleet.deployments.models import Deployment
+from fleet.machines.api import InviteSerializer
+from fleet.machines.models import Invitation, Machine
+from fleet.machines.planner import POOLED, describe
+from fleet.machines.selectors import invitations_described, machines_described, notices_of
+from fleet.machines.services.machines import invitation_create, invitation_withdraw, machine_remove
+from fleet.reconcile.planning.states import MachineRole, MachineState, choices
+from fleet.regions.models import InstanceType, Region
+
+MACHINES_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRow:
+    """A machine; `what` is what its agent found, "" where its provider has no agent of its own."""
+
+    machine: Machine
+    address: str
+    version: str
+    what: str
+    notices: tuple[str, ...]
+
+    @property
+    def is_removable(self) -> bool:
+        """Whether a person may have it leave: other providers end theirs by themselves."""
+        return self.machine.provider == POOLED and not self.machine.leaving
+
+
+@dataclass(frozen=True, slots=True)
+class MachineList:
+    """Machines, the invitations that are still open, and what a new one may name."""
+
+    rows: tuple[MachineRow, ...]
+    more: bool
+    open: tuple[Invitation, ...]
+    regions: tuple[str, ...]
+    kinds: tuple[str, ...]
+    roles: tuple[tuple[str, str], ...] = tuple(choices(MachineRole))
+    filtered: bool = False
+    page: int = 0
+
+
+def machine_list(*, now: datetime, region: str = "") -> MachineList:
+    """Machines that are not gone, those of pools first: other providers make and end theirs by themselves."""
+    live = machines_described().exclude(state=MachineState.GONE)
+    live = live.filter(region_id=region) if region else live
+    fetched = list(live.order_by("-provider", "region__position", "region_id", "id")[: MACHINES_SHOWN + 1])
+    regions = Region.objects.filter(provider=POOLED).values_list("name", flat=True)
+    return MachineList(
+        rows=tuple(machine_row(machine, now) for machine in fetched[:MACHINES_SHOWN]),
+        more=len(fetched) > MACHINES_SHOWN,
+        open=tuple(invitations_described().filter(left__gt=0, expires_at__gt=now, withdrawn_at=None)[:20]),
+        regions=tuple(regions),
+        kinds=tuple(InstanceType.objects.values_list("name", flat=True)),
+        filtered=bool(region),
+    )
+
+
+def machine_row(machine: Machine, now: datetime) -> MachineRow:
+    facts = machine.stated_facts()
+    return MachineRow(
+        machine=machine,
+        address=str(getattr(machine, "shown_address", machine.address)),
+        version=str(getattr(machine, "shown_version", machine.agent_version)),
+        what=describe(facts) if facts else "",
+        notices=notices_of(machine, now),
+    )
+
+
+# The machines under a cell: where its cloud has them, what they cost, and why another pool was not taken.
+
+
+@dataclass(frozen=True, slots=True)
+class CellMachine:
+    """The machine of a member; None: its provider has none. `network_nodes` are those below its zone, widest first."""
+
+    member: MemberRow
+    machine: Machine | None
+    zone_id: str
+    network_nodes: tuple[str, ...]
+    notices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLine:
+    """A pool of the cell's machine type. `why_not`: why nothing more would be launched from it now; "": it may be."""
+
+    pool: CapacityPool
+    name: str
+    is_used: bool
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True)
+class CellMachines:
+    """`price_per_hour`: of all, in US dollars; None: of some it is not known."""
+
+    rows: tuple[CellMachine, ...]
+    pools: tuple[PoolLine, ...]
+    price_per_hour: float | None
+
+
+def cell_machines(row: CellRow, now: datetime) -> CellMachines:
+    names = [member.node.pk for member in row.members]
+    machines = {machine.runs: machine for machine in machines_described().filter(runs__in=names)}
+    rows = tuple(_machine(member, machines.get(member.node.pk), now) for member in row.members)
+    prices = [one.machine.price_per_hour if one.machine else None for one in rows]
+    known = [price for price in prices if price is not None]
+    return CellMachines(rows, _pools(row, rows, now), sum(known) if rows and len(known) == len(rows) else None)
+
+
+def _machine(member: MemberRow, machine: Machine | None, now: datetime) -> CellMachine:
+    path = tuple(member.node.topology)
+    notices = notices_of(machine, now) if machine else ()
+    return CellMachine(member, machine, path[0] if path else "", path[1:], notices)
+
+
+def _pools(row: CellRow, machines: tuple[CellMachine, ...], now: datetime) -> tuple[PoolLine, ...]:
+    """As they would be tried for the cell's next machine, beside those that it has."""
+    if not row.members:
+        return ()
+    node = row.members[0].node
+    pools = {
+        pool.pk: pool
+        for pool in CapacityPool.objects.filter(region_id=node.region_id, instance_type_id=node.instance_type_id)
+    }
+    near = tuple(node.topology)
+    stated = Deployment.objects.values_list("markets", flat=True).get(pk=row.cell.deployment_id)
+    markets = parse_markets(stated) or frozenset(Market)
+    unit = UnitView("", node.region_id, node.instance_type_id, 1, markets, near)
+    used = {(one.machine.market, one.machine.zone, one.machine.reservation) for one in machines if one.machine}
+    return tuple(
+        PoolLine(
+            pool=pools[fit.pool.id],
+            name=fit.pool.name,
+            is_used=(fit.pool.market, fit.pool.zone, fit.pool.reservation) in used,
+            why_not=fit.reason,
+        )
+        for fit in fits(unit, pool_views(pools.values(), now), now)
+    )
+
+
+HOURS = "valid_for_hours"
+
+
+class _Hours(serializers.Serializer[Any]):
+    """How long an invitation is valid, as the form says it: the API takes a duration."""
+
+    valid_for_hours = serializers.IntegerField(min_value=1, max_value=168)
+
+
+def _machines(request: PageRequest) -> MachineList:
+    return machine_list(now=request.now, region=request.text("region"))
+
+
+MACHINES = Fragment("machines", "Machines", ("machines", "nodes"), "fleet/machines/machines.html", _machines)
+
+
+@action(page_target("nodes", "machines"))
+def machine_add_action(form: Submission, _: None) -> HttpResponse:
+    expires_in = timedelta(hours=form.valid(_Hours, HOURS)[HOURS])
+    body = form.valid(InviteSerializer, "region", "count", "role", "instance_type")
+    new = invitation_create(
+        region=body["region"],
+        count=body["count"],
+        expires_in=expires_in,
+        role=MachineRole(body["role"]),
+        instance_type=body["instance_type"],
+        actor=form.actor,
+        now=form.now,
+    )
+    line = join_line(new.text)
+    context = {"invitation": new.invitation, "line": line.text, "notices": line.notices}
+    return render(form.request, "fleet/machines/join_line.html", context)
+
+
+@action(page_target("nodes", "the invitation"))
+def invitation_withdraw_action(form: Submission, prefix: str) -> None:
+    if not Invitation.objects.filter(prefix=prefix).exists():
+        raise Http404(f"There is no invitation {prefix!r}.")
+    invitation_withdraw(prefix=prefix, actor=form.actor, now=form.now)
+
+
+def _find(key: str) -> Machine:
+    row = Machine.objects.filter(id=key).first()
+    if row is None:
+        raise Http404(f"There is no machine {key!r}.")
+    return row
+
+
+def _remove(form: Submission, machine: Machine) -> None:
+    machine_remove(machine_id=machine.id, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+def _effect(machine: Machine) -> str:
+    if not machine.connected:
+        return "Its agent is not connected: its credential is refused from now on, and nothing on the host is wiped."
+    if machine.runs:
+        return f"{machine.runs} goes first; what it serves gets another node. Then the host is wiped and uninstalled."
+    return "It runs nothing. The host is wiped and uninstalled."
+
+
+TARGET = Target(noun="machine", find=_find, name=lambda machine: machine.id, url=lambda _: reverse("nodes"))
+REMOVE = Action(target=TARGET, name="remove", label="Remove", run=_remove, typed=TARGET.name, fields=(WHY,))
+
+
+def _confirmation(form: Submission, machine: Machine) -> Context:
+    url = reverse("machine-remove", args=(machine.id,))
+    return {"machine": machine, "confirmation": REMOVE.confirmation(machine, url, _effect(machine))}
+
+
+machine_remove_page = action_page_view(
+    ActionPage(action=REMOVE, template="fleet/machines/remove_machine.html", context=_confirmation)
+)

@@ -1,0 +1,380 @@
+"""Invites hosts, lets them join, and removes machines. What a machine runs is its provider's; see
+fleet.providers.machines."""
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.db import transaction
+
+from engine_agent.protocol.machine_messages import is_machine_id, machine_id_of
+from engine_agent.protocol.states import AgentKind
+from fleet.agents.services.authority import agent_trust_end
+from fleet.agents.services.enrolment import credential_issue
+from fleet.cells.models import CellMember
+from fleet.deployments.services.instance_types import instance_type_named
+from fleet.machines.models import Invitation, Machine
+from fleet.machines.planner import POOLED, SILENT_AFTER_S, silent_for_s
+from fleet.nodes.models import Node
+from fleet.nodes.services.nodes import node_replacement_request, node_retire
+from fleet.reconcile.planning.decisions import RetireNode
+from fleet.reconcile.planning.states import MACHINE_ALLOWED, MachineRole, MachineState, NodeState
+from fleet.regions.models import Region
+from kernel import live, wake_ups
+from kernel.events import event_record
+from kernel.metrics import JOINS_REFUSED
+from kernel.models import Event
+from kernel.refusals import Conflict, InvalidInput
+from kernel.secrets import secret_issue, secret_matches, secret_prefix
+from kernel.tones import Tone
+from kernel.transitions import StaleDecision
+
+MOST_INVITED = 1000
+LONGEST = timedelta(days=7)
+EXPIRED_KEPT = timedelta(days=7)
+"""Until then a refusal says that it expired, instead of that it is unknown."""
+REFUSALS_PER_MIN = 5
+STRANGERS_EVERY = timedelta(minutes=10)
+REASON_MOST = 300
+
+
+class InvitationRefused(Exception):
+    """The invitation does not let this host join; the text says why, for whoever runs the line."""
+
+
+class NewInvitation(NamedTuple):
+    """An invitation, and the token that is shown once."""
+
+    invitation: Invitation
+    text: str
+
+
+def invitation_create(
+    *,
+    region: str,
+    count: int,
+    expires_in: timedelta,
+    actor: str,
+    now: datetime,
+    role: MachineRole = MachineRole.NODE,
+    instance_type: str = "",
+) -> NewInvitation:
+    """Let `count` hosts join a region within `expires_in`.
+
+    Raises:
+        InvalidInput: an unknown region or instance type, a region of another provider, or a number out of its bounds.
+    """
+    place = Region.objects.filter(name=region).first()
+    if place is None:
+        there = ", ".join(Region.objects.values_list("name", flat=True)) or "none"
+        raise InvalidInput(field="region", rule="exists", message=f"there is no region {region!r}; there are: {there}")
+    if place.provider != POOLED:
+        message = f"region {region} gets its machines from provider {place.provider}; hosts join regions of {POOLED}"
+        raise InvalidInput(field="region", rule="provider", message=message)
+    if not 1 <= count <= MOST_INVITED:
+        raise InvalidInput(field="count", rule="range", message=f"count is {count}; it must be 1 to {MOST_INVITED}")
+    if not timedelta(minutes=1) <= expires_in <= LONGEST:
+        message = f"it expires in {expires_in.total_seconds():.0f} s; it must be 60 s to {LONGEST.days} days"
+        raise InvalidInput(field="expires_in_s", rule="range", message=message)
+    kind = instance_type_named(instance_type) if instance_type else None
+    issued = secret_issue()
+    with transaction.atomic():
+        invitation = Invitation.objects.create(
+            prefix=issued.prefix,
+            digest=issued.digest,
+            region=place,
+            role=role.value,
+            instance_type=kind,
+            count=count,
+            left=count,
+            created_by=actor,
+            created_at=now,
+            expires_at=now + expires_in,
+        )
+        event_record(
+            kind="machine.invited",
+            message=f"{actor} invited {count} x {role} into {region}, until {invitation.expires_at:%H:%M} UTC",
+            tone=Tone.IDLE,
+            now=now,
+            actor=actor,
+            region=region,
+        )
+        live.push("machines")
+    return NewInvitation(invitation, issued.text)
+
+
+def is_ticket(token: str) -> bool:
+    """Whether a token is that of a machine of a cloud, which proved which one it is."""
+    row = _invitation_row(token)
+    return row is not None and row.machine_id is not None
+
+
+def invitation_withdraw(*, prefix: str, actor: str, now: datetime, why: str = "") -> Invitation:
+    """Let no more hosts join by an invitation. Who has joined stays, and cannot ask again with it.
+
+    Raises:
+        Conflict: it is withdrawn already.
+    """
+    with transaction.atomic():
+        invitation = Invitation.objects.select_for_update().get(prefix=prefix)
+        if invitation.withdrawn_at is not None:
+            raise Conflict(f"{invitation} is withdrawn already, since {invitation.withdrawn_at:%Y-%m-%d %H:%M:%S} UTC")
+        invitation.withdrawn_at = now
+        invitation.save(update_fields=["withdrawn_at"])
+        event_record(
+            kind="machine.invitation-withdrawn",
+            message=f"{actor} withdrew {invitation}" + (f": {why}" if why else ""),
+            tone=Tone.IDLE,
+            now=now,
+            actor=actor,
+            region=invitation.region_id,
+        )
+        live.push("machines")
+    return invitation
+
+
+def invitation_open(token: str, *, now: datetime) -> Invitation:
+    """The invitation of a token that lets one more host join.
+
+    Raises:
+        InvitationRefused: unknown, used up, withdrawn or expired.
+    """
+    found = invitation_of(token, now=now)
+    if found.left == 0:
+        raise _used_up(found)
+    return found
+
+
+def _invitation_row(token: str) -> Invitation | None:
+    """The invitation of a token, whether it counts or not."""
+    found = Invitation.objects.select_related("region").filter(prefix=secret_prefix(token) or "").first()
+    return found if found is not None and secret_matches(token, found.digest) else None
+
+
+def _used_up(invitation: Invitation) -> InvitationRefused:
+    hosts = f"{invitation.count} hosts" if invitation.count > 1 else "one host"
+    return InvitationRefused(f"this token was for {hosts} and is used up; `switchyard machine add` makes a new one")
+
+
+def invitation_of(token: str, *, now: datetime) -> Invitation:
+    """The invitation of a token, which may be used up.
+
+    Raises:
+        InvitationRefused: unknown, withdrawn or expired.
+    """
+    found = _invitation_row(token)
+    if found is None:
+        raise InvitationRefused("this token is unknown; `switchyard machine add` prints a line with a new one")
+    _check_counts(found, now)
+    return found
+
+
+def _check_counts(found: Invitation, now: datetime) -> None:
+    if found.withdrawn_at is not None:
+        raise InvitationRefused("this token was withdrawn; `switchyard machine add` makes a new one")
+    if found.expires_at <= now:
+        raise InvitationRefused(
+            f"this token expired at {found.expires_at:%Y-%m-%d %H:%M:%S} UTC; `switchyard machine add` makes a new one"
+        )
+
+
+def machine_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetime) -> str:
+    """Exchange an invitation for the credential of one machine, whose id follows from the nonce that it drew.
+
+    The machine that has used it may do so again while it is valid, because the first answer may have been lost.
+
+    Raises:
+        InvitationRefused: unknown, used up, withdrawn or expired, or the id is not that of the nonce.
+    """
+    with transaction.atomic():
+        invitation = invitation_of(token, now=now)
+        Invitation.objects.select_for_update().get(pk=invitation.pk)
+        by_nonce = invitation.machine_id is None
+        if by_nonce and not (is_machine_id(subject) and hmac.compare_digest(subject, machine_id_of(nonce))):
+            raise InvitationRefused("the id of a machine must be m- and 8 digits of its nonce's SHA-256")
+        invitation.refresh_from_db(fields=["left", "withdrawn_at"])
+        _check_counts(invitation, now)
+        if invitation.machine_id is not None:
+            return _enrol_by_ticket(invitation, subject, nonce, now)
+        known = Machine.objects.select_for_update().filter(id=subject).first()
+        if known is not None:
+            _check_same(known, invitation, nonce)
+        elif invitation.left == 0:
+            raise _used_up(invitation)
+        else:
+            _machine_create(subject, nonce, invitation, now)
+        return credential_issue(kind=kind, subject=subject, region=invitation.region_id, now=now)
+
+
+def _enrol_by_ticket(ticket: Invitation, subject: str, nonce: str, now: datetime) -> str:
+    """A machine of a cloud has its id from its launch, and proved the digest of its nonce."""
+    machine = Machine.objects.select_for_update().get(id=ticket.machine_id)
+    if subject != machine.id or not hmac.compare_digest(ticket.proof_digest, _digest(nonce)):
+        raise InvitationRefused(f"this ticket is for {machine.id} and the nonce that it proved, and no others")
+    if machine.state == MachineState.GONE or machine.revoked_at is not None:
+        raise InvitationRefused(f"{machine.id} has ended or was revoked")
+    Invitation.objects.filter(pk=ticket.pk).update(left=0)
+    return credential_issue(kind=AgentKind.MACHINE.value, subject=machine.id, region=ticket.region_id, now=now)
+
+
+def _check_same(known: Machine, invitation: Invitation, nonce: str) -> None:
+    same = known.invitation_id == invitation.pk and hmac.compare_digest(known.nonce_digest, _digest(nonce))
+    if not same or known.state == MachineState.GONE or known.revoked_at is not None:
+        raise InvitationRefused(f"{known.id} joined with another token, was revoked or was removed; uninstall it first")
+
+
+def _machine_create(subject: str, nonce: str, invitation: Invitation, now: datetime) -> None:
+    Invitation.objects.filter(pk=invitation.pk).update(left=invitation.left - 1)
+    Machine.objects.create(
+        id=subject,
+        provider=POOLED,
+        provider_id=subject,
+        region_id=invitation.region_id,
+        role=invitation.role,
+        state=MachineState.JOINING.value,
+        reason=f"invited by {invitation.created_by}",
+        instance_type_id=invitation.instance_type_id,
+        type_stated=invitation.instance_type_id is not None,
+        invitation=invitation,
+        nonce_digest=_digest(nonce),
+        created_at=now,
+        state_since=now,
+    )
+    event_record(
+        kind="machine.joining",
+        message=f"{subject} joins {invitation.region_id} by an invitation of {invitation.created_by}",
+        tone=Tone.MOVING,
+        now=now,
+        region=invitation.region_id,
+    )
+    live.push("machines")
+
+
+def _digest(nonce: str) -> str:
+    return hashlib.sha256(nonce.encode()).hexdigest()
+
+
+def join_refused(*, token: str, address: str, reason: str, now: datetime) -> None:
+    """Count a host that did not join, and say why in an event. Strangers do not fill the timeline: of each token that
+    was ever an invitation's there are `REFUSALS_PER_MIN` events, and of all others together one in ten minutes."""
+    row = _invitation_row(token)
+    JOINS_REFUSED.labels("known" if row else "unknown").inc()
+    kept, window = (REFUSALS_PER_MIN, timedelta(minutes=1)) if row else (1, STRANGERS_EVERY)
+    detail = {"invitation": row.prefix if row else ""}
+    if Event.objects.filter(kind="machine.refused", at__gt=now - window, detail=detail).count() >= kept:
+        return
+    told = f"a host at {address} " + (f"did not join {row.region_id}" if row else "could not join") + f": {reason}"
+    text = "".join(char if char.isprintable() else " " for char in told)[:REASON_MOST]
+    region = row.region_id if row else ""
+    event_record(kind="machine.refused", message=text, tone=Tone.WARN, now=now, region=region, detail=detail)
+
+
+def invitations_trim(*, now: datetime) -> int:
+    """Forget invitations that expired long ago. Returns how many."""
+    return Invitation.objects.filter(expires_at__lt=now - EXPIRED_KEPT).delete()[0]
+
+
+def machine_move(machine: Machine, to: MachineState, reason: str, *, now: datetime, **columns: object) -> bool:
+    """Change a machine's state if it still is as `machine` says, with its event. False: it is not.
+
+    Raises:
+        ValueError: no machine goes that way.
+    """
+    if to not in MACHINE_ALLOWED[MachineState(machine.state)]:
+        raise ValueError(f"a machine cannot go from {machine.state} to {to}")
+    rows = Machine.objects.filter(id=machine.id, state=machine.state, runs=machine.runs)
+    with transaction.atomic():
+        if not rows.update(state=to.value, reason=reason, state_since=now, **columns):
+            return False
+        event_record(
+            kind=f"machine.{to}",
+            message=f"{machine.id} is {to}: {reason}",
+            tone=Tone.MOVING if to is MachineState.LEAVING else Tone.IDLE,
+            now=now,
+            region=machine.region_id,
+            node=machine.runs if machine.runs.startswith("n-") else "",
+        )
+        live.push("machines")
+        wake_ups.send("fleet.reconcile")
+    return True
+
+
+def machine_remove(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:
+    """Have a machine leave: what serves on it is replaced first, then it stops, wipes and uninstalls itself. One that
+    is not connected, and runs nothing, is gone at once; its credential is refused from now on. So is one that went away
+    before it said that it had left, when it is removed again.
+
+    Raises:
+        Conflict: another provider's, gone, leaving already and there, or its node is being replaced already.
+    """
+    reason = f"removed by {actor}" + (f": {why}" if why else "")
+    with transaction.atomic():
+        machine = Machine.objects.select_for_update().get(id=machine_id)
+        if machine.provider != POOLED:
+            noun = f"node {machine.runs}" if machine.runs else "it"
+            raise Conflict(f"{machine.id} belongs to provider {machine.provider}; replace or give back {noun} instead")
+        if machine.state == MachineState.GONE:
+            raise Conflict(f"{machine.id} is gone already")
+        if machine.leaving:
+            _forget_away(machine, reason, now)
+            return
+        Machine.objects.filter(id=machine.id).update(leaving=True, reason=reason)
+        if not machine.connected:
+            agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)
+        _leave(machine, actor, reason, why, now)
+        live.push("machines")
+
+
+def _forget_away(machine: Machine, reason: str, now: datetime) -> None:
+    silent_s = silent_for_s(machine.last_seen_at, now)
+    is_away = not machine.connected or (silent_s is not None and silent_s > SILENT_AFTER_S)
+    if not is_away or machine.state not in {MachineState.WIPING, MachineState.LEAVING}:
+        raise Conflict(f"{machine.id} is leaving already")
+    agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)
+    machine_move(machine, MachineState.GONE, f"{reason}, while away", now=now, runs="", connected=False)
+
+
+def _leave(machine: Machine, actor: str, reason: str, why: str, now: datetime) -> None:
+    if machine.state == MachineState.TAKEN and machine.role == MachineRole.NODE:
+        node = Node.objects.get(id=machine.runs)
+        if CellMember.objects.filter(node=node).exists():
+            node_replacement_request(node_id=node.id, actor=actor, now=now, why=why or "its machine is removed")
+        elif node.state != NodeState.RETIRED:
+            with contextlib.suppress(StaleDecision):
+                node_retire(RetireNode(node.id, NodeState(node.state), f"its machine was {reason}"), now=now)
+    elif machine.state in {MachineState.POOL, MachineState.JOINING}:
+        to = MachineState.LEAVING if machine.connected else MachineState.GONE
+        machine_move(machine, to, reason, now=now, desired_version=machine.desired_version + 1)
+    live.push_desired([machine.id])
+
+
+def machine_launched(node: Node, *, now: datetime) -> None:
+    """The machine of a node whose provider recorded none for it: one for each launch, with the node's digits if they
+    are free. Whoever joins chooses digits by its nonce, and keeps its row."""
+    if node.region.provider == POOLED:
+        return
+    columns = {
+        "provider": node.region.provider,
+        "region_id": node.region_id,
+        "state": MachineState.TAKEN.value,
+        "reason": f"it is {node.id}",
+        "runs": node.id,
+        "instance_type_id": node.instance_type_id,
+        "state_since": now,
+    }
+    if not Machine.objects.filter(runs=node.id).exclude(provider=POOLED).update(**columns):
+        name = f"m-{node.id.removeprefix('n-')}"
+        if Machine.objects.filter(id=name).exists():
+            name = f"m-{secrets.token_hex(4)}"
+        Machine.objects.create(id=name, provider_id=node.id, **columns, created_at=now)
+    live.push("machines")
+
+
+def machine_ended(node: Node, *, now: datetime) -> None:
+    """The counterpart of `machine_launched`."""
+    own = Machine.objects.filter(runs=node.id).exclude(provider=POOLED)
+    own.update(state=MachineState.GONE.value, reason=f"{node.id} was given back", state_since=now)
+    live.push("machines")

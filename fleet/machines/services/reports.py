@@ -1,0 +1,276 @@
+"""Stores what machine agents say of their hosts, and moves machines on by it: into the pool once they are there, back
+to it once they have wiped what they held, and out once they have left.
+
+Keeps what is announced about machines: one open row for each kind and machine, whoever says it.
+"""
+
+import ipaddress
+import logging
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+from django.db import transaction
+
+from engine_agent.protocol.machine_messages import VERSION_MOST, MachineFacts, MachineReport
+from engine_agent.protocol.messages import Hello, MachineNotice
+from engine_agent.protocol.ports import first_ports
+from engine_agent.protocol.states import AgentKind, MachinePhase
+from fleet.agents.services.authority import agent_trust_end
+from fleet.clouds.models import CloudNotice
+from fleet.machines.models import Machine
+from fleet.machines.planner import (
+    CLOUDS,
+    NODE_SPEAKS_EVERY,
+    Evidence,
+    Said,
+    bounded_end,
+    end_of,
+    heard,
+    instance_type_of,
+    stands,
+)
+from fleet.machines.services.machines import machine_move, machine_remove
+from fleet.nodes.models import Node
+from fleet.nodes.services.events import node_event
+from fleet.nodes.services.reports import ReceivedReport
+from fleet.reconcile.planning.states import MachineRole, MachineState, NoticeKind, NoticeSource
+from fleet.regions.models import InstanceType
+from kernel import live, wake_ups
+from kernel.refusals import Conflict
+from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
+from kernel.tones import Tone
+
+log = logging.getLogger(__name__)
+
+REASON_MOST = 500
+MOST_DEVICES, MOST_NOTICES = 256, 20
+ATTEMPTS = range(2**31)
+REPORTED = [
+    *("connected", "connection", "last_seen_at", "phase", "agent_reason", "release_trouble", "release_attempt"),
+]
+
+
+class ReceivedMachineReport(msgspec.Struct, frozen=True):
+    """The latest report of one machine, and how it arrived. `report` None: its connection ended."""
+
+    machine: str
+    connection: str
+    connected: bool
+    at: datetime
+    report: MachineReport
+
+
+def machine_hellos_store(hellos: Sequence[Hello], *, now: datetime) -> dict[str, Conflict]:
+    """Keep what hosts are. Returns which are refused, and why: no facts, facts that cannot be stored, or no machine."""
+    refused = {}
+    for hello in hellos:
+        try:
+            _hello_store(hello, now)
+        except Conflict as conflict:
+            refused[hello.id] = conflict
+        except UNSTORABLE_ERRORS as error:
+            refused[hello.id] = Conflict(f"the hello of {hello.id} cannot be stored: {error}")
+    return refused
+
+
+def _hello_store(hello: Hello, now: datetime) -> None:
+    if hello.machine is None:
+        raise Conflict(f"the hello of {hello.id} does not say what its host is")
+    _require_reachable(hello.machine)
+    facts = msgspec.json.decode(
+        json_without_nul(
+            msgspec.json.encode(
+                msgspec.structs.replace(
+                    hello.machine,
+                    devices=hello.machine.devices[:MOST_DEVICES],
+                    notices=tuple(notice[:REASON_MOST] for notice in hello.machine.notices[:MOST_NOTICES]),
+                )
+            )
+        ),
+        type=MachineFacts,
+    )
+    with transaction.atomic():
+        machine = Machine.objects.select_for_update().filter(id=hello.id).exclude(state=MachineState.GONE).first()
+        if machine is None:
+            raise Conflict(f"{hello.id} was removed; uninstall it and join it with a new token")
+        if machine.revoked_at is not None:
+            raise Conflict(f"{hello.id} was revoked; uninstall it and join it with a new token")
+        _require_first_port(AgentKind(machine.role), facts.port_base)
+        if machine.provider in CLOUDS and facts.address != machine.address:
+            raise Conflict(f"{hello.id} has the address {machine.address}, and says {facts.address[:80]}")
+        if not machine.type_stated and machine.state in {MachineState.JOINING, MachineState.POOL}:
+            shapes = [kind.shape() for kind in InstanceType.objects.all()]
+            machine.instance_type_id = instance_type_of(facts, shapes) or None
+        machine.facts = msgspec.to_builtins(facts)
+        machine.address, machine.port_base = facts.address[:64], facts.port_base
+        machine.agent_version = hello.agent_version[:VERSION_MOST]
+        machine.connected, machine.last_seen_at = True, now
+        machine.save(
+            update_fields=[
+                *("facts", "address", "port_base", "agent_version", "connected", "last_seen_at", "instance_type"),
+            ]
+        )
+        if machine.state == MachineState.JOINING:
+            machine_move(machine, MachineState.POOL, "its agent is connected", now=now)
+        live.push("machines", machine.id)
+
+
+def _require_reachable(facts: MachineFacts) -> None:
+    """What a host states goes into the tables of other regions' ingresses."""
+    try:
+        address = ipaddress.ip_address(facts.address)
+    except ValueError:
+        raise Conflict(f"the address of a machine must be an IP address, not {facts.address[:80]!r}") from None
+    if address.is_unspecified or address.is_multicast or "%" in facts.address:
+        raise Conflict(f"the address of a machine must be one that others connect to, not {address}")
+
+
+def _require_first_port(kind: AgentKind, port: int) -> None:
+    possible = first_ports(kind)
+    if port not in possible:
+        raise Conflict(f"the first port of a machine must be {possible[0]} to {possible[-1]}, not {port}")
+
+
+def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:
+    """Write the latest report of each machine, and do what follows from it."""
+    for one in received:
+        with transaction.atomic():
+            machine = Machine.objects.select_for_update().filter(id=one.machine).first()
+            if machine is None or not (one.connected or machine.connection == one.connection):
+                continue  # the end of a connection that another one took the place of
+            before = _shown(machine)
+            machine.connected, machine.connection, machine.last_seen_at = one.connected, one.connection, one.at
+            machine.phase = one.report.phase.value
+            machine.agent_reason = one.report.reason.replace("\0", "")[:REASON_MOST]
+            machine.release_trouble = one.report.release_trouble.replace("\0", "")[:REASON_MOST]
+            machine.release_attempt = one.report.attempt if one.report.attempt in ATTEMPTS else 0
+            machine.save(update_fields=REPORTED)
+            if one.report.wants_to_leave and not machine.leaving and machine.state != MachineState.GONE:
+                _remove_as_wished(machine, one.at)
+            _move_on(machine, one.report, one.at)
+            if before != _shown(machine):
+                live.push("machines", machine.id)
+                wake_ups.send("fleet.provision")
+
+
+def _shown(machine: Machine) -> tuple[object, ...]:
+    return machine.connected, machine.phase, machine.agent_reason, machine.release_trouble
+
+
+def _remove_as_wished(machine: Machine, now: datetime) -> None:
+    try:
+        machine_remove(machine_id=machine.id, actor=machine.id, now=now, why="its owner wants the host back")
+    except Conflict as conflict:
+        log.info("%s cannot leave yet: %s", machine.id, conflict)
+    machine.refresh_from_db()
+
+
+def _move_on(machine: Machine, report: MachineReport, now: datetime) -> None:
+    follows = report.version >= machine.desired_version
+    if machine.state == MachineState.WIPING and follows and report.phase is MachinePhase.IDLE and not report.runs:
+        to = MachineState.LEAVING if machine.leaving else MachineState.POOL
+        version = machine.desired_version + (to is MachineState.LEAVING)
+        if machine_move(machine, to, "it has wiped what it held", now=now, runs="", desired_version=version):
+            live.push_desired([machine.id])
+    elif machine.state == MachineState.LEAVING and report.phase is MachinePhase.LEFT:
+        machine_move(machine, MachineState.GONE, "it has uninstalled itself", now=now, connected=False)
+        agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)
+
+
+TEXT_MOST = 500
+
+
+def notice_record(
+    *,
+    machine: Machine,
+    kind: NoticeKind,
+    source: NoticeSource,
+    said: Said,
+    text: str = "",
+    since: datetime | None = None,
+    now: datetime,
+) -> bool:
+    """Keep what a source said of a machine, or that it took it back. Returns whether anything follows from it: not
+    where it was known, confirms what others said, or is older than what was said since. `since`: when it began; None:
+    when it was said."""
+    with transaction.atomic():
+        Machine.objects.select_for_update().only("pk").get(pk=machine.pk)
+        row = CloudNotice.objects.filter(machine=machine, kind=kind).order_by("-pk").first()
+        evidence = heard(evidence_of(row), source, said)
+        if evidence is None:
+            return False
+        if row is None or (row.settled_at is not None and not said.over and set(evidence) != {NoticeSource.IMDS}):
+            evidence = {source: said}
+            row = CloudNotice(machine=machine, kind=kind, source=source, at=since or said.at, settled_at=now)
+        return _keep(row, evidence, text, now)
+
+
+def evidence_of(row: CloudNotice | None) -> Evidence:
+    return msgspec.convert(row.evidence, dict[NoticeSource, Said]) if row is not None else {}
+
+
+def _keep(row: CloudNotice, evidence: Evidence, text: str, now: datetime) -> bool:
+    before = (row.settled_at is None, row.ends_at)
+    row.evidence = msgspec.to_builtins(evidence)
+    if stands(evidence):
+        row.ends_at, row.settled_at = end_of(evidence), None
+    else:
+        row.settled_at = row.settled_at or now
+    row.text = row.text or text[:TEXT_MOST]
+    row.save()
+    if before == (row.settled_at is None, row.ends_at) or (not before[0] and row.settled_at is not None):
+        return False
+    node = Node.objects.filter(id=row.machine.runs).first()
+    if node is not None:
+        node_event(node, "node.notice", f"{node.id}: {_told(row)}", now=now, tone=_tone(row))
+    live.push("machines")
+    wake_ups.send("fleet.reconcile")
+    return True
+
+
+def _told(row: CloudNotice) -> str:
+    if row.settled_at is not None:
+        return f"{row.kind} is called off"
+    until = f" until {row.ends_at:%Y-%m-%d %H:%M:%S} UTC" if row.ends_at else ""
+    return f"{row.kind}{until}: {row.text}"
+
+
+def _tone(row: CloudNotice) -> Tone:
+    return Tone.WARN if row.settled_at is None else Tone.OK
+
+
+# Keeps what node agents report of their machines' metadata. A node may be in a stranger's hands: it speaks of its
+# own machine alone, in words of ours, once a minute of each kind, and takes back only what it said itself.
+
+TEXT = "said by the machine's own metadata"
+
+
+def node_notices_store(reports: Iterable[ReceivedReport], *, now: datetime) -> set[str]:
+    """Keep what these nodes say. Returns those of which all is kept; what is too early is to be given again."""
+    told = {one.node_id: one.report.telemetry.notices for one in reports}
+    machines = Machine.objects.filter(provider__in=CLOUDS, role=MachineRole.NODE.value, runs__in=told)
+    found = machines.exclude(state=MachineState.GONE.value).prefetch_related("notices")
+    late = {machine.runs for machine in found if not _store(machine, told[machine.runs] or (), now)}
+    return set(told) - late
+
+
+def _store(machine: Machine, notices: tuple[MachineNotice, ...], now: datetime) -> bool:
+    said = {NoticeKind(notice.kind): notice for notice in notices}
+    known = {NoticeKind(row.kind): evidence_of(row) for row in sorted(machine.notices.all(), key=lambda row: row.pk)}
+    is_whole = True
+    for kind in said.keys() | known.keys():
+        before, word = known.get(kind, {}).get(NoticeSource.IMDS), _word(said.get(kind), now)
+        if word.over if before is None else (before.over, before.key) == (word.over, word.key):
+            continue
+        if before is not None and now - before.at < NODE_SPEAKS_EVERY:
+            is_whole = False
+            continue
+        notice_record(machine=machine, kind=kind, source=NoticeSource.IMDS, said=word, text=TEXT, now=now)
+    return is_whole
+
+
+def _word(notice: MachineNotice | None, now: datetime) -> Said:
+    if notice is None:
+        return Said("", now, over=True)
+    return Said(str(notice.ends_at), now, bounded_end(notice.ends_at, now))

@@ -1,0 +1,113 @@
+"""What an operator does about a machine that somebody else may have: its credential and its certificates count no more.
+
+Its socket is cut within 5 s. Everybody else hears of it at once, and believes it from the next connection on.
+"""
+
+from datetime import datetime
+
+from django.db import transaction
+
+from engine_agent.protocol.states import AgentKind
+from fleet.agents.selectors import is_trusted
+from fleet.agents.services.authority import agent_trust_end
+from fleet.faults.planning.views import Rule
+from fleet.faults.services.incidents import replacement_begin
+from fleet.machines.models import Machine
+from fleet.machines.planner import WITH_MACHINE_AGENT, has_machine_agent
+from fleet.machines.services.machines import machine_move
+from fleet.nodes.models import Node
+from fleet.nodes.services.events import cell_of, desired_changed, node_event
+from fleet.reconcile.planning.states import NODE_ALLOWED, MachineState, NodeState
+from kernel import live, wake_ups
+from kernel.events import event_record
+from kernel.refusals import Conflict
+from kernel.tones import Tone
+
+
+def node_revoke(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
+    """Trust a node no longer. It is faulty from now on, whatever limits repairs have: no request goes there, its cell
+    is lost and gets another node. A joined host that runs it could enrol it again, so it is revoked with it. Nothing is
+    done or said where nothing is left to revoke.
+
+    Raises:
+        Conflict: the node is retired; what it had was revoked then.
+    """
+    with transaction.atomic():
+        machine = host_locked(node_id)
+        node = Node.objects.select_for_update().get(id=node_id)
+        if node.state == NodeState.RETIRED:
+            raise Conflict(f"node {node.id} is retired; its credential and certificates were revoked then")
+        if _is_revoked(machine, node, now):
+            return
+        if machine is not None:
+            _machine_end(machine, actor, now, why)
+        _node_end(node, actor, now, why)
+
+
+def host_locked(agent_id: str) -> Machine | None:
+    """The host whose machine agent runs this node or ingress, in the caller's transaction; None where there is none."""
+    rows = Machine.objects.select_for_update().filter(runs=agent_id, provider__in=WITH_MACHINE_AGENT)
+    return rows.exclude(state=MachineState.GONE).first()
+
+
+def _node_end(node: Node, actor: str, now: datetime, why: str) -> None:
+    agent_trust_end(kind=AgentKind.NODE, subject=node.id, now=now)
+    reason = _reason(actor, why)
+    node.cordoned = True
+    if NodeState.FAULTY in NODE_ALLOWED[NodeState(node.state)]:
+        node.state, node.reason, node.state_since = NodeState.FAULTY.value, reason, now
+        replacement_begin(node=node.id, cell=cell_of(node.id), rule=Rule.OPERATOR, reason=reason, now=now)
+    node.save(update_fields=["cordoned", "state", "reason", "state_since"])
+    desired_changed([node.id])
+    said = f"{node.id} is trusted no longer: {reason}"
+    node_event(node, "node.revoked", said, now=now, tone=Tone.BAD, actor=actor)
+    wake_ups.send("fleet.reconcile")
+
+
+def machine_revoke(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:
+    """Trust a machine no longer, nor the node or ingress that it runs. A joined host is out for good: it is gone at
+    once, or, where something runs on it, once that is replaced. Nothing is done or said where nothing is left to
+    revoke."""
+    with transaction.atomic():
+        machine = Machine.objects.select_for_update().get(id=machine_id)
+        node = Node.objects.select_for_update().filter(id=machine.runs).exclude(state=NodeState.RETIRED).first()
+        if _is_revoked(machine, node, now):
+            return
+        _machine_end(machine, actor, now, why)
+        if node is not None:
+            _node_end(node, actor, now, why)
+
+
+def _is_revoked(machine: Machine | None, node: Node | None, now: datetime) -> bool:
+    agents = [(AgentKind.NODE.value, node.id)] if node is not None else []
+    if machine is not None:
+        agents += [(AgentKind.MACHINE.value, machine.id), *([(machine.role, machine.runs)] if machine.runs else [])]
+    return (
+        (machine is None or not has_machine_agent(machine.provider) or machine.revoked_at is not None)
+        and (node is None or (node.cordoned and NodeState.FAULTY not in NODE_ALLOWED[NodeState(node.state)]))
+        and not any(is_trusted(kind, subject, now) for kind, subject in agents)
+    )
+
+
+def _machine_end(machine: Machine, actor: str, now: datetime, why: str) -> None:
+    agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)
+    if machine.runs:
+        agent_trust_end(kind=machine.role, subject=machine.runs, now=now)
+    reason = _reason(actor, why)
+    if has_machine_agent(machine.provider) and machine.revoked_at is None:
+        Machine.objects.filter(id=machine.id).update(revoked_at=now, leaving=True, reason=reason)
+        if machine.state not in {MachineState.TAKEN, MachineState.GONE}:
+            machine_move(machine, MachineState.GONE, reason, now=now, runs="")
+    event_record(
+        kind="machine.revoked",
+        message=f"{machine.id} is trusted no longer: {reason}",
+        tone=Tone.BAD,
+        now=now,
+        actor=actor,
+        region=machine.region_id,
+    )
+    live.push("machines")
+
+
+def _reason(actor: str, why: str) -> str:
+    return f"revoked by {actor}" + (f": {why}" if why else "")

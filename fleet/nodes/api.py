@@ -1,0 +1,250 @@
+"""Nodes over HTTP: read them, act on one, and enrol their agents. Decides nothing; services do."""
+
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, JsonResponse
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from engine_agent.protocol.states import AgentKind, EngineState, MemberRole
+from fleet.agents.services.enrolment import PEER_CERTIFICATE, EnrolmentRefused, agent_enrol
+from fleet.cells.api import EndedHidden
+from fleet.cells.models import CellMember
+from fleet.machines.services.machines import InvitationRefused, is_ticket, join_refused, machine_enrol
+from fleet.machines.services.revocation import node_revoke
+from fleet.nodes.models import Node, NodeReport
+from fleet.nodes.selectors import nodes_described
+from fleet.nodes.services.nodes import (
+    TOGETHER_MOST,
+    node_checks_request,
+    node_cordon,
+    node_drain,
+    node_replacement_request,
+    node_uncordon,
+)
+from fleet.reconcile.planning.states import NodeState, choices
+from kernel import clock
+from kernel.addresses import client_network
+from kernel.decoding import decode_json
+from kernel.rest.serializers import WhySerializer, actor_of
+from kernel.rest.throttling import count_request
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
+
+SPARE = "spare"
+"""The role of a node that is in no cell."""
+ROLES = [*choices(MemberRole), (SPARE, "Spare")]
+IN_ROLE = {
+    MemberRole.LEADER.value: Q(member__rank=0),
+    MemberRole.FOLLOWER.value: Q(member__rank__gt=0),
+    SPARE: Q(member__isnull=True),
+}
+MAX_ENROLMENT_BYTES = 4096
+
+
+class EngineSerializer(serializers.ModelSerializer[NodeReport]):
+    state = serializers.ChoiceField(choices=choices(EngineState))
+    pid = serializers.IntegerField(source="engine_pid", allow_null=True)
+    generation = serializers.IntegerField(help_text="The generation of its cell that this speaks of.")
+
+    class Meta:
+        model = NodeReport
+        fields = ["state", "reason", "pid", "generation"]
+
+
+class NodeSerializer(serializers.ModelSerializer[Node]):
+    region = serializers.CharField(source="region_id")
+    instance_type = serializers.CharField(source="instance_type_id")
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    cordoned = serializers.BooleanField(help_text="Kept out of new placements.")
+    cell = serializers.CharField(source="member.cell_id", default=None, allow_null=True, help_text="Null for a spare.")
+    deployment = serializers.CharField(source="member.cell.deployment_id", default=None, allow_null=True)
+    rank = serializers.IntegerField(source="member.rank", default=None, allow_null=True)
+    role = serializers.SerializerMethodField(help_text="`spare`: in no cell.")
+    topology = serializers.ListField(child=serializers.CharField(), help_text="Network nodes, widest first.")
+    fingerprint = serializers.DictField(child=serializers.CharField(), help_text="What the node's software stack is.")
+    accelerators = serializers.ListField(
+        child=serializers.CharField(), help_text="One line for each device that its agent found."
+    )
+    connected = serializers.BooleanField()
+    last_seen_at = serializers.DateTimeField(source="report.last_seen_at", default=None, allow_null=True)
+    agent_version = serializers.CharField()
+    engine = EngineSerializer(
+        source="report",
+        read_only=True,
+        allow_null=True,
+        help_text="What its agent reported last; null before its first report.",
+    )
+
+    checks = serializers.SerializerMethodField(
+        help_text="What its deep checks found last: `request`, `began_at`, `ended_at` (null: not yet), `results`."
+    )
+
+    class Meta:
+        model = Node
+        fields = [
+            "id", "region", "instance_type", "state", "reason", "tone", "cordoned", "cell", "deployment", "rank",
+            "role", "address", "port_base", "topology", "fingerprint", "accelerators", "connected", "last_seen_at",
+            "agent_version", "engine", "checks", "state_since", "created_at",
+        ]  # fmt: skip
+        examples = {
+            "id": "n-0a1b2c3d",
+            "topology": ["local", "us-east-1", "rack-1"],
+            "fingerprint": {"agent": "0.1.0", "kernel": "6.8.0", "sim.engine": "sim 0.1.0", "sim.python": "3.11.7"},
+        }
+
+    @extend_schema_field(serializers.ChoiceField(choices=ROLES))
+    def get_role(self, node: Node) -> str:
+        member: CellMember | None = getattr(node, "member", None)
+        return member.role.value if member else SPARE
+
+    @extend_schema_field(serializers.DictField(allow_null=True))
+    def get_checks(self, node: Node) -> dict[str, Any] | None:
+        report: NodeReport | None = getattr(node, "report", None)
+        return report.telemetry.get("checks") if report is not None else None
+
+
+class CheckSerializer(WhySerializer):
+    with_nodes = serializers.ListField(
+        child=serializers.CharField(max_length=64),
+        required=False,
+        default=list,
+        max_length=TOGETHER_MOST,
+        help_text="Spare nodes whose links to this one, and to each other, are checked.",
+    )
+
+
+class NodeFilter(EndedHidden):
+    ended = NodeState.RETIRED.value
+
+    state = filters.MultipleChoiceFilter(
+        choices=choices(NodeState), distinct=False, help_text="May be repeated. Retired nodes are left out else."
+    )
+    region = filters.CharFilter(field_name="region_id")
+    instance_type = filters.CharFilter(field_name="instance_type_id")
+    role = filters.MultipleChoiceFilter(choices=ROLES, method="in_role", help_text="May be repeated.")
+    cell = filters.CharFilter(field_name="member__cell_id")
+    deployment = filters.CharFilter(field_name="member__cell__deployment_id")
+    cordoned = filters.BooleanFilter()
+    connected = filters.BooleanFilter()
+
+    class Meta:
+        model = Node
+        fields: list[str] = []
+
+    def in_role(self, queryset: QuerySet[Node], name: str, value: list[str]) -> QuerySet[Node]:
+        wanted = Q()
+        for role in value:
+            wanted |= IN_ROLE[role]
+        return queryset.filter(wanted)
+
+
+class NodeViewSet(ReadOnlyModelViewSet[Node]):
+    """Machines that run an agent."""
+
+    serializer_class = NodeSerializer
+    filterset_class = NodeFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("id", "state", "cordoned", "state_since", "created_at", "region", "instance_type")
+    watch_kind = "node"
+    measured = frozenset({"last_seen_at", "connected", "engine", "agent_version", "checks"})
+    aliases = ("no",)
+    columns = "NODE=id, STATE, REGION, TYPE=instance_type, ROLE, CELL, CORDONED, CONNECTED, SINCE=state_since:age"
+
+    def get_queryset(self) -> QuerySet[Node]:
+        return nodes_described()
+
+    @extend_schema(operation_id="nodes_cordon", request=WhySerializer, responses={200: NodeSerializer})
+    @action(detail=True, methods=["post"])
+    def cordon(self, request: Request, id: str) -> Response:
+        """Keep a node out of new placements. What runs on it goes on. Repeating it changes nothing; 409 if retired."""
+        return self._act(node_cordon, request)
+
+    @extend_schema(operation_id="nodes_uncordon", request=WhySerializer, responses={200: NodeSerializer})
+    @action(detail=True, methods=["post"])
+    def uncordon(self, request: Request, id: str) -> Response:
+        """Let a node be chosen for cells again. You vouch for it: a faulty one in no cell is ready again, its incidents
+        close, and a replacement that has not begun is called off. Repeating it changes nothing; 409 if retired."""
+        return self._act(node_uncordon, request)
+
+    @extend_schema(operation_id="nodes_drain", request=WhySerializer, responses={200: NodeSerializer})
+    @action(detail=True, methods=["post"])
+    def drain(self, request: Request, id: str) -> Response:
+        """Cordon a node and drain the cell that it is in; another cell on other nodes makes up for it, and the machine
+        stays. 409 if it is retired or its cell is not ready."""
+        return self._act(node_drain, request)
+
+    @extend_schema(operation_id="nodes_replace", request=WhySerializer, responses={200: NodeSerializer})
+    @action(detail=True, methods=["post"])
+    def replace(self, request: Request, id: str) -> Response:
+        """Swap a node for another: its cell is drained as the disruption ledger allows, starts again with another node,
+        and the machine is ended. 409 if the node is not in use or is being replaced already."""
+        return self._act(node_replacement_request, request)
+
+    @extend_schema(operation_id="nodes_revoke", request=WhySerializer, responses={200: NodeSerializer})
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Request, id: str) -> Response:
+        """Trust a node no longer: its credential and certificates are revoked, its socket is cut within 5 s, and its
+        cell goes on elsewhere. 409 if it is retired."""
+        return self._act(node_revoke, request)
+
+    @extend_schema(operation_id="nodes_check", request=CheckSerializer, responses={200: NodeSerializer})
+    @action(detail=True, methods=["post"])
+    def check(self, request: Request, id: str) -> Response:
+        """Have a node try its memory, its disk and what it computes, and its links to `with_nodes`, which are checked,
+        too. What it found is in `checks` some seconds later; a failure is a fault, on which the fleet's rules act. One
+        that serves checks its memory and its disk alone. 409 if it is not there, or if links of one in a cell are to be
+        checked."""
+        return self._act(node_checks_request, request, CheckSerializer)
+
+    def _act(self, service: Any, request: Request, takes: type[WhySerializer] = WhySerializer) -> Response:
+        node = self.get_object()
+        payload = takes(data=request.data)
+        payload.is_valid(raise_exception=True)
+        service(node_id=node.id, actor=actor_of(request), now=clock.now(), **payload.validated_data)
+        return Response(self.get_serializer(self.get_object()).data)
+
+
+@csrf_exempt  # agents carry a token, never a cookie
+@require_POST
+def enrol(request: HttpRequest) -> JsonResponse:
+    """`POST /agents/enrol`: an agent exchanges its join token for a credential.
+
+    200 {"credential"}; 400: the body is no enrolment; 401: no token; 403: the token does not allow it; 429: this
+    network tries too often, whether its tokens are good or not.
+    """
+    network = client_network(request.META.get("REMOTE_ADDR", ""))
+    rate = count_request("enrol", network, settings.API_ANONYMOUS_REQUESTS_PER_MIN)
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if rate is not None and rate.count > rate.limit and not is_ticket(token.strip()):
+        message = f"more than {rate.limit} enrolments a minute from one network; try again in {rate.reset_s} s"
+        return JsonResponse({"error": message}, status=429, headers={"Retry-After": str(rate.reset_s)})
+    if scheme.lower() != "bearer" or not token:
+        return JsonResponse({"error": "send the join token as 'Authorization: Bearer <token>'"}, status=401)
+    try:
+        body = decode_json(request.body) if len(request.body) <= MAX_ENROLMENT_BYTES else None
+        kind, subject, nonce = (str(body[name]) for name in ("kind", "id", "nonce"))  # type: ignore[index]
+    except (ValueError, KeyError, TypeError):
+        message = 'the body must be {"kind": "node" or "ingress" or "machine", "id": "…", "nonce": "…"}'
+        return JsonResponse({"error": message}, status=400)
+    stated = {"token": token.strip(), "kind": kind, "subject": subject, "nonce": nonce}
+    try:
+        if kind == AgentKind.MACHINE:
+            credential = machine_enrol(**stated, now=clock.now())
+        else:
+            certificate = getattr(request, "scope", {}).get(PEER_CERTIFICATE)
+            credential = agent_enrol(**stated, certificate=certificate, now=clock.now())
+    except (EnrolmentRefused, InvitationRefused) as refusal:
+        if kind == AgentKind.MACHINE:
+            join_refused(token=token.strip(), address=network, reason=str(refusal), now=clock.now())
+        return JsonResponse({"error": str(refusal)}, status=403)
+    return JsonResponse({"credential": credential})

@@ -1,0 +1,180 @@
+"""Nodes, what their agents sent last, and how agents prove who they are.
+
+Reports have a table of their own: they change every second, nodes rarely. Of secrets only hashes are stored; the prefix
+finds the row.
+"""
+
+from django.db import models
+
+from engine_agent.protocol.states import AgentKind
+from fleet.reconcile.planning.states import NODE_TONE, NodeState, choices
+from fleet.regions.models import InstanceType, Region
+from kernel.tones import Tone
+
+
+class Node(models.Model):
+    """One machine that runs an agent. A node in no cell is a spare.
+
+    `desired_version` grows whenever what the node must do changes; `topology` is its ordered list of network nodes,
+    widest first; `accelerators` has a line for each device that its agent found. `address`, `port_base` and `topology`
+    are empty until the provider or the agent's hello states them. `terminated_at`: its provider has confirmed that the
+    machine of a retired node is gone. `cordoned_for_notice`: until what its provider announced is called off.
+    `markets`: in which its machine may be bought, empty: any; the one that it was bought in once that is known.
+    """
+
+    id = models.CharField(max_length=32, primary_key=True)
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="nodes")
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="nodes")
+    state = models.CharField(max_length=16, choices=choices(NodeState), default=NodeState.JOINING)
+    reason = models.TextField(blank=True)
+    cordoned = models.BooleanField(default=False)
+    cordoned_for_notice = models.BooleanField(default=False)
+    address = models.CharField(max_length=64, blank=True)
+    port_base = models.PositiveIntegerField(null=True)
+    topology = models.JSONField(default=list, blank=True)
+    markets = models.JSONField(default=list, blank=True)
+    fingerprint = models.JSONField(default=dict, blank=True)
+    accelerators = models.JSONField(default=list, blank=True)
+    desired_version = models.BigIntegerField(default=1)
+    spare_since = models.DateTimeField(null=True)
+    terminated_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField()
+    state_since = models.DateTimeField()
+
+    class Meta:
+        ordering = ["region_id", "id"]
+        indexes = [models.Index(fields=["region", "state"], name="node_region_state")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["address", "port_base"],
+                condition=~models.Q(state=NodeState.RETIRED.value) & ~models.Q(address=""),
+                name="node_ports_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def tone(self) -> Tone:
+        return NODE_TONE[NodeState(self.state)]
+
+    def port(self, offset: int) -> int:
+        """The port of one of its services, by the offset in `engine_agent.protocol.ports`.
+
+        Raises:
+            ValueError: its ports are not known yet; no node that joined is so.
+        """
+        if self.port_base is None:
+            raise ValueError(f"the ports of {self.id} are not known yet")
+        return self.port_base + offset
+
+
+class NodeReport(models.Model):
+    """The last report of a node's agent. The latest wins; nothing here is truth about what should be."""
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="report")
+    connected = models.BooleanField(default=False)
+    connection = models.CharField(max_length=40, blank=True)
+    listener = models.CharField(max_length=16, blank=True)
+    """The web process that received it: an `AgentListener`, until that is forgotten."""
+    connection_changed_at = models.DateTimeField(null=True)
+    last_seen_at = models.DateTimeField(null=True)
+    boot_id = models.CharField(max_length=64, blank=True)
+    agent_version = models.CharField(max_length=32, blank=True)
+    state = models.CharField(max_length=16, default="idle")
+    cell = models.CharField(max_length=160, blank=True)
+    generation = models.IntegerField(default=0)
+    rank = models.IntegerField(null=True)
+    reason = models.TextField(blank=True)
+    engine_pid = models.IntegerField(null=True)
+    health = models.JSONField(null=True)
+    unhealthy_since = models.DateTimeField(null=True)
+    load = models.JSONField(null=True)
+    telemetry = models.JSONField(default=dict)
+    steps = models.JSONField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.node_id}: {self.state}"
+
+
+class AgentListener(models.Model):
+    """A web process that agents connect to. `since`: since when it has kept up with their reports; NULL while it is
+    behind. `until`: when it counts as ended unless it renews."""
+
+    id = models.CharField(max_length=16, primary_key=True)
+    since = models.DateTimeField(null=True)
+    until = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"listener {self.id}"
+
+
+class NodeLog(models.Model):
+    """The last lines of a node's logs, while a user reads them.
+
+    `logs` maps `agent`, `engine` and `proxy` to lines, oldest first. `wished_until`: until then the
+    agent goes on sending. `said_at` None: it has not sent anything yet.
+    """
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="log")
+    wished_until = models.DateTimeField()
+    said_at = models.DateTimeField(null=True)
+    cell = models.CharField(max_length=160, blank=True)
+    generation = models.IntegerField(default=0)
+    logs = models.JSONField(default=dict)
+
+    def __str__(self) -> str:
+        return f"logs of {self.node_id}"
+
+
+class NodeCheck(models.Model):
+    """The deep checks that a node was told to make last; what they found is in its report (`telemetry.checks`).
+
+    `request` names them. `peers`: with which nodes it checks its links, by rank, itself among them; empty: none.
+    `secret` proves them to each other.
+    """
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="check_request")
+    request = models.CharField(max_length=64)
+    peers = models.JSONField(default=list)
+    secret = models.CharField(max_length=64, blank=True)
+    requested_at = models.DateTimeField()
+    requested_by = models.CharField(max_length=150)
+
+    def __str__(self) -> str:
+        return f"checks {self.request} of {self.node_id}"
+
+
+class JoinToken(models.Model):
+    """A short-lived right to enrol, bound to one agent that the control plane itself launched and, from its first use
+    on, to the process that used it: `nonce_digest` is of a number that only that one knows."""
+
+    prefix = models.CharField(max_length=16, unique=True)
+    digest = models.CharField(max_length=64)
+    kind = models.CharField(max_length=16, choices=choices(AgentKind))
+    subject = models.CharField(max_length=64)
+    region = models.CharField(max_length=64)
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True)
+    nonce_digest = models.CharField(max_length=64, blank=True)
+
+    def __str__(self) -> str:
+        return f"join token {self.prefix} for {self.subject}"
+
+
+class AgentCredential(models.Model):
+    """What an agent shows on every connection. `bound_at`: since when it counts only with a certificate of its agent,
+    because one was shown with it; NULL: none was yet."""
+
+    prefix = models.CharField(max_length=16, unique=True)
+    digest = models.CharField(max_length=64)
+    kind = models.CharField(max_length=16, choices=choices(AgentKind))
+    subject = models.CharField(max_length=64, db_index=True)
+    region = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    revoked_at = models.DateTimeField(null=True)
+    bound_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"credential {self.prefix} of {self.subject}"

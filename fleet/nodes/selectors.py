@@ -1,0 +1,208 @@
+"""Nodes as they are shown, and the desired state that each is sent, in a number of queries that does not grow with the
+number of nodes. A desired state is complete: built from the cell that the node is a member of, whenever it is sent.
+
+The last lines of the logs of a cell's nodes, as their agents sent them.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connection
+from django.db.models import Count, QuerySet, Value
+from django.db.models.functions import Coalesce
+
+from engine_agent.protocol.messages import Assignment, CheckRequest, Desired, LogRequest, Peer
+from engine_agent.protocol.states import CellRole, MemberRole, Phase
+from fleet.cells.models import CellMember
+from fleet.cells.selectors import Pairings, pairings
+from fleet.faults.planning.liveness import WATCHED
+from fleet.nodes.models import Node, NodeCheck, NodeLog
+from fleet.reconcile.planning.settings import FleetSettings
+from fleet.reconcile.planning.states import CELL_PHASE, CellState, NodeState
+from models_registry.versions.planning.roles import render_role
+from models_registry.versions.planning.spec import InvalidVersion
+from models_registry.versions.selectors import engine_allowances
+
+_NEWER = """
+SELECT node.id, node.desired_version FROM unnest(%s::text[], %s::bigint[]) AS sent (id, version)
+JOIN fleet_node AS node ON node.id = sent.id AND node.desired_version <> sent.version
+"""
+
+_IN_DOUBT = """
+SELECT region.provider, node.id FROM fleet_node AS node
+JOIN fleet_region AS region ON region.name = node.region_id
+LEFT JOIN fleet_nodereport AS report ON report.node_id = node.id
+WHERE node.state = ANY(%(watched)s)
+    AND NOT EXISTS (SELECT FROM fleet_providercall WHERE node_id = node.id)
+    AND (report.node_id IS NULL OR NOT report.connected OR report.last_seen_at < %(seen_by)s)
+ORDER BY node.id
+"""
+"""SQL, because `fleet.provision` asks it every second: Django takes longer to compose it than PostgreSQL to answer."""
+
+log = logging.getLogger(__name__)
+
+
+def nodes_described() -> QuerySet[Node]:
+    """Nodes with their last report and the cell that they are in: one query.
+
+    `connected` and `agent_version` are False and "" for a node that never reported.
+    """
+    return Node.objects.select_related("report", "member__cell").annotate(
+        connected=Coalesce("report__connected", Value(False)),
+        agent_version=Coalesce("report__agent_version", Value("")),
+    )
+
+
+def machines_in_doubt(*, now: datetime, settings: FleetSettings) -> dict[str, list[str]]:
+    """By provider, the nodes that it should be asked about: those of `nodes_in_doubt`, without loading the fleet."""
+    found: dict[str, list[str]] = defaultdict(list)
+    with connection.cursor() as cursor:
+        seen_by = now - timedelta(seconds=settings.doubt_after_s)
+        cursor.execute(_IN_DOUBT, {"watched": [state.value for state in WATCHED], "seen_by": seen_by})
+        for provider, node in cursor.fetchall():
+            found[provider].append(node)
+    return found
+
+
+def node_counts_by_region() -> dict[str, dict[str, int]]:
+    """Region -> state -> number of nodes; retired ones and states without a node are absent. One query."""
+    counts: dict[str, dict[str, int]] = {}
+    there = Node.objects.exclude(state=NodeState.RETIRED.value).order_by()
+    for region, state, count in there.values_list("region_id", "state").annotate(count=Count("id")):
+        counts.setdefault(region, {})[state] = count
+    return counts
+
+
+def newer_versions(sent: Mapping[str, int]) -> dict[str, int]:
+    """The version of the desired state of each node that was last sent another one."""
+    with connection.cursor() as cursor:
+        cursor.execute(_NEWER, [list(sent), list(sent.values())])
+        return dict(cursor.fetchall())
+
+
+def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
+    """The desired state of these nodes, in five queries; without those whose version cannot be rendered. One more where
+    links are checked."""
+    nodes = {
+        node.id: node for node in Node.objects.filter(id__in=list(node_ids)).select_related("log", "check_request")
+    }
+    own = {
+        member.node_id: member
+        for member in CellMember.objects.filter(node_id__in=nodes).select_related(
+            "cell__deployment", "cell__instance_type", "cell__model_version"
+        )
+    }
+    peers: dict[str, list[Peer]] = defaultdict(list)
+    cells = {member.cell_id for member in own.values()}
+    for member in CellMember.objects.filter(cell_id__in=cells).select_related("node").order_by("rank"):
+        peers[member.cell_id].append(
+            Peer(node=member.node_id, rank=member.rank, address=member.node.address, port_base=member.node.port(0))
+        )
+    addresses = _addresses({peer for node in nodes.values() for peer in _check_of(node, "peers", [])})
+    desired = {}
+    allowances = engine_allowances() if own else {}
+    pairs = pairings(member.cell for member in own.values())
+    for node in nodes.values():
+        place = own.get(node.id)
+        try:
+            assignment = (
+                _assignment(place, tuple(peers[place.cell_id]), pairs, allowances) if place is not None else None
+            )
+        except InvalidVersion as error:
+            # It goes on with what it was sent last; the others get their changes all the same.
+            log.error("cannot render the desired state of node %s: %s", node.id, error)
+        else:
+            desired[node.id] = Desired(
+                node.id, node.desired_version, assignment, _log_request(node), check=_check_request(node, addresses)
+            )
+    return desired
+
+
+def _assignment(
+    member: CellMember, peers: tuple[Peer, ...], pairs: Pairings, allowances: Mapping[str, Sequence[str]]
+) -> Assignment:
+    cell, role = member.cell, CellRole(member.cell.role)
+    shape = cell.instance_type.shape()
+    return Assignment(
+        cell=cell.id,
+        generation=cell.generation,
+        rank=member.rank,
+        role=member.role,
+        phase=CELL_PHASE.get(CellState(cell.state), Phase.STOP),
+        plan=render_role(cell.model_version.spec(allowances), role, shape).plan,
+        peers=peers,
+        secret=cell.secret,
+        drain_deadline_s=cell.deployment.drain_deadline_s,
+        cell_role=role,
+        kv_layout=pairs.layout(cell.id),
+        prefill_cells=pairs.prefill_cells(cell.id),
+        prefill_from_tokens=pairs.prefill_from_tokens(cell.id),
+        decode_nodes=pairs.decode_nodes(cell.id),
+    )
+
+
+def _check_of(node: Node, name: str, default: Any) -> Any:
+    return getattr(getattr(node, "check_request", None), name, default)
+
+
+def _addresses(names: set[str]) -> dict[str, Node]:
+    return {node.id: node for node in Node.objects.filter(id__in=names)} if names else {}
+
+
+def _check_request(node: Node, addresses: Mapping[str, Node]) -> CheckRequest | None:
+    """The deep checks that it was told to make last. Peers that are gone leave the others without a check of links."""
+    known: NodeCheck | None = getattr(node, "check_request", None)
+    if known is None:
+        return None
+    peers = tuple(
+        Peer(node=name, rank=rank, address=addresses[name].address, port_base=addresses[name].port(0))
+        for rank, name in enumerate(known.peers)
+        if name in addresses and addresses[name].port_base is not None
+    )
+    if len(peers) < len(known.peers):
+        return CheckRequest(known.request)
+    return CheckRequest(known.request, known.peers.index(node.id) if peers else 0, peers, known.secret)
+
+
+def _log_request(node: Node) -> LogRequest | None:
+    """Until when a user reads this node's logs. A request that expired stays: the agent sees that it has."""
+    known: NodeLog | None = getattr(node, "log", None)
+    return LogRequest(until=known.wished_until.timestamp()) if known is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLines:
+    """One node's logs: name -> lines, oldest first. `said_at` None: its agent has not sent any yet.
+
+    `is_of_cell`: they are of the cell's present generation, and not of what ran on the node before.
+    """
+
+    node: str
+    rank: int
+    role: MemberRole
+    said_at: datetime | None
+    is_of_cell: bool
+    logs: dict[str, list[str]]
+
+
+def cell_log_lines(cell_id: str) -> tuple[NodeLines, ...]:
+    """By rank, in one query; nothing for a cell without nodes."""
+    members = CellMember.objects.filter(cell_id=cell_id).select_related("cell", "node__log").order_by("rank")
+    return tuple(_lines(member) for member in members)
+
+
+def _lines(member: CellMember) -> NodeLines:
+    stored: NodeLog | None = getattr(member.node, "log", None)
+    place = (member.cell_id, member.cell.generation)
+    return NodeLines(
+        node=member.node_id,
+        rank=member.rank,
+        role=member.role,
+        said_at=stored.said_at if stored else None,
+        is_of_cell=stored is not None and (stored.cell, stored.generation) == place,
+        logs=stored.logs if stored else {},
+    )

@@ -1,0 +1,453 @@
+"""Applies decisions about nodes. What a provider is to do is written down beside them; the loop `fleet.provision` does
+it (fleet.machines.services.provisioning).
+
+What operators do with one node: cordon, uncordon, drain and replace it. Each is recorded with its actor and reason.
+
+The reconciler does the rest: it drains what still serves as the disruption ledger allows, and swaps the node.
+"""
+
+import contextlib
+import logging
+import secrets
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import F
+
+from engine_agent.protocol.states import AgentKind
+from fleet.agents.services.authority import agent_trust_end
+from fleet.capacity.planning.pools import stored
+from fleet.cells.models import Cell, CellMember
+from fleet.cells.services import cell_drain, cell_start
+from fleet.clouds.base import EmbeddedProvider, Machine, ProviderError, embedded_providers
+from fleet.faults.models import Replacement
+from fleet.faults.planning.views import IncidentKind, Rule
+from fleet.faults.services.incidents import (
+    hardware_faults_settle,
+    incident_open,
+    incidents_close,
+    is_replaced,
+    replacement_begin,
+    replacement_request,
+)
+from fleet.machines.services.orders import machines_forget, provider_order
+from fleet.nodes.models import Node, NodeCheck, NodeReport
+from fleet.nodes.services.events import cell_of, desired_changed, node_event
+from fleet.reconcile.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode, StartCell
+from fleet.reconcile.planning.snapshot import ProviderStatus
+from fleet.reconcile.planning.states import NODE_ALLOWED, NODE_TONE, CellState, NodeState, ProviderAction
+from fleet.regions.models import InstanceType, Region
+from kernel import live, wake_ups
+from kernel.events import events_record
+from kernel.models import Event
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
+from kernel.transitions import StaleDecision, compare_and_set_or_stale
+
+RESUMED = (CellState.STARTING, CellState.READY)
+
+MOST_NAMED = 20
+"""Nodes that browsers are told by name when many change at once."""
+
+log = logging.getLogger(__name__)
+
+
+def node_move(decision: MoveNode, *, now: datetime) -> None:
+    """Change a node's state, with its event and, for a loss, its incident.
+
+    Raises:
+        StaleDecision: the node is no longer in the state that the decision saw, or has reported since.
+    """
+    if decision.to is not NodeState.LOST:
+        if not nodes_move([decision], now=now):
+            raise StaleDecision(f"node {decision.node}")
+        return
+    if decision.to not in NODE_ALLOWED[decision.seen]:
+        raise ValueError(f"a node cannot go from {decision.seen} to {decision.to}")
+    with transaction.atomic():
+        _lock_unless_it_reported(decision)
+        node = _move(decision.node, decision.seen, decision.to, decision.reason, now)
+        member = CellMember.objects.filter(node=node).select_related("cell").first()
+        incident_open(
+            kind="node-lost",
+            subject=node.id,
+            summary=f"Node {node.id} lost: {decision.reason}",
+            evidence={"reason": decision.reason},
+            now=now,
+            region=node.region_id,
+            node=node.id,
+            cell=member.cell_id if member else "",
+            deployment=member.cell.deployment_id if member else "",
+        )
+        if member:
+            replacement_begin(node=node.id, cell=member.cell_id, rule=Rule.SILENCE, reason=decision.reason, now=now)
+
+
+def nodes_move(decisions: Sequence[MoveNode], *, now: datetime) -> list[MoveNode]:
+    """Change the states of many nodes, none of which is lost, with their events, in few statements: after web was away
+    a whole fleet changes at once. Returns those that still were in the state that their decisions saw."""
+    for each in decisions:
+        _may_go(each.seen, each.to)
+    with transaction.atomic():
+        named = Node.objects.select_for_update(of=("self",)).filter(id__in=[each.node for each in decisions])
+        nodes = {node.id: node for node in named.order_by("id").only("id", "state", "region_id")}
+        moved = [each for each in decisions if each.node in nodes and nodes[each.node].state == each.seen]
+        alike: dict[tuple[NodeState, NodeState, str], list[str]] = defaultdict(list)
+        for each in moved:
+            alike[each.seen, each.to, each.reason].append(each.node)
+        for (seen, to, reason), names in alike.items():
+            joined = {"spare_since": now} if seen is NodeState.JOINING else {}
+            Node.objects.filter(id__in=names).update(state=to.value, reason=reason, state_since=now, **joined)
+        _note_moves([(nodes[each.node], each.to, each.reason) for each in moved], now)
+        desired_changed(each.node for each in moved)
+    return moved
+
+
+def _lock_unless_it_reported(decision: MoveNode) -> None:
+    """A report that came in after the snapshot refutes the loss; none is written until this commits."""
+    report = NodeReport.objects.select_for_update().filter(node_id=decision.node).first()
+    if report is not None and report.last_seen_at != decision.reported_at:
+        raise StaleDecision(f"node {decision.node} has reported since")
+
+
+def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
+    """Record new nodes, and with each the order to its provider to launch it.
+
+    Raises:
+        StaleDecision: nodes were launched or retired since.
+    """
+    region = Region.objects.get(name=decision.region)
+    instance_type = InstanceType.objects.get(name=decision.instance_type)
+    with transaction.atomic():
+        _lock_pool(region, instance_type, decision.there)
+        for unit in _units(decision):
+            node = Node.objects.create(
+                id=f"n-{secrets.token_hex(4)}",
+                region=region,
+                instance_type=instance_type,
+                state=NodeState.JOINING.value,
+                reason=decision.reason,
+                markets=stored(decision.markets),
+                created_at=now,
+                state_since=now,
+            )
+            provider_order(
+                node=node.id,
+                action=ProviderAction.LAUNCH,
+                reason=decision.reason,
+                near=decision.near,
+                unit=unit,
+                now=now,
+            )
+            _note_moves([(node, NodeState.JOINING, decision.reason)], now)
+
+
+def _units(decision: LaunchNodes) -> Iterator[str]:
+    """For each machine, the unit that it is launched in."""
+    for _ in range(0, decision.count, decision.unit):
+        unit = f"u-{secrets.token_hex(4)}" if decision.unit > 1 else ""
+        yield from [unit] * decision.unit
+
+
+def launch_failed(*, node: str, reason: str, now: datetime) -> None:
+    """A node that gets no machine is lost; unless it has joined, or was lost or retired, meanwhile."""
+    with contextlib.suppress(StaleDecision), transaction.atomic():
+        _move(node, NodeState.JOINING, NodeState.LOST, reason, now)
+
+
+def launch_waits(*, node: str, reason: str, next_try: datetime, now: datetime) -> None:
+    """A node whose machine cannot be had yet goes on joining, and says what it waits for; an event, if that is new."""
+    waits = f"it waits for its machine: {reason}"
+    row = Node.objects.select_for_update(of=("self",)).filter(id=node, state=NodeState.JOINING).first()
+    if row is None:
+        return
+    is_new = not row.reason.startswith(waits)
+    Node.objects.filter(id=node).update(reason=f"{waits}; next try at {next_try:%H:%M:%S} UTC")
+    if is_new:
+        node_event(row, "node.waiting", f"{node}: {waits}", now=now, tone=Tone.WARN)
+
+
+def machine_store(*, node: str, machine: Machine) -> None:
+    """Keep what is known of a node's machine so far. A known topology may change; an address and ports may not.
+
+    Raises:
+        Conflict: another node has this address and these ports.
+    """
+    rows = Node.objects.filter(id=node)
+    try:
+        with transaction.atomic():
+            if machine.address is not None and machine.port_base is not None:
+                rows.filter(port_base=None).update(address=machine.address, port_base=machine.port_base)
+            if machine.topology:
+                rows.update(topology=list(machine.topology))
+            if machine.market:
+                rows.update(markets=[machine.market])
+    except IntegrityError:
+        raise Conflict(f"another node has the ports {machine.address}:{machine.port_base}") from None
+
+
+def node_retire(decision: RetireNode, *, now: datetime) -> None:
+    """Give a machine back: its credential dies with the node, its incidents close, and its provider is told to end it.
+
+    Raises:
+        StaleDecision: the node changed, has joined a cell meanwhile, or its provider has been told.
+    """
+    with transaction.atomic():
+        if decision.seen is not NodeState.RETIRED:
+            _retire(decision, now)
+        provider_order(node=decision.node, action=ProviderAction.TERMINATE, reason=decision.reason, now=now)
+
+
+def _retire(decision: RetireNode, now: datetime) -> None:
+    # Locked first and read then: a statement that does both sees the members as they were before it waited.
+    Node.objects.select_for_update().filter(id=decision.node).first()
+    if CellMember.objects.filter(node_id=decision.node).exists():
+        raise StaleDecision(f"node {decision.node} joined a cell")
+    node = _move(decision.node, decision.seen, NodeState.RETIRED, decision.reason, now)
+    agent_trust_end(kind=AgentKind.NODE, subject=node.id, now=now)
+    NodeReport.objects.filter(node=node).delete()
+    incidents_close(node=node.id, kind="node-lost", resolution="replaced and retired", now=now)
+    hardware_faults_settle(node_id=node.id, now=now)
+
+
+def agent_restart(decision: RestartAgent, *, now: datetime) -> None:
+    """Tell the provider to start a dead agent again; the engine goes on.
+
+    Raises:
+        StaleDecision: its provider has been told, or is to do something else.
+    """
+    with transaction.atomic():
+        provider_order(node=decision.node, action=ProviderAction.RESTART_AGENT, reason=decision.reason, now=now)
+
+
+def _lock_pool(region: Region, instance_type: InstanceType, there: int) -> None:
+    """Until the commit no other worker launches nodes in this region."""
+    Region.objects.select_for_update().get(name=region.name)
+    pool = Node.objects.filter(region=region, instance_type=instance_type).exclude(state=NodeState.RETIRED)
+    if (count := pool.count()) != there:
+        raise StaleDecision(f"{region.name} has {count} nodes of {instance_type.name}, not {there}")
+
+
+def _move(node_id: str, seen: NodeState, to: NodeState, reason: str, now: datetime, **changes: Any) -> Node:
+    _may_go(seen, to)
+    rows = Node.objects.filter(id=node_id, state=seen.value)
+    compare_and_set_or_stale(rows, what=f"node {node_id}", state=to.value, reason=reason, state_since=now, **changes)
+    node = Node.objects.select_related("region").get(id=node_id)
+    _note_moves([(node, to, reason)], now)
+    desired_changed([node_id])
+    return node
+
+
+def _may_go(seen: NodeState, to: NodeState) -> None:
+    if to not in NODE_ALLOWED[seen]:
+        raise ValueError(f"a node cannot go from {seen} to {to}")
+
+
+def _note_moves(moves: Sequence[tuple[Node, NodeState, str]], now: datetime) -> None:
+    """Events, and hints to browsers; of many moves they hear that nodes changed, not which."""
+    events_record(
+        [
+            Event(
+                at=now,
+                kind=f"node.{to}",
+                message=f"{node.id} is {to}: {reason}",
+                tone=NODE_TONE[to],
+                region=node.region_id,
+                node=node.id,
+            )
+            for node, to, reason in moves
+        ]
+    )
+    names = [node.id for node, _, _ in moves]
+    for name in names if len(names) <= MOST_NAMED else [""]:
+        live.push("nodes", name)
+
+
+def embedded_fleet_resume(*, now: datetime) -> int:
+    """Boot the machines of embedded providers again after all of them were stopped, as `make down` does.
+
+    Cells whose machines are gone start a new generation on the same nodes; machines that still run are left alone. One
+    whose folder is gone stays down; the reconciler then replaces it. Returns the number of machines booted.
+    """
+    return sum(_resume(provider, now) for provider in embedded_providers())
+
+
+def _resume(provider: EmbeddedProvider, now: datetime) -> int:
+    regions = Region.objects.filter(provider=provider.name)
+    nodes = Node.objects.filter(region__in=regions, provider_call=None)
+    nodes = nodes.exclude(state__in=[NodeState.RETIRED, NodeState.LOST])
+    statuses = provider.describe(list(nodes.values_list("id", flat=True)))
+    gone = {node for node, status in statuses.items() if status is ProviderStatus.GONE}
+    for cell in Cell.objects.filter(state__in=RESUMED, members__node__in=gone).distinct():
+        _restart_cell(cell, now)
+    booted = 0
+    for node in sorted(gone):
+        try:
+            provider.restart_agent(node)
+            booted += 1
+        except ProviderError as error:
+            log.warning("%s", error)
+    machines_forget(gone, now=now)
+    return booted
+
+
+def _restart_cell(cell: Cell, now: datetime) -> None:
+    nodes = tuple(cell.members.order_by("rank").values_list("node_id", flat=True))
+    decision = StartCell(
+        cell.id, CellState(cell.state), cell.generation, nodes, "its machines were stopped and boot again"
+    )
+    try:
+        cell_start(decision, now=now)
+    except StaleDecision as stale:
+        log.info("left as it is: %s", stale)
+
+
+def node_cordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bool:
+    """Cordon a node. Returns False if it was cordoned already.
+
+    Raises:
+        Conflict: the node is retired.
+    """
+    return _set_cordoned(node_id, True, actor, why, now)
+
+
+def node_uncordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bool:
+    """Let a node be chosen again. Returns False if it was not cordoned.
+
+    The operator vouches for the machine: a faulty one that is in no cell is ready again, what its agent saw of its
+    hardware is settled, its incidents close, and a replacement that has not begun is called off.
+
+    Raises:
+        Conflict: the node is retired, or faulty and still in a cell.
+    """
+    with transaction.atomic():
+        changed = _set_cordoned(node_id, False, actor, why, now)
+        if changed:
+            _vouch(Node.objects.get(id=node_id), actor, why, now)
+    return changed
+
+
+def _vouch(node: Node, actor: str, why: str, now: datetime) -> None:
+    reason = f"uncordoned by {actor}" + (f": {why}" if why else "")
+    if node.state == NodeState.FAULTY:
+        if CellMember.objects.filter(node=node).exists():
+            raise Conflict(f"node {node.id} is faulty and still in a cell; wait until its replacement took its place")
+        node.state, node.reason, node.state_since, node.spare_since = NodeState.READY.value, reason, now, now
+        node.save(update_fields=["state", "reason", "state_since", "spare_since"])
+    hardware_faults_settle(node_id=node.id, now=now)
+    incidents_close(node=node.id, kind__in=list(IncidentKind), resolution=reason, now=now)
+    Replacement.objects.filter(node=node, closed_at__isnull=True).update(closed_at=now, resolution=reason)
+
+
+@transaction.atomic
+def _set_cordoned(node_id: str, cordoned: bool, actor: str, why: str, now: datetime) -> bool:
+    node = Node.objects.select_for_update().get(id=node_id)
+    verb = "cordoned" if cordoned else "uncordoned"
+    if node.state == NodeState.RETIRED:
+        raise Conflict(f"node {node.id} is retired; only nodes that are still there can be {verb}")
+    is_new = node.cordoned is not cordoned
+    node.cordoned, node.cordoned_for_notice = cordoned, False
+    node.save(update_fields=["cordoned", "cordoned_for_notice"])
+    if not is_new:
+        return False
+    said = f"{node.id} {verb} by {actor}" + (f": {why}" if why else "")
+    node_event(node, f"node.{verb}", said, now=now, tone=Tone.WARN if cordoned else Tone.OK, actor=actor)
+    wake_ups.send("fleet.reconcile")
+    return True
+
+
+REPLACEABLE = frozenset({NodeState.READY, NodeState.SUSPECT})
+
+
+def node_drain(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
+    """Cordon a node and drain the cell that it is in: requests in flight finish or meet the deadline, the cell stops,
+    and another one on other nodes makes up for it. The machine stays.
+
+    Raises:
+        Conflict: the node is retired, or its cell is starting or changed meanwhile.
+    """
+    with transaction.atomic():
+        node_cordon(node_id=node_id, actor=actor, now=now, why=why)
+        member = CellMember.objects.filter(node_id=node_id).select_related("cell").first()
+        if member is not None and member.cell.state != CellState.DRAINING:
+            cell_drain(cell_id=member.cell_id, actor=actor, now=now, why=why or f"to empty {node_id}")
+
+
+def node_replacement_request(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
+    """Have a node replaced: its cell is drained, another node takes its place, and the machine is ended.
+
+    Raises:
+        Conflict: the node is not in use, or is being replaced already.
+    """
+    with transaction.atomic():
+        node = Node.objects.select_for_update().get(id=node_id)
+        if NodeState(node.state) not in REPLACEABLE:
+            allowed = " or ".join(sorted(REPLACEABLE))
+            raise Conflict(f"node {node.id} is {node.state}; only one that is {allowed} can be replaced")
+        if is_replaced(node.id):
+            raise Conflict(f"node {node.id} is being replaced already")
+        node_cordon(node_id=node.id, actor=actor, now=now, why=why)
+        reason = f"replacement requested by {actor}" + (f": {why}" if why else "")
+        replacement_request(node=node, cell=cell_of(node.id), actor=actor, reason=reason, now=now)
+        said = f"{node.id} is to be replaced: {reason}"
+        node_event(node, "node.replacement", said, now=now, tone=Tone.MOVING, actor=actor)
+        wake_ups.send("fleet.reconcile")
+
+
+# Has nodes make their deep checks, alone or together: a request is part of a node's desired state, and what was
+# found comes with its reports. What fails is judged by the rules for faults.
+
+TOGETHER_MOST = 32
+"""Nodes whose links are checked at once: every pair is measured, one after the other."""
+
+
+def node_checks_request(
+    *, node_id: str, actor: str, now: datetime, why: str = "", with_nodes: Sequence[str] = ()
+) -> list[str]:
+    """Have a node checked, and its links to `with_nodes`, which are checked, too. Returns the nodes, by rank.
+
+    Raises:
+        InvalidInput: one of the others does not exist or is named twice, or they are too many.
+        Conflict: one of them is retired, is not there yet, or, where links are checked, is in a cell.
+    """
+    names = [node_id, *with_nodes]
+    if len(set(names)) != len(names):
+        raise InvalidInput(
+            field="with_nodes", rule="once", message="a node is named twice; name each of the others once"
+        )
+    if len(names) > TOGETHER_MOST:
+        message = f"{len(names)} nodes; links of at most {TOGETHER_MOST} are checked at once"
+        raise InvalidInput(field="with_nodes", rule="count", message=message)
+    with transaction.atomic():
+        found = {row.id: row for row in Node.objects.select_for_update().filter(id__in=names).order_by("id")}
+        for name in names:
+            if name not in found:
+                raise InvalidInput(field="with_nodes", rule="exists", message=f"there is no node {name!r}")
+            _check_possible(found[name], together=bool(with_nodes))
+        request, secret = secrets.token_hex(8), secrets.token_hex(16) if with_nodes else ""
+        for name in names:
+            values = {
+                "request": request,
+                "peers": names if with_nodes else [],
+                "secret": secret,
+                "requested_at": now,
+                "requested_by": actor,
+            }
+            NodeCheck.objects.update_or_create(node=found[name], defaults=values)
+            said = f"{name} is checked, requested by {actor}" + (f": {why}" if why else "")
+            node_event(found[name], "node.check_requested", said, now=now, tone=Tone.MOVING, actor=actor)
+        Node.objects.filter(id__in=names).update(desired_version=F("desired_version") + 1)
+        live.push_desired(names)
+    return names
+
+
+def _check_possible(node: Node, *, together: bool) -> None:
+    if node.state in {NodeState.RETIRED, NodeState.JOINING, NodeState.LOST}:
+        raise Conflict(f"node {node.id} is {node.state}; only nodes that are there can be checked")
+    if together and hasattr(node, "member"):
+        raise Conflict(
+            f"node {node.id} is in cell {node.member.cell_id}, whose engine has the ports; links are checked of spares"
+        )

@@ -1,0 +1,405 @@
+"""Spares as the tree of their network nodes, so that near ones are found without looking at all. Decides nothing.
+
+The tree begins with what a machine runs, because machines that differ in it can never be in one cell. Every spare hangs
+at the same depth: what is unknown of its topology is a place of its own, because it is not known what shares it.
+Taking or giving back spares costs the logarithm of a group's children.
+
+The spares of a pass: which nodes are free, which are taken or held for a cell, and what they would run.
+
+A pool is a region and an instance type. Which software must be the same in a cell depends on its engine, and which
+spares it may use on the markets of its deployment, so there is a tree of spares for each pool, engine and choice of
+markets.
+
+Packs whole cells onto spares, and joins spares to the nodes that stay in a cell, so that the total network distance
+is small. Greedy; `local_search` improves what is packed.
+
+Pure arithmetic on groups of spares: which deployment a cell is of matters only to spread them. Who may use how many
+spares, and how that is explained, is decided in `planner`.
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
+
+from engine_agent.protocol.states import EngineState
+from fleet.capacity.planning.pools import ANY, Markets, may_use
+from fleet.placement.planning.distance import Path, depth_of, distance, shared_prefix
+from fleet.reconcile.planning.snapshot import FleetView, NodeView
+from fleet.reconcile.planning.states import NodeState
+
+
+class SpareGroup:
+    """The spares below one network node. `free` of them are not taken yet; only lowest groups have `nodes`.
+
+    `height` is how far two spares of this group are from each other at most: 0 in a lowest group. `path` starts with
+    what the spares run, then their network nodes from the widest.
+    """
+
+    __slots__ = ("_order", "_positions", "children", "free", "height", "nodes", "parent", "path", "position")
+
+    def __init__(self, path: Path, height: int, parent: "SpareGroup | None") -> None:
+        self.path = path
+        self.height = height
+        self.parent = parent
+        self.children: list[SpareGroup] = []
+        self.nodes: list[NodeView] = []
+        self.free = 0
+        self.position = 0
+        self._order: list[tuple[int, int]] = []
+        """(free, position) of the children that have any, smallest first."""
+        if parent is not None:
+            self.position = len(parent.children)
+            parent.children.append(self)
+
+    @property
+    def domain(self) -> str:
+        """The failure domain of its spares."""
+        return self.path[1]
+
+    def fitting(self, at_least: int, without: set[int]) -> "Iterator[SpareGroup]":
+        """Children that have `at_least` so many spares, fewest first; not the ones at the positions `without`."""
+        for index in range(bisect_left(self._order, (at_least,)), len(self._order)):
+            position = self._order[index][1]
+            if position not in without:
+                yield self.children[position]
+
+    def largest(self, without: set[int]) -> "SpareGroup":
+        """The child with the most spares, not at the positions `without`; there must be one."""
+        return next(self.children[position] for _, position in reversed(self._order) if position not in without)
+
+    def take(self, count: int) -> None:
+        """Count so many spares of a lowest group as taken; as given back if negative."""
+        child, group = self, self.parent
+        child.free -= count
+        while group is not None:
+            was = (child.free + count, child.position)
+            if was[0]:
+                del group._order[bisect_left(group._order, was)]
+            if child.free:
+                insort(group._order, (child.free, child.position))
+            group.free -= count
+            child, group = group, group.parent
+
+
+class TopologyTree:
+    """The free spares of one pool. `leaves` are its lowest groups, in order.
+
+    `places` gives each spare with its path, and all paths have `height` entries. `depth` is that of the network: one
+    less, as the first entry is what the spare runs. So two spares are at most `depth` apart if they run the same. Of
+    those of one lowest group the cheapest are taken first.
+    """
+
+    def __init__(self, places: Iterable[tuple[Path, NodeView]], height: int) -> None:
+        self.height = height
+        self.depth = height - 1
+        self.root = SpareGroup((), height, None)
+        self.groups: dict[Path, SpareGroup] = {(): self.root}
+        self.leaves: list[SpareGroup] = []
+        for path, spare in sorted(places, key=lambda place: (place[0], place[1].price_per_hour or 0.0, place[1].id)):
+            self._leaf(path).nodes.append(spare)
+        for leaf in self.leaves:
+            leaf.take(-len(leaf.nodes))
+
+    def _leaf(self, path: Path) -> SpareGroup:
+        if path in self.groups:
+            return self.groups[path]
+        group = self.root
+        for length in range(1, self.height + 1):
+            below = self.groups.get(path[:length])
+            if below is None:
+                below = self.groups[path[:length]] = SpareGroup(path[:length], self.height - length, group)
+            group = below
+        self.leaves.append(group)
+        return group
+
+
+def path_of(node: NodeView, software: str, depth: int) -> Path:
+    """A node's path in the tree of a network so deep: what it runs, then its network nodes, widest first."""
+    known = node.topology[:depth]
+    return (software, *known) + (f"?{node.id}",) * (depth - len(known))
+
+
+def height_between(one: SpareGroup, other: SpareGroup) -> int:
+    """Network distance between a spare of one lowest group and one of another; above the depth if they run other
+    software."""
+    return 0 if one is other else len(one.path) - shared_prefix(one.path, other.path)
+
+
+PoolKey = tuple[str, str]
+"""Region, instance type."""
+
+
+class Spares:
+    """Nodes that could start in a cell now: ready, idle, not cordoned, in no cell. `of` a pool does not change."""
+
+    def __init__(self, fleet: FleetView) -> None:
+        taken = {member.node for cell in fleet.cells.values() for member in cell.members}
+        pools: dict[PoolKey, list[NodeView]] = defaultdict(list)
+        topologies: dict[PoolKey, set[tuple[str, ...]]] = defaultdict(set)
+        for node in fleet.nodes.values():
+            pool = (node.region, node.instance_type)
+            topologies[pool].add(node.topology)
+            if is_idle(node) and node.id not in taken:
+                pools[pool].append(node)
+        self._depth = {pool: depth_of(known) for pool, known in topologies.items()}
+        self._all = {
+            pool: tuple(sorted(nodes, key=lambda node: (node.topology, node.id))) for pool, nodes in pools.items()
+        }
+        self._free = {pool: {node.id: node for node in nodes} for pool, nodes in self._all.items()}
+        self._trees: dict[tuple[PoolKey, str, Markets], TopologyTree] = {}
+        self._stacks: dict[tuple[str, str], str] = {}
+
+    def of(self, pool: PoolKey) -> tuple[NodeView, ...]:
+        """All spares of a pool in a stable order, whether this pass has taken them or not."""
+        return self._all.get(pool, ())
+
+    def free(self, pool: PoolKey, markets: Markets = ANY) -> tuple[NodeView, ...]:
+        """Those that no cell has taken and that are held for none, and that a deployment with these markets may use."""
+        return tuple(node for node in self._free.get(pool, {}).values() if may_use(markets, node.markets))
+
+    def count(self, pool: PoolKey, markets: Markets = ANY) -> int:
+        return len(self.free(pool, markets)) if markets else len(self._free.get(pool, ()))
+
+    def depth(self, pool: PoolKey) -> int:
+        return self._depth.get(pool, 1)
+
+    def tree(self, pool: PoolKey, engine: str, markets: Markets = ANY) -> TopologyTree:
+        """The free spares by what they would run a cell of this engine with, and by their network nodes."""
+        key = (pool, engine, markets)
+        if key not in self._trees:
+            free = self.free(pool, markets)
+            self._trees[key] = TopologyTree(((self.path(node, engine), node) for node in free), self.depth(pool) + 1)
+        return self._trees[key]
+
+    def path(self, node: NodeView, engine: str) -> Path:
+        """A node's path in `tree`, whether it is a spare or not."""
+        return path_of(node, self._stack(node, engine), self.depth((node.region, node.instance_type)))
+
+    def _stack(self, node: NodeView, engine: str) -> str:
+        """`NodeView.stack`, computed once for machines that are alike."""
+        key = (node.fingerprint, engine)
+        if not node.fingerprint:
+            return node.stack(engine)
+        if key not in self._stacks:
+            self._stacks[key] = node.stack(engine)
+        return self._stacks[key]
+
+    def remove(self, pool: PoolKey, engine: str, markets: Markets, nodes: Iterable[NodeView]) -> None:
+        """These are taken or held. The tree that they are from knows it already; other ones are built anew."""
+        for node in nodes:
+            del self._free[pool][node.id]
+        for key in [key for key in self._trees if key[0] == pool and key[1:] != (engine, markets)]:
+            del self._trees[key]
+
+
+def is_idle(node: NodeView) -> bool:
+    """Whether a node could start in a cell now if it is in none."""
+    return (
+        node.state is NodeState.READY
+        and not node.cordoned
+        and node.report.connected
+        and node.report.state is EngineState.IDLE
+    )
+
+
+Parts = tuple[tuple[SpareGroup, int], ...]
+"""How many spares of which lowest groups."""
+MAX_FITTING = 4
+"""Groups large enough that are compared before one of them is broken."""
+CellsByDomain = Counter[tuple[str, str]]
+"""How many cells (of a deployment, in a failure domain) there are."""
+
+
+@dataclass(eq=False, slots=True)
+class Draft:
+    """A cell on paper: `count` nodes of which no two may be farther apart than `ceiling`, the network's depth or less.
+
+    `parts` says how many nodes of which lowest groups it takes; empty: no place for it. `distance` is their total
+    network distance.
+    """
+
+    cell: str
+    deployment: str
+    count: int
+    ceiling: int
+    parts: Counter[SpareGroup] = field(default_factory=Counter)
+    distance: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Nodes grown around one lowest group. `leftover` spares stay behind in the groups that this breaks."""
+
+    parts: Parts
+    distance: int
+    leftover: int
+
+
+def pack(tree: TopologyTree, drafts: Sequence[Draft], load: CellsByDomain, *, large_first: bool = True) -> None:
+    """Give each draft its parts, as far as there is place, and count them as taken.
+
+    Hard ones first: those that must be tight, then (with `large_first`) large ones. Equally near places are told apart
+    by how many cells of the deployment their failure domain has, then by how many spares stay behind in the groups
+    that are broken.
+    """
+    batches: dict[tuple[int, int], list[Draft]] = defaultdict(list)
+    for draft in drafts:
+        batches[draft.ceiling, -draft.count if large_first else draft.count].append(draft)
+    load = load.copy()
+    for _, batch in sorted(batches.items()):
+        _pack_alike(tree, batch, load)
+
+
+def _pack_alike(tree: TopologyTree, batch: list[Draft], load: CellsByDomain) -> None:
+    """Cells of one size, each at the nearest place that is left."""
+    places = _Places(tree, batch[0].count, batch[0].ceiling)
+    for draft in batch:
+        best = places.best(draft.deployment, load)
+        if best is None:
+            return
+        choice, domain = best
+        draft.distance = choice.distance
+        for leaf, count in choice.parts:
+            draft.parts[leaf] += count
+            leaf.take(count)
+        load[draft.deployment, domain] += 1
+
+
+class _Places:
+    """Places for cells of one size, cheapest first in each failure domain.
+
+    What a place costs only grows while others are taken, so heaps with stale entries find the cheapest: an entry is
+    computed anew when it comes up, and counts if it is still what it was.
+    """
+
+    def __init__(self, tree: TopologyTree, count: int, ceiling: int) -> None:
+        self.tree, self.count, self.ceiling = tree, count, ceiling
+        self.heaps: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        for index, leaf in enumerate(tree.leaves):
+            choice = grow(leaf, count, ceiling)
+            if choice:
+                self.heaps[leaf.domain].append((choice.distance, choice.leftover, index))
+        for heap in self.heaps.values():
+            heapify(heap)
+
+    def best(self, deployment: str, load: CellsByDomain) -> tuple[Choice, str] | None:
+        """The cheapest place for a cell of this deployment now, and its failure domain."""
+        while self.heaps:
+            domain = min(self.heaps, key=lambda name: self._rank(name, deployment, load))
+            heap = self.heaps[domain]
+            distance, leftover, index = heap[0]
+            choice = grow(self.tree.leaves[index], self.count, self.ceiling)
+            if choice is None:
+                heappop(heap)
+                if not heap:
+                    del self.heaps[domain]
+            elif (choice.distance, choice.leftover) == (distance, leftover):
+                return choice, domain
+            else:
+                heapreplace(heap, (choice.distance, choice.leftover, index))
+        return None
+
+    def _rank(self, domain: str, deployment: str, load: CellsByDomain) -> tuple[int, int, int, str]:
+        distance, leftover, _ = self.heaps[domain][0]
+        return distance, load[deployment, domain], leftover, domain
+
+
+def grow(leaf: SpareGroup, count: int, ceiling: int, skip: int = 0) -> Choice | None:
+    """`count` spares around a lowest group: its own, then the nearest others, passing by those nearer than `skip`.
+
+    None if too few are near enough. Passing by near single spares pays where a whole group lies a little farther.
+    """
+    got = min(leaf.free, count)
+    if not got:
+        return None
+    parts: Parts = ((leaf, got),)
+    total = 0
+    child, group = leaf, leaf.parent
+    while got < count:
+        if group is None or group.height > ceiling:
+            return None
+        more = min(group.free - child.free, count - got)
+        if more and group.height >= skip:
+            others, inner = fill(group, more, child)
+            total += inner + got * more * group.height
+            parts += others
+            got += more
+        child, group = group, group.parent
+    return Choice(parts, total, sum(part.free - taken for part, taken in parts))
+
+
+def fill(group: SpareGroup, count: int, without: SpareGroup | None = None) -> tuple[Parts, int]:
+    """`count` spares of a group, near each other, and their distance. Takes whole children, and breaks one of the
+    smallest that have what is then still missing."""
+    if not group.children:
+        return ((group, count),), 0
+    parts: Parts = ()
+    total = got = 0
+    used = set() if without is None else {without.position}
+    while got < count:
+        child, (inner_parts, inner) = _next_child(group, count - got, used)
+        more = sum(taken for _, taken in inner_parts)
+        total += inner + got * more * group.height
+        parts += inner_parts
+        got += more
+        used.add(child.position)
+    return parts, total
+
+
+def _next_child(group: SpareGroup, count: int, used: set[int]) -> tuple[SpareGroup, tuple[Parts, int]]:
+    """The child that gives `count` nearest together, of the smallest that can; else the largest, with all it has."""
+    tried = 1 if group.height == 1 else MAX_FITTING
+    fitting = [(child, fill(child, count)) for child in islice(group.fitting(count, used), tried)]
+    if fitting:
+        return min(fitting, key=lambda filled: filled[1][1])
+    child = group.largest(used)
+    return child, fill(child, child.free)
+
+
+def join(tree: TopologyTree, staying: Sequence[Path], count: int, ceiling: int) -> tuple[Parts, int] | None:
+    """Take `count` spares, one by one, each the nearest to all that are in the cell by then; and their distance to it.
+
+    `staying` are paths of the tree. Of equally near spares, one of the smallest group, so that large ones
+    stay whole. None, and nothing taken, if there are too few no farther than `ceiling` from any of the cell.
+    """
+    places = list(staying)
+    parts: list[SpareGroup] = []
+    total = 0
+    for _ in range(count):
+        nearest = _nearest(tree, places, ceiling)
+        if nearest is None:
+            for leaf in parts:
+                leaf.take(-1)
+            return None
+        more, leaf = nearest
+        leaf.take(1)
+        places.append(leaf.path)
+        parts.append(leaf)
+        total += more
+    return tuple((leaf, parts.count(leaf)) for leaf in dict.fromkeys(parts)), total
+
+
+def _nearest(tree: TopologyTree, places: Sequence[Path], ceiling: int) -> tuple[int, SpareGroup] | None:
+    """The lowest group whose spare has the smallest sum of distances to `places`, and that sum."""
+    candidates = []
+    for leaf in {_near_one(tree, place) for place in places}:
+        if leaf is not None:
+            apart = [distance(leaf.path, place, tree.height) for place in places]
+            if max(apart) <= ceiling:
+                candidates.append((sum(apart), leaf.free, leaf.path, leaf))
+    if not candidates:
+        return None
+    total, _, _, leaf = min(candidates, key=lambda candidate: candidate[:3])
+    return total, leaf
+
+
+def _near_one(tree: TopologyTree, place: Path) -> SpareGroup | None:
+    """A lowest group with a spare, below the lowest network node of `place` that has any."""
+    for length in range(tree.height, -1, -1):
+        group = tree.groups.get(place[:length])
+        if group is not None and group.free:
+            return fill(group, 1)[0][0][0]
+    return None

@@ -1,0 +1,107 @@
+"""Quotas with what their teams have: machines in cells now, machines that all their cells would take, what they borrow
+and what they leave. In a constant number of queries."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from django.db.models import Count
+
+from fleet.cells.models import CellMember
+from fleet.deployments.models import Deployment
+from fleet.quotas.models import Quota
+from models_registry.versions.planning.engine_arguments import nodes_per_cell
+from models_registry.versions.planning.spec import InvalidVersion
+
+Owner = tuple[str, str, str]
+"""Team, instance type, region; empty: over all."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaUse:
+    """Machines: `used` are in cells of the team's deployments, `wanted` is what all their cells would take. `withheld`:
+    cells of them that it may not have now."""
+
+    quota: Quota
+    used: int
+    wanted: int
+    withheld: int
+    deployments: tuple[str, ...]
+
+    @property
+    def borrowed(self) -> int:
+        return max(0, self.used - self.quota.machines)
+
+    @property
+    def idle(self) -> int:
+        """Machines that it is entitled to and does not use, which others may borrow."""
+        return max(0, self.quota.machines - self.used)
+
+
+def quota_uses(instance_type: str = "") -> list[QuotaUse]:
+    """Every quota, or those of one type."""
+    quotas = Quota.objects.filter(instance_type=instance_type) if instance_type else Quota.objects.all()
+    rows = list(quotas.order_by("instance_type_id", "team", "name"))
+    uses = quota_uses_of({owner_of(row) for row in rows}) if rows else {}
+    return [uses_of(row, uses) for row in rows]
+
+
+def owner_of(row: Quota) -> Owner:
+    return row.team, row.instance_type_id, row.region_id or ""
+
+
+def uses_of(row: Quota, uses: Mapping[Owner, "OwnerUse"]) -> QuotaUse:
+    """A quota with what its owner uses."""
+    use = uses.get(owner_of(row), OwnerUse())
+    return QuotaUse(row, use.used, use.wanted, use.withheld, use.deployments)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerUse:
+    """What the deployments of a team on a type use; see `QuotaUse`."""
+
+    used: int = 0
+    wanted: int = 0
+    withheld: int = 0
+    deployments: tuple[str, ...] = ()
+
+
+def quota_uses_of(owners: set[Owner]) -> dict[Owner, OwnerUse]:
+    """By team, type and region, in three queries."""
+    rows = Deployment.objects.filter(team__in={team for team, _, _ in owners})
+    used: Counter[tuple[str, str, str]] = Counter()
+    members = CellMember.objects.order_by().filter(cell__deployment__in=rows)
+    columns = ("cell__deployment", "cell__region", "cell__instance_type")
+    for counted in members.values(*columns).annotate(count=Count("id")):
+        used[tuple(counted[column] for column in columns)] = counted["count"]
+    wanted: Counter[Owner] = Counter()
+    withheld: Counter[Owner] = Counter()
+    names: dict[Owner, list[str]] = defaultdict(list)
+    in_use: Counter[Owner] = Counter()
+    for row in rows.select_related("model_version").prefetch_related("regions").order_by("name"):
+        sizes = {kind: _size(row, kind) for kind in row.instance_types}
+        places = {place.region_id: place for place in row.regions.all()}
+        for region in sorted({*places, *(at for name, at, _ in used if name == row.name)}):
+            place = places.get(region)
+            there = {kind: used[row.name, region, kind] // size for kind, size in sizes.items()}
+            for kind, size in sizes.items():
+                # Which type cells to come will be on is not decided yet: they count for the preferred one.
+                is_first, others = kind == row.instance_types[0], sum(there.values()) - there[kind]
+                for owner in ((row.team, kind, ""), (row.team, kind, region)):
+                    names[owner] += [] if row.name in names[owner] else [row.name]
+                    in_use[owner] += used[row.name, region, kind]
+                    if place is not None:
+                        wanted[owner] += size * (max(0, place.cells - others) if is_first else there[kind])
+                        withheld[owner] += is_first * (place.cells - place.cells_in_force)
+    return {
+        owner: OwnerUse(in_use[owner], wanted[owner], withheld[owner], tuple(of_owner))
+        for owner, of_owner in names.items()
+    }
+
+
+def _size(row: Deployment, instance_type: str) -> int:
+    """Machines of a cell; 1 if its version cannot be read, which its deployment says elsewhere."""
+    try:
+        return nodes_per_cell(row.model_version.spec(), instance_type)
+    except InvalidVersion:
+        return 1

@@ -1,0 +1,197 @@
+"""States how many machines of a type a team may count on, in a region or over all. What follows is the reconciler's.
+
+Writes down how many of the cells that were set a place may have while machines are short, and tells both sides.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+
+from django.db import transaction
+
+from fleet.autoscaling.planning.needs import cells_text
+from fleet.autoscaling.services import AUTOSCALE_TASK
+from fleet.deployments.models import DeploymentRegion
+from fleet.deployments.planner import GrantRule
+from fleet.deployments.services.instance_types import instance_type_named
+from fleet.quotas.models import Quota, quota_name
+from fleet.reconcile.planning.decisions import GrantCells
+from fleet.regions.models import Region
+from kernel import live, wake_ups
+from kernel.events import event_record
+from kernel.refusals import InvalidInput
+from kernel.tones import Tone
+from kernel.transitions import StaleDecision
+
+MACHINES_MOST = 100_000
+"""Guards against a slip of the finger; the largest fleets that we plan for have a tenth of it."""
+TEAM = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_]{0,63}")
+
+
+@transaction.atomic
+def quota_set(
+    *,
+    team: str,
+    instance_type: str,
+    machines: int,
+    actor: str,
+    now: datetime,
+    borrow_most: int | None = None,
+    region: str = "",
+) -> Quota:
+    """Entitle a team to so many machines of a type, in a region or, without one, over all. `borrow_most`: how many of
+    others it may borrow, None any number. What is so already is left as it is.
+
+    Raises:
+        InvalidInput: no such instance type or region, no name of a team, or a number that cannot be.
+    """
+    _check_stated(team, machines, borrow_most)
+    kind = instance_type_named(instance_type)
+    place = _region_named(region)
+    of_team = {
+        row.region_id or "": row for row in Quota.objects.select_for_update().filter(team=team, instance_type=kind)
+    }
+    _check_scopes({at: row.machines for at, row in of_team.items()} | {region: machines}, team, kind.name, region)
+    before = of_team.get(region)
+    if before is not None and (before.machines, before.borrow_most) == (machines, borrow_most):
+        return before
+    row, _ = Quota.objects.update_or_create(
+        name=quota_name(team, kind.name, region),
+        defaults={
+            "team": team,
+            "instance_type": kind,
+            "region": place,
+            "machines": machines,
+            "borrow_most": borrow_most,
+            "changed_by": actor[:64],
+            "changed_at": now,
+        },
+    )
+    was = f"{before.machines} before" if before else "none before"
+    borrowing = "" if borrow_most is None else f", may borrow {borrow_most} at most"
+    where = f" in {region}" if region else ""
+    _tell_quota(
+        "set", f"team {team} is entitled to {machines} {kind.name}{where}, {was}{borrowing}, by {actor}", actor, now
+    )
+    return row
+
+
+def _check_stated(team: str, machines: int, borrow_most: int | None) -> None:
+    if not TEAM.fullmatch(team):
+        message = f"{team[:64]!r} is no name of a team; it must be letters, digits, - and _, 64 of them at most"
+        raise InvalidInput(field="team", rule="name", message=message)
+    for field, number in (("machines", machines), ("borrow_most", borrow_most)):
+        if number is not None and not 0 <= number <= MACHINES_MOST:
+            message = f"{field} is {number}; it must be from 0 to {MACHINES_MOST}"
+            raise InvalidInput(field=field, rule="range", message=message)
+
+
+def _region_named(name: str) -> Region | None:
+    """The region that a request names; None: it names none."""
+    if not name:
+        return None
+    found = Region.objects.filter(name=name).first()
+    if found is None:
+        there = ", ".join(Region.objects.values_list("name", flat=True)) or "none"
+        message = f"there is no region {name!r}; there are: {there}"
+        raise InvalidInput(field="region", rule="exists", message=message)
+    return found
+
+
+def _check_scopes(machines: Mapping[str, int], team: str, kind: str, stated: str) -> None:
+    """A team is entitled to no more in a region than over all, where both are stated."""
+    overall = machines.get("")
+    for region, number in sorted(machines.items()):
+        if overall is None or not region or number <= overall or stated not in {"", region}:
+            continue
+        message = (
+            f"team {team} would be entitled to {number} {kind} in {region} and to {overall} over all regions; "
+            + (
+                f"state {overall} at most, or raise that first"
+                if stated
+                else f"state {number} at least, or lower {region} first"
+            )
+        )
+        raise InvalidInput(field="machines", rule="regions", message=message)
+
+
+@transaction.atomic
+def quota_remove(*, name: str, actor: str, now: datetime) -> None:
+    """The team is bound by no quota of that type any more, and entitled to none of its machines."""
+    row = Quota.objects.select_for_update().get(name=name)
+    row.delete()
+    where = f" in {row.region_id}" if row.region_id else ""
+    message = (
+        f"team {row.team} has no quota of {row.instance_type_id}{where} any more, {row.machines} before, by {actor}"
+    )
+    _tell_quota("removed", message, actor, now)
+
+
+def _tell_quota(what: str, message: str, actor: str, now: datetime) -> None:
+    event_record(kind=f"quota.{what}", message=message, tone=Tone.MOVING, now=now, actor=actor)
+    live.push("quotas")
+    wake_ups.send("fleet.reconcile")
+
+
+TONES = {
+    GrantRule.QUOTA: Tone.WARN,
+    GrantRule.RECLAIM: Tone.WARN,
+    GrantRule.PRIORITY: Tone.WARN,
+    GrantRule.RETURN: Tone.OK,
+}
+KINDS = {
+    GrantRule.QUOTA: "deployment.limited",
+    GrantRule.RECLAIM: "deployment.preempted",
+    GrantRule.PRIORITY: "deployment.preempted",
+    GrantRule.RETURN: "deployment.returned",
+}
+
+
+def cells_grant(decision: GrantCells, *, now: datetime) -> None:
+    """Set what a place may have. A new reason alone is written down and not told.
+
+    Raises:
+        StaleDecision: what was set or granted has changed since.
+    """
+    place = (decision.deployment, decision.region)
+    with transaction.atomic():
+        changed = DeploymentRegion.objects.filter(
+            deployment=place[0], region=place[1], cells=decision.asked, cells_granted=decision.seen
+        ).update(
+            cells_granted=decision.granted,
+            granted_at=now,
+            grant_rule=decision.rule.value,
+            grant_reason=decision.reason,
+        )
+        if not changed:
+            raise StaleDecision(f"{place[0]} in {place[1]} was set or granted other cells meanwhile")
+        if decision.granted != decision.seen:
+            _tell(decision, now)
+            wake_ups.send(AUTOSCALE_TASK)  # requests may wait for a first cell, which it may have or not from now on
+        live.push("deployments", place[0])
+
+
+def _tell(decision: GrantCells, now: datetime) -> None:
+    granted = decision.asked if decision.granted is None else min(decision.granted, decision.asked)
+    of = f"{granted} of {cells_text(decision.asked)} in {decision.region}"
+    detail = {"was": decision.seen, "granted": decision.granted, "cells": decision.asked, "rule": decision.rule.value}
+    event_record(
+        kind=KINDS[decision.rule],
+        message=f"{decision.deployment} may have {of}: {decision.reason}",
+        tone=TONES[decision.rule],
+        now=now,
+        region=decision.region,
+        deployment=decision.deployment,
+        detail={**detail, "taker": decision.taker},
+    )
+    if decision.taker:
+        event_record(
+            kind="deployment.preempts",
+            message=f"{decision.deployment} makes room for {decision.taker}: it may have {of}",
+            tone=Tone.MOVING,
+            now=now,
+            region=decision.region,
+            deployment=decision.taker,
+            detail={**detail, "taken_from": decision.deployment},
+        )
+        live.push("deployments", decision.taker)

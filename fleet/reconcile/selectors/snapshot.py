@@ -1,0 +1,267 @@
+"""Loads the fleet as planners take it, in a constant number of queries: what is large from a cache, the rest whole."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from fleet.autoscaling.selectors import PLANNED_CELLS_OF, planned_place_cells
+from fleet.capacity.planning.pools import InvalidMarkets, parse_markets
+from fleet.capacity.planning.view import LEAVING, PlannedSpares, planned_spares
+from fleet.capacity.selectors import machine_prices
+from fleet.cells.models import Cell
+from fleet.clouds.models import CloudNotice
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.deployments.planner import ClaimView, GrantRule, InvalidPolicy, QuotaView
+from fleet.deployments.selectors import fleet_shapes
+from fleet.faults.planning.views import NoticeView
+from fleet.faults.selectors import faults_view
+from fleet.machines.planner import POOLED, provider_limits
+from fleet.machines.selectors import free_machines
+from fleet.nodes.models import AgentListener
+from fleet.nodes.planner import Listeners, ListenerView
+from fleet.quotas.models import Quota
+from fleet.reconcile.planning.settings import FleetSettings
+from fleet.reconcile.planning.snapshot import DeploymentView, FleetView, RegionView, RolloutView, VersionView
+from fleet.reconcile.planning.states import MachineRole, NoticeKind
+from fleet.reconcile.selectors.cache import FleetCache
+from fleet.regions.models import Region
+from fleet.rollouts.models import Rollout
+from fleet.rollouts.selectors import active_rollouts, rollout_view
+from kernel.leases import lease_held_since
+from kernel.row_cache import WrittenTables
+from models_registry.versions.models import ModelVersion
+from models_registry.versions.planning.engine_arguments import network_nodes_shared, nodes_per_cell
+from models_registry.versions.planning.machines import InstanceShape
+from models_registry.versions.planning.roles import apart_objection
+from models_registry.versions.planning.spec import InvalidVersion
+
+_OF_DEPLOYMENTS = (
+    "fleet_deployment", "fleet_instancetype", "models_registry_modelversion", "models_registry_model",
+)  # fmt: skip
+_OF_ROLLOUTS = ("fleet_rollout", "models_registry_benchmark", *_OF_DEPLOYMENTS)
+LISTENING_LEASE = "agent-ingest"
+"""Held by the web processes that keep up with their agents; while none does, silence means nothing."""
+
+
+def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: FleetCache | None = None) -> FleetView:
+    """The whole fleet, with how providers described the nodes in doubt, as far as `settings` lets that count. With a
+    `cache` of an earlier view only what has changed since is loaded."""
+    known = cache or FleetCache()
+    known.refresh(settings or FleetSettings(), now)
+    written = known.written
+    cells, active = known.cells, written.get("rollouts", _OF_ROLLOUTS, active_rollouts)
+    rollouts, unreadable = _rollouts(active)
+    judged = [cell for cell in cells.values() if cell.deployment in rollouts]
+    cells |= {cell.id: cell for cell in known.with_counters(judged)}
+    deployments = {view.name: view for view in _deployments(written, known.versions, active, unreadable)}
+    regions = _regions(written.get("regions", ["fleet_region"], lambda: list(Region.objects.all())))
+    return FleetView(
+        regions=_with_prices(regions, deployments.values(), written, now),
+        nodes=known.nodes,
+        cells=cells,
+        deployments=deployments,
+        listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
+        rollouts=rollouts,
+        faults=faults_view(now=now, windows=known.windows, written=written),
+        notices=written.get("notices", ["fleet_cloudnotice"], lambda: tuple(_notices())),
+        quotas=written.get("quotas", ["fleet_quota"], quota_views),
+        planned=written.get("planned", PLANNED_CELLS_OF, planned_place_cells),
+        listeners=Listeners({row.id: ListenerView(row.since, row.until) for row in AgentListener.objects.all()}),
+    )
+
+
+def spares_by_plan(now: datetime) -> dict[tuple[str, str], PlannedSpares]:
+    """Machines that the plan of the day has warm now, by region and type, as the reconciler sees it. In a constant
+    number of queries, and three where there is no plan or nobody acts by it."""
+    planned = planned_place_cells()
+    if not planned:
+        return {}
+    tables = WrittenTables(())
+    deployments = {view.name: view for view in _deployments(tables, {}, [], {})}
+    fleet = FleetView(_regions(list(Region.objects.all())), {}, {}, deployments, None, planned=planned)
+    staying = Cell.objects.exclude(state__in=[state.value for state in LEAVING])
+    found = planned_spares(fleet, Counter(staying.values_list("deployment_id", "region_id", "instance_type_id")), now)
+    return {pool: spares for pool, spares in found.items() if fleet.regions[pool[0]].free is None}
+
+
+def quota_views() -> tuple[QuotaView, ...]:
+    """Every team's quota of every type."""
+    return tuple(
+        QuotaView(row.team, row.instance_type_id, row.machines, row.borrow_most, row.region_id or "")
+        for row in Quota.objects.all()
+    )
+
+
+def _notices() -> Iterator[NoticeView]:
+    """What clouds announced of machines that are nodes, until it is settled. Which node one is, it is for ever."""
+    rows = CloudNotice.objects.filter(settled_at=None, machine__role=MachineRole.NODE.value).exclude(machine__runs="")
+    for row in rows.select_related("machine").only("kind", "at", "ends_at", "text", "machine__runs").order_by("pk"):
+        yield NoticeView(row.machine.runs, NoticeKind(row.kind), row.at, row.ends_at, row.text)
+
+
+def _regions(rows: list[Region]) -> dict[str, RegionView]:
+    free = free_machines() if any(row.provider == POOLED for row in rows) else {}
+    return {row.name: _region(row, free.get(row.name, {}) if row.provider == POOLED else None) for row in rows}
+
+
+def _region(region: Region, free: Mapping[str, int] | None) -> RegionView:
+    stated = region.warm_spares()
+    return RegionView(
+        name=region.name,
+        spares={kind: spares.warm for kind, spares in stated.items()},
+        repair_only={kind: spares.repair_only for kind, spares in stated.items()},
+        free=free,
+        limits=provider_limits(region.provider),
+    )
+
+
+def _with_prices(
+    regions: dict[str, RegionView], deployments: Iterable[DeploymentView], written: WrittenTables, now: datetime
+) -> dict[str, RegionView]:
+    """What machines cost where cells may be on one type or another; nothing is loaded where none may."""
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for spec in deployments:
+        for region in spec.cells_wanted if spec.further else ():
+            kinds[region].update(spec.instance_types)
+    if not kinds:
+        return regions
+    prices = written.get("prices", ("fleet_rate", "fleet_capacitypool", "fleet_instancetype"), machine_prices)
+    found = {
+        region: {kind: usd for kind in there if (usd := prices.of(region, kind, now).usd) is not None}
+        for region, there in kinds.items()
+    }
+    return {name: replace(view, prices=found.get(name, {})) for name, view in regions.items()}
+
+
+def _rollouts(active: list[Rollout]) -> tuple[dict[str, RolloutView], dict[str, str]]:
+    """By deployment: its rollout, or why that cannot be read."""
+    views: dict[str, RolloutView] = {}
+    unreadable: dict[str, str] = {}
+    for rollout in active:
+        try:
+            views[rollout.deployment_id] = rollout_view(rollout)
+        except InvalidPolicy as wrong:
+            unreadable[rollout.deployment_id] = f"rollout {rollout.pk}: {wrong}"
+    return views, unreadable
+
+
+def deployment_view(name: str) -> DeploymentView:
+    """One deployment as planners take it, with no other version than its own."""
+    row = Deployment.objects.select_related("model_version").get(name=name)
+    claims = {place.region_id: claim_of(place) for place in DeploymentRegion.objects.filter(deployment=row)}
+    return _deployment(row, claims, {}, fleet_shapes(row.instance_types))
+
+
+def _deployments(
+    written: WrittenTables,
+    versions: Mapping[str, dict[str, ModelVersion]],
+    rollouts: list[Rollout],
+    unreadable: dict[str, str],
+) -> Iterator[DeploymentView]:
+    """`versions`: by deployment, those that its cells run."""
+    claims: dict[str, dict[str, ClaimView]] = defaultdict(dict)
+    for place in written.get("places", ["fleet_deploymentregion"], lambda: list(DeploymentRegion.objects.all())):
+        claims[place.deployment_id][place.region_id] = claim_of(place)
+    goals: dict[str, dict[str, ModelVersion]] = defaultdict(dict)
+    for rollout in rollouts:
+        ends = (rollout.from_version, rollout.to_version)
+        goals[rollout.deployment_id] = {version.reference: version for version in ends}
+    shapes = written.get("shapes", ["fleet_instancetype"], fleet_shapes)
+    for row in written.get("deployments", _OF_DEPLOYMENTS, _deployment_rows):
+        view = _deployment(row, claims[row.name], versions.get(row.name, {}) | goals[row.name], shapes)
+        yield replace(view, problem=unreadable[row.name]) if row.name in unreadable else view
+
+
+def _deployment_rows() -> list[Deployment]:
+    return list(Deployment.objects.select_related("model_version"))
+
+
+def claim_of(place: DeploymentRegion) -> ClaimView:
+    """What a deployment was set to have in a region, and may have now."""
+    rule = GrantRule(place.grant_rule) if place.grant_rule else None
+    return ClaimView(
+        place.cells, place.cells_min, place.cells_granted, place.granted_at, rule, place.grant_reason,
+        place.prefill, place.decode, place.by_type,
+    )  # fmt: skip
+
+
+def _deployment(
+    row: Deployment,
+    claims: dict[str, ClaimView],
+    versions: dict[str, ModelVersion],
+    shapes: Mapping[str, InstanceShape],
+) -> DeploymentView:
+    """Something in it that makes no sense is its problem alone, and must not stop the planning of others."""
+    try:
+        return _valid_deployment(row, claims, versions, shapes)
+    except (InvalidVersion, InvalidPolicy, InvalidMarkets) as wrong:
+        return DeploymentView(
+            name=row.name,
+            instance_type=row.instance_types[0],
+            nodes_per_cell=1,
+            cells_wanted=_in_force(claims),
+            drain_deadline_s=row.drain_deadline_s,
+            version=row.model_version.reference,
+            problem=str(wrong),
+        )
+
+
+def _in_force(claims: Mapping[str, ClaimView]) -> dict[str, int]:
+    return {region: claim.in_force for region, claim in claims.items()}
+
+
+def _valid_deployment(
+    row: Deployment,
+    claims: dict[str, ClaimView],
+    versions: dict[str, ModelVersion],
+    shapes: Mapping[str, InstanceShape],
+) -> DeploymentView:
+    (first, *further), is_apart = row.instance_types, any(claim.prefill for claim in claims.values())
+    shape, own_name = shapes[first], row.model_version.reference
+    own = version_view(row.model_version, shape, is_apart=is_apart)
+    return DeploymentView(
+        name=row.name,
+        instance_type=first,
+        nodes_per_cell=own.nodes_per_cell,
+        cells_wanted=_in_force(claims),
+        ready_timeout_s=own.ready_timeout_s,
+        drain_deadline_s=row.drain_deadline_s,
+        engine=own.engine,
+        within=own.within,
+        hands_over=own.hands_over,
+        concurrency=own.concurrency,
+        version=own_name,
+        others={name: version_view(other, shape, is_apart=is_apart) for name, other in versions.items()},
+        further={
+            kind: {
+                name: version_view(one, shapes[kind], is_apart=is_apart)
+                for name, one in {**versions, own_name: row.model_version}.items()
+                if name == own_name or kind in one.parallelism
+            }
+            for kind in further
+        },
+        policy=row.policy(),
+        markets=parse_markets(row.markets),
+        team=row.team,
+        sharing=row.sharing(),
+        claims=claims,
+    )
+
+
+def version_view(version: ModelVersion, machine: InstanceShape, *, is_apart: bool = False) -> VersionView:
+    """A version as it runs on these machines. `is_apart`: whether anybody asks if its cells can hand prompts over.
+
+    Raises:
+        InvalidVersion: it does not state this instance type, or is invalid.
+    """
+    spec = version.spec()
+    there = spec.on(machine.name)
+    return VersionView(
+        nodes_per_cell(there, machine.name),
+        there.ready_timeout_s,
+        there.engine,
+        network_nodes_shared(there, machine.name),
+        hands_over=is_apart and not apart_objection(spec, machine),
+        concurrency=there.max_concurrency,
+    )

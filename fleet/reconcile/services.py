@@ -1,0 +1,217 @@
+"""One pass of the reconciler: load a snapshot, plan, apply; again until there is nothing left to decide.
+
+Rows that one pass has loaded the next one need not load again (`FleetCache`); nothing else is kept between passes. A
+crash anywhere leaves PostgreSQL as the last whole step made it, and the next pass, of whatever process, goes on from
+there.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from time import monotonic
+
+from django.db import IntegrityError
+
+from fleet.cells import services as cells
+from fleet.faults.services import incidents
+from fleet.faults.services import incidents as replacements
+from fleet.nodes.services import nodes
+from fleet.quotas import services as shares
+from fleet.reconcile.planning.decisions import (
+    ChangeRollout,
+    CloseIncident,
+    CloseReplacement,
+    CordonNode,
+    CreateCell,
+    Decision,
+    DrainCell,
+    ExplainCell,
+    GrantCells,
+    LaunchNodes,
+    MoveCell,
+    MoveNode,
+    NoteIncident,
+    OpenIncident,
+    ReplaceNode,
+    RequestReplacement,
+    RestartAgent,
+    RetireNode,
+    StartCell,
+    StopCell,
+    UncordonNode,
+)
+from fleet.reconcile.planning.planner import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
+from fleet.reconcile.planning.settings import FleetSettings
+from fleet.reconcile.planning.states import NodeState
+from fleet.reconcile.selectors.cache import FleetCache
+from fleet.reconcile.selectors.snapshot import fleet_view
+from fleet.rollouts import services as rollouts
+from kernel import clock, wake_ups
+from kernel.leases import lease_release, lease_take, this_holder
+from kernel.transitions import StaleDecision
+
+LEASE = "reconciler"
+RENEW_EVERY_S = 1.0
+MOVES_AT_ONCE = 500
+"""Nodes in one transaction: some 50 ms, in which nobody else changes them."""
+LOOKS_A_PASS = 1.5
+"""A fleet that takes longer to look at has longer passes: the first look is at most two thirds of one."""
+
+log = logging.getLogger(__name__)
+
+
+def reconcile(*, settings: FleetSettings | None = None, cache: FleetCache | None = None) -> int:
+    """Run a pass unless another process does. Returns the number of decisions applied."""
+    return reconcile_alone(settings=settings, cache=cache) or 0
+
+
+def reconcile_alone(
+    *, settings: FleetSettings | None = None, cache: FleetCache | None = None, limit_s: float = math.inf
+) -> int | None:
+    """Run a pass; None: another process does. Returns the number of decisions applied. `cache`: of earlier passes.
+
+    A pass that has lasted `limit_s` seconds, or `LOOKS_A_PASS` times its first look if that is longer, leaves what is
+    left to the next one, which it wakes: what has happened meanwhile may be more urgent than the rest of thousands.
+    """
+    one = _Pass(settings or FleetSettings(), cache or FleetCache(), limit_s)
+    if not one.holds_lease():
+        return None
+    try:
+        return one.run()
+    finally:
+        lease_release(name=LEASE, holder=one.holder, now=clock.now())
+        if one.is_cut:
+            wake_ups.send("fleet.reconcile")
+
+
+class _Pass:
+    """`is_cut`: it ran out of time, and something is left."""
+
+    def __init__(self, settings: FleetSettings, cache: FleetCache, limit_s: float) -> None:
+        self.holder = this_holder()
+        self.is_cut = False
+        self._settings = settings
+        self._cache = cache
+        self._began_s = monotonic()
+        self._limit_s = limit_s
+        self._over_s: float | None = None
+        self._renewed_s = -math.inf
+
+    def holds_lease(self) -> bool:
+        """Whether nobody else reconciles. Renewed once a second; what another process has decided meanwhile makes a
+        decision stale."""
+        now_s = monotonic()
+        if now_s - self._renewed_s >= RENEW_EVERY_S:
+            if lease_take(name=LEASE, holder=self.holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
+                return False
+            self._renewed_s = now_s
+        return True
+
+    def run(self) -> int:
+        applied = 0
+        for _ in range(MAX_ROUNDS):
+            done = self._run_round()
+            applied += done
+            self.is_cut = self.is_cut or (done > 0 and self._is_over())
+            if not done or self.is_cut:
+                break
+        return applied
+
+    def _run_round(self) -> int:
+        """The first planner whose decisions change something ends the round: the next one needs to see what it
+        changed."""
+        now = clock.now()
+        view = fleet_view(now=now, settings=self._settings, cache=self._cache)
+        for planner in PLANNERS:
+            if done := self._apply_all(planner(view, self._settings, now)):
+                return done
+        return 0
+
+    def _apply_all(self, decisions: Iterable[Decision]) -> int:
+        steps = list(_steps(decisions))
+        if steps and self._over_s is None:
+            looked_s = monotonic() - self._began_s
+            self._over_s = self._began_s + max(self._limit_s, LOOKS_A_PASS * looked_s)
+        done = 0
+        self._renewed_s = -math.inf  # planning may have taken long
+        for position, step in enumerate(steps):
+            if position and self._is_over():
+                self.is_cut = True
+                break
+            # Who has lost the lease meanwhile leaves the rest to the new holder.
+            if not self.holds_lease():
+                log.warning("another reconciler took over")
+                break
+            done += _move_nodes(step) if isinstance(step, list) else _apply_one(step)
+        return done
+
+    def _is_over(self) -> bool:
+        return self._over_s is not None and monotonic() >= self._over_s
+
+
+def _steps(decisions: Iterable[Decision]) -> Iterator[Decision | list[MoveNode]]:
+    """Each alone, but first the nodes that change their state and are not lost, up to `MOVES_AT_ONCE` together: after
+    web was away that is the whole fleet."""
+    moves: list[MoveNode] = []
+    alone: list[Decision] = []
+    for each in decisions:
+        if isinstance(each, MoveNode) and each.to is not NodeState.LOST:
+            moves.append(each)
+        else:
+            alone.append(each)
+    for first in range(0, len(moves), MOVES_AT_ONCE):
+        yield moves[first : first + MOVES_AT_ONCE]
+    yield from alone
+
+
+def _move_nodes(moves: list[MoveNode]) -> int:
+    moved = nodes.nodes_move(moves, now=clock.now())
+    applied = {move.node for move in moved}
+    for move in moves:
+        log.info("%s" if move.node in applied else "dropped, the next pass replans: %s", move)
+    return len(moved)
+
+
+def _apply_one(decision: Decision) -> bool:
+    try:
+        apply(decision, clock.now())
+    except (StaleDecision, IntegrityError) as stale:
+        log.info("dropped, the next pass replans: %s (%s)", decision, stale)
+        return False
+    log.info("%s", decision)
+    return True
+
+
+def apply(decision: Decision, now: datetime) -> None:
+    """Carry out one decision.
+
+    Raises:
+        StaleDecision: what the decision saw is no longer so.
+    """
+    APPLY[type(decision)](decision, now=now)
+
+
+APPLY: Mapping[type[Decision], Callable[..., None]] = {
+    MoveNode: nodes.node_move,
+    RestartAgent: nodes.agent_restart,
+    RetireNode: nodes.node_retire,
+    LaunchNodes: nodes.nodes_launch,
+    GrantCells: shares.cells_grant,
+    CreateCell: cells.cell_create,
+    StartCell: cells.cell_start,
+    DrainCell: cells.cell_drain_charged,
+    MoveCell: cells.cell_move,
+    ExplainCell: cells.cell_explain,
+    StopCell: cells.cell_stop,
+    ChangeRollout: rollouts.rollout_change,
+    CordonNode: replacements.node_cordon_faulty,
+    UncordonNode: replacements.node_uncordon_called_off,
+    ReplaceNode: replacements.node_replace,
+    RequestReplacement: replacements.replacement_schedule,
+    CloseReplacement: replacements.replacement_close,
+    OpenIncident: incidents.incident_open_decided,
+    NoteIncident: incidents.incident_note,
+    CloseIncident: incidents.incident_close,
+}
+"""The service that applies each type of decision."""

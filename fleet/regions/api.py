@@ -1,0 +1,340 @@
+"""Regions and instance types over HTTP: where nodes are, and what they are. Decides nothing; services do.
+
+Certificates for applications over HTTP: names, issuer and end, and never a key. Decides nothing; services do.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.mixins import RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from engine_agent.protocol.states import PlainHttp
+from fleet.agents.models import ApplicationCertificate
+from fleet.cells.selectors import cell_counts_by_region
+from fleet.clouds.models import CloudRegion
+from fleet.load.api import WithLoad
+from fleet.load.selectors import region_subject
+from fleet.nodes.selectors import node_counts_by_region
+from fleet.reconcile.planning.states import CellState, CloudRegionState, NodeState, choices
+from fleet.regions.models import InstanceType, Region
+from fleet.regions.planner import CHAIN_LENGTH_MAX, KEY_LENGTH_MAX
+from fleet.regions.services import (
+    NAME_LENGTH_MAX,
+    application_certificate_remove,
+    application_certificate_set,
+    region_change,
+    region_create,
+    region_delete,
+)
+from kernel import clock
+from kernel.access import Role
+from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
+
+Counts = serializers.DictField(child=serializers.IntegerField())
+
+
+class CloudSerializer(serializers.ModelSerializer[CloudRegion]):
+    state = serializers.ChoiceField(choices=choices(CloudRegionState), help_text="Usable once it is ready.")
+    reason = serializers.CharField(help_text="Why it cannot be read, or is read yet; empty else.")
+
+    class Meta:
+        model = CloudRegion
+        fields = ["aws_region", "stack", "state", "reason", "read_at", "machines_cap", "price_cap"]
+
+
+class RegionSerializer(serializers.ModelSerializer[Region]):
+    # The context holds the counts of all regions, under `nodes` and `cells`: region -> state -> number.
+    spares = serializers.SerializerMethodField(help_text="Instance type -> how many idle nodes to keep warm.")
+    repair_only = serializers.SerializerMethodField(help_text="How many of them new cells must leave to repairs.")
+    ingress_url = serializers.CharField(help_text="Where applications of this region send requests.")
+    plain_http = serializers.ChoiceField(
+        choices=choices(PlainHttp), help_text="Whom its ingresses serve without TLS: everybody, none, their own host."
+    )
+    cloud = CloudSerializer(
+        allow_null=True, default=None, read_only=True, help_text="Null where machines are of no cloud."
+    )
+    nodes = serializers.SerializerMethodField(help_text="State -> number of nodes, without retired ones.")
+    cells = serializers.SerializerMethodField(help_text="State -> number of cells, without stopped ones.")
+
+    class Meta:
+        model = Region
+        fields = [
+            "name",
+            "provider",
+            "position",
+            "ingress_url",
+            "spares",
+            "repair_only",
+            "plain_http",
+            "cheapest_first",
+            "cloud",
+            "nodes",
+            "cells",
+        ]
+        examples = {
+            "name": "us-east-1",
+            "repair_only": {"local.sim": 0},
+            "nodes": {"joining": 0, "ready": 6, "suspect": 0, "faulty": 0, "lost": 0},
+            "cells": {"pending": 0, "starting": 1, "ready": 2, "draining": 0, "failed": 0, "lost": 0},
+        }
+
+    @extend_schema_field(Counts)
+    def get_spares(self, region: Region) -> dict[str, int]:
+        return {kind: spares.warm for kind, spares in region.warm_spares().items()}
+
+    @extend_schema_field(Counts)
+    def get_repair_only(self, region: Region) -> dict[str, int]:
+        return {kind: spares.repair_only for kind, spares in region.warm_spares().items()}
+
+    @extend_schema_field(Counts)
+    def get_nodes(self, region: Region) -> dict[str, int]:
+        return _every_state(NodeState, NodeState.RETIRED, self.context["nodes"].get(region.name, {}))
+
+    @extend_schema_field(Counts)
+    def get_cells(self, region: Region) -> dict[str, int]:
+        return _every_state(CellState, CellState.STOPPED, self.context["cells"].get(region.name, {}))
+
+
+def _every_state(states: type[StrEnum], ended: StrEnum, counts: Mapping[str, int]) -> dict[str, int]:
+    return {state.value: counts.get(state.value, 0) for state in states if state is not ended}
+
+
+class _RegionColumns(StrictSerializer):
+    position = serializers.IntegerField(
+        min_value=0, max_value=10_000, required=False, help_text="Orders regions; picks the ports of local ingresses."
+    )
+    ingress_url = serializers.URLField(
+        max_length=200, required=False, allow_blank=True, help_text="Where applications of this region send requests."
+    )
+    spares = serializers.DictField(
+        required=False,
+        help_text="Instance type -> idle nodes to keep warm: a number, or `warm` and `repair_only`.",
+    )
+    plain_http = serializers.ChoiceField(
+        choices=choices(PlainHttp),
+        required=False,
+        help_text="Whom its ingresses serve without TLS; anything but `serve` takes a certificate.",
+    )
+    cheapest_first = serializers.BooleanField(
+        required=False,
+        help_text="Of pools of capacity that would do alike, try the cheapest first, whatever their order.",
+    )
+
+
+class ChangeRegionSerializer(_RegionColumns):
+    """Whatever is left out stays as it is."""
+
+    class Meta:
+        examples = {"spares": {"local.sim": 3}}
+
+
+class CreateRegionSerializer(_RegionColumns):
+    name = serializers.SlugField(max_length=64)
+    provider = serializers.CharField(max_length=32, required=False, help_text="Who launches machines there.")
+    stack = serializers.CharField(
+        max_length=128, required=False, help_text="Of provider `aws`: the stack that has its static parts."
+    )
+    aws_region = serializers.CharField(
+        max_length=32, required=False, help_text="Of provider `aws`: as AWS calls it, where its name is another."
+    )
+
+    class Meta:
+        examples = {
+            "name": "eu-west-1",
+            "position": 2,
+            "ingress_url": "http://127.0.0.1:8082",
+            "spares": {"local.sim": {"warm": 2, "repair_only": 1}},
+        }
+
+
+class RegionFilter(filters.FilterSet):
+    provider = filters.CharFilter()
+
+    class Meta:
+        model = Region
+        fields: list[str] = []
+
+
+class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
+    """Failure and latency domains, each with its own ingress and nodes."""
+
+    serializer_class = RegionSerializer
+    filterset_class = RegionFilter
+    lookup_field = "name"
+    lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("name", "position", "provider")
+    watch_kind = "region"
+    measured = frozenset({"nodes", "cells"})
+    needs_if_match = frozenset({"destroy"})
+    aliases = ("rg",)
+    columns = "NAME, PROVIDER, NODES=nodes:counts, CELLS=cells:counts, INGRESS=ingress_url"
+
+    def get_queryset(self) -> QuerySet[Region]:
+        return Region.objects.select_related("cloud")
+
+    def load_subject(self, row: Region) -> str:
+        return region_subject(row.name)
+
+    def get_serializer_context(self) -> dict[str, Any]:
+        return {
+            **super().get_serializer_context(),
+            "nodes": node_counts_by_region(),
+            "cells": cell_counts_by_region(),
+        }
+
+    @extend_schema(operation_id="regions_create", request=CreateRegionSerializer, responses={200: RegionSerializer})
+    def create(self, request: Request) -> Response:
+        """Add a region; its spares are launched at once, in a cloud once its stack is read. 409 if the name is
+        taken."""
+        columns = _valid(CreateRegionSerializer(data=request.data))
+        name = columns.pop("name")
+        region = region_create(name=name, columns=columns, actor=actor_of(request), now=clock.now())
+        return Response(self.get_serializer(region).data)
+
+    @extend_schema(operation_id="regions_change", request=ChangeRegionSerializer, responses={200: RegionSerializer})
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Change what is given."""
+        region = self.get_object()
+        columns = _valid(ChangeRegionSerializer(data=request.data))
+        region_change(name=region.name, columns=columns, actor=actor_of(request), now=clock.now())
+        return Response(self.get_serializer(self.get_object()).data)
+
+    @extend_schema(operation_id="regions_delete", responses={200: RegionSerializer})
+    def destroy(self, request: Request, name: str) -> Response:
+        """Remove a region that nothing was ever part of. Responds with what it was. 409 once it has nodes, cells,
+        ingresses or deployments, or had them, with their names: their history stays readable."""
+        region = self.get_object()
+        shown = self.get_serializer(region).data
+        region_delete(name=region.name, actor=actor_of(request), now=clock.now())
+        return Response(shown)
+
+
+def _valid(serializer: serializers.Serializer[Any]) -> dict[str, Any]:
+    serializer.is_valid(raise_exception=True)
+    return dict(serializer.validated_data)
+
+
+class InstanceTypeSerializer(serializers.ModelSerializer[InstanceType]):
+    class Meta:
+        model = InstanceType
+        fields = [
+            "name", "accelerator", "chips", "cores", "memory_gib", "price_per_hour", "watts",
+            "tensor_parallel_degree",
+        ]  # fmt: skip
+        examples = {"name": "local.sim"}
+
+
+class InstanceTypeFilter(filters.FilterSet):
+    accelerator = filters.CharFilter()
+
+    class Meta:
+        model = InstanceType
+        fields: list[str] = []
+
+
+class InstanceTypeViewSet(ReadOnlyModelViewSet[InstanceType]):
+    """Kinds of machines. Prices in US dollars."""
+
+    serializer_class = InstanceTypeSerializer
+    filterset_class = InstanceTypeFilter
+    lookup_field = "name"
+    lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("name", "accelerator", "chips", "memory_gib", "price_per_hour", "watts")
+    watch_kind = "instance-type"
+    aliases = ("it",)
+    columns = "NAME, ACCELERATOR, CHIPS, CORES, GIB=memory_gib, $/H=price_per_hour, TP=tensor_parallel_degree"
+
+    def get_queryset(self) -> QuerySet[InstanceType]:
+        return InstanceType.objects.all()
+
+
+class CertificateSerializer(serializers.ModelSerializer[ApplicationCertificate]):
+    region = serializers.CharField(source="region_id", allow_null=True, help_text="Null: every region shows it.")
+    names = serializers.ListField(child=serializers.CharField(), help_text="Hosts and addresses that it is for.")
+    key_kind = serializers.CharField(help_text="`P-256`, `P-384`, `RSA 2048`.")
+    fingerprint = serializers.CharField(help_text="SHA-256 of the certificate, hexadecimal.")
+
+    class Meta:
+        model = ApplicationCertificate
+        fields = [
+            "name", "region", "names", "issuer", "key_kind", "fingerprint", "not_before", "not_after", "actor",
+            "created_at", "changed_at",
+        ]  # fmt: skip
+        examples = {"name": "api", "issuer": "CN=Example CA 3,O=Example", "key_kind": "P-256"}
+
+
+class SetCertificateSerializer(StrictSerializer):
+    name = serializers.CharField(
+        max_length=NAME_LENGTH_MAX, help_text="A new name, or that of the certificate whose place it takes."
+    )
+    region = serializers.CharField(
+        max_length=64, allow_blank=True, required=False, default="", help_text="Left out: every region, or as before."
+    )
+    certificate = serializers.CharField(
+        max_length=2 * CHAIN_LENGTH_MAX, help_text="PEM: the certificate first, then each that signed the one before."
+    )
+    private_key = serializers.CharField(
+        max_length=2 * KEY_LENGTH_MAX, write_only=True, help_text="PEM, without a passphrase. Never shown again."
+    )
+
+    class Meta:
+        examples = {
+            "name": "api",
+            "certificate": "-----BEGIN CERTIFICATE-----\n…\n-----END CERTIFICATE-----\n",
+            "private_key": "(PEM of the private key)",
+        }
+
+
+class CertificateFilter(filters.FilterSet):
+    region = filters.CharFilter(field_name="region_id")
+
+    class Meta:
+        model = ApplicationCertificate
+        fields: list[str] = []
+
+
+class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationCertificate]):
+    """What ingresses show to applications that connect over TLS, chosen by the host that these ask for."""
+
+    serializer_class = CertificateSerializer
+    filterset_class = CertificateFilter
+    lookup_field = "name"
+    lookup_value_regex = r"[-\w]{1,40}"
+    page_order = "id"
+    needs = {"list": Role.OPERATOR, "retrieve": Role.OPERATOR}
+    ordering_fields = ("name", "not_after", "created_at", "changed_at")
+    aliases = ("cert", "certs")
+    columns = "NAME, REGION, HOSTS=names, ISSUER, KEY=key_kind, ENDS=not_after"
+
+    def get_queryset(self) -> QuerySet[ApplicationCertificate]:
+        return ApplicationCertificate.objects.all()
+
+    @extend_schema(
+        operation_id="certificates_set", request=SetCertificateSerializer, responses={200: CertificateSerializer}
+    )
+    def create(self, request: Request) -> Response:
+        """Set a certificate, or another one in the place of that of the same name: streams go on, new connections see
+        it within seconds. 409 if another certificate is for one of its hosts."""
+        body = SetCertificateSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        row = application_certificate_set(**body.validated_data, actor=actor_of(request), now=clock.now())
+        return Response(CertificateSerializer(row).data)
+
+    @extend_schema(operation_id="certificates_remove", request=None, responses={200: CertificateSerializer})
+    @action(detail=True, methods=["post"])
+    def remove(self, request: Request, name: str) -> Response:
+        """Show a certificate no longer. Responds with what it was. 409 if a region that refuses plain HTTP would have
+        none left."""
+        row = self.get_object()
+        shown = CertificateSerializer(row).data
+        application_certificate_remove(name=row.name, actor=actor_of(request), now=clock.now())
+        return Response(shown)

@@ -1,0 +1,103 @@
+"""Regions and instance types: where nodes are and what they are."""
+
+from django.db import models
+
+from engine_agent.protocol.states import PlainHttp
+from fleet.capacity.planning.pools import Market
+from fleet.capacity.planning.rates import Rate as RateInForce
+from fleet.capacity.planning.rates import RateKind
+from fleet.machines.planner import WarmSpares, parse_warm_spares
+from fleet.reconcile.planning.states import choices
+from models_registry.versions.planning.machines import InstanceShape
+
+
+class InstanceType(models.Model):
+    """A kind of machine. `tensor_parallel_degree` is the degree it suits by default; prices in US dollars."""
+
+    name = models.CharField(max_length=64, primary_key=True)
+    accelerator = models.CharField(max_length=64)
+    chips = models.PositiveIntegerField(default=0)
+    cores = models.PositiveIntegerField(default=0)
+    memory_gib = models.FloatField(default=0)
+    price_per_hour = models.FloatField(default=0)
+    watts = models.FloatField(default=0)
+    tensor_parallel_degree = models.PositiveIntegerField(default=1)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def shape(self) -> InstanceShape:
+        """The row as the pure planners take it."""
+        return InstanceShape(
+            name=self.name,
+            accelerator=self.accelerator,
+            chips=self.chips,
+            cores=self.cores,
+            memory_gib=self.memory_gib,
+            price_per_hour=self.price_per_hour,
+            watts=self.watts,
+            tensor_parallel_degree=self.tensor_parallel_degree,
+        )
+
+
+class Region(models.Model):
+    """A failure and latency domain. `spares` maps instance type -> how many idle nodes to keep warm; see `WarmSpares`.
+
+    `ingress_url` is where applications send requests, `plain_http` whom its ingresses serve without TLS. `position`
+    orders regions and picks the local ports. `cheapest_first`: of pools of capacity that would do alike, the cheapest
+    is tried first, whatever their order.
+    """
+
+    name = models.SlugField(max_length=64, primary_key=True)
+    provider = models.CharField(max_length=32, default="local")
+    position = models.PositiveIntegerField(default=0)
+    ingress_url = models.URLField(blank=True)
+    spares = models.JSONField(default=dict, blank=True)
+    plain_http = models.CharField(max_length=16, choices=choices(PlainHttp), default=PlainHttp.SERVE.value)
+    cheapest_first = models.BooleanField(default=False)
+
+    class Meta:
+        ordering = ["position", "name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def warm_spares(self) -> dict[str, WarmSpares]:
+        """Instance type -> the idle nodes to keep, and which of them are for repair alone."""
+        return parse_warm_spares(self.spares)
+
+
+# What operators state of prices of machines and tokens, of power and of the grid.
+
+
+class Rate(models.Model):
+    """What an operator states of prices, power and the grid, from `valid_from` on: see `RateKind`. Rows are never
+    changed; one that is not in force yet may be withdrawn."""
+
+    kind = models.CharField(max_length=16, choices=[(kind.value, kind.value) for kind in RateKind])
+    subject = models.CharField(max_length=96)
+    region = models.CharField(max_length=64, blank=True)
+    market = models.CharField(max_length=16, choices=choices(Market), blank=True)
+    value = models.DecimalField(max_digits=16, decimal_places=6)
+    valid_from = models.DateTimeField()
+    actor = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-valid_from", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["kind", "subject", "region", "market", "valid_from"], name="fleet_rate_once"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        where = f" in {self.region}" if self.region else ""
+        bought = f", {self.market}," if self.market else ""
+        return f"{self.kind} of {self.subject}{where}{bought} from {self.valid_from:%Y-%m-%d %H:%M}"
+
+    def rate(self) -> RateInForce:
+        return RateInForce(RateKind(self.kind), self.subject, self.region, self.value, self.valid_from, self.market)

@@ -1,0 +1,374 @@
+"""One region for its page: what its cloud says of it, and its pools of capacity.
+
+Where a region's nodes are: zone, network nodes, machines, as a tree for its page.
+
+The page of one region, and what its forms change: which pools of capacity are used,
+in what order, and which images machines move to.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+from django.http import Http404
+from django.urls import reverse
+
+from controlplane.dashboard.actions import Action, Run, Submission, Target, action, action_view
+from controlplane.dashboard.events import EventList, region_events
+from controlplane.dashboard.fragments import Fragment, Page, PageRequest
+from fleet.capacity.api import DeclarePoolSerializer
+from fleet.capacity.planning.pools import DECLARABLE, Market, UnitView, fits, pool_state
+from fleet.capacity.selectors import pool_views, pools_in_order
+from fleet.capacity.services import NewPool, pool_change, pool_declare, pool_delete, pool_resume
+from fleet.cells.models import Cell, CellMember
+from fleet.cells.selectors import cell_counts_by_region
+from fleet.clouds.api import AskImageSerializer
+from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
+from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState
+from fleet.clouds.services.images import image_ask, image_back
+from fleet.nodes.models import Node
+from fleet.nodes.selectors import node_counts_by_region
+from fleet.reconcile.planning.states import POOL_TONE, CellState, CloudRegionState, NodeState, PoolState
+from fleet.regions.models import Region
+from kernel.tones import Tone
+
+CLOUD_TONE = {
+    CloudRegionState.READING: Tone.MOVING,
+    CloudRegionState.READY: Tone.OK,
+    CloudRegionState.REFUSED: Tone.BAD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RegionHead:
+    """A region and its counts: state -> number. `cloud`: what it was made of in a cloud; None: it is in none."""
+
+    region: Region
+    cloud: CloudRegion | None
+    cloud_tone: Tone
+    nodes: tuple[tuple[str, int], ...]
+    cells: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """`why`: why no machine is launched from it now; "": one may be. `is_first`, `is_last`: of its type."""
+
+    pool: CapacityPool
+    name: str
+    state: PoolState
+    tone: Tone
+    why: str
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolsOfType:
+    instance_type: str
+    rows: tuple[PoolRow, ...]
+    zones: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesOfType:
+    """The images that the pools of a type have, and the newest move from them; None: there was none."""
+
+    instance_type: str
+    images: tuple[str, ...]
+    move: ImageMove | None
+    tone: Tone
+    is_under_way: bool
+    may_turn_back: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RegionImages:
+    region: str
+    types: tuple[ImagesOfType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPools:
+    """Pools by instance type, each in the order in which they are tried."""
+
+    region: str
+    is_in_cloud: bool
+    types: tuple[PoolsOfType, ...]
+    zones: tuple[str, ...]
+    markets: tuple[str, ...] = tuple(market.value for market in DECLARABLE)
+
+
+def region_find(name: str) -> Region | None:
+    """With its cloud, if it is in one."""
+    return Region.objects.select_related("cloud").filter(pk=name).first()
+
+
+def region_head(region: Region) -> RegionHead:
+    cloud: CloudRegion | None = getattr(region, "cloud", None)
+    nodes, cells = node_counts_by_region().get(region.pk, {}), cell_counts_by_region().get(region.pk, {})
+    return RegionHead(
+        region=region,
+        cloud=cloud,
+        cloud_tone=CLOUD_TONE[CloudRegionState(cloud.state)] if cloud else Tone.IDLE,
+        nodes=tuple((state.value, nodes[state]) for state in NodeState if nodes.get(state)),
+        cells=tuple((state.value, cells[state]) for state in CellState if cells.get(state)),
+    )
+
+
+def region_pools(region: Region, now: datetime) -> RegionPools:
+    by_type: dict[str, list[CapacityPool]] = {}
+    for pool in pools_in_order(region.pk):
+        by_type.setdefault(pool.instance_type_id, []).append(pool)
+    types = tuple(_of_type(region.pk, kind, pools, now) for kind, pools in by_type.items())
+    zones = sorted({zone for each in types for zone in each.zones})
+    return RegionPools(region.pk, getattr(region, "cloud", None) is not None, types, tuple(zones))
+
+
+def region_images(region: Region) -> RegionImages:
+    moves = ImageMove.objects.filter(region_id=region.pk).order_by("instance_type_id", "-pk")
+    newest = {move.instance_type_id: move for move in moves.distinct("instance_type_id")}
+    by_type: dict[str, set[str]] = {}
+    for kind, image in CapacityPool.objects.filter(region_id=region.pk).values_list("instance_type_id", "image"):
+        by_type.setdefault(kind, set()).add(image)
+    types = tuple(_image_rows(kind, images, newest.get(kind)) for kind, images in sorted(by_type.items()))
+    return RegionImages(region.pk, types)
+
+
+def _image_rows(kind: str, images: set[str], move: ImageMove | None) -> ImagesOfType:
+    is_under_way = move is not None and move.ended_at is None
+    return ImagesOfType(
+        instance_type=kind,
+        images=tuple(sorted(images)),
+        move=move,
+        tone=IMAGE_TONE[ImageState(move.state)] if move else Tone.IDLE,
+        is_under_way=is_under_way,
+        may_turn_back=is_under_way and move is not None and move.state != ImageState.BACK,
+    )
+
+
+def _of_type(region: str, kind: str, pools: Sequence[CapacityPool], now: datetime) -> PoolsOfType:
+    views = pool_views(pools, now)
+    reasons = {fit.pool.id: fit.reason for fit in fits(UnitView("", region, kind, 1, frozenset(Market)), views, now)}
+    rows = tuple(
+        PoolRow(
+            pool=pool,
+            name=view.name,
+            state=(state := pool_state(view, now)),
+            tone=POOL_TONE[state],
+            why=reasons[pool.pk],
+            is_first=pool is pools[0],
+            is_last=pool is pools[-1],
+        )
+        for pool, view in zip(pools, views, strict=True)
+    )
+    return PoolsOfType(kind, rows, tuple(sorted({pool.zone for pool in pools})))
+
+
+NODES_DRAWN = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    node: Node
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Nodes of one cell that are at one place; `cell` None: in none."""
+
+    cell: Cell | None
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A zone, or a network node below it. `names`: its own, and those of all below it that have nothing beside them.
+    `nodes`: how many are below it."""
+
+    names: tuple[str, ...]
+    nodes: int
+    places: tuple["Place", ...]
+    groups: tuple[Marks, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionTree:
+    """`unknown`: nodes whose place is not known. `more`: there are more nodes than are drawn."""
+
+    places: tuple[Place, ...]
+    unknown: tuple[Marks, ...]
+    drawn: int
+    more: bool
+
+
+def region_tree(region: Region) -> RegionTree:
+    live = Node.objects.filter(region=region).exclude(state=NodeState.RETIRED)
+    found = list(live.select_related("member__cell").order_by("topology", "id")[: NODES_DRAWN + 1])
+    nodes = found[:NODES_DRAWN]
+    placed = [(tuple(node.topology), node) for node in nodes if node.topology]
+    unknown = _groups([node for node in nodes if not node.topology])
+    return RegionTree(places_of(placed), unknown, len(nodes), more=len(found) > NODES_DRAWN)
+
+
+def places_of(placed: Iterable[tuple[tuple[str, ...], Node]]) -> tuple[Place, ...]:
+    """The places right below one, from what is below it: the rest of each path, and the node."""
+    ordered = sorted(placed, key=lambda pair: (pair[0], pair[1].pk))
+    places = []
+    for name, below in groupby(ordered, key=lambda pair: pair[0][0]):
+        pairs = [(path[1:], node) for path, node in below]
+        here = [node for path, node in pairs if not path]
+        places.append(_place(name, places_of((path, node) for path, node in pairs if path), here))
+    return tuple(places)
+
+
+def _place(name: str, below: tuple[Place, ...], here: Sequence[Node]) -> Place:
+    if len(below) == 1 and not here:
+        only = below[0]
+        return Place((name, *only.names), only.nodes, only.places, only.groups)
+    return Place((name,), len(here) + sum(place.nodes for place in below), below, _groups(here))
+
+
+def _groups(nodes: Sequence[Node]) -> tuple[Marks, ...]:
+    """Cells by name, their nodes by rank; the nodes of none come last."""
+    by_cell: dict[str, list[tuple[int, Mark]]] = {}
+    cells: dict[str, Cell] = {}
+    for node in nodes:
+        member: CellMember | None = getattr(node, "member", None)
+        key = member.cell_id if member else ""
+        if member:
+            cells[key] = member.cell
+        role = f"{member.role} of {member.cell_id}" if member else "spare"
+        by_cell.setdefault(key, []).append((member.rank if member else 0, Mark(node, role)))
+    order = sorted(by_cell, key=lambda key: (not key, key))
+    return tuple(
+        Marks(cells.get(key), tuple(mark for _, mark in sorted(by_cell[key], key=lambda one: (one[0], one[1].node.pk))))
+        for key in order
+    )
+
+
+EVENTS_OF_ONE_REGION = 30
+
+
+def _region(request: PageRequest) -> Region:
+    return _found(request.key)
+
+
+def _found(region: str) -> Region:
+    found = region_find(region)
+    if found is None:
+        raise Http404(f"There is no region {region!r}.")
+    return found
+
+
+def _head(request: PageRequest) -> RegionHead:
+    return region_head(request.once(_region))
+
+
+def _pools(request: PageRequest) -> RegionPools:
+    return region_pools(request.once(_region), request.now)
+
+
+def _images(request: PageRequest) -> RegionImages:
+    return region_images(request.once(_region))
+
+
+def _tree(request: PageRequest) -> RegionTree:
+    return region_tree(request.once(_region))
+
+
+def _events(request: PageRequest) -> EventList:
+    return region_events(request.once(_region).pk, EVENTS_OF_ONE_REGION)
+
+
+REGION = Page(
+    section="nodes",
+    title="",
+    fragments=(
+        Fragment("region", "", ("regions:{key}", "nodes", "cells"), "fleet/regions/region.html", _head),
+        Fragment(
+            "region-pools", "Pools of capacity", ("regions:{key}", "machines"), "fleet/regions/pools.html", _pools
+        ),
+        Fragment("region-images", "Images", ("regions:{key}",), "fleet/regions/images.html", _images),
+        Fragment("region-tree", "Where its nodes are", ("nodes", "cells"), "fleet/regions/tree.html", _tree),
+        Fragment("region-events", "Events", ("events",), "dashboard/events/list.html", _events),
+    ),
+)
+
+
+def _pool(region: str, pool_id: int) -> CapacityPool:
+    pool = CapacityPool.objects.filter(region_id=region, pk=pool_id).first()
+    if pool is None:
+        raise Http404(f"There is no pool {pool_id} in {region!r}.")
+    return pool
+
+
+TARGET = Target(
+    noun="pool of capacity",
+    find=_pool,
+    name=str,
+    url=lambda pool: f"{reverse('region', args=(pool.region_id,))}#region-pools",
+)
+
+
+def _changing(columns: Callable[[CapacityPool], dict[str, Any]]) -> Run[CapacityPool]:
+    def run(form: Submission, pool: CapacityPool) -> None:
+        pool_change(pool_id=pool.pk, columns=columns(pool), actor=form.actor, now=form.now)
+
+    return run
+
+
+def _resume(form: Submission, pool: CapacityPool) -> None:
+    pool_resume(pool_id=pool.pk, actor=form.actor, now=form.now)
+
+
+def _remove(form: Submission, pool: CapacityPool) -> None:
+    pool_delete(pool_id=pool.pk, actor=form.actor, now=form.now)
+
+
+pool_action = action_view(
+    Action(target=TARGET, name="on", run=_changing(lambda pool: {"enabled": True})),
+    Action(target=TARGET, name="off", run=_changing(lambda pool: {"enabled": False})),
+    Action(target=TARGET, name="earlier", run=_changing(lambda pool: {"position": max(0, pool.position - 1)})),
+    Action(target=TARGET, name="resume", run=_resume),
+    Action(target=TARGET, name="remove", run=_remove),
+)
+
+REGION_TARGET = Target(
+    noun="region",
+    find=_found,
+    name=lambda region: region.pk,
+    url=lambda region: f"{reverse('region', args=(region.pk,))}#region-pools",
+)
+
+
+@action(REGION_TARGET)
+def pool_add_action(form: Submission, region: Region) -> None:
+    body = form.valid(DeclarePoolSerializer, "instance_type", "market", "zone", "max_price", region=region.pk)
+    new = NewPool(region.pk, body["instance_type"], body["zone"], Market(body["market"]), body["max_price"])
+    pool_declare(new, actor=form.actor, now=form.now)
+
+
+def _move(region: str, move_id: int) -> ImageMove:
+    move = ImageMove.objects.filter(region_id=region, pk=move_id).first()
+    if move is None:
+        raise Http404(f"There is no move {move_id} to another image in {region!r}.")
+    return move
+
+
+def _images_of(region: str) -> str:
+    return f"{reverse('region', args=(region,))}#region-images"
+
+
+@action(replace(REGION_TARGET, url=lambda region: _images_of(region.pk)))
+def image_move_action(form: Submission, region: Region) -> None:
+    body = form.valid(AskImageSerializer, "instance_type", "image", "why", region=region.pk)
+    image_ask(region.pk, body["instance_type"], body["image"], actor=form.actor, now=form.now, why=body["why"])
+
+
+@action(Target(noun="move", find=_move, name=str, url=lambda move: _images_of(move.region_id)))
+def image_back_action(form: Submission, move: ImageMove) -> None:
+    image_back(move.pk, actor=form.actor, now=form.now)

@@ -1,0 +1,141 @@
+"""Releases of the agent and the way from one to another over HTTP. Decides nothing; services do."""
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.reconcile.planning.states import AgentRolloutState, choices
+from fleet.releases.models import AgentMove, AgentRelease, AgentRollout
+from fleet.releases.selectors import agents_by_release
+from fleet.releases.services.releases import DEFAULT_SOAK_S, LONGEST_SOAK_S, agent_rollout_begin, agent_rollout_cancel
+from kernel import clock
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
+
+
+class AgentReleaseSerializer(serializers.ModelSerializer[AgentRelease]):
+    protocol = serializers.IntegerField(help_text="What its agents speak; that and the one before are served.")
+    is_current = serializers.BooleanField(help_text="What new agents run, and what others catch up to.")
+    archives = serializers.DictField(help_text="Python and processor -> the archive for hosts that join.")
+    agents = serializers.SerializerMethodField(help_text="Who runs it, by id; a machine with what it runs.")
+
+    class Meta:
+        model = AgentRelease
+        fields = ["id", "version", "protocol", "is_current", "archives", "agents", "created_at"]
+        examples = {"id": "3fa9c0de81b2745a", "version": "0.1.0", "agents": ["i-us-east-1", "n-0a1b2c3d"]}
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_agents(self, release: AgentRelease) -> list[str]:
+        found: dict[str, list[str]] = self.context["agents"]
+        return found.get(release.id, [])
+
+
+class AgentReleaseViewSet(ReadOnlyModelViewSet[AgentRelease]):
+    """Releases of the agent that the fleet knows, and who runs which."""
+
+    serializer_class = AgentReleaseSerializer
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9a-f]{1,16}"
+    ordering_fields = ("id", "created_at")
+    watch_kind = "agent-release"
+    measured = frozenset({"agents"})
+    columns = "RELEASE=id, VERSION, PROTOCOL, CURRENT=is_current, RUN BY=agents:count, AGENTS, AGE=created_at:age"
+
+    def get_queryset(self) -> QuerySet[AgentRelease]:
+        return AgentRelease.objects.all()
+
+    def get_serializer_context(self) -> dict[str, Any]:
+        return {**super().get_serializer_context(), "agents": agents_by_release(clock.now())}
+
+
+class AgentMoveSerializer(serializers.ModelSerializer[AgentMove]):
+    class Meta:
+        model = AgentMove
+        fields = ["agent", "ring", "release", "moved_at", "settled_at", "trouble"]
+        examples = {"agent": "n-0a1b2c3d"}
+
+
+class AgentRolloutSerializer(serializers.ModelSerializer[AgentRollout]):
+    from_release = serializers.CharField(source="source_id")
+    to_release = serializers.CharField(source="target_id")
+    state = serializers.ChoiceField(choices=choices(AgentRolloutState))
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    ring = serializers.IntegerField(help_text="The ring that moves, from 0: one agent, a tenth, all others.")
+    soak_s = serializers.FloatField(help_text="How long a ring must be well before the next.")
+    moves = AgentMoveSerializer(many=True, help_text="Who is in which ring; none once a later rollout has begun.")
+
+    class Meta:
+        model = AgentRollout
+        fields = [
+            "id", "from_release", "to_release", "state", "tone", "reason", "why", "ring", "rings", "soak_s", "actor",
+            "moves", "created_at", "ring_since", "ended_at",
+        ]  # fmt: skip
+        examples = {"from_release": "8e83b4e031e30dde", "to_release": "3fa9c0de81b2745a"}
+
+
+class UpgradeSerializer(StrictSerializer):
+    release = serializers.CharField(
+        max_length=16, required=False, allow_blank=True, default="", help_text="Empty: what this control plane carries."
+    )
+    soak_s = serializers.FloatField(min_value=0, max_value=LONGEST_SOAK_S, default=DEFAULT_SOAK_S)
+    why = serializers.CharField(
+        required=False, allow_blank=True, max_length=200, default="", help_text="Your reason, for the timeline."
+    )
+
+    class Meta:
+        examples = {"soak_s": 30}
+
+
+class AgentRolloutFilter(filters.FilterSet):
+    state = filters.MultipleChoiceFilter(
+        choices=choices(AgentRolloutState), distinct=False, help_text="May be repeated."
+    )
+
+    class Meta:
+        model = AgentRollout
+        fields: list[str] = []
+
+
+class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
+    """Ways of all agents from one release to another, newest first."""
+
+    serializer_class = AgentRolloutSerializer
+    filterset_class = AgentRolloutFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "-id"
+    ordering_fields = ("id", "state", "created_at", "ended_at")
+    watch_kind = "agent-rollout"
+    measured = frozenset({"moves"})
+    columns = "ID, STATE, FROM=from_release, TO=to_release, RING, BY=actor, REASON, AGE=created_at:age"
+
+    def get_queryset(self) -> QuerySet[AgentRollout]:
+        return AgentRollout.objects.prefetch_related("moves")
+
+    @extend_schema(operation_id="agents_upgrade", request=UpgradeSerializer, responses={200: AgentRolloutSerializer})
+    def create(self, request: Request) -> Response:
+        """Begin to move all agents to a release: one, then a tenth, then all others, each ring watched before the next.
+        Engines and HAProxies go on. It goes back by itself when an agent or its engine is not as it was. 409 while
+        another one is under way, and if all run it already."""
+        payload = UpgradeSerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        rollout = agent_rollout_begin(actor=actor_of(request), now=clock.now(), **payload.validated_data)
+        return Response(self.get_serializer(self.get_queryset().get(pk=rollout.pk)).data)
+
+    @extend_schema(operation_id="agents_upgrade_cancel", request=WhySerializer, responses={200: AgentRolloutSerializer})
+    @action(detail=True, methods=["post"])
+    def cancel(self, request: Request, id: str) -> Response:
+        """Take the agents that went already back to the release before. 409 once it goes back or has ended."""
+        rollout = self.get_object()
+        payload = WhySerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        why = payload.validated_data["why"]
+        agent_rollout_cancel(rollout_id=rollout.pk, actor=actor_of(request), now=clock.now(), why=why)
+        return Response(self.get_serializer(self.get_object()).data)

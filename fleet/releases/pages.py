@@ -1,0 +1,126 @@
+"""Releases of the agent for the page of nodes: who runs which, and how far the newest upgrade is.
+
+Releases of the agent on the page of nodes: the skew, the newest upgrade, beginning one, and taking it back.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.http import Http404, HttpResponse
+from django.shortcuts import redirect
+
+from controlplane.dashboard.actions import Submission, action, page_target
+from controlplane.dashboard.fragments import Fragment, PageRequest
+from engine_agent.protocol.machine_messages import version_text
+from fleet.releases.api import UpgradeSerializer
+from fleet.releases.models import AgentMove, AgentRelease, AgentRollout
+from fleet.releases.selectors import active_rollout, agents_by_release
+from fleet.releases.services.archive import checkout_release
+from fleet.releases.services.releases import agent_rollout_begin, agent_rollout_cancel
+
+RELEASES_SHOWN = 10
+NAMES_SHOWN = 12
+UNKNOWN = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRow:
+    """A release, and how many agents run it. `names`: the first of them, `more`: how many others."""
+
+    release: AgentRelease
+    count: int
+    names: tuple[str, ...]
+    more: int
+
+
+@dataclass(frozen=True, slots=True)
+class RingRow:
+    """One ring of the upgrade: how many agents are in it, and how many of them are well with the new release. `moves`:
+    some, those with trouble or not yet well first; `more`: how many others. Of an upgrade that has ended only those
+    with trouble count."""
+
+    number: int
+    count: int
+    settled: int
+    moves: tuple[AgentMove, ...]
+    more: int
+    is_moving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AgentList:
+    """`own`: what this control plane carries. `behind`: agents that run another release than the current one;
+    `strange`: those of no release or an unknown one, with what they run, and how many more do."""
+
+    own: str
+    rows: tuple[ReleaseRow, ...]
+    behind: int
+    strange: tuple[tuple[str, tuple[str, ...], int], ...]
+    rollout: AgentRollout | None
+    rings: tuple[RingRow, ...]
+    others: tuple[AgentRelease, ...]
+
+
+def agent_list(*, now: datetime) -> AgentList:
+    """Releases with who runs them, the current one first, and the newest upgrade."""
+    running = agents_by_release(now)
+    known = sorted(AgentRelease.objects.all(), key=lambda row: not row.is_current)
+    shown = [row for row in known if row.is_current or row.id in running or not running][:RELEASES_SHOWN]
+    current = next((row.id for row in known if row.is_current), UNKNOWN)
+    ids = {row.id for row in known}
+    rollout = AgentRollout.objects.select_related("source", "target").first()
+    own = checkout_release()
+    return AgentList(
+        own=version_text(own.version, own.id),
+        rows=tuple(_row(row, running.get(row.id, [])) for row in shown),
+        behind=sum(len(names) for release, names in running.items() if release != current),
+        strange=tuple(
+            (release, tuple(names[:NAMES_SHOWN]), max(0, len(names) - NAMES_SHOWN))
+            for release, names in running.items()
+            if release not in ids
+        ),
+        rollout=rollout,
+        rings=_rings(rollout) if rollout is not None else (),
+        others=tuple(known),
+    )
+
+
+def _row(release: AgentRelease, names: list[str]) -> ReleaseRow:
+    return ReleaseRow(release, len(names), tuple(names[:NAMES_SHOWN]), max(0, len(names) - NAMES_SHOWN))
+
+
+def _rings(rollout: AgentRollout) -> tuple[RingRow, ...]:
+    shown = rollout.moves.all() if rollout.is_active else rollout.moves.exclude(trouble="")
+    moves = sorted(shown, key=lambda move: (not move.trouble, move.settled_at is not None, move.agent))
+    rings = []
+    for number in range(rollout.rings):
+        mine = [move for move in moves if move.ring == number]
+        if mine:
+            settled = sum(move.settled_at is not None for move in mine)
+            named, more = tuple(mine[:NAMES_SHOWN]), max(0, len(mine) - NAMES_SHOWN)
+            is_moving = rollout.is_active and rollout.ring == number
+            rings.append(RingRow(number + 1, len(mine), settled, named, more, is_moving))
+    return tuple(rings)
+
+
+def _agents(request: PageRequest) -> AgentList:
+    return agent_list(now=request.now)
+
+
+AGENTS = Fragment("agents", "Agents", ("agents", "nodes", "traffic"), "fleet/releases/agents.html", _agents)
+
+
+@action(page_target("nodes", "agents"))
+def agents_upgrade_action(form: Submission, _: None) -> HttpResponse:
+    body = form.valid(UpgradeSerializer, "release", "soak_s", "why")
+    agent_rollout_begin(actor=form.actor, now=form.now, **body)
+    return redirect("nodes")
+
+
+@action(page_target("nodes", "agents"))
+def agents_cancel_action(form: Submission, _: None) -> HttpResponse:
+    rollout = active_rollout()
+    if rollout is None:
+        raise Http404("No upgrade of agents is under way.")
+    agent_rollout_cancel(rollout_id=rollout.pk, actor=form.actor, now=form.now, why=form.text("why"))
+    return redirect("nodes")

@@ -1,0 +1,171 @@
+"""Agents as their rollouts see them, and as pages show them: nodes' and machines' from here, others from whoever
+registers them. A number of queries that does not grow with the number of agents."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import msgspec
+from django.db.models import Q
+
+from engine_agent.protocol.machine_messages import release_of
+from engine_agent.protocol.states import AgentKind, EngineState
+from fleet.machines.models import Machine
+from fleet.machines.planner import WITH_MACHINE_AGENT, has_machine_agent
+from fleet.nodes.models import Node, NodeReport
+from fleet.reconcile.planning.states import AGENT_ROLLOUT_ACTIVE, AgentRolloutState, CellState, MachineState, NodeState
+from fleet.releases.models import AgentMove, AgentRelease, AgentRollout
+from fleet.releases.planner import AgentRolloutView, AgentView, Move, Standing
+
+UNHEALTHY_FOR = timedelta(seconds=5)
+"""A cell that answers late once is no reason to take a release back."""
+BAD_NODE = frozenset({NodeState.FAULTY, NodeState.LOST})
+MOVING_CELL = frozenset({CellState.PENDING, CellState.STARTING, CellState.DRAINING})
+MOVING_ENGINE = frozenset({EngineState.STARTING, EngineState.DRAINING})
+
+AgentSource = Callable[[], list[AgentView]]
+
+_sources: list[AgentSource] = []
+
+
+def agent_source_register(source: AgentSource) -> None:
+    """Add agents that this app does not know, without their moves. Called once, when their app is ready."""
+    if source not in _sources:
+        _sources.append(source)
+
+
+def agents_seen(now: datetime) -> list[AgentView]:
+    """Every agent that moves by itself, by its id, with what it was told last."""
+    return _seen(now, {move.agent: move for move in AgentMove.objects.all()})
+
+
+def _seen(now: datetime, moves: Mapping[str, AgentMove]) -> list[AgentView]:
+    alone = {agent.id: agent for agent in _nodes(now)}
+    alone |= {agent.id: agent for source in _sources for agent in source()}
+    hosts = [_host(machine, alone, moves.get(machine.id)) for machine in _machines()]
+    agents = [*hosts, *(agent for agent in alone.values() if not has_machine_agent(agent.provider))]
+    return sorted((_moved(agent, moves.get(agent.id)) for agent in agents), key=lambda agent: agent.id)
+
+
+def active_rollout() -> AgentRollout | None:
+    """The agents' rollout that is under way."""
+    return AgentRollout.objects.filter(state__in=[state.value for state in AGENT_ROLLOUT_ACTIVE]).first()
+
+
+def current_release() -> AgentRelease | None:
+    """What new agents run; None before the first controller has started."""
+    return AgentRelease.objects.filter(is_current=True).first()
+
+
+def rollout_seen(rollout: AgentRollout) -> AgentRolloutView:
+    """The row as the planner takes it."""
+    return AgentRolloutView(
+        id=rollout.pk,
+        source=rollout.source_id,
+        target=rollout.target_id,
+        state=AgentRolloutState(rollout.state),
+        ring=rollout.ring,
+        rings=rollout.rings,
+        ring_since=rollout.ring_since,
+        soak_s=rollout.soak_s,
+    )
+
+
+def agents_by_release(now: datetime) -> dict[str, list[str]]:
+    """Release -> the agents that run it, by id; "" of those that run none, such as from a checkout."""
+    found: dict[str, list[str]] = {}
+    for agent in _seen(now, {}):
+        found.setdefault(agent.release, []).append(agent.id)
+    return found
+
+
+def releases_named(now: datetime) -> set[str]:
+    """Releases that an agent of the fleet said last that it runs, or was told to run, connected or not."""
+    there = Machine.objects.exclude(state=MachineState.GONE.value)
+    versions = [
+        *NodeReport.objects.values_list("agent_version", flat=True),
+        *there.values_list("agent_version", flat=True),
+    ]
+    said = {release_of(version) for version in versions} | {agent.release for source in _sources for agent in source()}
+    told = {agent.move.release for agent in agents_seen(now) if agent.move is not None}
+    return (said | told) - {""}
+
+
+def _nodes(now: datetime) -> Iterator[AgentView]:
+    joined = Node.objects.exclude(state__in=[NodeState.RETIRED.value, NodeState.JOINING.value])
+    rows = joined.select_related("report", "region", "member__cell").defer("report__load", "report__telemetry")
+    for node in rows.filter(~Q(report=None)):
+        report, member = node.report, getattr(node, "member", None)
+        cell = member.cell if member is not None else None
+        standing = Standing(
+            cell=cell.id if cell else "",
+            generation=cell.generation if cell else 0,
+            drains=cell is not None and cell.state == CellState.DRAINING,
+            state=report.state,
+            pid=report.engine_pid,
+        )
+        yield AgentView(
+            id=node.id,
+            kind=AgentKind.NODE.value,
+            region=node.region_id,
+            provider=node.region.provider,
+            release=release_of(report.agent_version),
+            connected=report.connected,
+            connection_since=report.connection_changed_at,
+            unwell=_unwell(node, now),
+            unsteady=report.state in MOVING_ENGINE or (cell is not None and cell.state in MOVING_CELL),
+            standing=standing,
+        )
+
+
+def _unwell(node: Node, now: datetime) -> str:
+    report = node.report
+    if node.state in BAD_NODE:
+        return f"{node.id} is {node.state}: {node.reason}"
+    if report.state == EngineState.FAILED:
+        return f"its engine has failed: {report.reason}"
+    if report.unhealthy_since is not None and now - report.unhealthy_since > UNHEALTHY_FOR:
+        return f"its engine is not healthy: {(report.health or {}).get('reason') or report.reason}"
+    return ""
+
+
+def _machines() -> list[Machine]:
+    there = [MachineState.POOL.value, MachineState.TAKEN.value]
+    return list(Machine.objects.filter(provider__in=WITH_MACHINE_AGENT, state__in=there, leaving=False))
+
+
+def _host(machine: Machine, runs: Mapping[str, AgentView], move: AgentMove | None) -> AgentView:
+    """A machine and what it runs, as one: they have one release, or none that both have."""
+    own = release_of(machine.agent_version)
+    inner = runs.get(machine.runs) if machine.runs else None
+    tried = move is not None and move.attempt == machine.release_attempt
+    host = AgentView(
+        id=machine.id,
+        kind=AgentKind.MACHINE.value,
+        region=machine.region_id,
+        provider=machine.provider,
+        release=own,
+        connected=machine.connected,
+        connection_since=machine.last_seen_at,
+        unsteady=bool(machine.runs) and inner is None,
+        failed=machine.release_trouble if tried else "",
+    )
+    if inner is None:
+        return host
+    return replace(
+        host,
+        release=own if inner.release == own else f"{own or 'none'} and {inner.release or 'none'}",
+        connected=machine.connected and inner.connected,
+        unwell=inner.unwell,
+        unsteady=inner.unsteady,
+        standing=inner.standing,
+        serves_requests=inner.serves,
+    )
+
+
+def _moved(agent: AgentView, row: AgentMove | None) -> AgentView:
+    if row is None:
+        return agent
+    before = msgspec.convert(row.before, Standing) if row.before else None
+    move = Move(row.rollout_id, row.ring, row.release, row.moved_at, before, row.settled_at)
+    return replace(agent, move=move, failed=agent.failed or row.trouble)

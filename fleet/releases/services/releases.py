@@ -1,0 +1,460 @@
+"""Which releases of the agent the fleet has, and which agents were refused.
+
+Removes releases of the agent that nothing needs any more: their rows, what lies of them on this host, and their
+archives in the cache. At the start of each controller, for that is when releases become more.
+
+Moves all agents to another release, ring by ring: the loop `fleet.agents`. Loads, plans, applies.
+
+What an agent was told stands in its row before its provider hears of it, and is said again until the agent says that
+it runs it: a controller that is killed in between costs the rest of its lease.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+import psutil
+from django.db import DatabaseError, IntegrityError, transaction
+from django.db.models import F
+
+from engine_agent.protocol.machine_messages import release_in
+from fleet.agents.services.enrolment import AgentIdentity
+from fleet.clouds.base import ProviderError, provider_named
+from fleet.clouds.local import code_of
+from fleet.machines.models import Machine
+from fleet.machines.selectors import tag_of
+from fleet.reconcile.planning.states import (
+    AGENT_ROLLOUT_ALLOWED,
+    AGENT_ROLLOUT_SAID,
+    AGENT_ROLLOUT_TONE,
+    AgentRolloutState,
+    MachineState,
+)
+from fleet.releases.models import AgentMove, AgentRelease, AgentRollout
+from fleet.releases.planner import (
+    SETTINGS,
+    AgentDecision,
+    AgentRolloutSettings,
+    AgentView,
+    ChangeAgentRollout,
+    EnterRing,
+    MoveAgent,
+    Removal,
+    RolloutReleases,
+    SettleAgent,
+    plan_agent_rollout,
+    plan_catch_up,
+    plan_removal,
+    plan_rings,
+)
+from fleet.releases.selectors import active_rollout, agents_seen, current_release, releases_named, rollout_seen
+from fleet.releases.services.archive import (
+    LEFT_AFTER_S,
+    NoRelease,
+    archive_files,
+    archives,
+    checkout_release,
+    own_release,
+    release_folder,
+    source_keep,
+    unfinished_archives_delete,
+)
+from kernel import clock, live, wake_ups
+from kernel.events import event_record
+from kernel.leases import lease_release, lease_take, this_holder
+from kernel.models import Event
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
+
+SAID_AGAIN_AFTER = timedelta(hours=1)
+"""An agent that is refused tries again twice a minute."""
+
+log = logging.getLogger(__name__)
+
+
+def release_register(checkout: Path | None = None, *, now: datetime) -> AgentRelease:
+    """Have the fleet know the release of a checkout, our own without one. The first one is current at once.
+
+    Raises:
+        NoRelease: the folder holds no agent.
+        OSError: it cannot be kept.
+    """
+    release = source_keep(checkout) if checkout is not None else own_release()
+    row, is_new = AgentRelease.objects.get_or_create(
+        id=release.id, defaults={"version": release.version, "protocol": release.protocol, "created_at": now}
+    )
+    if is_new:
+        log.info("release %s is known now", row)
+    if not AgentRelease.objects.filter(is_current=True).exists():
+        try:
+            with transaction.atomic():
+                AgentRelease.objects.filter(id=row.id).update(is_current=True)
+        except IntegrityError:
+            log.info("another controller's release became the current one")
+        row.refresh_from_db()
+    return row
+
+
+def launch_release() -> str:
+    """What an agent of this computer is to run that is launched now: the current release, as far as it is here."""
+    current = AgentRelease.objects.filter(is_current=True).first()
+    if current is None:
+        return ""
+    return current.id if release_in(release_folder(current.id)) is not None else own_release().id
+
+
+def handed_out_release() -> str:
+    """What a host that joins gets: the current release, or our own where there is no archive of that here."""
+    current = AgentRelease.objects.filter(is_current=True).first()
+    return current.id if current is not None and archives(current.id) else own_release().id
+
+
+def archives_note(row: AgentRelease) -> None:
+    """Keep which archives of a release are on this host, packing that of our own Python. What another host has packed
+    first stays: machines believe one digest."""
+    found = {one.tag: {"digest": one.digest, "size_bytes": one.path.stat().st_size} for one in archives(row.id)}
+    row.archives = {**found, **row.archives}
+    AgentRelease.objects.filter(id=row.id).update(archives=row.archives)
+
+
+def agent_refused(identity: AgentIdentity, reason: str, *, now: datetime) -> None:
+    """Put into the timeline, once an hour, that an agent was refused and why."""
+    said = Event.objects.filter(kind="agent.refused", detail__agent=identity.id, at__gt=now - SAID_AGAIN_AFTER)
+    if said.exists():
+        return
+    with transaction.atomic():
+        event_record(
+            kind="agent.refused",
+            message=reason,
+            tone=Tone.BAD,
+            now=now,
+            region=identity.region,
+            node=identity.id if identity.id.startswith("n-") else "",
+            detail={"agent": identity.id},
+        )
+
+
+ARCHIVE_KEPT_S = 30 * 24 * 3600.0
+"""Homes that share a cache know nothing of each other: an archive goes once no controller has kept it for so long."""
+
+
+def releases_refresh(*, now: datetime) -> None:
+    """Record the release of this control plane and remove those that nothing needs. Errors are logged: the fleet runs
+    on without it."""
+    try:
+        release_register(now=now)
+    except (DatabaseError, OSError, NoRelease) as error:
+        log.error("the release of the agent that this control plane carries cannot be kept: %s", error)
+        return
+    try:
+        unfinished_archives_delete(now.timestamp())
+        releases_trim(now=now)
+    except (DatabaseError, OSError) as error:
+        log.error("releases of the agent that nothing needs cannot be removed: %s", error)
+
+
+def releases_trim(*, now: datetime) -> tuple[str, ...]:
+    """Remove what is not kept, here and in the database; which releases the fleet no longer knows. What begins to be
+    needed at the same moment stays, and what something still runs from stays on disk until a later start.
+
+    Raises:
+        OSError: the cache cannot be made.
+    """
+    removal = _removal(now)
+    AgentRollout.objects.filter(id__in=removal.rollouts).delete()
+    gone = tuple(name for name in removal.releases if _forget(name))
+    kept = removal.kept | (set(removal.releases) - set(gone))
+    _remove_folders(kept, now.timestamp())
+    _remove_archives(kept, now.timestamp())
+    if gone:
+        log.info("releases of the agent that nothing needs are removed: %s", ", ".join(gone))
+    return gone
+
+
+def _removal(now: datetime) -> Removal:
+    rows = list(AgentRelease.objects.order_by("-created_at", "-id"))
+    rollouts = [
+        RolloutReleases(rollout.pk, rollout.source_id, rollout.target_id, rollout.is_active)
+        for rollout in AgentRollout.objects.all()
+    ]
+    current = {row.id for row in rows if row.is_current}
+    return plan_removal([row.id for row in rows], {checkout_release().id, *current, *releases_named(now)}, rollouts)
+
+
+def _forget(release: str) -> bool:
+    """A rollout that begins meanwhile names it: then it stays."""
+    try:
+        with transaction.atomic():
+            return AgentRelease.objects.filter(id=release, is_current=False).delete()[0] > 0
+    except IntegrityError:
+        return False
+
+
+def _remove_folders(kept: Collection[str], now_s: float) -> None:
+    """Of releases, and of attempts to keep one. What is younger than an hour may not be known yet."""
+    there = release_folder("").glob("*")
+    old = [path for path in there if path.name not in kept and _is_old(path, now_s, LEFT_AFTER_S)]
+    running = set(_code_that_runs()) if old else set()
+    for path in old:
+        if str(path) not in running:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _code_that_runs() -> Iterator[str]:
+    """Engines and cell proxies keep the code that they began with, while their agents go on to other releases."""
+    for process in psutil.process_iter():
+        yield from code_of(process).split(os.pathsep)
+
+
+def _remove_archives(kept: Collection[str], now_s: float) -> None:
+    for path, release in archive_files():
+        with suppress(OSError):  # another controller removes it, too
+            if release in kept:
+                os.utime(path, (now_s, now_s))
+            elif _is_old(path, now_s, ARCHIVE_KEPT_S):
+                path.unlink()
+
+
+def _is_old(path: Path, now_s: float, after_s: float) -> bool:
+    try:
+        return now_s - path.stat().st_mtime > after_s
+    except OSError:
+        return False
+
+
+LEASE, LEASE_TTL_S = "agents", 15.0
+"""A pass renews it before each provider, which may keep it for some seconds."""
+CATCH_UP_EVERY_S = 10.0
+DEFAULT_SOAK_S = 15.0
+LONGEST_SOAK_S = 24 * 3600.0
+
+
+@dataclass
+class AgentRollouts:
+    """The loop's pass, and when this process looks again for agents that were away."""
+
+    settings: AgentRolloutSettings = SETTINGS
+    look_again_s: float = 0.0
+
+    def run_pass(self) -> bool:
+        """One pass; False: another process is at it."""
+        rollout = active_rollout()
+        if rollout is None and monotonic() < self.look_again_s:
+            return True
+        if not _hold_lease():
+            return False
+        self.look_again_s = monotonic() + CATCH_UP_EVERY_S
+        try:
+            agents_roll(now=clock.now(), settings=self.settings)
+        finally:
+            lease_release(name=LEASE, holder=this_holder(), now=clock.now())
+        return True
+
+
+def _hold_lease() -> bool:
+    return lease_take(name=LEASE, holder=this_holder(), ttl_s=LEASE_TTL_S, now=clock.now()) is not None
+
+
+def agents_roll(*, now: datetime, settings: AgentRolloutSettings = SETTINGS) -> int:
+    """Plan and apply the next steps. Returns how many."""
+    agents = agents_seen(now)
+    rollout = active_rollout()
+    decisions: Sequence[AgentDecision] = ()
+    if rollout is not None:
+        gone = _given_up(rollout, agents)
+        decisions = plan_agent_rollout(rollout_seen(rollout), agents, now, settings, gone)
+    elif (current := current_release()) is not None:
+        decisions = plan_catch_up(current.id, agents, now, settings)
+    for decision in decisions:
+        log.info("%s", decision)
+        _apply(decision, rollout, now)
+    _tell_providers(agents, now)
+    return len(decisions)
+
+
+def _given_up(rollout: AgentRollout, agents: Sequence[AgentView]) -> list[str]:
+    unsettled = AgentMove.objects.filter(rollout=rollout, moved_at__isnull=False, settled_at=None)
+    return list(unsettled.exclude(agent__in=[agent.id for agent in agents]).values_list("agent", flat=True))
+
+
+def agent_rollout_begin(
+    *, release: str, actor: str, now: datetime, soak_s: float = DEFAULT_SOAK_S, why: str = ""
+) -> AgentRollout:
+    """Begin to move all agents to a release; "": the one that this control plane carries.
+
+    Raises:
+        InvalidInput: an unknown release, or a host needs an archive that there is none of.
+        Conflict: a rollout of agents is under way, or all run it already.
+    """
+    target = _target(release, now)
+    _require_archives(target, current_release())
+    with transaction.atomic():
+        source = AgentRelease.objects.select_for_update().filter(is_current=True).first() or target
+        if (active := active_rollout()) is not None:
+            raise Conflict(f"agents are on their way to {active.target}: wait, or `switchyard agents cancel` it")
+        agents = agents_seen(now)
+        behind = [agent for agent in agents if agent.release != target.id]
+        if not behind and source == target:
+            raise Conflict(f"every agent runs {target} already")
+        rings = plan_rings(agents)
+        rollout = _create(source, target, rings=max(1, len(rings)), soak_s=soak_s, actor=actor, why=why, now=now)
+        for number, ring in enumerate(rings):
+            for agent in ring:
+                columns = {"rollout": rollout, "ring": number, "release": target.id}
+                AgentMove.objects.update_or_create(agent=agent, defaults={**columns, **_NOT_MOVED})
+        reason = f": {why}" if why else ""
+        _event(rollout, f"{actor} upgrades {_counted(len(behind), len(agents))} to {target}{reason}", now, actor)
+        wake_ups.send("fleet.agents")
+    return rollout
+
+
+def _counted(some: int, of: int) -> str:
+    return f"{some} of {of} agent{'' if of == 1 else 's'}"
+
+
+def _create(
+    source: AgentRelease, target: AgentRelease, *, rings: int, soak_s: float, actor: str, why: str, now: datetime
+) -> AgentRollout:
+    try:
+        with transaction.atomic():
+            return AgentRollout.objects.create(
+                source=source,
+                target=target,
+                state=AgentRolloutState.RUNNING.value,
+                rings=rings,
+                soak_s=soak_s,
+                actor=actor,
+                why=why,
+                created_at=now,
+                ring_since=now,
+            )
+    except IntegrityError:
+        raise Conflict("another upgrade has begun at this moment: look at it, and try again") from None
+
+
+_NOT_MOVED: Mapping[str, object] = {"moved_at": None, "before": None, "settled_at": None, "trouble": ""}
+
+
+def _target(release: str, now: datetime) -> AgentRelease:
+    row = AgentRelease.objects.filter(id=release).first() if release else release_register(now=now)
+    if row is None:
+        there = ", ".join(AgentRelease.objects.values_list("id", flat=True)) or "none"
+        raise InvalidInput(
+            field="release", rule="exists", message=f"there is no release {release!r}; there are: {there}"
+        )
+    return row
+
+
+def _require_archives(target: AgentRelease, current: AgentRelease | None) -> None:
+    """Every host must be able to go there, and back where that fails."""
+    hosts = Machine.objects.exclude(facts=None).exclude(state=MachineState.GONE)
+    tags = {tag_of(facts) for machine in hosts if (facts := machine.stated_facts())}
+    back = () if current is None or current == target else ((current, ", to which agents would go back,"),)
+    for row, which in ((target, ""), *back) if tags else ():
+        archives_note(row)
+        if lacking := sorted(tags - set(row.archives)):
+            made = "`manage.py agent_archive` there makes one"
+            message = f"release {row}{which} has no archive for {', '.join(lacking)}: {made}"
+            raise InvalidInput(field="release", rule="archive", message=message)
+
+
+def agent_rollout_cancel(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
+    """Take the agents that went already back to the release before.
+
+    Raises:
+        Conflict: it goes back already, or has ended.
+    """
+    with transaction.atomic():
+        rollout = AgentRollout.objects.select_for_update().get(pk=rollout_id)
+        if rollout.state != AgentRolloutState.RUNNING:
+            said = AGENT_ROLLOUT_SAID[AgentRolloutState(rollout.state)]
+            raise Conflict(f"upgrade {rollout.pk} {said} already")
+        reason = f"cancelled by {actor}" + (f": {why}" if why else "")
+        _change(rollout, AgentRolloutState.ROLLING_BACK, reason, now, actor)
+
+
+def _apply(decision: AgentDecision, rollout: AgentRollout | None, now: datetime) -> None:
+    with transaction.atomic():
+        if isinstance(decision, MoveAgent):
+            _move(decision, now)
+        elif isinstance(decision, SettleAgent):
+            AgentMove.objects.filter(agent=decision.agent, rollout=decision.rollout).update(settled_at=now)
+        elif rollout is not None and isinstance(decision, EnterRing):
+            rows = AgentRollout.objects.filter(pk=rollout.pk, revision=rollout.revision)
+            if rows.update(ring=decision.ring, ring_since=now, reason=decision.reason, revision=F("revision") + 1):
+                _event(rollout, f"the upgrade of agents to {rollout.target} goes on: {decision.reason}", now)
+        elif rollout is not None and isinstance(decision, ChangeAgentRollout):
+            _change(rollout, decision.to, decision.reason, now)
+        live.push("agents")
+
+
+def _change(
+    rollout: AgentRollout, to: AgentRolloutState, reason: str, now: datetime, actor: str = "switchyard"
+) -> None:
+    if to not in AGENT_ROLLOUT_ALLOWED[AgentRolloutState(rollout.state)]:
+        raise ValueError(f"an upgrade of agents cannot go from {rollout.state} to {to}")
+    rows = AgentRollout.objects.filter(pk=rollout.pk, revision=rollout.revision)
+    ends = not AGENT_ROLLOUT_ALLOWED[to]
+    kept = f"{rollout.reason}; {reason}" if to is AgentRolloutState.ROLLED_BACK and rollout.reason else reason
+    changed = rows.update(state=to.value, reason=kept, revision=F("revision") + 1, ended_at=now if ends else None)
+    if not changed:
+        return
+    if to is AgentRolloutState.SUCCEEDED:
+        AgentRelease.objects.filter(is_current=True).update(is_current=False)
+        AgentRelease.objects.filter(id=rollout.target_id).update(is_current=True)
+    rollout.state = to.value
+    _event(rollout, f"the upgrade of agents to {rollout.target} {AGENT_ROLLOUT_SAID[to]}: {kept}", now, actor)
+    wake_ups.send("fleet.agents")
+
+
+def _event(rollout: AgentRollout, message: str, now: datetime, actor: str = "switchyard") -> None:
+    state = AgentRolloutState(rollout.state)
+    event_record(kind=f"agents.{state}", message=message, tone=AGENT_ROLLOUT_TONE[state], now=now, actor=actor)
+    live.push("agents")
+
+
+def _move(decision: MoveAgent, now: datetime) -> None:
+    move, _ = AgentMove.objects.select_for_update().get_or_create(
+        agent=decision.agent, defaults={"release": decision.release}
+    )
+    AgentMove.objects.filter(pk=move.pk).update(
+        rollout=decision.rollout,
+        ring=decision.ring,
+        release=decision.release,
+        moved_at=now,
+        before=msgspec.to_builtins(decision.before),
+        settled_at=None,
+        attempt=move.attempt + 1,
+        trouble="",
+    )
+    if Machine.objects.filter(id=decision.agent).update(desired_version=F("desired_version") + 1):
+        live.push_desired([decision.agent])
+
+
+def _tell_providers(agents: Sequence[AgentView], now: datetime) -> None:
+    """Have those who do not run what they were told be moved by their provider, and those who do not say what they run:
+    what one said last may be of before it broke. Machines' order says it to them."""
+    told = {move.agent: move for move in AgentMove.objects.filter(moved_at__isnull=False)}
+    wanted: dict[str, dict[str, str]] = {}
+    for agent in agents:
+        move = told.get(agent.id)
+        runs_it = agent.connected and move is not None and move.release == agent.release
+        if move is not None and not runs_it and not move.trouble:
+            wanted.setdefault(agent.provider, {})[agent.id] = move.release
+    for provider, releases in wanted.items():
+        if not _hold_lease():
+            return  # another process says the rest
+        try:
+            troubles = provider_named(provider).move_agents(releases)
+        except ProviderError as error:
+            troubles = dict.fromkeys(releases, str(error))
+        for agent_id, trouble in troubles.items():
+            log.error("%s cannot change its release: %s", agent_id, trouble)
+            AgentMove.objects.filter(agent=agent_id).update(trouble=trouble)

@@ -1,0 +1,250 @@
+"""Rollouts over HTTP: preview, start, read, pause, resume, skip a bake, roll back, abort. Decides nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from accounts.api.approvals import ApprovalSerializer, waiting
+from accounts.models import Approval
+from fleet.deployments.planner import parse_policy, policy_as_json
+from fleet.reconcile.planning.snapshot import Finding
+from fleet.reconcile.planning.states import RolloutState, choices
+from fleet.rollouts.models import Rollout
+from fleet.rollouts.planning.waves import preview_seconds, preview_stages, stages_of
+from fleet.rollouts.selectors import rollouts_described
+from fleet.rollouts.services import (
+    Proposal,
+    rollout_abort,
+    rollout_pause,
+    rollout_propose,
+    rollout_resume,
+    rollout_roll_back,
+    rollout_skip_bake,
+    rollout_start_or_request,
+)
+from kernel import clock
+from kernel.access import deployment_in_body
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
+
+Action = Callable[..., None]
+
+
+class FailedStartSerializer(serializers.Serializer[Any]):
+    cell = serializers.CharField()
+    generation = serializers.IntegerField()
+    reason = serializers.CharField()
+
+
+class VerdictSerializer(serializers.Serializer[Any]):
+    """What the last gate found, and the numbers it compared; times in milliseconds."""
+
+    finding = serializers.ChoiceField(choices=choices(Finding))
+    reason = serializers.CharField()
+    numbers = serializers.DictField(child=serializers.FloatField(allow_null=True))
+
+    class Meta:
+        examples = {"numbers": {"requests": 412, "errors": 0, "control_requests": 398, "control_errors": 0}}
+
+
+class RolloutSerializer(serializers.ModelSerializer[Rollout]):
+    deployment = serializers.CharField(source="deployment_id")
+    from_version = serializers.CharField(source="from_version.reference", help_text="`model@version`")
+    to_version = serializers.CharField(source="to_version.reference", help_text="`model@version`")
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    stage = serializers.IntegerField(help_text="Index of the stage; stages that move no cell are passed over.")
+    stage_label = serializers.SerializerMethodField(help_text="Region and share of its cells.")
+    region_order = serializers.ListField(child=serializers.CharField(), help_text="Never two at once.")
+    policy = serializers.DictField(help_text="The copy that this rollout follows.")
+    failed = FailedStartSerializer(many=True, help_text="Failed starts of updated cells.")
+    verdict = serializers.SerializerMethodField()
+    why = serializers.CharField(help_text="The operator's reason.")
+
+    class Meta:
+        model = Rollout
+        fields = [
+            "id", "deployment", "from_version", "to_version", "state", "tone", "reason", "why", "stage", "stage_label",
+            "region_order", "policy", "failed", "verdict", "actor", "created_at", "state_since", "ended_at",
+        ]  # fmt: skip
+        examples = {"stage_label": "us-east-1 100 %"}
+
+    def get_stage_label(self, rollout: Rollout) -> str:
+        stages = stages_of(parse_policy(rollout.policy), tuple(rollout.region_order))
+        return stages[min(rollout.stage, len(stages) - 1)].label if stages else ""
+
+    @extend_schema_field(VerdictSerializer(allow_null=True))
+    def get_verdict(self, rollout: Rollout) -> dict[str, Any] | None:
+        return rollout.verdict
+
+
+class ProposalSerializer(StrictSerializer):
+    """Where a deployment should go. `policy` states what differs from the deployment's own."""
+
+    deployment = serializers.CharField(max_length=96)
+    version = serializers.CharField(max_length=170, help_text="`model@version`")
+    policy = serializers.DictField(required=False, default=dict)
+    allow_unreleased = serializers.BooleanField(
+        required=False,
+        default=False,
+        help_text="Take a validated version that is not released; it may break its canary.",
+    )
+
+
+class StartSerializer(ProposalSerializer):
+    why = serializers.CharField(
+        required=False, allow_blank=True, max_length=200, default="", help_text="Your reason, for the timeline."
+    )
+
+    class Meta:
+        examples = {"policy": {"bake_s": 120}, "why": "faster prefill"}
+
+
+class SkipSerializer(StrictSerializer):
+    """Skipping a bake needs a reason."""
+
+    why = serializers.CharField(max_length=200, help_text="Your reason, for the timeline.")
+
+
+class PreviewStageSerializer(serializers.Serializer[Any]):
+    index = serializers.IntegerField()
+    name = serializers.CharField(source="label")
+    region = serializers.CharField()
+    cells = serializers.IntegerField(help_text="How many run the new version at the end of the stage.")
+    of = serializers.IntegerField(help_text="How many cells the region should have.")
+    bake_s = serializers.FloatField()
+
+    class Meta:
+        examples = {"name": "us-east-1 canary"}
+
+
+class PreviewSerializer(serializers.Serializer[Proposal]):
+    """What a rollout would do. Nothing was changed."""
+
+    deployment = serializers.CharField()
+    from_version = serializers.CharField()
+    to_version = serializers.CharField()
+    policy = serializers.DictField()
+    region_order = serializers.ListField(child=serializers.CharField())
+    stages = PreviewStageSerializer(many=True)
+    at_least_s = serializers.FloatField(help_text="Time that cells need to prove themselves, and bakes to pass.")
+
+    def to_representation(self, instance: Proposal) -> dict[str, Any]:
+        stages = preview_stages(instance.policy, instance.wanted, instance.regions, instance.splits)
+        return {
+            "deployment": instance.deployment.name,
+            "from_version": instance.deployment.model_version.reference,
+            "to_version": instance.version.reference,
+            "policy": policy_as_json(instance.policy),
+            "region_order": list(instance.regions),
+            "stages": PreviewStageSerializer(stages, many=True).data,
+            "at_least_s": preview_seconds(instance.policy, stages),
+        }
+
+
+class RolloutFilter(filters.FilterSet):
+    state = filters.MultipleChoiceFilter(choices=choices(RolloutState), distinct=False, help_text="May be repeated.")
+    deployment = filters.CharFilter(field_name="deployment_id")
+    since = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="gte", help_text="Started at or after.")
+    until = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="lt", help_text="Started before.")
+
+    class Meta:
+        model = Rollout
+        fields: list[str] = []
+
+
+class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
+    """Ways of deployments from one version to another, newest first."""
+
+    serializer_class = RolloutSerializer
+    filterset_class = RolloutFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]+"
+    page_order = "-id"
+    reads = frozenset({"preview"})
+    ordering_fields = ("id", "state", "created_at", "state_since", "ended_at", "deployment")
+    watch_kind = "rollout"
+    measured = frozenset({"verdict"})
+    aliases = ("ro",)
+    columns = (
+        "ID, DEPLOYMENT, STATE, FROM=from_version, TO=to_version, STAGE=stage_label, SINCE=state_since:age, REASON"
+    )
+
+    def deployment_of(self, rollout: Rollout) -> str:
+        return rollout.deployment_id
+
+    def requested_deployment(self, request: Request) -> str:
+        return deployment_in_body(request)
+
+    def get_queryset(self) -> QuerySet[Rollout]:
+        return rollouts_described()
+
+    @extend_schema(
+        operation_id="rollouts_start",
+        request=StartSerializer,
+        responses={200: RolloutSerializer, 202: ApprovalSerializer},
+    )
+    def create(self, request: Request) -> Response:
+        """Begin to move a deployment to another version: a canary, then region by region in waves, each with a bake
+        and a gate. A rollout that is active there ends in favour of this one. 409 if every cell is there already.
+        202 where a rule requires a second approver: it begins when another admin approves the request."""
+        payload = StartSerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        why = payload.validated_data.pop("why")
+        proposal = rollout_propose(**payload.validated_data)
+        rollout = rollout_start_or_request(proposal=proposal, actor=actor_of(request), now=clock.now(), why=why)
+        if isinstance(rollout, Approval):
+            return waiting(rollout)
+        return Response(self.get_serializer(self.get_queryset().get(pk=rollout.pk)).data)
+
+    @extend_schema(operation_id="rollouts_preview", request=ProposalSerializer, responses={200: PreviewSerializer})
+    @action(detail=False, methods=["post"])
+    def preview(self, request: Request) -> Response:
+        """What a rollout would do, stage by stage. Changes nothing; refuses what a start would refuse."""
+        payload = ProposalSerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        return Response(PreviewSerializer(rollout_propose(**payload.validated_data)).data)
+
+    @extend_schema(operation_id="rollouts_pause", request=WhySerializer, responses={200: RolloutSerializer})
+    @action(detail=True, methods=["post"])
+    def pause(self, request: Request, id: str) -> Response:
+        """Take no further cell down; what is on its way finishes. 409 if it neither runs nor bakes."""
+        return self._act(rollout_pause, request, WhySerializer)
+
+    @extend_schema(operation_id="rollouts_resume", request=WhySerializer, responses={200: RolloutSerializer})
+    @action(detail=True, methods=["post"])
+    def resume(self, request: Request, id: str) -> Response:
+        """Go on with the stage; a bake begins anew. 409 if it is not paused."""
+        return self._act(rollout_resume, request, WhySerializer)
+
+    @extend_schema(operation_id="rollouts_skip_bake", request=SkipSerializer, responses={200: RolloutSerializer})
+    @action(detail=True, methods=["post"], url_path="skip-bake")
+    def skip_bake(self, request: Request, id: str) -> Response:
+        """Promote without the gate's verdict. 409 unless it bakes or is paused."""
+        return self._act(rollout_skip_bake, request, SkipSerializer)
+
+    @extend_schema(operation_id="rollouts_roll_back", request=WhySerializer, responses={200: RolloutSerializer})
+    @action(detail=True, methods=["post"], url_path="roll-back")
+    def roll_back(self, request: Request, id: str) -> Response:
+        """Move every cell back to the version that the rollout came from. 409 once it has ended."""
+        return self._act(rollout_roll_back, request, WhySerializer)
+
+    @extend_schema(operation_id="rollouts_abort", request=WhySerializer, responses={200: RolloutSerializer})
+    @action(detail=True, methods=["post"])
+    def abort(self, request: Request, id: str) -> Response:
+        """End it where it stands: cells keep the version that they run. 409 once it has ended."""
+        return self._act(rollout_abort, request, WhySerializer)
+
+    def _act(self, service: Action, request: Request, body: type[StrictSerializer]) -> Response:
+        rollout = self.get_object()
+        payload = body(data=request.data)
+        payload.is_valid(raise_exception=True)
+        service(rollout_id=rollout.pk, actor=actor_of(request), now=clock.now(), why=payload.validated_data["why"])
+        return Response(self.get_serializer(self.get_object()).data)

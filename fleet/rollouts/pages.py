@@ -1,0 +1,457 @@
+"""Rollouts as pages show them: their waves, and what the gate compared.
+
+A rollout's charts: the new version beside the old one, over its stages and bakes.
+
+The list of rollouts, the page of one with its actions, and the page that previews and starts one.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+
+from django.db.models import Q
+from django.http import Http404, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
+
+from accounts.models import Approval
+from controlplane.dashboard.actions import (
+    REQUIRED_WHY,
+    WHY,
+    Action,
+    ActionMenu,
+    ActionPage,
+    Confirmation,
+    Field,
+    Submission,
+    Target,
+    action_page_view,
+    action_view,
+)
+from controlplane.dashboard.charts import Band, Chart, Colour, Series
+from controlplane.dashboard.choices import choose_labelled
+from controlplane.dashboard.events import EventList, rollout_events
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest
+from fleet.cells.models import Cell
+from fleet.cells.pages.data import CellList, cells_of
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.deployments.planner import parse_policy
+from fleet.load.planner import FINE_S
+from fleet.load.selectors import Span
+from fleet.reconcile.planning.states import CellState, RolloutState, choices
+from fleet.rollouts.models import Rollout, RolloutPoints
+from fleet.rollouts.planning.gates import NEW, OLD
+from fleet.rollouts.planning.waves import preview_seconds, preview_stages, stages_of
+from fleet.rollouts.selectors import ACTIVE, AFTER, BEFORE, MeasuredLines, measured_lines, rollouts_described
+from fleet.rollouts.services import (
+    Proposal,
+    already_serves,
+    rollout_abort,
+    rollout_pause,
+    rollout_propose,
+    rollout_resume,
+    rollout_roll_back,
+    rollout_skip_bake,
+    rollout_start_or_request,
+)
+from kernel.models import Event
+from models_registry.versions.models import ModelVersion
+from models_registry.versions.planning.lifecycle import VersionState
+
+ROLLOUTS_SHOWN = 100
+
+# What a gate compared: its label, whether it is in ms, and the numbers of updated and of old cells.
+GATE_LINES = (
+    ("Requests", False, "requests", "control_requests"),
+    ("Errors", False, "errors", "control_errors"),
+    *(
+        (f"{name}, {quantile}", True, f"{latency}_{quantile}_ms", f"{latency}_{quantile}_control_ms")
+        for name, latency in (
+            ("Time to first token", "time_to_first_token"),
+            ("Time between tokens", "time_between_tokens"),
+        )
+        for quantile in ("median", "p95")
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    rollout: Rollout
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutList:
+    rows: tuple[RolloutRow, ...]
+    more: bool
+    filtered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """A stage of the strip. `state`: where the rollout is relative to it."""
+
+    label: str
+    cells: int
+    of: int
+    state: str
+    tone: str
+
+
+@dataclass(frozen=True, slots=True)
+class GateLine:
+    """One number that a gate compared. `ratio`: of updated to old cells, None where it has no meaning."""
+
+    name: str
+    is_time: bool
+    updated: float | None
+    old: float | None
+    ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutDetail:
+    rollout: Rollout
+    waves: tuple[Wave, ...]
+    updated: int
+    live: int
+    compared: tuple[GateLine, ...]
+
+
+def rollout_list(*, state: str = "", text: str = "", limit: int = ROLLOUTS_SHOWN) -> RolloutList:
+    """Rollouts, youngest first; `state` `active` for those that have not ended."""
+    rollouts = rollouts_described()
+    if state == "active":
+        rollouts = rollouts.filter(state__in=ACTIVE)
+    elif state:
+        rollouts = rollouts.filter(state=state)
+    if text:
+        rollouts = rollouts.filter(Q(deployment__name__icontains=text) | Q(reason__icontains=text))
+    fetched = list(rollouts[: limit + 1])
+    rows = tuple(RolloutRow(rollout, stage_label(rollout)) for rollout in fetched[:limit])
+    return RolloutList(rows=rows, more=len(fetched) > limit, filtered=bool(state or text))
+
+
+def rollout_find(key: str) -> RolloutDetail | None:
+    """One rollout with everything that its page shows, or None."""
+    rollout = rollouts_described().filter(pk=int(key)).first() if key.isdecimal() and len(key) < 10 else None
+    if rollout is None:
+        return None
+    cells = Cell.objects.filter(deployment_id=rollout.deployment_id).exclude(state=CellState.STOPPED.value)
+    versions = Counter(cells.values_list("model_version_id", flat=True))
+    return RolloutDetail(
+        rollout=rollout,
+        waves=_waves(rollout),
+        updated=versions[rollout.to_version_id],
+        live=versions.total(),
+        compared=tuple(_gate_lines((rollout.verdict or {}).get("numbers", {}))),
+    )
+
+
+def _gate_lines(numbers: Mapping[str, float | None]) -> Iterator[GateLine]:
+    """The gate's numbers, updated cells beside old ones."""
+    for name, is_time, updated, old in GATE_LINES:
+        if updated in numbers:
+            here, there = numbers[updated], numbers.get(old)
+            yield GateLine(name, is_time, here, there, here / there if is_time and here and there else None)
+
+
+def stage_label(rollout: Rollout) -> str:
+    """Region and share of the stage that a rollout is in."""
+    stages = stages_of(parse_policy(rollout.policy), tuple(rollout.region_order))
+    return stages[min(rollout.stage, len(stages) - 1)].label if stages else ""
+
+
+def _waves(rollout: Rollout) -> tuple[Wave, ...]:
+    places = DeploymentRegion.objects.filter(deployment_id=rollout.deployment_id)
+    wanted = {place.region_id: place.cells_in_force for place in places}
+    splits = {place.region_id: place.split for place in places}
+    stages = preview_stages(parse_policy(rollout.policy), wanted, tuple(rollout.region_order), splits)
+    done = rollout.state == RolloutState.SUCCEEDED
+    went_back = rollout.state in {RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK}
+    waves = []
+    for stage in stages:
+        if done or stage.index < rollout.stage:
+            state, tone = ("rolled back", "idle") if went_back else ("done", "ok")
+        elif stage.index == rollout.stage:
+            state, tone = rollout.get_state_display().lower(), str(rollout.tone)
+        else:
+            state, tone = "pending" if rollout.state in ACTIVE else "not reached", "idle"
+        waves.append(Wave(stage.label, stage.cells, stage.of, state, tone))
+    return tuple(waves)
+
+
+FINE_FOR, MIDDLE_FOR = timedelta(hours=1), timedelta(days=1)
+LONGEST = timedelta(days=14)
+BANDS_SHOWN = 60
+
+BAND_COLOUR: dict[RolloutState, Colour] = {
+    RolloutState.RUNNING: Colour.MOVING,
+    RolloutState.BAKING: Colour.BAKE,
+    RolloutState.PAUSED: Colour.WARN,
+    RolloutState.ROLLING_BACK: Colour.BAD,
+}
+
+CHARTS = (
+    ("ttft", "Time to first token, p95 of the worst cell", "ms"),
+    ("itl", "Time between tokens, p95 of the worst cell", "ms"),
+    ("errors", "Failed requests", "%"),
+)
+
+
+def rollout_charts(rollout: Rollout, now: datetime) -> tuple[Chart, ...]:
+    """Errors and latencies of both versions, in five queries: the points that are kept with the rollout."""
+    until = min(now, rollout.ended_at + AFTER) if rollout.ended_at else now
+    measured = _kept(rollout) or _measured(rollout, until, now)
+    if measured is None:
+        return ()
+    bands = _bands(rollout, until)
+    return tuple(_chart(name, title, unit, measured, bands) for name, title, unit in CHARTS)
+
+
+def _kept(rollout: Rollout) -> MeasuredLines | None:
+    points = RolloutPoints.objects.filter(rollout=rollout).first()
+    return MeasuredLines(points.start, points.step_s, points.lines) if points else None
+
+
+def _measured(rollout: Rollout, until: datetime, now: datetime) -> MeasuredLines | None:
+    """From load history: of a rollout that has just begun, and of one from before points were kept."""
+    since = max(rollout.created_at - BEFORE, until - LONGEST)
+    return measured_lines(rollout, _span(now - since, until - since), until)
+
+
+def _span(age: timedelta, length: timedelta) -> Span:
+    """The finest steps that are kept for as long."""
+    step_s = FINE_S if age <= FINE_FOR else 300 if age <= MIDDLE_FOR else 3600
+    return Span("rollout", max(step_s, int(length.total_seconds())), step_s)
+
+
+def _chart(name: str, title: str, unit: str, measured: MeasuredLines, bands: tuple[Band, ...]) -> Chart:
+    lines = measured.lines[name]
+    both = (Series("new version", lines[NEW]), Series("old version", lines[OLD], dashed=True))
+    return Chart(f"rollout-{name}", title, unit, measured.start, measured.step_s, both, bands)
+
+
+def _bands(rollout: Rollout, until: datetime) -> tuple[Band, ...]:
+    """Its stages, bakes and pauses, as its events tell."""
+    events = Event.objects.filter(
+        deployment=rollout.deployment_id, kind__startswith="rollout.", detail__rollout=rollout.pk
+    ).order_by("id")
+    turns: list[tuple[datetime, RolloutState, int]] = []
+    for event in events[: 4 * BANDS_SHOWN]:
+        word, stage = event.kind.partition(".")[2], int(event.detail.get("stage", 0))
+        if word not in set(RolloutState):
+            continue
+        state = RolloutState(word)
+        if not turns or turns[-1][1:] != (state, stage):
+            turns.append((event.at, state, stage))
+    ends = [*(at for at, _, _ in turns[1:]), until]
+    stages = stages_of(parse_policy(rollout.policy), tuple(rollout.region_order))
+    labels = [stage.label for stage in stages] or [""]
+    return tuple(
+        Band(_label(state, labels[min(stage, len(labels) - 1)]), at, end, BAND_COLOUR[state])
+        for (at, state, stage), end in zip(turns, ends, strict=False)
+        if state in BAND_COLOUR
+    )[:BANDS_SHOWN]
+
+
+def _label(state: RolloutState, stage: str) -> str:
+    return {RolloutState.RUNNING: stage, RolloutState.BAKING: "bake"}.get(state, state.value.replace("_", " "))
+
+
+EVENTS_OF_ONE_ROLLOUT = 100
+VERSIONS_OFFERED = 200
+
+OFFERED: dict[RolloutState, tuple[str, ...]] = {
+    RolloutState.RUNNING: ("pause", "roll-back", "abort"),
+    RolloutState.BAKING: ("skip-bake", "pause", "roll-back", "abort"),
+    RolloutState.PAUSED: ("resume", "skip-bake", "roll-back", "abort"),
+    RolloutState.ROLLING_BACK: ("abort",),
+}
+EFFECTS: dict[str, str] = {
+    "pause": "No further cell is updated. Cells that are being updated finish.",
+    "resume": "The stage continues. A bake starts over.",
+    "skip-bake": "The next stage starts without a gate decision.",
+    "roll-back": "Every cell returns to the previous version.",
+    "abort": "The rollout ends here. Every cell keeps the version that it runs.",
+}
+
+
+def _list(request: PageRequest) -> RolloutList:
+    return rollout_list(state=request.text("state"), text=request.text("q"))
+
+
+def _filter(request: PageRequest) -> Filter:
+    options = (("", "all"), ("active", "active"), *choices(RolloutState))
+    state = choose_labelled(request, "state", options)
+    return Filter(text_label="Find by deployment or reason", text_name="q", text=request.text("q"), choices=(state,))
+
+
+def _rollout(request: PageRequest) -> RolloutDetail:
+    detail = rollout_find(request.key)
+    if detail is None:
+        raise Http404(f"There is no rollout {request.key!r}.")
+    return detail
+
+
+def _charts(request: PageRequest) -> tuple[Chart, ...]:
+    return rollout_charts(request.once(_rollout).rollout, request.now)
+
+
+def _cells(request: PageRequest) -> CellList:
+    return cells_of(request.once(_rollout).rollout.deployment_id, request.now)
+
+
+def _actions(request: PageRequest) -> ActionMenu:
+    rollout = request.once(_rollout).rollout
+    names = OFFERED.get(RolloutState(rollout.state), ())
+    confirmations = tuple(
+        ACTIONS[name].confirmation(rollout, reverse("rollout-action", args=(rollout.pk, name)), EFFECTS[name])
+        for name in names
+    )
+    return ActionMenu(confirmations, "" if names else "This rollout has ended.", rollout.deployment_id)
+
+
+def _events(request: PageRequest) -> EventList:
+    return rollout_events(request.once(_rollout).rollout, EVENTS_OF_ONE_ROLLOUT)
+
+
+ROLLOUTS = Page(
+    section="rollouts",
+    title="Rollouts",
+    fragments=(Fragment("rollouts-table", "", ("rollouts",), "fleet/rollouts/table.html", _list),),
+    narrow=_filter,
+)
+
+ROLLOUT = Page(
+    section="rollouts",
+    title="",
+    charts=True,
+    fragments=(
+        Fragment("rollout", "", ("rollouts:{key}", "cells"), "fleet/rollouts/rollout.html", _rollout),
+        Fragment("rollout-actions", "Actions", ("rollouts:{key}",), "dashboard/actions.html", _actions),
+        Fragment(
+            "rollout-charts",
+            "New and old version",
+            ("rollouts:{key}",),
+            "dashboard/charts/several.html",
+            _charts,
+        ),
+        Fragment("rollout-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _cells),
+        Fragment("rollout-events", "Events", ("events",), "dashboard/events/list.html", _events),
+    ),
+)
+
+
+def _carry_out(service: Callable[..., None], form: Submission, rollout: Rollout) -> None:
+    service(rollout_id=rollout.pk, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+TARGET = Target(
+    noun="rollout",
+    find=lambda rollout_id: get_object_or_404(Rollout, pk=rollout_id),
+    name=lambda rollout: f"rollout {rollout.pk}",
+    url=lambda rollout: reverse("rollout", args=(rollout.pk,)),
+    deployment=lambda rollout: rollout.deployment_id,
+)
+SERVICES: dict[str, Callable[..., None]] = {
+    "pause": rollout_pause,
+    "resume": rollout_resume,
+    "skip-bake": rollout_skip_bake,
+    "roll-back": rollout_roll_back,
+    "abort": rollout_abort,
+}
+ACTIONS: dict[str, Action[Rollout]] = {
+    name: Action(
+        target=TARGET,
+        name=name,
+        label=name.replace("-", " ").capitalize(),
+        run=partial(_carry_out, service),
+        fields=(REQUIRED_WHY if name == "skip-bake" else WHY,),
+    )
+    for name, service in SERVICES.items()
+}
+rollout_action = action_view(*ACTIONS.values())
+
+
+def _propose(form: Submission) -> Proposal:
+    return rollout_propose(
+        deployment=form.text("deployment"),
+        version=_version(form),
+        policy={},
+        allow_unreleased=form.text("unreleased") == "yes",
+    )
+
+
+def _start(form: Submission, thing: None) -> Approval | HttpResponse:
+    started = rollout_start_or_request(proposal=_propose(form), actor=form.actor, now=form.now, why=form.text("why"))
+    return started if isinstance(started, Approval) else redirect("rollout", key=str(started.pk))
+
+
+def _version(form: Submission) -> str:
+    """The one that the form names, else the deployment's newest: the last that was released of its model."""
+    released = ModelVersion.objects.filter(
+        state=VersionState.RELEASED.value, model__versions__deployments=form.text("deployment")
+    )
+    newest = None if form.text("version") else released.order_by("-id").first()
+    return newest.reference if newest is not None else form.text("version")
+
+
+def _options(form: Submission, thing: None) -> Context:
+    """Every deployment, and the youngest versions that are neither drafts nor retired. Where no version is chosen yet,
+    it is the chosen deployment's newest; without a deployment, each one's own newest is offered and no other."""
+    states = [VersionState.RELEASED.value, VersionState.VALIDATED.value]
+    versions = ModelVersion.objects.filter(state__in=states).order_by("-id").only("model_id", "version")
+    return {
+        "form": {name: form.text(name) for name in ("deployment", "unreleased")} | {"version": _version(form)},
+        "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
+        "versions": [version.reference for version in versions[:VERSIONS_OFFERED]],
+    }
+
+
+def _preview(form: Submission, thing: None) -> Context:
+    """The stages of the rollout that the form describes; nothing while it describes none."""
+    deployment, version = form.text("deployment"), _version(form)
+    if not deployment or not version:
+        return {}
+    proposal = _propose(form)
+    if already_serves(proposal.deployment, proposal.version):
+        return {"serves_already": proposal}
+    stages = preview_stages(proposal.policy, proposal.wanted, proposal.regions, proposal.splits)
+    confirmation = Confirmation(
+        name="start",
+        label="Start",
+        url=reverse("rollout-new"),
+        effect="",
+        submit=f"Roll {deployment} out to {version}",
+        fields=(
+            Field("deployment", kind="hidden", value=deployment),
+            Field("version", kind="hidden", value=version),
+            Field("unreleased", kind="hidden", value=form.text("unreleased")),
+            replace(WHY, value=form.text("why")),
+        ),
+    )
+    return {
+        "proposal": proposal,
+        "stages": stages,
+        "at_least_s": preview_seconds(proposal.policy, stages),
+        "confirmation": confirmation,
+    }
+
+
+NEW_ROLLOUT = Target(
+    noun="rollout", find=lambda: None, name=lambda thing: "rollouts", url=lambda thing: reverse("rollouts")
+)
+START = Action(target=NEW_ROLLOUT, name="start", label="Start", run=_start)
+rollout_new = action_page_view(
+    ActionPage(
+        action=START,
+        template="fleet/rollouts/new.html",
+        context=_options,
+        predict=_preview,
+        deployment=lambda form: form.text("deployment"),
+    )
+)

@@ -1,0 +1,254 @@
+"""Decides what becomes of each rollout: its stages, bakes and gates, its failures, and its end.
+
+Which cells move is decided elsewhere from the state that this leaves; here nothing touches a cell. A rollout goes on
+only with fresh positive evidence (I6), and can go back from every state (I7).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from fleet.faults.planning.views import NO_USABLE_CELL
+from fleet.reconcile.planning.decisions import ChangeRollout, Decision
+from fleet.reconcile.planning.settings import FleetSettings
+from fleet.reconcile.planning.snapshot import CellView, FailedStart, Finding, FleetView, Verdict
+from fleet.reconcile.planning.states import CellState, DisruptionCause, RolloutState
+from fleet.rollouts.planning.gates import bake_verdict, counters_now
+from fleet.rollouts.planning.versions import VersionPlan
+from fleet.rollouts.planning.waves import RolloutProgress, Stage
+from kernel.ages import age_text
+
+MOVING = frozenset({RolloutState.RUNNING, RolloutState.BAKING})
+BAKE_STRETCH = 3.0
+"""A bake that ends with too few samples goes on until so many times its length: traffic may only be thin."""
+
+
+def plan_rollout(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
+    """Changes of rollouts, at most one each."""
+    if not fleet.rollouts:
+        return ()
+    versions = VersionPlan(fleet)
+    cases = (_Case(fleet, settings, now, versions, progress) for progress in versions.active())
+    return tuple(change for case in cases if (change := _judge(case)) is not None and _changes_anything(case, change))
+
+
+def _changes_anything(case: "_Case", change: ChangeRollout) -> bool:
+    """Whether it changes anything at all: a pass must come to an end."""
+    rollout = case.progress.rollout
+    return (change.to, change.stage, change.reason) != (rollout.state, rollout.stage, rollout.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    fleet: FleetView
+    settings: FleetSettings
+    now: datetime
+    versions: VersionPlan
+    progress: RolloutProgress
+
+    def change(self, to: RolloutState, reason: str, stage: int | None = None) -> ChangeRollout:
+        rollout = self.progress.rollout
+        chosen = rollout.stage if stage is None else stage
+        return ChangeRollout(rollout.id, rollout.state, rollout.revision, to, chosen, reason)
+
+    def cells(self, region: str | None = None) -> Iterator[CellView]:
+        """The deployment's cells that stay, of one region or of all."""
+        name = self.progress.deployment.name
+        for place, cells in self.versions.live.items():
+            if place[0] == name and region in {None, place[1]}:
+                yield from cells
+
+    @property
+    def behind(self) -> str:
+        """A region that the rollout has left, but that was scaled since and has again cells to move; empty: none."""
+        name, here = self.progress.deployment.name, self.progress.stage.region
+        others = (region for region in self.progress.regions if region != here)
+        return next((region for region in others if self.versions.lacking(name, region) > 0), "")
+
+    def listened_s(self, since: datetime) -> float:
+        return self.fleet.listening_for_s(since, self.now)
+
+    def is_fresh(self, cell: CellView) -> bool:
+        """Whether its leader has just reported this generation."""
+        if not cell.members:
+            return False
+        report = self.fleet.nodes[cell.members[0].node].report
+        if not report.is_about(cell) or report.last_seen_at is None or report.unhealthy_since is not None:
+            return False
+        return (self.now - report.last_seen_at).total_seconds() <= self.settings.fresh_for_s
+
+    def is_proven(self, cell: CellView) -> bool:
+        """Whether it runs the new version and has been healthy for as long as the policy asks."""
+        rollout = self.progress.rollout
+        return (
+            cell.version == rollout.to_version
+            and cell.state is CellState.READY
+            and self.listened_s(cell.state_since) >= rollout.policy.min_healthy_s
+            and self.is_fresh(cell)
+        )
+
+
+def _judge(case: _Case) -> ChangeRollout | None:
+    state = case.progress.rollout.state
+    if problem := case.progress.deployment.problem:
+        return case.change(RolloutState.PAUSED, f"{problem}; mend it and resume, or abort") if state in MOVING else None
+    if state is RolloutState.ROLLING_BACK:
+        return _judge_rollback(case)
+    if failed := _new_failures(case):
+        return _after_failures(case, failed)
+    if (unserved := _unserved(case)) and state in MOVING:
+        return case.change(RolloutState.PAUSED, f"{unserved}; resume once it serves, or roll back")
+    if state is RolloutState.RUNNING:
+        return _judge_wave(case)
+    return _judge_bake(case) if state is RolloutState.BAKING else None
+
+
+def _unserved(case: _Case) -> str:
+    """A region of the deployment in which no cell can serve. Nothing says that the new version is to blame, so nothing
+    goes back by itself; but no further cell is taken down."""
+    open_ones = (one for one in case.fleet.faults.incidents if one.kind == NO_USABLE_CELL)
+    name = case.progress.deployment.name
+    return next((one.summary for one in open_ones if one.subject.rpartition("@")[0] == name), "")
+
+
+def _new_failures(case: _Case) -> tuple[FailedStart, ...]:
+    """Updated cells that failed by themselves. One whose node was lost is `lost`: not the version's fault."""
+    known = {(start.cell, start.generation) for start in case.progress.rollout.failed}
+    return tuple(
+        FailedStart(cell.id, cell.generation, cell.reason)
+        for cell in case.cells()
+        if cell.state is CellState.FAILED
+        and cell.disruption is not DisruptionCause.OPERATOR
+        and cell.version == case.progress.rollout.to_version
+        and (cell.id, cell.generation) not in known
+    )
+
+
+def _after_failures(case: _Case, failed: tuple[FailedStart, ...]) -> ChangeRollout:
+    """Remember them; enough of them end the rollout."""
+    rollout = case.progress.rollout
+    count = len(rollout.failed) + len(failed)
+    last = f"{failed[-1].cell} failed at {rollout.to_version}: {failed[-1].reason}"
+    if count < rollout.policy.max_failed_cells:
+        change = case.change(rollout.state, f"held after {count} of {rollout.policy.max_failed_cells} failures: {last}")
+    else:
+        change = _roll_back_or_pause(case, f"{count} failures of updated cells; {last}")
+    return replace(change, failed=failed)
+
+
+def _roll_back_or_pause(case: _Case, reason: str) -> ChangeRollout:
+    """Go back, or leave it to an operator where the policy says so."""
+    rollout = case.progress.rollout
+    if rollout.policy.auto_rollback:
+        return case.change(RolloutState.ROLLING_BACK, reason)
+    return case.change(RolloutState.PAUSED, f"{reason}; roll back or resume, automatic rollback is off")
+
+
+def _judge_wave(case: _Case) -> ChangeRollout | None:
+    stage, rollout = case.progress.stage, case.progress.rollout
+    target = case.progress.target(stage)
+    proven = sum(case.is_proven(cell) for cell in case.cells(stage.region))
+    unproven = [cell for cell in case.cells(stage.region) if _is_updated(case, cell) and not case.is_proven(cell)]
+    if proven >= target and not unproven and not case.behind:
+        return _begin_bake(case, stage, target)
+    stuck_s = case.listened_s(_last_progress(case))
+    if stuck_s > rollout.policy.progress_deadline_s:
+        why = f"no progress for {age_text(stuck_s)}; {_waiting(case, stage, proven, target, unproven)}"
+        return case.change(RolloutState.PAUSED, why)
+    reason = _waiting(case, stage, proven, target, unproven)
+    held = any(cell.state is not CellState.READY and _has_failed(case, cell) for cell in case.cells())
+    return None if held or reason == rollout.reason else case.change(RolloutState.RUNNING, reason)
+
+
+def _begin_bake(case: _Case, stage: Stage, target: int) -> ChangeRollout:
+    bake_s = _bake_s(case)
+    if target == 0 or bake_s == 0:
+        return _advance(case, f"{stage.label}: {target} updated, no bake asked for")
+    change = case.change(RolloutState.BAKING, f"{stage.label}: {target} updated, watched for {bake_s:.0f} s")
+    return replace(change, counters=counters_now(case.progress, case.versions))
+
+
+def _judge_bake(case: _Case) -> ChangeRollout | None:
+    rollout, stage = case.progress.rollout, case.progress.stage
+    away = [cell for cell in case.cells(stage.region) if _is_updated(case, cell) and cell.state is not CellState.READY]
+    if away:
+        reason = f"{stage.label}: {away[0].id} is {away[0].state}, the bake begins anew once it is ready"
+        return case.change(RolloutState.RUNNING, reason)
+    watched_s, bake_s = case.listened_s(rollout.state_since), _bake_s(case)
+    if watched_s < bake_s:
+        return None
+    verdict = bake_verdict(case.progress, case.versions, case.is_fresh)
+    if verdict.finding is Finding.INCONCLUSIVE and watched_s < BAKE_STRETCH * bake_s:
+        limit_s = BAKE_STRETCH * bake_s
+        why = "too few samples yet" if verdict.numbers else verdict.reason  # numbers would change with every pass
+        return case.change(rollout.state, f"{stage.label}: {why}, watched for up to {limit_s:.0f} s")
+    return replace(_after_verdict(case, verdict), verdict=verdict)
+
+
+def _after_verdict(case: _Case, verdict: Verdict) -> ChangeRollout:
+    label = case.progress.stage.label
+    match verdict.finding:
+        case Finding.PASSED:
+            return _advance(case, f"{label} passed: {verdict.reason}")
+        case Finding.WORSE:
+            return _roll_back_or_pause(case, f"{label}: {verdict.reason}")
+        case Finding.INCONCLUSIVE:
+            reason = f"{label}: inconclusive: {verdict.reason}; resume, skip the bake or roll back"
+            return case.change(RolloutState.PAUSED, reason)
+
+
+def _advance(case: _Case, reason: str) -> ChangeRollout:
+    """To the next stage that moves any cell, or to the end once every region has its cells at the new version."""
+    following = case.progress.next_stage()
+    if following is not None:
+        return case.change(RolloutState.RUNNING, reason, following)
+    for region in case.progress.regions:  # a surge keeps more cells than are wanted in one, which are none of another's
+        updated, wanted = sum(_is_updated(case, cell) for cell in case.cells(region)), case.progress.wanted(region)
+        if updated < wanted:
+            return case.change(RolloutState.RUNNING, f"{region}: {updated} of {wanted} cells are updated")
+    return case.change(RolloutState.SUCCEEDED, reason)
+
+
+def _judge_rollback(case: _Case) -> ChangeRollout | None:
+    rollout = case.progress.rollout
+    away = [cell for cell in case.cells() if cell.version != rollout.from_version]
+    down = [cell for cell in case.cells() if cell.disruption is DisruptionCause.ROLLOUT]
+    if not away and not down:
+        return case.change(RolloutState.ROLLED_BACK, f"every cell is at {rollout.from_version} again")
+    return None
+
+
+def _is_updated(case: _Case, cell: CellView) -> bool:
+    return cell.version == case.progress.rollout.to_version and cell.state is not CellState.DRAINING
+
+
+def _has_failed(case: _Case, cell: CellView) -> bool:
+    return any(start.cell == cell.id for start in case.progress.rollout.failed)
+
+
+def _bake_s(case: _Case) -> float:
+    policy = case.progress.rollout.policy
+    return policy.canary_bake_s if case.progress.stage.percent is None else policy.bake_s
+
+
+def _last_progress(case: _Case) -> datetime:
+    """When a cell of the stage's region, or of one that is behind, last changed, or this stage began."""
+    regions = {case.progress.stage.region, case.behind}
+    moments = [
+        cell.state_since for cell in case.cells() if cell.region in regions and cell.state is not CellState.PENDING
+    ]
+    return max([case.progress.rollout.state_since, *moments])
+
+
+def _waiting(case: _Case, stage: Stage, proven: int, target: int, unproven: list[CellView]) -> str:
+    """What a wave waits for, as a reason that does not change with every second."""
+    text = f"{stage.label}: {proven} of {target} updated and healthy"
+    if case.behind:
+        text += f"; {case.behind}, scaled meanwhile, has cells to update"
+    other = [cell for cell in case.cells(stage.region) if cell.returns or cell.state is CellState.PENDING]
+    if not (waits := unproven + other):
+        return text
+    first = waits[0]
+    state = "not healthy for long enough" if first.state is CellState.READY else str(first.state)
+    why = f" ({first.reason})" if first.state in {CellState.PENDING, CellState.FAILED} else ""
+    return f"{text}; {first.id} is {state}{why}"

@@ -1,0 +1,168 @@
+"""Webhooks over HTTP: add, change, remove, test them, and see what they were sent. Decides nothing; services do."""
+
+from typing import Any
+
+from django.conf import settings
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.mixins import RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.reconcile.planning.states import choices
+from fleet.webhooks.models import Webhook, WebhookDelivery
+from fleet.webhooks.planner import DeliveryState, RefusedUrl, WebhookEvent, WebhookFormat, parse_url
+from fleet.webhooks.services import webhook_change, webhook_create, webhook_delete, webhook_test
+from kernel import clock
+from kernel.access import Role
+from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
+from kernel.tones import Tone
+
+FORMATS = choices(WebhookFormat)
+EVENTS = [(event.value, event.value) for event in WebhookEvent if event is not WebhookEvent.TEST]
+
+
+class WebhookSerializer(serializers.ModelSerializer[Webhook]):
+    url = serializers.CharField(source="shown_url", help_text="The host only: the rest may be a secret.")
+    format = serializers.ChoiceField(choices=FORMATS)
+    events = serializers.ListField(child=serializers.ChoiceField(choices=EVENTS), help_text="Empty: all of them.")
+
+    class Meta:
+        model = Webhook
+        fields = ["name", "url", "format", "events", "enabled", "created_at"]
+        examples = {"name": "pager"}
+
+
+class NewWebhookSerializer(WebhookSerializer):
+    class Meta(WebhookSerializer.Meta):
+        fields = [*WebhookSerializer.Meta.fields, "secret"]
+
+
+class ChangeWebhookSerializer(StrictSerializer):
+    url = serializers.CharField(max_length=500, required=False, help_text="https, unless its network is allowed.")
+    events = serializers.ListField(
+        child=serializers.ChoiceField(choices=EVENTS), required=False, help_text="Empty: all of them."
+    )
+    format = serializers.ChoiceField(
+        choices=FORMATS, required=False, help_text="`slack`: for chats that take Slack's incoming webhooks."
+    )
+    secret = serializers.CharField(
+        min_length=16, max_length=128, required=False, help_text="Signs the messages; random if it is left out."
+    )
+    enabled = serializers.BooleanField(required=False)
+
+    def validate_url(self, url: str) -> str:
+        try:
+            target = parse_url(url)
+        except RefusedUrl as refusal:
+            raise serializers.ValidationError(str(refusal)) from refusal
+        if target.scheme != "https" and not settings.WEBHOOK_NETWORKS:
+            raise serializers.ValidationError("must be https; http needs SWITCHYARD_WEBHOOK_NETWORKS")
+        return url
+
+
+class CreateWebhookSerializer(ChangeWebhookSerializer):
+    name = serializers.SlugField(max_length=64)
+    url = serializers.CharField(max_length=500, help_text="https, unless its network is allowed.")
+
+
+class WebhookDeliverySerializer(serializers.ModelSerializer[WebhookDelivery]):
+    webhook = serializers.CharField(source="webhook.name")
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    body = serializers.DictField(help_text="The event; its keys depend on its kind.")
+    status = serializers.IntegerField(allow_null=True, help_text="HTTP status of the last response.")
+
+    class Meta:
+        model = WebhookDelivery
+        fields = [
+            "id", "webhook", "event", "state", "tone", "attempts", "status", "reason", "body", "created_at", "due_at",
+            "ended_at",
+        ]  # fmt: skip
+        examples = {
+            "webhook": "pager",
+            "event": "incident.opened",
+            "body": {"id": 7, "kind": "node-slow", "summary": "Node n-4e5f6a7b: slower than its cohort"},
+        }
+
+
+class WebhookDeliveryFilter(filters.FilterSet):
+    webhook = filters.CharFilter(field_name="webhook__name")
+    state = filters.MultipleChoiceFilter(choices=choices(DeliveryState), distinct=False, help_text="May be repeated.")
+    event = filters.CharFilter()
+
+    class Meta:
+        model = WebhookDelivery
+        fields: list[str] = []
+
+
+class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
+    """Messages to webhooks, newest first, and how their delivery went."""
+
+    serializer_class = WebhookDeliverySerializer
+    filterset_class = WebhookDeliveryFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]+"
+    page_order = "-id"
+    ordering_fields = ("id", "event", "state", "created_at", "due_at", "ended_at")
+    watch_kind = "webhook-delivery"
+
+    def get_queryset(self) -> QuerySet[WebhookDelivery]:
+        return WebhookDelivery.objects.filter(webhook__isnull=False).select_related("webhook")
+
+
+class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]):
+    """Addresses that are notified of incidents and rollouts. Messages are signed: `X-Switchyard-Signature` is
+    `sha256=` and the HMAC-SHA256 of `<X-Switchyard-Timestamp>.<body>` with the secret."""
+
+    serializer_class = WebhookSerializer
+    lookup_field = "name"
+    lookup_value_regex = r"[-\w]+"
+    page_order = "name"
+    needs = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
+    ordering_fields = ("name", "enabled", "created_at")
+    watch_kind = "webhook"
+    shown_once = frozenset({"create"})
+    columns = "NAME, URL, ENABLED, EVENTS"
+
+    def get_queryset(self) -> QuerySet[Webhook]:
+        return Webhook.objects.all()
+
+    @extend_schema(
+        operation_id="webhooks_create", request=CreateWebhookSerializer, responses={200: NewWebhookSerializer}
+    )
+    def create(self, request: Request) -> Response:
+        """Add a webhook. This response is the only one that shows its secret. 409 if the name is taken."""
+        columns = _valid(CreateWebhookSerializer(data=request.data))
+        hook = webhook_create(actor=actor_of(request), now=clock.now(), **columns)
+        return Response(NewWebhookSerializer(hook).data)
+
+    @extend_schema(operation_id="webhooks_change", request=ChangeWebhookSerializer, responses={200: WebhookSerializer})
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Change what is given."""
+        hook = self.get_object()
+        columns = _valid(ChangeWebhookSerializer(data=request.data))
+        changed = webhook_change(name=hook.name, actor=actor_of(request), now=clock.now(), **columns)
+        return Response(WebhookSerializer(changed).data)
+
+    @extend_schema(operation_id="webhooks_delete", responses={200: WebhookSerializer})
+    def destroy(self, request: Request, name: str) -> Response:
+        """Remove a webhook and its undelivered messages. Responds with what it was."""
+        hook = self.get_object()
+        webhook_delete(name=hook.name, actor=actor_of(request), now=clock.now())
+        return Response(WebhookSerializer(hook).data)
+
+    @extend_schema(operation_id="webhooks_test", request=None, responses={200: WebhookDeliverySerializer})
+    @action(detail=True, methods=["post"])
+    def test(self, request: Request, name: str) -> Response:
+        """Send a test message; its delivery says how that went. 409 if the webhook is disabled."""
+        delivery = webhook_test(name=self.get_object().name, actor=actor_of(request), now=clock.now())
+        return Response(WebhookDeliverySerializer(delivery).data)
+
+
+def _valid(serializer: serializers.Serializer[Any]) -> dict[str, Any]:
+    serializer.is_valid(raise_exception=True)
+    return dict(serializer.validated_data)

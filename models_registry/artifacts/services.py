@@ -1,0 +1,420 @@
+"""Where artifacts are read from, to be checked: what any source offers.
+
+A source lists and reads; whether what it holds is right is for `models_registry.artifacts.planner`.
+
+Artifacts in S3, read to be checked. Talks to the one host that its first request went to, and follows no redirect:
+a bucket of another region is an error that says so.
+
+Opens an artifact where it lies, if it may come from there, and reads its files: those of folders of this machine,
+and through `artifact_bucket` those of S3. Stores and decides nothing.
+
+Uploads a folder of model files to a prefix in S3, once: each file under its SHA-256, the manifest last. Nothing that
+is there is ever written over, so whoever reads a manifest can rely on it for ever.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+from engine_agent.protocol.manifest import (
+    MANIFEST_NAME,
+    BadArtifact,
+    Manifest,
+    manifest_text,
+    parse_manifest,
+    wrong_list,
+)
+from engine_agent.protocol.messages import Artifact
+from kernel.outside_transaction import refuse_inside_transaction
+from models_registry.artifacts.planner import (
+    ArtifactLimits,
+    Place,
+    check_manifest,
+    check_sizes,
+    check_source,
+    parse_place,
+    size_words,
+)
+
+CHUNK_BYTES = 4 * 1024 * 1024
+
+
+class SourceTrouble(Exception):
+    """The source did not answer as it should; trying again may help. The text says what happened."""
+
+
+class ArtifactSource(Protocol):
+    """An artifact at its place. Each call raises `BadArtifact` for what is wrong there and stays so, `SourceTrouble`
+    for what may pass."""
+
+    def manifest(self) -> bytes:
+        """The bytes of `manifest.json`, within the limit."""
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every other file by its path."""
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """The content of a file, from its start."""
+
+
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 10
+ATTEMPTS = 2
+"""Of botocore, on one request. The validation itself tries again later."""
+
+
+class BucketSource:
+    """An artifact under a prefix of a bucket. Credentials, region and endpoint are boto3's own settings."""
+
+    def __init__(self, place: Place, limits: ArtifactLimits) -> None:
+        self._place, self._limits = place, limits
+        timeouts = {"connect_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S}
+        config = Config(retries={"total_max_attempts": ATTEMPTS, "mode": "standard"}, **timeouts)
+        with self._explained(MANIFEST_NAME):
+            self._client = boto3.client("s3", config=config)
+        self._client.meta.events.register("before-send.s3", one_host())
+
+    def manifest(self) -> bytes:
+        with self._explained(MANIFEST_NAME):
+            answer = self._client.get_object(Bucket=self._place.host, Key=self._key(MANIFEST_NAME))
+            if answer["ContentLength"] > self._limits.manifest_bytes:
+                raise BadArtifact(
+                    f"{self._place}/{MANIFEST_NAME} has {answer['ContentLength']} bytes; "
+                    f"at most {self._limits.manifest_bytes} may be"
+                )
+            return bytes(answer["Body"].read(self._limits.manifest_bytes))
+
+    def sizes(self) -> dict[str, int]:
+        start, sizes = self._key(""), dict[str, int]()
+        with self._explained(""):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._place.host, Prefix=start)
+            for page in pages:
+                sizes |= {item["Key"][len(start) :]: item["Size"] for item in page.get("Contents", ())}
+                if len(sizes) > self._limits.files + 1:
+                    raise BadArtifact(f"{self._place} holds more than {self._limits.files} files")
+        # Consoles make an empty object for a folder; it is no file of the artifact.
+        return {path: size for path, size in sizes.items() if path != MANIFEST_NAME and not path.endswith("/") and path}
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        with self._explained(path):
+            body = self._client.get_object(Bucket=self._place.host, Key=self._key(path))["Body"]
+            with body:
+                yield from body.iter_chunks(CHUNK_BYTES)
+
+    def _key(self, path: str) -> str:
+        return f"{self._place.path}/{path}" if self._place.path else path
+
+    @contextmanager
+    def _explained(self, path: str) -> Iterator[None]:
+        where = f"{self._place}/{path}".rstrip("/")
+        refuse_inside_transaction(f"reading {where}")
+        try:
+            yield
+        except ClientError as error:
+            raise _explain(error, where, self._place.host) from error
+        except NoCredentialsError as error:
+            raise BadArtifact(f"{where}: the control plane has no AWS credentials to read it with") from error
+        except BotoCoreError as error:
+            raise SourceTrouble(f"{where}: {error}") from error
+
+
+def one_host() -> Callable[..., None]:
+    """A handler of botocore's `before-send` that lets requests go to one host alone, that of the first. It raises
+    `BadArtifact` for any other."""
+    first: list[str] = []
+
+    def check(request: Any, **_: Any) -> None:
+        host = urlsplit(request.url).netloc
+        first[:] = first or [host]
+        if host != first[0]:
+            raise BadArtifact(f"a redirect from {first[0]} to {host} is not followed")
+
+    return check
+
+
+def _explain(error: ClientError, where: str, bucket: str) -> Exception:
+    code = str(error.response["Error"]["Code"])
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    if code in ("NoSuchBucket", "InvalidBucketName"):
+        return BadArtifact(f"there is no bucket {bucket}")
+    if code in ("NoSuchKey", "404"):
+        how = ": upload the artifact by manage.py artifact_push" if where.endswith(MANIFEST_NAME) else ""
+        return BadArtifact(f"{where} is not there{how}")
+    if status in (301, 302, 307, 308) or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
+        region = error.response["ResponseMetadata"].get("HTTPHeaders", {}).get("x-amz-bucket-region", "another region")
+        return BadArtifact(f"bucket {bucket} is in {region}; redirects are not followed: set AWS_REGION to it")
+    if status in (401, 403):
+        return BadArtifact(f"the control plane may not read {where}: it needs s3:GetObject and s3:ListBucket there")
+    return SourceTrouble(f"{where}: S3 answered {code} ({status})")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenArtifact:
+    """An artifact whose manifest was read and fits what lies there; `sizes` are bytes by path."""
+
+    uri: str
+    source: ArtifactSource
+    manifest: Manifest
+    sizes: Mapping[str, int]
+
+
+def artifact_open(artifact: Artifact, sources: tuple[Place, ...], limits: ArtifactLimits) -> OpenArtifact:
+    """Read the manifest and the list of files.
+
+    Raises:
+        BadArtifact: it may not come from there, is not there, is another one than its digest says, or is too large.
+        SourceTrouble: the source does not answer.
+    """
+    place = parse_place(artifact.uri)
+    check_source(place, sources)
+    source = _source(place, sources, limits)
+    manifest = parse_manifest(source.manifest(), f"{place}/{MANIFEST_NAME}")
+    check_manifest(place, manifest, artifact.digest, limits)
+    sizes = source.sizes()
+    check_sizes(place, manifest, sizes, limits)
+    return OpenArtifact(artifact.uri, source, manifest, sizes)
+
+
+def _source(place: Place, sources: tuple[Place, ...], limits: ArtifactLimits) -> ArtifactSource:
+    if place.scheme == "s3":
+        return BucketSource(place, limits)
+    return FolderSource(place, sources, limits)
+
+
+def file_sha256(artifact: OpenArtifact, path: str, progress: Callable[[int], None]) -> str:
+    """Hexadecimal SHA-256 of a file; `progress` is called with the bytes read so far after each piece.
+
+    Raises:
+        BadArtifact: the file is not there any more, or longer than it was.
+        SourceTrouble: the source stopped answering.
+    """
+    digest, read = hashlib.sha256(), 0
+    for chunk in artifact.source.chunks(path):
+        digest.update(chunk)
+        read += len(chunk)
+        if read > artifact.sizes[path]:
+            raise BadArtifact(f"{artifact.uri}/{path} is longer than the {artifact.sizes[path]} bytes that it had")
+        progress(read)
+    return digest.hexdigest()
+
+
+class FolderSource:
+    """An artifact in a folder of this machine. Links are followed as long as they stay within the allowed sources."""
+
+    def __init__(self, place: Place, sources: Iterable[Place], limits: ArtifactLimits) -> None:
+        self._place, self._limits = place, limits
+        self._roots = [Path(source.path).resolve() for source in sources if source.scheme == "file"]
+        self._folder = self._within(Path(place.path))
+        if not self._folder.is_dir():
+            raise BadArtifact(f"{place} is no folder on the control plane's machine; put the artifact there, or in S3")
+
+    def manifest(self) -> bytes:
+        path = self._within(self._folder / MANIFEST_NAME)
+        if not path.is_file():
+            raise BadArtifact(f"{self._place} has no {MANIFEST_NAME}: write it with engine_agent.engines.artifacts")
+        text = b"".join(self._read(path, self._limits.manifest_bytes + 1))
+        if len(text) > self._limits.manifest_bytes:
+            raise BadArtifact(f"{path} is larger than {self._limits.manifest_bytes} bytes")
+        return text
+
+    def sizes(self) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for path in self._folder.rglob("*"):
+            if not path.is_file() or path == self._folder / MANIFEST_NAME:
+                continue
+            sizes[path.relative_to(self._folder).as_posix()] = self._within(path).stat().st_size
+            if len(sizes) > self._limits.files:
+                raise BadArtifact(f"{self._place} holds more than {self._limits.files} files")
+        return sizes
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        return self._read(self._within(self._folder / path), None)
+
+    def _within(self, path: Path) -> Path:
+        real = path.resolve()
+        if not any(real.is_relative_to(root) for root in self._roots):
+            raise BadArtifact(f"{path} leads to {real}, outside of the sources that artifacts may come from")
+        return real
+
+    def _read(self, path: Path, most: int | None) -> Iterator[bytes]:
+        left = most
+        try:
+            with path.open("rb") as file:
+                while chunk := file.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)):
+                    left = None if left is None else left - len(chunk)
+                    yield chunk
+        except (FileNotFoundError, PermissionError) as error:
+            raise BadArtifact(f"{path} cannot be read: {error.strerror}") from error
+        except OSError as error:
+            raise SourceTrouble(f"{path}: {error.strerror}") from error
+
+
+PART_BYTES = 64 * 1024**2
+"""Of an upload in parts, of which S3 takes 10,000: files of up to 640 GB."""
+PUSH_CONNECT_TIMEOUT_S, PUSH_READ_TIMEOUT_S = 10, 60
+PUSH_ATTEMPTS = 5
+DIGEST_FIELD = "sha256"
+"""Of an object's metadata, by which an upload that broke off finds what it has brought."""
+_TAKEN = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
+
+Say = Callable[[str], None]
+
+
+def artifact_push(folder: Path, place: Place, say: Say) -> Manifest:
+    """Upload the folder to the place, and return its manifest. One that was cut off goes on with the missing files.
+
+    Raises:
+        BadArtifact: the folder is no artifact, the prefix holds something else already, or S3 refuses.
+    """
+    manifest = _described(folder, say)
+    if place.scheme != "s3":
+        raise BadArtifact(f"{place} is no place in S3; it must be s3://bucket/prefix")
+    prefix = _Prefix(place)
+    if prefix.holds(MANIFEST_NAME):
+        raise BadArtifact(f"{place} holds an artifact already, and an artifact never changes: push to another prefix")
+    for path, digest in sorted(manifest.files.items()):
+        size = (folder / path).stat().st_size
+        brought = prefix.upload(folder / path, path, digest, size)
+        say(f"{path}: {size_words(size)}{'' if brought else ', there already'}")
+    prefix.finish(manifest_text(manifest).encode())
+    return manifest
+
+
+def _described(folder: Path, say: Say) -> Manifest:
+    """The manifest of the folder as it is; one that lies there must say the same."""
+    if not folder.is_dir():
+        raise BadArtifact(f"{folder} is no folder")
+    files: dict[str, str] = {}
+    try:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path != folder / MANIFEST_NAME:
+                files[path.relative_to(folder).as_posix()] = _sha256(path)
+        stated = (folder / MANIFEST_NAME).read_bytes() if (folder / MANIFEST_NAME).exists() else b""
+    except OSError as error:
+        raise BadArtifact(f"{error.filename} cannot be read: {error.strerror}") from error
+    listed = parse_manifest(stated, str(folder / MANIFEST_NAME)) if stated else None
+    manifest = Manifest(files, listed.source if listed is not None else {})
+    if wrong := wrong_list(manifest, ArtifactLimits().files):
+        raise BadArtifact(f"{folder} cannot be an artifact: it {wrong}")
+    if listed is not None and listed.digest != manifest.digest:
+        raise BadArtifact(
+            f"{folder / MANIFEST_NAME} is of {listed.digest}, but the files are {manifest.digest}: remove it to push "
+            "them"
+        )
+    say(f"{folder}: {len(files)} files, {manifest.digest}")
+    return manifest
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _once(params: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """Parameters of a request that writes an object, which must not be there. boto3's uploads take none for that."""
+    return {**params, "IfNoneMatch": "*"}
+
+
+class _Prefix:
+    """A prefix of a bucket, written with the credentials of whoever runs this."""
+
+    def __init__(self, place: Place) -> None:
+        import boto3  # takes a while
+        from boto3.s3.transfer import TransferConfig
+        from botocore.config import Config
+
+        config = Config(
+            connect_timeout=PUSH_CONNECT_TIMEOUT_S,
+            read_timeout=PUSH_READ_TIMEOUT_S,
+            retries={"total_max_attempts": PUSH_ATTEMPTS, "mode": "standard"},
+        )
+        self._place = place
+        with self._explained(""):
+            self._client = boto3.client("s3", config=config)
+        for operation in ("PutObject", "CompleteMultipartUpload"):
+            self._client.meta.events.register(f"provide-client-params.s3.{operation}", _once)
+        self._transfer = TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES)
+
+    def holds(self, path: str, digest: str = "") -> bool:
+        """Whether an object is there.
+
+        Raises:
+            BadArtifact: it is there, and not of the digest that is given.
+        """
+        from botocore.exceptions import ClientError
+
+        try:
+            with self._explained(path, but=("404", "NoSuchKey")):
+                found = self._client.head_object(Bucket=self._place.host, Key=self._key(path))
+        except ClientError:
+            return False
+        if digest and found.get("Metadata", {}).get(DIGEST_FIELD) != digest:
+            raise BadArtifact(f"{self._place}/{path} is there and is another file: push to another prefix")
+        return True
+
+    def upload(self, file: Path, path: str, digest: str, size: int) -> bool:
+        """Bring a file, in parts if it is large; False: it is there already."""
+        from botocore.exceptions import ClientError
+
+        if self.holds(path, digest):
+            return False
+        extra = {"ChecksumAlgorithm": "SHA256", "Metadata": {DIGEST_FIELD: digest}}
+        try:
+            with self._explained(path, but=_TAKEN), file.open("rb") as content:
+                self._client.upload_fileobj(
+                    content, self._place.host, self._key(path), ExtraArgs=extra, Config=self._transfer
+                )
+        except ClientError:
+            return not self.holds(path, digest)  # another push was faster, with the same file or not
+        except OSError as error:
+            raise BadArtifact(f"{file} cannot be read: {error.strerror}") from error
+        if file.stat().st_size != size:
+            raise BadArtifact(f"{file} changed while it was uploaded; push again, to another prefix")
+        return True
+
+    def finish(self, manifest: bytes) -> None:
+        from botocore.exceptions import ClientError
+
+        key = self._key(MANIFEST_NAME)
+        try:
+            with self._explained(MANIFEST_NAME, but=_TAKEN):
+                self._client.put_object(Bucket=self._place.host, Key=key, Body=manifest, ChecksumAlgorithm="SHA256")
+        except ClientError as error:
+            raise BadArtifact(
+                f"{self._place} got its manifest by another push meanwhile; it was left as it is"
+            ) from error
+
+    def _key(self, path: str) -> str:
+        return f"{self._place.path}/{path}" if self._place.path else path
+
+    @contextmanager
+    def _explained(self, path: str, but: tuple[str, ...] = ()) -> Iterator[None]:
+        """Refusals of S3 as `BadArtifact`, except for those whose code is in `but`."""
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+        where = f"{self._place}/{path}".rstrip("/")
+        try:
+            yield
+        except ClientError as error:
+            code = str(error.response["Error"]["Code"])
+            if code in but:
+                raise
+            rights = f"you may not write {where}: it needs s3:PutObject, s3:GetObject and s3:ListBucket there"
+            reasons = {
+                "NoSuchBucket": f"there is no bucket {self._place.host}",
+                "AccessDenied": rights,
+                "403": rights,
+            }
+            raise BadArtifact(reasons.get(code, f"S3 refused {where}: {error}")) from error
+        except NoCredentialsError as error:
+            raise BadArtifact(f"{where}: there are no AWS credentials; see `aws configure`, or a role") from error
+        except BotoCoreError as error:
+            raise BadArtifact(f"{where} was not uploaded: {error}; push again to go on") from error

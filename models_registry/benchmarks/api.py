@@ -1,0 +1,407 @@
+"""Benchmarks over HTTP: ask for one, follow it, cancel it, compare. Decides nothing; services do.
+
+Searches over configurations over HTTP: ask for one, follow it, cancel it. Decides nothing; services do.
+"""
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import (
+    OpenApiParameter,
+    extend_schema,
+    extend_schema_field,
+)
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from kernel import clock
+from kernel.refusals import InvalidInput
+from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
+from models_registry.benchmarks.models import Benchmark, BenchmarkPoint, ConfigurationSearch
+from models_registry.benchmarks.planning.configuration_search import Standing
+from models_registry.benchmarks.planning.goodput import PointVerdict
+from models_registry.benchmarks.planning.measurements import Aim, best_configuration
+from models_registry.benchmarks.planning.workload import BenchmarkState, InvalidWorkload, parse_slo, parse_workload
+from models_registry.benchmarks.selectors import (
+    CandidateRow,
+    benchmarks_described,
+    benchmarks_of_use,
+    candidate_rows,
+    measured_of,
+    searches_described,
+)
+from models_registry.benchmarks.services.benchmark import BenchmarkRequest, benchmark_cancel, benchmark_start
+from models_registry.benchmarks.services.configuration_search import (
+    MOST_HOURS,
+    MOST_TRIALS,
+    SearchRequest,
+    search_cancel,
+    search_start,
+)
+from models_registry.versions.planning.lifecycle import choices
+from models_registry.versions.selectors import version_stated
+
+WORKLOAD_HELP = "`1000+150`, `3000+200,prefix=512,groups=8`, `mooncake,longest=4096`, `azure`."
+SLO_HELP = "Milliseconds to the first token, and between tokens on average: `ttft=500,itl=50`."
+
+
+class BenchmarkPointSerializer(serializers.ModelSerializer[BenchmarkPoint]):
+    verdict = serializers.ChoiceField(choices=choices(PointVerdict))
+    figures = serializers.DictField(help_text="Latencies in milliseconds by quantile, tokens, joules, dollars.")
+
+    class Meta:
+        model = BenchmarkPoint
+        fields = ["number", "rate", "verdict", "reason", "figures", "measured_at"]
+        examples = {"figures": {"requests": 200, "ttft_p99_ms": 412.5, "itl_p99_ms": 39.1, "tokens_per_s": 462.6}}
+
+
+class BenchmarkSerializer(serializers.ModelSerializer[Benchmark]):
+    version = serializers.CharField(source="version.reference", help_text="`model@version`")
+    state = serializers.ChoiceField(choices=choices(BenchmarkState))
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    key = serializers.CharField(help_text="Equal for those that measured the same; empty until it has begun.")
+    conditions = serializers.CharField(help_text="Equal for those that differ in the version alone.")
+    workload = serializers.CharField(help_text=WORKLOAD_HELP)
+    slo = serializers.CharField(help_text=SLO_HELP)
+    split = serializers.CharField(help_text="How many of its cells had which role: `1p+3d`; empty: all were mixed.")
+    statistics = serializers.DictField(help_text="Mean lengths of the workload, and what of its prompts is repeated.")
+    progress = serializers.DictField(help_text="Of the point that is being measured.")
+    goodput = serializers.FloatField(allow_null=True, help_text="The highest rate that held, in requests a second.")
+    broke_at = serializers.FloatField(allow_null=True, help_text="The lowest rate above it that broke.")
+    concurrency = serializers.FloatField(
+        allow_null=True, help_text="Requests at once of a cell that answers, at `goodput`."
+    )
+    watts = serializers.FloatField(help_text="As its machines are rated, together.")
+    price_per_hour = serializers.FloatField(help_text="Of its machines together, in US dollars.")
+    points = BenchmarkPointSerializer(many=True, help_text="By rate.")
+
+    class Meta:
+        model = Benchmark
+        fields = [
+            "id", "version", "deployment", "region", "state", "tone", "reason", "key", "conditions", "version_digest",
+            "instance_type", "fingerprint", "workload", "slo", "seed", "cells", "split", "chips", "watts",
+            "price_per_hour", "statistics", "progress", "goodput", "broke_at", "concurrency", "points", "actor",
+            "created_at", "started_at", "ended_at",
+        ]  # fmt: skip
+        examples = {
+            "version": "smollm2@1",
+            "conditions": "0c4de1b7a9f83512",
+            "version_digest": "f1d2b7c9e0a34655",
+            "split": "",
+            "statistics": {
+                "requests": 2000,
+                "prompt_tokens_mean": 1000.0,
+                "output_tokens_mean": 150.0,
+                "repeated_share": 0.0,
+            },
+        }
+
+
+class StartBenchmarkSerializer(StrictSerializer):
+    version = serializers.CharField(max_length=200, help_text="`model@version`, which the deployment must serve.")
+    deployment = serializers.CharField(max_length=96)
+    region = serializers.CharField(max_length=64, required=False, allow_blank=True, default="")
+    workload = serializers.CharField(max_length=200, help_text=WORKLOAD_HELP)
+    slo = serializers.CharField(max_length=80, help_text=SLO_HELP)
+    seed = serializers.IntegerField(min_value=0, max_value=2**31 - 1, required=False, default=0)
+    rules = serializers.DictField(
+        required=False, default=dict, help_text="What differs from the usual length of points: `min_s`, `min_requests`…"
+    )
+    first_rate = serializers.FloatField(
+        min_value=0.001, max_value=4096, required=False, allow_null=True, default=None, help_text="Where to begin."
+    )
+    beside_traffic = serializers.BooleanField(
+        required=False, default=False, help_text="Measure though the cells serve others, who will feel it."
+    )
+
+    class Meta:
+        examples = {"version": "smollm2@1", "region": "us-east-1"}
+
+
+class HistogramSerializer(serializers.Serializer[Any]):
+    rate = serializers.FloatField()
+    histograms = serializers.DictField(
+        help_text="`ttft`, `gap`, `e2e`: bucket -> requests. Bucket n ends at 0.1 ms times 2^(n/8)."
+    )
+
+    class Meta:
+        examples = {"histograms": {"ttft": {"88": 140, "89": 60}, "gap": {"64": 29800}, "e2e": {"125": 200}}}
+
+
+class HistogramsSerializer(serializers.Serializer[Any]):
+    points = HistogramSerializer(many=True, help_text="By rate.")
+
+
+class BestSerializer(serializers.Serializer[Any]):
+    version = serializers.CharField(help_text="`model@version`")
+    instance_type = serializers.CharField()
+    split = serializers.CharField(help_text="How its cells were told apart by role; empty: all were mixed.")
+    benchmark = serializers.IntegerField()
+    goodput_per_chip = serializers.FloatField()
+    tokens_per_s_per_chip = serializers.FloatField()
+    tokens_per_s_per_user = serializers.FloatField(allow_null=True)
+    dollars_per_mtoken = serializers.FloatField(allow_null=True)
+    joules_per_token = serializers.FloatField(allow_null=True)
+    reason = serializers.CharField()
+
+    class Meta:
+        examples = {"version": "smollm2@1", "split": ""}
+
+
+class BestAnswerSerializer(serializers.Serializer[Any]):
+    best = BestSerializer(allow_null=True, help_text="Null where nothing was measured so.")
+
+
+class BenchmarkFilter(filters.FilterSet):
+    version = filters.CharFilter(method="of_version", help_text="`model@version`")
+    deployment = filters.CharFilter()
+    state = filters.ChoiceFilter(choices=choices(BenchmarkState))
+    key = filters.CharFilter()
+    conditions = filters.CharFilter()
+
+    class Meta:
+        model = Benchmark
+        fields: list[str] = []
+
+    def of_version(self, rows: QuerySet[Benchmark], name: str, value: str) -> QuerySet[Benchmark]:
+        model, _, version = value.partition("@")
+        return rows.filter(version__model_id=model, version__version=version)
+
+
+class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
+    """What versions can carry: the highest rate at which enough requests are inside an objective."""
+
+    serializer_class = BenchmarkSerializer
+    filterset_class = BenchmarkFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "id"
+    ordering_fields = ("id", "created_at", "goodput")
+    watch_kind = "benchmark"
+    measured = frozenset({"progress"})
+    columns = (
+        "ID, VERSION, TYPE=instance_type, STATE, WORKLOAD, SLO, GOODPUT/S=goodput, BROKE AT, "
+        "AT ONCE=concurrency, AGE=created_at:age"
+    )
+
+    def get_queryset(self) -> QuerySet[Benchmark]:
+        return benchmarks_described()
+
+    def deployment_of(self, benchmark: Benchmark) -> str:
+        return benchmark.deployment
+
+    def requested_deployment(self, request: Request) -> str:
+        return str(request.data.get("deployment", "")) if isinstance(request.data, dict) else ""
+
+    @extend_schema(
+        operation_id="benchmarks_create", request=StartBenchmarkSerializer, responses={200: BenchmarkSerializer}
+    )
+    def create(self, request: Request) -> Response:
+        """Have the goodput of a deployment's cells measured. They get load until they break its objective, so nobody
+        else should need them. The work goes on after this answer. 409 if too many wait."""
+        body = StartBenchmarkSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        fields = dict(body.validated_data)
+        version = version_stated(fields.pop("version"), field="version")
+        row = benchmark_start(BenchmarkRequest(version, **fields), actor=actor_of(request), now=clock.now())
+        return self._answer(row.pk)
+
+    @extend_schema(operation_id="benchmarks_cancel", request=None, responses={200: BenchmarkSerializer})
+    @action(detail=True, methods=["post"])
+    def cancel(self, request: Request, id: str) -> Response:
+        """End one that waits or runs; what it measured stays. 409 if it has ended."""
+        row = benchmark_cancel(benchmark_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
+        return self._answer(row.pk)
+
+    @extend_schema(operation_id="benchmarks_histograms", responses={200: HistogramsSerializer})
+    @action(detail=True, methods=["get"], pagination_class=None, filterset_class=None)
+    def histograms(self, request: Request, id: str) -> Response:
+        """How long requests took, counted in buckets, for each rate."""
+        points = BenchmarkPoint.objects.filter(benchmark=self.get_object()).order_by("rate")
+        return Response(HistogramsSerializer({"points": points}).data)
+
+    @extend_schema(
+        operation_id="benchmarks_best",
+        parameters=[
+            OpenApiParameter("workload", str, required=True, description=WORKLOAD_HELP),
+            OpenApiParameter("slo", str, required=True, description=SLO_HELP),
+            OpenApiParameter("instance_type", str, description="Of this one alone."),
+            OpenApiParameter("aim", str, enum=[aim.value for aim in Aim], description="goodput, unless you say."),
+        ],
+        responses={200: BestAnswerSerializer},
+    )
+    @action(detail=False, methods=["get"], pagination_class=None, filterset_class=None)
+    def best(self, request: Request) -> Response:
+        """Which version on which instance type is best for a use, and why; nothing where none was measured."""
+        asked = request.query_params
+        try:
+            workload = parse_workload(asked.get("workload", "")).text
+            slo = parse_slo(asked.get("slo", "")).text
+        except InvalidWorkload as wrong:
+            field = "slo" if str(wrong).startswith("slo") else "workload"
+            raise InvalidInput(field=field, rule="readable", message=str(wrong)) from None
+        if (aim := asked.get("aim", Aim.GOODPUT.value)) not in set(Aim):
+            raise InvalidInput(field="aim", rule="choice", message=f"aim is {aim[:40]!r}; it must be {', '.join(Aim)}")
+        rows = benchmarks_of_use(workload, slo, asked.get("instance_type", ""))
+        best = best_configuration(filter(None, map(measured_of, rows)), Aim(aim))
+        return Response(BestAnswerSerializer({"best": _best(best) if best else None}).data)
+
+    def _answer(self, benchmark_id: int) -> Response:
+        return Response(self.get_serializer(self.get_queryset().get(pk=benchmark_id)).data)
+
+
+def _best(best: Any) -> dict[str, Any]:
+    chosen = best.chosen
+    names = ("version", "instance_type", "split", "benchmark", "goodput_per_chip", "tokens_per_s_per_chip",
+             "tokens_per_s_per_user", "dollars_per_mtoken", "joules_per_token")  # fmt: skip
+    return {**{name: getattr(chosen, name) for name in names}, "reason": best.reason}
+
+
+VARIED_HELP = (
+    "Name -> values: `engine_options.NAME` (null: left out), `parallelism.DEGREE`, `max_concurrency`, `speculation`, "
+    '`quantization`, `roles`, `cells` (as a region of a deployment states them: `4`, `{"prefill": 1, "decode": 3}`; '
+    "not more than it has). Every combination is one configuration."
+)
+
+
+class ConfigurationSerializer(serializers.Serializer[CandidateRow]):
+    number = serializers.IntegerField(source="candidate.number")
+    choice = serializers.SerializerMethodField(help_text="What it differs in, by name.")
+    version = serializers.SerializerMethodField(help_text="`model@version`; null: none was drafted.")
+    standing = serializers.ChoiceField(choices=choices(Standing))
+    reason = serializers.CharField()
+    predicted = serializers.FloatField(allow_null=True, help_text="Requests a second and chip.")
+    scores = serializers.SerializerMethodField(help_text="Share of a point's length -> requests a second and chip.")
+    benchmarks = serializers.SerializerMethodField(help_text="What was measured of it.")
+
+    class Meta:
+        examples = {
+            "choice": {"engine_options.max_num_seqs": 32, "parallelism.tp": 1},
+            "version": "smollm2@1-s3-2",
+            "scores": {"25%": 3.118, "50%": 3.051, "100%": 3.051},
+        }
+
+    @extend_schema_field(serializers.DictField())
+    def get_choice(self, row: CandidateRow) -> dict[str, Any]:
+        return dict(row.candidate.choice)
+
+    def get_version(self, row: CandidateRow) -> str | None:
+        return row.candidate.version.reference if row.candidate.version else None
+
+    @extend_schema_field(serializers.DictField(child=serializers.FloatField()))
+    def get_scores(self, row: CandidateRow) -> dict[str, float]:
+        return {f"{fidelity:.0%}": score for fidelity, score in row.scores.items()}
+
+    @extend_schema_field(serializers.ListField(child=serializers.IntegerField()))
+    def get_benchmarks(self, row: CandidateRow) -> list[int]:
+        return [trial.benchmark_id for trial in row.candidate.trials.all() if trial.benchmark_id]
+
+
+class ConfigurationSearchSerializer(serializers.ModelSerializer[ConfigurationSearch]):
+    version = serializers.CharField(source="version.reference", help_text="`model@version` that is searched around.")
+    state = serializers.ChoiceField(choices=choices(BenchmarkState))
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    reason = serializers.CharField(help_text="What it does, or what was found.")
+    workload = serializers.CharField(help_text=WORKLOAD_HELP)
+    slo = serializers.CharField(help_text=SLO_HELP)
+    varied = serializers.DictField(help_text=VARIED_HELP)
+    best = serializers.SerializerMethodField(help_text="`model@version` of the configuration that was found.")
+    configurations = serializers.SerializerMethodField(help_text="The best first.")
+
+    class Meta:
+        model = ConfigurationSearch
+        fields = [
+            "id", "version", "deployment", "region", "instance_type", "state", "tone", "reason", "workload", "slo",
+            "seed", "varied", "most_trials", "most_hours", "best", "configurations", "actor", "created_at", "ended_at",
+        ]  # fmt: skip
+        examples = {
+            "version": "smollm2@1",
+            "varied": {"engine_options.max_num_seqs": [16, 32, 64], "parallelism.tp": [1, 2]},
+            "best": "smollm2@1-s3-2",
+        }
+
+    def get_best(self, row: ConfigurationSearch) -> str | None:
+        return row.best.version.reference if row.best and row.best.version else None
+
+    @extend_schema_field(ConfigurationSerializer(many=True))
+    def get_configurations(self, row: ConfigurationSearch) -> list[dict[str, Any]]:
+        return [dict(ConfigurationSerializer(one).data) for one in candidate_rows(row)]
+
+
+class StartSearchSerializer(StrictSerializer):
+    version = serializers.CharField(max_length=200, help_text="`model@version`, which the deployment must serve.")
+    deployment = serializers.CharField(
+        max_length=96, help_text="Of one region, which nobody else needs meanwhile: it is rolled out again and again."
+    )
+    region = serializers.CharField(max_length=64, required=False, allow_blank=True, default="")
+    varied = serializers.DictField(help_text=VARIED_HELP)
+    workload = serializers.CharField(max_length=200, help_text=WORKLOAD_HELP)
+    slo = serializers.CharField(max_length=80, help_text=SLO_HELP)
+    seed = serializers.IntegerField(min_value=0, max_value=2**31 - 1, required=False, default=0)
+    rules = serializers.DictField(required=False, default=dict, help_text="Of points at their whole length.")
+    most_trials = serializers.IntegerField(min_value=1, max_value=MOST_TRIALS, required=False, default=40)
+    most_hours = serializers.FloatField(min_value=0.01, max_value=MOST_HOURS, required=False, default=12.0)
+
+    class Meta:
+        examples = {
+            "version": "smollm2@1",
+            "varied": {"engine_options.max_num_seqs": [16, 32, 64], "parallelism.tp": [1, 2]},
+        }
+
+
+class ConfigurationSearchFilter(filters.FilterSet):
+    deployment = filters.CharFilter()
+    state = filters.ChoiceFilter(choices=choices(BenchmarkState))
+
+    class Meta:
+        model = ConfigurationSearch
+        fields: list[str] = []
+
+
+class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
+    """Searches for the configuration of a version that carries most per chip within an objective."""
+
+    serializer_class = ConfigurationSearchSerializer
+    filterset_class = ConfigurationSearchFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "id"
+    ordering_fields = ("id", "created_at")
+    watch_kind = "configuration-search"
+    aliases = ("searches",)
+    columns = "ID, AROUND=version, DEPLOYMENT, STATE, WORKLOAD, SLO, BEST, REASON, AGE=created_at:age"
+
+    def get_queryset(self) -> QuerySet[ConfigurationSearch]:
+        return searches_described()
+
+    @extend_schema(
+        operation_id="configuration_searches_create",
+        request=StartSearchSerializer,
+        responses={200: ConfigurationSearchSerializer},
+    )
+    def create(self, request: Request) -> Response:
+        """Search around what a deployment serves: versions are drafted, validated, rolled out to it and measured, one
+        after the other; at the end it serves again what it did. 409 while another search of it runs."""
+        body = StartSearchSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        fields = dict(body.validated_data)
+        version = version_stated(fields.pop("version"), field="version")
+        row = search_start(SearchRequest(version, **fields), actor=actor_of(request), now=clock.now())
+        return self._answer(row.pk)
+
+    @extend_schema(
+        operation_id="configuration_searches_cancel", request=None, responses={200: ConfigurationSearchSerializer}
+    )
+    @action(detail=True, methods=["post"])
+    def cancel(self, request: Request, id: str) -> Response:
+        """Measure nothing more, and let the deployment serve what it did. 409 if it has ended."""
+        row = search_cancel(search_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
+        return self._answer(row.pk)
+
+    def _answer(self, search_id: int) -> Response:
+        return Response(self.get_serializer(self.get_queryset().get(pk=search_id)).data)

@@ -1,0 +1,217 @@
+"""Benchmarks of model versions and what was measured. What has ended is never changed: the database refuses it.
+
+Tables of searches over configurations: what is varied, each configuration, and each measurement of one.
+"""
+
+from django.db import models
+
+from kernel.tones import Tone
+from models_registry.benchmarks.planning.configuration_search import Choice, SearchLimits, frozen_choice
+from models_registry.benchmarks.planning.workload import (
+    BENCHMARK_TONE,
+    BenchmarkKey,
+    BenchmarkState,
+    Slo,
+    Workload,
+    parse_slo,
+    parse_workload,
+)
+from models_registry.versions.models import ModelVersion
+from models_registry.versions.planning.lifecycle import choices
+
+
+class Benchmark(models.Model):
+    """One search for the goodput of a version. `key` is the digest of what it is known by, `conditions` that of all but
+    the version; several may have the same. At most one is running.
+
+    `workload` and `slo` are sentences (`models_registry.benchmarks.planning.workload`). `cells`, `chips`, `watts`
+    (rated, of all
+    nodes) and `price_per_hour` are those of the deployment's cells in the region as it began; `split`: how many of them
+    had which role (`1p+3d`), empty: all were mixed. `rules` states what differs from `GoodputRules`. `progress` is of
+    the point that is being measured, `statistics` says what the workload has of shared prefixes. `goodput` is the
+    highest rate that held, in requests a second of all cells, and `broke_at` the lowest that broke; null: none.
+    `concurrency`: requests at once, on average, of a cell that answers, at the rate that held.
+    `troubles` counts points that came to nothing.
+    """
+
+    version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="benchmarks")
+    deployment = models.CharField(max_length=96)
+    region = models.CharField(max_length=64)
+    state = models.CharField(max_length=16, choices=choices(BenchmarkState), default=BenchmarkState.QUEUED.value)
+    reason = models.TextField(blank=True)
+    key = models.CharField(max_length=16, blank=True, db_index=True)
+    conditions = models.CharField(max_length=16, blank=True, db_index=True)
+    version_digest = models.CharField(max_length=16, blank=True)
+    instance_type = models.CharField(max_length=64, blank=True)
+    fingerprint = models.CharField(max_length=16, blank=True)
+    workload = models.CharField(max_length=200)
+    slo = models.CharField(max_length=80)
+    seed = models.PositiveIntegerField(default=0)
+    rules = models.JSONField(default=dict, blank=True)
+    beside_traffic = models.BooleanField(default=False)
+    cells = models.PositiveIntegerField(default=0)
+    split = models.CharField(max_length=40, blank=True)
+    chips = models.PositiveIntegerField(default=0)
+    watts = models.FloatField(default=0)
+    price_per_hour = models.FloatField(default=0)
+    statistics = models.JSONField(default=dict, blank=True)
+    first_rate = models.FloatField(null=True)
+    progress = models.JSONField(default=dict, blank=True)
+    troubles = models.PositiveIntegerField(default=0)
+    goodput = models.FloatField(null=True)
+    broke_at = models.FloatField(null=True)
+    concurrency = models.FloatField(null=True)
+    actor = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    started_at = models.DateTimeField(null=True)
+    seen_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["state"],
+                condition=models.Q(state=BenchmarkState.RUNNING.value),
+                name="benchmark_running_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"benchmark {self.pk} of {self.version}"
+
+    @property
+    def tone(self) -> Tone:
+        return BENCHMARK_TONE[BenchmarkState(self.state)]
+
+    def known_by(self) -> BenchmarkKey:
+        """What it measured, as its key has it."""
+        workload = self.parsed_workload().digest
+        machine = (self.instance_type, self.fingerprint)
+        return BenchmarkKey(self.version_digest, *machine, workload, self.slo, self.seed, self.split)
+
+    @property
+    def answering(self) -> int:
+        """Its cells that answer; the others read prompts for them."""
+        return self.cells - int(self.split.partition("p")[0] or 0)
+
+    def parsed_workload(self) -> Workload:
+        return parse_workload(self.workload)
+
+    def parsed_slo(self) -> Slo:
+        return parse_slo(self.slo)
+
+
+class BenchmarkPoint(models.Model):
+    """One rate that was measured: requests a second of all cells together. `figures` has the numbers of
+    `models_registry.benchmarks.planning.measurements`, `histograms` the counts by bucket of
+    `engine_agent.protocol.metrics`."""
+
+    benchmark = models.ForeignKey(Benchmark, on_delete=models.CASCADE, related_name="points")
+    number = models.PositiveIntegerField()
+    rate = models.FloatField()
+    verdict = models.CharField(max_length=16)
+    reason = models.TextField()
+    figures = models.JSONField()
+    histograms = models.JSONField()
+    measured_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["benchmark_id", "number"]
+        constraints = [
+            models.UniqueConstraint(fields=["benchmark", "number"], name="benchmark_point_once"),
+            models.UniqueConstraint(fields=["benchmark", "rate"], name="benchmark_rate_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.rate:g}/s of {self.benchmark}"
+
+
+class ConfigurationSearch(models.Model):
+    """A search around a version. `varied`: name -> values; `rules`: of points at their whole length, as of a benchmark.
+
+    It has the states of a benchmark. `reason`: what it does now, or what was found. `ends_as`: the state that it will
+    have once the deployment serves the version again that it had before; empty: it goes on. `best`: the configuration
+    that was found. `cells_before`: the cells that the deployment had, where they are varied or apart; null: they stay.
+    """
+
+    version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="+")
+    deployment = models.CharField(max_length=96)
+    region = models.CharField(max_length=64)
+    instance_type = models.CharField(max_length=64)
+    workload = models.CharField(max_length=200)
+    slo = models.CharField(max_length=80)
+    seed = models.PositiveIntegerField(default=0)
+    varied = models.JSONField()
+    cells_before = models.JSONField(null=True)
+    rules = models.JSONField(default=dict, blank=True)
+    most_trials = models.PositiveIntegerField()
+    most_hours = models.FloatField()
+    state = models.CharField(max_length=16, choices=choices(BenchmarkState), default=BenchmarkState.RUNNING.value)
+    ends_as = models.CharField(max_length=16, blank=True)
+    reason = models.TextField(blank=True)
+    found = models.TextField(blank=True)
+    best = models.OneToOneField("SearchCandidate", on_delete=models.SET_NULL, null=True, related_name="+")
+    actor = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    seen_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["deployment"],
+                condition=models.Q(state=BenchmarkState.RUNNING.value),
+                name="search_running_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"search {self.pk} around {self.version}"
+
+    @property
+    def tone(self) -> Tone:
+        return BENCHMARK_TONE[BenchmarkState(self.state)]
+
+    def limits(self) -> SearchLimits:
+        return SearchLimits(self.most_trials, self.most_hours * 3600)
+
+
+class SearchCandidate(models.Model):
+    """One configuration. `choice`: pairs of name and value. `version`: its draft, once there is one; `refused`: why it
+    cannot be measured."""
+
+    search = models.ForeignKey(ConfigurationSearch, on_delete=models.CASCADE, related_name="candidates")
+    number = models.PositiveIntegerField()
+    choice = models.JSONField()
+    version = models.ForeignKey(ModelVersion, on_delete=models.SET_NULL, null=True, related_name="+")
+    refused = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["search_id", "number"]
+        constraints = [models.UniqueConstraint(fields=["search", "number"], name="search_candidate_once")]
+
+    def __str__(self) -> str:
+        return f"configuration {self.number} of search {self.search_id}"
+
+    def as_choice(self) -> Choice:
+        return frozen_choice(self.choice)
+
+
+class SearchTrial(models.Model):
+    """One measurement of a configuration, with points of `fidelity` of their length. `score`: requests a second and
+    chip, 0 where no rate held; null: it goes on."""
+
+    candidate = models.ForeignKey(SearchCandidate, on_delete=models.CASCADE, related_name="trials")
+    fidelity = models.FloatField()
+    benchmark = models.OneToOneField(Benchmark, on_delete=models.PROTECT, null=True, related_name="trial")
+    score = models.FloatField(null=True)
+    begun_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [models.UniqueConstraint(fields=["candidate", "fidelity"], name="search_trial_once")]
+
+    def __str__(self) -> str:
+        return f"{self.candidate} at {self.fidelity:.0%}"

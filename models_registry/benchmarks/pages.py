@@ -1,0 +1,132 @@
+"""What benchmarks of a model say together: tokens a second of each chip against tokens a second of each user, at every
+rate that held, with those that nothing else beats. Versions are compared within one use: workload and objective."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from controlplane.dashboard.charts import BY_PLACE, HEIGHT_PX, MOST_SERIES, Colour
+from models_registry.benchmarks.models import Benchmark, BenchmarkPoint, ConfigurationSearch
+from models_registry.benchmarks.planning.goodput import PointVerdict
+from models_registry.benchmarks.planning.measurements import Aim, best_configuration, pareto_set
+from models_registry.benchmarks.selectors import (
+    CandidateRow,
+    benchmarks_described,
+    candidate_rows,
+    measured_of,
+    searches_described,
+    whole_benchmarks,
+)
+
+SHOWN = 60
+"""Benchmarks of a model that are looked at, the newest."""
+SEARCHES_SHOWN = 3
+CONFIGURATIONS_SHOWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPoint:
+    """One rate that held. `is_best`: no other point beats it in both numbers."""
+
+    benchmark: Benchmark
+    point: BenchmarkPoint
+    per_chip: float
+    per_user: float
+    is_best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarksView:
+    """`uses`: workload and objective, the newest first; `chosen` is the one that is shown. `rows`: its
+    benchmarks in every state; `best`: the best and why, empty if nothing held."""
+
+    model: str
+    uses: tuple[str, ...]
+    chosen: str
+    points: tuple[HeldPoint, ...]
+    rows: tuple[Benchmark, ...]
+    best: str
+
+    @property
+    def figure(self) -> str:
+        """What Plotly draws, as JSON: a colour for each version, and a line through the best."""
+        versions = list(dict.fromkeys(one.benchmark.version.reference for one in self.points))[: MOST_SERIES - 1]
+        traces = [_markers(name, self.points, BY_PLACE[place]) for place, name in enumerate(versions)]
+        front = sorted((one for one in self.points if one.is_best), key=lambda one: one.per_user)
+        traces.append(_trace("best", front, "lines", line={"color": Colour.IDLE, "width": 1, "dash": "dot"}))
+        axes = {
+            "xaxis": {"title": {"text": "tokens/s of each user"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "tokens/s of each chip"}, "rangemode": "tozero"},
+        }
+        layout = {"height": 2 * HEIGHT_PX, "showlegend": True, "hovermode": "closest", **axes}
+        return json.dumps({"data": traces, "layout": layout}, separators=(",", ":"))
+
+
+def model_benchmarks(model: str, use: str) -> BenchmarksView:
+    """Of the use that is asked for, or the newest. Two queries."""
+    rows = list(whole_benchmarks(benchmarks_described()).filter(version__model_id=model).order_by("-id")[:SHOWN])
+    uses = tuple(dict.fromkeys(map(_use, rows)))
+    chosen = use if use in uses else next(iter(uses), "")
+    shown = tuple(row for row in rows if _use(row) == chosen)
+    best = best_configuration(filter(None, map(measured_of, shown)), Aim.GOODPUT)
+    said = f"{best.chosen.text}: {best.reason}" if best else ""
+    return BenchmarksView(model, uses, chosen, _points(shown), shown, said)
+
+
+def _use(row: Benchmark) -> str:
+    return f"{row.workload} within {row.slo}"
+
+
+def _points(rows: Sequence[Benchmark]) -> tuple[HeldPoint, ...]:
+    found = [
+        (row, point, float(point.figures["tokens_per_s"]) / max(1, row.chips), float(per_user))
+        for row in rows
+        for point in row.points.all()
+        if point.verdict == PointVerdict.HELD.value and (per_user := point.figures["tokens_per_s_per_user"])
+    ]
+    front = pareto_set({point.pk: (per_chip, per_user) for _, point, per_chip, per_user in found})
+    return tuple(HeldPoint(*one, is_best=one[1].pk in front) for one in found)
+
+
+def _markers(name: str, points: Sequence[HeldPoint], colour: Colour) -> dict[str, Any]:
+    own = [one for one in points if one.benchmark.version.reference == name]
+    return _trace(name, own, "markers", marker={"color": colour, "size": 8})
+
+
+def _trace(name: str, points: Sequence[HeldPoint], mode: str, **style: Any) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "name": name,
+        "x": [round(one.per_user, 3) for one in points],
+        "y": [round(one.per_chip, 3) for one in points],
+        "hovertemplate": "%{y:,.1f} of a chip, %{x:,.1f} of a user",
+        **style,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPanel:
+    """A search with its configurations, the best first; `hidden`: more than a page shows."""
+
+    search: ConfigurationSearch
+    rows: tuple[CandidateRow, ...]
+    hidden: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchesView:
+    model: str
+    searches: tuple[SearchPanel, ...]
+
+
+def model_searches(model: str) -> SearchesView:
+    """The newest around versions of a model. In a constant number of queries."""
+    found = searches_described().filter(version__model_id=model).order_by("-id")[:SEARCHES_SHOWN]
+    return SearchesView(model, tuple(_search_panel(row) for row in found))
+
+
+def _search_panel(row: ConfigurationSearch) -> SearchPanel:
+    rows = candidate_rows(row)
+    return SearchPanel(row, rows[:CONFIGURATIONS_SHOWN], max(0, len(rows) - CONFIGURATIONS_SHOWN))

@@ -1,0 +1,439 @@
+"""What a search may vary, and the columns of the draft that follow from one choice. Pure.
+
+Of a version: `engine_options.NAME`, `parallelism.DEGREE` (of the instance type that is searched on), `max_concurrency`,
+and the whole of `speculation`, `quantization` and `roles`. Whether an engine takes the values is judged where drafts
+are written. Of its deployment: `cells`, a number of mixed ones or an object with `prefill`, `decode` and `mixed`.
+
+Searches configurations for the best goodput per chip: the product of what may vary, pruned by predictions, then
+halved while points become longer. Pure: it says what to measure next, and who measures brings the results.
+
+One configuration of each shape (what it computes with, whatever its limits) is measured first; what that tells of a
+step predicts the others of its shape (`step_model`), and what is predicted far from the best is never measured. The
+rest is measured with points of 25 % of their length, the better half with 50 %, and the better half of these in full
+(successive halving, Jamieson and Talwalkar 2016).
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from typing import Any
+
+from models_registry.versions.planning.machines import NAMES as DEGREES
+from models_registry.versions.planning.spec import VersionSpec
+
+MOST_VALUES = 32
+OBJECTS = ("speculation", "quantization", "roles")
+CELLS = "cells"
+"""How many cells its deployment has of each role: no column of a version."""
+Cells = int | Mapping[str, int]
+"""As the API of deployments takes them."""
+_POOLS = ("prefill", "decode", "mixed")
+WHOLE = ("max_concurrency", *OBJECTS, CELLS)
+PLACES, BUDGET = ("engine_options.max_num_seqs", "max_concurrency"), "engine_options.max_num_batched_tokens"
+"""How many requests an engine runs at once: the first that is stated. How many tokens a step has at most."""
+LIMITS = frozenset({*PLACES, BUDGET})
+"""Bound what a step has, and do not change what it costs."""
+
+
+class InvalidVaried(ValueError):
+    """What may not be varied so; the text names it and says what would be right."""
+
+
+def parse_varied(stated: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """What is varied, by name, each with its values.
+
+    Raises:
+        InvalidVaried: nothing, an unknown name, no list of values, or a value twice.
+    """
+    if not stated:
+        raise InvalidVaried("nothing is varied; name something, such as engine_options.max_num_seqs: [32, 64]")
+    return {_name(name): _values(name, values) for name, values in stated.items()}
+
+
+def _name(name: str) -> str:
+    column, dot, inner = name.partition(".")
+    if name in WHOLE or (column == "engine_options" and inner):
+        return f"{column}{dot}{inner.replace('-', '_')}" if dot else name
+    if column == "parallelism" and inner in DEGREES:
+        return name
+    degrees = ", ".join(f"parallelism.{degree}" for degree in DEGREES)
+    raise InvalidVaried(
+        f"{name[:60]!r} cannot be varied; it must be engine_options.NAME, {degrees}, {', '.join(WHOLE)}"
+    )
+
+
+def _values(name: str, values: Any) -> tuple[Any, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str) or not 1 <= len(values) <= MOST_VALUES:
+        raise InvalidVaried(f"{name} must have a list of 1 to {MOST_VALUES} values")
+    for value in values:
+        _check(name, value)
+    if any(value in values[:place] for place, value in enumerate(values)):
+        raise InvalidVaried(f"{name} has a value twice")
+    return tuple(values)
+
+
+def _check(name: str, value: Any) -> None:
+    if name == CELLS and isinstance(value, Mapping):
+        _check_pools(value)
+    elif name in OBJECTS:
+        if not isinstance(value, Mapping):
+            raise InvalidVaried(f"{name} has {value!r}; each value must be an object, {{}} for none")
+    elif name.startswith("parallelism") or name in ("max_concurrency", CELLS):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100_000:
+            raise InvalidVaried(f"{name} has {value!r}; each value must be a whole number from 1")
+    elif not isinstance(value, str | int | float | bool) and value is not None:
+        raise InvalidVaried(
+            f"{name} has {value!r}; each value must be a number, a text, true, false or null (left out)"
+        )
+
+
+def _check_pools(value: Mapping[str, Any]) -> None:
+    counts = [value.get(name, 0) for name in _POOLS]
+    is_whole = all(isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= 100_000 for count in counts)
+    if value.keys() - set(_POOLS) or not is_whole or not all(counts[:2]):
+        raise InvalidVaried(
+            f"{CELLS} has {value!r}; each value must be a whole number of mixed cells, or an object with prefill and "
+            "decode from 1, and mixed where there are such cells"
+        )
+
+
+def varied_columns(base: VersionSpec, choice: Iterable[tuple[str, Any]], instance_type: str) -> dict[str, Any]:
+    """The columns in which the choice's draft differs from its base. Of an option null takes it away. Where the version
+    serves on other instance types too, it stays there as it is: what differs is then stated in `by_type`.
+
+    Raises:
+        InvalidVersion: the base is not served on this instance type.
+    """
+    there = base.on(instance_type)
+    degrees: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    whole: dict[str, Any] = {}
+    for name, value in choice:
+        column, _, inner = name.partition(".")
+        if name == CELLS:
+            continue
+        if column == "parallelism":
+            degrees[inner] = value
+        elif inner:
+            spelt = next((known for known in there.engine_options if known.replace("-", "_") == inner), inner)
+            if not _same(there.engine_options.get(spelt), value):
+                options[spelt] = value
+        elif getattr(there, name) != value:
+            whole[name] = dict(value) if isinstance(value, Mapping) else value
+    columns: dict[str, Any] = {}
+    if not degrees.items() <= there.parallelism[instance_type].items():
+        columns["parallelism"] = {
+            **base.parallelism, instance_type: {**base.parallelism[instance_type], **degrees}
+        }  # fmt: skip
+    if base.instance_types == (instance_type,) and not base.by_type:
+        return columns | whole | ({"engine_options": _laid_over(base.engine_options, options)} if options else {})
+    if options or whole:
+        columns["by_type"] = {**base.by_type, instance_type: _stated(base, instance_type, options, whole)}
+    return columns
+
+
+def _stated(
+    base: VersionSpec, instance_type: str, options: Mapping[str, Any], whole: Mapping[str, Any]
+) -> dict[str, Any]:
+    before = base.by_type.get(instance_type, {})
+    laid = {"engine_options": {**before.get("engine_options", {}), **options}} if options else {}
+    return {**before, **whole, **laid}
+
+
+def _laid_over(before: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in {**before, **options}.items() if value is not None}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """As engines see it: `True` is not 1."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+def cells_of(choice: Iterable[tuple[str, Any]]) -> Cells | None:
+    """The cells that its deployment has, as its API takes them; None: the choice does not say."""
+    stated = dict(choice).get(CELLS)
+    return dict(stated) if isinstance(stated, Mapping) else stated
+
+
+def cells_count(cells: Cells) -> int:
+    return cells if isinstance(cells, int) else sum(cells.values())
+
+
+def is_apart(choice: Iterable[tuple[str, Any]]) -> bool:
+    """Whether some of its cells read prompts for others."""
+    return isinstance(dict(choice).get(CELLS), Mapping)
+
+
+def places_of(choice: Iterable[tuple[str, Any]], usual: int) -> int:
+    """Requests that an engine of this choice runs at once; `usual`: as its base does."""
+    stated = dict(choice)
+    return next((int(stated[name]) for name in PLACES if isinstance(stated.get(name), int)), usual)
+
+
+def budget_of(choice: Iterable[tuple[str, Any]]) -> int | None:
+    """Tokens of a step at most; None: the choice does not say."""
+    stated = dict(choice).get(BUDGET)
+    return stated if isinstance(stated, int) and not isinstance(stated, bool) else None
+
+
+def choice_text(choice: Iterable[tuple[str, Any]]) -> str:
+    """In a line: `max_num_seqs=32, tp=2`."""
+    return ", ".join(f"{name.rpartition('.')[2]}={_value_text(value)}" for name, value in choice) or "as it is"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Mapping) and value.keys() & {"prefill"} and isinstance(value["prefill"], int):
+        return split_text(value["prefill"], value.get("decode", 0), value.get("mixed", 0))
+    if isinstance(value, Mapping):
+        return str(value.get("method") or value.get("kind") or dict(value)) if value else "none"
+    return "left out" if value is None else str(value)
+
+
+def split_text(prefill: int, decode: int, mixed: int = 0) -> str:
+    """As people write it: `1p+3d`, `1p+3d+2m`."""
+    return f"{prefill}p+{decode}d" + (f"+{mixed}m" if mixed else "")
+
+
+class FrozenObject(Mapping[str, Any]):
+    """An object of JSON that can be part of a key, and is never changed."""
+
+    def __init__(self, stated: Mapping[str, Any]) -> None:
+        self._stated = dict(stated)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._stated[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stated)
+
+    def __len__(self) -> int:
+        return len(self._stated)
+
+    def __hash__(self) -> int:
+        return hash(repr(sorted(self._stated.items())))
+
+    def __repr__(self) -> str:
+        return repr(self._stated)
+
+
+def frozen_choice(pairs: Iterable[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:
+    """A choice as it is stored, in a form that can be a key."""
+    return tuple((name, FrozenObject(value) if isinstance(value, Mapping) else value) for name, value in pairs)
+
+
+FIDELITIES = (0.25, 0.5, 1.0)
+HOPEFUL_SHARE = 0.7
+"""Of the best there is: a fitted model errs by less than the rest."""
+MOST_CANDIDATES = 512
+
+Choice = tuple[tuple[str, Any], ...]
+"""What differs from the version that is searched around, by name; names in the order in which they were stated."""
+Measured = Mapping[tuple[Choice, float], float]
+"""Goodput per chip by choice and fidelity, 0 where no rate held."""
+
+
+class TooMany(ValueError):
+    """More configurations than a search takes."""
+
+
+class Standing(StrEnum):
+    """What became of a configuration so far."""
+
+    WAITING = "waiting"
+    UNMEASURED = "unmeasured"
+    """The search ended before its turn came."""
+    PRUNED = "pruned"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimits:
+    """When a search ends though it could go on."""
+
+    most_trials: int = 40
+    most_s: float = 12 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    trials: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Measure this choice with points of so large a share of their length."""
+
+    choice: Choice
+    fidelity: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """The search is over; `choice` None: nothing held at all. `is_whole`: it came to its end within its limits."""
+
+    choice: Choice | None
+    reason: str
+    is_whole: bool = True
+
+
+def choices_of(varied: Mapping[str, Sequence[Any]]) -> tuple[Choice, ...]:
+    """Every combination, in a fixed order.
+
+    Raises:
+        TooMany: more than a search takes.
+    """
+    count = math.prod(len(values) for values in varied.values())
+    if count > MOST_CANDIDATES:
+        raise TooMany(f"{count} combinations; a search takes {MOST_CANDIDATES}: vary less at once")
+    return tuple(tuple(zip(varied, values, strict=True)) for values in product(*varied.values()))
+
+
+def shape_of(choice: Choice) -> str:
+    """Equal for configurations whose steps cost the same and that differ in limits alone."""
+    return repr([(name, value) for name, value in choice if name not in LIMITS])
+
+
+def plan_search(
+    choices: Sequence[Choice],
+    predicted: Mapping[Choice, float],
+    measured: Measured,
+    limits: SearchLimits = SearchLimits(),
+    spent: Spent = Spent(),
+) -> Trial | Searched:
+    """The next trial, or the end. `choices`: without those that could not be measured at all; `predicted`: goodput per
+    chip of those that nobody has measured yet, as far as something says it."""
+    for fidelity, left in _rounds(choices, predicted, measured):
+        waiting = [choice for choice in left if (choice, fidelity) not in measured]
+        if not waiting:
+            continue
+        if told := _exceeded(limits, spent):
+            return _cut_short(choices, measured, told)
+        pruned = len(choices) - len(hopeful(choices, predicted, measured))
+        words = f"{len(left)} configurations at {fidelity:.0%} of the length, {len(waiting)} to go"
+        choice = (
+            min(waiting, key=lambda one: _turn(one, predicted, measured)) if fidelity == FIDELITIES[0] else waiting[0]
+        )
+        return Trial(choice, fidelity, words + (f"; {pruned} pruned by prediction" if pruned else ""))
+    return _searched(choices, predicted, measured)
+
+
+def hopeful(choices: Sequence[Choice], predicted: Mapping[Choice, float], measured: Measured) -> tuple[Choice, ...]:
+    """Those worth measuring, or measured already, the best first; what nobody predicted is kept."""
+    known = {choice: value for choice in choices if (value := _known(choice, predicted, measured)) is not None}
+    best = max(known.values(), default=0.0)
+    kept = [
+        choice
+        for choice in choices
+        if (choice, FIDELITIES[0]) in measured or known.get(choice, best) >= HOPEFUL_SHARE * best
+    ]
+    return tuple(sorted(kept, key=lambda choice: -known.get(choice, best)))
+
+
+def standings(
+    choices: Sequence[Choice],
+    predicted: Mapping[Choice, float],
+    measured: Measured,
+    refused: Mapping[Choice, str],
+    *,
+    is_over: bool = False,
+) -> dict[Choice, tuple[Standing, str]]:
+    """What became of each, and why. `refused`: why a choice could not be measured at all; `is_over`: no further one
+    will be."""
+    found: dict[Choice, tuple[Standing, str]] = {choice: (Standing.REFUSED, why) for choice, why in refused.items()}
+    there = [choice for choice in choices if choice not in refused]
+    kept = hopeful(there, predicted, measured)
+    best = max((value for one in there if (value := _known(one, predicted, measured)) is not None), default=0.0)
+    for choice in set(there) - set(kept):
+        told = f"predicted {predicted[choice]:.4g}/s a chip, below {HOPEFUL_SHARE:.0%} of the best, {best:.4g}"
+        found[choice] = (Standing.PRUNED, told)
+    before: tuple[Choice, ...] = ()
+    for fidelity, left in _rounds(there, predicted, measured):
+        for choice in set(before) - set(left):
+            shorter = FIDELITIES[FIDELITIES.index(fidelity) - 1]
+            value = measured[choice, shorter]
+            told = f"{value:.4g}/s a chip at {shorter:.0%} of the length, not in the better half"
+            found[choice] = (Standing.DROPPED, told)
+        for choice in left:
+            found[choice] = _standing(choice, fidelity, predicted, measured, is_over=is_over)
+        before = left
+    return found
+
+
+def _standing(
+    choice: Choice, fidelity: float, predicted: Mapping[Choice, float], measured: Measured, *, is_over: bool
+) -> tuple[Standing, str]:
+    if (choice, fidelity) in measured:
+        return Standing.LEFT, f"{measured[choice, fidelity]:.4g}/s a chip at {fidelity:.0%} of the length"
+    told = f", {predicted[choice]:.4g}/s a chip predicted" if choice in predicted else ""
+    if is_over:
+        return Standing.UNMEASURED, f"the search ended before it was measured at {fidelity:.0%} of the length{told}"
+    return Standing.WAITING, f"to be measured at {fidelity:.0%} of the length{told}"
+
+
+def _rounds(
+    choices: Sequence[Choice], predicted: Mapping[Choice, float], measured: Measured
+) -> Iterator[tuple[float, tuple[Choice, ...]]]:
+    """Each round that has begun: its fidelity, and who is in it."""
+    left = hopeful(choices, predicted, measured)
+    for fidelity in FIDELITIES:
+        yield fidelity, left
+        if any((choice, fidelity) not in measured for choice in left):
+            return
+        ranked = sorted(left, key=lambda choice, f=fidelity: -measured[choice, f])  # type: ignore[misc]
+        left = tuple(ranked[: math.ceil(len(ranked) / 2)])
+
+
+def _turn(choice: Choice, predicted: Mapping[Choice, float], measured: Measured) -> tuple[bool, bool, float]:
+    """One of each shape first, that with the widest limits, which sees most loads; then those that nobody predicts."""
+    shapes = {shape_of(other) for other, _ in measured}
+    widest = math.prod(value for name, value in choice if name in LIMITS and isinstance(value, int) and value > 0)
+    return shape_of(choice) in shapes, choice in predicted, -float(widest)
+
+
+def _known(choice: Choice, predicted: Mapping[Choice, float], measured: Measured) -> float | None:
+    """As measured for longest, else as predicted."""
+    for fidelity in reversed(FIDELITIES):
+        if (choice, fidelity) in measured:
+            return measured[choice, fidelity]
+    return predicted.get(choice)
+
+
+def _searched(choices: Sequence[Choice], predicted: Mapping[Choice, float], measured: Measured) -> Searched:
+    last: tuple[Choice, ...] = ()
+    for _, left in _rounds(choices, predicted, measured):
+        last = left
+    ranked = sorted(last, key=lambda choice: -measured[choice, FIDELITIES[-1]])
+    if not ranked or measured[ranked[0], FIDELITIES[-1]] <= 0:
+        return Searched(None, "no configuration held the objective at any rate")
+    second = f", {measured[ranked[1], FIDELITIES[-1]]:.4g} of the next" if len(ranked) > 1 else ""
+    found = measured[ranked[0], FIDELITIES[-1]]
+    return Searched(ranked[0], f"{found:.4g} requests a second and chip{second}")
+
+
+def _exceeded(limits: SearchLimits, spent: Spent) -> str:
+    if spent.trials >= limits.most_trials:
+        return f"after {spent.trials} trials, the most of this search"
+    if spent.seconds >= limits.most_s:
+        return f"after {spent.seconds / 3600:.1f} hours, the most of this search"
+    return ""
+
+
+def _cut_short(choices: Sequence[Choice], measured: Measured, told: str) -> Searched:
+    """The best of the longest measurements that there are."""
+    for fidelity in reversed(FIDELITIES):
+        of_round = {choice: measured[choice, fidelity] for choice in choices if measured.get((choice, fidelity), 0) > 0}
+        if of_round:
+            best = max(of_round, key=lambda choice: of_round[choice])
+            reason = f"{of_round[best]:.4g} requests a second and chip at {fidelity:.0%} of the length, {told}"
+            return Searched(best, reason, is_whole=False)
+    return Searched(None, f"no configuration held the objective {told}", is_whole=False)
+
+
+def without(choices: Sequence[Choice], refused: Collection[Choice]) -> tuple[Choice, ...]:
+    return tuple(choice for choice in choices if choice not in refused)

@@ -1,0 +1,288 @@
+"""Begins, notes and ends benchmarks. Each change is compare-and-set on the state, with its event in the same
+transaction; who measures finds out by the next note that a benchmark was cancelled."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from kernel import live
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.transitions import compare_and_set
+from models_registry.benchmarks.models import Benchmark, BenchmarkPoint
+from models_registry.benchmarks.planning.goodput import Found, GoodputRules
+from models_registry.benchmarks.planning.measurements import Machines, histograms, point_figures
+from models_registry.benchmarks.planning.workload import (
+    BENCHMARK_OPEN,
+    BENCHMARK_TONE,
+    BenchmarkKey,
+    BenchmarkState,
+    InvalidWorkload,
+    parse_slo,
+    parse_workload,
+    version_digest,
+)
+from models_registry.benchmarks.selectors import BenchmarkTarget, NoTarget, benchmark_target
+from models_registry.benchmarks.services.load import MeasuredPoint
+from models_registry.versions.models import ModelVersion
+
+MOST_OPEN = 20
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "min_s": (1, 600),
+    "min_requests": (20, 100_000),
+    "p99_times": (0, 100),
+    "most_s": (5, 3600),
+    "warm_up_min_s": (0, 600),
+    "most_points": (1, 40),
+    "share": (0.5, 0.999),
+}
+"""Of the rules that may be stated."""
+
+
+def benchmark_rules(stated: Mapping[str, Any]) -> GoodputRules:
+    """The rules with what is stated.
+
+    Raises:
+        InvalidInput: an unknown rule, or a value out of its bounds.
+    """
+    usual = GoodputRules()
+    for name, value in stated.items():
+        if name not in BOUNDS:
+            message = f"there is no rule {name!r}; there are {', '.join(BOUNDS)}"
+            raise InvalidInput(field=f"rules.{name}", rule="choice", message=message)
+        low, high = BOUNDS[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            message = f"rules.{name} is {value!r}; it must be a number from {low:g} to {high:g}"
+            raise InvalidInput(field=f"rules.{name}", rule="range", message=message)
+    return replace(usual, **{name: type(getattr(usual, name))(value) for name, value in stated.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkRequest:
+    """What somebody wants measured; `region` "": the deployment's only one. See `Benchmark`."""
+
+    version: ModelVersion
+    deployment: str
+    workload: str
+    slo: str
+    region: str = ""
+    seed: int = 0
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    first_rate: float | None = None
+    beside_traffic: bool = False
+
+
+def benchmark_start(asked: BenchmarkRequest, *, actor: str, now: datetime) -> Benchmark:
+    """Have the goodput of a deployment's cells measured, once those before are done.
+
+    Raises:
+        InvalidInput: workload, objective or rules that cannot be read, or what runs there is another version.
+        Conflict: too many wait already.
+    """
+    workload, slo = readable_use(asked)
+    region = _region_of(asked)
+    benchmark_rules(asked.rules)
+    if Benchmark.objects.filter(state__in=[state.value for state in BENCHMARK_OPEN]).count() >= MOST_OPEN:
+        raise Conflict(f"{MOST_OPEN} benchmarks wait or run already; cancel one or wait")
+    with transaction.atomic():
+        row = Benchmark.objects.create(
+            version=asked.version,
+            deployment=asked.deployment,
+            region=region,
+            workload=workload,
+            slo=slo,
+            seed=asked.seed,
+            rules=dict(asked.rules),
+            first_rate=asked.first_rate,
+            beside_traffic=asked.beside_traffic,
+            actor=actor[:64],
+            created_at=now,
+            reason="waits for its turn",
+        )
+        _record(row, "queued", f"{row} is asked for by {actor}: {row.workload} within {row.slo}", now)
+    return row
+
+
+def readable_use(asked: BenchmarkRequest) -> tuple[str, str]:
+    """Workload and objective as they are stored.
+
+    Raises:
+        InvalidInput: one of them cannot be read.
+    """
+    try:
+        return parse_workload(asked.workload).text, parse_slo(asked.slo).text
+    except InvalidWorkload as wrong:
+        field = "slo" if str(wrong).startswith("slo") else "workload"
+        raise InvalidInput(field=field, rule="readable", message=str(wrong)) from None
+
+
+def _region_of(asked: BenchmarkRequest) -> str:
+    try:
+        target = benchmark_target(asked.deployment, asked.region)
+    except NoTarget as wrong:
+        raise InvalidInput(field="deployment", rule="serves", message=str(wrong)) from None
+    if target.version_id != asked.version.pk:
+        serves = f"{asked.deployment} does not serve {asked.version.reference} in {target.region}"
+        raise InvalidInput(field="version", rule="serves", message=f"{serves}; roll it out, or name what runs")
+    return target.region
+
+
+def benchmark_cancel(*, benchmark_id: int, actor: str, now: datetime) -> Benchmark:
+    """End a benchmark that waits or runs; what it measured stays.
+
+    Raises:
+        Conflict: it has ended.
+    """
+    with transaction.atomic():
+        row = Benchmark.objects.select_for_update().get(pk=benchmark_id)
+        if BenchmarkState(row.state) not in BENCHMARK_OPEN:
+            raise Conflict(f"benchmark {row.pk} is {row.state} already")
+        _end(row, BenchmarkState.CANCELLED, f"cancelled by {actor}", now, actor=actor)
+    row.refresh_from_db()
+    return row
+
+
+def benchmark_begin(row: Benchmark, target: BenchmarkTarget, statistics: Mapping[str, Any], now: datetime) -> bool:
+    """Set what it is known by, from what runs now. False: it was cancelled."""
+    version = row.version
+    key = BenchmarkKey(
+        version_digest(version.spec(), target.instance_type),
+        target.instance_type,
+        target.fingerprint,
+        row.parsed_workload().digest,
+        row.slo,
+        row.seed,
+        target.split,
+    )
+    with transaction.atomic():
+        return _move(
+            row,
+            BenchmarkState.RUNNING,
+            f"measures {len(target.cells)} cells of {row.deployment} in {row.region}",
+            now,
+            started_at=now,
+            key=key.digest,
+            conditions=key.conditions,
+            version_digest=key.version,
+            instance_type=target.instance_type,
+            fingerprint=target.fingerprint,
+            split=target.split,
+            statistics=dict(statistics),
+            **asdict(target.machines),
+        )
+
+
+def benchmark_note(row: Benchmark, *, now: datetime, **columns: Any) -> bool:
+    """Note how far it is. False: it was ended by somebody else."""
+    noted = Benchmark.objects.filter(pk=row.pk, state=BenchmarkState.RUNNING.value).update(seen_at=now, **columns)
+    if noted:
+        for name, value in columns.items():
+            setattr(row, name, value)
+        live.push("benchmarks", str(row.pk))
+    return bool(noted)
+
+
+def benchmark_point_add(row: Benchmark, point: MeasuredPoint, reason: str, now: datetime) -> bool:
+    """Store a point for good. False: the benchmark was ended, or has this rate already."""
+    judged = point.judgement
+    figures = point_figures(point.samples, point.span_s, row.parsed_slo(), row_machines(row))
+    figures |= {
+        "judged": judged.requests,
+        "judged_inside": judged.inside,
+        "share_low": round(judged.low, 5),
+        "share_high": round(judged.high, 5),
+        "is_early": judged.is_early,
+        "is_proven": judged.is_proven,
+    }
+    with transaction.atomic():
+        running = Benchmark.objects.select_for_update().filter(pk=row.pk, state=BenchmarkState.RUNNING.value)
+        if not running.exists() or row.points.filter(rate=point.rate).exists():
+            return False
+        BenchmarkPoint.objects.create(
+            benchmark=row,
+            number=row.points.count() + 1,
+            rate=point.rate,
+            verdict=judged.verdict.value,
+            reason=reason,
+            figures=figures,
+            histograms=histograms(point.samples),
+            measured_at=now,
+        )
+    live.push("benchmarks", str(row.pk))
+    return True
+
+
+def benchmark_finish(row: Benchmark, found: Found, now: datetime) -> None:
+    """Write what was found; the benchmark is final."""
+    at_best = row.points.filter(rate=found.rate).first() if found.rate else None
+    concurrency = at_best.figures.get("concurrency") if at_best else None
+    with transaction.atomic():
+        _end(
+            row,
+            BenchmarkState.DONE,
+            found.reason,
+            now,
+            goodput=found.rate or None,
+            broke_at=found.broke_at,
+            concurrency=concurrency / max(1, row.answering) if concurrency else None,
+        )
+
+
+def benchmark_fail(row: Benchmark, reason: str, now: datetime) -> None:
+    """Nothing (more) can be measured."""
+    with transaction.atomic():
+        _end(row, BenchmarkState.FAILED, reason[:1000], now)
+
+
+def row_machines(row: Benchmark) -> Machines:
+    return Machines(row.cells, row.chips, row.watts, row.price_per_hour)
+
+
+def _end(
+    row: Benchmark, to: BenchmarkState, reason: str, now: datetime, *, actor: str = "switchyard", **columns: Any
+) -> None:
+    _move(row, to, reason, now, actor=actor, progress={}, ended_at=now, **columns)
+
+
+def _move(
+    row: Benchmark, to: BenchmarkState, reason: str, now: datetime, *, actor: str = "switchyard", **columns: Any
+) -> bool:
+    moved = compare_and_set(
+        Benchmark.objects.filter(pk=row.pk, state=row.state),
+        event={
+            "kind": f"benchmark.{to}",
+            "message": f"{row} is {to}: {reason}",
+            "tone": BENCHMARK_TONE[to],
+            "actor": actor[:64],
+            "deployment": row.deployment,
+            "region": row.region,
+            "detail": {"benchmark": row.pk, "version": row.version.reference},
+        },
+        now=now,
+        state=to.value,
+        reason=reason,
+        seen_at=now,
+        **columns,
+    )
+    if moved:
+        row.state = to.value
+        for name, value in columns.items():
+            setattr(row, name, value)
+        live.push("benchmarks", str(row.pk))
+    return moved
+
+
+def _record(row: Benchmark, what: str, message: str, now: datetime) -> None:
+    event_record(
+        kind=f"benchmark.{what}",
+        message=message,
+        now=now,
+        actor=row.actor,
+        deployment=row.deployment,
+        region=row.region,
+        detail={"benchmark": row.pk, "version": row.version.reference},
+    )
+    live.push("benchmarks", str(row.pk))

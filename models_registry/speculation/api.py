@@ -1,0 +1,115 @@
+"""Calibrations of what a version guesses, over HTTP, as actions of the version. Decides nothing; services do."""
+
+from typing import Any
+
+from django.http import Http404
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from kernel import clock
+from kernel.rest.serializers import StrictSerializer, actor_of
+from models_registry.speculation.services import calibration_store
+from models_registry.versions.models import ModelVersion, SpeculationCalibration
+from models_registry.versions.selectors import latest_calibration
+
+
+class StoreCalibrationSerializer(StrictSerializer):
+    calibration = serializers.DictField(help_text="The `calibration.json` that the trainer wrote beside the heads.")
+    step_costs = serializers.ListField(
+        child=serializers.DictField(),
+        required=False,
+        default=list,
+        help_text="What steps cost by tokens that they verify, one for each instance type.",
+    )
+
+
+class CalibratedTaskSerializer(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    positions = serializers.IntegerField(help_text="Of answers that heads were judged by.")
+    accuracies = serializers.ListField(
+        child=serializers.ListField(child=serializers.FloatField()),
+        help_text="By head, then by rank: share of positions at which this guess was right.",
+    )
+    chain = serializers.ListField(
+        child=serializers.FloatField(), help_text="Tokens of a step, by how many are guessed one after the other."
+    )
+    paths = serializers.ListField(
+        child=serializers.ListField(child=serializers.IntegerField()),
+        help_text="The first n are the tree of size n.",
+    )
+    counts = serializers.ListField(child=serializers.IntegerField(), help_text="Positions at which a path was right.")
+    tree = serializers.ListField(child=serializers.FloatField(), help_text="Tokens of a step, by size of the tree.")
+
+    class Meta:
+        examples = {"name": "plan"}
+
+
+class ChoiceSerializer(serializers.Serializer[Any]):
+    task = serializers.CharField()
+    instance_type = serializers.CharField()
+    source = serializers.CharField(  # type: ignore[assignment] # the name that the document should show
+        help_text="Of what steps cost: `measured` or `given`."
+    )
+    hardware = serializers.CharField()
+    is_tree = serializers.BooleanField()
+    tokens = serializers.IntegerField(help_text="Guessed with one sequence; paths, where it is a tree.")
+    gain = serializers.FloatField(help_text="Tokens a second against without, with one sequence.")
+    ranges = serializers.ListField(
+        child=serializers.ListField(child=serializers.IntegerField()),
+        help_text="As `tokens_per_batch_size` of a version on vLLM takes them.",
+    )
+    off_from = serializers.IntegerField(allow_null=True, help_text="Batch size from which it is off.")
+    gains = serializers.DictField(child=serializers.FloatField(), help_text="By batch size.")
+    reason = serializers.CharField()
+
+    class Meta:
+        examples = {"task": "plan", "source": "measured", "hardware": "x86_64", "gains": {"1": 1.9, "8": 1.1, "9": 1.0}}
+
+
+class CalibrationSerializer(serializers.ModelSerializer[SpeculationCalibration]):
+    version = serializers.CharField(source="version.reference", help_text="`model@version`")
+    figures = CalibratedTaskSerializer(many=True, help_text="By task.")
+    choices = ChoiceSerializer(many=True, help_text="By task and instance type.")
+
+    class Meta:
+        model = SpeculationCalibration
+        fields = ["id", "version", "figures", "choices", "actor", "created_at"]
+        examples = {"version": "smollm2@135m-medusa"}
+
+
+class CalibrationActions:
+    """Of the view set of model versions."""
+
+    @extend_schema(operation_id="model_versions_calibration", responses={200: CalibrationSerializer})
+    @action(detail=True, methods=["get"], pagination_class=None, filterset_class=None)
+    def calibration(self, request: Request, id: str) -> Response:
+        """How often this version's guesses are right, and how much it should guess. 404 before the first one."""
+        version: ModelVersion = self.get_object()  # type: ignore[attr-defined]
+        found = latest_calibration(version)
+        if found is None:
+            raise Http404
+        return Response(CalibrationSerializer(found).data)
+
+    @extend_schema(
+        operation_id="model_versions_calibrate",
+        request=StoreCalibrationSerializer,
+        responses={200: CalibrationSerializer},
+    )
+    @action(detail=True, methods=["post"])
+    def calibrate(self, request: Request, id: str) -> Response:
+        """Store a calibration of the heads that this version guesses with. The newest counts; the version stays as it
+        is. 400 if it cannot be read, or is of another method, model, or fewer heads."""
+        version: ModelVersion = self.get_object()  # type: ignore[attr-defined]
+        body = StoreCalibrationSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        stored = calibration_store(
+            version_id=version.pk,
+            document=body.validated_data["calibration"],
+            step_costs=body.validated_data["step_costs"],
+            actor=actor_of(request),
+            now=clock.now(),
+        )
+        return Response(CalibrationSerializer(stored).data)

@@ -1,0 +1,350 @@
+"""Models and their versions: the list, one model, and one version with its configuration, cells, validation, use,
+measured performance and difference to another."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connection
+from django.db.models import Count, Q, QuerySet
+
+from fleet.cells.models import Cell
+from fleet.deployments.models import Deployment
+from fleet.load.planner import FINE_S
+from fleet.reconcile.planning.states import CELL_TONE, CellState
+from fleet.rollouts.models import Rollout
+from fleet.rollouts.selectors import ACTIVE, rollouts_described
+from models_registry.versions.models import Model, ModelVersion, Validation
+from models_registry.versions.planning.diff import (
+    NOT_NAMED,
+    Change,
+    InstanceTypeDiff,
+    Line,
+    VersionDiff,
+    diff_versions,
+    diff_without_values,
+    said_by,
+    without_values,
+)
+from models_registry.versions.selectors import (
+    instance_shapes,
+    latest_validation,
+    renderings,
+    version_by_reference,
+    version_uses,
+    versions_described,
+)
+
+VERSIONS_SHOWN = 200
+SIBLINGS_OFFERED = 100
+MEASURED_FOR = timedelta(hours=1)
+CELLS_MEASURED = 50
+"""Of a version, the longest ready ones: an hour of each is 240 windows."""
+
+_MEASURED = """
+SELECT cell.deployment_id, cell.region_id, cell.instance_type_id, count(DISTINCT cell.id),
+    sum(requests)::bigint, sum(errors)::bigint, max(tokens_per_s), max(in_flight), max(ttft_p50_ms), max(ttft_p95_ms),
+    max(itl_p95_ms)
+FROM (
+    SELECT id, deployment_id, region_id, instance_type_id, state_since FROM fleet_cell
+    WHERE model_version_id = %(version)s AND state = 'ready' ORDER BY state_since, id LIMIT %(most)s
+) cell
+JOIN fleet_loadsubject subject ON subject.name = 'cell:' || cell.id
+JOIN fleet_loadwindow load ON load.subject_id = subject.id AND load.step_s = %(step)s
+    AND load.at >= greatest(%(since)s, cell.state_since)
+GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """A version. `degrees`: the shape of one cell, by instance type; `deployments` that serve it, `cells`
+    counts its live cells."""
+
+    version: ModelVersion
+    degrees: tuple[tuple[str, str], ...]
+    deployments: tuple[str, ...]
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionList:
+    rows: tuple[VersionRow, ...]
+    more: bool
+    filtered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPage:
+    """A model with its versions, youngest first. `serving`: the deployments of any of them."""
+
+    model: Model
+    versions: VersionList
+
+    @property
+    def serving(self) -> tuple[str, ...]:
+        return tuple(sorted({name for row in self.versions.rows for name in row.deployments}))
+
+    @property
+    def released(self) -> str:
+        """The youngest released version, "" if none is."""
+        return next((row.version.version for row in self.versions.rows if row.version.state == "released"), "")
+
+
+@dataclass(frozen=True, slots=True)
+class CellOfVersion:
+    """What a cell is on one instance type: `degrees` as text, `arguments` as one line for each flag."""
+
+    instance_type: str
+    problem: str
+    engine: str
+    artifact_uri: str
+    artifact_digest: str
+    max_concurrency: int
+    degrees: str
+    arguments: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPage:
+    version: ModelVersion
+    options: tuple[tuple[str, Any], ...]
+    validation: Validation | None
+    uses: tuple[str, ...]
+    siblings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCells:
+    """Cells of a deployment in a region that run the version: how many are in each state, with its tone."""
+
+    deployment: str
+    region: str
+    cells: int
+    states: tuple[tuple[str, str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRuns:
+    """`deployments` want the version; `cells` by deployment and region; `rollouts` go to it or away from it now."""
+
+    version: ModelVersion
+    deployments: tuple[Deployment, ...]
+    rollouts: tuple[Rollout, ...]
+    cells: tuple[RegionCells, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines of a comparison: those that differ, and those that are the same."""
+
+    differing: tuple[Line, ...]
+    alike: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffPage:
+    """`diff` None: nothing to compare with was named. `siblings` are the other versions of the model."""
+
+    version: ModelVersion
+    against: str
+    diff: VersionDiff | None
+    siblings: tuple[str, ...]
+
+    @property
+    def side_labels(self) -> tuple[str, str]:
+        """Short names of what is compared: without the model, where it is the same."""
+        sides = (self.against, self.version.reference)
+        models = {side.partition("@")[0] for side in sides}
+        return (sides[0].partition("@")[2], sides[1].partition("@")[2]) if len(models) == 1 else sides
+
+    def options(self) -> Lines:
+        """Engine, artifacts and prompts of the two."""
+        return _lines(self.diff.fields) if self.diff else _lines(())
+
+    def instance_types(self) -> tuple["InstanceTypeLines", ...]:
+        """Instance types, with the degrees of a cell there, and its engine arguments where both sides have some."""
+        return tuple(_instance_type_lines(kind, self) for kind in self.diff.instance_types) if self.diff else ()
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceTypeLines:
+    """`impossible`: versions of which no cell can be made there, each with why, and whether it names the type."""
+
+    instance_type: str
+    impossible: tuple[tuple[str, str, bool], ...]
+    lines: Lines
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCells:
+    """Cells of one place. Peaks are of one cell in 15 s; latencies those of the worst cell and window."""
+
+    deployment: str
+    region: str
+    instance_type: str
+    cells: int
+    requests: int
+    errors: int
+    peak_tokens_per_s: float
+    peak_in_flight: float
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    itl_p95_ms: float | None
+
+
+def version_list(*, text: str = "", limit: int = VERSIONS_SHOWN) -> VersionList:
+    """Versions by model, youngest first, in two queries."""
+    versions = _versions()
+    if text:
+        versions = versions.filter(
+            Q(model__name__icontains=text) | Q(version__icontains=text) | Q(engine__icontains=text)
+        )
+    return _list(versions, bool(text), limit)
+
+
+def model_find(name: str) -> ModelPage | None:
+    """One model with its versions, in three queries; None if there is none of this name."""
+    model = Model.objects.filter(name=name).first()
+    return ModelPage(model, _list(_versions().filter(model=model), False, VERSIONS_SHOWN)) if model else None
+
+
+def _versions() -> "QuerySet[ModelVersion]":
+    live = Count("cells", filter=~Q(cells__state=CellState.STOPPED.value))
+    versions = ModelVersion.objects.select_related("model").prefetch_related("deployments")
+    return versions.annotate(live_cells=live).order_by("model_id", "-id")
+
+
+def _list(versions: "QuerySet[ModelVersion]", filtered: bool, limit: int) -> VersionList:
+    fetched = list(versions[: limit + 1])
+    return VersionList(rows=tuple(_row(each) for each in fetched[:limit]), more=len(fetched) > limit, filtered=filtered)
+
+
+def _row(version: ModelVersion) -> VersionRow:
+    return VersionRow(
+        version=version,
+        degrees=tuple((kind, degrees_text(degrees)) for kind, degrees in sorted(version.parallelism.items())),
+        deployments=tuple(deployment.name for deployment in version.deployments.all()),
+        cells=getattr(version, "live_cells", 0),
+    )
+
+
+def degrees_text(degrees: dict[str, int]) -> str:
+    """`{"nodes": 2, "tp": 8}` -> "2 nodes, tp 8"."""
+    nodes = degrees.get("nodes", 1)
+    parts = [f"{nodes} node" if nodes == 1 else f"{nodes} nodes"]
+    parts += [f"{name} {degree}" for name, degree in degrees.items() if name != "nodes" and degree != 1]
+    return ", ".join(parts)
+
+
+def _instance_type_lines(kind: InstanceTypeDiff, page: DiffPage) -> InstanceTypeLines:
+    problems = ((page.against, kind.problem_before), (page.version.reference, kind.problem_after))
+    impossible = tuple((reference, problem, problem != NOT_NAMED) for reference, problem in problems if problem)
+    lines = kind.degrees if impossible else (*kind.degrees, *kind.arguments)
+    return InstanceTypeLines(kind.instance_type, impossible, _lines(lines))
+
+
+def _lines(lines: tuple[Line, ...]) -> Lines:
+    differing = tuple(line for line in lines if line.change is not Change.SAME)
+    return Lines(differing, tuple(line for line in lines if line.change is Change.SAME))
+
+
+def version_find(reference: str) -> ModelVersion | None:
+    """The version that `model@version` names, with its last validation, or None."""
+    return version_by_reference(versions_described().select_related("model"), reference)
+
+
+def version_page(version: ModelVersion, *, values: bool) -> VersionPage:
+    """With or without the `values` of the engine's variables."""
+    said = {name: value for name, value in said_by(version.spec()).items() if _is_option(name)}
+    shown = {name: value if values else without_values(name, value) for name, value in said.items()}
+    return VersionPage(
+        version=version,
+        options=tuple(sorted(shown.items())),
+        validation=latest_validation(version),
+        uses=tuple(version_uses(version.pk)),
+        siblings=_siblings(version),
+    )
+
+
+def _is_option(name: str) -> bool:
+    """Golden prompts have a fragment of their own."""
+    return not name.startswith("golden_")
+
+
+def version_cells(version: ModelVersion) -> tuple[CellOfVersion, ...]:
+    """What a cell of it is, by instance type."""
+    return tuple(
+        CellOfVersion(
+            instance_type=each.instance_type,
+            problem=each.problem,
+            engine=each.engine,
+            artifact_uri=each.artifact_uri,
+            artifact_digest=each.artifact_digest,
+            max_concurrency=each.max_concurrency,
+            degrees=degrees_text(asdict(each.degrees)) if each.degrees else "",
+            arguments=argument_lines(each.arguments),
+            notes=each.notes,
+        )
+        for each in renderings(version, instance_shapes())
+    )
+
+
+def argument_lines(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """`("--a", "1", "--b")` -> `("--a 1", "--b")`."""
+    lines: list[str] = []
+    for argument in arguments:
+        if argument.startswith("--") or not lines:
+            lines.append(argument)
+        else:
+            lines[-1] += f" {argument}"
+    return tuple(lines)
+
+
+def version_runs(version: ModelVersion) -> VersionRuns:
+    """Where it runs, and is going to, in three queries."""
+    either = Q(from_version=version) | Q(to_version=version)
+    live = Cell.objects.filter(model_version=version).exclude(state=CellState.STOPPED.value)
+    counted: dict[tuple[str, str], Counter[str]] = {}
+    for deployment, region, state in live.values_list("deployment_id", "region_id", "state"):
+        counted.setdefault((deployment, region), Counter())[state] += 1
+    return VersionRuns(
+        version=version,
+        deployments=tuple(Deployment.objects.filter(model_version=version)),
+        rollouts=tuple(rollouts_described().filter(either, state__in=ACTIVE)),
+        cells=tuple(_region_cells(*place, states) for place, states in sorted(counted.items())),
+    )
+
+
+def _region_cells(deployment: str, region: str, states: Counter[str]) -> RegionCells:
+    counts = tuple((state, CELL_TONE[CellState(state)].value, number) for state, number in sorted(states.items()))
+    return RegionCells(deployment, region, states.total(), counts)
+
+
+def version_diff(version: ModelVersion, against: str, *, values: bool) -> DiffPage:
+    """How it differs from the version that `against` names; from any, also of another model. With or without the
+    `values` of the engine's variables."""
+    other = version_by_reference(ModelVersion.objects.all(), against) if against else None
+    diff = diff_versions(other.spec(), version.spec(), instance_shapes()) if other else None
+    shown = diff_without_values(diff) if diff is not None and not values else diff
+    return DiffPage(version, against, shown, _siblings(version))
+
+
+def _siblings(version: ModelVersion) -> tuple[str, ...]:
+    others = ModelVersion.objects.filter(model=version.model_id).exclude(pk=version.pk).order_by("-id")
+    return tuple(each.reference for each in others.only("model_id", "version")[:SIBLINGS_OFFERED])
+
+
+def version_measures(version: ModelVersion, now: datetime) -> tuple[MeasuredCells, ...]:
+    """What its cells were measured to do in the last hour, each since it became ready, in one query."""
+    values: dict[str, Any] = {
+        "version": version.pk,
+        "since": now - MEASURED_FOR,
+        "step": FINE_S,
+        "most": CELLS_MEASURED,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_MEASURED, values)
+        return tuple(MeasuredCells(*row) for row in cursor.fetchall())

@@ -1,0 +1,271 @@
+"""The list of model versions, the page of a model, the page of a version with its actions, and the diff of two."""
+
+from django.http import Http404, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+
+from controlplane.dashboard.actions import (
+    REQUIRED_WHY,
+    Action,
+    ActionMenu,
+    Submission,
+    Target,
+    action_view,
+)
+from controlplane.dashboard.events import EventList, version_events
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from models_registry.benchmarks.pages import BenchmarksView, SearchesView, model_benchmarks, model_searches
+from models_registry.speculation.pages import AcceptedRow, SpeculationView, version_accepted, version_speculation
+from models_registry.versions.models import ModelVersion
+from models_registry.versions.pages.data import (
+    CellOfVersion,
+    DiffPage,
+    MeasuredCells,
+    ModelPage,
+    VersionList,
+    VersionPage,
+    VersionRuns,
+    model_find,
+    version_cells,
+    version_diff,
+    version_find,
+    version_list,
+    version_measures,
+    version_page,
+    version_runs,
+)
+from models_registry.versions.planning.lifecycle import ValidationState, VersionState
+from models_registry.versions.services.drafts import draft_delete, version_release, version_retire
+from models_registry.versions.services.validation import validation_start
+
+EVENTS_OF_ONE_VERSION = 30
+EFFECTS: dict[str, str] = {
+    "validate": "Its artifacts are read and compared with their digests, which can take minutes. If all match, the "
+    "version is validated and can no longer be edited.",
+    "release": "It can be rolled out. Nothing moves by itself.",
+    "retire": "It can never be rolled out again. This cannot be undone.",
+    "delete": "The draft and its validations are deleted. This cannot be undone.",
+}
+
+
+def _list(request: PageRequest) -> VersionList:
+    return version_list(text=request.text("q"))
+
+
+def _filter(request: PageRequest) -> Filter:
+    return Filter(text_label="Find by model, version or engine", text_name="q", text=request.text("q"))
+
+
+def _model(request: PageRequest) -> ModelPage:
+    page = model_find(request.key)
+    if page is None:
+        raise Http404(f"There is no model {request.key!r}.")
+    return page
+
+
+def _versions(request: PageRequest) -> VersionList:
+    return request.once(_model).versions
+
+
+def _benchmarks(request: PageRequest) -> BenchmarksView:
+    return model_benchmarks(request.key, request.text("use"))
+
+
+def _searches(request: PageRequest) -> SearchesView:
+    return model_searches(request.key)
+
+
+def _version_of(request: PageRequest) -> ModelVersion:
+    version = version_find(request.key)
+    if version is None:
+        raise Http404(f"There is no model version {request.key!r}.")
+    return version
+
+
+def _version(request: PageRequest) -> VersionPage:
+    return version_page(request.once(_version_of), values=request.caller.access.operate)
+
+
+def _cells(request: PageRequest) -> tuple[CellOfVersion, ...]:
+    return version_cells(request.once(_version_of))
+
+
+def _golden_prompts(request: PageRequest) -> ModelVersion:
+    return request.once(_version_of)
+
+
+def _runs(request: PageRequest) -> VersionRuns:
+    return version_runs(request.once(_version_of))
+
+
+def _speculation(request: PageRequest) -> SpeculationView:
+    return version_speculation(request.once(_version_of))
+
+
+def _accepted(request: PageRequest) -> tuple[AcceptedRow, ...]:
+    return version_accepted(request.once(_version_of), request.now)
+
+
+def _measured(request: PageRequest) -> tuple[MeasuredCells, ...]:
+    return version_measures(request.once(_version_of), request.now)
+
+
+def _events(request: PageRequest) -> EventList:
+    return version_events(request.once(_version_of).reference, EVENTS_OF_ONE_VERSION)
+
+
+def _diff(request: PageRequest) -> DiffPage:
+    page = version_diff(request.once(_version_of), request.text("against"), values=request.caller.access.operate)
+    if page.against and page.diff is None:
+        raise Http404(f"There is no model version {page.against!r}.")
+    return page
+
+
+def _actions(request: PageRequest) -> ActionMenu:
+    page = request.once(_version)
+    version = page.version
+    names = _offered(page)
+    confirmations = tuple(
+        ACTIONS[name].confirmation(version, reverse("version-action", args=(version.reference, name)), EFFECTS[name])
+        for name in names
+    )
+    return ActionMenu(confirmations, _note(page, names))
+
+
+def _offered(page: VersionPage) -> tuple[str, ...]:
+    """What the version's state allows; what is in use can be neither retired nor deleted."""
+    match VersionState(page.version.state):
+        case VersionState.DRAFT:
+            is_running = page.validation is not None and page.validation.state == ValidationState.RUNNING
+            names: tuple[str, ...] = ("delete",) if is_running else ("validate", "delete")
+        case VersionState.VALIDATED:
+            names = ("release", "retire")
+        case VersionState.RELEASED:
+            names = ("retire",)
+        case _:
+            names = ()
+    return tuple(name for name in names if not (page.uses and name in {"retire", "delete"}))
+
+
+def _note(page: VersionPage, names: tuple[str, ...]) -> str:
+    if page.uses:
+        return f"In use by {', '.join(page.uses)}, so it can be neither retired nor deleted."
+    return "" if names else "This version is retired."
+
+
+OWN_TOPICS = ("models:{key}",)
+TOPICS = ("models", "deployments", "cells")
+
+MODELS = Page(
+    section="models",
+    title="Models",
+    fragments=(Fragment("versions-table", "", TOPICS, "models_registry/versions/table.html", _list),),
+    narrow=_filter,
+)
+
+MODEL = Page(
+    section="models",
+    title="",
+    fragments=(
+        Fragment("model", "", TOPICS, "models_registry/versions/model.html", _model),
+        Fragment("model-versions", "Versions", TOPICS, "models_registry/versions/table.html", _versions),
+        Fragment(
+            "model-benchmarks", "Measured", ("benchmarks",), "models_registry/benchmarks/benchmarks.html", _benchmarks
+        ),
+        Fragment("model-searches", "Searches", ("benchmarks",), "models_registry/benchmarks/searches.html", _searches),
+    ),
+    charts=True,
+)
+
+
+VERSION = Page(
+    section="models",
+    title="",
+    fragments=(
+        Fragment("version", "", (*OWN_TOPICS, "deployments"), "models_registry/versions/version.html", _version),
+        Fragment("version-validation", "Validation", OWN_TOPICS, "models_registry/versions/validation.html", _version),
+        Fragment("version-actions", "Actions", (*OWN_TOPICS, "deployments"), "dashboard/actions.html", _actions),
+        Fragment("version-runs", "Where it runs", ("cells", "rollouts"), "models_registry/benchmarks/runs.html", _runs),
+        Fragment(
+            "version-measured", "Measured, last hour", ("load",), "models_registry/versions/measured.html", _measured
+        ),
+        Fragment(
+            "version-speculation",
+            "Speculation",
+            OWN_TOPICS,
+            "models_registry/speculation/speculation.html",
+            _speculation,
+        ),
+        Fragment(
+            "version-accepted", "Guessed, last hour", ("load",), "models_registry/speculation/accepted.html", _accepted
+        ),
+        Fragment(
+            "version-cells",
+            "Engine arguments",
+            OWN_TOPICS,
+            "models_registry/versions/cells.html",
+            _cells,
+        ),
+        Fragment(
+            "version-prompts", "Golden prompts", OWN_TOPICS, "models_registry/versions/prompts.html", _golden_prompts
+        ),
+        Fragment("version-options", "Configuration", OWN_TOPICS, "models_registry/versions/options.html", _version),
+        Fragment("version-events", "Events", ("events",), "models_registry/versions/events.html", _events),
+    ),
+    charts=True,
+)
+
+VERSION_DIFF = Page(
+    section="models",
+    title="",
+    fragments=(Fragment("version-diff", "", OWN_TOPICS, "models_registry/versions/diff.html", _diff),),
+)
+
+
+def _find(key: str) -> ModelVersion:
+    version = version_find(key)
+    if version is None:
+        raise Http404(f"There is no model version {key}.")
+    return version
+
+
+def _validate(form: Submission, version: ModelVersion) -> None:
+    validation_start(version_id=version.pk, actor=form.actor, now=form.now)
+
+
+def _release(form: Submission, version: ModelVersion) -> None:
+    version_release(version_id=version.pk, why=form.text("why"), actor=form.actor, now=form.now)
+
+
+def _retire(form: Submission, version: ModelVersion) -> None:
+    version_retire(version_id=version.pk, why=form.text("why"), actor=form.actor, now=form.now)
+
+
+def _delete(form: Submission, version: ModelVersion) -> HttpResponse:
+    draft_delete(version_id=version.pk, actor=form.actor, now=form.now)
+    return redirect("model", key=version.model_id)
+
+
+VERSION_TARGET = Target(
+    noun="model version",
+    find=_find,
+    name=lambda version: version.reference,
+    url=lambda version: reverse("version", args=(version.reference,)),
+)
+ACTIONS: dict[str, Action[ModelVersion]] = {
+    each.name: each
+    for each in (
+        Action(target=VERSION_TARGET, name="validate", label="Validate", run=_validate),
+        Action(target=VERSION_TARGET, name="release", label="Release", run=_release, fields=(REQUIRED_WHY,)),
+        Action(
+            target=VERSION_TARGET,
+            name="retire",
+            label="Retire",
+            run=_retire,
+            typed=VERSION_TARGET.name,
+            fields=(REQUIRED_WHY,),
+        ),
+        Action(target=VERSION_TARGET, name="delete", label="Delete", run=_delete, typed=VERSION_TARGET.name),
+    )
+}
+version_action = action_view(*ACTIONS.values())

@@ -1,0 +1,360 @@
+"""Renders a model version into the plan that agents run. Pure: the same version gives the same plan everywhere.
+
+What only a node knows (ports, rank, paths) is added by the agent's engine adapter.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine_agent.protocol.engine_options import (
+    RefusedOption,
+    is_agents_own,
+    option_name,
+    refused_option,
+    refused_variable,
+)
+from engine_agent.protocol.messages import Artifact, EnginePlan, GoldenPrompt
+from engine_agent.protocol.neuron_targets import NATIVE_SETTINGS, NeuronTarget
+from models_registry.versions.planning.machines import (
+    Degrees,
+    InstanceShape,
+    check_degrees,
+    degrees_on,
+    stated_degrees,
+    stated_within,
+)
+from models_registry.versions.planning.neuron_configuration import (
+    additional_config,
+    native_configuration,
+    neuron_configuration,
+    prefix_caching,
+    sampling_notes,
+)
+from models_registry.versions.planning.nxdi_rules import NEURON_TARGET_OPTION, check_target, target_note, target_on
+from models_registry.versions.planning.spec import (
+    InvalidVersion,
+    NeuronQuantization,
+    Quantization,
+    VersionAdapter,
+    VersionSpec,
+    VllmQuantization,
+    one_of,
+    read_adapters,
+    read_quantization,
+    vllm_adapter_options,
+)
+from models_registry.versions.planning.speculation import Draft, Medusa, Method, Ngram, Speculation, read_speculation
+
+ENGINES = ("generic", "neuron", "sim", "vllm")
+WITH_WEIGHTS = ("generic", "neuron", "vllm")
+STATED_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes"), "parallelism"),
+    **dict.fromkeys(("decode_context_parallel_size", "prefill_context_parallel_size"), "parallelism"),
+    "speculative_config": "speculation",
+    "quantization": "quantization",
+    "additional_config": "engine_options.neuron_config",
+    **dict.fromkeys(("enable_lora", "lora_modules", "max_lora_rank"), "adapters"),
+}
+"""Options of vLLM that a version states in fields of its own, and in which."""
+SCHEDULING_POLICIES = ("fcfs", "priority")
+"""vLLM's own. With `priority` the cell proxy tells the engine the priority of each request's serving class."""
+LEAST_BATCH_PROMPT_TOKENS = 16
+"""Of a step: a block of vLLM's cache. Fewer would make a step a line's worth of work for every few words."""
+NEURON_OWN_OPTIONS = ("neuron_config", NEURON_TARGET_OPTION, "enable_prefix_caching", "block_size")
+MEDUSA_UNSERVED = (
+    "vLLM's plugins for Neuron load Medusa and end at the first request, so nothing serves it yet; it must be eagle or "
+    "eagle3"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """What a version is on one instance type; `notes` are sentences about what is allowed but worth knowing."""
+
+    degrees: Degrees
+    plan: EnginePlan
+    notes: tuple[str, ...]
+
+
+def nodes_per_cell(spec: VersionSpec, instance_type: str) -> int:
+    """How many nodes of this instance type one cell takes.
+
+    Raises:
+        InvalidVersion: the version says nothing about this instance type, or says nonsense.
+    """
+    return stated_degrees(spec.reference, spec.parallelism, instance_type).get("nodes", 1)
+
+
+def network_nodes_shared(spec: VersionSpec, instance_type: str) -> int:
+    """How many network nodes, counted from the widest, all nodes of a cell must share; 0: any.
+
+    Raises:
+        InvalidVersion: what the version says of it is nonsense.
+    """
+    return stated_within(spec.reference, spec.parallelism, instance_type)
+
+
+def render_engine_plan(spec: VersionSpec, machine: InstanceShape) -> EnginePlan:
+    """The engine plan of a version for cells of these machines, the same on every rank.
+
+    Raises:
+        InvalidVersion: see `render_version`.
+    """
+    return render_version(spec, machine).plan
+
+
+def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
+    """Check a version for cells of these machines and render it.
+
+    Raises:
+        InvalidVersion: it is not served there; unknown engine, degrees or speculation or quantization that the engine
+            cannot run, or an option of a type that no command line can carry. The text names field, value and rule.
+    """
+    spec = spec.on(machine.name)
+    if spec.engine not in ENGINES:
+        raise InvalidVersion(f"{spec.reference}: engine is {spec.engine!r}; {one_of(ENGINES, spec.engine)}")
+    if spec.engine in WITH_WEIGHTS and not spec.artifact_uri:
+        raise InvalidVersion(f"{spec.reference}: engine {spec.engine} needs artifact_uri, the place of the weights")
+    degrees = degrees_on(spec.reference, spec.parallelism, machine)
+    notes = check_degrees(spec, degrees, machine)
+    target = target_on(spec, machine) if spec.engine == "neuron" else None
+    speculation = read_speculation(spec.reference, spec.engine, spec.speculation)
+    quantization = read_quantization(spec.reference, spec.engine, spec.quantization)
+    if target is not None:
+        check_target(spec, degrees, machine, target)
+        notes = (*notes, *sampling_notes(spec, degrees, target), target_note(target))
+    adapters = adapters_of(spec)
+    _check_adapters(spec, adapters, degrees)
+    plan = EnginePlan(
+        engine=spec.engine,
+        served_model=spec.model,
+        max_concurrency=spec.max_concurrency,
+        ready_timeout_s=spec.ready_timeout_s,
+        artifact=Artifact(uri=spec.artifact_uri, digest=spec.artifact_digest) if spec.artifact_uri else None,
+        draft=speculation.artifact if isinstance(speculation, Draft) else None,
+        args=tuple(_flags(_options(spec, degrees, target, speculation, quantization, adapters), spec.reference)),
+        env={name: str(value) for name, value in spec.engine_env.items()},
+        golden=tuple(GoldenPrompt(prompt, expect) for prompt, expect in spec.golden_prompts),
+        widened=_widened(spec),
+        adapters=tuple(adapter.planned for adapter in adapters),
+    )
+    if isinstance(speculation, Medusa):  # last: what else is wrong with it is said first
+        raise InvalidVersion(f"{spec.reference}: speculation.method is 'medusa'; {MEDUSA_UNSERVED}")
+    return Rendering(degrees, plan, notes)
+
+
+def adapters_of(spec: VersionSpec) -> tuple[VersionAdapter, ...]:
+    """The adapters of a version.
+
+    Raises:
+        InvalidVersion: see `read_adapters`.
+    """
+    loads_weights = spec.engine in WITH_WEIGHTS
+    return read_adapters(spec.reference, spec.engine, spec.adapters, loads_weights=loads_weights)
+
+
+def _check_adapters(spec: VersionSpec, adapters: tuple[VersionAdapter, ...], degrees: Degrees) -> None:
+    """vLLM names an adapter to its workers by a path, which is the leader's: another node may keep it elsewhere."""
+    if adapters and spec.engine == "vllm" and degrees.nodes > 1:
+        raise InvalidVersion(
+            f"{spec.reference}: adapters has {len(adapters)}, and cells there have {degrees.nodes} nodes; "
+            "adapters are served by cells of one node"
+        )
+
+
+def refused_engine_option(spec: VersionSpec) -> tuple[str, RefusedOption] | None:
+    """The field with the first option or variable that its engine may not be given, and why; None if all of them may.
+
+    Rendering does not ask: a version of before a list became shorter goes on as a cell until its agent starts it anew.
+    """
+    for name, value in spec.engine_options.items():
+        if (spec.engine == "neuron" and name in NEURON_OWN_OPTIONS) or _stated_elsewhere(name):
+            continue  # read, or refused, where the version is rendered
+        if refused := refused_option(spec.engine, name, value, spec.widened):
+            return f"engine_options.{name}", refused
+    for name in spec.engine_env:
+        if refused := refused_variable(spec.engine, name, spec.widened):
+            return f"engine_env.{name}", refused
+    return None
+
+
+def check_engine_options(spec: VersionSpec, instance_type: str) -> None:
+    """Check what the engine is given on this instance type against the lists.
+
+    Raises:
+        InvalidVersion: it may not be given one of them; the text names it and the nearest that it may. Or the version
+            is not served there.
+    """
+    spec = spec.on(instance_type)
+    if refused := refused_engine_option(spec):
+        raise InvalidVersion(f"{spec.reference}: {refused[1].message}")
+
+
+def _stated_elsewhere(name: str) -> str:
+    """The field that states this option, however it is spelled; empty if none does."""
+    return STATED_ELSEWHERE.get(name.replace("-", "_"), "")
+
+
+def _widened(spec: VersionSpec) -> tuple[str, ...]:
+    """Of what admins allow, what this version uses."""
+    used = {option_name(name) for name in spec.engine_options} | set(spec.engine_env)
+    return tuple(name for name in spec.widened if name in used and not is_agents_own(name))
+
+
+def _options(
+    spec: VersionSpec,
+    degrees: Degrees,
+    target: NeuronTarget | None,
+    speculation: Speculation | None,
+    quantization: Quantization | None,
+    adapters: tuple[VersionAdapter, ...],
+) -> dict[str, Any]:
+    _check_batch_prompt_tokens(spec)
+    if spec.engine == "sim":
+        return {"max_num_seqs": spec.max_concurrency, **spec.engine_options}
+    if spec.engine == "generic":
+        return _generic_options(spec)
+    for name, value in spec.engine_options.items():
+        if field := _stated_elsewhere(name):
+            raise InvalidVersion(f"{spec.reference}: engine_options.{name} is {value!r}; state it in {field}")
+    policy = spec.engine_options.get("scheduling_policy", SCHEDULING_POLICIES[0])
+    if policy not in SCHEDULING_POLICIES:
+        rule = one_of(SCHEDULING_POLICIES, str(policy))
+        raise InvalidVersion(f"{spec.reference}: engine_options.scheduling_policy is {policy!r}; {rule}")
+    own: dict[str, Any] = {"max_num_seqs": spec.max_concurrency, "max_model_len": spec.context_length}
+    if speculation is not None and not isinstance(speculation, Medusa):
+        own["speculative_config"] = _json(speculative_config(spec, speculation))
+    if target is None:
+        return {**own, **_vllm_options(degrees, quantization), **vllm_adapter_options(adapters), **spec.engine_options}
+    if target.settings == NATIVE_SETTINGS:
+        return own | _native_options(spec, degrees)
+    nxdi = quantization if isinstance(quantization, NeuronQuantization) else None
+    own |= _neuron_options(spec, degrees)
+    override = neuron_configuration(spec, degrees, speculation, nxdi, target)
+    own["additional_config"] = _json(additional_config(spec, override))
+    return own | {name: value for name, value in spec.engine_options.items() if name not in NEURON_OWN_OPTIONS}
+
+
+def _native_options(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
+    """Flags of the plugin without NxDI, which takes vLLM's own for what those say: caches, blocks, degrees."""
+    stated = {
+        name: value for name, value in spec.engine_options.items() if name not in ("neuron_config", "neuron_target")
+    }
+    settings = native_configuration(spec, degrees)
+    return {
+        "tensor_parallel_size": degrees.tp,
+        **({"additional_config": _json({NATIVE_SETTINGS: settings})} if settings else {}),
+        **stated,
+    }
+
+
+def _generic_options(spec: VersionSpec) -> dict[str, Any]:
+    """Raises:
+    InvalidVersion: no program is named.
+    """
+    if not spec.engine_options.get("command"):
+        raise InvalidVersion(
+            f"{spec.reference}: engine_options.command is missing; engine generic needs the name of a program that "
+            "nodes have, as llama-cpp"
+        )
+    return {"context_length": spec.context_length, **spec.engine_options}
+
+
+def _check_batch_prompt_tokens(spec: VersionSpec) -> None:
+    """Raises:
+    InvalidVersion: no such number of tokens, or an engine that is not told which requests are batch work.
+    """
+    if (tokens := spec.engine_options.get("batch_prompt_tokens")) is None:
+        return
+    place = f"{spec.reference}: engine_options.batch_prompt_tokens is {tokens!r}"
+    if type(tokens) is not int or (tokens != 0 and tokens < LEAST_BATCH_PROMPT_TOKENS):
+        raise InvalidVersion(f"{place}; it must be a whole number of {LEAST_BATCH_PROMPT_TOKENS} or more, or 0 for off")
+    if spec.engine == "vllm" and spec.engine_options.get("scheduling_policy") != "priority":
+        raise InvalidVersion(f"{place}; it needs engine_options.scheduling_policy to be priority")
+
+
+def _vllm_options(degrees: Degrees, quantization: Quantization | None) -> dict[str, Any]:
+    return {
+        "enable_prompt_tokens_details": True,  # else usage does not say which tokens came from the cache
+        **({"tensor_parallel_size": degrees.tp} if degrees.tp > 1 else {}),
+        **({"pipeline_parallel_size": degrees.pp} if degrees.pp > 1 else {}),
+        **({"quantization": quantization.method} if isinstance(quantization, VllmQuantization) else {}),
+    }
+
+
+def _neuron_options(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
+    """Flags of the Neuron plugin.
+
+    vLLM's block count must be the compiled one, which without prefix caching is one block a sequence. On several
+    nodes vLLM itself stays at degree 1: the plugin's worker is one per node, and its platform would replace the
+    executor if vLLM's own world were larger.
+    """
+    flags: dict[str, Any] = {"tensor_parallel_size": degrees.tp} if degrees.nodes == 1 and degrees.tp > 1 else {}
+    cached = prefix_caching(spec)
+    if cached is None:
+        return {**flags, "no_enable_prefix_caching": True, "num_gpu_blocks_override": spec.max_concurrency}
+    block, blocks = cached
+    return {**flags, "enable_prefix_caching": True, "block_size": block, "num_gpu_blocks_override": blocks}
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _flags(options: Mapping[str, Any], reference: str) -> list[str]:
+    """`{"max_num_seqs": 16, "enforce_eager": True}` -> `["--enforce-eager", "--max-num-seqs", "16"]`, sorted."""
+    flags: list[str] = []
+    for name, value in sorted(options.items()):
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            flags.append(flag)
+        elif value is False or value is None:
+            continue
+        elif isinstance(value, str | int | float):
+            flags += [flag, str(value)]
+        else:
+            raise InvalidVersion(
+                f"{reference}: engine_options.{name} is {type(value).__name__}; it must be text, a number or true/false"
+            )
+    return flags
+
+
+# Renders a version's speculation for vLLM: its option `--speculative-config`.
+
+GUESSED_ON_THE_HOST = (Method.NGRAM, Method.MEDUSA)
+"""Methods whose guesses wait for the sampled tokens on the host: vLLM does not plan their next step ahead."""
+
+
+def speculative_config(spec: VersionSpec, speculation: Ngram | Draft) -> dict[str, Any]:
+    """What vLLM is told. A draft lies where its URI says; the agent replaces one that it had to fetch.
+
+    Raises:
+        InvalidVersion: another option of the version does not go with it.
+    """
+    config = _method(spec, speculation)
+    if config["method"] in GUESSED_ON_THE_HOST and spec.engine_options.get("async_scheduling"):
+        raise InvalidVersion(
+            f"{spec.reference}: engine_options.async_scheduling is true; vLLM does not start so with "
+            f"speculation.method {config['method']}, leave it out"
+        )
+    if speculation.by_batch:
+        config["num_speculative_tokens_per_batch_size"] = [list(each) for each in speculation.by_batch]
+    return config
+
+
+def _method(spec: VersionSpec, speculation: Ngram | Draft) -> dict[str, Any]:
+    if isinstance(speculation, Ngram):
+        return {
+            "method": Method.NGRAM.value,
+            "num_speculative_tokens": speculation.tokens,
+            "prompt_lookup_min": speculation.lookup_min,
+            "prompt_lookup_max": speculation.lookup_max,
+        }
+    return {
+        "method": speculation.method.value,
+        "model": speculation.artifact.uri.removeprefix("file://"),
+        "num_speculative_tokens": speculation.tokens,
+        "max_model_len": spec.context_length,
+    }

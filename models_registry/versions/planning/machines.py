@@ -1,0 +1,395 @@
+"""Public prices, ratings and emissions of machines, as dated data with their sources. Figures only: what an operator
+states, or a provider answers, comes before them (`fleet.capacity.planning.rates`).
+
+Prices: US dollars an hour, on demand, Linux, us-east-1. Watts: the most that may be drawn for long. Emissions: grams of
+CO2 equivalent for a kilowatt-hour of the grid, a year's average by place, without what a tariff is said to offset.
+
+The machines that cells are made of, as planners see them, and the public figures of those we know.
+
+This is the one place that says which tensor-parallel degree a machine suits. It decides nothing about a model.
+
+How one replica of a model is split over the machines of a cell: reads the degrees and fills in what is unsaid.
+
+Pure. Whether an engine can run such a split is for `models_registry.versions.planning.machines`.
+
+Which splits an engine can run on which machines: refuses the others, naming field, value, rule and what would do.
+
+Pure. It knows what divides what; it neither chooses degrees nor renders them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import date
+from types import MappingProxyType
+from typing import Any
+
+from models_registry.versions.planning.spec import FieldReader, InvalidVersion, VersionSpec, not_served, one_of
+
+
+@dataclass(frozen=True, slots=True)
+class Dated:
+    """Where figures come from, and when they were read there."""
+
+    read_on: date
+    source: str
+
+
+PRICES_FROM = Dated(
+    date(2026, 1, 19),
+    "https://github.com/aws/karpenter-provider-aws/blob/main/pkg/providers/pricing/zz_generated.pricing_aws.go",
+)
+"""Generated there from AWS's price list; Apache-2.0. Trainium2 is in no such list."""
+
+ON_DEMAND: Mapping[str, float] = {
+    "c7i.2xlarge": 0.357, "g4dn.xlarge": 0.526, "g4dn.12xlarge": 3.912, "g5.xlarge": 1.006, "g5.12xlarge": 5.672,
+    "g5.48xlarge": 16.288, "g6.xlarge": 0.8048, "g6.12xlarge": 4.6016, "g6.48xlarge": 13.3504, "g6e.xlarge": 1.861,
+    "g6e.12xlarge": 10.49264, "g6e.48xlarge": 30.13118, "inf1.xlarge": 0.228, "inf1.24xlarge": 4.721,
+    "inf2.xlarge": 0.7582, "inf2.8xlarge": 1.96786, "inf2.24xlarge": 6.49063, "inf2.48xlarge": 12.98127,
+    "p4d.24xlarge": 21.957642, "p4de.24xlarge": 27.44705, "p5.4xlarge": 6.88, "p5.48xlarge": 55.04,
+    "p5en.48xlarge": 63.296, "p6-b200.48xlarge": 113.9328, "trn1.2xlarge": 1.34375, "trn1.32xlarge": 21.5,
+    "trn1n.32xlarge": 24.78,
+}  # fmt: skip
+
+CHIP_WATTS: Mapping[str, float] = {"h100": 700, "h200": 700, "b200": 1000, "a100": 400, "l40s": 350, "l4": 72}
+"""By accelerator, from NVIDIA's data sheets, "Max thermal design power", of SXM modules where there are some; read on
+2026-11-26. AWS publishes none of its own chips: what they draw is unknown until an operator states it."""
+
+VCPU_WATTS, VCPU_IDLE_WATTS = 3.5, 0.74
+"""Of a machine with processors alone, for each vCPU at full and at no load. Cloud Carbon Footprint, "Methodology",
+average of AWS's processors by SPECpower; read on 2026-11-26."""
+IDLE_SHARE = VCPU_IDLE_WATTS / VCPU_WATTS
+"""Of its most that a machine draws while it has nothing to do."""
+
+DGX_WATTS = 10_200
+"""NVIDIA DGX H100 and H200, data sheets, "System power usage": a machine of eight such modules and what is around them;
+read on 2026-11-26. AWS publishes none of its machines."""
+
+MACHINE_WATTS: Mapping[str, float] = {
+    "local.cpu": VCPU_WATTS,
+    "c7i.2xlarge": 8 * VCPU_WATTS,
+    "g6.12xlarge": 4 * CHIP_WATTS["l4"] + 48 * VCPU_WATTS,
+    "p5.48xlarge": DGX_WATTS,
+    "p5en.48xlarge": DGX_WATTS,
+}
+
+GRIDS_FROM = Dated(
+    date(2026, 11, 26),
+    "https://github.com/cloud-carbon-footprint/cloud-carbon-footprint (EPA eGRID 2020, EEA, carbonfootprint.com)",
+)
+GRIDS: Mapping[str, float] = {
+    "us-east-1": 379.069, "us-east-2": 410.608, "us-west-1": 322.167, "us-west-2": 322.167, "us-gov-east-1": 379.069,
+    "us-gov-west-1": 322.167, "af-south-1": 900.6, "ap-east-1": 710, "ap-south-1": 708.2, "ap-northeast-1": 465.8,
+    "ap-northeast-2": 415.6, "ap-northeast-3": 465.8, "ap-southeast-1": 408, "ap-southeast-2": 760,
+    "ap-southeast-3": 717.7, "ca-central-1": 120, "cn-north-1": 537.4, "cn-northwest-1": 537.4, "eu-central-1": 311,
+    "eu-north-1": 8.8, "eu-south-1": 213.4, "eu-west-1": 278.6, "eu-west-2": 225, "eu-west-3": 51.1,
+    "me-central-1": 404.1, "me-south-1": 505.9, "sa-east-1": 61.7,
+}  # fmt: skip
+GRID_ANYWHERE = 392.782
+"""Their average, of the same source: for a place that no table has."""
+
+OVERHEADS_FROM = Dated(date(2026, 11, 26), "AWS, Sustainability Report 2024, power usage effectiveness by region")
+OVERHEADS: Mapping[str, float] = {
+    "eu-north-1": 1.1, "eu-west-1": 1.11, "us-west-2": 1.12, "us-east-2": 1.13, "us-east-1": 1.15, "sa-east-1": 1.17,
+    "us-west-1": 1.18, "ca-central-1": 1.19, "af-south-1": 1.24, "cn-north-1": 1.25, "cn-northwest-1": 1.25,
+    "ap-northeast-1": 1.27, "me-central-1": 1.27, "ap-southeast-1": 1.32, "me-south-1": 1.33, "eu-central-1": 1.35,
+    "ap-southeast-3": 1.4, "ap-south-1": 1.42,
+}  # fmt: skip
+"""Power usage effectiveness: energy of a data centre for each that its machines take."""
+OVERHEAD_ANYWHERE = 1.15
+"""AWS's own average, of the same report."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceShape:
+    """One kind of machine.
+
+    `cores` are the accelerator's units that take one rank each (NeuronCores, GPUs; the whole machine where it is a
+    CPU), 0 where unknown. `tensor_parallel_degree` is the degree per machine that a version gets when it names
+    none. `memory_gib` is the accelerators' memory, `price_per_hour` US dollars on demand in us-east-1, `watts` the
+    most that the whole machine draws for long; both 0 where no list states one (`machine_rates`).
+    """
+
+    name: str
+    accelerator: str
+    chips: int = 0
+    cores: int = 0
+    memory_gib: float = 0
+    price_per_hour: float = 0
+    watts: float = 0
+    tensor_parallel_degree: int = 1
+
+
+LOCAL_CPU = "local.cpu"
+
+_SHAPES = (
+    InstanceShape(LOCAL_CPU, "cpu", cores=1, memory_gib=4),
+    # https://aws.amazon.com/ec2/instance-types/trn1/: 1 or 16 Trainium chips of 2 NeuronCores and 32 GiB.
+    InstanceShape("trn1.2xlarge", "trainium", 1, 2, 32, tensor_parallel_degree=2),
+    InstanceShape("trn1.32xlarge", "trainium", 16, 32, 512, tensor_parallel_degree=32),
+    # https://aws.amazon.com/ec2/instance-types/trn2/: 16 Trainium2 chips of 8 NeuronCores and 96 GiB. By default a rank
+    # has a logical core of two (https://awsdocs-neuron.readthedocs-hosted.com, "Logical NeuronCore configuration").
+    InstanceShape("trn2.48xlarge", "trainium2", 16, 64, 1536, tensor_parallel_degree=64),
+    # https://aws.amazon.com/ec2/instance-types/inf2/: 12 Inferentia2 chips of 2 NeuronCores and 32 GiB.
+    InstanceShape("inf2.48xlarge", "inferentia2", 12, 24, 384, tensor_parallel_degree=24),
+    # https://aws.amazon.com/ec2/instance-types/p5/: 8 H100 of 80 GB.
+    InstanceShape("p5.48xlarge", "h100", 8, 8, 640, tensor_parallel_degree=8),
+    # The same page: 8 H200 of 141 GB.
+    InstanceShape("p5en.48xlarge", "h200", 8, 8, 1128, tensor_parallel_degree=8),
+    # https://aws.amazon.com/ec2/instance-types/g6/: 4 L4 of 24 GB.
+    InstanceShape("g6.12xlarge", "l4", 4, 4, 96, tensor_parallel_degree=4),
+    # https://aws.amazon.com/ec2/instance-types/c7i/: for ingresses. No host is taken for one by what it lacks.
+    InstanceShape("c7i.2xlarge", "none", cores=1, memory_gib=16),
+)
+
+INSTANCE_TYPES: Mapping[str, InstanceShape] = MappingProxyType(
+    {
+        shape.name: replace(
+            shape, price_per_hour=ON_DEMAND.get(shape.name, 0.0), watts=MACHINE_WATTS.get(shape.name, 0.0)
+        )
+        for shape in _SHAPES
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """The split of one cell. Every degree counts over the whole cell, not over one of its nodes.
+
+    `nodes` machines; `tp` tensor-parallel ranks; `cp` context parallelism of prefill and `dp` data parallelism of
+    decode, both of which share out the tensor-parallel ranks among themselves; `pp` pipeline stages.
+    """
+
+    nodes: int = 1
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    pp: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks in the cell, one accelerator core each."""
+        return self.tp * self.pp
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Number of ranks on every node, where the degrees allow a cell at all."""
+        return self.world_size // self.nodes
+
+
+NAMES = tuple(field.name for field in fields(Degrees))
+WITHIN = "within"
+"""Stated beside the degrees, as it follows from them: how many network nodes, counted from the widest, the machines of
+a cell must share (EC2 names three or four). Unsaid: any."""
+WITHIN_MAX = 8
+
+
+def stated_degrees(reference: str, parallelism: Mapping[str, Mapping[str, Any]], instance_type: str) -> dict[str, int]:
+    """The degrees that a version states for this instance type, without those it leaves to the defaults.
+
+    Raises:
+        InvalidVersion: the version says nothing about this instance type, or says nonsense.
+    """
+    stated = parallelism.get(instance_type)
+    if stated is None:
+        raise not_served(reference, parallelism, instance_type)
+    read = FieldReader(f"{reference}: parallelism.{instance_type}", stated)
+    known = (*NAMES, WITHIN)
+    for name in stated:
+        if name not in known:
+            raise InvalidVersion(f"{reference}: parallelism.{instance_type} names {name!r}; {one_of(known, name)}")
+    stated_within(reference, parallelism, instance_type)
+    return {name: read.whole(name) for name in stated if name != WITHIN}
+
+
+def stated_within(reference: str, parallelism: Mapping[str, Mapping[str, Any]], instance_type: str) -> int:
+    """How many network nodes the machines of a cell must share, 0 where the version does not say.
+
+    Raises:
+        InvalidVersion: it is no whole number from 1 to `WITHIN_MAX`.
+    """
+    read = FieldReader(f"{reference}: parallelism.{instance_type}", parallelism.get(instance_type, {}))
+    levels = read.whole(WITHIN, default=0)
+    if levels > WITHIN_MAX:
+        raise read.wrong(WITHIN, f"it must be from 1 to {WITHIN_MAX}, or left out where nodes may be anywhere")
+    return levels
+
+
+def degrees_on(reference: str, parallelism: Mapping[str, Mapping[str, Any]], machine: InstanceShape) -> Degrees:
+    """The degrees of a cell of these machines. Unsaid, `tp` is what one machine suits times the nodes, over `pp`.
+
+    Raises:
+        InvalidVersion: the version says nothing about this instance type, or says nonsense.
+    """
+    stated = stated_degrees(reference, parallelism, machine.name)
+    suited = machine.tensor_parallel_degree * stated.get("nodes", 1)
+    return Degrees(**{"tp": max(1, suited // stated.get("pp", 1)), **stated})
+
+
+DEGREES = ("nodes", "tp", "cp", "dp", "pp")
+NEURON_RANKS_PER_NODE: Mapping[str, tuple[int, ...]] = {
+    "trainium": (1, 2, 8, 16, 32),
+    "trainium2": (1, 2, 4, 8, 16, 32, 64),
+    "inferentia2": (1, 2, 4, 8, 24),
+}
+"""Ranks on one machine that the Neuron runtime's collectives take, by accelerator. Source:
+https://awsdocs-neuron.readthedocs-hosted.com/en/latest/libraries/nxd-inference/developer_guides/feature-guide.html
+(tensor-parallelism support)."""
+
+
+def check_degrees(spec: VersionSpec, degrees: Degrees, machine: InstanceShape) -> tuple[str, ...]:
+    """Check that the engine can run the split; returns what is allowed but worth knowing, as sentences.
+
+    `sim` computes nothing, so any degrees go; what a machine or model has not stated is not checked.
+
+    Raises:
+        InvalidVersion: it cannot; the first broken rule.
+    """
+    if spec.engine == "sim":
+        return ()
+    rules = _Rules(spec, degrees, machine)
+    if spec.engine == "generic":
+        rules.check_generic()
+        return ()
+    rules.check_cores()
+    if spec.engine == "neuron":
+        rules.check_neuron()
+        return tuple(rules.neuron_notes())
+    rules.check_vllm()
+    return ()
+
+
+class _Rules:
+    def __init__(self, spec: VersionSpec, degrees: Degrees, machine: InstanceShape) -> None:
+        self.spec, self.degrees, self.machine = spec, degrees, machine
+
+    def broken(self, name: str, rule: str) -> InvalidVersion:
+        value = getattr(self.degrees, name)
+        return InvalidVersion(f"{self.spec.reference}: parallelism.{self.machine.name}.{name} is {value}; {rule}")
+
+    def check_cores(self) -> None:
+        degrees, cores = self.degrees, self.machine.cores
+        if degrees.world_size % degrees.nodes:
+            raise self.broken(
+                "tp",
+                f"every node takes as many ranks, so tp x pp = {degrees.world_size} must be a multiple of "
+                f"nodes = {degrees.nodes}",
+            )
+        if cores and degrees.ranks_per_node > cores:
+            raise self.broken(
+                "tp",
+                f"tp x pp = {degrees.world_size} ranks on {degrees.nodes} x {cores} cores of {self.machine.name} do "
+                f"not fit: at most {degrees.nodes * cores}, or nodes = {-(-degrees.world_size // cores)}",
+            )
+
+    def check_generic(self) -> None:
+        """A program of others is one process on one node; what it does with the node's devices is its own."""
+        for name, value in self.spec.parallelism.get(self.machine.name, {}).items():
+            if name in DEGREES and value != 1:
+                raise self.broken(name, "engine generic runs one process on one node, so it must be 1")
+
+    def check_vllm(self) -> None:
+        degrees, heads = self.degrees, self.spec.heads
+        if self.machine.accelerator in NEURON_RANKS_PER_NODE:
+            raise InvalidVersion(
+                f"{self.spec.reference}: engine is 'vllm'; it does not run on {self.machine.accelerator} of "
+                f"{self.machine.name}, engine neuron does"
+            )
+        if degrees.cp > 1:
+            raise self.broken("cp", "context parallelism needs engine neuron; on engine vllm it must be 1")
+        if degrees.dp > 1:
+            raise self.broken("dp", "engine vllm takes 1: more replicas are more cells of the deployment")
+        self._check_executor_over_nodes()
+        if heads.attention is not None and heads.attention % degrees.tp:
+            raise self.broken("tp", f"it must divide {heads.attention} attention heads: {self._fitting_degrees()}")
+        if heads.kv is not None and heads.kv % degrees.tp and degrees.tp % heads.kv:
+            raise self.broken("tp", f"it must divide {heads.kv} KV heads or be a multiple: {self._fitting_degrees()}")
+        if heads.layers is not None and degrees.pp > heads.layers:
+            raise self.broken("pp", f"every stage needs a layer, so it must be at most {heads.layers}")
+
+    def _check_executor_over_nodes(self) -> None:
+        """Over several nodes our executor drives one worker a node, each a rank of one tensor-parallel group
+        (`engine_agent.engines.vllm.cell.worker.place_worker`): a cell of other degrees ends at its start. On one node
+        vLLM's own executor drives all devices."""
+        nodes = self.degrees.nodes
+        if nodes == 1:
+            return
+        if self.degrees.pp > 1:
+            rule = "over several nodes engine vllm has no pipeline stages yet, so it must be 1, or nodes = 1"
+            raise self.broken("pp", rule)
+        if self.degrees.tp != nodes:
+            rule = f"over several nodes engine vllm drives one device a node yet, so it must be {nodes}, or nodes = 1"
+            raise self.broken("tp", rule)
+
+    def _fitting_degrees(self) -> str:
+        heads, pp = self.spec.heads, self.degrees.pp
+        attention = heads.attention or heads.kv or 1
+        kv = heads.kv or attention
+        most = self.degrees.nodes * self.machine.cores // pp if self.machine.cores else attention
+        fitting = [
+            tp
+            for tp in range(1, min(attention, most) + 1)
+            if attention % tp == 0 and (kv % tp == 0 or tp % kv == 0) and self.degrees.nodes in (1, tp)
+        ]
+        if not fitting:
+            return f"none does on {self.degrees.nodes} nodes; pad the heads or change nodes"
+        return f"{', '.join(map(str, fitting))} would do"
+
+    def check_neuron(self) -> None:
+        """The rules of NxDI's NeuronConfig (`validate_attention_data_parallel` and around it)."""
+        degrees, batch = self.degrees, self.spec.max_concurrency
+        ranks = NEURON_RANKS_PER_NODE.get(self.machine.accelerator)
+        if ranks is None:
+            raise InvalidVersion(
+                f"{self.spec.reference}: engine is 'neuron'; {self.machine.name} has {self.machine.accelerator}, and "
+                f"it runs on {', '.join(NEURON_RANKS_PER_NODE)}"
+            )
+        if degrees.ranks_per_node not in ranks:
+            listed = ", ".join(map(str, ranks))
+            raise self.broken(
+                "tp",
+                f"that is {degrees.ranks_per_node} ranks a node, and collectives of {self.machine.accelerator} take "
+                f"{listed}",
+            )
+        if degrees.tp % degrees.cp:
+            raise self.broken("cp", f"it must divide tp = {degrees.tp}")
+        if degrees.tp % degrees.dp:
+            raise self.broken("dp", f"it must divide tp = {degrees.tp}")
+        if degrees.dp > 1 and batch < 2:
+            raise self.broken("dp", f"it needs continuous batching, so max_concurrency must be over 1, not {batch}")
+        if batch % degrees.dp:
+            raise self.broken("dp", f"it must divide max_concurrency = {batch}, the batch that it shares out")
+        if degrees.cp > 1 and degrees.dp > 1 and degrees.cp % degrees.dp:
+            raise self.broken("dp", f"where both are over 1 it must divide cp = {degrees.cp}")
+        self._check_kv_heads_of_decode()
+        if self.spec.heads.attention is not None and degrees.tp > self.spec.heads.attention:
+            raise self.broken("tp", f"the model has {self.spec.heads.attention} attention heads; more ranks would idle")
+
+    def _check_kv_heads_of_decode(self) -> None:
+        """A rank writes in prefill the KV heads that it reads in decode (`validate_tp_prefill_to_dp_decode` of NxDI's
+        modules/attention/utils.py); with `cp` and another `dp`, one of them
+        (`get_kv_head_indices_context_parallel_dp_decode`)."""
+        degrees, kv = self.degrees, self.spec.heads.kv
+        if kv is None or degrees.dp in (1, degrees.cp):
+            return
+        decode = max(kv // (degrees.tp // degrees.dp), 1)
+        prefill = max(kv // degrees.tp, 1)
+        if degrees.cp == 1 and decode != prefill:
+            rule = (
+                f"{kv} KV heads are {decode} on a rank in decode and {prefill} in prefill, which NxDI does not convert"
+            )
+            raise self.broken("dp", f"{rule}; it must be less, or tp more")
+        if degrees.cp > 1 and degrees.tp // degrees.dp < kv:
+            rule = f"beside another cp, tp / dp must be {kv} or more, the model's KV heads"
+            raise self.broken("dp", f"{rule}; it is {degrees.tp // degrees.dp}")
+
+    def neuron_notes(self) -> Iterator[str]:
+        """NxDI pads attention heads and copies KV heads where degrees do not divide them; both cost memory."""
+        heads, tp = self.spec.heads, self.degrees.tp
+        if heads.attention is not None and heads.attention % tp:
+            padded = -(-heads.attention // tp) * tp
+            yield f"tp = {tp} does not divide {heads.attention} attention heads: NxDI pads them to {padded}"
+        if heads.kv is not None and heads.kv not in {heads.attention, tp}:
+            if tp % heads.kv == 0:
+                yield f"{heads.kv} KV heads on tp = {tp}: NxDI keeps {tp // heads.kv} copies of each"
+            else:  # fewer ranks than KV heads included: `determine_sharding_strategy` of its modules/attention/gqa.py
+                yield f"tp = {tp} is no multiple of {heads.kv} KV heads: NxDI gives every attention head its own copy"

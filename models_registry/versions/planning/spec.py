@@ -1,0 +1,459 @@
+"""Reads a JSON object of a model version field by field, and says exactly which field has which wrong value.
+
+It knows types and ranges; what values mean together is for the modules that use it.
+
+What a model version says, as plain data, and what it is on one of its instance types. Whether it can be run there is
+judged elsewhere.
+
+One version is one behaviour: model, length of context, adapters and golden prompts are the same everywhere. How it is
+computed may differ by instance type, as `by_type` says.
+
+What a model version says of quantization. Reads and checks the field `quantization`; pure.
+
+What a model version says of LoRA adapters: small changes to the model's weights, each served under a name of its own
+by the same engine. Reads and checks the field `adapters`; who else has a name is for the fleet. Pure.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any
+
+from engine_agent.protocol.ingress_messages import ADAPTER_NAME
+from engine_agent.protocol.manifest import BadArtifact
+from engine_agent.protocol.messages import Artifact, PlanAdapter
+from models_registry.artifacts.planner import DIGEST, parse_place
+
+
+class InvalidVersion(ValueError):
+    """A version that cannot be rendered; the text names field, value and rule."""
+
+
+def one_of(names: Iterable[str], wrong: str) -> str:
+    """`it must be one of a, b (did you mean b?)` for the error about a wrong name."""
+    known = list(names)
+    close = get_close_matches(wrong, known, n=1)
+    return f"it must be one of {', '.join(known)}" + (f" (did you mean {close[0]}?)" if close else "")
+
+
+class FieldReader:
+    """One JSON object. Names that are not read are refused by `finish`.
+
+    Args:
+        where: what the object is, in errors: `llama@3: speculation`.
+        values: the object.
+
+    Raises:
+        InvalidVersion: `values` is no object.
+    """
+
+    def __init__(self, where: str, values: Any) -> None:
+        if not isinstance(values, Mapping):
+            raise InvalidVersion(f"{where} is {values!r}; it must be an object")
+        self._where = where
+        self._values = values
+        self._read: list[str] = []
+
+    def wrong(self, name: str, rule: str) -> InvalidVersion:
+        """The error that says that this field breaks this rule."""
+        return InvalidVersion(f"{self._where}.{name} is {self._values.get(name)!r}; {rule}")
+
+    def wrong_because(self, name: str, reason: str) -> InvalidVersion:
+        """The error that says what is wrong inside a field whose value is too long to repeat."""
+        return InvalidVersion(f"{self._where}.{name}: {reason}")
+
+    def given(self, name: str) -> Any:
+        """The raw value, None where there is none."""
+        self._read.append(name)
+        return self._values.get(name)
+
+    def whole(self, name: str, *, default: int | None = None) -> int:
+        """A whole number from 1; without a default it is required."""
+        value = self.given(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.wrong(name, "it must be a whole number from 1")
+        return value
+
+    def number(self, name: str, *, least: float, most: float, default: float) -> float:
+        """A number from `least` to `most`."""
+        value = self.given(name)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(name, f"it must be a number from {least:g} to {most:g}")
+        return float(value)
+
+    def text(self, name: str, *, default: str | None = None) -> str:
+        """A text that is not empty; without a default it is required."""
+        value = self.given(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, str) or not value:
+            raise self.wrong(name, "it must be a text that is not empty")
+        return value
+
+    def choice(self, name: str, choices: Iterable[str], *, default: str | None = None) -> str:
+        """One of these texts; without a default it is required."""
+        allowed = list(choices)
+        value = self.given(name)
+        if value is None and default is not None:
+            return default
+        if value not in allowed:
+            raise self.wrong(name, one_of(allowed, str(value)))
+        return str(value)
+
+    def flag(self, name: str) -> bool:
+        """True or false; unsaid is false."""
+        value = self.given(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(name, "it must be true or false")
+        return bool(value)
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        value = self.given(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.wrong(name, "it must be an object")
+        return value or {}
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts; unsaid is empty."""
+        value = self.given(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise self.wrong(name, "it must be a list of texts")
+        return tuple(value)
+
+    def finish(self) -> None:
+        """Refuse names that were not read.
+
+        Raises:
+            InvalidVersion: there is one; the text lists those that exist.
+        """
+        for name in self._values:
+            if name not in self._read:
+                raise InvalidVersion(f"{self._where} names {name!r}; {one_of(self._read, name)}")
+
+
+__all__ = ["BY_TYPE", "HeadCounts", "InvalidVersion", "VersionSpec"]
+
+OF_AN_ENGINE = ("engine_options", "engine_env", "speculation", "quantization", "roles")
+"""Fields in the terms of one engine. An instance type that states another engine begins without what the version says
+in them."""
+LAID_OVER = ("engine_options", "engine_env")
+"""Stated by type, they add to what the version says, and null takes one away; other fields take its place."""
+BY_TYPE = ("engine", "artifact_uri", "artifact_digest", "max_concurrency", "ready_timeout_s", *OF_AN_ENGINE)
+"""What may differ by instance type, beside the degrees of `parallelism`."""
+UNSAID: Mapping[str, tuple[Any, ...]] = {"artifact_digest": (None, "")}
+"""Of a digest an empty text says that it is not known yet."""
+READY_TIMEOUT_MAX_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCounts:
+    """What the model has of things that degrees must divide; None where unknown, and then nothing is checked.
+
+    `attention` query heads, `kv` key-value heads, `layers` decoder layers.
+    """
+
+    attention: int | None = None
+    kv: int | None = None
+    layers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpec:
+    """A model version as planners see it. `parallelism` maps instance type -> {degree: number} (see
+    `models_registry.versions.planning.machines.Degrees`); `by_type` instance type -> what else differs there.
+    `allowances`:
+    names of options and variables that admins allow beyond the lists, by engine. `differs_on`: the instance type that
+    this is the version on, where `by_type` said something of any; empty: it is the same on all."""
+
+    model: str
+    version: str
+    engine: str
+    artifact_uri: str
+    artifact_digest: str
+    context_length: int
+    max_concurrency: int
+    ready_timeout_s: float
+    parallelism: Mapping[str, Mapping[str, int]]
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    engine_env: Mapping[str, str] = field(default_factory=dict)
+    golden_prompts: tuple[tuple[str, str], ...] = ()
+    golden_waiver: str = ""
+    heads: HeadCounts = HeadCounts()
+    speculation: Mapping[str, Any] = field(default_factory=dict)
+    quantization: Mapping[str, Any] = field(default_factory=dict)
+    adapters: tuple[Mapping[str, Any], ...] = ()
+    roles: Mapping[str, Any] = field(default_factory=dict)
+    by_type: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    allowances: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    differs_on: str = ""
+
+    @property
+    def reference(self) -> str:
+        """`model@version`, and the instance type where it is not the same on all: what errors begin with."""
+        return f"{self.model}@{self.version}" + (f" on {self.differs_on}" if self.differs_on else "")
+
+    @property
+    def instance_types(self) -> tuple[str, ...]:
+        return tuple(sorted(self.parallelism))
+
+    @property
+    def widened(self) -> tuple[str, ...]:
+        """What admins allow its engine beyond the lists."""
+        return tuple(self.allowances.get(self.engine, ()))
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of a prompt with its answer, as the engine is told: its own option wins."""
+        stated = (value for name, value in self.engine_options.items() if name.replace("-", "_") == "max_model_len")
+        found = next(stated, None)
+        return found if isinstance(found, int) and found > 0 else self.context_length
+
+    def on(self, instance_type: str) -> "VersionSpec":
+        """The version as it is on this instance type, which it then names alone.
+
+        Raises:
+            InvalidVersion: it says nothing of this instance type, or something of it cannot be read.
+        """
+        if instance_type not in self.parallelism:
+            raise not_served(self.reference, self.parallelism, instance_type)
+        changes = read_by_type(self, instance_type)
+        found = replace(
+            self,
+            parallelism={instance_type: self.parallelism[instance_type]},
+            by_type={},
+            differs_on=instance_type if self.by_type else self.differs_on,
+            **changes,
+        )
+        found = replace(found, roles=_roles_on(found.roles, instance_type))
+        if found.max_model_len != self.max_model_len:
+            raise InvalidVersion(
+                f"{self.reference}: by_type.{instance_type} makes the longest text {found.max_model_len} tokens, and "
+                f"elsewhere it is {self.max_model_len}; a version serves the same on every instance type, so state "
+                "context_length and no max_model_len"
+            )
+        return found
+
+
+def not_served(reference: str, parallelism: Mapping[str, Any], instance_type: str) -> InvalidVersion:
+    """The error that says that a version does not name this instance type."""
+    return InvalidVersion(
+        f"{reference}: parallelism has no entry for instance type {instance_type!r} "
+        f"(it has: {', '.join(sorted(parallelism)) or 'none'})"
+    )
+
+
+def read_by_type(spec: VersionSpec, instance_type: str) -> dict[str, Any]:
+    """The fields of a version that are others on this instance type, with their values there.
+
+    Raises:
+        InvalidVersion: an unknown field, a value of the wrong kind, or an instance type that `parallelism` lacks.
+    """
+    for kind in spec.by_type:
+        if kind not in spec.parallelism:
+            raise InvalidVersion(
+                f"{spec.reference}: by_type names {kind!r}, and parallelism does not, so it is not served there; "
+                f"{one_of(sorted(spec.parallelism), kind)}"
+            )
+    stated = spec.by_type.get(instance_type)
+    if stated is None:
+        return {}
+    fields = FieldReader(f"{spec.reference}: by_type.{instance_type}", stated)
+    values = {name: _value(fields, name) for name in BY_TYPE if fields.given(name) not in UNSAID.get(name, (None,))}
+    fields.finish()
+    return _changes(spec, values)
+
+
+def _value(fields: FieldReader, name: str) -> Any:
+    if name in OF_AN_ENGINE:
+        return fields.mapping(name)
+    if name == "max_concurrency":
+        return fields.whole(name)
+    if name == "ready_timeout_s":
+        return fields.number(name, least=1, most=READY_TIMEOUT_MAX_S, default=READY_TIMEOUT_MAX_S)
+    return fields.text(name)
+
+
+def _changes(spec: VersionSpec, values: dict[str, Any]) -> dict[str, Any]:
+    is_other_engine = values.get("engine", spec.engine) != spec.engine
+    changes: dict[str, Any] = {name: {} for name in OF_AN_ENGINE} if is_other_engine else {}
+    if "artifact_uri" in values:
+        changes["artifact_digest"] = ""
+    for name, value in values.items():
+        is_laid_over = name in LAID_OVER and not is_other_engine
+        changes[name] = _laid_over(getattr(spec, name) if is_laid_over else {}, value) if name in LAID_OVER else value
+    return changes
+
+
+def _laid_over(base: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of one name are one, however it is spelled."""
+    named = {name.replace("-", "_") for name in stated}
+    kept = {name: value for name, value in base.items() if name.replace("-", "_") not in named}
+    return kept | {name: value for name, value in stated.items() if value is not None}
+
+
+def _roles_on(roles: Mapping[str, Any], instance_type: str) -> Mapping[str, Any]:
+    """What is said of roles, without the degrees of other instance types; what is no object stays, to be refused."""
+    return {name: _role_on(stated, instance_type) for name, stated in roles.items()}
+
+
+def _role_on(stated: Any, instance_type: str) -> Any:
+    split = stated.get("parallelism") if isinstance(stated, Mapping) else None
+    if not isinstance(split, Mapping):
+        return stated
+    return {**stated, "parallelism": {kind: degrees for kind, degrees in split.items() if kind == instance_type}}
+
+
+NEURON_DTYPES = ("int8", "f8e4m3")
+PER_CHANNEL = "per_channel_symmetric"
+NEURON_SCHEMES = ("per_tensor_symmetric", PER_CHANNEL)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmQuantization:
+    """A method of vLLM's own, by its name there. Checkpoints that say how they are quantized need none."""
+
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronQuantization:
+    """Weights in `dtype`, computed in the model's type.
+
+    `checkpoints_path` is where the nodes keep the quantized weights; NxDI writes them there from the artifact's when
+    it compiles. `unconverted` modules keep their type.
+    """
+
+    dtype: str
+    scheme: str
+    checkpoints_path: str
+    unconverted: tuple[str, ...] = ()
+
+
+Quantization = VllmQuantization | NeuronQuantization
+
+
+def read_quantization(reference: str, engine: str, stated: Mapping[str, Any]) -> Quantization | None:
+    """The quantization of a version; None where it states none.
+
+    Raises:
+        InvalidVersion: the engine has none, or a field is missing, wrong or unknown.
+    """
+    if not stated:
+        return None
+    fields = FieldReader(f"{reference}: quantization", stated)
+    read: Quantization
+    if engine == "vllm":
+        read = VllmQuantization(fields.text("method"))
+    elif engine == "neuron":
+        read = _neuron(fields)
+    else:
+        raise InvalidVersion(f"{reference}: quantization is {dict(stated)!r}; engine {engine} has none, leave it empty")
+    fields.finish()
+    return read
+
+
+def _neuron(fields: FieldReader) -> NeuronQuantization:
+    path = fields.text("checkpoints_path")
+    if not path.startswith("/"):
+        raise fields.wrong("checkpoints_path", "it must be an absolute path on the nodes")
+    scheme, unconverted = fields.choice("scheme", NEURON_SCHEMES, default=PER_CHANNEL), fields.texts("unconverted")
+    if unconverted and scheme != PER_CHANNEL:
+        raise fields.wrong("unconverted", f"with scheme {scheme} NxDI quantizes all modules; it must be empty there")
+    return NeuronQuantization(fields.choice("dtype", NEURON_DTYPES), scheme, path, unconverted)
+
+
+ADAPTERS_MAX = 32
+"""Of one version: as many names in every list of models and every engine's memory."""
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What `--max-lora-rank` may be (vLLM 0.32, `vllm/config/lora.py`); the engine makes room for the next one above."""
+USUAL_RANK = 16
+"""Of an adapter that states none: vLLM's own default."""
+MOST_AT_ONCE = 8
+"""Adapters whose requests run in one step, unless the version says `max_loras`: each takes room beside the weights."""
+ENGINES_WITH_ADAPTERS = ("sim", "vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class VersionAdapter:
+    """One adapter. `artifact` None: there are no weights to load, which only `sim` serves; `rank` None: not stated."""
+
+    name: str
+    artifact: Artifact | None
+    rank: int | None = None
+
+    @property
+    def planned(self) -> PlanAdapter:
+        return PlanAdapter(self.name, self.artifact)
+
+
+def adapter_names(stated: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Names of adapters that a version was stored with, which were read before they were stored."""
+    return tuple(str(one["name"]) for one in stated)
+
+
+def read_adapters(
+    reference: str, engine: str, stated: Sequence[Mapping[str, Any]], *, loads_weights: bool
+) -> tuple[VersionAdapter, ...]:
+    """The adapters of a version, in its order. `loads_weights`: the engine is one that needs their artifacts.
+
+    Raises:
+        InvalidVersion: the engine has none, there are too many, or a field is missing, wrong or unknown; or two have
+            one name, or one has the model's.
+    """
+    if not stated:
+        return ()
+    if engine not in ENGINES_WITH_ADAPTERS:
+        having = " and ".join(ENGINES_WITH_ADAPTERS)
+        raise InvalidVersion(f"{reference}: engine {engine} serves no adapters, {having} do; leave adapters empty")
+    if len(stated) > ADAPTERS_MAX:
+        raise InvalidVersion(f"{reference}: adapters has {len(stated)}; a version may have {ADAPTERS_MAX}")
+    read: dict[str, VersionAdapter] = {}
+    for number, one in enumerate(stated, start=1):
+        fields = FieldReader(f"{reference}: adapters.{number}", one)
+        adapter = _adapter(fields, loads_weights=loads_weights)
+        if adapter.name in read:
+            raise fields.wrong("name", "another adapter of this version has that name")
+        if adapter.name == reference.partition("@")[0]:
+            raise fields.wrong("name", f"it is the name of the model {adapter.name} itself; choose another")
+        read[adapter.name] = adapter
+    return tuple(read.values())
+
+
+def _adapter(fields: FieldReader, *, loads_weights: bool) -> VersionAdapter:
+    name = fields.text("name")
+    if not ADAPTER_NAME.fullmatch(name):
+        raise fields.wrong("name", "it must be 1 to 64 letters, digits and ._:/@+-, the first a letter or digit")
+    uri, digest = fields.given("artifact_uri") or "", fields.given("artifact_digest") or ""
+    if loads_weights and not uri:
+        raise fields.wrong("artifact_uri", "it must be the place of the adapter's weights")
+    try:
+        place = parse_place(fields.text("artifact_uri")) if uri else None
+    except BadArtifact as error:
+        raise fields.wrong_because("artifact_uri", str(error)) from None
+    if digest and (place is None or not isinstance(digest, str) or not DIGEST.fullmatch(digest)):
+        rule = "it must be sha256: and 64 hexadecimal digits, of what artifact_uri names; empty: validation computes it"
+        raise fields.wrong("artifact_digest", rule)
+    rank = fields.given("rank")
+    if rank is not None and not 1 <= fields.whole("rank") <= RANKS[-1]:
+        raise fields.wrong("rank", f"it must be at most {RANKS[-1]}")
+    fields.finish()
+    return VersionAdapter(name, Artifact(str(uri), str(digest)) if place else None, rank)
+
+
+def vllm_adapter_options(adapters: Sequence[VersionAdapter]) -> dict[str, Any]:
+    """vLLM's options for these adapters, less where they lie, which only a node knows. None without any."""
+    if not adapters:
+        return {}
+    greatest = max(adapter.rank or USUAL_RANK for adapter in adapters)
+    return {
+        "enable_lora": True,
+        "max_loras": min(len(adapters), MOST_AT_ONCE),
+        "max_cpu_loras": len(adapters),  # else one that was not used lately is read from disk within a step
+        "max_lora_rank": next(rank for rank in RANKS if rank >= greatest),
+    }

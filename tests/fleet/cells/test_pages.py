@@ -1,0 +1,88 @@
+"""The page of a cell: its load over time, its logs and its actions."""
+
+from datetime import timedelta
+
+import pytest
+
+from engine_agent.protocol.messages import LogTail
+from fleet.cells.models import Cell
+from fleet.load.services import load_sample
+from fleet.nodes.models import NodeReport
+from fleet.nodes.services.reports import node_logs_store
+from kernel import clock
+from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.controlplane.dashboard.fleets import LOAD
+from tests.fleet import rows
+
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
+
+CELL = "sim-70b-us-east-1-1"
+URL = f"/cells/{CELL}/"
+
+
+@pytest.fixture(autouse=True)
+def cell() -> None:
+    report = {"load": LOAD, "last_seen_at": clock.now(), "health": {"ok": False, "reason": "503: follower 1 is gone"}}
+    rows.cell(CELL, rows.node("n-00000001", report=report), rows.node("n-00000002"))
+    rows.cell("sim-70b-us-east-1-2", rows.node("n-00000003"))
+
+
+def part(name: str, query: str = "") -> str:
+    return " ".join(fragment(signed_in(), URL + query, name).split())
+
+
+def test_load_over_time_stands_in_charts_and_tables() -> None:
+    now = clock.now()
+    load_sample(now=now - timedelta(seconds=30))
+    load = {**LOAD, "requests_total": 30, "ttft_counts": {"80": 30}, "itl_counts": {"60": 9}}
+    NodeReport.objects.update(load=load)
+    load_sample(now=now - timedelta(seconds=10))
+    text = part("cell-load")
+    assert text.count("data-figure=") == 4
+    assert "&quot;name&quot;:&quot;requests&quot;" in text
+    assert "Show as table" in text
+    assert 'href="?span=24h"' in text
+
+
+def test_a_cell_without_a_past_says_so_in_each_chart() -> None:
+    assert part("cell-load", "?span=14d").count("No data in this period.") == 4
+
+
+def test_probes_say_why_an_engine_is_unwell() -> None:
+    text = part("cell-probes")
+    assert "unhealthy" in text
+    assert "503: follower 1 is gone" in text
+    assert "no probe yet" in text
+
+
+def test_opening_the_page_requests_logs_and_shows_them() -> None:
+    assert "Waiting for the agent to send its logs" in part("cell-logs")
+    lines = ("loading weights", "<b>ready</b>")
+    node_logs_store(tails={"n-00000001": LogTail(CELL, 1, {"engine": lines})}, now=clock.now())
+    text = part("cell-logs")
+    assert "loading weights &lt;b&gt;ready&lt;/b&gt;" in text
+
+
+def test_the_effect_of_draining_is_shown_first() -> None:
+    text = part("cell-actions")
+    assert "It gets no new requests. 7 requests in flight have 60 s to finish." in text
+    assert "1 other ready cell of sim-70b remains in us-east-1" in text
+
+
+def test_a_cell_is_drained_when_its_name_is_typed() -> None:
+    response = signed_in().post(f"{URL}ask/drain/", {"confirm": CELL, "why": "it is slow"})
+    assert response.headers["Location"] == URL
+    assert Cell.objects.get(pk=CELL).state == "draining"
+    assert "can be neither drained nor restarted" in part("cell-actions")
+
+
+def test_without_its_name_a_cell_stays_as_it_is() -> None:
+    response = signed_in().post(f"{URL}ask/drain/", {"confirm": "sim-70b"})
+    assert response.status_code == 409
+    assert f"Type {CELL} to confirm" in response.text
+    assert Cell.objects.get(pk=CELL).state == "ready"
+
+
+@pytest.mark.parametrize("url", [f"{URL}ask/dance/", "/cells/none/ask/drain/"])
+def test_an_unknown_action_or_cell_is_not_found(url: str) -> None:
+    assert signed_in().post(url, {"confirm": CELL}).status_code == 404

@@ -1,0 +1,140 @@
+"""The pool of hosts as a provider: one machine for a launch however often it is called, none twice, and wiped ones
+only."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connection
+
+from engine_agent.protocol.states import AgentKind, MachinePhase
+from fleet.clouds.base import LaunchSpec, ProviderError
+from fleet.clouds.machines import MachinesProvider
+from fleet.machines.models import Machine
+from fleet.nodes.services.nodes import nodes_launch
+from fleet.placement.planning.packing import Spares
+from fleet.placement.planning.supply import plan_supply
+from fleet.reconcile.planning.decisions import LaunchNodes
+from fleet.reconcile.planning.settings import FleetSettings
+from fleet.reconcile.planning.snapshot import ProviderStatus
+from fleet.reconcile.planning.states import MachineState, NodeState
+from fleet.reconcile.selectors.snapshot import fleet_view
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+
+SPEC = LaunchSpec("n-00000001", AgentKind.NODE, "pool", "", instance_type=rows.KIND)
+
+
+def no_wait(seconds: float) -> None:
+    """In place of a sleep: the machine has wiped meanwhile."""
+    Machine.objects.filter(state=MachineState.WIPING).update(state=MachineState.POOL.value, runs="")
+
+
+@pytest.mark.django_db
+def test_a_launch_takes_one_machine_however_often_it_is_called() -> None:
+    for number in range(3):
+        rows.machine(f"m-0000000{number}", port_base=14000)
+    (first,) = MachinesProvider().launch([SPEC])
+    assert (first.address, first.port_base) == ("10.0.0.7", 14000)
+    assert MachinesProvider().launch([SPEC]) == (first,)
+    assert Machine.objects.filter(state=MachineState.TAKEN).count() == 1
+
+
+@pytest.mark.django_db
+def test_what_is_not_there_is_said() -> None:
+    rows.deployment()
+    with pytest.raises(ProviderError, match="no machine is free there; `switchyard machine add` invites one"):
+        MachinesProvider().launch([SPEC])
+
+
+@pytest.mark.django_db
+def test_machines_that_leave_or_are_away_are_not_taken() -> None:
+    rows.machine("m-00000001", leaving=True)
+    rows.machine("m-00000002", connected=False)
+    with pytest.raises(ProviderError, match="none of the 1 free machines there is connected"):
+        MachinesProvider().launch([SPEC])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_launches_at_once_take_two_machines() -> None:
+    names = [f"n-0000000{number}" for number in range(4)]
+    for number in range(4):
+        rows.machine(f"m-0000000{number}")
+
+    def launch(node: str) -> None:
+        try:
+            MachinesProvider().launch([LaunchSpec(node, AgentKind.NODE, "pool", "", instance_type=rows.KIND)])
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(launch, names))
+    assert sorted(Machine.objects.values_list("runs", flat=True)) == names
+
+
+@pytest.mark.django_db
+def test_a_machine_is_free_again_once_it_has_wiped() -> None:
+    rows.machine("m-00000001")
+    provider = MachinesProvider(no_wait)
+    provider.launch([SPEC])
+    before = Machine.objects.get().desired_version
+    provider.terminate(SPEC.id)
+    machine = Machine.objects.get()
+    assert (machine.state, machine.runs) == (MachineState.POOL, "")
+    assert machine.desired_version == before + 1
+    provider.terminate(SPEC.id)  # what is gone is no error
+
+
+@pytest.mark.django_db
+def test_a_machine_that_is_not_heard_is_given_back_at_once_and_wipes_when_it_is() -> None:
+    """Nobody waits for it, so that the calls of its provider are free for others."""
+    rows.machine("m-00000001", state=MachineState.TAKEN.value, runs=SPEC.id, connected=False)
+
+    def must_not_wait(seconds: float) -> None:
+        pytest.fail(f"it waits {seconds} s")
+
+    for _ in range(2):
+        with pytest.raises(ProviderError, match=f"m-00000001 is not heard; it wipes {SPEC.id} as soon as it is"):
+            MachinesProvider(must_not_wait).terminate(SPEC.id)
+    machine = Machine.objects.get()
+    assert (machine.state, machine.runs) == (MachineState.WIPING, SPEC.id)
+    assert machine.reason == f"{SPEC.id} was given back; unreachable, it wipes it when heard"
+
+
+@pytest.mark.django_db
+def test_a_machine_that_was_removed_while_away_is_forgotten() -> None:
+    rows.machine("m-00000001", state=MachineState.TAKEN.value, runs=SPEC.id, leaving=True, connected=False)
+    MachinesProvider(no_wait).terminate(SPEC.id)
+    assert Machine.objects.get().state == MachineState.GONE
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("connected", "phase", "state", "status"),
+    [
+        (True, MachinePhase.RUNNING, MachineState.TAKEN, ProviderStatus.RUNNING),
+        (True, MachinePhase.AGENT_DEAD, MachineState.TAKEN, ProviderStatus.AGENT_DEAD),
+        (False, MachinePhase.RUNNING, MachineState.TAKEN, ProviderStatus.SILENT),
+        (True, MachinePhase.WIPING, MachineState.WIPING, ProviderStatus.GONE),
+    ],
+)
+def test_a_silent_machine_is_no_witness(
+    connected: bool, phase: MachinePhase, state: MachineState, status: ProviderStatus
+) -> None:
+    rows.machine("m-00000001", state=state.value, runs=SPEC.id, connected=connected, phase=phase.value)
+    described = MachinesProvider().describe([SPEC.id, "n-0000000f"])
+    assert described == {SPEC.id: status, "n-0000000f": ProviderStatus.GONE}
+
+
+@pytest.mark.django_db
+def test_every_free_machine_becomes_a_spare_and_none_is_given_back() -> None:
+    for number in range(3):
+        rows.machine(f"m-0000000{number}")
+    fleet = fleet_view(now=NOW)
+    spares = Spares(fleet)
+    [launch] = plan_supply(fleet, FleetSettings(), NOW, spares, {})
+    assert isinstance(launch, LaunchNodes)
+    assert (launch.region, launch.instance_type, launch.count) == ("pool", rows.KIND, 3)
+    nodes_launch(launch, now=NOW)
+    again = fleet_view(now=NOW)
+    assert [node.state for node in again.nodes.values()] == [NodeState.JOINING] * 3
+    assert plan_supply(again, FleetSettings(), NOW, Spares(again), {}) == []

@@ -1,0 +1,202 @@
+"""Faults of many machines have one cause: rollouts halt, and no hardware is touched.
+
+Which node is slow: by its own computing time, against a cohort, and never its cell mates.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.deployments.planner import UpdatePolicy
+from fleet.faults.planning.planner import plan_faults
+from fleet.faults.planning.suspicions import find_slow, is_common, relative_times
+from fleet.faults.planning.views import IncidentKind, StepWindow
+from fleet.reconcile.planning.decisions import ChangeRollout, CordonNode, OpenIncident, RequestReplacement
+from fleet.reconcile.planning.snapshot import FleetView, RolloutView
+from fleet.reconcile.planning.states import CellState, RolloutState
+from tests.fleet.faults.faulty import HARD, incident, signal, windows, with_faults
+from tests.fleet.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
+
+FAULTS = SETTINGS.faults
+
+
+def rollout(state: RolloutState = RolloutState.RUNNING, **changes: Any) -> RolloutView:
+    view = RolloutView(3, "llama", "llama@1", "llama@2", state, 1, ("east",), UpdatePolicy(), 9, ago(30))
+    return replace(view, **changes)
+
+
+def cells(count: int, failed: int = 0) -> FleetView:
+    parts: list[Any] = []
+    for number in range(count):
+        state = CellState.FAILED if number < failed else CellState.READY
+        parts += [member(f"n{number}", of=f"c{number}"), cell(f"c{number}", f"n{number}", state=state)]
+    return replace(fleet(*parts, nodes_per_cell=1, wanted=count), rollouts={"llama": rollout()})
+
+
+def plan(view: FleetView) -> tuple[Any, ...]:
+    return plan_faults(view, SETTINGS, NOW)
+
+
+def halts(view: FleetView) -> list[ChangeRollout]:
+    return [decision for decision in plan(view) if isinstance(decision, ChangeRollout)]
+
+
+def test_a_third_is_not_yet_common_and_two_never_are() -> None:
+    assert not is_common(3, 9, FAULTS)
+    assert is_common(4, 9, FAULTS)
+    assert not is_common(2, 2, FAULTS)
+
+
+def test_the_same_hard_signature_in_over_a_third_of_the_machines_blames_none() -> None:
+    view = with_faults(cells(6), *(signal(f"n{number}") for number in range(3)))
+    decisions = plan(view)
+    assert {type(decision) for decision in decisions} == {OpenIncident, ChangeRollout}
+    common = next(d for d in decisions if isinstance(d, OpenIncident) and d.kind is IncidentKind.COMMON_CAUSE)
+    assert common.summary == f"Common cause: {HARD} in 3 of 6 nodes of local.cpu"
+    assert common.evidence["below"] == ["spine", "rack-1"]
+    waits = {d.evidence["waits"] for d in decisions if isinstance(d, OpenIncident) and d.node}
+    assert waits == {f"common cause: {HARD}: nodes of local.cpu"}
+
+
+def test_machines_replaced_meanwhile_count_towards_a_common_cause() -> None:
+    settled = [signal(f"old{number}", settled=True) for number in range(3)]
+    decisions = plan(with_faults(cells(4), *settled, signal("n0")))
+    assert {type(decision) for decision in decisions} == {OpenIncident, ChangeRollout}
+    assert next(d for d in decisions if d.kind is IncidentKind.COMMON_CAUSE).evidence["size"] == 7
+
+
+def test_faults_that_lie_far_apart_have_no_common_cause() -> None:
+    view = with_faults(cells(6), *(signal(f"n{number}", last_at=ago(700 * number)) for number in range(3)))
+    assert not [d for d in plan(view) if isinstance(d, OpenIncident) and d.kind is IncidentKind.COMMON_CAUSE]
+
+
+def test_cells_that_fail_together_halt_their_rollout() -> None:
+    (halted,) = halts(cells(6, failed=3))
+    assert (halted.rollout, halted.to, halted.revision) == (3, RolloutState.PAUSED, 9)
+    assert halted.reason == "Common cause: failed in 3 of 6 cells of llama"
+    assert halts(cells(6, failed=2)) == []
+
+
+def test_a_rollout_that_a_person_resumed_under_an_open_incident_goes_on() -> None:
+    view = cells(6, failed=3)
+    known = incident(IncidentKind.COMMON_CAUSE, "failed: cells of llama", opened_at=ago(25), node="")
+    assert halts(with_faults(view, incidents=(known,)))
+    resumed = replace(view, rollouts={"llama": rollout(state_since=ago(5))})
+    assert halts(with_faults(resumed, incidents=(known,))) == []
+
+
+def test_rollouts_of_other_deployments_go_on() -> None:
+    view = cells(6, failed=3)
+    assert halts(replace(view, rollouts={"other": rollout(deployment="other")})) == []
+
+
+def test_a_rollout_that_rolls_back_is_never_held_up() -> None:
+    view = cells(6, failed=3)
+    assert halts(replace(view, rollouts={"llama": rollout(RolloutState.ROLLING_BACK)})) == []
+
+
+def test_spares_alone_are_a_cohort_too() -> None:
+    view = with_faults(
+        fleet(*(node(f"s{number}") for number in range(4))), *(signal(f"s{number}") for number in (0, 1, 2))
+    )
+    assert {type(decision) for decision in plan(view)} == {OpenIncident}
+
+
+STEADY = (20.0, 20.2, 19.9, 20.1, 20.0)
+
+
+def slow_cells(count: int, slow: Mapping[str, tuple[float, ...]], **changes: Any) -> FleetView:
+    """Cells of a leader and a follower each, all steady but the ranks in `slow`."""
+    parts: list[Any] = [node(f"s{number}") for number in range(4)]
+    known = {}
+    for number in range(count):
+        leader, follower, name = f"l{number}", f"f{number}", f"c{number}"
+        parts += [member(leader, of=name), member(follower, of=name), cell(name, leader, follower)]
+        for rank in (leader, follower):
+            known[rank] = windows(name, slow.get(rank, STEADY), **changes)
+    return with_faults(fleet(*parts, wanted=count), windows=known)
+
+
+def found(view: FleetView) -> list[str]:
+    return [slow.node for slow in find_slow(view, FAULTS)]
+
+
+def test_the_slow_rank_is_blamed_and_not_its_cell_mate() -> None:
+    assert found(slow_cells(6, {"f3": (40.0,) * 5})) == ["f3"]
+
+
+def test_fewer_than_five_peers_are_no_cohort() -> None:
+    assert found(slow_cells(5, {"f3": (40.0,) * 5})) == []
+
+
+@pytest.mark.parametrize(("slow", "expected"), [(2, []), (3, ["f3"])])
+def test_three_windows_of_five_must_be_slow(slow: int, expected: list[str]) -> None:
+    times = (40.0,) * slow + (20.0,) * (5 - slow)
+    assert found(slow_cells(6, {"f3": times})) == expected
+
+
+@pytest.mark.parametrize(("step_ms", "expected"), [(28.0, []), (29.0, ["f3"])])
+def test_its_score_must_be_below_seven_tenths(step_ms: float, expected: list[str]) -> None:
+    assert found(slow_cells(6, {"f3": (step_ms,) * 5})) == expected
+
+
+def test_a_cohort_that_varies_as_much_blames_nobody() -> None:
+    spread = {f"f{number}": (20.0 + 6 * number,) * 5 for number in range(6)}
+    assert found(slow_cells(6, spread)) == []
+
+
+def test_windows_of_an_older_generation_say_nothing() -> None:
+    assert found(slow_cells(6, {"f3": (40.0,) * 5}, generation=2)) == []
+
+
+def test_larger_batches_do_not_make_a_node_slow() -> None:
+    view = {f"n{number}": StepWindow(1, "c", 1, {0: 100}, {0: 2000.0}) for number in range(6)}
+    view |= {f"m{number}": StepWindow(1, "c", 1, {5: 100}, {5: 9000.0}) for number in range(6)}
+    assert set(relative_times(view, FAULTS).values()) == {1.0}
+
+
+def test_a_batch_size_that_few_nodes_ran_is_left_out() -> None:
+    view = {f"n{number}": StepWindow(1, "c", 1, {0: 100}, {0: 2000.0}) for number in range(6)}
+    view["n0"] = StepWindow(1, "c", 1, {0: 100, 6: 1000}, {0: 2000.0, 6: 900_000.0})
+    assert relative_times(view, FAULTS)["n0"] == 1.0
+
+
+def test_a_slow_node_is_replaced_once_its_cell_is_drained() -> None:
+    view = slow_cells(6, {"f3": (40.0,) * 5})
+    opened, cordoned, wished = plan_faults(view, SETTINGS, NOW)
+    assert isinstance(opened, OpenIncident)
+    assert opened.summary == ("Node f3: slower than its cohort in 5 of 5 windows: score 0.50, robust z 34.1, 5 peers")
+    assert isinstance(cordoned, CordonNode)
+    assert isinstance(wished, RequestReplacement)
+    assert {opened.node, cordoned.node, wished.node} == {"f3"}
+
+
+def test_a_third_of_a_cohort_slow_is_a_common_cause_and_touches_no_hardware() -> None:
+    view = slow_cells(8, {f"f{number}": (40.0,) * 5 for number in range(3)})
+    assert {type(decision) for decision in plan_faults(view, SETTINGS, NOW)} == {OpenIncident}
+
+
+@given(st.lists(st.floats(19.0, 21.0), min_size=6, max_size=12), st.floats(2.0, 1000.0))
+def test_only_the_slow_one_is_ever_blamed_in_a_cohort_of_like_machines(steps_ms: list[float], factor: float) -> None:
+    slow = {f"f{place}": (ms,) * 5 for place, ms in enumerate(steps_ms)}
+    slow["f0"] = (steps_ms[0] * factor,) * 5
+    assert found(slow_cells(len(steps_ms), slow)) == ["f0"]
+
+
+OLDER: dict[str, Any] = {"generation": 2}
+LOOKS = st.lists(
+    st.tuples(st.integers(5, 7), st.sampled_from([20.0, 28.0, 40.0]), st.sampled_from([{}, OLDER])), max_size=8
+)
+
+
+@given(LOOKS)
+def test_what_was_compared_before_decides_nothing(looks: list[tuple[int, float, dict[str, Any]]]) -> None:
+    for count, step_ms, changes in looks:
+        view = slow_cells(count, {"f3": (step_ms,) * 5}, **changes)
+        is_slow = count > FAULTS.slow_peers and step_ms > 28.0 and not changes
+        assert found(view) == found(view) == (["f3"] if is_slow else [])
+        assert find_slow(view, replace(FAULTS, slow_score=0.1)) == ()

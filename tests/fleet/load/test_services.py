@@ -1,0 +1,113 @@
+"""What leaders report becomes series of their cell, deployment, region and of the fleet."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from engine_agent.protocol.metrics import bucket_of
+from fleet.deployments.planner import RequestCounts
+from fleet.load.models import LoadSubject, LoadWindow
+from fleet.load.planner import FINE_S
+from fleet.load.selectors import SPANS, last_windows, load_series, seen_in_windows
+from fleet.load.services import history_trim, load_sample
+from fleet.nodes.models import NodeReport
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db
+
+STEP = timedelta(seconds=FINE_S)
+SUBJECTS = ("fleet", "region:us-east-1", "deployment:sim-70b", "deployment:sim-70b@us-east-1", "cell:c1", "cell:c2")
+
+
+@pytest.fixture(autouse=True)
+def two_cells() -> None:
+    for number in (1, 2):
+        rows.cell(f"c{number}", rows.node(f"n-{number}"))
+
+
+def look(number: int, **by_node: Any) -> int:
+    """Leaders say `{requests_total: …}` of themselves, and the fleet is looked at."""
+    now = NOW + number * STEP
+    for node, load in by_node.items():
+        NodeReport.objects.filter(node_id=node.replace("_", "-")).update(load=load, last_seen_at=now)
+    return load_sample(now=now)
+
+
+def reported(requests: int, errors: int = 0, **more: Any) -> dict[str, Any]:
+    return {"requests_total": requests, "errors_total": errors, "in_flight": 3, "usage": [{"since": 0}], **more}
+
+
+def test_cells_add_up_to_their_deployment_their_region_and_the_fleet() -> None:
+    look(0, n_1=reported(100), n_2=reported(0))
+    look(1, n_1=reported(130, 3), n_2=reported(15))
+    last = last_windows(SUBJECTS, NOW + STEP)
+    rates = {name: round(point.requests_per_s * FINE_S) for name, point in last.items()}
+    assert rates == {**dict.fromkeys(SUBJECTS[:4], 45), "cell:c1": 30, "cell:c2": 15}
+    assert (last["fleet"].in_flight, last["fleet"].cells) == (6.0, 2.0)
+
+
+def test_looking_twice_in_a_window_counts_once() -> None:
+    look(0, n_1=reported(100), n_2=reported(0))
+    assert look(1, n_1=reported(130)) > 0
+    assert look(1, n_1=reported(130)) == 0
+
+
+def test_a_cell_that_comes_while_somebody_looks_is_counted_from_its_first_request() -> None:
+    look(0, n_1=reported(100))
+    look(1, n_1=reported(100), n_2=reported(12))
+    assert last_windows(["cell:c2"], NOW + STEP)["cell:c2"].requests_per_s == pytest.approx(12 / FINE_S)
+
+
+def test_a_leader_that_is_silent_adds_nothing() -> None:
+    look(0, n_1=reported(100), n_2=reported(0))
+    look(3, n_1=reported(130))
+    assert last_windows(["cell:c1", "cell:c2"], NOW + 3 * STEP, within_s=20).keys() == {"cell:c1"}
+
+
+def test_an_empty_fleet_is_looked_at_too() -> None:
+    assert load_sample(now=NOW + timedelta(hours=1)) == 1
+    assert LoadSubject.objects.get().name == "fleet"
+
+
+def test_a_series_has_a_gap_where_nobody_looked() -> None:
+    for number in (0, 1, 4):
+        look(number, n_1=reported(100 + number), n_2=reported(0))
+    series = load_series(["cell:c1", "cell:gone"], SPANS[0], NOW + 4 * STEP)
+    assert [point is not None for point in series["cell:c1"].points[-5:]] == [True, True, False, False, True]
+    assert series["cell:gone"].last is None
+    assert len(series["cell:gone"].points) == 120
+
+
+def test_what_objectives_are_judged_by_is_summed_by_window() -> None:
+    slow = {str(bucket_of(30.0)): 4}
+    look(0, n_1=reported(0), n_2=reported(0))
+    look(1, n_1=reported(10, 2, ttft_counts=slow), n_2=reported(10))
+    assert seen_in_windows("deployment:sim-70b", NOW + STEP)[300] == RequestCounts(20, 2, 4)
+
+
+def test_old_windows_and_subjects_are_forgotten() -> None:
+    look(0, n_1=reported(0), n_2=reported(0))
+    history_trim(now=NOW + timedelta(minutes=59))
+    assert LoadWindow.objects.count() == 6
+    history_trim(now=NOW + timedelta(minutes=61))
+    assert LoadWindow.objects.count() == 0
+    history_trim(now=NOW + timedelta(days=15))
+    assert LoadSubject.objects.count() == 0
+
+
+def test_a_look_takes_as_many_queries_for_four_cells_as_for_two(django_assert_num_queries: Any) -> None:
+    look(0, n_1=reported(0), n_2=reported(0))
+    with django_assert_num_queries(12):
+        look_only(1)
+    for number in (3, 4):
+        rows.cell(f"c{number}", rows.node(f"n-{number}"))
+    look(2, n_1=reported(0), n_2=reported(0), n_3=reported(0), n_4=reported(0))
+    with django_assert_num_queries(12):
+        look_only(3)
+
+
+def look_only(number: int) -> None:
+    NodeReport.objects.update(last_seen_at=NOW + number * STEP)
+    load_sample(now=NOW + number * STEP)

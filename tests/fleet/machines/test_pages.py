@@ -1,0 +1,163 @@
+"""Machines on the page of nodes: the list, the line that joins hosts, and a machine that is removed.
+
+The machines under a cell: place, price, what was announced, and why another pool is not taken.
+"""
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from fleet.capacity.planning.pools import Market
+from fleet.cells.pages.data import cell_find
+from fleet.clouds.models import CapacityPool, CloudNotice
+from fleet.deployments.models import Deployment
+from fleet.machines.models import Invitation, Machine
+from fleet.machines.pages import cell_machines
+from fleet.reconcile.planning.states import MachineState, NoticeKind, NoticeSource
+from tests.controlplane.access.callers import make_user
+from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.fleet import rows
+from tests.fleet.rows import KIND, NOW
+
+pytestmark = pytest.mark.django_db
+
+FORM = {"region": "pool", "role": "ingress", "count": "2", "valid_for_hours": "3", "instance_type": ""}
+
+
+def test_the_list_shows_machines_and_what_is_odd_about_them() -> None:
+    rows.machine("m-00000001")
+    text = fragment(signed_in(), "/nodes/", "machines")
+    assert "m-00000001: Its machine agent has been silent for" in text
+    assert "Add machines" in text
+
+
+def test_the_line_is_shown_once() -> None:
+    rows.region("pool", provider="machines")
+    shown = signed_in().post("/nodes/machines/add/", FORM)
+    [line] = re.findall(r'<pre id="join-line" class="line">(.*?)</pre>', shown.text)
+    assert "/join | sh -s -- sw_" in line
+    invitation = Invitation.objects.get()
+    assert (invitation.role, invitation.count, invitation.left) == ("ingress", 2, 2)
+    assert line.rpartition("_")[2] not in fragment(signed_in(), "/nodes/", "machines")
+
+
+def test_an_invitation_is_withdrawn() -> None:
+    rows.region("pool", provider="machines")
+    client = signed_in()
+    client.post("/nodes/machines/add/", FORM)
+    prefix = Invitation.objects.get().prefix
+    where = f"/nodes/invitations/{prefix}/withdraw/"
+    assert where in fragment(client, "/nodes/", "machines")
+    client.post(where)
+    assert Invitation.objects.get().withdrawn_at is not None
+    assert prefix not in fragment(client, "/nodes/", "machines")
+    assert client.post(where).status_code == 409
+    assert client.post("/nodes/invitations/nobody/withdraw/").status_code == 404
+
+
+@pytest.mark.parametrize("hours", ["", "0", "169", "1.5", "ever"])
+def test_an_invitation_is_valid_for_whole_hours_of_a_week(hours: str) -> None:
+    rows.region("pool", provider="machines")
+    refused = signed_in().post("/nodes/machines/add/", {**FORM, "valid_for_hours": hours})
+    assert refused.status_code == 409
+    assert "Valid for hours: " in refused.text
+    assert not Invitation.objects.exists()
+
+
+def test_what_makes_no_sense_is_said() -> None:
+    refused = signed_in().post("/nodes/machines/add/", {**FORM, "region": "nowhere"})
+    assert refused.status_code == 409
+    assert "here is no region &#x27;nowhere&#x27;" in refused.text
+    assert not Invitation.objects.exists()
+
+
+def test_a_viewer_sees_no_form() -> None:
+    rows.machine("m-00000001")
+    viewer: User = make_user("viewer")
+    client = Client()
+    client.force_login(viewer)
+    text = fragment(client, "/nodes/", "machines")
+    assert "m-00000001" in text
+    assert "Add machines" not in text
+    assert ">Remove" not in text
+
+
+def test_a_machine_is_removed_by_its_name() -> None:
+    rows.machine("m-00000001")
+    client = signed_in()
+    assert (
+        "It runs nothing. The host is wiped and uninstalled." in client.get("/nodes/machines/m-00000001/remove/").text
+    )
+    assert client.post("/nodes/machines/m-00000001/remove/", {"confirm": "m-1"}).status_code == 409
+    client.post("/nodes/machines/m-00000001/remove/", {"confirm": "m-00000001", "why": "sold"})
+    machine = Machine.objects.get()
+    assert (machine.state, machine.reason) == (MachineState.LEAVING, "removed by operator: sold")
+    assert client.get("/nodes/machines/m-0000000f/remove/").status_code == 404
+
+
+def pool(position: int, market: Market, zone: str, **columns: Any) -> CapacityPool:
+    return CapacityPool.objects.create(
+        region_id="us-east-1", instance_type_id=KIND, position=position, market=market, zone=zone, zone_id=zone,
+        subnet="s", image="ami", **columns,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def cell() -> None:
+    nodes = [rows.node(f"n-{rank}", topology=["az1", "nn-1", f"nn-2{rank}"]) for rank in (0, 1)]
+    rows.cell("c1", *nodes)
+    columns: dict[str, Any] = {"zone": "az1", "market": Market.SPOT, "price_per_hour": 6.5}
+    for node in nodes:
+        rows.machine(f"m-{node.id}", where="us-east-1", runs=node.id, state=MachineState.TAKEN, **columns)
+
+
+@pytest.mark.usefixtures("cell")
+def test_a_cell_shows_its_machines_and_why_each_pool_is_not_used_for_the_next() -> None:
+    pool(1, Market.SPOT, "az1", paused_until=NOW + timedelta(minutes=3), pause_reason="no capacity", failures=1)
+    pool(2, Market.ON_DEMAND, "az1", enabled=False)
+    pool(3, Market.ON_DEMAND, "az2")
+    found = cell_find(cell_id="c1", now=NOW)
+    assert found is not None
+    shown = cell_machines(found, NOW)
+    assert [(row.zone_id, row.network_nodes) for row in shown.rows] == [
+        ("az1", ("nn-1", "nn-20")),
+        ("az1", ("nn-1", "nn-21")),
+    ]
+    assert shown.price_per_hour == 13.0
+    assert [(line.name, line.is_used, line.why_not) for line in shown.pools] == [
+        ("spot in az1", True, "it rests until 2026-11-21 12:03 UTC, because no capacity"),
+        ("on_demand in az1", False, "a person has switched it off"),
+        ("on_demand in az2", False, ""),
+    ]
+
+
+@pytest.mark.usefixtures("cell")
+def test_a_pool_of_a_market_that_the_deployment_refuses_is_not_used() -> None:
+    pool(1, Market.SPOT, "az1")
+    pool(2, Market.ON_DEMAND, "az1")
+    Deployment.objects.update(markets=["on_demand"])
+    found = cell_find(cell_id="c1", now=NOW)
+    assert found is not None
+    assert [line.why_not for line in cell_machines(found, NOW).pools] == ["its deployment does not use spot", ""]
+    page = fragment(signed_in(), "/deployments/sim-70b/", "deployment")
+    assert re.search(r"<dt>Markets</dt>\s*<dd>on_demand</dd>", page)
+
+
+@pytest.mark.usefixtures("cell")
+def test_the_page_says_what_was_announced() -> None:
+    pool(1, Market.SPOT, "az1")
+    CloudNotice.objects.create(
+        machine=Machine.objects.get(runs="n-0"),
+        kind=NoticeKind.REBALANCE,
+        source=NoticeSource.EVENTS,
+        at=NOW,
+        text="soon",
+    )
+    page = fragment(signed_in(), "/cells/c1/", "cell-machines")
+    assert "Its provider announced rebalance: soon." in page
+    assert "nn-1 / nn-20" in page
+    assert "13.00 $ an hour together" in page

@@ -1,0 +1,141 @@
+"""A node's silence counts only while a web process that would receive its reports ran and kept up.
+
+Which nodes may be in one cell, by what their agents said that they run.
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_agent.protocol.fingerprint import Difference
+from fleet.faults.planning.liveness import plan_liveness
+from fleet.nodes.planner import (
+    EXCUSED_MOST,
+    MOVES_WITHIN,
+    Listeners,
+    ListenerView,
+    compare_stacks,
+    member_stacks,
+    stack_digest,
+)
+from fleet.reconcile.planning.decisions import MoveNode
+from fleet.reconcile.planning.snapshot import NodeView, ProviderStatus
+from fleet.reconcile.planning.states import CellState, NodeState
+from tests.fleet.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
+
+LASTS = NOW + timedelta(seconds=5)
+WELL = ListenerView(ago(3600), LASTS)
+BEHIND = ListenerView(None, LASTS)
+
+
+def heard(name: str, seconds: float, listener: str = "a", *, connected: bool = True) -> NodeView:
+    report = {"last_seen_at": ago(seconds), "connection_changed_at": ago(seconds), "connected": connected}
+    return node(name, report={**report, "listener": listener})
+
+
+def suspects(*nodes: NodeView, **listeners: ListenerView) -> list[str]:
+    """`w` is heard: the control plane is not cut off."""
+    view = replace(fleet(*nodes, heard("w", 0, "w")), listeners=Listeners({"w": WELL, **listeners}))
+    decisions = plan_liveness(view, SETTINGS, NOW)
+    return [d.node for d in decisions if isinstance(d, MoveNode) and d.to is NodeState.SUSPECT]
+
+
+@pytest.mark.parametrize(("silence_s", "expected"), [(10, []), (11, ["n"])])
+def test_real_silence_is_noticed_as_soon_as_ever(silence_s: float, expected: list[str]) -> None:
+    assert suspects(heard("n", silence_s), a=WELL) == expected
+    assert suspects(heard("n", silence_s, connected=False), a=WELL) == expected
+
+
+def test_while_a_web_process_is_behind_its_agents_are_not_silent_and_those_of_others_are() -> None:
+    assert suspects(heard("n", 60), heard("other", 60, "b"), a=BEHIND, b=WELL) == ["other"]
+
+
+@pytest.mark.parametrize(("caught_up_s", "expected"), [(9, []), (11, ["n"])])
+def test_silence_counts_from_when_it_has_caught_up(caught_up_s: float, expected: list[str]) -> None:
+    assert suspects(heard("n", 60), a=ListenerView(ago(caught_up_s), LASTS)) == expected
+
+
+@pytest.mark.parametrize(("ended_s", "expected"), [(29, []), (31, ["n"])])
+def test_agents_of_a_web_process_that_ended_or_is_stopped_have_time_to_find_another(
+    ended_s: float, expected: list[str]
+) -> None:
+    """20 s, and then the 10 s that make suspect."""
+    assert suspects(heard("n", ended_s + 3), a=ListenerView(ago(3600), ago(ended_s))) == expected
+
+
+def test_an_agent_that_waits_before_another_web_process_is_not_silent() -> None:
+    gone = ListenerView(ago(3600), ago(60))
+    assert suspects(heard("n", 62), a=gone, b=BEHIND) == []
+    assert suspects(heard("n", 62, connected=False), a=WELL, b=BEHIND) == []
+    assert suspects(heard("n", 62), a=gone, b=ListenerView(ago(29), LASTS)) == []
+    assert suspects(heard("n", 62), a=gone, b=ListenerView(ago(31), LASTS)) == ["n"]
+    assert suspects(heard("n", 62), a=gone, b=WELL) == ["n"]
+
+
+def test_a_web_process_that_is_always_behind_or_starts_again_and_again_hides_no_dead_node() -> None:
+    excused_s = EXCUSED_MOST.total_seconds()
+    for other in (BEHIND, ListenerView(ago(1), LASTS)):
+        assert suspects(heard("n", excused_s + 9), a=other) == []
+        assert suspects(heard("n", excused_s + 11), a=other) == ["n"]
+        assert suspects(heard("n", excused_s + 11, connected=False), a=WELL, b=other) == ["n"]
+
+
+def test_a_node_that_is_only_excused_is_no_witness() -> None:
+    """Its leader said, before the web process fell behind, that the follower is gone."""
+    broken = cell("c1", "l", "f", state=CellState.FAILED, state_since=ago(90), failed_by="l", reason="lost rank 1")
+    leader = member("l", report={"last_seen_at": ago(40), "listener": "a"})
+    follower = replace(
+        member("f", report={"last_seen_at": ago(95), "listener": "w"}),
+        state=NodeState.SUSPECT,
+        provider=ProviderStatus.SILENT,
+    )
+    view = fleet(leader, follower, heard("w", 0, "w"), broken)
+    view = replace(view, listeners=Listeners({"w": WELL, "a": BEHIND}))
+    assert [d for d in plan_liveness(view, SETTINGS, NOW) if isinstance(d, MoveNode)] == []
+
+
+_PAST = st.floats(0, 4000).map(ago)
+_LISTENERS = st.builds(ListenerView, since=st.none() | _PAST, until=st.floats(-5, 4000).map(ago))
+
+
+@given(
+    st.dictionaries(st.sampled_from("abc"), _LISTENERS),
+    st.floats(0, 4000),
+    st.sampled_from(["", "a", "b", "x"]),
+    st.booleans(),
+)
+def test_an_excuse_only_delays_and_never_for_longer_than_its_bound(
+    listeners: dict[str, ListenerView], heard_s: float, listener: str, connected: bool
+) -> None:
+    heard_at = ago(heard_s)
+    counts_from = Listeners(listeners).counts_from(heard_at, listener, connected=connected, now=NOW)
+    assert heard_at <= counts_from <= heard_at + EXCUSED_MOST
+    if all(one.since and max(one.since, one.until) + MOVES_WITHIN <= heard_at for one in listeners.values()):
+        assert counts_from == heard_at
+
+
+OLD = {"driver": "2.26", "sim.engine": "sim 1", "vllm.engine": "vllm 0.16.0"}
+NEW = {**OLD, "driver": "2.27"}
+
+
+def test_only_the_machine_and_the_cells_engine_count() -> None:
+    other_vllm = {**OLD, "vllm.engine": "vllm 0.17.0"}
+    assert stack_digest(OLD, "sim") == stack_digest(other_vllm, "sim") != stack_digest(NEW, "sim")
+    assert stack_digest(OLD, "vllm") != stack_digest(other_vllm, "vllm")
+    assert stack_digest({}, "sim") == ""
+
+
+def test_members_are_grouped_by_what_they_run_the_leaders_group_first() -> None:
+    seen = compare_stacks(member_stacks("sim", [(2, "c", NEW), (1, "b", OLD), (0, "a", NEW)]))
+    assert [[rank.node for rank in group.ranks] for group in seen.groups] == [["a", "c"], ["b"]]
+    assert seen.differing == (Difference("driver", ("2.27", "2.26", "2.27")),)
+    assert seen.groups[0].digest == stack_digest(NEW, "sim")
+
+
+def test_a_node_that_has_said_nothing_is_no_difference() -> None:
+    seen = compare_stacks(member_stacks("sim", [(0, "a", OLD), (1, "b", {})]))
+    assert len(seen.groups) == 1
+    assert not seen.differing

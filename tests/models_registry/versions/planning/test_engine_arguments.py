@@ -1,0 +1,109 @@
+"""A model version renders to the same plan everywhere, or says what is wrong with it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine_agent.protocol.messages import Artifact
+from models_registry.versions.planning.engine_arguments import nodes_per_cell, render_engine_plan
+from models_registry.versions.planning.machines import INSTANCE_TYPES
+from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
+
+SPEC = VersionSpec(
+    model="llama",
+    version="3",
+    engine="vllm",
+    artifact_uri="file:///weights",
+    artifact_digest="sha256:ab",
+    context_length=2048,
+    max_concurrency=16,
+    ready_timeout_s=120.0,
+    parallelism={"local.cpu": {"nodes": 1}, "trn1.32xlarge": {"nodes": 2}},
+    engine_options={"enforce_eager": True, "kv_cache_memory_bytes": 1024, "seed": None, "disable_log_stats": False},
+    engine_env={"OMP_NUM_THREADS": "1"},
+    golden_prompts=(("The capital of France is", "Paris"),),
+)
+
+LOCAL = INSTANCE_TYPES["local.cpu"]
+
+
+def test_a_vllm_version_renders_flags_in_a_stable_order() -> None:
+    plan = render_engine_plan(SPEC, LOCAL)
+    assert plan.args == (
+        *("--enable-prompt-tokens-details", "--enforce-eager", "--kv-cache-memory-bytes", "1024"),
+        *("--max-model-len", "2048", "--max-num-seqs", "16"),
+    )
+    assert plan.artifact == Artifact("file:///weights", "sha256:ab")
+    assert (plan.served_model, plan.max_concurrency, plan.ready_timeout_s) == ("llama", 16, 120.0)
+    assert plan.env == {"OMP_NUM_THREADS": "1"}
+    assert [golden.prompt for golden in plan.golden] == ["The capital of France is"]
+
+
+def test_options_of_the_version_win_over_what_follows_from_it() -> None:
+    plan = render_engine_plan(replace(SPEC, engine_options={"max_num_seqs": 4}), LOCAL)
+    assert plan.args == ("--enable-prompt-tokens-details", "--max-model-len", "2048", "--max-num-seqs", "4")
+    quiet = render_engine_plan(replace(SPEC, engine_options={"enable_prompt_tokens_details": False}), LOCAL)
+    assert "--enable-prompt-tokens-details" not in quiet.args
+
+
+def test_a_version_that_asks_for_priority_scheduling_gets_it() -> None:
+    plan = render_engine_plan(replace(SPEC, engine_options={"scheduling_policy": "priority"}), LOCAL)
+    assert plan.args[-2:] == ("--scheduling-policy", "priority")
+
+
+def test_the_plan_names_what_admins_allow_and_the_version_uses() -> None:
+    allowed = ("--middleware", "--trust-remote-code", "LD_PRELOAD", "PYTHONPATH")
+    env = {"LD_PRELOAD": "x", "PYTHONPATH": "y"}
+    spec = replace(SPEC, engine_options={"trust_remote_code": True}, engine_env=env, allowances={SPEC.engine: allowed})
+    assert render_engine_plan(spec, LOCAL).widened == ("--trust-remote-code", "LD_PRELOAD")
+
+
+@pytest.mark.parametrize("spelled", ["speculative_config", "speculative-config"])
+def test_no_spelling_gets_around_the_field_that_states_an_option(spelled: str) -> None:
+    with pytest.raises(InvalidVersion, match="state it in speculation"):
+        render_engine_plan(replace(SPEC, engine_options={spelled: '{"method": "custom_class"}'}), LOCAL)
+
+
+def test_a_cell_of_two_machines_gets_the_degree_of_the_whole_cell() -> None:
+    spec = replace(SPEC, parallelism={"local.cpu": {"nodes": 2, "tp": 2}}, engine_options={})
+    assert render_engine_plan(spec, LOCAL).args[-2:] == ("--tensor-parallel-size", "2")
+
+
+def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
+    plan = render_engine_plan(replace(SPEC, engine="sim", artifact_uri="", engine_options={"seed": 7}), LOCAL)
+    assert plan.artifact is None
+    assert plan.args == ("--max-num-seqs", "16", "--seed", "7")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"engine": "tgi"}, r"llama@3: engine is 'tgi'; it must be one of generic, neuron, sim, vllm"),
+        ({"artifact_uri": ""}, r"llama@3: engine vllm needs artifact_uri"),
+        (
+            {"engine_options": {"scheduling_policy": "fifo"}},
+            r"engine_options\.scheduling_policy is 'fifo'; it must be one of fcfs, priority",
+        ),
+        (
+            {"engine_options": {"scheduling_policy": "priority", "batch_prompt_tokens": 8}},
+            r"engine_options\.batch_prompt_tokens is 8; it must be a whole number of 16 or more, or 0 for off",
+        ),
+        (
+            {"engine_options": {"batch_prompt_tokens": 64}},
+            r"engine_options\.batch_prompt_tokens is 64; it needs engine_options\.scheduling_policy to be priority",
+        ),
+        ({"engine_options": {"stop": ["a"]}}, r"engine_options\.stop is list; it must be text, a number or true/false"),
+    ],
+)
+def test_a_version_that_cannot_run_says_field_value_and_rule(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidVersion, match=message):
+        render_engine_plan(replace(SPEC, **change), LOCAL)
+
+
+def test_the_size_of_a_cell_depends_on_the_instance_type() -> None:
+    assert nodes_per_cell(SPEC, "trn1.32xlarge") == 2
+    with pytest.raises(InvalidVersion, match=r"no entry for instance type 'p5' \(it has: local.cpu, trn1.32xlarge\)"):
+        nodes_per_cell(SPEC, "p5")
+    with pytest.raises(InvalidVersion, match="nodes is 0; it must be a whole number from 1"):
+        nodes_per_cell(replace(SPEC, parallelism={"p5": {"nodes": 0}}), "p5")

@@ -1,0 +1,223 @@
+"""Lines of a batch: what is wrong with one, and in which order they are sent.
+
+Outcomes of lines, and the journal that keeps them through a crash.
+"""
+
+import io
+import json
+from itertools import groupby
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traffic.async_requests.planner import AttemptResponse
+from traffic.batches.planning.batch import BatchSettings, Tally
+from traffic.batches.planning.lines import (
+    BadLine,
+    LineIndex,
+    Outcome,
+    error_key,
+    journal_line,
+    journal_outcomes,
+    line_of,
+    outcome_of,
+    prefix_path,
+    sent_body,
+    unsent_outcome,
+)
+from traffic.batches.services.input_and_results import bounded_lines
+
+CHAT = "/v1/chat/completions"
+
+
+def line(custom_id: str = "a", prompt: str = "why?", **body: Any) -> dict[str, Any]:
+    whole = {"model": "m", "messages": [{"role": "user", "content": prompt}], **body}
+    return {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": CHAT,
+        "body": whole,
+    }
+
+
+def indexed(*texts: bytes, endpoint: str = CHAT, **bounds: int) -> LineIndex:
+    index = LineIndex(endpoint=endpoint, salt=b"salt", settings=BatchSettings(**bounds))
+    start = 0
+    for text in texts:
+        index.add(text, start)
+        start += len(text) + 1
+    index.finish()
+    return index
+
+
+def encoded(*lines: dict[str, Any]) -> list[bytes]:
+    return [json.dumps(each).encode() for each in lines]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "param"),
+    [
+        ({"custom_id": None}, "missing_required_parameter", "custom_id"),
+        ({"custom_id": ""}, "invalid_value", "custom_id"),
+        ({"custom_id": "x" * 513}, "invalid_value", "custom_id"),
+        ({"method": "GET"}, "invalid_method", "method"),
+        ({"url": "/v1/completions"}, "url_mismatch", "url"),
+        ({"body": []}, "missing_required_parameter", "body"),
+        ({"body": {}}, "missing_required_parameter", "body.model"),
+        ({"body": {"model": "m", "stream": True}}, "invalid_value", "body.stream"),
+        ({"body": {"model": "m", "store": True}}, "invalid_value", "body.store"),
+        ({"body": {"model": "m", "background": True}}, "invalid_value", "body.background"),
+    ],
+)
+def test_a_line_that_is_wrong_says_where(changes: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(BadLine) as caught:
+        line_of(json.dumps({**line(), **changes}).encode(), CHAT)
+    assert (caught.value.code, caught.value.param) == (code, param)
+
+
+@pytest.mark.parametrize(
+    "text", [b"{", b"[]", b'"x"', b'{"custom_id":"a","custom_id":"b"}', b"\xff", b"[" * 1000, b'{"a":NaN}']
+)
+def test_what_is_no_line_of_json_is_said_so(text: bytes) -> None:
+    with pytest.raises(BadLine) as caught:
+        line_of(text, CHAT)
+    assert caught.value.code == "invalid_json_line"
+
+
+def test_errors_have_the_line_of_the_file_and_empty_lines_count() -> None:
+    index = indexed(*encoded(line("a")), b"", *encoded(line("a"), line("b", model="n")), b"{")
+    found = [(error.code, error.line) for error in index.errors]
+    assert found == [("duplicate_custom_id", 3), ("model_mismatch", 4), ("invalid_json_line", 5)]
+
+
+def test_too_many_lines_are_said_once_and_few_errors_are_listed() -> None:
+    over = indexed(*encoded(*(line(str(number)) for number in range(9))), max_lines=4)
+    assert [(error.code, error.line) for error in over.errors] == [("too_many_tasks", None)]
+    bad = indexed(*([b"{"] * 9), max_line_errors=2)
+    assert (len(bad.errors), bad.errors_in_all) == (2, 9)
+
+
+def test_inputs_of_embeddings_count_together() -> None:
+    body = {"model": "m", "input": ["x"] * 30_000}
+    texts = encoded(*({"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": body} for name in "ab"))
+    assert [error.code for error in indexed(*texts, endpoint="/v1/embeddings").errors] == ["too_many_tasks"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["p", "q", "r"]), st.integers(0, 5), st.integers(0, 3)), max_size=40))
+def test_every_line_is_sent_and_those_that_share_a_beginning_together(shape: list[tuple[str, int, int]]) -> None:
+    lines = [
+        line(str(number), first * 300 + second * 1000 * "s", max_tokens=tokens)
+        for number, (first, second, tokens) in enumerate(shape)
+    ]
+    index = indexed(*encoded(*lines))
+    if not lines:
+        return
+    order = index.order()
+    assert sorted(order) == list(range(len(lines)))
+    for letters in (256, 1024):
+        beginnings = [lines[place]["body"]["messages"][0]["content"][: letters - 10] for place in order]
+        runs = [beginning for beginning, _ in groupby(beginnings)]
+        assert len(runs) == len(set(runs)), "each beginning comes in one piece"
+
+
+def test_beginnings_with_long_outputs_go_first() -> None:
+    texts = encoded(line("a", "x" * 300, max_tokens=1), line("b", "y" * 300, max_tokens=900), line("c", "y" * 300))
+    assert indexed(*texts).order()[:2] == [1, 2]
+
+
+@given(st.text(max_size=50), st.text(min_size=1, max_size=50))
+def test_the_path_parts_where_the_prompts_do(tail: str, other: str) -> None:
+    same = "z" * 300
+    one = prefix_path({"messages": [{"role": "user", "content": same + tail}]})
+    two = prefix_path({"messages": [{"role": "user", "content": same + tail + other}]})
+    assert one[:8] == two[:8]
+    assert prefix_path({"prompt": "a"}) != prefix_path({"prompt": "b"})
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["role", "content", "text", "input"]), inner),
+    )
+)
+def test_any_prompt_has_a_path(prompt: Any) -> None:  # fmt: skip
+    assert len(prefix_path({"messages": prompt})) == 16
+
+
+@given(st.lists(st.binary(max_size=30).map(lambda text: text.replace(b"\n", b"")), max_size=12), st.integers(1, 20))
+def test_lines_are_read_in_bounds_wherever_they_end(lines: list[bytes], most: int) -> None:
+    content = b"\n".join(lines)
+    found = list(bounded_lines(io.BytesIO(content), most))
+    for start, text in found:
+        whole = content[start:].split(b"\n", 1)[0]
+        assert text == whole.rstrip(b"\r") or (len(text) > most and whole.startswith(text[:most]))
+        assert start == 0 or content[start - 1 : start] == b"\n"
+    assert len(found) == len(io.BytesIO(content).readlines())
+
+
+def test_what_is_sent_has_its_model_first() -> None:
+    custom_id, body = sent_body(json.dumps(line("ä", model="m")).encode())
+    assert custom_id == "ä"
+    assert body.startswith(b'{"model":"m",')
+
+
+BODY = b'{"usage":{"prompt_tokens":7,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":2}}}'
+OUTCOMES = st.lists(
+    st.builds(
+        lambda position, body: outcome_of(position, "id", "c", AttemptResponse(200, json.dumps({"x": body}).encode())),
+        st.integers(0, 999),
+        st.text(),
+    ),
+    max_size=8,
+)
+
+
+def test_an_answer_is_kept_whole_and_its_tokens_are_counted() -> None:
+    outcome = outcome_of(4, "batch_req_1", "mine", AttemptResponse(200, BODY))
+    assert (outcome.is_output, outcome.tally) == (True, Tally(1, 0, 7, 2, 3, 0))
+    assert json.loads(outcome.text) == {
+        "id": "batch_req_1",
+        "custom_id": "mine",
+        "response": {"status_code": 200, "request_id": "batch_req_1", "body": json.loads(BODY)},
+        "error": None,
+    }
+
+
+def test_errors_are_told_apart_by_what_there_is() -> None:
+    refused = outcome_of(0, "i", "c", AttemptResponse(400, b'{"error":{"message":"too long","code":"length"}}'))
+    assert error_key(refused.text) == ("length", "too long")
+    odd = outcome_of(0, "i", "c", AttemptResponse(500, b"boom"))
+    assert error_key(odd.text) == ("http_500", "boom")
+    body = json.loads(odd.text)["response"]["body"]
+    assert body == {"error": {"message": "boom", "type": "server_error", "param": None, "code": None}}
+    silent = outcome_of(0, "i", "c", AttemptResponse(None, reason="no whole answer within 3 s"))
+    assert error_key(silent.text) == ("request_timeout", "no whole answer within 3 s")
+    cut = outcome_of(0, "i", "c", AttemptResponse(200, b'{"half'))
+    assert not cut.is_output
+    assert error_key(unsent_outcome(0, "i", "c", "batch_expired").text)[0] == "batch_expired"
+
+
+@given(OUTCOMES, st.data())
+def test_of_a_journal_that_was_cut_anywhere_all_whole_lines_are_read(
+    outcomes: list[Outcome], data: st.DataObject
+) -> None:
+    written = [journal_line(outcome) for outcome in outcomes]
+    whole = b"".join(written)
+    cut = data.draw(st.integers(0, len(whole)))
+    kept, length = 0, 0
+    while kept < len(written) and length + len(written[kept]) <= cut:
+        length += len(written[kept])
+        kept += 1
+    assert list(journal_outcomes(io.BytesIO(whole[:cut]))) == outcomes[:kept]
+
+
+@given(OUTCOMES.filter(bool), st.data())
+def test_nothing_that_was_damaged_is_read(outcomes: list[Outcome], data: st.DataObject) -> None:
+    whole = bytearray(b"".join(map(journal_line, outcomes)))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= data.draw(st.integers(1, 255))
+    found = list(journal_outcomes(io.BytesIO(bytes(whole))))
+    assert found == outcomes[: len(found)]
+    assert len(found) < len(outcomes)

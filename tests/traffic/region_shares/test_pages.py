@@ -1,0 +1,124 @@
+"""The traffic page: who serves whose requests, and the overrides of operators."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from pytest_django import DjangoDbBlocker
+
+from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.fleet import rows
+from tests.rows_of_a_file import rows_of_a_file
+from tests.traffic.steered import EAST, WEST, Steered
+from traffic.routing.models import TrafficOverride
+
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def steered(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[Steered]:
+    with rows_of_a_file(django_db_blocker):
+        fleet = Steered({EAST: 3, WEST: 3}, {EAST: 15.0, WEST: 12.0})
+        fleet.run(20)
+        yield fleet
+
+
+@pytest.fixture
+def fleet(steered: Steered) -> Steered:
+    return deepcopy(steered)
+
+
+def test_the_matrix_says_who_serves_whose_requests_and_how_full_they_are(fleet: Steered) -> None:
+    fleet.lose(EAST, 2)
+    fleet.run(2)
+    shown = fragment(signed_in(), "/traffic/", "shares")
+    for expected in ("sim-70b", EAST, WEST, "heat-6", "local", "within its cap", "15.", "/10.0"):
+        assert expected in shown
+    assert "was tested for 10" in fragment(signed_in(), "/traffic/", "shifts")
+
+
+def test_only_operators_see_links_to_overrides(fleet: Steered) -> None:
+    viewer = Client()
+    viewer.force_login(User.objects.create_user("viewer"))
+    ways = ("/traffic/shares/", f"/traffic/evacuate/{EAST}/")
+    assert all(way in fragment(signed_in(), "/traffic/", "shares") for way in ways)
+    assert not any(way in fragment(viewer, "/traffic/", "shares") for way in ways)
+
+
+def test_requests_that_fit_nowhere_and_a_hold_are_shown(fleet: Steered) -> None:
+    fleet.lose(EAST, 3)
+    fleet.rates[WEST] = 25.0
+    fleet.silent |= {EAST, WEST}
+    fleet.run(20)
+    shown = fragment(signed_in(), "/traffic/", "shares")
+    assert "no fresh report" in shown
+    assert "held" in shown
+
+
+def test_an_evacuation_shows_its_effect_first(fleet: Steered) -> None:
+    shown = signed_in().get(f"/traffic/evacuate/{EAST}/?mode=real").text
+    for expected in (f"Evacuate {EAST}", "Receives", "above its cap", "fit in no region", "to confirm"):
+        assert expected in shown
+    assert not TrafficOverride.objects.exists()
+    drill = signed_in().get(f"/traffic/evacuate/{EAST}/").text
+    assert "Start the drill" in drill
+    assert "above its cap" not in drill
+
+
+def test_an_evacuation_needs_the_regions_name_typed(fleet: Steered) -> None:
+    form = {"mode": "real", "minutes": "10", "why": "fire", "confirm": "east", "deployment": ""}
+    refused = signed_in().post(f"/traffic/evacuate/{EAST}/", form)
+    assert refused.status_code == 409
+    assert "to confirm" in refused.text
+    response = signed_in().post(f"/traffic/evacuate/{EAST}/", {**form, "confirm": EAST})
+    assert (response.status_code, response.headers["Location"]) == (302, "/traffic/")
+    override = TrafficOverride.objects.get()
+    assert (override.actor, override.mode, override.why) == ("operator", "real", "fire")
+    assert (override.expires_at - override.created_at).total_seconds() == 600
+    shown = fragment(signed_in(), "/traffic/", "overrides")
+    assert f"evacuation of {EAST} (all deployments)" in shown
+    assert "ends in" in shown
+
+
+@pytest.mark.parametrize("minutes", ["0", "-3", "x", "99999", ""])
+def test_an_impossible_duration_is_refused(fleet: Steered, minutes: str) -> None:
+    form = {"mode": "drill", "minutes": minutes, "why": "w", "confirm": EAST}
+    assert signed_in().post(f"/traffic/evacuate/{EAST}/", form).status_code == 409
+    assert not TrafficOverride.objects.exists()
+
+
+def test_an_override_is_ended_from_the_page_once(fleet: Steered) -> None:
+    form = {"mode": "drill", "minutes": "5", "why": "w", "confirm": EAST}
+    signed_in().post(f"/traffic/evacuate/{EAST}/", form)
+    path = f"/traffic/overrides/{TrafficOverride.objects.get().pk}/end/"
+    assert signed_in().post(path).status_code == 302
+    again = signed_in().post(path)
+    assert again.status_code == 409
+    assert "has ended already" in again.text
+
+
+def test_only_signed_in_users_may_act_and_only_by_a_form(fleet: Steered) -> None:
+    path = f"/traffic/evacuate/{EAST}/"
+    form = {"mode": "real", "minutes": "5", "why": "w", "confirm": EAST}
+    assert Client().post(path, form).headers["Location"].startswith("/login/")
+    signed_in()
+    careful = Client(enforce_csrf_checks=True)
+    careful.force_login(User.objects.get(username="operator"))
+    assert careful.post(path, form).status_code == 403
+    assert signed_in().get("/traffic/overrides/1/end/").status_code == 405
+    assert not TrafficOverride.objects.exists()
+
+
+@pytest.mark.parametrize("path", ["/traffic/evacuate/mars/"])
+def test_an_unknown_region_or_override_is_not_found(path: str) -> None:
+    assert signed_in().get(path).status_code == 404
+    assert signed_in().post("/traffic/overrides/0/end/").status_code == 404
+
+
+def test_a_region_without_an_ingress_has_nothing_to_evacuate(fleet: Steered) -> None:
+    rows.region("eu-west-1")
+    response = signed_in().get("/traffic/evacuate/eu-west-1/")
+    assert response.status_code == 409
+    assert "with an ingress" in response.text

@@ -1,0 +1,225 @@
+"""Near-real-time requests as applications see them: `/v1/async/…`, in the forms of OpenAI's API. An ingress passes
+these requests on as they are, key included; the caller is identified here, by the same keys.
+
+Over HTTP: queues whose messages are near-real-time requests, and why some of those are none. Decides nothing.
+"""
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.core.exceptions import RequestDataTooBig
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponseBase, JsonResponse
+from django.views.decorators.csrf import csrf_exempt
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.mixins import RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from audit.middleware import audit_exempt
+from kernel import clock
+from kernel.access import Role
+from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin
+from traffic.async_requests.models import AsyncRequest, RefusedMessage, RequestQueue
+from traffic.async_requests.planner import AsyncSettings, AsyncState
+from traffic.async_requests.selectors import async_request_of
+from traffic.async_requests.services.queues import request_queue_declare, request_queue_withdraw
+from traffic.async_requests.services.requests import AsyncSubmission, async_request_accept, async_request_cancel
+from traffic.tenants.api import only, openai_error
+from traffic.tenants.planner import ApplicationRefused
+from traffic.tenants.selectors import Application, UnknownApplication, application_of
+
+ENDPOINTS = {"chat/completions": "/v1/chat/completions", "completions": "/v1/completions"}
+RETRY_AFTER_S = 5
+APPLICATIONS = "requests of applications are counted as usage, by key; they change nothing that operators run"
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("POST")
+def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
+    """POST /v1/async/chat/completions, /v1/async/completions: 202 and where to ask for the outcome."""
+    now, settings = clock.now(), AsyncSettings()
+    try:
+        application = _application(request, now)
+        submission = AsyncSubmission(
+            path=ENDPOINTS[kind],
+            body=_body(request, settings),
+            region=request.headers.get("X-Switchyard-Region", ""),
+            limit_ms=request.headers.get("X-Switchyard-Deadline-Ms"),
+            callback_url=request.headers.get("X-Switchyard-Callback-Url"),
+            idempotency_key=request.headers.get("Idempotency-Key"),
+        )
+        accepted, is_new = async_request_accept(
+            application=application, submission=submission, now=now, settings=settings
+        )
+    except ApplicationRefused as refusal:
+        return _refused(refusal)
+    shown = async_request_json(accepted, settings)
+    if is_new and accepted.callback_secret:
+        shown["callback_secret"] = accepted.callback_secret
+    return JsonResponse(shown, status=202, headers={"Location": f"/v1/async/{accepted.id}"})
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("GET", "DELETE")
+def detail(request: HttpRequest, request_id: str) -> HttpResponseBase:
+    """GET: how a request stands. DELETE: cancel it, unless it has ended."""
+    now = clock.now()
+    try:
+        application = _application(request, now)
+    except ApplicationRefused as refusal:
+        return _refused(refusal)
+    if request.method == "DELETE":
+        stored = async_request_cancel(application=application, request_id=request_id, now=now)
+    else:
+        stored = async_request_of(application, request_id)
+    if stored is None:
+        return _refused(ApplicationRefused(404, "not_found", f"there is no request {request_id[:40]!r}"))
+    return JsonResponse(async_request_json(stored, AsyncSettings()))
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+def unknown_path(request: HttpRequest) -> HttpResponseBase:
+    """Every other path below /v1/async/."""
+    known = ", ".join(f"/v1/async/{kind}" for kind in ENDPOINTS)
+    return _refused(ApplicationRefused(404, "unknown_url", f"Unknown request URL; there are {known} and /v1/async/ID"))
+
+
+def async_request_json(request: AsyncRequest, settings: AsyncSettings) -> dict[str, Any]:
+    """A request as its application sees it; times in seconds since 1970."""
+    ended_at = request.ended_at
+    return {
+        "id": request.id,
+        "object": "async.request",
+        "idempotency_key": request.idempotency_key or None,
+        "status": request.state,
+        "endpoint": request.path,
+        "model": request.model,
+        "created_at": _seconds(request.created_at),
+        "deadline_at": _seconds(request.deadline_at),
+        "ended_at": _seconds(ended_at),
+        "expires_at": _seconds(ended_at + timedelta(seconds=settings.kept_s)) if ended_at else None,
+        "attempts": request.attempts,
+        "response": _response(request),
+        "error": _error(request),
+    }
+
+
+def _response(request: AsyncRequest) -> dict[str, Any] | None:
+    if request.answer is None or request.status is None:
+        return None
+    try:
+        body = json.loads(bytes(request.answer))
+    except ValueError:
+        body = None
+    return {"status_code": request.status, "body": body}
+
+
+def _error(request: AsyncRequest) -> dict[str, Any] | None:
+    codes = {AsyncState.FAILED: "failed", AsyncState.EXPIRED: "deadline_exceeded", AsyncState.CANCELLED: "cancelled"}
+    code = codes.get(AsyncState(request.state))
+    return {"message": request.reason, "type": "server_error", "param": None, "code": code} if code else None
+
+
+def _application(request: HttpRequest, now: datetime) -> Application:
+    try:
+        return application_of(request.headers.get("Authorization", ""), now)
+    except UnknownApplication as unknown:
+        raise ApplicationRefused(401, unknown.code, str(unknown)) from unknown
+
+
+def _body(request: HttpRequest, settings: AsyncSettings) -> bytes:
+    """The body, not read where its length says that it is too long."""
+    too_long = ApplicationRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
+    length = request.headers.get("Content-Length", "")
+    if length.isdecimal() and int(length) > settings.max_body_bytes:
+        raise too_long
+    try:
+        return request.body
+    except RequestDataTooBig:  # one that came in chunks, without a length
+        raise too_long from None
+
+
+def _refused(refusal: ApplicationRefused) -> JsonResponse:
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if refusal.is_passing else {}
+    return openai_error(refusal.status, refusal.code, str(refusal), refusal.param, headers, kind=refusal.kind)
+
+
+def _seconds(at: datetime | None) -> int | None:
+    return None if at is None else int(at.timestamp())
+
+
+REFUSED_SHOWN = 20
+
+
+class RefusedMessageSerializer(serializers.ModelSerializer[RefusedMessage]):
+    class Meta:
+        model = RefusedMessage
+        fields = ["message", "reason", "at"]
+        examples = {"message": "5fea7756-0ea4-451a-a703-a558b933e274"}
+
+
+class RequestQueueSerializer(serializers.ModelSerializer[RequestQueue]):
+    key = serializers.CharField(source="key.prefix", help_text="Prefix of the key whose requests its messages are.")
+    tenant = serializers.CharField(source="key.tenant")
+    reason = serializers.CharField(help_text="Why it is not read; empty while it is.")
+    waiting = serializers.IntegerField(allow_null=True, help_text="About how many messages it has.")
+    refused = serializers.SerializerMethodField(help_text="The last messages that were left for its dead letters.")
+
+    class Meta:
+        model = RequestQueue
+        fields = [
+            "id", "url", "name", "key", "tenant", "actor", "created_at", "state", "reason", "read_at", "waiting",
+            "refused",
+        ]  # fmt: skip
+        examples = {"name": "sw-0123456789ab-requests-orders"}
+
+    @extend_schema_field(RefusedMessageSerializer(many=True))
+    def get_refused(self, row: RequestQueue) -> object:
+        return RefusedMessageSerializer(list(row.refused.all())[:REFUSED_SHOWN], many=True).data
+
+
+class DeclareRequestQueueSerializer(StrictSerializer):
+    url = serializers.CharField(max_length=200, help_text="Output `Queue` of deploy/aws/requests.yaml.")
+    key = serializers.CharField(max_length=40, help_text="Prefix of an application key.")
+
+
+class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[RequestQueue]):
+    """Queues of SQS whose messages are near-real-time requests of a key."""
+
+    serializer_class = RequestQueueSerializer
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "id"
+    needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
+    ordering_fields = ("id", "name", "created_at")
+    columns = "ID, NAME, TENANT, KEY, STATE, WAITING, REASON"
+
+    def get_queryset(self) -> QuerySet[RequestQueue]:
+        return RequestQueue.objects.select_related("key").prefetch_related("refused")
+
+    @extend_schema(
+        operation_id="request_queues_create",
+        request=DeclareRequestQueueSerializer,
+        responses={200: RequestQueueSerializer},
+    )
+    def create(self, request: Request) -> Response:
+        """Let senders take the messages of a queue as requests of a key. 409 if they do already."""
+        body = DeclareRequestQueueSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        row = request_queue_declare(**body.validated_data, actor=actor_of(request), now=clock.now())
+        return Response(RequestQueueSerializer(row).data)
+
+    @extend_schema(operation_id="request_queues_delete", responses={200: RequestQueueSerializer})
+    def destroy(self, request: Request, id: str) -> Response:
+        """Take no more messages of a queue; those that wait stay in it. Responds with what it was."""
+        row = self.get_object()
+        shown = RequestQueueSerializer(row).data
+        request_queue_withdraw(queue_id=row.pk, actor=actor_of(request), now=clock.now())
+        return Response(shown)

@@ -1,0 +1,124 @@
+"""Near-real-time requests: what was accepted, who is sending it, and how it ended."""
+
+import secrets
+
+from django.db import models
+from django.db.models import Q
+
+from fleet.reconcile.planning.states import choices
+from fleet.regions.models import Region
+from traffic.async_requests.planner import OPEN, AsyncState, QueueAddress, QueueState
+from traffic.keys.models import ApplicationKey
+
+OPEN_STATES = sorted(state.value for state in OPEN)
+
+
+def new_id() -> str:
+    """128 random bits: whoever does not know it cannot ask for it."""
+    return f"ar_{secrets.token_hex(16)}"
+
+
+def new_callback_secret() -> str:
+    return secrets.token_hex(32)
+
+
+class AsyncRequest(models.Model):
+    """One accepted request. `attempts` counts the times that it was leased, and fences senders that lost their lease;
+    `failures` those that an engine may have begun. `body` is emptied when the request ends."""
+
+    id = models.CharField(max_length=40, primary_key=True, default=new_id)
+    tenant = models.CharField(max_length=64, blank=True)
+    key = models.CharField(max_length=16, blank=True)
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="async_requests")
+    path = models.CharField(max_length=64)
+    model = models.CharField(max_length=200)
+    serving_class = models.CharField(max_length=16)
+    max_concurrent = models.PositiveIntegerField(default=0)
+    body = models.BinaryField(default=bytes)
+    digest = models.CharField(max_length=64)
+    idempotency_key = models.CharField(max_length=128, blank=True)
+    callback_url = models.CharField(max_length=500, blank=True)
+    callback_secret = models.CharField(max_length=128, blank=True)
+    state = models.CharField(max_length=16, choices=choices(AsyncState), default=AsyncState.QUEUED.value)
+    attempts = models.PositiveIntegerField(default=0)
+    failures = models.PositiveIntegerField(default=0)
+    leased_until = models.DateTimeField(null=True)
+    due_at = models.DateTimeField()
+    deadline_at = models.DateTimeField()
+    created_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+    status = models.PositiveIntegerField(null=True)
+    answer = models.BinaryField(null=True)
+    reason = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["-created_at"]
+        indexes = [
+            models.Index(fields=["due_at"], name="async_due", condition=Q(ended_at=None)),
+            models.Index(fields=["deadline_at"], name="async_deadline", condition=Q(ended_at=None)),
+            models.Index(fields=["tenant", "created_at"], name="async_of_tenant"),
+            models.Index(fields=["ended_at"], name="async_ended"),
+        ]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "idempotency_key"], name="async_once", condition=~Q(idempotency_key="")
+            ),
+            models.CheckConstraint(condition=Q(state__in=OPEN_STATES, ended_at=None)
+                                   | (~Q(state__in=OPEN_STATES) & Q(ended_at__isnull=False)),
+                                   name="async_ends_once"),
+            models.CheckConstraint(condition=Q(answer=None) | Q(state__in=[AsyncState.DONE.value,
+                                                                           AsyncState.FAILED.value]),
+                                   name="async_answer_of_outcome"),
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.state}"
+
+
+# Queues of SQS whose messages become near-real-time requests, and messages of theirs that could not.
+
+
+class RequestQueue(models.Model):
+    """A queue that the senders read. Its messages are requests of `key` and of its tenant, whatever they say.
+
+    `read_at`: when one last answered a receive, or needed none. `waiting`: about how many messages it has, null until
+    that is known.
+    `reason`: why it is not read; empty while it is.
+    """
+
+    url = models.CharField(max_length=200, unique=True)
+    aws_region = models.CharField(max_length=32)
+    account = models.CharField(max_length=12)
+    name = models.CharField(max_length=80)
+    key = models.ForeignKey(ApplicationKey, on_delete=models.PROTECT, related_name="request_queues")
+    actor = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    state = models.CharField(max_length=16, choices=choices(QueueState), default=QueueState.NEW.value)
+    reason = models.TextField(blank=True)
+    read_at = models.DateTimeField(null=True)
+    waiting = models.PositiveBigIntegerField(null=True)
+
+    class Meta:
+        ordering = ["name", "id"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def address(self) -> QueueAddress:
+        return QueueAddress(self.url, self.aws_region, self.account, self.name)
+
+
+class RefusedMessage(models.Model):
+    """A message that is left for the queue's dead letters, once, however often it came. `at`: when it came first."""
+
+    queue = models.ForeignKey(RequestQueue, on_delete=models.CASCADE, related_name="refused")
+    message = models.CharField(max_length=100)
+    reason = models.TextField()
+    at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        ordering = ["-at", "-id"]
+        constraints = [models.UniqueConstraint(fields=["queue", "message"], name="refused_message_once")]
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.reason}"

@@ -1,0 +1,53 @@
+"""What is known of near-real-time requests, and of where they go."""
+
+from datetime import datetime, timedelta
+
+from traffic.async_requests.models import AsyncRequest
+from traffic.routing.models import Ingress, RoutingTable
+from traffic.routing.planning.tables import IngressAddress
+from traffic.routing.selectors import UnreadableTable, ingress_addresses, table_message
+from traffic.tenants.selectors import Application
+
+
+def async_request_of(application: Application, request_id: str) -> AsyncRequest | None:
+    """The request, if it is the application's tenant's. Without the answer's owner it does not exist (I15)."""
+    return AsyncRequest.objects.filter(id=request_id, tenant=application.tenant).first()
+
+
+def accepted_since(application: Application, now: datetime, seconds: float) -> int:
+    """How many requests this key had accepted in the last seconds."""
+    since = now - timedelta(seconds=seconds)
+    of_tenant = AsyncRequest.objects.filter(tenant=application.tenant, created_at__gt=since)
+    return of_tenant.filter(key=application.key).count()
+
+
+def open_requests(tenant: str) -> int:
+    return AsyncRequest.objects.filter(tenant=tenant, ended_at=None).count()
+
+
+def serving_region(named: str) -> str | None:
+    """The region that a request came through if it has an ingress, else any that has; None without ingresses."""
+    regions = Ingress.objects.order_by("region_id").values_list("region_id", flat=True)
+    return named if named in regions else regions.first()
+
+
+def deployments_of_model(region: str, model: str) -> frozenset[str] | None:
+    """Deployments that answer to a model's name, by the region's newest table; None before the first, or where that
+    cannot be read."""
+    table = RoutingTable.objects.filter(region_id=region).order_by("-revision").first()
+    if table is None:
+        return None
+    try:
+        message = table_message(table)
+    except UnreadableTable:
+        return None
+    split = {name for split in message.splits if split.model == model for name in split.shares}
+    return frozenset(split | {pool.name for pool in message.pools if model in pool.models})
+
+
+def ingress_addresses_by_region() -> dict[str, list[IngressAddress]]:
+    """Region -> its ingresses, in a stable order."""
+    addresses: dict[str, list[IngressAddress]] = {}
+    for ingress in ingress_addresses():
+        addresses.setdefault(ingress.region, []).append(ingress)
+    return addresses

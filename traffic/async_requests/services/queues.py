@@ -1,0 +1,402 @@
+"""Declares queues whose messages become near-real-time requests, says what may be received of one, and takes messages.
+
+A message is its queue's, and the queue is bound to a key by an admin. What a message asks for is judged as if the
+key's application had sent it to the endpoint: same limits, same refusals, same hosts for callbacks.
+
+Reads the queues whose messages become near-real-time requests, in each process that sends them. Any number may run,
+and any may be killed at any moment: a message is deleted once its request is in the database, and one that comes again
+finds that request. It decides nothing: what a message is, `traffic.async_requests.planner` says.
+
+Nothing of AWS is imported before a queue is declared.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar
+
+from django.db import DatabaseError, transaction
+from django.db.models import Q
+
+from fleet.clouds.aws.calls import CallFailed, Refused, TooLong
+from fleet.clouds.aws.identity import install_ensure
+from fleet.clouds.aws.notices import Message, messages_delete, messages_receive, object_read, queue_facts
+from fleet.clouds.models import CloudRegion
+from fleet.faults.services.incidents import incident_open, incidents_close
+from kernel import clock, live
+from kernel.events import event_record
+from kernel.lease_loop import in_thread
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
+from traffic.async_requests.models import RefusedMessage, RequestQueue
+from traffic.async_requests.planner import (
+    HANDLE_S,
+    MOST_QUEUES,
+    VISIBILITY_S,
+    AsyncSettings,
+    NoRequest,
+    QueueAddress,
+    QueueState,
+    asked_by,
+    is_for_later,
+    is_unread,
+    pause_s,
+    pointed_at,
+    queue_address,
+    reason_text,
+    room,
+)
+from traffic.async_requests.selectors import accepted_since, deployments_of_model, open_requests, serving_region
+from traffic.async_requests.services.requests import AsyncSubmission, async_request_accept
+from traffic.keys.models import ApplicationKey
+from traffic.tenants.planner import ApplicationRefused
+from traffic.tenants.selectors import Application, UnknownApplication, application_with
+
+UNREAD = "request-queue-unread"
+"""Kind of the incident of a queue that is declared and not read."""
+GOING = frozenset({QueueState.READING, QueueState.FULL})
+NOTED_EVERY = timedelta(seconds=15)
+"""How often a queue that is read as before says so in its row."""
+REFUSED_KEPT = timedelta(days=14)
+"""As long as SQS keeps a message at most."""
+REFUSED_MOST = 1000
+"""Of one queue: who sends rubbish must not fill the database."""
+SETTINGS = AsyncSettings()
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MayReceive:
+    """How many messages of a queue may be received now, 0 for none, and why none."""
+
+    count: int
+    state: QueueState
+    reason: str = ""
+
+
+@transaction.atomic
+def request_queue_declare(*, url: str, key: str, actor: str, now: datetime) -> RequestQueue:
+    """Let senders take the messages of a queue as requests of a key, named by its prefix.
+
+    Raises:
+        InvalidInput: no queue of requests of this install, or no key that opens anything.
+        Conflict: the queue is declared already, or there are too many.
+    """
+    try:
+        address = queue_address(url, install_ensure(now).pk)
+    except ValueError as error:
+        raise InvalidInput(field="url", rule="queue", message=str(error)) from error
+    bound = ApplicationKey.objects.filter(prefix=key.removeprefix("sw_")).first()
+    try:
+        if bound is None:
+            raise UnknownApplication("invalid_api_key", f"there is no key with the prefix {key[:40]!r}")
+        application_with(bound, now)
+    except UnknownApplication as unknown:
+        raise InvalidInput(field="key", rule="key", message=str(unknown)) from unknown
+    if RequestQueue.objects.count() >= MOST_QUEUES:
+        raise Conflict(f"there are {MOST_QUEUES} queues of requests already; withdraw one, or bind fewer keys")
+    columns: dict[str, Any] = {"aws_region": address.region, "account": address.account, "name": address.name}
+    columns |= {"key": bound, "actor": actor[:64], "created_at": now}
+    row, created = RequestQueue.objects.get_or_create(url=url, defaults=columns)
+    if not created:
+        raise Conflict(f"{row} is declared already, with the key sw_{row.key.prefix}; withdraw it first")
+    message = f"messages of {row} are requests of {bound.tenant or 'no tenant'} (sw_{bound.prefix}), by {actor}"
+    _event("declared", message, Tone.WARN, row, actor, now)
+    return row
+
+
+@transaction.atomic
+def request_queue_withdraw(*, queue_id: int, actor: str, now: datetime) -> None:
+    """Take no more messages of a queue. Those that wait stay there; those that were accepted are answered."""
+    row = RequestQueue.objects.select_for_update().get(pk=queue_id)
+    incidents_close(kind=UNREAD, subject=row.name, resolution=f"{actor} withdrew the queue", now=now)
+    _event("withdrawn", f"messages of {row} are taken no more, by {actor}", Tone.IDLE, row, actor, now)
+    row.delete()
+
+
+def request_queue_may_receive(queue: RequestQueue, *, now: datetime, settings: AsyncSettings = SETTINGS) -> MayReceive:
+    """What may be received of a queue: as many messages as would be accepted. What is received and not accepted comes
+    nearer to the dead letters each time, though nothing is wrong with it."""
+    try:
+        application = application_with(queue.key, now)
+    except UnknownApplication as unknown:
+        return MayReceive(0, QueueState.STOPPED, f"the key sw_{queue.key.prefix} opens nothing: {unknown}")
+    if application.over_quota:
+        return MayReceive(0, QueueState.FULL, f"the budget of {application.tenant} for this month is used up")
+    region = serving_region(_region_of(queue))
+    if region is None or deployments_of_model(region, "") is None:
+        return MayReceive(0, QueueState.FULL, "no region serves yet")
+    count = room(
+        waiting=open_requests(application.tenant),
+        most_waiting=settings.max_open_per_tenant,
+        last_minute=accepted_since(application, now, 60.0) if application.requests_per_min else 0,
+        per_minute=application.requests_per_min,
+    )
+    if count:
+        return MayReceive(count, QueueState.READING)
+    return MayReceive(
+        0, QueueState.FULL, "the tenant's limits leave no room: requests that wait, or a key's per minute"
+    )
+
+
+def request_message_take(
+    queue: RequestQueue, message: Message, body: bytes, *, now: datetime, settings: AsyncSettings = SETTINGS
+) -> bool:
+    """Whether the message is done with: its request is in the database, now or from an earlier time that it came.
+
+    Has to be called outside of transactions, for the message is deleted next.
+    """
+    try:
+        application = application_with(queue.key, now)
+        _accept(queue, application, message, body, now, settings)
+    except UnknownApplication:
+        return False
+    except NoRequest as refusal:
+        return request_message_refuse(queue, message, str(refusal), now=now)
+    except ApplicationRefused as refusal:
+        return False if is_for_later(refusal.status) else request_message_refuse(queue, message, str(refusal), now=now)
+    return True
+
+
+def _accept(queue: RequestQueue, application: Application, message: Message, body: bytes, now: datetime,
+            settings: AsyncSettings) -> None:  # fmt: skip
+    asked = asked_by(message.id, message.attributes)
+    submission = AsyncSubmission(
+        path=asked.path,
+        body=body,
+        region=_region_of(queue),
+        limit_ms=asked.limit_ms,
+        callback_url=asked.callback_url,
+        idempotency_key=asked.idempotency_key,
+        sent_at=message.sent_at,
+    )
+    async_request_accept(application=application, submission=submission, now=now, settings=settings)
+    queue.refused.filter(message=message.id).delete()
+
+
+def request_message_refuse(queue: RequestQueue, message: Message, reason: str, *, now: datetime) -> bool:
+    """Note once why a message is left for the dead letters. Returns False: it is not done with."""
+    if queue.refused.count() < REFUSED_MOST:
+        noted = {"reason": reason_text(reason), "at": now}
+        _, created = RefusedMessage.objects.get_or_create(queue=queue, message=message.id[:100], defaults=noted)
+        if created:
+            log.warning("message %s of %s is left for its dead letters: %s", message.id, queue, noted["reason"])
+            live.push("keys")
+    return False
+
+
+def request_queue_note(queue: RequestQueue, state: QueueState, reason: str, *, now: datetime) -> None:
+    """Store how reading a queue goes, and open or close its incident. Any number of senders may say so: what one of
+    them read within the last minute is not unread, whatever another one finds."""
+    was = RequestQueue.objects.filter(pk=queue.pk)
+    columns: dict[str, Any] = {"state": state.value, "reason": reason_text(reason)}
+    changed = Q(read_at=None) | Q(read_at__lt=now - NOTED_EVERY) | ~Q(state=state.value) | ~Q(reason=columns["reason"])
+    if state is QueueState.UNREAD:
+        read_at = was.values_list("read_at", flat=True).first()
+        if not is_unread(read_at, queue.created_at, now):
+            return
+    if state in GOING:
+        columns["read_at"] = now
+    with transaction.atomic():
+        if not was.filter(changed).update(**columns):
+            return
+        live.push("keys")
+        if state in GOING:
+            incidents_close(kind=UNREAD, subject=queue.name, resolution="it is read again", now=now)
+        else:
+            summary = f"Messages of {queue} are not taken: {columns['reason']}"
+            incident_open(kind=UNREAD, subject=queue.name, summary=summary, evidence={"url": queue.url}, now=now)
+
+
+def refused_messages_trim(*, now: datetime) -> int:
+    """Forget refused messages that no queue can have any more. Returns how many."""
+    return RefusedMessage.objects.filter(at__lt=now - REFUSED_KEPT).delete()[0]
+
+
+def _region_of(queue: RequestQueue) -> str:
+    """The region of the fleet that is where the queue is; "": none."""
+    return CloudRegion.objects.filter(aws_region=queue.aws_region).values_list("region_id", flat=True).first() or ""
+
+
+def _event(what: str, message: str, tone: Tone, row: RequestQueue, actor: str, now: datetime) -> None:
+    detail = {"url": row.url, "key": row.key.prefix, "tenant": row.key.tenant}
+    event_record(kind=f"request_queue.{what}", message=message, tone=tone, now=now, actor=actor[:64], detail=detail)
+    live.push("keys")
+
+
+LOOK_EVERY_S = 5.0
+"""How soon a queue that was declared is read, and how often one without room is looked at."""
+WAIT_S = 2
+"""Of a receive: a process that is told to stop has five seconds."""
+FACTS_EVERY_S = 60.0
+ABSENT = frozenset({"NoSuchKey", "NoSuchBucket", "404"})
+T = TypeVar("T")
+
+
+class QueueEdge:
+    """The readers of one process, one a queue."""
+
+    def __init__(self, settings: AsyncSettings | None = None, now: Callable[[], datetime] = clock.now) -> None:
+        self._settings = settings or AsyncSettings()
+        self._now = now
+        self._readers: dict[int, asyncio.Task[None]] = {}
+        # Calls to AWS wait for seconds, and those of the sender must not wait behind them.
+        self._threads = ThreadPoolExecutor(MOST_QUEUES, thread_name_prefix="queue")
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Read until `stopping` is set; what was received by then is still taken."""
+        while not stopping.is_set():
+            try:
+                for queue_id in await in_thread(_declared):
+                    self._begin(queue_id, stopping)
+            except DatabaseError as error:
+                log.warning("queues of requests are not known: %s", error)
+            await _pause(LOOK_EVERY_S, stopping)
+        await asyncio.gather(*self._readers.values(), return_exceptions=True)
+        self._threads.shutdown(wait=False)
+
+    def _begin(self, queue_id: int, stopping: asyncio.Event) -> None:
+        if queue_id not in self._readers:
+            reader = asyncio.get_running_loop().create_task(self._read(queue_id, stopping))
+            self._readers[queue_id] = reader
+            reader.add_done_callback(partial(self._ended, queue_id))
+
+    def _ended(self, queue_id: int, reader: "asyncio.Task[None]") -> None:
+        del self._readers[queue_id]
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            log.error("queue %s was not read on; it is begun anew", queue_id, exc_info=error)
+
+    async def _read(self, queue_id: int, stopping: asyncio.Event) -> None:
+        """Read one queue until it is declared no more."""
+        failures, facts_at = 0, float("-inf")
+        while not stopping.is_set():
+            wait_s = 0.0
+            try:
+                queue = await in_thread(partial(_queue, queue_id))
+                if queue is None:
+                    return
+                if monotonic() - facts_at >= FACTS_EVERY_S:
+                    await self.look(queue)
+                    facts_at = monotonic()
+                may = await self.read_once(queue)
+                wait_s = 0.0 if may.count else LOOK_EVERY_S
+                failures = 0
+            except (DatabaseError, CallFailed) as error:
+                failures += 1
+                wait_s = pause_s(failures)
+                log.warning("queue %s was not read, again in %g s: %s", queue_id, wait_s, error)
+                await self._note_failure(queue_id, error)
+            await _pause(wait_s, stopping)
+
+    async def look(self, queue: RequestQueue) -> None:
+        """Note how much waits in a queue.
+
+        Raises:
+            CallFailed: it does not say, or it has no dead letters: then one bad message would come for ever.
+        """
+        facts = await self._call(partial(queue_facts, queue.aws_region, queue.url))
+        if not facts.has_dead_letters:
+            advice = "deploy it from deploy/aws/requests.yaml"
+            raise Refused("NoRedrivePolicy", f"a message that is no request would come for ever: {advice}")
+        count = partial(_note_waiting, queue.pk, facts.waiting)
+        await in_thread(count)
+
+    async def read_once(self, queue: RequestQueue) -> MayReceive:
+        """Receive messages for which there is room, and take them. Returns what there was room for.
+
+        Raises:
+            CallFailed, DatabaseError: not all were taken; the others come again.
+        """
+        may = await in_thread(
+            partial(request_queue_may_receive, queue, now=self._now(), settings=self._settings)
+        )  # fmt: skip
+        if may.count:
+            receive = partial(messages_receive, queue.aws_region, queue.url)
+            received = await self._call(
+                partial(receive, most=may.count, wait_s=WAIT_S, visibility_s=VISIBILITY_S)
+            )  # fmt: skip
+            await self._take(queue, received)
+        await in_thread(partial(request_queue_note, queue, may.state, may.reason, now=self._now()))
+        return may
+
+    async def _take(self, queue: RequestQueue, received: tuple[Message, ...]) -> None:
+        """Whatever breaks off in between, those that were taken are deleted."""
+        ends_at, done = monotonic() + HANDLE_S, list[Message]()
+        try:
+            for message in received:
+                if monotonic() >= ends_at:
+                    log.warning("%s: %d messages were not begun in time", queue, len(received) - len(done))
+                    break
+                if await self._is_done_with(queue, message):
+                    done.append(message)
+        finally:
+            await self._call(partial(messages_delete, queue.aws_region, queue.url, done))
+
+    async def _is_done_with(self, queue: RequestQueue, message: Message) -> bool:
+        try:
+            body = await self._call(partial(self._body, queue.address(), message))
+        except NoRequest as refusal:
+            refuse = partial(request_message_refuse, queue, message, str(refusal))
+            return await in_thread(partial(refuse, now=self._now()))
+        except CallFailed as error:
+            log.warning("the body of message %s of %s was not read: %s", message.id, queue, error)
+            return False
+        take = partial(request_message_take, queue, message, body, settings=self._settings)
+        return await in_thread(partial(take, now=self._now()))
+
+    def _body(self, queue: QueueAddress, message: Message) -> bytes:
+        key = pointed_at(message.body, queue)
+        if key is None:
+            return message.body.encode("utf-8", "replace")
+        most = self._settings.max_body_bytes
+        read = partial(object_read, queue.region, queue.name, key)
+        try:
+            return read(owner=queue.account, most=most, limit_s=HANDLE_S)
+        except TooLong as error:
+            raise NoRequest(f"the object {key[:200]!r} is longer than {most} bytes") from error
+        except Refused as error:
+            if error.code in ABSENT:
+                raise NoRequest(f"there is no object {key[:200]!r} in {queue.name}") from error
+            raise
+
+    async def _note_failure(self, queue_id: int, error: Exception) -> None:
+        note = partial(_note_unread, queue_id, str(error), self._now())
+        try:
+            await in_thread(note)
+        except DatabaseError as also:
+            log.warning("that queue %s was not read could not be noted: %s", queue_id, also)
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _declared() -> list[int]:
+    return list(RequestQueue.objects.order_by("pk").values_list("pk", flat=True)[:MOST_QUEUES])
+
+
+def _queue(queue_id: int) -> RequestQueue | None:
+    return RequestQueue.objects.select_related("key").filter(pk=queue_id).first()
+
+
+def _note_waiting(queue_id: int, waiting: int) -> None:
+    RequestQueue.objects.filter(pk=queue_id).update(waiting=waiting)
+
+
+def _note_unread(queue_id: int, reason: str, now: datetime) -> None:
+    queue = _queue(queue_id)
+    if queue is not None:
+        request_queue_note(queue, QueueState.UNREAD, reason, now=now)
+
+
+async def _pause(seconds: float, stopping: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stopping.wait()
+    except TimeoutError:
+        return

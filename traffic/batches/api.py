@@ -1,0 +1,233 @@
+"""Batches as applications see them: `/v1/batches…`, in the forms of OpenAI's API.
+
+What applications may ask of batches, below /v1/batches/.
+
+Over HTTP: batches of all tenants, for operators. Shows nothing of their content, and decides nothing.
+"""
+
+from collections.abc import Callable
+
+from django.core.exceptions import RequestDataTooBig
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponseBase, JsonResponse
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.mixins import RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from audit.middleware import audit_exempt
+from fleet.reconcile.planning.states import choices
+from kernel import clock
+from kernel.decoding import decode_json
+from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin
+from kernel.tones import Tone
+from traffic.batches.models import Batch
+from traffic.batches.planning.batch import BATCH_TONE, BatchState, batch_not_found, checked_batch
+from traffic.batches.selectors import (
+    BatchStanding,
+    batch_json,
+    batch_of,
+    batch_standing,
+    batches_described,
+    batches_of,
+    tallies,
+)
+from traffic.batches.services.batch import batch_cancel, batch_cancel_for_operator, batch_create, batch_settings
+from traffic.responses.api import application_with_key, refused
+from traffic.tenants.api import list_json, list_query, list_rows, only
+from traffic.tenants.planner import ApplicationRefused
+from traffic.tenants.selectors import Application
+
+APPLICATIONS = "batches of applications are counted as usage, by key; they change nothing that operators run"
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("GET", "POST")
+def batches(request: HttpRequest) -> HttpResponseBase:
+    """GET: the tenant's batches. POST: begin one."""
+
+    def answer(application: Application) -> HttpResponseBase:
+        now = clock.now()
+        if request.method == "POST":
+            created = batch_create(
+                application=application,
+                asked=checked_batch(_payload(request)),
+                region=request.headers.get("X-Switchyard-Region", ""),
+                now=now,
+                settings=batch_settings(),
+            )
+            return _shown(created)
+        rows, has_more = list_rows(batches_of(application.tenant), list_query(request, usual=20, most=100))
+        done = tallies(rows)
+        shown = list_json(rows, lambda row: batch_json(row, done[row.id], now=now), has_more=has_more)
+        return JsonResponse(shown)
+
+    return _answered(request, answer)
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("GET")
+def detail(request: HttpRequest, batch_id: str) -> HttpResponseBase:
+    """How a batch stands."""
+
+    def answer(application: Application) -> HttpResponseBase:
+        batch = batch_of(application.tenant, batch_id)
+        if batch is None:
+            raise batch_not_found(batch_id)
+        return _shown(batch)
+
+    return _answered(request, answer)
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("POST")
+def cancel(request: HttpRequest, batch_id: str) -> HttpResponseBase:
+    """POST /v1/batches/ID/cancel."""
+    return _answered(
+        request,
+        lambda application: _shown(batch_cancel(application=application, batch_id=batch_id, now=clock.now())),
+    )
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
+    """Every other path below /v1/batches."""
+    message = "Unknown request URL; there are /v1/batches, /v1/batches/ID and /v1/batches/ID/cancel"
+    return refused(ApplicationRefused(404, "unknown_url", message))
+
+
+def _shown(batch: Batch) -> HttpResponseBase:
+    return JsonResponse(batch_json(batch, tallies([batch])[batch.id], now=clock.now()))
+
+
+def _payload(request: HttpRequest) -> object:
+    try:
+        return decode_json(request.body)
+    except RequestDataTooBig:
+        raise ApplicationRefused(413, "request_too_large", "the request body is too long") from None
+    except ValueError as error:
+        raise ApplicationRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
+
+
+def _answered(request: HttpRequest, answer: Callable[[Application], HttpResponseBase]) -> HttpResponseBase:
+    try:
+        return answer(application_with_key(request.headers.get("Authorization", ""), clock.now()))
+    except ApplicationRefused as refusal:
+        return refused(refusal)
+
+
+urlpatterns = [
+    path("<str:batch_id>", detail, name="batch"),
+    path("<str:batch_id>/cancel", cancel, name="batch-cancel"),
+    path("<path:rest>", unknown_path, name="batch-unknown-path"),
+]
+
+
+class BatchErrorSerializer(serializers.Serializer[dict[str, object]]):
+    code = serializers.CharField()
+    line = serializers.IntegerField(allow_null=True, help_text="Of the input file, from 1; null: the file as a whole.")
+
+
+class BatchSerializer(serializers.ModelSerializer[Batch]):
+    region = serializers.CharField(source="region_id")
+    tone = serializers.SerializerMethodField()
+    completed = serializers.SerializerMethodField(help_text="Lines that were answered.")
+    failed = serializers.SerializerMethodField(help_text="Lines that ended otherwise.")
+    lines_per_s = serializers.SerializerMethodField(help_text="Over its whole run; null before.")
+    estimated_end_at = serializers.SerializerMethodField(help_text="At that rate; null unless it is in progress.")
+    errors = BatchErrorSerializer(  # type: ignore[assignment]
+        many=True, help_text="What is wrong with its input, or why every line failed."
+    )
+
+    class Meta:
+        model = Batch
+        fields = [
+            "id", "tenant", "key", "region", "input_uri", "output_uri",
+            "endpoint", "model", "state", "tone", "priority", "window", "lines",
+            "completed", "failed", "lines_per_s", "estimated_end_at", "errors", "input_tokens", "output_tokens",
+            "created_at", "in_progress_at", "finalizing_at", "expires_at",
+            "at_risk_at", "raised_at", "cells_asked_at",
+        ]  # fmt: skip
+        examples = {
+            "id": "batch_6f1d0f0d2c3b4a5968778695a4b3c2d1",
+            "input_uri": "",
+            "output_uri": "s3://acme-batches/out",
+            "endpoint": "/v1/chat/completions",
+            "window": "24h",
+        }
+
+    @extend_schema_field(serializers.ChoiceField(choices=choices(Tone)))
+    def get_tone(self, row: Batch) -> str:
+        return BATCH_TONE[BatchState(row.state)].value
+
+    def get_completed(self, row: Batch) -> int:
+        return self._standing(row).completed
+
+    def get_failed(self, row: Batch) -> int:
+        return self._standing(row).failed
+
+    def get_lines_per_s(self, row: Batch) -> float | None:
+        return self._standing(row).lines_per_s
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_estimated_end_at(self, row: Batch) -> object:
+        end_at = self._standing(row).estimated_end_at
+        return serializers.DateTimeField().to_representation(end_at) if end_at else None
+
+    @staticmethod
+    def _standing(row: Batch) -> BatchStanding:
+        return batch_standing(row, clock.now())
+
+
+class CancelBatchSerializer(StrictSerializer):
+    why = serializers.CharField(max_length=200, help_text="For the timeline.")
+
+
+class BatchFilter(filters.FilterSet):
+    tenant = filters.CharFilter()
+    model = filters.CharFilter()
+    state = filters.ChoiceFilter(choices=choices(BatchState))
+
+    class Meta:
+        model = Batch
+        fields: list[str] = []
+
+
+class BatchViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Batch]):
+    """Batches of all tenants. Applications have their own view of theirs, `/v1/batches` of an ingress."""
+
+    serializer_class = BatchSerializer
+    filterset_class = BatchFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9a-z_]{1,64}"
+    page_order = "-created_at"
+    ordering_fields = ("id", "created_at", "expires_at", "tenant", "state")
+    columns = (
+        "ID, TENANT, MODEL, STATE, LINES, COMPLETED, FAILED, LINES/S=lines_per_s, ENDS ABOUT=estimated_end_at, "
+        "AGE=created_at:age"
+    )
+
+    def get_queryset(self) -> QuerySet[Batch]:
+        return batches_described()
+
+    @extend_schema(operation_id="batches_cancel", request=CancelBatchSerializer, responses={200: BatchSerializer})
+    @action(detail=True, methods=["post"])
+    def cancel(self, request: Request, id: str) -> Response:
+        """Send nothing more of a batch; what was answered can be read by its tenant. 409 if it has ended."""
+        body = CancelBatchSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        row = self.get_object()
+        batch_cancel_for_operator(
+            batch_id=row.id, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"]
+        )
+        return Response(BatchSerializer(self.get_object()).data)

@@ -1,0 +1,163 @@
+"""Files of applications, batches over them, and the ranges of lines that are leased. No row has a request or an answer
+in it: those lie in the file store."""
+
+import secrets
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import Q
+
+from fleet.reconcile.planning.states import choices
+from fleet.regions.models import Region
+from traffic.batches.planning.batch import OPEN, USUAL_PRIORITY, BatchState
+from traffic.batches.planning.pacing import FIRST_STEP_S, Timeline
+from traffic.files.planner import FilePurpose
+
+OPEN_STATES = sorted(state.value for state in OPEN)
+
+
+def new_file_id() -> str:
+    """128 random bits: whoever does not know it cannot ask for it."""
+    return f"file-{secrets.token_hex(16)}"
+
+
+def new_batch_id() -> str:
+    return f"batch_{secrets.token_hex(16)}"
+
+
+class StoredFile(models.Model):
+    """A file of one tenant; its bytes are in the file store under `files/<id>`. `lines` were counted when it came, and
+    `model` is what its first line names: both for estimates alone."""
+
+    id = models.CharField(max_length=40, primary_key=True, default=new_file_id)
+    tenant = models.CharField(max_length=64, blank=True)
+    key = models.CharField(max_length=16, blank=True)
+    filename = models.CharField(max_length=255)
+    purpose = models.CharField(max_length=16, choices=choices(FilePurpose))
+    bytes = models.PositiveBigIntegerField()
+    lines = models.PositiveIntegerField(default=0)
+    model = models.CharField(max_length=200, blank=True)
+    sha256 = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [models.Index(fields=["tenant", "created_at", "id"], include=["bytes"], name="file_of_tenant")]
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.filename}"
+
+
+class Batch(models.Model):
+    """One batch of one tenant.
+
+    `fence` numbers the leases on the batch itself, for validating and finalizing it, and `work_fence` is that whose
+    work file is the batch's; `validations` counts those leases that began to validate it and did not end well;
+    `expired` says that its time ran out before its lines did. Its input is a file of the tenant's or an object,
+    `input_uri`, whose content when it was validated `input_etag` names. The counts are exact once it has ended, and
+    until then those of its ranges come on top. `at_risk_at`: since when its deadline is in danger and its owner
+    knows; `raised_at`: since when its lines are sent as near-real-time for that; `cells_asked_at`: since when the
+    plan of the day is to buy cells for it. `paced_at`: when the last of these was, after `paced_done` lines.
+    """
+
+    id = models.CharField(max_length=40, primary_key=True, default=new_batch_id)
+    tenant = models.CharField(max_length=64, blank=True)
+    key = models.CharField(max_length=16, blank=True)
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="batches")
+    endpoint = models.CharField(max_length=64)
+    model = models.CharField(max_length=200, blank=True)
+    input_file_id = models.CharField(max_length=40, blank=True)
+    input_uri = models.CharField(max_length=1000, blank=True)
+    input_etag = models.CharField(max_length=128, blank=True)
+    output_uri = models.CharField(max_length=1000, blank=True)
+    output_file_id = models.CharField(max_length=40, blank=True)
+    error_file_id = models.CharField(max_length=40, blank=True)
+    output_kept_s = models.PositiveIntegerField(null=True)
+    window = models.CharField(max_length=8)
+    priority = models.PositiveSmallIntegerField(default=USUAL_PRIORITY)
+    metadata = models.JSONField(default=dict)
+    errors = models.JSONField(default=list)
+    state = models.CharField(max_length=16, choices=choices(BatchState), default=BatchState.VALIDATING.value)
+    expired = models.BooleanField(default=False)
+    fence = models.PositiveIntegerField(default=0)
+    work_fence = models.PositiveIntegerField(default=0)
+    leased_until = models.DateTimeField(null=True)
+    validations = models.PositiveSmallIntegerField(default=0)
+    lines = models.PositiveIntegerField(default=0)
+    completed = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    input_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+    reasoning_tokens = models.PositiveBigIntegerField(default=0)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    in_progress_at = models.DateTimeField(null=True)
+    finalizing_at = models.DateTimeField(null=True)
+    completed_at = models.DateTimeField(null=True)
+    failed_at = models.DateTimeField(null=True)
+    expired_at = models.DateTimeField(null=True)
+    cancelling_at = models.DateTimeField(null=True)
+    cancelled_at = models.DateTimeField(null=True)
+    at_risk_at = models.DateTimeField(null=True)
+    raised_at = models.DateTimeField(null=True)
+    cells_asked_at = models.DateTimeField(null=True)
+    paced_at = models.DateTimeField(null=True)
+    paced_done = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(input_uri="") & ~Q(input_file_id="") | ~Q(input_uri="") & Q(input_file_id=""),
+                name="batch_has_one_input",
+            )
+        ]
+        indexes = [
+            models.Index(fields=["tenant", "created_at", "id"], name="batch_of_tenant"),
+            models.Index(fields=["expires_at"], name="batch_open", condition=Q(state__in=OPEN_STATES)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.state}"
+
+
+class BatchTimeline(models.Model):
+    """How far a batch was over time: lines with an answer and lines that failed, every `step_s` seconds of its work, of
+    bounded length (`traffic.batches.planning.pacing`); null: nobody looked then."""
+
+    batch = models.OneToOneField(Batch, on_delete=models.CASCADE, primary_key=True, related_name="samples")
+    step_s = models.PositiveIntegerField(default=FIRST_STEP_S)
+    completed = ArrayField(models.PositiveIntegerField(null=True), default=list)
+    failed = ArrayField(models.PositiveIntegerField(null=True), default=list)
+
+    def __str__(self) -> str:
+        return f"{self.batch_id}, every {self.step_s} s"
+
+    def timeline(self) -> Timeline:
+        return Timeline(self.step_s, tuple(self.completed), tuple(self.failed))
+
+
+class BatchRange(models.Model):
+    """Lines of an open batch, as a part of its work file: `start` and `end` are bytes. A lease is one attempt at it and
+    writes a journal of its own, named by `fence`; the counts are those of all journals so far."""
+
+    batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="ranges")
+    number = models.PositiveIntegerField()
+    start = models.PositiveBigIntegerField()
+    end = models.PositiveBigIntegerField()
+    lines = models.PositiveIntegerField()
+    done = models.BooleanField(default=False)
+    fence = models.PositiveIntegerField(default=0)
+    leased_until = models.DateTimeField(null=True)
+    completed = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering = ["batch", "number"]
+        indexes = [models.Index(fields=["batch", "number"], name="range_open", condition=Q(done=False))]
+        constraints = [models.UniqueConstraint(fields=["batch", "number"], name="range_once")]
+
+    def __str__(self) -> str:
+        return f"{self.batch_id} {self.number}"

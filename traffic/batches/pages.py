@@ -1,0 +1,181 @@
+"""Batches as their pages show them: how far each is, how fast, and when about it ends. Nothing of their content.
+
+The list of batches, and the page of one with its action.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import Q
+from django.http import Http404
+from django.urls import reverse
+
+from controlplane.dashboard.actions import REQUIRED_WHY, Action, ActionMenu, Submission, Target, action_view
+from controlplane.dashboard.charts import Band, Chart, Colour, Series
+from controlplane.dashboard.choices import choose_labelled
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from fleet.reconcile.planning.states import choices
+from kernel.tones import Tone
+from traffic.batches.models import Batch, BatchTimeline
+from traffic.batches.planning.batch import BATCH_TONE, ENDED, OPEN, BatchState
+from traffic.batches.planning.pacing import actual_rates, needed_lines, needed_rates
+from traffic.batches.selectors import BatchStanding, batch_standing, batches_described
+from traffic.batches.services.batch import batch_cancel_for_operator
+
+BATCHES_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    batch: Batch
+    standing: BatchStanding
+
+    @property
+    def state(self) -> BatchState:
+        return BatchState(self.batch.state)
+
+    @property
+    def tone(self) -> Tone:
+        return BATCH_TONE[self.state]
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it ends after its time at the rate that it has."""
+        end_at = self.standing.estimated_end_at
+        return end_at is not None and end_at > self.batch.expires_at
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class BatchList:
+    rows: tuple[BatchRow, ...]
+    more: bool
+    filtered: bool
+
+
+def batch_list(*, state: str, text: str, now: datetime) -> BatchList:
+    batches = batches_described().order_by("-created_at", "-id")
+    if state == "open":
+        batches = batches.filter(state__in=[each.value for each in OPEN])
+    elif state:
+        batches = batches.filter(state=state)
+    if text:
+        batches = batches.filter(Q(id__startswith=text) | Q(tenant__icontains=text) | Q(model__icontains=text))
+    found = list(batches[: BATCHES_SHOWN + 1])
+    rows = tuple(BatchRow(batch, batch_standing(batch, now)) for batch in found[:BATCHES_SHOWN])
+    return BatchList(rows, len(found) > BATCHES_SHOWN, bool(state or text))
+
+
+def batch_find(batch_id: str, now: datetime) -> BatchRow | None:
+    batch = batches_described().filter(id=batch_id).first()
+    return BatchRow(batch, batch_standing(batch, now)) if batch else None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """How far a batch was over time; no charts: nobody has looked yet."""
+
+    batch: str
+    charts: tuple[Chart, ...]
+    has_begun: bool
+
+
+def batch_progress(row: BatchRow) -> BatchProgress:
+    batch, samples = row.batch, BatchTimeline.objects.filter(batch=row.batch).first()
+    began_at = batch.in_progress_at
+    if samples is None or began_at is None:
+        return BatchProgress(batch.id, (), has_begun=began_at is not None)
+    timeline, window_s = samples.timeline(), (batch.expires_at - began_at).total_seconds()
+    late = (Band("its time is over", batch.expires_at, None, Colour.BAD),)
+    ends_at = began_at + timedelta(seconds=timeline.step_s * (len(timeline.completed) - 1))
+    bands = late if ends_at > batch.expires_at else ()
+    lines = (
+        Series("answered", timeline.completed),
+        Series("failed", timeline.failed, Colour.BAD),
+        Series("needed", needed_lines(timeline, batch.lines, window_s), Colour.IDLE, dashed=True),
+    )
+    rates = (
+        Series("actual", actual_rates(timeline)),
+        Series("needed", needed_rates(timeline, batch.lines, window_s), Colour.IDLE, dashed=True),
+    )
+    charts = (
+        Chart("batch-lines", "Lines with an outcome", "lines", began_at, timeline.step_s, lines, bands, decimals=0),
+        Chart("batch-rate", "Rate", "lines/s", began_at, timeline.step_s, rates, bands, decimals=2),
+    )
+    return BatchProgress(batch.id, charts, has_begun=True)
+
+
+CANCELLABLE = frozenset({BatchState.VALIDATING, BatchState.IN_PROGRESS})
+CANCEL_EFFECT = "Nothing more of it is sent. Its tenant can read what was answered."
+
+
+def _list(request: PageRequest) -> BatchList:
+    return batch_list(state=request.text("state"), text=request.text("q"), now=request.now)
+
+
+def _filter(request: PageRequest) -> Filter:
+    options = (("", "all"), ("open", "open"), *choices(BatchState))
+    state = choose_labelled(request, "state", options)
+    return Filter(text_label="Find by id, tenant or model", text_name="q", text=request.text("q"), choices=(state,))
+
+
+def _batch(request: PageRequest) -> BatchRow:
+    row = batch_find(request.key, request.now)
+    if row is None:
+        raise Http404(f"There is no batch {request.key!r}.")
+    return row
+
+
+def _progress(request: PageRequest) -> BatchProgress:
+    return batch_progress(request.once(_batch))
+
+
+def _actions(request: PageRequest) -> ActionMenu:
+    row = request.once(_batch)
+    if row.state not in CANCELLABLE:
+        return ActionMenu((), "This batch has ended." if row.has_ended else "Its results are being written.")
+    url = reverse("batch-action", args=(row.batch.id, CANCEL.name))
+    return ActionMenu((CANCEL.confirmation(row.batch, url, CANCEL_EFFECT),))
+
+
+BATCHES = Page(
+    section="batches",
+    title="Batches",
+    fragments=(Fragment("batches-table", "", ("batches",), "traffic/batches/table.html", _list),),
+    narrow=_filter,
+)
+
+BATCH = Page(
+    section="batches",
+    title="",
+    fragments=(
+        Fragment("batch", "", ("batches",), "traffic/batches/batch.html", _batch),
+        Fragment("batch-progress", "Progress", ("batches",), "traffic/batches/progress.html", _progress),
+        Fragment("batch-actions", "Actions", ("batches",), "dashboard/actions.html", _actions),
+    ),
+    charts=True,
+)
+
+
+def _find(key: str) -> Batch:
+    row = Batch.objects.filter(id=key).first()
+    if row is None:
+        raise Http404(f"There is no batch {key!r}.")
+    return row
+
+
+def _cancel(form: Submission, batch: Batch) -> None:
+    batch_cancel_for_operator(batch_id=batch.id, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+TARGET = Target(
+    noun="batch",
+    find=_find,
+    name=lambda batch: batch.id,
+    url=lambda batch: reverse("batch-page", args=(batch.id,)),
+)
+CANCEL = Action(target=TARGET, name="cancel", label="Cancel", run=_cancel, fields=(REQUIRED_WHY,))
+batch_action = action_view(CANCEL)

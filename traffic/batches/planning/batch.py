@@ -1,0 +1,377 @@
+"""The life of a batch: its states, what may be asked of one, and how OpenAI's Batch API shows it. Pure.
+
+Every line of a batch has one terminal outcome (I14), and a batch ends once, in exactly one of four ways.
+
+Which batch is worked on first: the one with the least slack, tenants in turns. And whether a new one can be done in
+its time. Pure.
+
+Slack is what is left until the deadline without the time that the remaining lines need at the rate that lines are
+answered. A higher priority counts as less slack.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from kernel.tones import Tone
+from traffic.files.planner import FILE_ID, expiry_seconds
+from traffic.tenants.planner import ApplicationRefused, BadObjectUri, ObjectUri, parse_object_uri
+
+BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+USUAL_WINDOW = "24h"
+WINDOW = re.compile(r"([1-9][0-9]{0,3})(m|h|d)")
+WINDOW_UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
+SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 600, 7 * 86_400
+HIGHEST_PRIORITY = 9
+USUAL_PRIORITY = 5
+OUR_MEMBERS = ("completion_window", "input_uri", "output_uri", "priority")
+
+
+class BatchState(StrEnum):
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+ALLOWED: Mapping[BatchState, frozenset[BatchState]] = {
+    BatchState.VALIDATING: frozenset({BatchState.IN_PROGRESS, BatchState.FAILED, BatchState.CANCELLING}),
+    BatchState.IN_PROGRESS: frozenset({BatchState.FINALIZING, BatchState.CANCELLING, BatchState.FAILED}),
+    BatchState.FINALIZING: frozenset({BatchState.COMPLETED, BatchState.EXPIRED, BatchState.FAILED}),
+    BatchState.CANCELLING: frozenset({BatchState.CANCELLED, BatchState.FAILED}),
+    BatchState.COMPLETED: frozenset(),
+    BatchState.FAILED: frozenset(),
+    BatchState.EXPIRED: frozenset(),
+    BatchState.CANCELLED: frozenset(),
+}
+"""From a state to those that may follow. What has run out of time is finalized with what there is; what begins fails
+only if its files in the store are gone."""
+ENDED = frozenset(state for state, following in ALLOWED.items() if not following)
+OPEN = frozenset(BatchState) - ENDED
+MERGING = frozenset({BatchState.FINALIZING, BatchState.CANCELLING})
+"""Nothing more is sent; outcomes are gathered into files."""
+BATCH_TONE: dict[BatchState, Tone] = {
+    BatchState.VALIDATING: Tone.MOVING,
+    BatchState.IN_PROGRESS: Tone.MOVING,
+    BatchState.FINALIZING: Tone.MOVING,
+    BatchState.CANCELLING: Tone.MOVING,
+    BatchState.COMPLETED: Tone.OK,
+    BatchState.FAILED: Tone.BAD,
+    BatchState.EXPIRED: Tone.WARN,
+    BatchState.CANCELLED: Tone.IDLE,
+}
+STAMPS: dict[BatchState, str] = {
+    BatchState.IN_PROGRESS: "in_progress_at",
+    BatchState.FINALIZING: "finalizing_at",
+    BatchState.CANCELLING: "cancelling_at",
+    BatchState.COMPLETED: "completed_at",
+    BatchState.FAILED: "failed_at",
+    BatchState.EXPIRED: "expired_at",
+    BatchState.CANCELLED: "cancelled_at",
+}
+"""The column that says when a state was entered."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """Every bound of batches. Seconds unless the name says otherwise."""
+
+    max_lines: int = 50_000
+    """OpenAI's; `SWITCHYARD_BATCH_LINES`."""
+    max_line_bytes: int = 1024 * 1024
+    """As of near-real-time requests."""
+    max_answer_bytes: int = 4 * 1024 * 1024
+    max_open_per_tenant: int = 100
+    kept_s: float = 30 * 86_400.0
+    """How long a batch can be asked for, from its deadline."""
+    range_lines: int = 200
+    range_bytes: int = 4 * 1024 * 1024
+    """What is leased, and read into memory, at once."""
+    ranges_at_once: int = 16
+    """Of one process: 64 MiB of requests at most."""
+    lease_s: float = 9.0
+    """A process that died is noticed after this; a living one renews three times meanwhile."""
+    renew_every_s: float = 3.0
+    poll_s: float = 0.5
+    quiet_after_s: float = 60.0
+    quiet_poll_s: float = 2.0
+    """How soon the first batch is seen, once there has been none for `quiet_after_s`."""
+    sync_every_s: float = 0.2
+    """Outcomes are on the disk after this; a crash has what was not sent again."""
+    first_retry_s: float = 1.0
+    longest_retry_s: float = 60.0
+    max_failures: int = 5
+    """Attempts of a line that an engine may have begun and not finished."""
+    max_validations: int = 3
+    """Attempts to validate a batch that ended in an error or with the process; while the store or the database is away
+    none counts."""
+    max_line_errors: int = 100
+    """Of a file that is refused, that are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAsked:
+    """What an application asks for, checked. `window` is the text that is shown again. The input is a file or an
+    object: one of `input_file_id` and `input_uri` is there."""
+
+    input_file_id: str
+    endpoint: str
+    window: str
+    window_s: int
+    priority: int = USUAL_PRIORITY
+    metadata: dict[str, str] = field(default_factory=dict)
+    output_kept_s: int | None = None
+    input_uri: ObjectUri | None = None
+    output_uri: ObjectUri | None = None
+
+    def expires_at(self, now: datetime) -> datetime:
+        return now + timedelta(seconds=self.window_s)
+
+
+def checked_batch(payload: object) -> BatchAsked:
+    """A create request's body, read.
+
+    Raises:
+        ApplicationRefused: a field is missing, unknown or wrong; the text says what would be right.
+    """
+    if not isinstance(payload, dict):
+        raise ApplicationRefused(400, "invalid_json", "the request body must be a JSON object")
+    known = {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "switchyard"}
+    if unknown := sorted(payload.keys() - known):
+        name = str(unknown[0])[:80]
+        message = f"Unknown parameter: `{name}`; there are {', '.join(sorted(known))}"
+        raise ApplicationRefused(400, "unknown_parameter", message, name)
+    endpoint = payload.get("endpoint")
+    if endpoint not in ENDPOINTS:
+        raise ApplicationRefused(400, "invalid_value", f"`endpoint` must be one of {', '.join(ENDPOINTS)}", "endpoint")
+    if payload.get("completion_window") != USUAL_WINDOW:
+        message = f"`completion_window` must be {USUAL_WINDOW}; other windows go into `switchyard.completion_window`"
+        raise ApplicationRefused(400, "invalid_value", message, "completion_window")
+    ours = _ours(payload.get("switchyard"))
+    window = ours.get("completion_window", USUAL_WINDOW)
+    input_uri = _uri(ours, "input_uri", is_object=True)
+    return BatchAsked(
+        input_file_id=_input_file(payload.get("input_file_id"), input_uri),
+        input_uri=input_uri,
+        output_uri=_uri(ours, "output_uri"),
+        endpoint=str(endpoint),
+        window=str(window),
+        window_s=_window_s(window),
+        priority=_priority(ours.get("priority", USUAL_PRIORITY)),
+        metadata=_metadata(payload.get("metadata")),
+        output_kept_s=_output_kept_s(payload.get("output_expires_after")),
+    )
+
+
+def _ours(stated: object) -> dict[str, Any]:
+    if stated is None:
+        return {}
+    if not isinstance(stated, dict):
+        raise ApplicationRefused(400, "invalid_value", "`switchyard` must be an object", "switchyard")
+    if unknown := sorted(stated.keys() - set(OUR_MEMBERS)):
+        name = f"switchyard.{str(unknown[0])[:80]}"
+        message = f"Unknown parameter: `{name}`; there are {', '.join(OUR_MEMBERS)}"
+        raise ApplicationRefused(400, "unknown_parameter", message, name)
+    return stated
+
+
+def _input_file(stated: object, uri: ObjectUri | None) -> str:
+    """OpenAI's client must say something: with `input_uri` the empty text."""
+    if uri is not None and stated in (None, ""):
+        return ""
+    if uri is not None:
+        message = "a batch has one input: `switchyard.input_uri` goes with an `input_file_id` that is empty or left out"
+        raise ApplicationRefused(400, "invalid_value", message, "input_file_id")
+    if not isinstance(stated, str) or not FILE_ID.fullmatch(stated):
+        message = "`input_file_id` must be the id of an uploaded file, file-…"
+        raise ApplicationRefused(400, "invalid_value", message, "input_file_id")
+    return stated
+
+
+def _uri(ours: Mapping[str, Any], name: str, *, is_object: bool = False) -> ObjectUri | None:
+    stated = ours.get(name)
+    if stated is None:
+        return None
+    try:
+        if not isinstance(stated, str):
+            raise BadObjectUri("must be a text, s3://bucket/key")
+        return parse_object_uri(stated, is_object=is_object)
+    except BadObjectUri as bad:
+        raise ApplicationRefused(400, "invalid_value", f"`switchyard.{name}` {bad}", f"switchyard.{name}") from bad
+
+
+def _window_s(stated: object) -> int:
+    found = WINDOW.fullmatch(stated) if isinstance(stated, str) else None
+    seconds = int(found[1]) * WINDOW_UNITS_S[found[2]] if found else 0
+    if not SHORTEST_WINDOW_S <= seconds <= LONGEST_WINDOW_S:
+        message = "`switchyard.completion_window` must be minutes, hours or days from 10m to 7d, such as 90m, 4h or 2d"
+        raise ApplicationRefused(400, "invalid_value", message, "switchyard.completion_window")
+    return seconds
+
+
+def _priority(stated: object) -> int:
+    if not isinstance(stated, int) or isinstance(stated, bool) or not 0 <= stated <= HIGHEST_PRIORITY:
+        message = f"`switchyard.priority` must be a whole number from 0 to {HIGHEST_PRIORITY}, the most urgent"
+        raise ApplicationRefused(400, "invalid_value", message, "switchyard.priority")
+    return stated
+
+
+def _metadata(stated: object) -> dict[str, str]:
+    pairs = {} if stated is None else stated
+    is_right = isinstance(pairs, dict) and len(pairs) <= MAX_METADATA
+    if not is_right or not all(_is_pair(key, value) for key, value in pairs.items()):  # type: ignore[attr-defined]
+        message = (
+            f"`metadata` must be at most {MAX_METADATA} pairs of text: names of {MAX_METADATA_KEY} letters, "
+            f"values of {MAX_METADATA_VALUE}"
+        )
+        raise ApplicationRefused(400, "invalid_value", message, "metadata")
+    return pairs  # type: ignore[return-value]
+
+
+def _is_pair(key: object, value: object) -> bool:
+    if not isinstance(key, str) or not isinstance(value, str):
+        return False
+    return len(key) <= MAX_METADATA_KEY and len(value) <= MAX_METADATA_VALUE and "\0" not in key + value
+
+
+def _output_kept_s(stated: object) -> int | None:
+    if stated is None:
+        return None
+    if not isinstance(stated, dict):
+        message = "`output_expires_after` must have anchor and seconds"
+        raise ApplicationRefused(400, "invalid_value", message, "output_expires_after")
+    return expiry_seconds(stated.get("anchor"), stated.get("seconds"), "output_expires_after")
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many lines have an outcome, and what they used."""
+
+    completed: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def plus(self, other: "Tally") -> "Tally":
+        return Tally(
+            self.completed + other.completed,
+            self.failed + other.failed,
+            self.input_tokens + other.input_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+    def usage_json(self) -> dict[str, Any]:
+        return {
+            "input_tokens": self.input_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens},
+            "output_tokens": self.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "total_tokens": self.input_tokens + self.output_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LineError:
+    """Why a file, or what of it, failed. `line` counts from 1; None: the file as a whole."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+    def shown(self) -> dict[str, Any]:
+        return {"code": self.code, "line": self.line, "message": self.message, "param": self.param}
+
+
+def batch_not_found(batch_id: str) -> ApplicationRefused:
+    return ApplicationRefused(404, "batch_not_found", f"No batch found with id '{batch_id[:80]}'.", "batch_id")
+
+
+def cancel_refusal(state: BatchState) -> ApplicationRefused | None:
+    """Why a batch in this state is not cancelled; None where it is, or is being cancelled already."""
+    if state in {BatchState.VALIDATING, BatchState.IN_PROGRESS, BatchState.CANCELLING, BatchState.CANCELLED}:
+        return None
+    message = f"Cannot cancel a batch with status '{state}'."
+    return ApplicationRefused(409, "batch_not_cancellable", message)
+
+
+PRIORITY_FACTOR = 1.5
+"""A step of priority is worth a third of what time is left: it moves what has time, and never what has none."""
+RESERVE = 0.9
+"""Of a measured rate that is counted on."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """An open batch. `remaining` lines; `rate`: lines a second that its model answers, 0: not known yet."""
+
+    id: str
+    tenant: str
+    remaining: int
+    expires_at: datetime
+    priority: int = USUAL_PRIORITY
+    rate: float = 0.0
+
+    def slack_s(self, now: datetime) -> float:
+        work_s = self.remaining / self.rate if self.rate > 0 else 0.0
+        return (self.expires_at - now).total_seconds() - work_s
+
+    def urgency(self, now: datetime) -> float:
+        """What is ordered by, the least first. Priority scales slack where there is some, and debt the other way."""
+        slack_s = self.slack_s(now)
+        factor = PRIORITY_FACTOR ** (USUAL_PRIORITY - self.priority)
+        return slack_s * factor if slack_s >= 0 else slack_s / factor
+
+
+def plan_order(jobs: Iterable[BatchJob], now: datetime) -> tuple[str, ...]:
+    """Ids in the order in which they get what is free: the most urgent of each tenant, then the second of each."""
+    turns: dict[str, int] = {}
+    ranked = []
+    for job in sorted(jobs, key=lambda job: (job.urgency(now), job.id)):
+        turn = turns[job.tenant] = turns.get(job.tenant, -1) + 1
+        ranked.append((turn, job.urgency(now), job.id))
+    return tuple(id for _, _, id in sorted(ranked))
+
+
+def feasible_s(lines: int, ahead: int, rate: float) -> float | None:
+    """Seconds in which so many lines are done behind `ahead` others; None: nobody knows, for nothing was measured."""
+    return (lines + ahead) / (rate * RESERVE) if rate > 0 else None
+
+
+def window_text(seconds: float) -> str:
+    """The shortest completion window that has so many seconds, as applications write it."""
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
+
+
+def deadline_refusal(
+    *, asked_s: float, lines: int, ahead: int, rate: float, is_usual: bool, planned_s: float | None = None
+) -> str | None:
+    """Why a batch will not be done in the time that it asks for, and in which it would be; None: it may well be, nobody
+    knows, or it is the usual time, which clients cannot choose. `planned_s`: in which it and those ahead have room by
+    the plan of the day; None: there is none, and the rate of before counts."""
+    needed_s = feasible_s(lines, ahead, rate) if planned_s is None else planned_s
+    if needed_s is None or needed_s <= asked_s or is_usual:
+        return None
+    by = f"at {rate:.3g} lines a second" if planned_s is None else "in what is planned to be free"
+    window = window_text(needed_s)
+    return f"{lines} lines behind {ahead} others cannot be done in that time {by}; a window of {window} can be met"
+
+
+def estimated_end(remaining: int, rate: float, now: datetime) -> datetime | None:
+    """When the last line is answered at this rate."""
+    return now + timedelta(seconds=remaining / rate) if rate > 0 else None

@@ -1,0 +1,353 @@
+"""Reads the lines of a batch's input: what is wrong with each, in which order they are best sent, and what is sent of
+one. Pure; the caller reads the file and hands over line by line, so memory grows by some bytes a line whatever its
+length.
+
+Outcomes of a batch's lines: what an answer means, how it reads in the output and error files, and the journal that a
+range's outcomes are kept in until then. Pure.
+
+A journal's line is `crc position kind input cached output reasoning JSON`: the position of the line in its range, `o`
+or `e` for output or error, and tokens. A line that was cut, or damaged, ends what is read of its journal.
+"""
+
+import hashlib
+import json
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine_agent.protocol.api_surface import ErrorForm, error_object
+from kernel.decoding import decode_json
+from traffic.async_requests.planner import AttemptResponse, is_complete_answer
+from traffic.batches.planning.batch import BatchSettings, LineError, Tally
+
+MAX_CUSTOM_ID = 512
+MAX_INPUTS = 50_000
+"""Texts of all lines for embeddings together, as OpenAI counts."""
+PREFIX_LETTERS = (64, 256, 1024, 4096)
+"""Of a prompt, at whose ends it may part from another: the levels of a trie. 256 letters are some 64 tokens, four
+blocks of an engine's cache."""
+DIGEST_BYTES = 4
+PATH_BYTES = DIGEST_BYTES * len(PREFIX_LETTERS)
+MAX_OUTPUT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A line that is right. `texts`: how many inputs it has; `output`: the most tokens that it may be answered with, 0
+    where it does not say."""
+
+    custom_id: str
+    body: dict[str, Any]
+    texts: int
+    output: int
+
+    @property
+    def model(self) -> str:
+        return str(self.body["model"])
+
+
+class BadLine(ValueError):
+    """A line that no batch may have. `code` and `param` as OpenAI has them."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.param = code, param
+
+
+def line_of(text: bytes, endpoint: str) -> BatchLine:
+    """
+    Raises:
+        BadLine: the line is not as OpenAI has it.
+    """
+    try:
+        line = decode_json(text)
+    except ValueError as error:
+        raise BadLine("invalid_json_line", f"This line is not parseable as valid JSON: {error}"[:300]) from error
+    if not isinstance(line, dict):
+        raise BadLine("invalid_json_line", "A line must be a JSON object with custom_id, method, url and body.")
+    custom_id = line.get("custom_id")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
+        message = f"`custom_id` must be a text of 1 to {MAX_CUSTOM_ID} letters."
+        raise BadLine("missing_required_parameter" if custom_id is None else "invalid_value", message, "custom_id")
+    if line.get("method") != "POST":
+        raise BadLine("invalid_method", "`method` must be POST.", "method")
+    if line.get("url") != endpoint:
+        said = str(line.get("url"))[:80]
+        raise BadLine("url_mismatch", f"`url` is {said!r} and must be the batch's endpoint, {endpoint!r}.", "url")
+    body = line.get("body")
+    if not isinstance(body, dict):
+        raise BadLine("missing_required_parameter", "`body` must be a JSON object.", "body")
+    if not isinstance(body.get("model"), str) or not body["model"] or len(body["model"]) > 200:
+        raise BadLine("missing_required_parameter", "`body.model` must name a model.", "body.model")
+    _check_body(body)
+    return BatchLine(custom_id, body, _texts(body), _output(body))
+
+
+def _check_body(body: dict[str, Any]) -> None:
+    if body.get("stream"):
+        raise BadLine("invalid_value", "`body.stream` is not possible in a batch: leave it out.", "body.stream")
+    for name in ("store", "background", "previous_response_id"):
+        if body.get(name):
+            raise BadLine("invalid_value", f"`body.{name}` is not possible in a batch: leave it out.", f"body.{name}")
+
+
+def _texts(body: dict[str, Any]) -> int:
+    texts = body.get("input")
+    return len(texts) if isinstance(texts, list) and texts and not isinstance(texts[0], int) else 1
+
+
+def _output(body: dict[str, Any]) -> int:
+    names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+    stated = next((body[name] for name in names if isinstance(body.get(name), int)), 0)
+    return max(0, min(int(stated), MAX_OUTPUT))
+
+
+def prefix_path(body: dict[str, Any]) -> bytes:
+    """Where in the trie of prompts this one is: equal up to a level as long as the prompts are."""
+    prompt = body.get("messages", body.get("prompt", body.get("input", "")))
+    text = prompt if isinstance(prompt, str) else _rendered(prompt, PREFIX_LETTERS[-1])
+    path = b""
+    for letters in PREFIX_LETTERS:
+        # The model's own instructions come first in the prompt of a response.
+        head = f"{body.get('instructions') or ''}\0{text}"[:letters].encode("utf-8", "surrogatepass")
+        path += hashlib.blake2b(head, digest_size=DIGEST_BYTES).digest()
+    return path
+
+
+def _rendered(prompt: object, letters: int) -> str:
+    """Roles and texts of messages one after the other, in the order of the prompt that an engine makes of them."""
+    found, length = [], 0
+    for text in _texts_in(prompt, 0):
+        found.append(text[:letters])
+        length += len(found[-1])
+        if length >= letters:
+            break
+    return "\0".join(found)
+
+
+def _texts_in(value: object, depth: int) -> Iterator[str]:
+    if isinstance(value, str | int | float):
+        yield str(value)
+    elif isinstance(value, list) and depth < 8:
+        for inner in value:
+            yield from _texts_in(inner, depth + 1)
+    elif isinstance(value, dict) and depth < 8:
+        for name in ("role", "type", "content", "text"):
+            if name in value:
+                yield from _texts_in(value[name], depth + 1)
+
+
+class LineIndex:
+    """What is known of an input file's lines: their places, their paths, and whether a `custom_id` came twice.
+
+    `salt` makes the digests of ids unforgeable: two ids with one digest of 64 bits would be refused as one, and by
+    accident that happens once in 40 million files of a million lines.
+    """
+
+    def __init__(self, *, endpoint: str, salt: bytes, settings: BatchSettings) -> None:
+        self._endpoint, self._salt, self._settings = endpoint, salt, settings
+        self._ids: set[int] = set()
+        self._starts, self._lengths, self._outputs = array("Q"), array("L"), array("L")
+        self._paths = bytearray()
+        self._texts = 0
+        self.model = ""
+        self.errors: list[LineError] = []
+        self.errors_in_all = 0
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, text: bytes, start: int) -> None:
+        """The next line, which begins at this byte of the file. An empty one is passed over."""
+        self._number += 1
+        if not text.strip():
+            return
+        if len(self) >= self._settings.max_lines:
+            if len(self) == self._settings.max_lines:
+                most = self._settings.max_lines
+                self._note(LineError("too_many_tasks", f"A batch may have at most {most} lines."))
+            self._starts.append(start)  # past the limit: so it is said once
+            return
+        try:
+            line = self._checked(text)
+        except BadLine as bad:
+            self._note(LineError(bad.code, str(bad), self._number, bad.param))
+            return
+        except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
+            # No line that a check did not foresee keeps its batch from its end.
+            self._note(LineError("invalid_value", f"This line cannot be read: {error}"[:300], self._number))
+            return
+        self._starts.append(start)
+        self._lengths.append(len(text))
+        self._outputs.append(line.output)
+        self._paths += prefix_path(line.body)
+
+    def finish(self) -> None:
+        if not self._starts and not self.errors:
+            self._note(LineError("empty_file", "The input file has no lines."))
+        if self._texts > MAX_INPUTS and self._endpoint == "/v1/embeddings":
+            self._note(LineError("too_many_tasks", f"A batch for embeddings may have at most {MAX_INPUTS} inputs."))
+        self._ids = set()
+
+    def order(self) -> list[int]:
+        """The lines as they are best sent: those that share a beginning one after the other, depth first, so that an
+        engine reads it once; beginnings with the longest outputs first, because the last lines decide when all is
+        over."""
+        longest: dict[bytes, int] = {}
+        for place, output in enumerate(self._outputs):
+            first = self._path(place)[:DIGEST_BYTES]
+            longest[first] = max(longest.get(first, 0), output)
+
+        def rank(place: int) -> bytes:  # one object a line, where a tuple would be three
+            path = self._path(place)
+            return (MAX_OUTPUT - longest[path[:DIGEST_BYTES]]).to_bytes(4) + path
+
+        return sorted(range(len(self._outputs)), key=rank)
+
+    def _path(self, place: int) -> bytes:
+        return bytes(self._paths[place * PATH_BYTES : (place + 1) * PATH_BYTES])
+
+    def place(self, line: int) -> tuple[int, int]:
+        """First byte and length of a line in the file."""
+        return self._starts[line], self._lengths[line]
+
+    def _checked(self, text: bytes) -> BatchLine:
+        if len(text) > self._settings.max_line_bytes:
+            raise BadLine("invalid_json_line", f"A line may have at most {self._settings.max_line_bytes} bytes.")
+        line = line_of(text, self._endpoint)
+        digest = hashlib.blake2b(line.custom_id.encode("utf-8", "surrogatepass"), digest_size=8, key=self._salt)
+        number = int.from_bytes(digest.digest())
+        if number in self._ids:
+            message = f"The custom_id {line.custom_id[:80]!r} is there twice: name each line differently."
+            raise BadLine("duplicate_custom_id", message, "custom_id")
+        self._ids.add(number)
+        self.model = self.model or line.model
+        if line.model != self.model:
+            message = f"`body.model` is {line.model[:80]!r}, in an earlier line {self.model[:80]!r}: a batch has one."
+            raise BadLine("model_mismatch", message, "body.model")
+        self._texts += line.texts
+        return line
+
+    def _note(self, error: LineError) -> None:
+        self.errors_in_all += 1
+        if len(self.errors) < self._settings.max_line_errors:
+            self.errors.append(error)
+
+
+def sent_body(text: bytes) -> tuple[str, bytes]:
+    """The `custom_id` of a line that was checked, and the body that is sent: written anew, so that no reader on the way
+    finds anything else in it, with the model first."""
+    line = json.loads(text)
+    body = line["body"]
+    written = json.dumps({"model": body["model"], **body}, separators=(",", ":"), allow_nan=False)
+    return str(line["custom_id"]), written.encode()
+
+
+OUTPUT, ERROR = b"o", b"e"
+EXPIRED, CANCELLED, LOST, TIMEOUT = "batch_expired", "batch_cancelled", "outcome_lost", "request_timeout"
+_SAID = {
+    EXPIRED: "This request could not be executed before the completion window expired.",
+    CANCELLED: "This request was not executed, because the batch was cancelled.",
+    LOST: "The outcome of this request was damaged in the file store.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The one terminal outcome of a line: `text` is its line of the output or the error file."""
+
+    position: int
+    is_output: bool
+    tally: Tally
+    text: bytes
+
+
+def outcome_of(position: int, request_id: str, custom_id: str, received: AttemptResponse) -> Outcome:
+    """What ends a line: an answer, or the last of its errors."""
+    if received.status is None:
+        error = {"code": TIMEOUT, "message": received.reason[:500]}
+        return _outcome(position, request_id, custom_id, None, error, Tally(failed=1))
+    try:
+        body = json.loads(received.body)
+    except ValueError:
+        message = received.body[:500].decode("utf-8", "replace")
+        body = error_object(ErrorForm.OPENAI, received.status, message)
+    response = {"status_code": received.status, "request_id": request_id, "body": body}
+    if not is_complete_answer(received):
+        return _outcome(position, request_id, custom_id, response, None, Tally(failed=1))
+    usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
+    return _outcome(position, request_id, custom_id, response, None, _tally(usage), is_output=True)
+
+
+def unsent_outcome(position: int, request_id: str, custom_id: str, code: str) -> Outcome:
+    return _outcome(position, request_id, custom_id, None, {"code": code, "message": _SAID[code]}, Tally(failed=1))
+
+
+def _outcome(
+    position: int,
+    request_id: str,
+    custom_id: str,
+    response: Mapping[str, Any] | None,
+    error: Mapping[str, Any] | None,
+    tally: Tally,
+    *,
+    is_output: bool = False,
+) -> Outcome:
+    line = {"id": request_id, "custom_id": custom_id, "response": response, "error": error}
+    return Outcome(position, is_output, tally, json.dumps(line, separators=(",", ":")).encode())
+
+
+def _tally(usage: Mapping[str, Any]) -> Tally:
+    """Chat, completions and embeddings name tokens one way, responses another."""
+    read = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    written = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+    return Tally(
+        completed=1,
+        input_tokens=_count(usage, "prompt_tokens", "input_tokens"),
+        cached_tokens=_count(read, "cached_tokens"),
+        output_tokens=_count(usage, "completion_tokens", "output_tokens"),
+        reasoning_tokens=_count(written, "reasoning_tokens"),
+    )
+
+
+def _count(numbers: object, *names: str) -> int:
+    found = [numbers.get(name) for name in names] if isinstance(numbers, dict) else []
+    return next((number for number in found if isinstance(number, int) and 0 <= number < 2**40), 0)
+
+
+def journal_line(outcome: Outcome) -> bytes:
+    tally = outcome.tally
+    tokens = (tally.input_tokens, tally.cached_tokens, tally.output_tokens, tally.reasoning_tokens)
+    head = b"%d %s %d %d %d %d" % (outcome.position, OUTPUT if outcome.is_output else ERROR, *tokens)
+    written = head + b" " + outcome.text
+    return b"%08x %s\n" % (zlib.crc32(written), written)
+
+
+def journal_outcomes(lines: Iterable[bytes]) -> Iterator[Outcome]:
+    """What a journal has, up to the first line that is not whole."""
+    for line in lines:
+        if not line.endswith(b"\n") or len(line) < 10:
+            return
+        crc, written = line[:8], line[9:-1]
+        if line[8:9] != b" " or crc != b"%08x" % zlib.crc32(written):
+            return
+        position, kind, *tokens, text = written.split(b" ", 6)
+        is_output = kind == OUTPUT
+        counts = [int(number) for number in tokens]
+        tally = Tally(1, 0, *counts) if is_output else Tally(0, 1, *counts)
+        yield Outcome(int(position), is_output, tally, text)
+
+
+def error_key(text: bytes) -> tuple[str, str]:
+    """Code and message of a line of the error file, as they are counted for a summary."""
+    line = json.loads(text)
+    if line["error"]:
+        return str(line["error"]["code"]), str(line["error"]["message"])[:300]
+    body = line["response"]["body"]
+    error = body.get("error") if isinstance(body, dict) else None
+    said = error if isinstance(error, dict) else {}
+    code = str(said.get("code") or f"http_{line['response']['status_code']}")
+    return code[:80], str(said.get("message") or f"answered {line['response']['status_code']}")[:300]

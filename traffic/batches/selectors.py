@@ -1,0 +1,378 @@
+"""What is known of files. Whoever is not the tenant of one finds none (I15).
+
+What the plan of the day leaves to batches of a model in a region, in lines a second.
+
+What is known of batches. Whoever is not the tenant of one finds none (I15).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce
+from msgspec import convert
+
+from engine_agent.protocol.messages import BatchLoad
+from engine_agent.protocol.states import ServingClass
+from fleet.autoscaling.models import ScalingState
+from fleet.autoscaling.selectors import Place, place_plans
+from fleet.capacity.planning.view import PlacePlan, batch_seconds, batch_time_s
+from fleet.cells.models import CellMember
+from fleet.deployments.models import Deployment
+from fleet.load.selectors import load_in_short
+from fleet.reconcile.planning.states import CellState
+from traffic.batches.models import OPEN_STATES, Batch, BatchRange, StoredFile
+from traffic.batches.planning.batch import BATCH_ID, RESERVE, STAMPS, BatchJob, BatchState, Tally, estimated_end
+from traffic.batches.planning.pacing import AtRiskPolicy, PacedBatch, PaceStep
+from traffic.files.planner import FILE_ID, FileFacts
+from traffic.keys.models import ApplicationKey
+from traffic.region_shares.selectors import traffic_policies
+from traffic.routing.models import RoutingTable
+from traffic.routing.selectors import UnreadableTable, table_message
+
+
+def stored_file_of(tenant: str, file_id: str, now: datetime) -> StoredFile | None:
+    if not FILE_ID.fullmatch(file_id):
+        return None
+    return StoredFile.objects.filter(id=file_id, tenant=tenant, expires_at__gt=now).first()
+
+
+def stored_files(tenant: str, now: datetime, purpose: str | None) -> "QuerySet[StoredFile]":
+    rows = StoredFile.objects.filter(tenant=tenant, expires_at__gt=now)
+    return rows.filter(purpose=purpose) if purpose else rows
+
+
+def stored_of_tenant(tenant: str) -> tuple[int, int]:
+    """How many files a tenant has, and how many bytes: of an index alone."""
+    totals = StoredFile.objects.filter(tenant=tenant).order_by().aggregate(n=Count("pk"), size=Sum("bytes"))
+    return totals["n"], totals["size"] or 0
+
+
+def file_facts(file: StoredFile) -> FileFacts:
+    return FileFacts(file.id, file.bytes, file.filename, file.purpose, file.created_at, file.expires_at)
+
+
+@dataclass(frozen=True)
+class BatchBudgets:
+    """`served`: deployment by the names that it is asked for by; `line_s`: how long a line takes in a place: as long as
+    requests took there while none had to wait. Places of which that is not known, or without a fresh plan, have no
+    budget that anybody could count on."""
+
+    now: datetime
+    plans: Mapping[Place, PlacePlan] = field(default_factory=dict)
+    served: Mapping[str, str] = field(default_factory=dict)
+    line_s: Mapping[Place, float] = field(default_factory=dict)
+
+    def rate(self, region: str, model: str, until: datetime) -> float | None:
+        """Lines a second in the mean of the time until then; None: nobody knows."""
+        within_s = (until - self.now).total_seconds()
+        found = self._of(region, model)
+        if found is None or within_s <= 0:
+            return None
+        plan, line_s = found
+        return batch_seconds(plan, self.now, within_s) / line_s / within_s
+
+    def time_s(self, region: str, model: str, lines: int) -> float | None:
+        """In how many seconds so many lines have had room, with a reserve; None: nobody knows."""
+        found = self._of(region, model)
+        return batch_time_s(found[0], self.now, lines * found[1] / RESERVE) if found else None
+
+    def _of(self, region: str, model: str) -> tuple[PlacePlan, float] | None:
+        place = (self.served.get(model, ""), region)
+        plan, line_s = self.plans.get(place), self.line_s.get(place)
+        return (plan, line_s) if plan is not None and plan.budget and line_s else None
+
+
+def batch_budgets(now: datetime) -> BatchBudgets:
+    """Of all models. One query where there is no plan, four where there is one."""
+    plans = place_plans(now)
+    if not plans:
+        return BatchBudgets(now)
+    names = {name for name, _ in plans}
+    rows = list(Deployment.objects.filter(name__in=names).select_related("model_version"))
+    return BatchBudgets(now, plans, served_names(rows), line_times(names))
+
+
+def served_names(deployments: Iterable[Deployment]) -> dict[str, str]:
+    """Name -> deployment: of its model, unless a deployment has that name itself."""
+    rows = sorted(deployments, key=lambda row: row.name, reverse=True)
+    return {row.model_version.model_id: row.name for row in rows} | {row.name: row.name for row in rows}
+
+
+def line_times(deployments: Iterable[str]) -> dict[Place, float]:
+    """Seconds that a request took in a place while none had to wait, where the autoscaler has seen that."""
+    rows = ScalingState.objects.filter(place__deployment__in=list(deployments)).select_related("place")
+    found = {(row.place.deployment_id, row.place.region_id): row.load.get("service_s") for row in rows}
+    return {place: float(seconds) for place, seconds in found.items() if seconds}
+
+
+MEASURED_SINCE = timedelta(days=7)
+HEARD_WITHIN = timedelta(seconds=15)
+MEASURED_LINES = 50
+"""Below that a batch says nothing of how fast its model is."""
+
+
+def batch_of(tenant: str, batch_id: str) -> Batch | None:
+    return Batch.objects.filter(id=batch_id, tenant=tenant).first() if BATCH_ID.fullmatch(batch_id) else None
+
+
+def batches_of(tenant: str) -> "QuerySet[Batch]":
+    return Batch.objects.filter(tenant=tenant)
+
+
+def open_batches(tenant: str) -> int:
+    return Batch.objects.filter(tenant=tenant, state__in=OPEN_STATES).count()
+
+
+def tallies(batches: Iterable[Batch]) -> dict[str, Tally]:
+    """Lines with an outcome so far, by batch: of an open one the sum over its ranges."""
+    found = {batch.id: Tally(batch.completed, batch.failed, batch.input_tokens, batch.cached_tokens,
+                             batch.output_tokens, batch.reasoning_tokens) for batch in batches}  # fmt: skip
+    rows = BatchRange.objects.filter(batch__in=list(found)).order_by().values("batch")
+    for row in rows.annotate(completed=Sum("completed"), failed=Sum("failed")):
+        found[row["batch"]] = Tally(row["completed"], row["failed"])
+    return found
+
+
+def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
+    """OpenAI's object; times in whole seconds since 1970. `switchyard` is what only we have."""
+    shown: dict[str, Any] = {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model or None,
+        "errors": {"object": "list", "data": batch.errors} if batch.errors else None,
+        "input_file_id": batch.input_file_id,  # a text whatever it is, to OpenAI's client
+        "completion_window": "24h",
+        "status": batch.state,
+        "output_file_id": batch.output_file_id or None,
+        "error_file_id": batch.error_file_id or None,
+        "created_at": _seconds(batch.created_at),
+        "expires_at": _seconds(batch.expires_at),
+    }
+    shown |= {column: _seconds(getattr(batch, column)) for column in STAMPS.values()}
+    remaining = batch.lines - tally.completed - tally.failed
+    rate = _rate(batch, tally, now)
+    return shown | {
+        "request_counts": {
+            "total": batch.lines if batch.in_progress_at else 0,
+            "completed": tally.completed,
+            "failed": tally.failed,
+        },
+        "usage": tally.usage_json(),
+        "metadata": batch.metadata or None,
+        "switchyard": {
+            "completion_window": batch.window,
+            "priority": batch.priority,
+            "input_uri": batch.input_uri or None,
+            "input_etag": batch.input_etag or None,
+            "output_uri": batch.output_uri or None,
+            "deadline_at_risk_at": _seconds(batch.at_risk_at),
+            "warnings": _warnings(batch),
+            "serving_class": served_as(batch).value,
+            "lines_per_s": round(rate, 3) if rate else None,
+            "estimated_end_at": _seconds(estimated_end(remaining, rate, now)) if _runs(batch) else None,
+        },
+    }
+
+
+def batch_jobs(now: datetime, rates: dict[str, float]) -> list[tuple[BatchJob, str, str]]:
+    """Batches with lines that nobody has leased: each with its region and model. `rates`: by `region model`."""
+    waiting = Q(ranges__done=False) & (Q(ranges__leased_until=None) | Q(ranges__leased_until__lte=now))
+    rows = Batch.objects.filter(waiting, state=BatchState.IN_PROGRESS.value, expires_at__gt=now).distinct()
+    rows = rows.order_by("id").only("id", "tenant", "lines", "expires_at", "priority", "region", "model")
+    batches = list(rows)
+    done, budgets = tallies(batches), batch_budgets(now)
+    return [(_job(batch, done[batch.id], rates, budgets), batch.region_id, batch.model) for batch in batches]
+
+
+def _job(batch: Batch, done: Tally, rates: dict[str, float], budgets: BatchBudgets) -> BatchJob:
+    """The rate that it can still get: what the plan of the day leaves until its deadline, else what it gets now."""
+    planned = budgets.rate(batch.region_id, batch.model, batch.expires_at)
+    rate = rates.get(f"{batch.region_id} {batch.model}", 0.0) if planned is None else planned
+    remaining = batch.lines - done.completed - done.failed
+    return BatchJob(batch.id, batch.tenant, remaining, batch.expires_at, batch.priority, rate)
+
+
+def measured_rate(region: str, model: str, now: datetime) -> float:
+    """Lines a second that batches of a model were answered with of late, the slower half of them; 0: not known."""
+    recent = Batch.objects.filter(
+        region=region, model=model, finalizing_at__gt=now - MEASURED_SINCE, lines__gte=MEASURED_LINES
+    ).filter(state=BatchState.COMPLETED.value)
+    rows = recent.order_by("-finalizing_at").values_list("lines", "in_progress_at", "finalizing_at")[:20]
+    rates = sorted(lines / max((ended - began).total_seconds(), 1.0) for lines, began, ended in rows if began and ended)
+    return rates[(len(rates) - 1) // 2] if rates else 0.0
+
+
+def lines_ahead(region: str, model: str) -> int:
+    """Of all open batches of a model, those without an outcome."""
+    rows = Batch.objects.filter(region=region, model=model, state__in=OPEN_STATES)
+    total = rows.aggregate(n=Sum("lines"))["n"] or 0
+    done = BatchRange.objects.filter(batch__in=rows).aggregate(n=Sum(F("completed") + F("failed")))["n"] or 0
+    return int(total - done)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStanding:
+    """How far a batch is. `share` of its lines from 0 to 1; the rate is over its whole run, None before."""
+
+    completed: int
+    failed: int
+    lines_per_s: float | None
+    estimated_end_at: datetime | None
+    share: float
+
+    @property
+    def percent(self) -> int:
+        return int(self.share * 100)
+
+
+def batches_described() -> "QuerySet[Batch]":
+    """All batches, with what their ranges have so far as `ranges_completed` and `ranges_failed`."""
+    totals = BatchRange.objects.filter(batch=OuterRef("pk")).order_by().values("batch")
+    return Batch.objects.annotate(
+        ranges_completed=Coalesce(Subquery(totals.annotate(n=Sum("completed")).values("n")), 0),
+        ranges_failed=Coalesce(Subquery(totals.annotate(n=Sum("failed")).values("n")), 0),
+    )
+
+
+def batch_standing(batch: Batch, now: datetime) -> BatchStanding:
+    """Of one of `batches_described`."""
+    tally = Tally(batch.completed + batch.ranges_completed, batch.failed + batch.ranges_failed)  # type: ignore[attr-defined]
+    done = tally.completed + tally.failed
+    rate = _rate(batch, tally, now)
+    end_at = estimated_end(batch.lines - done, rate, now) if _runs(batch) else None
+    share = done / batch.lines if batch.lines else 0.0
+    return BatchStanding(tally.completed, tally.failed, round(rate, 3) if rate else None, end_at, share)
+
+
+def batches_by_state() -> list[dict[str, Any]]:
+    rows = Batch.objects.filter(state__in=OPEN_STATES).order_by().values("state")
+    return [dict(row) for row in rows.annotate(n=Count("pk"))]
+
+
+STEP_FIELDS = {PaceStep.RAISE: "raised_at", PaceStep.ASK: "cells_asked_at", PaceStep.TELL: "at_risk_at"}
+"""Where a batch has the time of each step."""
+
+
+def batches_paced(now: datetime, rates: Mapping[str, float]) -> list[PacedBatch]:
+    """Batches in progress, each with the policy of the deployment that answers to its model; where that has none, with
+    what the installation says."""
+    batches = list(Batch.objects.filter(state=BatchState.IN_PROGRESS.value, expires_at__gt=now))
+    if not batches:
+        return []
+    done, policies = tallies(batches), _at_risk_policies({batch.model for batch in batches})
+    usual = AtRiskPolicy(settings.BATCH_AT_RISK)
+    modest = set(
+        ApplicationKey.objects.filter(
+            prefix__in={batch.key for batch in batches}, serving_class=ServingClass.BATCH.value
+        ).values_list("prefix", flat=True)
+    )
+    return [
+        replace(
+            _paced(batch, done[batch.id], rates, now),
+            policy=policies.get(batch.model, usual),
+            may_raise=batch.key not in modest,
+        )
+        for batch in batches
+    ]
+
+
+def _paced(batch: Batch, done: Tally, rates: Mapping[str, float], now: datetime) -> PacedBatch:
+    """Its rate counts from its last step on: what was before says nothing of whether that helped."""
+    answered = done.completed + done.failed
+    began_at = batch.in_progress_at or batch.created_at
+    since = batch.paced_at or began_at
+    seconds = (now - since).total_seconds()
+    rate = max(0, answered - batch.paced_done) / seconds if seconds > 0 else 0.0
+    of_late = rates.get(f"{batch.region_id} {batch.model}", 0.0)
+    return PacedBatch(
+        id=batch.id,
+        began_at=began_at,
+        expires_at=batch.expires_at,
+        remaining=batch.lines - answered,
+        rate=rate if batch.paced_at else rate or of_late,
+        taken=frozenset(step for step, field in STEP_FIELDS.items() if getattr(batch, field) is not None),
+        since=since,
+        done=answered,
+    )
+
+
+def _at_risk_policies(models: set[str]) -> dict[str, AtRiskPolicy]:
+    """By the model names that batches ask for: what the policies of their deployments say, where they do."""
+    stated = {
+        name: policy.batch_at_risk for name, policy in traffic_policies().items() if policy.batch_at_risk is not None
+    }
+    if not stated:
+        return {}
+    served = served_names(Deployment.objects.select_related("model_version"))
+    return {model: stated[served[model]] for model in models if served.get(model) in stated}
+
+
+def _warnings(batch: Batch) -> list[dict[str, Any]]:
+    if batch.at_risk_at is None:
+        return []
+    message = "At its rate the batch misses its deadline. Lines that have not run by then are reported as expired."
+    return [{"code": "deadline_at_risk", "message": message}]
+
+
+def served_as(batch: Batch) -> ServingClass:
+    return ServingClass.NEAR_REALTIME if batch.raised_at else ServingClass.BATCH
+
+
+def _runs(batch: Batch) -> bool:
+    return batch.state == BatchState.IN_PROGRESS.value
+
+
+def _rate(batch: Batch, tally: Tally, now: datetime) -> float:
+    began, ended = batch.in_progress_at, batch.finalizing_at or batch.cancelling_at or now
+    seconds = (ended - began).total_seconds() if began else 0.0
+    return (tally.completed + tally.failed) / seconds if seconds > 0 else 0.0
+
+
+def _seconds(at: datetime | None) -> int | None:
+    return None if at is None else int(at.timestamp())
+
+
+def batch_loads(cells: Iterable[str], now: datetime) -> list[BatchLoad | None]:
+    """What leaders reported just now of these cells' batch requests; None of a cell that reported nothing of them."""
+    names = list(cells)
+    leaders = CellMember.objects.filter(cell_id__in=names, rank=0, node__report__last_seen_at__gt=now - HEARD_WITHIN)
+    rows = leaders.values_list("cell_id", "node__report__cell", "node__report__load")
+    heard = {cell: load_in_short(stored).batch for cell, reported, stored in rows if stored and reported == cell}
+    return [heard.get(cell) for cell in names]
+
+
+def batch_totals(now: datetime) -> dict[tuple[str, str], BatchLoad]:
+    """Batch requests of ready cells and their windows together, by region and deployment: what leaders reported of
+    late."""
+    leaders = CellMember.objects.filter(
+        rank=0, cell__state=CellState.READY.value, node__report__last_seen_at__gt=now - HEARD_WITHIN
+    ).filter(node__report__cell=F("cell_id"))
+    found: dict[tuple[str, str], BatchLoad] = {}
+    for region, deployment, stored in leaders.values_list(
+        "cell__region_id", "cell__deployment_id", "node__report__load__batch"
+    ):
+        each = convert(stored or {}, BatchLoad)
+        known = found.get((region, deployment), BatchLoad())
+        found[region, deployment] = BatchLoad(
+            known.running + each.running, known.waiting + each.waiting, known.window + each.window
+        )
+    return found
+
+
+def ready_cells(region: str, model: str) -> list[str]:
+    """Cells that take new requests for a model, by its region's newest table; none where that cannot be read."""
+    table = RoutingTable.objects.filter(region_id=region).order_by("-revision").first()
+    if table is None:
+        return []
+    try:
+        message = table_message(table)
+    except UnreadableTable:
+        return []
+    split = {name for split in message.splits if split.model == model for name in split.shares}
+    pools = [pool for pool in message.pools if model in pool.models or pool.name in split]
+    return [cell.cell for pool in pools for cell in pool.cells if not cell.drain]

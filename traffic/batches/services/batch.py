@@ -1,0 +1,307 @@
+"""Creates, cancels and moves batches. Each move is one statement that names the state which it starts from, so that of
+two that race only the first one counts.
+
+Watches the pace of open batches: each that falls behind is sent as near-real-time, has the plan of the day asked for
+cells, and has its tenant told, step by step as far as the policy of its deployment goes. Each step is noted with an
+event, in one transaction that names what it saw. Any process may do it, and any number at once.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.db import transaction
+from django.db.models import Exists, OuterRef, QuerySet
+
+from fleet.webhooks.services import webhooks_notify
+from kernel import live
+from kernel.events import event_record
+from kernel.refusals import Conflict
+from kernel.tones import Tone
+from traffic.async_requests.selectors import serving_region
+from traffic.batches.models import OPEN_STATES, Batch, BatchRange, BatchTimeline, StoredFile
+from traffic.batches.planning.batch import (
+    ALLOWED,
+    ENDED,
+    STAMPS,
+    USUAL_WINDOW,
+    BatchAsked,
+    BatchSettings,
+    BatchState,
+    LineError,
+    batch_not_found,
+    cancel_refusal,
+    deadline_refusal,
+)
+from traffic.batches.planning.pacing import Pace, PaceStep, add_sample, plan_paces
+from traffic.batches.selectors import (
+    STEP_FIELDS,
+    batch_budgets,
+    batch_of,
+    batches_paced,
+    lines_ahead,
+    measured_rate,
+    open_batches,
+    stored_file_of,
+    tallies,
+)
+from traffic.files.planner import FilePurpose
+from traffic.tenants.models import GrantUse
+from traffic.tenants.planner import QUOTA_USED_UP, ApplicationRefused, BatchEvent
+from traffic.tenants.selectors import Application, place_check
+from traffic.tenants.services import tenant_webhooks_notify
+
+BATCHES = "batches"
+FORGOTTEN_AT_ONCE = 500
+
+
+def batch_settings() -> BatchSettings:
+    """The defaults, and what this installation says."""
+    return BatchSettings(max_lines=django_settings.BATCH_LINES)
+
+
+def batch_create(
+    *, application: Application, asked: BatchAsked, region: str, now: datetime, settings: BatchSettings
+) -> Batch:
+    """Begin a batch. What is wrong with its lines is found later, and shown with it.
+
+    Raises:
+        ApplicationRefused: the tenant has no such file, as much as it may have, or may not use a place in S3.
+    """
+    if application.over_quota:
+        why = "You exceeded your current quota: the budget of this month is used up"
+        raise ApplicationRefused(429, QUOTA_USED_UP, why, kind=QUOTA_USED_UP)
+    if open_batches(application.tenant) >= settings.max_open_per_tenant:
+        most = settings.max_open_per_tenant
+        raise ApplicationRefused(429, "too_many_open", f"{most} batches are open already; try again when one has ended")
+    file = _input_file(application, asked, now)
+    place = serving_region(region)
+    if place is None:
+        raise ApplicationRefused(503, "no_routing_table", "no region serves yet; try again shortly")
+    if file is not None:
+        _check_deadline(file, place, asked, now)
+    live.push("batches")
+    return Batch.objects.create(
+        tenant=application.tenant,
+        key=application.key,
+        region_id=place,
+        model=file.model if file else "",
+        lines=file.lines if file else 0,
+        endpoint=asked.endpoint,
+        input_file_id=file.id if file else "",
+        input_uri=str(asked.input_uri or ""),
+        output_uri=str(asked.output_uri or ""),
+        output_kept_s=asked.output_kept_s,
+        window=asked.window or USUAL_WINDOW,
+        priority=asked.priority,
+        metadata=asked.metadata,
+        created_at=now,
+        expires_at=asked.expires_at(now),
+    )
+
+
+def _input_file(application: Application, asked: BatchAsked, now: datetime) -> StoredFile | None:
+    """The file that it is over; None: an object, which is looked at when it is validated."""
+    if asked.output_uri is not None:
+        place_check(application.tenant, asked.output_uri, GrantUse.WRITE, "output_uri")
+    if asked.input_uri is not None:
+        place_check(application.tenant, asked.input_uri, GrantUse.READ, "input_uri")
+        return None
+    file = stored_file_of(application.tenant, asked.input_file_id, now)
+    if file is None or file.purpose != FilePurpose.BATCH.value:
+        what = "has the purpose batch_output" if file else "does not exist"
+        message = f"the file `{asked.input_file_id}` {what}: upload one with the purpose batch"
+        raise ApplicationRefused(400, "invalid_value", message, "input_file_id")
+    return file
+
+
+def _check_deadline(file: StoredFile, region: str, asked: BatchAsked, now: datetime) -> None:
+    ahead = lines_ahead(region, file.model)
+    refusal = deadline_refusal(
+        asked_s=asked.window_s,
+        lines=file.lines,
+        ahead=ahead,
+        rate=measured_rate(region, file.model, now),
+        planned_s=batch_budgets(now).time_s(region, file.model, file.lines + ahead),
+        is_usual=asked.window == USUAL_WINDOW,
+    )
+    if refusal:
+        raise ApplicationRefused(400, "deadline_infeasible", refusal, "switchyard.completion_window")
+
+
+def batch_cancel(*, application: Application, batch_id: str, now: datetime) -> Batch:
+    """Cancel a batch: nothing more of it is sent, and what was answered can be read. Again is no fault.
+
+    Raises:
+        ApplicationRefused: the tenant has none such, or it has ended.
+    """
+    batch = batch_of(application.tenant, batch_id)
+    if batch is None:
+        raise batch_not_found(batch_id)
+    return batch_end_early(batch=batch, now=now)
+
+
+def batch_end_early(*, batch: Batch, now: datetime) -> Batch:
+    """The same of a batch whoever asks.
+
+    Raises:
+        ApplicationRefused: it has ended.
+    """
+    for state in (BatchState.VALIDATING, BatchState.IN_PROGRESS):
+        batch_move(Batch.objects.filter(id=batch.id), start=state, to=BatchState.CANCELLING, now=now)
+    batch.refresh_from_db()
+    if refusal := cancel_refusal(BatchState(batch.state)):
+        raise refusal
+    return batch
+
+
+def batch_cancel_for_operator(*, batch_id: str, actor: str, now: datetime, why: str) -> Batch:
+    """The same for an operator, with an event that says why.
+
+    Raises:
+        Conflict: it has ended.
+    """
+    with transaction.atomic():
+        try:
+            batch = batch_end_early(batch=Batch.objects.get(id=batch_id), now=now)
+        except ApplicationRefused as refusal:
+            raise Conflict(str(refusal)) from refusal
+        whose = f"batch {batch.id} of {batch.tenant or 'nobody'}"
+        message = f"{whose} was cancelled by {actor}: {why}"
+        detail = {"batch": batch.id, "tenant": batch.tenant}
+        event_record(kind="batch.cancelled", message=message, tone=Tone.WARN, now=now, actor=actor[:64], detail=detail)
+    return batch
+
+
+def batch_move(rows: "QuerySet[Batch]", *, start: BatchState, to: BatchState, now: datetime, **columns: Any) -> int:
+    """Move those of the rows that are in `start`. Returns how many were. Of an end webhooks are told in the same
+    transaction."""
+    if to not in ALLOWED[start]:
+        raise ValueError(f"a batch does not go from {start} to {to}")
+    columns |= {"state": to.value, STAMPS[to]: now, "leased_until": None}
+    live.push("batches")
+    if to not in ENDED:
+        return rows.filter(state=start.value).update(**columns)
+    with transaction.atomic():
+        ids = list(rows.filter(state=start.value).select_for_update().values_list("id", flat=True))
+        moved = Batch.objects.filter(id__in=ids).update(**columns)
+        for batch in Batch.objects.filter(id__in=ids):
+            webhooks_notify(event=f"batch.{to}", body=_told(batch), now=now)
+            tenant_webhooks_notify(tenant=batch.tenant, event=BatchEvent(f"batch.{to}"), batch_id=batch.id, now=now)
+    return moved
+
+
+def _told(batch: Batch) -> dict[str, Any]:
+    """What receivers of webhooks are told: nothing of its content."""
+    return {
+        "id": batch.id,
+        "tenant": batch.tenant,
+        "model": batch.model,
+        "lines": batch.lines,
+        "completed": batch.completed,
+        "failed": batch.failed,
+    }
+
+
+def batch_lose(*, batch: Batch, now: datetime) -> int:
+    """Fail a batch whose files in the store are gone. Returns how many were."""
+    error = LineError("files_lost", "The files of this batch are gone from the file store.").shown()
+    rows = Batch.objects.filter(id=batch.id)
+    return batch_move(rows, start=BatchState(batch.state), to=BatchState.FAILED, now=now, errors=[error])
+
+
+def batches_advance(*, now: datetime) -> int:
+    """Finalize what has no line left, or no time. Returns how many."""
+    running = Batch.objects.filter(state=BatchState.IN_PROGRESS.value)
+    lacking = BatchRange.objects.filter(batch=OuterRef("pk"), done=False)
+    to = {"start": BatchState.IN_PROGRESS, "to": BatchState.FINALIZING, "now": now}
+    done = batch_move(running.filter(~Exists(lacking)), **to)  # type: ignore[arg-type]
+    return done + batch_move(running.filter(expires_at__lte=now), **to, expired=True)  # type: ignore[arg-type]
+
+
+def batches_open() -> bool:
+    """Whether there is any batch that has not ended: one look into an index."""
+    return Batch.objects.filter(state__in=OPEN_STATES).exists()
+
+
+def batches_trim(*, now: datetime) -> int:
+    """Delete batches that ended long ago. Returns how many."""
+    old = now - timedelta(seconds=BatchSettings().kept_s)
+    ended = Batch.objects.filter(state__in=[state.value for state in ENDED], expires_at__lt=old)
+    ids = list(ended.values_list("id", flat=True)[:FORGOTTEN_AT_ONCE])
+    with transaction.atomic():
+        Batch.objects.filter(id__in=ids).delete()
+    return len(ids)
+
+
+DONE = {
+    PaceStep.RAISE: "they are sent as near-real-time from now on",
+    PaceStep.ASK: "the plan of the day is asked for cells",
+    PaceStep.TELL: "its owner is told",
+}
+
+
+def batches_pace(*, now: datetime, rates: Mapping[str, float]) -> int:
+    """Take the next step for each batch that will miss its deadline. `rates`: lines a second as of late, by
+    `region model`. Returns for how many."""
+    return sum(_apply(pace, now) for pace in plan_paces(batches_paced(now, rates), now))
+
+
+@transaction.atomic
+def _apply(pace: Pace, now: datetime) -> bool:
+    """Steps that another process has taken meanwhile are left out."""
+    batch = Batch.objects.filter(id=pace.batch, state=BatchState.IN_PROGRESS.value).select_for_update().first()
+    steps = [step for step in pace.steps if batch is not None and getattr(batch, STEP_FIELDS[step]) is None]
+    if batch is None or not steps:
+        return False
+    for step in steps:
+        setattr(batch, STEP_FIELDS[step], now)
+    batch.paced_at, batch.paced_done = now, pace.done
+    batch.save(update_fields=["paced_at", "paced_done", *(STEP_FIELDS[step] for step in steps)])
+    event_record(
+        kind="batch.deadline_at_risk",
+        message=f"the deadline of batch {batch.id} of {batch.tenant or 'nobody'} is at risk: {pace.reason}; "
+        + ", ".join(DONE[step] for step in steps),
+        tone=Tone.WARN,
+        now=now,
+        detail={
+            "batch": batch.id,
+            "tenant": batch.tenant,
+            "region": batch.region_id,
+            "steps": [step.value for step in steps],
+        },
+    )
+    if PaceStep.TELL in steps:
+        tenant_webhooks_notify(tenant=batch.tenant, event=BatchEvent.AT_RISK, batch_id=batch.id, now=now)
+    live.push("batches")
+    return True
+
+
+# Keeps how far open batches are over time: one row each, written once in a step, of bounded length. Any process may
+# do it, and any number at once: whoever is later adds nothing.
+
+
+def batches_sample(*, now: datetime) -> int:
+    """Take a sample of each batch in progress that has none in this step. Returns how many; in three queries."""
+    running = Batch.objects.filter(state=BatchState.IN_PROGRESS.value).exclude(in_progress_at=None)
+    batches = list(running)
+    if not batches:
+        return 0
+    before = {row.batch_id: row.timeline() for row in BatchTimeline.objects.filter(batch__in=batches)}
+    done, rows = tallies(batches), []
+    for batch in batches:
+        began_at = batch.in_progress_at or now
+        known = before.get(batch.id, BatchTimeline().timeline())
+        tally = done[batch.id]
+        after = add_sample(known, (now - began_at).total_seconds(), tally.completed, tally.failed)
+        if after is not None:
+            rows.append(
+                BatchTimeline(
+                    batch=batch, step_s=after.step_s, completed=list(after.completed), failed=list(after.failed)
+                )
+            )
+    BatchTimeline.objects.bulk_create(
+        rows, update_conflicts=True, unique_fields=["batch"], update_fields=["step_s", "completed", "failed"]
+    )
+    return len(rows)

@@ -1,0 +1,440 @@
+"""Input and results of a batch as objects in a tenant's own bucket. What may be used is asked again each time; an input
+is read whole, of one content, before anything of it is believed; a result is written once and replaces nothing.
+
+Validates the input of a batch, line by line, and writes its work file: the same lines in the order in which they are
+sent, cut into ranges. From then on the batch needs its input file no more.
+
+Gathers the outcomes of a batch's ranges into its output and error files, and ends it: files, counts and state in one
+transaction, so that nobody sees one without the others. Every line comes once, whatever was sent twice.
+"""
+
+import io
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import BinaryIO, cast
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from fleet.clouds.aws.calls import CallFailed, Refused
+from fleet.clouds.aws.objects import ObjectChanged, ObjectReader, ObjectWriter, OtherObject
+from traffic.async_requests.services.requests import place_check
+from traffic.batches.models import Batch, BatchRange, StoredFile, new_file_id
+from traffic.batches.planning.batch import BatchSettings, BatchState, LineError, Tally
+from traffic.batches.planning.lines import CANCELLED, EXPIRED, LOST, LineIndex, error_key, sent_body, unsent_outcome
+from traffic.batches.services.batch import BATCHES, batch_move
+from traffic.batches.services.ranges import range_outcomes, work_name
+from traffic.files.planner import FilePurpose
+from traffic.files.services.files import file_settings, stored_name
+from traffic.files.services.store import (
+    GONE,
+    READ_BYTES,
+    FileStore,
+    FileWriter,
+    NoSuchFile,
+    StoreAway,
+    file_store,
+    pieces,
+    said_of,
+    spooled,
+)
+from traffic.keys.models import ApplicationKey
+from traffic.tenants.models import GrantUse, TenantGrant
+from traffic.tenants.planner import ApplicationRefused, ObjectUri, parse_object_uri
+from traffic.tenants.selectors import Application, UnknownApplication, application_with, place_grant_for, place_refusal
+
+JSONL = "application/jsonl"
+
+
+class UnusableObject(Exception):
+    """An input that cannot be read, or results that cannot be written, and it is not only for now."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def error(self, param: str) -> LineError:
+        return LineError(self.code, str(self), None, f"switchyard.{param}")
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedInput:
+    """The content of an input, on this host's disk, and its name in S3."""
+
+    file: BinaryIO
+    etag: str
+
+
+def input_fetch(batch: Batch, most: int) -> PinnedInput:
+    """The whole of a batch's object of at most so many bytes.
+
+    Raises:
+        UnusableObject: it is not there, too long, not allowed, or was replaced meanwhile.
+        StoreAway: S3 does not answer now, or there is no room for it.
+    """
+    place, grant = _granted(batch, batch.input_uri, GrantUse.READ)
+    with _explained(place), ObjectReader(grant.region, place.bucket, place.key) as reader:
+        if reader.size > most:
+            raise UnusableObject("file_too_large", f"{place} has {reader.size} bytes; an input may have {most}")
+        copy = spooled(cast("BinaryIO", io.BufferedReader(reader, READ_BYTES)))
+        return PinnedInput(copy, reader.etag.strip('"')[:128])
+
+
+def results_copy(batch: Batch, store: FileStore, name: str, filename: str) -> None:
+    """Write a file of the store as an object to where the batch's results go. One that is there already with the same
+    content is as good: somebody who died wrote it.
+
+    Raises:
+        UnusableObject: it cannot be written there, or another object has that name.
+        StoreAway: S3 does not answer now.
+    """
+    place, grant = _granted(batch, batch.output_uri, GrantUse.WRITE)
+    target = place.below(filename)
+    with store.open(name) as file, _explained(target):
+        writer = ObjectWriter(grant.region, target.bucket, target.key, kind=JSONL)
+        try:
+            for piece in pieces(file):
+                writer.write(piece)
+            writer.commit()
+        finally:
+            writer.abort()
+
+
+def _granted(batch: Batch, uri: str, use: GrantUse) -> tuple[ObjectUri, TenantGrant]:
+    place = parse_object_uri(uri)
+    grant = place_grant_for(batch.tenant, place, use)
+    if grant is None:
+        raise UnusableObject("place_not_allowed", place_refusal(batch.tenant, place, use))
+    return place, grant
+
+
+@contextmanager
+def _explained(place: ObjectUri) -> Iterator[None]:
+    try:
+        yield
+    except Refused as refused:
+        if refused.is_for_now:
+            raise StoreAway(f"{place}: {said_of(refused)}") from refused
+        code = "object_not_found" if refused.code in GONE else "object_not_accessible"
+        said = "there is no such object" if refused.code in GONE else said_of(refused)
+        raise UnusableObject(code, f"{place}: {said}") from refused
+    except ObjectChanged as changed:
+        raise UnusableObject("object_changed", f"{changed}: leave it until the batch is in progress") from changed
+    except OtherObject as other:
+        raise UnusableObject("object_exists", str(other)) from other
+    except CallFailed as failed:
+        raise StoreAway(f"{place}: {said_of(failed)}") from failed
+
+
+RANGE_ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class LineRange:
+    """Consecutive lines of a work file, by bytes."""
+
+    start: int
+    end: int
+    lines: int
+
+
+def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> bool:
+    """Have a batch begin, or fail with what is wrong. Returns whether it was ours to judge: it may have been cancelled,
+    or its lease may have ended.
+
+    Raises:
+        StoreAway: the store cannot be used; another process tries again once the lease has ended.
+    """
+    store = file_store()
+    ours = Batch.objects.filter(id=batch.id, fence=batch.fence)
+    if batch.validations > settings.max_validations:
+        message = f"The input could not be validated in {settings.max_validations} attempts."
+        return _failed(ours, [LineError("validation_failed", message)], "", now)
+    etag = ""
+    try:
+        pinned = _input(store, batch)
+        with pinned.file as file:
+            errors, model, ranges = _validated(store, file, batch, now, settings)
+        etag = pinned.etag
+    except NoSuchFile:
+        errors, model, ranges = [LineError("file_not_found", "The input file was deleted.")], "", []
+    except UnusableObject as unusable:
+        errors, model, ranges = [unusable.error("input_uri")], "", []
+    if errors:
+        return _failed(ours, errors, model, now)
+    with transaction.atomic():
+        lines = sum(part.lines for part in ranges)
+        begins = {"start": BatchState.VALIDATING, "to": BatchState.IN_PROGRESS, "now": now}
+        known = {"model": model, "lines": lines, "input_etag": etag, "work_fence": batch.fence}
+        if not batch_move(ours, **begins, **known):  # type: ignore[arg-type]
+            return False
+        rows = (BatchRange(batch=batch, number=number, start=part.start, end=part.end, lines=part.lines)
+                for number, part in enumerate(ranges))  # fmt: skip
+        BatchRange.objects.bulk_create(rows, batch_size=RANGE_ROWS)
+    return True
+
+
+def _failed(ours: "QuerySet[Batch]", errors: list[LineError], model: str, now: datetime) -> bool:
+    shown = [error.shown() for error in errors]
+    moved = batch_move(
+        ours, start=BatchState.VALIDATING, to=BatchState.FAILED, now=now, errors=shown, model=model[:200]
+    )  # fmt: skip
+    return moved > 0
+
+
+def _input(store: FileStore, batch: Batch) -> PinnedInput:
+    if batch.input_uri:
+        return input_fetch(batch, file_settings().max_bytes)
+    return PinnedInput(store.local(stored_name(batch.input_file_id)), "")
+
+
+def _validated(
+    store: FileStore, file: BinaryIO, batch: Batch, now: datetime, settings: BatchSettings
+) -> tuple[list[LineError], str, list[LineRange]]:
+    index = file_index(file, batch.endpoint, settings)
+    if index.errors:
+        return index.errors, index.model, []
+    try:
+        place_check(_application(batch, now), batch.region_id, index.model)
+    except ApplicationRefused as refusal:
+        return [LineError(refusal.code or "invalid_value", str(refusal), None, "body.model")], index.model, []
+    return [], index.model, work_write(store, file, index, work_name(batch.id, batch.fence), settings)
+
+
+def file_index(file: BinaryIO, endpoint: str, settings: BatchSettings) -> LineIndex:
+    """What is known of a file's lines, and what is wrong with them."""
+    index = LineIndex(endpoint=endpoint, salt=secrets.token_bytes(16), settings=settings)
+    for start, text in bounded_lines(file, settings.max_line_bytes):
+        index.add(text, start)
+    index.finish()
+    return index
+
+
+def bounded_lines(file: BinaryIO, most: int) -> Iterator[tuple[int, bytes]]:
+    """Each line's first byte and its text without the line's end; of one longer than `most` so much and a byte more."""
+    start = 0
+    while text := file.readline(most + 2):
+        yield start, text.rstrip(b"\r\n")
+        start += len(text)
+        while text and not text.endswith(b"\n") and (text := file.readline(most)):
+            start += len(text)
+
+
+def work_write(
+    store: FileStore, file: BinaryIO, index: LineIndex, name: str, settings: BatchSettings
+) -> list[LineRange]:
+    """Write the lines in the order in which they are sent."""
+    writer, ranges = store.write(name), list[LineRange]()
+    try:
+        start = lines = 0
+        for line in index.order():
+            first, length = index.place(line)
+            file.seek(first)
+            writer.write(file.read(length) + b"\n")
+            lines += 1
+            if lines == settings.range_lines or writer.bytes - start >= settings.range_bytes:
+                ranges.append(LineRange(start, writer.bytes, lines))
+                start, lines = writer.bytes, 0
+        if lines:
+            ranges.append(LineRange(start, writer.bytes, lines))
+        writer.commit()
+    finally:
+        writer.abort()
+    return ranges
+
+
+def _application(batch: Batch, now: datetime) -> Application:
+    """
+    Raises:
+        ApplicationRefused: the key that began the batch opens nothing any more.
+    """
+    if not batch.key:
+        return Application(tenant=batch.tenant)
+    key = ApplicationKey.objects.filter(prefix=batch.key).first()
+    try:
+        if key is None:
+            raise UnknownApplication("invalid_api_key", "the API key was revoked")
+        return application_with(key, now)
+    except UnknownApplication as unknown:
+        raise ApplicationRefused(401, unknown.code, str(unknown)) from unknown
+
+
+SUMMARIES = 3
+"""Of errors, the most frequent first, where every line failed."""
+COPIES_TRIED = timedelta(hours=1)
+"""How long a batch waits for the place of its results; then they are here alone."""
+UNSENT = {BatchState.CANCELLED: CANCELLED, BatchState.EXPIRED: EXPIRED, BatchState.COMPLETED: LOST}
+MOST_KINDS = 1000
+"""Of errors that are told apart."""
+
+
+def request_id(batch_id: str, number: int, position: int) -> str:
+    """The id of a line in the results, and of its requests."""
+    return f"batch_req_{batch_id.removeprefix('batch_')}_{number}_{position}"
+
+
+def batch_finish(*, batch: Batch, now: datetime) -> bool:
+    """End a leased batch. Returns whether it was ours to end.
+
+    Raises:
+        StoreAway: the store cannot be used; another process tries again once the lease has ended.
+    """
+    state = _end_of(batch)
+    store = file_store()
+    results = _Results(store, batch)
+    try:
+        ranges = BatchRange.objects.filter(batch=batch).order_by("number")
+        for part in ranges.iterator(chunk_size=500):
+            results.gather(part, UNSENT[state])
+        files = results.commit()
+        trouble = _copy_out(store, batch, files, now)
+        with transaction.atomic():
+            is_ours = _note(batch, state, results, files, trouble, now)
+            if not is_ours:
+                transaction.set_rollback(True)
+    except BaseException:
+        results.abort()
+        raise
+    if is_ours:
+        store.delete_folder(f"{BATCHES}/{batch.id}")
+    else:
+        for file in files:
+            store.delete(stored_name(file.id))
+    return is_ours
+
+
+def _end_of(batch: Batch) -> BatchState:
+    if batch.state == BatchState.CANCELLING.value:
+        return BatchState.CANCELLED
+    return BatchState.EXPIRED if batch.expired else BatchState.COMPLETED
+
+
+def _copy_out(store: FileStore, batch: Batch, files: list[StoredFile], now: datetime) -> list[LineError]:
+    """Write the results where the tenant wants them, too. What cannot be written there is said, and is read from here.
+
+    Raises:
+        StoreAway: S3 does not answer now; it is tried again for so long.
+    """
+    if not batch.output_uri:
+        return []
+    try:
+        for file in files:
+            results_copy(batch, store, stored_name(file.id), file.filename)
+    except UnusableObject as unusable:
+        return [unusable.error("output_uri")]
+    except StoreAway as away:
+        since = batch.finalizing_at or batch.cancelling_at or now
+        if now - since < COPIES_TRIED:
+            raise
+        return [LineError("object_not_accessible", str(away), None, "switchyard.output_uri")]
+    return []
+
+
+def _note(
+    batch: Batch,
+    state: BatchState,
+    results: "_Results",
+    files: list[StoredFile],
+    trouble: list[LineError],
+    now: datetime,
+) -> bool:
+    kept_s = batch.output_kept_s or file_settings().kept_s
+    for file in files:
+        file.created_at, file.expires_at = now, now + timedelta(seconds=kept_s)
+    StoredFile.objects.bulk_create(files)
+    by_kind = {file.filename.rpartition("_")[2]: file.id for file in files}
+    tally = results.tally
+    moved = batch_move(
+        Batch.objects.filter(id=batch.id, fence=batch.fence),
+        start=BatchState(batch.state),
+        to=state,
+        now=now,
+        output_file_id=by_kind.get("output.jsonl", ""),
+        error_file_id=by_kind.get("error.jsonl", ""),
+        errors=[error.shown() for error in (*trouble, *results.summary())],
+        completed=tally.completed,
+        failed=tally.failed,
+        input_tokens=tally.input_tokens,
+        cached_tokens=tally.cached_tokens,
+        output_tokens=tally.output_tokens,
+        reasoning_tokens=tally.reasoning_tokens,
+    )
+    if moved:
+        BatchRange.objects.filter(batch=batch).delete()
+    return moved > 0
+
+
+@dataclass
+class _Results:
+    """The two files, begun with their first line; a kind without lines has none."""
+
+    store: FileStore
+    batch: Batch
+    tally: Tally = field(default_factory=Tally)
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    writers: dict[str, tuple[str, FileWriter]] = field(default_factory=dict)
+
+    def gather(self, part: BatchRange, unsent_code: str) -> None:
+        """Every line of a range, those without an outcome as never sent."""
+        seen: set[int] = set()
+        for outcome in range_outcomes(self.store, self.batch.id, part.number, part.fence):
+            seen.add(outcome.position)
+            self._add(outcome.text, outcome.tally, is_output=outcome.is_output)
+        if len(seen) == part.lines:
+            return
+        lines = self.store.read(work_name(self.batch.id, self.batch.work_fence), part.start, part.end).split(b"\n")[:-1]
+        for position, line in enumerate(lines):
+            if position not in seen:
+                custom_id, _ = sent_body(line)
+                id = request_id(self.batch.id, part.number, position)
+                outcome = unsent_outcome(position, id, custom_id, unsent_code)
+                self._add(outcome.text, outcome.tally, is_output=False)
+
+    def commit(self) -> list[StoredFile]:
+        files = []
+        for kind, (file_id, writer) in self.writers.items():
+            writer.commit()
+            files.append(
+                StoredFile(
+                    id=file_id,
+                    tenant=self.batch.tenant,
+                    key=self.batch.key,
+                    filename=f"{self.batch.id}_{kind}.jsonl",
+                    purpose=FilePurpose.BATCH_OUTPUT.value,
+                    bytes=writer.bytes,
+                    sha256=writer.sha256,
+                )
+            )
+        return files
+
+    def abort(self) -> None:
+        for file_id, writer in self.writers.values():
+            writer.abort()
+            self.store.delete(stored_name(file_id))
+
+    def summary(self) -> list[LineError]:
+        """Why there is no output at all; where there is some, the error file says it line by line."""
+        if self.tally.completed or not self.tally.failed:
+            return []
+        frequent = self.errors.most_common(SUMMARIES)
+        return [
+            LineError(code, f"{count} of {self.tally.failed} lines: {message}") for (code, message), count in frequent
+        ]
+
+    def _add(self, text: bytes, tally: Tally, *, is_output: bool) -> None:
+        self._writer("output" if is_output else "error").write(text + b"\n")
+        self.tally = self.tally.plus(tally)
+        if not is_output:
+            key = error_key(text)
+            if key in self.errors or len(self.errors) < MOST_KINDS:
+                self.errors[key] += 1
+
+    def _writer(self, kind: str) -> FileWriter:
+        if kind not in self.writers:
+            file_id = new_file_id()
+            self.writers[kind] = (file_id, self.store.write(stored_name(file_id)))
+        return self.writers[kind][1]

@@ -1,0 +1,163 @@
+"""Leases batches, for validating and finalizing, and their ranges of lines, for sending. Each step is one statement or
+one transaction: a process may die between any two, and another goes on when the lease has ended.
+
+A lease on a range is numbered (`fence`) and has a journal of its own, so a process that wakes up late can harm nothing:
+it writes where the next one does not, and of two outcomes of a line the first one counts.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.db.models import Exists, F, OuterRef, Q
+
+from traffic.batches.models import Batch, BatchRange
+from traffic.batches.planning.batch import MERGING, BatchSettings, BatchState
+from traffic.batches.planning.lines import Outcome, journal_outcomes
+from traffic.batches.selectors import served_as
+from traffic.batches.services.batch import BATCHES
+from traffic.files.services.store import FileStore
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedRange:
+    """A range that is ours until its lease ends."""
+
+    id: int
+    batch: str
+    tenant: str
+    key: str
+    work: str
+    region: str
+    endpoint: str
+    model: str
+    serving_class: str
+    number: int
+    fence: int
+    start: int
+    end: int
+    lines: int
+    expires_at: datetime
+
+    @property
+    def target(self) -> str:
+        """What may have too much to do: a model in a region."""
+        return f"{self.region} {self.model}"
+
+
+def batch_chore_claim(*, now: datetime, settings: BatchSettings) -> Batch | None:
+    """Lease the batch that has waited longest to be validated or finalized. None: there is none.
+
+    What is finalized has no range that somebody still sends from; those who do give up within a lease."""
+    sending = BatchRange.objects.filter(batch=OuterRef("pk"), leased_until__gt=now)
+    free = Q(leased_until=None) | Q(leased_until__lte=now)
+    merging = Q(state__in=[state.value for state in MERGING]) & ~Exists(sending)
+    due = Batch.objects.filter(free, merging | Q(state=BatchState.VALIDATING.value))
+    with transaction.atomic():
+        batch = due.select_for_update(skip_locked=True, of=("self",)).order_by("created_at").first()
+        if batch is not None:
+            batch.fence += 1
+            batch.leased_until = now + timedelta(seconds=settings.lease_s)
+            batch.validations += batch.state == BatchState.VALIDATING.value
+            batch.save(update_fields=["fence", "leased_until", "validations"])
+    return batch
+
+
+def batch_validation_excuse(*, batch: Batch) -> None:
+    """The attempt under this lease does not count: what it needs was away."""
+    rows = Batch.objects.filter(id=batch.id, fence=batch.fence, validations__gt=0)
+    rows.update(validations=F("validations") - 1)
+
+
+def batch_chore_renew(*, batch: Batch, now: datetime, settings: BatchSettings) -> bool:
+    """Keep it. False: it is another's."""
+    until = now + timedelta(seconds=settings.lease_s)
+    rows = Batch.objects.filter(id=batch.id, fence=batch.fence, leased_until__isnull=False)
+    return rows.update(leased_until=until) > 0
+
+
+def batch_chore_release(*, batch: Batch) -> bool:
+    """Give back what was not finished, so that another process may take it at once."""
+    batch_validation_excuse(batch=batch)
+    return Batch.objects.filter(id=batch.id, fence=batch.fence).update(leased_until=None) > 0
+
+
+def range_claim(*, batch_id: str, now: datetime, settings: BatchSettings) -> LeasedRange | None:
+    """Lease the next range of a batch. None: nothing of it is free."""
+    free = Q(leased_until=None) | Q(leased_until__lte=now)
+    rows = BatchRange.objects.filter(free, batch=batch_id, batch__state=BatchState.IN_PROGRESS.value, done=False)
+    with transaction.atomic():
+        locked = rows.select_for_update(skip_locked=True, of=("self",)).select_related("batch")
+        part = locked.order_by("number").first()
+        if part is None:
+            return None
+        part.fence += 1
+        part.leased_until = now + timedelta(seconds=settings.lease_s)
+        part.save(update_fields=["fence", "leased_until"])
+    batch = part.batch
+    return LeasedRange(
+        id=part.pk,
+        batch=batch.id,
+        tenant=batch.tenant,
+        key=batch.key,
+        work=work_name(batch.id, batch.work_fence),
+        region=batch.region_id,
+        endpoint=batch.endpoint,
+        model=batch.model,
+        serving_class=served_as(batch).value,
+        number=part.number,
+        fence=part.fence,
+        start=part.start,
+        end=part.end,
+        lines=part.lines,
+        expires_at=batch.expires_at,
+    )
+
+
+def ranges_renew(
+    *, counts: Iterable[tuple[LeasedRange, int, int]], now: datetime, settings: BatchSettings
+) -> set[LeasedRange]:
+    """Renew the leases that are still ours and note how many lines are completed and failed. Returns those; of the
+    others the batch was cancelled or ran out of time, or another process has taken them."""
+    until = now + timedelta(seconds=settings.lease_s)
+    running = Batch.objects.filter(id=OuterRef("batch"), state=BatchState.IN_PROGRESS.value)
+    kept = set()
+    for leased, completed, failed in counts:
+        ours = BatchRange.objects.filter(Exists(running), pk=leased.id, fence=leased.fence, done=False)
+        if ours.update(leased_until=until, completed=completed, failed=failed):
+            kept.add(leased)
+    return kept
+
+
+def range_finish(*, leased: LeasedRange, completed: int, failed: int) -> bool:
+    """Every line of it has an outcome in a journal. False: it was not ours any more."""
+    ours = BatchRange.objects.filter(pk=leased.id, fence=leased.fence, done=False)
+    return ours.update(done=True, leased_until=None, completed=completed, failed=failed) > 0
+
+
+def range_release(*, leased: LeasedRange, counts: tuple[int, int] | None) -> bool:
+    """Return unfinished work, so that another process may claim it immediately. `counts`: lines completed and failed,
+    if they are known."""
+    ours = BatchRange.objects.filter(pk=leased.id, fence=leased.fence, done=False)
+    known = dict(zip(("completed", "failed"), counts, strict=True)) if counts else {}
+    return ours.update(leased_until=None, **known) > 0
+
+
+def work_name(batch_id: str, fence: int) -> str:
+    """Each validation writes one of its own, and the batch says which is its."""
+    return f"{BATCHES}/{batch_id}/work-{fence:04d}"
+
+
+def journal_name(batch_id: str, number: int, fence: int) -> str:
+    return f"{BATCHES}/{batch_id}/{number:06d}.{fence:04d}"
+
+
+def range_outcomes(store: FileStore, batch_id: str, number: int, fences: int) -> Iterator[Outcome]:
+    """The outcomes of a range's lines, each once, of all its journals so far."""
+    seen: set[int] = set()
+    for fence in range(1, fences + 1):
+        for outcome in journal_outcomes(store.journal(journal_name(batch_id, number, fence))):
+            if outcome.position not in seen:
+                seen.add(outcome.position)
+                yield outcome

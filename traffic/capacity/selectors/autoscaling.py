@@ -1,0 +1,335 @@
+"""Loads who asks for cells and is worked on by none here: requests that ingresses hold, those that other regions serve,
+and what batches and near-real-time requests have queued. Each counts for the region that would have to serve it: its
+own, or the nearest that may where that one has no range. In a constant number of queries.
+
+Loads what the autoscaler looks at: places with a range, the load that ingresses report there, and what the region
+autopilot sends. In a constant number of queries.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import connection
+
+from fleet.autoscaling.models import RoleState
+from fleet.autoscaling.planning.needs import DECISION_S, PlaceLoad, PlannedNeed, ScaledPlace, ScalingView
+from fleet.autoscaling.planning.policy import ScalingPolicy
+from fleet.autoscaling.planning.role_split import split_within
+from fleet.autoscaling.selectors import (
+    Place,
+    RangedDeployment,
+    RangedFleet,
+    ServedObjective,
+    is_acting,
+    need_history,
+    place_plans,
+    ranged_fleet,
+    scaling_state,
+)
+from fleet.capacity.planning.view import PlacePlan, need_within
+from fleet.deployments.models import DeploymentRegion
+from fleet.deployments.selectors import concurrency_on
+from fleet.placement.planning.instance_types import TypeChoice, cheapest_first
+from traffic.batches.models import Batch
+from traffic.batches.planning.batch import BatchState
+from traffic.batches.selectors import tallies
+from traffic.demand.planner import GUEST, LEAST_LEFT_S, QueuedWork, requests_at_once, work_until
+from traffic.demand.selectors import expected_loads, guest_shares
+from traffic.region_shares.planning.autopilot import AutopilotSettings
+from traffic.region_shares.planning.load import held, mean_load, served_elsewhere
+from traffic.region_shares.planning.placement import latencies_ms
+from traffic.region_shares.planning.policy import TrafficPolicy
+from traffic.region_shares.selectors import IngressView, ingress_views, samples_of, traffic_policies
+from traffic.routing.models import TrafficMatrix, TrafficWindow
+from traffic.routing.planning.tables import ServedDeployment, resolve_model_names
+from traffic.routing.selectors import served_deployments
+
+_QUEUED = """
+SELECT region_id, model, count(*), sum(1 / greatest(extract(epoch FROM deadline_at - %s), %s))
+FROM traffic_asyncrequest WHERE ended_at IS NULL AND deadline_at > %s GROUP BY region_id, model
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingLoad:
+    """By place: requests that are held, that other regions serve, and work that is queued."""
+
+    held: Mapping[Place, float] = field(default_factory=dict)
+    elsewhere: Mapping[Place, float] = field(default_factory=dict)
+    queued: Mapping[Place, QueuedWork] = field(default_factory=dict)
+
+
+def waiting_load(
+    fleet: RangedFleet,
+    ingresses: Mapping[str, Iterable[IngressView]],
+    policies: Mapping[str, TrafficPolicy],
+    now: datetime,
+) -> WaitingLoad:
+    """`ingresses`: of each region, those whose reports count."""
+    places = {one.deployment.name: [row.region_id for row in one.places] for one in fleet.deployments}
+    nearest = _Nearest(places, policies)
+    waits: dict[Place, float] = defaultdict(float)
+    away: dict[Place, float] = defaultdict(float)
+    for region, there in ingresses.items():
+        for name in places:
+            here = sum(held(one.telemetry, name) for one in there)
+            if here and (place := nearest.place(name, region)):
+                waits[place] += here
+            away[name, region] += sum(served_elsewhere(one.telemetry, name) for one in there)
+    return WaitingLoad(waits, away, _queued(nearest, now))
+
+
+class _Nearest:
+    """Finds the region with a range that serves a deployment's requests of a region."""
+
+    def __init__(self, places: Mapping[str, list[str]], policies: Mapping[str, TrafficPolicy]) -> None:
+        self.names = frozenset(places)
+        self._places, self._policies = places, policies
+
+    def place(self, deployment: str, origin: str) -> Place | None:
+        ranged = self._places[deployment]
+        if origin in ranged:
+            return deployment, origin
+        policy = self._policies.get(deployment, TrafficPolicy())
+        may = [region for region in ranged if policy.may_serve(origin, region)]
+        far = latencies_ms({origin, *may}, settings.REGION_LATENCY_MS)
+        return (deployment, min(may, key=lambda region: (far[origin, region], region))) if may else None
+
+
+def _queued(nearest: _Nearest, now: datetime) -> dict[Place, QueuedWork]:
+    deployments = resolve_model_names(served_deployments())
+    queued: dict[Place, QueuedWork] = defaultdict(QueuedWork)
+    for region, model, work in (*_async_work(now), *_batch_work(now)):
+        name = _deployment_of(model, deployments)
+        if name in nearest.names and (place := nearest.place(name, region)):
+            queued[place] += work
+    return queued
+
+
+def _deployment_of(model: str, deployments: Iterable[ServedDeployment]) -> str:
+    return next((one.name for one in deployments if model in one.models or model in one.adapters), "")
+
+
+def _async_work(now: datetime) -> Iterable[tuple[str, str, QueuedWork]]:
+    with connection.cursor() as cursor:
+        cursor.execute(_QUEUED, [now, LEAST_LEFT_S, now])
+        return [(region, model, QueuedWork(count, float(per_s))) for region, model, count, per_s in cursor.fetchall()]
+
+
+def _batch_work(now: datetime) -> Iterable[tuple[str, str, QueuedWork]]:
+    batches = list(Batch.objects.filter(state=BatchState.IN_PROGRESS.value, expires_at__gt=now).order_by())
+    done = tallies(batches) if batches else {}
+    return [
+        (
+            batch.region_id,
+            batch.model,
+            work_until(
+                max(0, batch.lines - done[batch.id].completed - done[batch.id].failed),
+                (batch.expires_at - now).total_seconds(),
+            ),
+        )
+        for batch in batches
+    ]
+
+
+FRESH_FOR = timedelta(seconds=AutopilotSettings().stale_after_s)
+"""As long as the region autopilot counts a report."""
+ROLES_FRESH_FOR = timedelta(minutes=15)
+"""Three looks of the planner of roles."""
+TARGET = ScalingPolicy().target_utilisation
+"""Below, cells have room for requests of another region."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledDeployment:
+    """A deployment as the planner takes it. `rows`: region -> the row that was looked at; `acting`: what is decided is
+    to be carried out."""
+
+    view: ScalingView
+    rows: Mapping[str, DeploymentRegion]
+    acting: bool
+
+
+def scaled_deployments(now: datetime, deployment: str = "") -> tuple[tuple[ScaledDeployment, ...], Mapping[str, str]]:
+    """All deployments with a range, or this one; and by name, what is wrong with those that make no sense."""
+    fleet = ranged_fleet(now, deployment)
+    if not fleet.deployments:
+        return (), fleet.problems
+    policies = traffic_policies()
+    loads, roomy = _loads(fleet, policies, now)
+    scaled = tuple(
+        _scaled(one, fleet, loads, policies.get(one.deployment.name, TrafficPolicy()), now) for one in fleet.deployments
+    )
+    plans = place_plans(now, [one.deployment.name for one in fleet.deployments])
+    views = (
+        replace(_with_plans(one.view, plans, now), is_full_elsewhere=one.view.deployment not in roomy) for one in scaled
+    )
+    return tuple(replace(one, view=view) for one, view in zip(scaled, views, strict=True)), fleet.problems
+
+
+def _with_plans(view: ScalingView, plans: Mapping[Place, PlacePlan], now: datetime) -> ScalingView:
+    def planned(place: ScaledPlace) -> ScaledPlace:
+        plan = plans.get((view.deployment, place.region))
+        return place if plan is None else replace(place, planned=need_within(plan, now, view.start_up_s))
+
+    return replace(view, places=tuple(planned(place) for place in view.places))
+
+
+def _scaled(
+    one: RangedDeployment, fleet: RangedFleet, loads: Mapping[Place, PlaceLoad], policy: TrafficPolicy, now: datetime
+) -> ScaledDeployment:
+    acting = is_acting(one.policy, fleet.is_paused)
+    name = one.deployment.name
+    capacities = _Capacities(one, policy)
+    view = ScalingView(
+        deployment=name,
+        policy=one.policy,
+        per_cell=capacities.of(one.deployment.instance_types[0]),
+        utilisation_cap=policy.utilisation_cap,
+        start_up_s=one.start_up_s,
+        places=tuple(
+            replace(
+                _place(row, fleet.ready.get((name, row.region_id), []), loads.get((name, row.region_id)), acting, now),
+                cell_price=one.cell_prices[row.region_id],
+                capacities=capacities.in_turn((name, row.region_id), fleet),
+            )
+            for row in one.places
+        ),
+        elsewhere_price=one.elsewhere_price,
+        is_rolling=one.is_rolling,
+    )
+    return ScaledDeployment(view, {row.region_id: row for row in one.places}, acting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Capacities:
+    """What cells of a deployment were tested for, by instance type."""
+
+    one: RangedDeployment
+    policy: TrafficPolicy
+
+    def of(self, instance_type: str) -> float:
+        version = self.one.deployment.model_version
+        return float(self.policy.tested_on(instance_type) or concurrency_on(version, instance_type))
+
+    def in_turn(self, place: Place, fleet: RangedFleet) -> tuple[float, ...]:
+        """Of the cells of a place, as they stay: those that are there, the cheapest for what they carry first, and then
+        one of the type that a further cell would be of: the cheapest on which none waits for machines."""
+        kinds = self.one.deployment.instance_types
+        if len(kinds) == 1:
+            return ()
+        prices = self.one.type_prices[place[1]]
+        choices = [TypeChoice(kind, self.of(kind), prices.get(kind)) for kind in kinds]
+        order = [choice.name for choice in cheapest_first(choices)]
+        there, waiting = (cells.get(place, Counter[str]()) for cells in (fleet.types, fleet.waiting))
+        next_one = next((kind for kind in order if not waiting.get(kind)), order[0])
+        return tuple(self.of(kind) for kind in (*(k for k in order for _ in range(there.get(k, 0))), next_one))
+
+
+def _place(
+    row: DeploymentRegion, ready: list[datetime], load: PlaceLoad | None, acting: bool, now: datetime
+) -> ScaledPlace:
+    """In shadow the last decision stands by itself: what it would have come to is what is to be seen."""
+    state, cells = scaling_state(row), row.range
+    if cells is None:
+        raise ValueError(f"{row} has no range")
+    return ScaledPlace(
+        region=row.region_id,
+        range=cells,
+        current=row.cells if acting or state is None else state.wanted,
+        ready=len(ready),
+        ready_for_s=(now - max(ready)).total_seconds() if ready else None,
+        load=load,
+        history=need_history(state),
+        idle_since=state.idle_since if state else None,
+        granted=row.cells_granted,
+        grant_reason=row.grant_reason,
+        answering=_answering(row),
+        roles=_roles_need(row, now),
+    )
+
+
+def _answering(row: DeploymentRegion) -> float:
+    """Which part of its cells answers requests."""
+    split = split_within(row.cells, row.prefill, row.decode)
+    return split.answering / split.total if split.total else 1.0
+
+
+def _roles_need(row: DeploymentRegion, now: datetime) -> PlannedNeed | None:
+    """What the planner of roles needs of both kinds, where it acts and has looked lately."""
+    state: RoleState | None = getattr(row, "role_state", None)
+    if state is None or not state.acting or not state.needed or now - state.looked_at > ROLES_FRESH_FOR:
+        return None
+    return PlannedNeed(state.needed, state.reason)
+
+
+def _loads(
+    fleet: RangedFleet, policies: Mapping[str, TrafficPolicy], now: datetime
+) -> tuple[dict[Place, PlaceLoad], set[str]]:
+    """Of places whose ingresses have all reported lately; and the deployments that have room where no range is. What
+    users waited for is theirs whoever reports."""
+    fresh = {
+        region: there
+        for region, there in ingress_views().items()
+        if all(one.seen_at is not None and now - one.seen_at <= FRESH_FOR for one in there)
+    }
+    waiting = waiting_load(fleet, fresh, policies, now)
+    places = {(row.deployment_id, row.region_id): row for one in fleet.deployments for row in one.places}
+    names = [one.deployment.name for one in fleet.deployments]
+    sent, loads, roomy = _sent_by_autopilot(names, now), dict[Place, PlaceLoad](), set[str]()
+    guests = _guests(fleet, now)
+    expected = expected_loads(now, {one.deployment.name: one.start_up_s + DECISION_S for one in fleet.deployments})
+    for window in TrafficWindow.objects.filter(deployment__in=names, region__in=fresh):
+        place = (window.deployment_id, window.region_id)
+        samples = samples_of(window)
+        own = 1.0 - guests.get(place, 0.0)
+        mean = mean_load(samples, now.timestamp(), part=own)
+        if mean is not None and place not in places and mean.in_service + mean.queued < TARGET * samples[-1].capacity:
+            roomy.add(window.deployment_id)
+        if mean is not None and place in places:
+            served = fleet.served.get(place, ServedObjective())
+            took_s = mean.service_s or _service_s_before(places[place])
+            sent_there = sent[window.deployment_id].get(window.region_id)
+            loads[place] = PlaceLoad(
+                mean.in_service,
+                mean.queued,
+                offered=None if took_s is None else mean.to_cells_per_s * took_s,
+                service_s=took_s,
+                autopilot=None if sent_there is None else sent_there * own,
+                forecast=expected.get(place),
+                late_burn=served.late_burn,
+                itl_p95_ms=served.itl_p95_ms,
+                held=waiting.held.get(place, 0.0),
+                arrivals_per_s=mean.to_cells_per_s,
+                elsewhere=waiting.elsewhere.get(place, 0.0),
+                backlog=requests_at_once(waiting.queued.get(place, QueuedWork()), took_s),
+                backlog_requests=waiting.queued.get(place, QueuedWork()).requests,
+            )
+    return loads, roomy
+
+
+def _guests(fleet: RangedFleet, now: datetime) -> dict[Place, float]:
+    """Which part of a place's load is batch work that its cells take in beside their own: it fills what room there is,
+    and would fill any, so it asks for cells by its backlog and the plan alone. Where batch work is what a deployment is
+    for, it is no guest."""
+    own = {one.deployment.name for one in fleet.deployments if one.deployment.serving_class == GUEST}
+    return {place: share for place, share in guest_shares(now).items() if place[0] not in own}
+
+
+def _service_s_before(row: DeploymentRegion) -> float | None:
+    """What it was when nothing had to wait last: the look before keeps it."""
+    state = scaling_state(row)
+    known: float | None = state.load.get("service_s") if state else None
+    return known
+
+
+def _sent_by_autopilot(names: list[str], now: datetime) -> dict[str, dict[str, float]]:
+    """Deployment -> region -> requests at once under the shares in force, where the autopilot has looked lately."""
+    sent: dict[str, dict[str, float]] = defaultdict(dict)
+    matrices = TrafficMatrix.objects.filter(deployment__in=names, looked_at__gte=now - FRESH_FOR)
+    for name, figures in matrices.values_list("deployment_id", "figures"):
+        sent[name] = {region: seen["load"] for region, seen in figures.get("regions", {}).items()}
+    return sent

@@ -1,0 +1,349 @@
+"""Runs the autoscaler: looks at every place whose cells are a range, asks the planner, and has the fleet apply it.
+
+No pass depends on the one before it but for what that wrote down; whatever is lost is decided again.
+
+Plans the day after each round of forecasts: hands a child what is known, and stores its plan.
+
+A look never waits for the child. One that does not end is ended, and the plan of before counts until it is too old.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+import msgspec
+from django.db import transaction
+
+from fleet.autoscaling.planning.needs import (
+    ScaledPlace,
+    ScalingView,
+    hold_s,
+    may_be_empty,
+    ready_at_s,
+    stepped_s,
+    withheld_by,
+)
+from fleet.autoscaling.planning.planner import plan_scaling
+from fleet.autoscaling.planning.policy import CellRange
+from fleet.autoscaling.planning.roles import plan_ratio
+from fleet.autoscaling.selectors import has_ranges
+from fleet.autoscaling.services import RoleLook, ScalingLook, role_apply, scaling_apply
+from fleet.capacity.models import DayPlan, DayPlanPlace
+from fleet.capacity.planning.view import CapacityPlan, place_plan
+from fleet.cells.models import Cell
+from fleet.deployments.models import DeploymentRegion
+from fleet.reconcile.planning.states import CellState
+from fleet.reconcile.selectors.snapshot import claim_of
+from kernel import live, wake_ups
+from kernel.leases import lease_release, lease_take, this_holder
+from traffic.capacity.selectors.autoscaling import ScaledDeployment, scaled_deployments
+from traffic.capacity.selectors.plans import capacity_view, planned_places
+from traffic.demand.services import Forecaster
+from traffic.routing.models import PoolHold
+
+LEASE = "autoscaler"
+PASS_LIMIT_S = 20.0
+"""A pass takes tens of milliseconds; after this another controller may try."""
+
+log = logging.getLogger(__name__)
+
+
+def autoscaling_run(*, now: datetime) -> list[str]:
+    """One pass over all deployments. Returns those whose cells change; nothing while another controller is at it.
+    Without a range anywhere it is one query."""
+    if not has_ranges():
+        return []
+    holder = this_holder()
+    if lease_take(name=LEASE, holder=holder, ttl_s=PASS_LIMIT_S, now=now) is None:
+        return []
+    try:
+        scaled, problems = scaled_deployments(now)
+        for name, problem in problems.items():
+            log.warning("%s is not scaled: %s", name, problem)
+        looks = [look for one in scaled for look in _looks(one, now)]
+        changed = scaling_apply(looks=looks, now=now) if looks else []
+        pool_holds_follow(scaled=scaled, now=now)
+        return changed
+    finally:
+        lease_release(name=LEASE, holder=holder, now=now)
+
+
+def _looks(one: ScaledDeployment, now: datetime) -> list[ScalingLook]:
+    places = {place.region: place for place in one.view.places}
+    return [
+        ScalingLook(
+            place=one.rows[decision.region],
+            acting=one.acting,
+            decision=decision,
+            load={
+                "per_cell": _per_cell(one.view, places[decision.region]),
+                "start_up_s": round(one.view.start_up_s, 1),
+                **(_rounded(asdict(load)) if (load := places[decision.region].load) else {}),
+            },
+        )
+        for decision in plan_scaling(one.view, now)
+    ]
+
+
+def _per_cell(view: ScalingView, place: ScaledPlace) -> float:
+    """Requests at once of a cell there; the mean where they are not alike."""
+    return round(view.at(place).per_cell, 2) if place.capacities else view.per_cell
+
+
+def _rounded(load: dict[str, float | None]) -> dict[str, float | None]:
+    return {name: None if value is None else round(value, 2) for name, value in load.items()}
+
+
+# Keeps what ingresses are told of deployments that may have no cells: for how long a request waits for the first
+# one, when that is expected, and whether it may have machines at all. Only while the autoscaler would start one:
+# else waiting would be for nothing.
+
+_TOLD = ("for_s", "cold_start_s", "ready_at", "regions", "withheld")
+_STARTS = (CellState.PENDING.value, CellState.STARTING.value)
+
+
+def pool_holds_follow(*, scaled: Iterable[ScaledDeployment], now: datetime) -> bool:
+    """Write what has changed; returns whether anything did, of which ingresses are then told."""
+    held = {one.view.deployment: one for one in scaled if one.acting and may_be_empty(one.view.policy, _ranges(one))}
+    there = {row.deployment_id: row for row in PoolHold.objects.all()}
+    started = _started(held) if held else {}
+    wanted = {name: _row(one, started.get(name, [])) for name, one in held.items()}
+    gone = there.keys() - wanted.keys()
+    changed = [row for name, row in wanted.items() if name not in there or not _is_same(row, there[name])]
+    if gone:
+        PoolHold.objects.filter(deployment__in=gone).delete()
+    PoolHold.objects.bulk_create(
+        changed,
+        update_conflicts=True,
+        unique_fields=["deployment"],
+        update_fields=list(_TOLD),
+    )
+    if gone or changed:
+        wake_ups.send("traffic.publish")
+    return bool(gone or changed)
+
+
+def _ranges(one: ScaledDeployment) -> list[CellRange]:
+    return [place.range for place in one.view.places]
+
+
+def _row(one: ScaledDeployment, started: list[datetime]) -> PoolHold:
+    is_served = any(place.ready for place in one.view.places)
+    return PoolHold(
+        deployment_id=one.view.deployment,
+        for_s=hold_s(one.view.policy, one.view.start_up_s),
+        cold_start_s=stepped_s(one.view.start_up_s),
+        ready_at=0 if is_served else ready_at_s(started, one.view.start_up_s),
+        regions=sorted(place.region for place in one.view.places),
+        withheld=withheld_by(claim_of(row) for row in one.rows.values()).value,
+    )
+
+
+def _is_same(row: PoolHold, other: PoolHold) -> bool:
+    return all(getattr(row, name) == getattr(other, name) for name in _TOLD)
+
+
+def _started(names: Iterable[str]) -> dict[str, list[datetime]]:
+    """When the cells were created that start now."""
+    started: dict[str, list[datetime]] = defaultdict(list)
+    cells = Cell.objects.filter(deployment__in=list(names), state__in=_STARTS).order_by()
+    for name, created_at in cells.values_list("deployment_id", "created_at"):
+        started[name].append(created_at)
+    return started
+
+
+# Runs the planner of roles: looks at every place whose roles are planned, and has the fleet apply what is decided.
+
+ROLES_LEASE = "role-planner"
+ROLES_PASS_LIMIT_S = 20.0
+
+
+def roles_plan(*, now: datetime) -> list[str]:
+    """One pass. Returns the deployments whose cells change their roles; nothing while another controller is at it."""
+    holder = this_holder()
+    if lease_take(name=ROLES_LEASE, holder=holder, ttl_s=ROLES_PASS_LIMIT_S, now=now) is None:
+        return []
+    try:
+        looks = [
+            RoleLook(one.row, one.acting, plan_ratio(one.view), one.figures, one.counted) for one in planned_places(now)
+        ]
+        return sorted(
+            {look.place.deployment_id for look in looks if role_apply(look=look, now=now) and look.sets_roles}
+        )
+    finally:
+        lease_release(name=ROLES_LEASE, holder=holder, now=now)
+
+
+ENDED_AFTER_S = 90.0
+"""A plan takes seconds; on a host that starves, longer."""
+NICE = 10
+ERROR_MOST = 300
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A plan that is being made, since when, by whom, and where it is written."""
+
+    began: datetime
+    child: subprocess.Popen[bytes]
+    answer: IO[bytes]
+    errors: IO[bytes]
+
+
+class DayPlanner:
+    """The plans of one planner process."""
+
+    def __init__(self, command: Sequence[str] = (sys.executable, "-m", "traffic.capacity.child")) -> None:
+        self._command = command
+        self._under_way: _UnderWay | None = None
+
+    def begin(self, *, now: datetime) -> bool:
+        """Begin a plan by what is known now; False: there is nothing to plan by, or one is under way."""
+        if self._under_way is not None:
+            return False
+        view = capacity_view(now)
+        if view is None:
+            return False
+        answer, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is over
+        with tempfile.TemporaryFile() as question:
+            question.write(msgspec.msgpack.encode(view))
+            question.seek(0)
+            child = subprocess.Popen(
+                ["nice", "-n", str(NICE), *self._command],
+                stdin=question,
+                stdout=answer,
+                stderr=errors,
+                cwd=_CHECKOUT,
+                env={**os.environ, **_ONE_THREAD},
+            )
+        self._under_way = _UnderWay(now, child, answer, errors)
+        return True
+
+    def look(self, *, now: datetime) -> bool:
+        """See whether it is over, and store it; to be called every few seconds. True: there is a new plan."""
+        found = self._under_way
+        if found is None:
+            return False
+        took_s = (now - found.began).total_seconds()
+        if found.child.poll() is None:
+            if took_s < ENDED_AFTER_S:
+                return False
+            found.child.kill()
+        self._under_way = None
+        status = found.child.wait()
+        with found.answer, found.errors:
+            plan = _read(found.answer)
+            if plan is None:
+                found.errors.seek(0)
+                said = found.errors.read().decode(errors="replace").strip()[-ERROR_MOST:]
+                log.warning("no plan of the day, after %.0f s with status %d: %s", took_s, status, said)
+                return False
+        day_plan_store(plan=plan, took_s=took_s, now=now)
+        return True
+
+    @property
+    def child(self) -> subprocess.Popen[bytes] | None:
+        return self._under_way.child if self._under_way else None
+
+    def stop(self) -> None:
+        """End what is under way: the process ends."""
+        if self._under_way is not None:
+            self._under_way.child.kill()
+            self._under_way.child.wait()
+            self._under_way.answer.close()
+            self._under_way.errors.close()
+            self._under_way = None
+
+
+def _read(answer: IO[bytes]) -> CapacityPlan | None:
+    """None: it was not written whole."""
+    answer.seek(0)
+    try:
+        return msgspec.msgpack.decode(answer.read(), type=CapacityPlan)
+    except msgspec.DecodeError:
+        return None
+
+
+# Keeps plans of the day: the newest is what counts, those before it show what was thought.
+
+PLANS_KEPT = 48
+"""Four hours of them."""
+
+
+@transaction.atomic
+def day_plan_store(*, plan: CapacityPlan, took_s: float, now: datetime) -> DayPlan:
+    """Store a plan, in place of one from the same time, and forget old ones. What of the fleet was removed meanwhile is
+    left out."""
+    DayPlan.objects.filter(at=plan.at).delete()
+    row = DayPlan.objects.create(
+        at=plan.at,
+        made_at=now,
+        slot_s=plan.slot_s,
+        solver=plan.solver,
+        why=plan.why,
+        took_s=round(took_s, 3),
+        shifts=plan.shifts,
+        dollars=list(plan.dollars),
+        machines=[asdict(one) for one in plan.machines],
+        orders=[asdict(one) for one in plan.orders],
+        lacks=[asdict(one) for one in plan.lacks],
+    )
+    DayPlanPlace.objects.bulk_create(_places(row, plan))
+    kept = DayPlan.objects.order_by("-at").values_list("pk", flat=True)[:PLANS_KEPT]
+    DayPlan.objects.exclude(pk__in=list(kept)).delete()
+    live.push("capacity-plan")
+    return row
+
+
+def _places(row: DayPlan, plan: CapacityPlan) -> Iterator[DayPlanPlace]:
+    for deployment, region in DeploymentRegion.objects.values_list("deployment_id", "region_id"):
+        found = place_plan(plan, deployment, region)
+        if found is not None:
+            yield DayPlanPlace(
+                plan=row,
+                deployment_id=deployment,
+                region_id=region,
+                cells=list(found.cells),
+                by_type={
+                    one.instance_type: list(one.cells)
+                    for one in plan.cells
+                    if (one.deployment, one.region) == (deployment, region)
+                },
+                expected=list(found.expected),
+                cover=list(found.cover),
+                budget=list(found.budget),
+                due=list(found.due),
+                start_up_s=found.start_up_s,
+            )
+
+
+# What the process `planner` does besides measuring demand: forecasts, and the plan of the day that follows them.
+
+
+class Planner:
+    def __init__(self, forecaster: Forecaster | None = None, day: DayPlanner | None = None) -> None:
+        self._forecaster = forecaster or Forecaster()
+        self._day = day or DayPlanner()
+
+    def look(self, *, now: datetime) -> bool:
+        """To be called every few seconds. Returns True if there are new forecasts, from which a plan of the day is then
+        made in a child process."""
+        has_new = self._forecaster.look(now=now) is not None
+        if has_new:
+            self._day.begin(now=now)
+        self._day.look(now=now)
+        return has_new
+
+    def stop(self) -> None:
+        """Stop the child that plans the day: the process ends."""
+        self._day.stop()

@@ -1,0 +1,84 @@
+"""Over HTTP: the load that is expected of each series, and how far forecasts were off. Read only."""
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+from rest_framework.mixins import RetrieveModelMixin
+
+from fleet.capacity.planning.forecast_series import HorizonErrors, horizon_errors
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin
+from traffic.demand.models import DemandForecast
+
+
+class HorizonErrorsSerializer(serializers.Serializer[Any]):
+    """A method at a horizon, by forecasts of the last 7 days as they were made."""
+
+    horizon_s = serializers.IntegerField(help_text="Until the end of the slot that was forecast.")
+    method = serializers.CharField()
+    judged = serializers.IntegerField(help_text="How many forecasts; there is one each half hour.")
+    wape = serializers.FloatField(
+        allow_null=True, help_text="Sum of absolute errors over that of loads; null: no load."
+    )
+    p90_held = serializers.FloatField(allow_null=True, help_text="Share of slots that stayed within p90.")
+    chosen = serializers.BooleanField(help_text="It forecasts there now.")
+
+    class Meta:
+        examples = {"method": "last"}
+
+
+class DemandForecastSerializer(serializers.ModelSerializer[DemandForecast]):
+    deployment = serializers.CharField(source="deployment_id")
+    origin = serializers.CharField(source="origin_id", help_text="The region whose applications send it.")
+    made_at = serializers.DateTimeField(help_text="The first slot begins here.")
+    slot_s = serializers.IntegerField()
+    p50 = serializers.ListField(
+        child=serializers.FloatField(),
+        help_text="Requests at once, those that wait included; the mean of each slot.",
+    )
+    p90 = serializers.ListField(child=serializers.FloatField())
+    p99 = serializers.ListField(child=serializers.FloatField())
+    methods = serializers.ListField(child=serializers.CharField(), help_text="By which each slot is forecast.")
+    is_judged = serializers.BooleanField(help_text="Its quantiles rest on errors that were seen.")
+    horizons = serializers.SerializerMethodField(help_text="The errors so far, by horizon and method.")
+
+    class Meta:
+        model = DemandForecast
+        fields = [
+            "id", "deployment", "origin", "serving_class", "made_at", "slot_s", "p50", "p90", "p99", "methods",
+            "is_judged", "horizons",
+        ]  # fmt: skip
+        examples = {"methods": ["last", "blend"]}
+
+    @extend_schema_field(HorizonErrorsSerializer(many=True))
+    def get_horizons(self, forecast: DemandForecast) -> list[dict[str, Any]]:
+        rows: tuple[HorizonErrors, ...] = horizon_errors(forecast.ledger)
+        return [dict(HorizonErrorsSerializer(row).data) for row in rows]
+
+
+class ForecastFilter(filters.FilterSet):
+    deployment = filters.CharFilter(field_name="deployment_id")
+    origin = filters.CharFilter(field_name="origin_id")
+    serving_class = filters.CharFilter()
+
+    class Meta:
+        model = DemandForecast
+        fields: list[str] = []
+
+
+class ForecastViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[DemandForecast]):
+    """The newest forecast of each deployment's load, by the region that sends it and the serving class: a day from
+    `made_at` on. The planner makes one every five minutes."""
+
+    serializer_class = DemandForecastSerializer
+    filterset_class = ForecastFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "id"
+    ordering_fields = ("id", "deployment", "origin", "serving_class", "made_at")
+    columns = "DEPLOYMENT, ORIGIN, CLASS=serving_class, MADE=made_at:age, JUDGED=is_judged"
+
+    def get_queryset(self) -> QuerySet[DemandForecast]:
+        return DemandForecast.objects.all()

@@ -1,0 +1,159 @@
+"""Over HTTP: which region's entry clients reach, what was planned about that, and every attempt to publish it. Decides
+nothing; services do."""
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.reconcile.planning.states import choices
+from kernel import clock
+from kernel.access import Role
+from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from traffic.entry.models import Entry, EntryRevision
+from traffic.entry.planner import RevisionState
+from traffic.entry.selectors import entries_described
+from traffic.entry.services import entry_adopt, entry_shares_plan
+
+Weights = serializers.DictField(child=serializers.IntegerField())
+
+
+class EntrySerializer(serializers.ModelSerializer[Entry]):
+    """`revision` counts changes of `shares`; `published` is the number of the weights."""
+
+    shares = serializers.DictField(
+        child=serializers.FloatField(), help_text="Region -> planned share, in any measure; 1 if not named."
+    )
+    weights = serializers.SerializerMethodField(help_text="Region -> weight of 255, as published last.")
+    published = serializers.SerializerMethodField(help_text="Number of these weights; 0: none yet.")
+    state = serializers.SerializerMethodField(
+        help_text="Of these weights: sending, pending, in_force; empty before the first."
+    )
+    held = serializers.CharField(help_text="Why what stands there is not what is wanted; empty: it is.")
+    seen = serializers.CharField(help_text="Fingerprint of the records as they were read last.")
+    seen_weights = serializers.DictField(child=serializers.IntegerField(), help_text="Region -> weight, as read last.")
+
+    class Meta:
+        model = Entry
+        fields = [
+            "name", "shares", "revision", "actor", "changed_at", "weights", "published", "state", "held", "held_since",
+            "seen", "seen_weights", "looked_at",
+        ]  # fmt: skip
+        examples = {"name": "llm.example.com", "seen_weights": {"eu-west-1": 64, "us-east-1": 191}}
+
+    @extend_schema_field(Weights)
+    def get_weights(self, entry: Entry) -> dict[str, int]:
+        newest = _newest(entry)
+        return newest.weights if newest else {}
+
+    def get_published(self, entry: Entry) -> int:
+        newest = _newest(entry)
+        return newest.revision if newest else 0
+
+    def get_state(self, entry: Entry) -> str:
+        newest = _newest(entry)
+        return newest.state if newest else ""
+
+
+def _newest(entry: Entry) -> EntryRevision | None:
+    """The attempt that stands there, or may."""
+    there = (RevisionState.SENDING, RevisionState.PENDING, RevisionState.IN_FORCE)
+    return next((each for each in entry.revisions.all() if each.state in there), None)
+
+
+class EntryChangeSerializer(StrictSerializer):
+    shares = serializers.DictField(
+        child=serializers.FloatField(), help_text="Region -> share, in any measure. They take the place of all before."
+    )
+
+
+class EntryAdoptSerializer(StrictSerializer):
+    seen = serializers.CharField(max_length=16, help_text="The fingerprint that you looked at.")
+
+
+class EntryFilter(filters.FilterSet):
+    name = filters.CharFilter()
+
+    class Meta:
+        model = Entry
+        fields: list[str] = []
+
+
+class EntryViewSet(ReadOnlyModelViewSet[Entry]):
+    """The DNS name by which clients reach all regions, where stacks of regions have one."""
+
+    serializer_class = EntrySerializer
+    filterset_class = EntryFilter
+    lookup_field = "name"
+    lookup_value_regex = r"[-\w.]+"
+    ordering_fields = ("name",)
+    watch_kind = "entry"
+    measured = frozenset({"looked_at"})
+    needs = {"partial_update": Role.ADMIN, "adopt": Role.ADMIN}
+    columns = "NAME, STATE, PUBLISHED, WEIGHTS, SHARES, HELD"
+
+    def get_queryset(self) -> QuerySet[Entry]:
+        return entries_described()
+
+    @extend_schema(operation_id="entry_change", request=EntryChangeSerializer, responses={200: EntrySerializer})
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Plan which share of clients each region's entry gets. They move within minutes, by 5 points or more."""
+        entry = self.get_object()
+        body = EntryChangeSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        entry_shares_plan(name=entry.name, actor=actor_of(request), now=clock.now(), **body.validated_data)
+        return Response(self.get_serializer(self.get_object()).data)
+
+    @extend_schema(operation_id="entry_adopt", request=EntryAdoptSerializer, responses={200: EntrySerializer})
+    @action(detail=True, methods=["post"])
+    def adopt(self, request: Request, name: str) -> Response:
+        """Replace what stands there though it is not ours: a person's records, or another control plane's. 409 if it is
+        not what you looked at."""
+        entry = self.get_object()
+        body = EntryAdoptSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        entry_adopt(name=entry.name, actor=actor_of(request), now=clock.now(), **body.validated_data)
+        return Response(self.get_serializer(self.get_object()).data)
+
+
+class EntryRevisionSerializer(serializers.ModelSerializer[EntryRevision]):
+    entry = serializers.CharField(source="entry_id")
+    weights = Weights
+    trouble = serializers.CharField(help_text="Why it was lost; empty: it was not.")
+
+    class Meta:
+        model = EntryRevision
+        fields = [
+            "id", "entry", "revision", "state", "weights", "reason", "trouble", "change_id", "at", "settled_at",
+        ]  # fmt: skip
+        examples = {"change_id": "/change/C2682N5HXP0BZ4"}
+
+
+class EntryRevisionFilter(filters.FilterSet):
+    entry = filters.CharFilter(field_name="entry_id")
+    state = filters.MultipleChoiceFilter(choices=choices(RevisionState), distinct=False, help_text="May be repeated.")
+    since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte", help_text="At or after.")
+
+    class Meta:
+        model = EntryRevision
+        fields: list[str] = []
+
+
+class EntryRevisionViewSet(ReadOnlyModelViewSet[EntryRevision]):
+    """Every attempt to publish weights with its reason and what became of it, newest first; the last 200."""
+
+    serializer_class = EntryRevisionSerializer
+    filterset_class = EntryRevisionFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "-id"
+    ordering_fields = ("id", "at", "revision", "state")
+    watch_kind = "entry-revision"
+    columns = "AGO=at:age, ENTRY, REVISION, STATE, WEIGHTS, REASON"
+
+    def get_queryset(self) -> QuerySet[EntryRevision]:
+        return EntryRevision.objects.all()

@@ -1,0 +1,125 @@
+"""What is known of the entry of all clients: where its records are, which regions it has, and which of these answer."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import msgspec
+from django.db.models import Prefetch, QuerySet
+
+from fleet.clouds.models import CloudRegion
+from fleet.reconcile.planning.states import CloudRegionState
+from fleet.reconcile.selectors.snapshot import LISTENING_LEASE
+from kernel.leases import lease_held_since
+from traffic.entry.models import Entry, EntryRevision
+from traffic.entry.planner import EntryRegion, EntryTargetName, RevisionState
+from traffic.region_shares.planning.policy import EvacuationMode, OverrideKind
+from traffic.region_shares.selectors import overrides_in_force
+from traffic.routing.models import Ingress, IngressReport
+from traffic.routing.planning.ingresses import SILENT_AFTER_S
+
+STANDS = (RevisionState.SENDING, RevisionState.PENDING, RevisionState.IN_FORCE)
+"""States of attempts that stand there, or may."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryStated:
+    """As the stacks of regions state it. `targets`: region -> its load balancer. `problem`: they contradict each
+    other."""
+
+    name: str
+    zone: str
+    targets: dict[str, EntryTargetName] = field(default_factory=dict)
+    problem: str = ""
+
+
+def entry_stated() -> EntryStated | None:
+    """The entry of all regions; None where no region's stack has one."""
+    stated: EntryStated | None = None
+    for row in CloudRegion.objects.filter(state=CloudRegionState.READY.value).order_by("region__position", "region_id"):
+        try:
+            base = row.stated_base()
+        except msgspec.ValidationError:
+            continue
+        name = base.entry_name.lower().rstrip(".")
+        if not name or not base.hosted_zone:
+            continue
+        if stated is None:
+            stated = EntryStated(name, base.hosted_zone)
+        elif (name, base.hosted_zone) != (stated.name, stated.zone):
+            problem = (
+                f"the stack of {row.region_id} names {name} in zone {base.hosted_zone} as the entry, those before it"
+                f" name {stated.name} in {stated.zone}: correct its stack"
+            )
+            return EntryStated(stated.name, stated.zone, problem=problem)
+        if base.load_balancer and base.load_balancer_zone:
+            stated.targets[row.region_id] = EntryTargetName(base.load_balancer, base.load_balancer_zone)
+    return stated
+
+
+def entry_regions(entry: Entry, stated: EntryStated, newest: EntryRevision | None, now: datetime) -> list[EntryRegion]:
+    """The regions with a load balancer, as the planner takes them."""
+    evacuated = {
+        order.region
+        for order in overrides_in_force(now)
+        if order.kind is OverrideKind.EVACUATION and order.mode is EvacuationMode.REAL and not order.deployment
+    }
+    ingresses: dict[str, list[Ingress]] = defaultdict(list)
+    for ingress in Ingress.objects.filter(region__in=list(stated.targets)).select_related("report"):
+        ingresses[ingress.region_id].append(ingress)
+    listening_since = lease_held_since(name=LISTENING_LEASE, now=now)
+    published = {each["SetIdentifier"]: each["AliasTarget"] for each in (newest.records if newest else ())}
+    return [
+        _region(
+            region,
+            ingresses[region],
+            float(entry.shares.get(region, 1.0)),
+            evacuated=region in evacuated,
+            moved=region in published and EntryTargetName(
+                published[region]["DNSName"], published[region]["HostedZoneId"]
+            ) != target,
+            listening_since=listening_since,
+            now=now,
+        )
+        for region, target in sorted(stated.targets.items())
+    ]  # fmt: skip
+
+
+def _region(
+    name: str,
+    ingresses: list[Ingress],
+    share: float,
+    *,
+    evacuated: bool,
+    moved: bool,
+    listening_since: datetime | None,
+    now: datetime,
+) -> EntryRegion:
+    reports = [report for each in ingresses if (report := getattr(each, "report", None)) is not None]
+    alive = [report for report in reports if _answers(report, now)]
+    if alive:
+        since = min(report.connection_changed_at or now for report in alive)
+        return EntryRegion(name, share, alive_since=since, evacuated=evacuated, moved=moved)
+    if listening_since is None:  # nobody could have heard them
+        return EntryRegion(name, share, alive_since=now, evacuated=evacuated, moved=moved)
+    heard = [report.last_seen_at for report in reports if report.last_seen_at is not None]
+    since = max([*heard, listening_since])
+    return EntryRegion(name, share, dead_since=since, evacuated=evacuated, moved=moved)
+
+
+def _answers(report: IngressReport, now: datetime) -> bool:
+    """It is heard, and runs a table: without one HAProxy answers nobody."""
+    if not report.connected or report.last_seen_at is None or not report.revision:
+        return False
+    return now - report.last_seen_at < timedelta(seconds=SILENT_AFTER_S)
+
+
+def entries_described() -> QuerySet[Entry]:
+    """Entries with their last attempts."""
+    return Entry.objects.prefetch_related(Prefetch("revisions", EntryRevision.objects.defer("records")))
+
+
+def standing_revision(entry: Entry) -> EntryRevision | None:
+    """The attempt that stands there as far as is known; None before the first."""
+    known = (RevisionState.PENDING.value, RevisionState.IN_FORCE.value)
+    return entry.revisions.filter(state__in=known).order_by("-revision").first()

@@ -1,0 +1,482 @@
+"""What operators may do to the entry of all clients: plan other shares, and replace what is not ours.
+
+Publishes the weights of regions as records of Route 53, by compare and set inside Route 53 itself.
+
+One batch deletes every record exactly as it was read, the text with the revision among them, and creates all anew. Of
+several writers one wins and the others change nothing; a person's change, a second control plane and a restored
+database are seen, and never overwritten. A pass may end anywhere: each attempt has its row, with a token of its own,
+before its call, and what the text says afterwards tells which of them was carried out.
+
+Keeps the ingresses of a region in the target groups of its load balancer.
+
+Both calls may be repeated, so a row is written after its call: one that was cut short is made again. What leaves stays
+in its row until its group's delay has passed, and its machine waits for that.
+"""
+
+import logging
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import msgspec
+from django.db import IntegrityError, transaction
+from django.db.models import Max, QuerySet
+
+from engine_agent.protocol.ports import tls_port
+from fleet.clouds.aws.calls import CallFailed, Refused, Unanswered
+from fleet.clouds.aws.calls import call as aws_call
+from fleet.clouds.models import CloudRegion
+from fleet.faults.services.incidents import incident_open, incidents_close
+from fleet.machines.models import Machine
+from fleet.reconcile.planning.states import CloudRegionState, MachineState
+from fleet.regions.models import Region
+from kernel import live, wake_ups
+from kernel.events import event_record
+from kernel.leases import lease_release, lease_take, this_holder
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
+from traffic.entry.models import Entry, EntryRevision, EntryTarget
+from traffic.entry.planner import (
+    RECORD_TYPE,
+    EntrySettings,
+    EntryView,
+    HoldEntry,
+    PublishEntry,
+    RevisionState,
+    Standing,
+    Target,
+    TargetIngress,
+    is_same,
+    plan_entry,
+    plan_targets,
+    records_of,
+    swap,
+    text_name,
+    token_of,
+)
+from traffic.entry.selectors import STANDS, EntryStated, entry_regions, entry_stated, standing_revision
+from traffic.region_shares.services.overrides import ENTRY_TASK
+from traffic.routing.models import Ingress, IngressReport
+
+MOST_SHARE = 1e6
+
+
+def entry_shares_plan(*, name: str, shares: Mapping[str, float], actor: str, now: datetime) -> Entry:
+    """Plan the shares of regions, in any measure; those that are not named have 1. The loop moves clients within
+    minutes, by 5 points or more. Repeating it changes nothing.
+
+    Raises:
+        InvalidInput: an unknown region, a share that is no number from 0 on, or no region with more than 0.
+    """
+    with transaction.atomic():
+        entry = Entry.objects.select_for_update().get(name=name)
+        planned = _checked(shares)
+        if planned == entry.shares:
+            return entry
+        entry.shares, entry.revision = planned, entry.revision + 1
+        entry.actor, entry.changed_at = actor[:64], now
+        entry.save(update_fields=["shares", "revision", "actor", "changed_at"])
+        stated = ", ".join(f"{region} {share:g}" for region, share in sorted(planned.items())) or "all alike"
+        event_record(
+            kind="entry.planned",
+            message=f"shares of {entry.name} planned by {actor}: {stated}",
+            tone=Tone.MOVING,
+            now=now,
+            actor=actor[:64],
+            detail={"shares": planned, "revision": entry.revision},
+        )
+        live.push("traffic")
+        wake_ups.send(ENTRY_TASK)
+    return entry
+
+
+def entry_adopt(*, name: str, seen: str, actor: str, now: datetime) -> Entry:
+    """Let the loop replace what stands there though it is not ours. `seen`: the fingerprint of what was looked at.
+
+    Raises:
+        Conflict: something else stands there by now, or nothing waits for it.
+    """
+    with transaction.atomic():
+        entry = Entry.objects.select_for_update().get(name=name)
+        if seen != entry.seen:
+            raise Conflict(f"what stands at {entry.name} is {entry.seen or 'not read yet'} by now, not {seen}")
+        if not entry.held:
+            raise Conflict(f"{entry.name} is as wanted; there is nothing to adopt")
+        Entry.objects.filter(pk=entry.pk).update(adopted=seen)
+        event_record(
+            kind="entry.adopted",
+            message=f"what stands at {entry.name} may be replaced by ours, by {actor}: {entry.held}",
+            tone=Tone.WARN,
+            now=now,
+            actor=actor[:64],
+            detail={"seen": seen, "weights": entry.seen_weights},
+        )
+        live.push("traffic")
+        wake_ups.send(ENTRY_TASK)
+    entry.adopted = seen
+    return entry
+
+
+def _checked(shares: Mapping[str, float]) -> dict[str, float]:
+    there = set(Region.objects.values_list("name", flat=True))
+    for region, share in shares.items():
+        if region not in there:
+            message = f"there is no region {region}; there are: {', '.join(sorted(there))}"
+            raise InvalidInput(field=f"shares.{region}", rule="region", message=message)
+        if not (math.isfinite(share) and 0 <= share <= MOST_SHARE):
+            message = f"the share of {region} is {share:g}; it must be from 0 to {MOST_SHARE:g}"
+            raise InvalidInput(field=f"shares.{region}", rule="share", message=message)
+    if there and not any(shares.get(region, 1.0) for region in there):
+        raise InvalidInput(field="shares", rule="none", message="at least one region must get clients")
+    return {region: float(share) for region, share in shares.items()}
+
+
+SETTINGS = EntrySettings()
+LEASE = "entry"
+PASS_LIMIT_S = 120.0
+"""A pass makes up to five calls, each with a limit of its own; after this another controller may try."""
+LOOK_EVERY_S = 30.0
+"""How often what stands there is read although nothing is to be changed: an account may make 5 requests a second."""
+REVISIONS_KEPT = 200
+FOREIGN = "entry-held"
+"""Kind of the incident of an entry that waits for a person."""
+HOME = "us-east-1"
+"""Route 53 is one service for all regions; its calls are signed for this one."""
+STALE = "InvalidChangeBatch"
+"""Something in a batch is not as it stands there, or is not possible."""
+BUSY = frozenset({"PriorRequestNotComplete", "Throttling", "ThrottlingException"})
+
+log = logging.getLogger(__name__)
+
+
+class AwsCall(Protocol):
+    """As `fleet.clouds.aws.calls.call`."""
+
+    def __call__(self, service: str, operation: str, region: str, **params: Any) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Route53:
+    """The calls that are needed, for one entry."""
+
+    call: AwsCall
+    stated: EntryStated
+
+    def read(self) -> Standing:
+        records = self._list(self.stated.name, RECORD_TYPE)
+        text = self._list(text_name(self.stated.name), "TXT")
+        return Standing(records, text[0] if text else None)
+
+    def _list(self, name: str, kind: str) -> tuple[dict[str, Any], ...]:
+        start: dict[str, Any] = {"StartRecordName": name, "StartRecordType": kind}
+        found: list[dict[str, Any]] = []
+        while start:
+            answer = self.call("route53", "ListResourceRecordSets", HOME, HostedZoneId=self.stated.zone, **start)
+            sets = answer["ResourceRecordSets"]
+            mine = [each for each in sets if each["Name"].lower().rstrip(".") == name and each["Type"] == kind]
+            found += mine
+            goes_on = bool(answer.get("IsTruncated")) and len(mine) == len(sets)
+            start = {
+                f"Start{key}": answer[f"Next{key}"]
+                for key in ("RecordName", "RecordType", "RecordIdentifier")
+                if goes_on and answer.get(f"Next{key}")
+            }
+        return tuple(found)
+
+    def is_in_sync(self, change_id: str) -> bool:
+        """Whether all of Route 53's servers know a change. One that it has forgotten is old."""
+        try:
+            answer = self.call("route53", "GetChange", HOME, Id=change_id)
+        except Refused as refusal:
+            if refusal.code == "NoSuchChange":
+                return True
+            raise
+        return bool(answer["ChangeInfo"]["Status"] == "INSYNC")
+
+    def change(self, changes: list[dict[str, Any]], comment: str) -> str:
+        """Carry out a batch; the change's id."""
+        batch = {"Comment": comment[:256], "Changes": changes}
+        answer = self.call(
+            "route53", "ChangeResourceRecordSets", HOME, HostedZoneId=self.stated.zone, ChangeBatch=batch
+        )
+        return str(answer["ChangeInfo"]["Id"])
+
+
+def entry_run(*, now: datetime, call: AwsCall = aws_call) -> bool:
+    """One pass. False: no region has an entry, or another controller is at it."""
+    stated = entry_stated()
+    if stated is None or (not stated.targets and not stated.problem):
+        return False
+    holder = this_holder()
+    if lease_take(name=LEASE, holder=holder, ttl_s=PASS_LIMIT_S, now=now) is None:
+        return False
+    try:
+        entry, _ = Entry.objects.get_or_create(name=stated.name)
+        _note(entry, _pass(entry, stated, _Route53(call, stated), now), now)
+    finally:
+        lease_release(name=LEASE, holder=holder, now=now)
+    return True
+
+
+def _pass(entry: Entry, stated: EntryStated, route53: _Route53, now: datetime) -> HoldEntry | None:
+    """Look, plan, publish. Why what is there stays though it is not what is wanted; None: it is."""
+    if stated.problem:
+        return HoldEntry(stated.problem, needs_person=True)
+    if _is_quiet(entry, stated, now):
+        return None
+    try:
+        standing = route53.read()
+        view = _settled(entry, stated, route53, standing, now)
+        decision = plan_entry(view, SETTINGS, now)
+        if not isinstance(decision, PublishEntry):
+            return decision
+        return _publish(entry, stated, route53, standing, decision, now)
+    except Unanswered as error:
+        return HoldEntry(f"Route 53 did not answer: {error}", passing=True)
+    except Refused as refusal:
+        if refusal.code in BUSY:
+            return HoldEntry(f"Route 53 is busy, and is asked again: {refusal.code}", passing=True)
+        return HoldEntry(f"Route 53 refused: {refusal}", needs_person=True)
+
+
+def _is_quiet(entry: Entry, stated: EntryStated, now: datetime) -> bool:
+    """Nothing is to be changed or waited for, and what stands there was read just now."""
+    if entry.looked_at is None or entry.held or now - entry.looked_at >= timedelta(seconds=LOOK_EVERY_S):
+        return False
+    newest = entry.revisions.order_by("-revision").first()
+    if newest is None or newest.state != RevisionState.IN_FORCE:
+        return False
+    return plan_entry(_view(entry, stated, newest, now), SETTINGS, now) is None
+
+
+def _view(
+    entry: Entry, stated: EntryStated, stands: EntryRevision | None, now: datetime, foreign: str = ""
+) -> EntryView:
+    numbered = entry.revisions.aggregate(most=Max("revision"))["most"] or 0
+    return EntryView(
+        regions=tuple(entry_regions(entry, stated, stands, now)),
+        weights=stands.weights if stands else {},
+        revision=stands.revision if stands else 0,
+        numbered=numbered,
+        changed_at=stands.at if stands else None,
+        pending_since=stands.at if stands and stands.state == RevisionState.PENDING else None,
+        foreign=foreign,
+    )
+
+
+def _settled(entry: Entry, stated: EntryStated, route53: _Route53, standing: Standing, now: datetime) -> EntryView:
+    """Note what became of our attempts, by what stands there; what is then to be decided upon."""
+    entry.seen, entry.seen_weights, entry.looked_at = standing.fingerprint, standing.weights, now
+    entry.save(update_fields=["seen", "seen_weights", "looked_at"])
+    token = token_of(standing.value)
+    ours = entry.revisions.filter(token=token).first() if token else None
+    if ours is not None and is_same(ours.records, standing.records):
+        _note_standing(entry, ours, route53, now)
+        return _view(entry, stated, ours, now)
+    if entry.adopted and entry.adopted == standing.fingerprint:
+        return _view(entry, stated, None, now)
+    return _view(entry, stated, standing_revision(entry), now, _foreign(entry, standing, ours))
+
+
+def _foreign(entry: Entry, standing: Standing, ours: EntryRevision | None) -> str:
+    """What stands there that is not ours; "" if nothing does and we never wrote anything."""
+    if ours is not None:
+        what = f"the records of {entry.name} are not those that revision {ours.revision} wrote"
+    elif standing.text is not None:
+        what = f"{text_name(entry.name)} says {standing.value[:200]}, which this control plane did not write"
+    elif standing.records:
+        what = f"{entry.name} has {len(standing.records)} address records that this control plane did not write"
+    elif entry.revisions.exclude(state=RevisionState.LOST.value).exclude(state=RevisionState.SENDING.value).exists():
+        what = f"the records of {entry.name} are gone"
+    else:
+        return ""
+    return f"{what}: `switchyard entry adopt` replaces them by ours"
+
+
+def _note_standing(entry: Entry, ours: EntryRevision, route53: _Route53, now: datetime) -> None:
+    """`ours` was carried out, and no other stands there."""
+    if ours.state == RevisionState.IN_FORCE:
+        return
+    waits_s = (now - ours.at).total_seconds()
+    in_sync = route53.is_in_sync(ours.change_id) if ours.change_id else waits_s >= SETTINGS.pending_limit_s
+    state = RevisionState.IN_FORCE if in_sync else RevisionState.PENDING
+    if state == ours.state:
+        return
+    with transaction.atomic():
+        ours.state, ours.settled_at = state.value, now if in_sync else None
+        ours.save(update_fields=["state", "settled_at"])
+        _note_others(entry, ours, now)
+        if in_sync:
+            message = f"{entry.name} revision {ours.revision} is in force on all servers"
+            event_record(kind="entry.in_force", message=message, tone=Tone.OK, now=now)
+        live.push("traffic")
+
+
+def _note_others(entry: Entry, stands: EntryRevision, now: datetime) -> None:
+    """No other attempt stands there."""
+    others = entry.revisions.exclude(pk=stands.pk)
+    lost = {"state": RevisionState.LOST.value, "settled_at": now, "trouble": "it was not carried out"}
+    others.filter(state=RevisionState.SENDING.value).update(**lost)
+    replaced = {"state": RevisionState.REPLACED.value, "settled_at": now}
+    others.filter(state__in=[each.value for each in STANDS]).update(**replaced)
+
+
+def _publish(
+    entry: Entry, stated: EntryStated, route53: _Route53, standing: Standing, decision: PublishEntry, now: datetime
+) -> HoldEntry | None:
+    """Write the attempt down, make it, and note its answer."""
+    refused = entry.revisions.filter(trouble__startswith=STALE, at__gt=now - timedelta(seconds=LOOK_EVERY_S)).first()
+    if refused is not None:
+        return HoldEntry(f"Route 53 refused revision {refused.revision}: {refused.trouble}", needs_person=True)
+    records = records_of(entry.name, decision.weights, stated.targets)
+    token = secrets.token_hex(16)
+    try:
+        with transaction.atomic():
+            row = EntryRevision.objects.create(
+                entry=entry, revision=decision.revision, token=token, weights=dict(decision.weights),
+                records=list(records), state=RevisionState.SENDING.value, reason=decision.reason, at=now,
+            )  # fmt: skip
+    except IntegrityError:
+        return HoldEntry("another controller is publishing", passing=True)
+    changes = swap(entry.name, standing, records, row.revision, token)
+    try:
+        change_id = route53.change(changes, f"Switchyard revision {row.revision}: {decision.reason}")
+    except Refused as refusal:
+        row.state, row.trouble, row.settled_at = RevisionState.LOST.value, str(refusal)[:400], now
+        row.save(update_fields=["state", "trouble", "settled_at"])
+        if refusal.code == STALE:  # it is not as it was a moment ago: the next pass reads it again
+            return HoldEntry(f"nothing was changed, for Route 53 refused the batch: {refusal.text[:300]}", passing=True)
+        raise
+    with transaction.atomic():
+        row.change_id, row.state = change_id, RevisionState.PENDING.value
+        row.save(update_fields=["change_id", "state"])
+        _note_others(entry, row, now)
+        Entry.objects.filter(pk=entry.pk).update(adopted="")
+        _forget_old(entry, row.revision)
+        shares = ", ".join(f"{region} {weight / 2.55:.0f} %" for region, weight in sorted(decision.weights.items()))
+        event_record(
+            kind="entry.published",
+            message=f"{entry.name} revision {row.revision}: {decision.reason}: {shares}",
+            tone=Tone.MOVING,
+            now=now,
+            detail={"weights": dict(decision.weights), "revision": row.revision},
+        )
+        live.push("traffic")
+    return None
+
+
+def _forget_old(entry: Entry, revision: int) -> None:
+    entry.revisions.filter(revision__lte=revision - REVISIONS_KEPT).delete()
+
+
+def _note(entry: Entry, hold: HoldEntry | None, now: datetime) -> None:
+    """Keep why it is held; the begin and end of a hold are events, and one that waits for a person is an incident."""
+    held = hold.reason if hold else ""
+    changes: dict[str, Any] = {"held": held, "held_since": (entry.held_since or now) if held else None}
+    with transaction.atomic():
+        Entry.objects.filter(pk=entry.pk).update(**changes)
+        if bool(held) != bool(entry.held):
+            message = f"{entry.name}: {f'left as it is, {held}' if held else 'as wanted again'}"
+            kind, tone = ("entry.held", Tone.WARN) if held else ("entry.released", Tone.OK)
+            event_record(kind=kind, message=message, tone=tone, now=now)
+            live.push("traffic")
+        if hold is not None and hold.needs_person:
+            log.warning("entry %s: %s", entry.name, held)
+            incident_open(kind=FOREIGN, subject=entry.name, summary=f"{entry.name}: {held}", evidence={}, now=now)
+        elif hold is None or not hold.passing:
+            incidents_close(kind=FOREIGN, subject=entry.name, resolution="nothing is in its way any more", now=now)
+
+
+TLS = "tls"
+"""Name of the group for applications that speak TLS, among those of a region's stack."""
+DRAINED = frozenset({"unused", ""})
+"""States of a target that has no streams any more; "": the group does not know it."""
+
+
+def entry_targets_follow(*, now: datetime, call: AwsCall = aws_call) -> None:
+    """One pass over all regions that have target groups."""
+    for cloud in CloudRegion.objects.filter(state=CloudRegionState.READY.value):
+        try:
+            groups = cloud.stated_base().target_groups
+        except msgspec.ValidationError:
+            continue
+        holder, lease = this_holder(), f"targets:{cloud.pk}"
+        if not groups or lease_take(name=lease, holder=holder, ttl_s=PASS_LIMIT_S, now=now) is None:
+            continue
+        try:
+            EntryTarget.objects.filter(region=cloud.region_id).exclude(group__in=list(groups.values())).delete()
+            ingresses = _ingresses(cloud.region_id)
+            for name, group in sorted(groups.items()):
+                _follow(cloud, group, _at_port_of(name, ingresses), call, now)
+        except CallFailed as error:
+            log.warning("targets of %s are left as they are: %s", cloud.pk, error)
+        finally:
+            lease_release(name=lease, holder=holder, now=now)
+
+
+def _at_port_of(name: str, ingresses: Sequence[TargetIngress]) -> list[TargetIngress]:
+    """As the group of this name reaches them: that of TLS has a port of its own."""
+    return [replace(each, port=tls_port(each.port)) if name == TLS else each for each in ingresses]
+
+
+def _follow(cloud: CloudRegion, group: str, ingresses: Sequence[TargetIngress], call: AwsCall, now: datetime) -> None:
+    rows = list(EntryTarget.objects.filter(region=cloud.region_id, group=group))
+    plan = plan_targets([group], ingresses, [row.view() for row in rows])
+    for target in plan.forget:
+        _rows(target).delete()
+    for target in plan.register:
+        call("elbv2", "RegisterTargets", cloud.aws_region, TargetGroupArn=target.group, Targets=[_said(target)])
+        stated = {"address": target.address, "port": target.port, "registered_at": now, "deregistered_at": None}
+        EntryTarget.objects.update_or_create(
+            ingress=target.ingress, group=target.group, defaults={"region_id": cloud.region_id, **stated}
+        )
+        _tell(cloud, f"{target.ingress} gets clients of the load balancer at port {target.port}", Tone.OK, now)
+    for target in plan.deregister:
+        call("elbv2", "DeregisterTargets", cloud.aws_region, TargetGroupArn=target.group, Targets=[_said(target)])
+        _rows(target).update(deregistered_at=now)
+        _tell(
+            cloud, f"{target.ingress} gets no more clients of the load balancer at port {target.port}", Tone.MOVING, now
+        )
+    for row in rows:
+        if row.deregistered_at is not None and _is_drained(row, cloud, call):
+            row.delete()
+
+
+def _ingresses(region: str) -> list[TargetIngress]:
+    leaving = set(
+        Machine.objects.filter(region_id=region, leaving=True)
+        .exclude(state=MachineState.GONE)
+        .exclude(runs="")
+        .values_list("runs", flat=True)
+    )
+    found = []
+    for ingress in Ingress.objects.filter(region_id=region).select_related("report"):
+        report: IngressReport | None = getattr(ingress, "report", None)
+        ready = report is not None and report.connected and report.revision > 0
+        found.append(TargetIngress(ingress.id, ingress.address, ingress.port, ready, ingress.id in leaving))
+    return found
+
+
+def _is_drained(row: EntryTarget, cloud: CloudRegion, call: AwsCall) -> bool:
+    """A group that forgot the target, or says that it is not used, has no streams to it."""
+    answer = call(
+        "elbv2", "DescribeTargetHealth", cloud.aws_region, TargetGroupArn=row.group, Targets=[_said(row.view())]
+    )
+    states = [each["TargetHealth"]["State"] for each in answer["TargetHealthDescriptions"]]
+    return all(state in DRAINED for state in states)
+
+
+def _said(target: Target) -> dict[str, object]:
+    return {"Id": target.address, "Port": target.port}
+
+
+def _rows(target: Target) -> QuerySet[EntryTarget]:
+    return EntryTarget.objects.filter(ingress=target.ingress, group=target.group)
+
+
+def _tell(cloud: CloudRegion, message: str, tone: Tone, now: datetime) -> None:
+    event_record(kind="ingress.target", message=message, tone=tone, now=now, region=cloud.region_id)
+    live.push("traffic", cloud.region_id)

@@ -1,0 +1,212 @@
+"""Files as applications see them: `/v1/files…`, in the forms of OpenAI's API. An upload's bytes go from the form's
+parser to the file store in pieces, and a download's from there; no file is ever whole in memory. Who uploads, how much
+and how slowly is checked before Django spools the form (`controlplane.request_bodies`).
+
+What applications may ask of files, below /v1/files/.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import SuspiciousOperation
+from django.core.files.uploadhandler import FileUploadHandler, StopUpload
+from django.http import HttpRequest, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.http.multipartparser import MultiPartParserError
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+
+from audit.middleware import audit_exempt
+from kernel import clock
+from traffic.batches.models import StoredFile
+from traffic.batches.selectors import file_facts, stored_file_of, stored_files
+from traffic.files.planner import (
+    FilePurpose,
+    FileSettings,
+    checked_name,
+    checked_purpose,
+    expiry_of,
+    file_json,
+    file_not_found,
+)
+from traffic.files.services.files import Upload, file_settings, stored_file_delete, stored_name
+from traffic.files.services.store import READ_BYTES, NoSuchFile, StoreAway, file_store
+from traffic.responses.api import application_with_key, refused
+from traffic.tenants.api import list_json, list_query, list_rows, only
+from traffic.tenants.planner import ApplicationRefused
+from traffic.tenants.selectors import Application
+
+FILES_PATH = "/v1/files"
+APPLICATIONS = "files of applications are theirs to keep and delete; they change nothing that operators run"
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("GET", "POST")
+def files(request: HttpRequest) -> HttpResponseBase:
+    """GET: the tenant's files. POST: keep one more."""
+
+    def answer() -> HttpResponseBase:
+        application = _application(request)
+        if request.method == "POST":
+            return JsonResponse(file_json(file_facts(_upload(request, application))))
+        query = list_query(request, usual=10_000, most=10_000)
+        purpose = request.GET.get("purpose")
+        if purpose not in {None, *FilePurpose}:
+            message = f"`purpose` must be one of {', '.join(FilePurpose)}"
+            raise ApplicationRefused(400, "invalid_value", message, "purpose")
+        rows, has_more = list_rows(stored_files(application.tenant, clock.now(), purpose), query)
+        return JsonResponse(list_json(rows, _shown, has_more=has_more))
+
+    return _answered(answer)
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("GET", "DELETE")
+def detail(request: HttpRequest, file_id: str) -> HttpResponseBase:
+    """GET: what is known of a file. DELETE: forget it."""
+
+    def answer() -> HttpResponseBase:
+        application = _application(request)
+        if request.method == "DELETE":
+            gone = stored_file_delete(application=application, file_id=file_id, now=clock.now())
+            return JsonResponse({"id": gone.id, "object": "file", "deleted": True})
+        return JsonResponse(_shown(_file(application, file_id)))
+
+    return _answered(answer)
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("GET")
+def content(request: HttpRequest, file_id: str) -> HttpResponseBase:
+    """The bytes of a file."""
+
+    def answer() -> HttpResponseBase:
+        file = _file(_application(request), file_id)
+        try:
+            opened = file_store().open(stored_name(file.id))
+        except NoSuchFile:  # deleted just now
+            raise file_not_found(file_id) from None
+        headers = {"Content-Length": str(file.bytes), "Content-Disposition": "attachment"}
+        return StreamingHttpResponse(_pieces(opened), content_type="application/octet-stream", headers=headers)
+
+    return _answered(answer)
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
+    """Every other path below /v1/files."""
+    message = "Unknown request URL; there are /v1/files, /v1/files/ID and /v1/files/ID/content"
+    return refused(ApplicationRefused(404, "unknown_url", message))
+
+
+class StoreHandler(FileUploadHandler):
+    """Takes the form's one file, in pieces, into the store."""
+
+    def __init__(self, settings: FileSettings) -> None:
+        super().__init__()
+        self._settings = settings
+        self.upload: Upload | None = None
+        self.name = ""
+        self.refusal: ApplicationRefused | StoreAway | None = None
+
+    def new_file(self, field_name: str, file_name: str, *arguments: Any, **named: Any) -> None:
+        super().new_file(field_name, file_name, *arguments, **named)
+        try:
+            if field_name != "file" or self.upload is not None:
+                message = f"the form must have one file, in the field `file`, not in {field_name[:40]!r}"
+                raise ApplicationRefused(400, "invalid_form", message, "file")
+            self.name = checked_name(file_name)
+            self.upload = Upload(self._settings)
+        except (ApplicationRefused, StoreAway) as refusal:
+            self._stop(refusal)
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        try:
+            if self.upload is not None:
+                self.upload.write(raw_data)
+        except (ApplicationRefused, StoreAway) as refusal:
+            self._stop(refusal)
+
+    def file_complete(self, file_size: int) -> None:
+        return None
+
+    def upload_interrupted(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        if self.upload is not None:
+            self.upload.abort()
+
+    def _stop(self, refusal: ApplicationRefused | StoreAway) -> None:
+        self.refusal = refusal
+        raise StopUpload(connection_reset=True)
+
+
+def _upload(request: HttpRequest, application: Application) -> StoredFile:
+    if request.content_type != "multipart/form-data":
+        message = "send the file as a form, `multipart/form-data`, with `purpose` and `file`"
+        raise ApplicationRefused(415, "unsupported_media_type", message)
+    settings = file_settings()
+    handler = StoreHandler(settings)
+    request.upload_handlers = [handler]
+    try:
+        try:
+            form = request.POST
+        except (MultiPartParserError, SuspiciousOperation) as error:
+            raise ApplicationRefused(400, "invalid_form", f"the form cannot be read: {error}"[:300]) from error
+        if handler.refusal is not None:
+            raise handler.refusal
+        if handler.upload is None:
+            raise ApplicationRefused(400, "missing_required_parameter", "the form must have a file in `file`", "file")
+        now = clock.now()
+        purpose = checked_purpose(form.get("purpose"))
+        anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+        expires_at = expiry_of(anchor, seconds, now, settings)
+        return handler.upload.finish(
+            application=application, filename=handler.name, purpose=purpose, expires_at=expires_at, now=now
+        )
+    finally:
+        handler.abort()
+
+
+def _application(request: HttpRequest) -> Application:
+    return application_with_key(request.headers.get("Authorization", ""), clock.now())
+
+
+def _file(application: Application, file_id: str) -> StoredFile:
+    file = stored_file_of(application.tenant, file_id, clock.now())
+    if file is None:
+        raise file_not_found(file_id)
+    return file
+
+
+def _shown(file: StoredFile) -> dict[str, Any]:
+    return file_json(file_facts(file))
+
+
+def _answered(answer: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+    try:
+        return answer()
+    except ApplicationRefused as refusal:
+        return refused(refusal)
+    except StoreAway as away:
+        return refused(ApplicationRefused(503, "store_away", str(away)))
+
+
+async def _pieces(opened: Any) -> AsyncIterator[bytes]:
+    try:
+        while piece := await sync_to_async(opened.read, thread_sensitive=False)(READ_BYTES):
+            yield piece
+    finally:
+        opened.close()
+
+
+urlpatterns = [
+    path("<str:file_id>", detail, name="file"),
+    path("<str:file_id>/content", content, name="file-content"),
+    path("<path:rest>", unknown_path, name="file-unknown-path"),
+]

@@ -1,0 +1,402 @@
+"""Files and batches in a folder that every host of the control plane shares: a file is written beside its place,
+synchronised and renamed; a journal is appended to and synchronised.
+
+Files and batches in a bucket of S3: a batch that was begun on one host is finished on any other. A file is one
+object, written once in parts. A journal is a folder of objects, one an append: S3 has none that grow, and an object is
+whole or not there at all.
+
+Where the bytes of files and batches lie, for every host of the control plane: a shared folder, or a bucket.
+"""
+
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+from uuid import uuid4
+
+from django.conf import settings
+
+from fleet.clouds.aws import calls
+from fleet.clouds.aws.calls import CallFailed, Refused, Unanswered
+from fleet.clouds.aws.objects import ObjectChanged, ObjectReader, ObjectWriter, OtherObject, bucket_region
+from traffic.files.services.store_protocol import (
+    READ_BYTES,
+    FileStore,
+    FileWriter,
+    JournalWriter,
+    NoSuchFile,
+    Piece,
+    StoreAway,
+    pieces,
+)
+from traffic.tenants.planner import SCHEME, ObjectUri, parse_object_uri
+
+_UNFINISHED = "unfinished"
+
+
+class FolderStore:
+    """Whatever its disk says no to is `StoreAway`."""
+
+    sync_every_s = 0.0
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, name: str) -> FileWriter:
+        unfinished = self._folder / _UNFINISHED / uuid4().hex
+        with _as_away():
+            unfinished.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return FolderWriter(unfinished, self._path(name))
+
+    def append(self, name: str) -> JournalWriter:
+        path = self._path(name)
+        with _as_away():
+            _make_folder(path.parent)
+            return FolderJournal(path)
+
+    def journal(self, name: str) -> Iterator[bytes]:
+        try:
+            file = self.open(name)
+        except NoSuchFile:
+            return
+        with file, _as_away():
+            yield from file
+
+    def open(self, name: str) -> BinaryIO:
+        with _as_away():
+            return self._path(name).open("rb")
+
+    def local(self, name: str) -> BinaryIO:
+        return self.open(name)
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        with self.open(name) as file, _as_away():
+            file.seek(start)
+            return file.read(end - start)
+
+    def delete(self, name: str) -> None:
+        with _as_away(), suppress(FileNotFoundError):
+            self._path(name).unlink()
+
+    def delete_folder(self, name: str) -> None:
+        with _as_away(), suppress(FileNotFoundError):
+            shutil.rmtree(self._path(name))
+
+    def names(self, folder: str) -> Iterator[tuple[str, float]]:
+        with _as_away(), suppress(FileNotFoundError), os.scandir(self._path(folder)) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    yield f"{folder}/{entry.name}", entry.stat().st_mtime
+
+    def delete_unfinished(self, before: float) -> int:
+        left = [name for name, written_at in self.names(_UNFINISHED) if written_at < before]
+        for name in left:
+            self.delete(name)
+        return len(left)
+
+    def _path(self, name: str) -> Path:
+        path = self._folder / name
+        if not path.resolve().is_relative_to(self._folder.resolve()):
+            raise ValueError(f"{name!r} is outside the store")
+        return path
+
+
+class FolderWriter:
+    """A file beside its place until it is whole."""
+
+    def __init__(self, unfinished: Path, path: Path) -> None:
+        self._unfinished, self._path = unfinished, path
+        self._file = unfinished.open("xb")
+        self._digest = hashlib.sha256()
+        self.bytes = 0
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def write(self, piece: bytes) -> None:
+        with _as_away():
+            self._file.write(piece)
+        self._digest.update(piece)
+        self.bytes += len(piece)
+
+    def commit(self) -> None:
+        with _as_away():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            _make_folder(self._path.parent)
+            self._unfinished.replace(self._path)
+            _sync_folder(self._path.parent)
+
+    def abort(self) -> None:
+        self._file.close()
+        with suppress(OSError):
+            self._unfinished.unlink()
+
+
+class FolderJournal:
+    """A file that is only ever appended to."""
+
+    def __init__(self, path: Path) -> None:
+        is_new = not path.exists()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if is_new:
+            _sync_folder(path.parent)
+
+    def append(self, piece: bytes) -> None:
+        with _as_away():
+            left = memoryview(piece)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _as_away:  # noqa: N801 - reads as a statement
+    """What a disk or a network file system says no to, in one kind of exception."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, FileNotFoundError):
+            raise NoSuchFile(str(error.filename)) from error
+        if isinstance(error, OSError):
+            raise StoreAway(f"the file store cannot be used: {error.strerror or error}") from error
+
+
+DELETED_AT_ONCE = 1000
+PAGES_MOST = 1000
+"""Of one list: a million objects."""
+GONE = frozenset({"NoSuchKey", "404"})
+
+
+class BucketStore:
+    """The objects below a prefix. Credentials, region and endpoint are boto3's own settings."""
+
+    sync_every_s = 2.0
+    """An append is a call that costs money: at most eight a second of a process with 16 ranges, not eighty."""
+
+    def __init__(self, place: ObjectUri) -> None:
+        self._place, self._region = place, bucket_region()
+
+    def write(self, name: str) -> FileWriter:
+        return BucketWriter(ObjectWriter(self._region, self._place.bucket, self._key(name)))
+
+    def append(self, name: str) -> JournalWriter:
+        return BucketJournal(self, name)
+
+    def journal(self, name: str) -> Iterator[bytes]:
+        for part in sorted(key for key, _ in self._below(f"{name}/")):
+            with self._opened(part) as file, as_away():
+                yield from file
+
+    def open(self, name: str) -> BinaryIO:
+        return self._opened(self._key(name))
+
+    def local(self, name: str) -> BinaryIO:
+        with self.open(name) as file:
+            return spooled(file)
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        with as_away(), self._reader(self._key(name), start=start, end=end) as reader:
+            return io.BufferedReader(reader, READ_BYTES).read()
+
+    def delete(self, name: str) -> None:
+        with as_away():
+            calls.call("s3", "DeleteObject", self._region, Bucket=self._place.bucket, Key=self._key(name))
+
+    def delete_folder(self, name: str) -> None:
+        found = (key for key, _ in list(self._below(f"{name}/")))
+        while keys := list(islice(found, DELETED_AT_ONCE)):
+            wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+            with as_away():
+                answer = calls.call("s3", "DeleteObjects", self._region, Bucket=self._place.bucket, Delete=wanted)
+            for error in answer.get("Errors", ())[:1]:
+                raise StoreAway(f"{error.get('Key')} is not deleted: {error.get('Code')} {error.get('Message')}")
+
+    def names(self, folder: str) -> Iterator[tuple[str, float]]:
+        start = self._key(f"{folder}/")
+        for page in self._pages(Prefix=start, Delimiter="/"):
+            for entry in page.get("Contents", ()):
+                yield f"{folder}/{entry['Key'].removeprefix(start)}", entry["LastModified"].timestamp()
+            for below in page.get("CommonPrefixes", ()):
+                name = below["Prefix"].removeprefix(start).rstrip("/")
+                yield f"{folder}/{name}", max((at for _, at in self._below(f"{folder}/{name}/")), default=0.0)
+
+    def delete_unfinished(self, before: float) -> int:
+        """Uploads that were begun below our prefix. Those of the last page's end come with the next call."""
+        said: dict[str, Any] = {"Bucket": self._place.bucket, "Prefix": self._key("")}
+        with as_away():
+            found = calls.call("s3", "ListMultipartUploads", self._region, **said).get("Uploads", ())
+            left = [upload for upload in found if upload["Initiated"].timestamp() < before]
+            for upload in left:
+                place: dict[str, Any] = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                calls.call("s3", "AbortMultipartUpload", self._region, Bucket=self._place.bucket, **place)
+        return len(left)
+
+    def put(self, name: str, piece: bytes) -> None:
+        """Write an object whose name is nobody else's; doing it again does no harm."""
+        writer = self.write(name)
+        writer.write(piece)
+        try:
+            writer.commit()
+        finally:
+            writer.abort()
+
+    def _key(self, name: str) -> str:
+        return f"{self._place.key}/{name}" if self._place.key else name
+
+    def _opened(self, key: str) -> BinaryIO:
+        with as_away():
+            return cast("BinaryIO", _Away(self._reader(key), READ_BYTES))
+
+    def _reader(self, key: str, *, start: int = 0, end: int | None = None) -> ObjectReader:
+        try:
+            return ObjectReader(self._region, self._place.bucket, key, start=start, end=end)
+        except Refused as refused:
+            if refused.code in GONE:
+                raise NoSuchFile(f"s3://{self._place.bucket}/{key}") from refused
+            raise
+
+    def _below(self, name: str) -> Iterator[tuple[str, float]]:
+        for page in self._pages(Prefix=self._key(name)):
+            for entry in page.get("Contents", ()):
+                yield entry["Key"], entry["LastModified"].timestamp()
+
+    def _pages(self, **said: Any) -> Iterator[dict[str, Any]]:
+        for _ in range(PAGES_MOST):
+            with as_away():
+                page = calls.call("s3", "ListObjectsV2", self._region, Bucket=self._place.bucket, **said)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            said["ContinuationToken"] = page["NextContinuationToken"]
+        raise StoreAway(f"s3://{self._place.bucket}/{said['Prefix']} has more than {PAGES_MOST} pages of objects")
+
+
+class BucketWriter:
+    """An object in parts, of which one is in memory."""
+
+    def __init__(self, writer: ObjectWriter) -> None:
+        self._writer = writer
+
+    @property
+    def bytes(self) -> int:
+        return self._writer.bytes
+
+    @property
+    def sha256(self) -> str:
+        return self._writer.sha256
+
+    def write(self, piece: Piece) -> None:
+        with as_away():
+            self._writer.write(piece)
+
+    def commit(self) -> None:
+        with as_away():
+            self._writer.commit()
+
+    def abort(self) -> None:
+        self._writer.abort()
+
+
+class BucketJournal:
+    """A folder of one object an append, in their order by name."""
+
+    def __init__(self, store: BucketStore, name: str) -> None:
+        self._store, self._name = store, name
+        self._appends = 0
+
+    def append(self, piece: bytes) -> None:
+        self._store.put(f"{self._name}/{self._appends:06d}", piece)
+        self._appends += 1
+
+    def close(self) -> None:
+        return None
+
+
+class _Away(io.BufferedReader):
+    """A stream of an object; what S3 says no to on the way is `StoreAway`."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        with as_away():
+            return super().read(size)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        with as_away():
+            return super().readline(size)
+
+    def __next__(self) -> bytes:
+        with as_away():
+            return super().__next__()
+
+
+def spooled(file: BinaryIO) -> BinaryIO:
+    """A copy on this host's disk that nobody else can open and that goes with the process."""
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    try:
+        for piece in pieces(file):
+            copy.write(piece)
+        copy.seek(0)
+    except OSError as error:
+        copy.close()
+        raise StoreAway(f"this host has no room for a copy: {error.strerror or error}") from error
+    except BaseException:
+        copy.close()
+        raise
+    return cast("BinaryIO", copy)
+
+
+@contextmanager
+def as_away() -> Iterator[None]:
+    """What a bucket says no to, in one kind of exception, with what would be right."""
+    try:
+        yield
+    except (CallFailed, OtherObject, ObjectChanged) as error:
+        raise StoreAway(f"the file store cannot be used: {said_of(error)}") from error
+
+
+def said_of(error: Exception) -> str:
+    match error:
+        case Refused(code="NoSuchBucket"):
+            return "there is no such bucket"
+        case Refused(http_status=403):
+            return f"access is denied ({error.code}): the control plane's role or the bucket's policy does not allow it"
+        case Refused(code="PermanentRedirect" | "AuthorizationHeaderMalformed" | "301"):
+            return "the bucket is in another region: set AWS_REGION to it"
+        case Unanswered(code="SlowDown" | "RequestLimitExceeded"):
+            return "S3 asks to be called less often"
+    return str(error)
+
+
+__all__ = ["READ_BYTES", "FileStore", "FileWriter", "NoSuchFile", "StoreAway", "file_store", "pieces"]
+
+
+def file_store() -> FileStore:
+    if settings.FILES.startswith(SCHEME):
+        return BucketStore(parse_object_uri(settings.FILES))
+    return FolderStore(Path(settings.FILES))

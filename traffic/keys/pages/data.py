@@ -1,0 +1,204 @@
+"""Application keys as their pages show them: their state and limits, their usage by hour as rows and charts, and which
+ingresses enforce them."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db.models import Q, QuerySet, Sum
+
+from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
+from kernel.tones import Tone
+from traffic.keys.models import ApplicationKey, KeyPolicy
+from traffic.keys.planner import KEY_TONE, KeyState, requiring_effect, revoking_effect
+from traffic.keys.selectors import ingresses_waited_for, ingresses_with_keys, keys_described, keys_in_state
+from traffic.routing.models import Ingress
+from traffic.tenants.models import TenantGrant, TenantWebhook
+from traffic.usage.models import COUNTS, UsageHour
+
+KEYS_SHOWN = 100
+HOURS_SHOWN = 48
+ROWS_SHOWN = 200
+HOUR_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    key: ApplicationKey
+    state: KeyState
+
+    @property
+    def tone(self) -> Tone:
+        return KEY_TONE[self.state]
+
+    @property
+    def limits(self) -> str:
+        """ "60 requests/min, 3 concurrent"; "none" without any."""
+        return limits_text(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyList:
+    rows: tuple[KeyRow, ...]
+    more: bool
+    filtered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDetail:
+    """`waits_for`: ingresses that still accept a revoked key; `effect` of revoking it."""
+
+    row: KeyRow
+    waits_for: tuple[str, ...]
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class IngressKeys:
+    """An ingress and the version of the keys that it enforces."""
+
+    ingress: Ingress
+    version: int
+    wanted: int
+
+    @property
+    def is_current(self) -> bool:
+        return self.version >= self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyView:
+    """Whether keys are required, the effect of changing that, what ingresses enforce, and how long revocations took."""
+
+    required: bool
+    effect: str
+    ingresses: tuple[IngressKeys, ...]
+    last_lag_s: float | None
+    worst_lag_s: float | None
+    revocations: int
+
+
+def key_list(*, state: str, tenant: str, text: str, now: datetime) -> KeyList:
+    keys = keys_described(now).order_by("-id")
+    if state in set(KeyState):
+        keys = keys_in_state(keys, KeyState(state), now)
+    if tenant:
+        keys = keys.filter(tenant=tenant)
+    if text:
+        keys = keys.filter(Q(name__icontains=text) | Q(tenant__icontains=text) | Q(prefix=text.removeprefix("sw_")))
+    fetched = list(keys[: KEYS_SHOWN + 1])
+    rows = tuple(KeyRow(key, key.state_at(now)) for key in fetched[:KEYS_SHOWN])
+    return KeyList(rows, more=len(fetched) > KEYS_SHOWN, filtered=bool(state or tenant or text))
+
+
+def tenant_grant_rows() -> tuple[TenantGrant, ...]:
+    return tuple(TenantGrant.objects.all()[:ROWS_SHOWN])
+
+
+def tenant_webhook_rows() -> tuple[TenantWebhook, ...]:
+    """Which addresses are told of batches, by tenant."""
+    return tuple(TenantWebhook.objects.order_by("tenant", "id")[:ROWS_SHOWN])
+
+
+def key_tenants() -> Iterable[str]:
+    return ApplicationKey.objects.order_by("tenant").values_list("tenant", flat=True).distinct()
+
+
+def key_find(prefix: str, now: datetime) -> KeyDetail | None:
+    key: Any = keys_described(now).filter(prefix=prefix).first()
+    if key is None:
+        return None
+    waits = key.revoked_version is not None and key.refused_everywhere_at is None
+    return KeyDetail(
+        row=KeyRow(key, key.state_at(now)),
+        waits_for=ingresses_waited_for(key.revoked_version or 0) if waits else (),
+        effect=revoking_effect(
+            ingresses=ingresses_with_keys().count(), requests_24h=key.requests_24h, last_used_at=key.last_used_at
+        ),
+    )
+
+
+def usage_rows(*, key: str = "", tenant: str = "") -> tuple[dict[str, Any], ...]:
+    """The newest hours of a key, or of a tenant with all its keys: `hour` and the sums of all counts."""
+    hours = UsageHour.objects.filter(key=key) if key else UsageHour.objects.filter(tenant=tenant)
+    sums = {name: Sum(name) for name in (*COUNTS, "charged")}
+    rows: Iterable[Any] = hours.order_by().values("hour").annotate(**sums).order_by("-hour")[:HOURS_SHOWN]
+    return tuple(rows)
+
+
+def policy_view(now: datetime) -> PolicyView:
+    policy = KeyPolicy.objects.first()
+    required = policy.required if policy else False
+    active = keys_in_state(ApplicationKey.objects.all(), KeyState.ACTIVE, now).count()
+    ingresses: QuerySet[Any] = ingresses_with_keys().order_by("region_id", "id")
+    confirmed = ApplicationKey.objects.filter(refused_everywhere_at__isnull=False).order_by("-refused_everywhere_at")
+    lags = [key.revocation_lag_s or 0.0 for key in confirmed[:100]]
+    return PolicyView(
+        required=required,
+        effect=requiring_effect(required=required, active_keys=active),
+        ingresses=tuple(IngressKeys(row, row.version, row.wanted_version) for row in ingresses),
+        last_lag_s=lags[0] if lags else None,
+        worst_lag_s=max(lags) if lags else None,
+        revocations=len(lags),
+    )
+
+
+def limits_text(key: ApplicationKey) -> str:
+    limits = (
+        (key.requests_per_min, "requests/min"),
+        (key.tokens_per_min, "tokens/min"),
+        (key.max_concurrent, "concurrent"),
+    )
+    return ", ".join(f"{limit:,} {unit}" for limit, unit in limits if limit) or "none"
+
+
+def tenant_chart(now: datetime) -> Chart:
+    """Completion tokens of the tenants with the most, in two queries."""
+    first = _first_hour(now)
+    hours = UsageHour.objects.filter(hour__gte=datetime.fromtimestamp(first * HOUR_S, UTC)).order_by()
+    largest = hours.values("tenant").annotate(total=Sum("completion_tokens")).order_by("-total", "tenant")
+    tenants = [row["tenant"] for row in largest[:MOST_SERIES]]
+    rows: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+    by_hour = hours.filter(tenant__in=tenants).values("tenant", "hour").annotate(total=Sum("completion_tokens"))
+    for tenant, hour, tokens in by_hour.values_list("tenant", "hour", "total"):
+        rows[tenant].append((hour, tokens))
+    series = tuple(Series(tenant or "no tenant", _hourly(rows[tenant], first)) for tenant in tenants)
+    return _usage_chart("tenant-usage", "Completion tokens of the five largest tenants", "tokens/h", first, series)
+
+
+def key_chart(key: str, now: datetime) -> Chart:
+    """A key's requests, and those that were limited or failed, in one query."""
+    first = _first_hour(now)
+    since = datetime.fromtimestamp(first * HOUR_S, UTC)
+    hours = UsageHour.objects.filter(key=key, hour__gte=since).order_by().values("hour")
+    rows = list(hours.annotate(came=Sum("arrived"), over=Sum("limited"), bad=Sum("failed")))
+    lines = (
+        ("requests", Colour.FIRST, [(row["hour"], float(row["came"])) for row in rows]),
+        ("rate-limited", Colour.WARN, [(row["hour"], float(row["over"])) for row in rows]),
+        ("errors", Colour.BAD, [(row["hour"], float(row["bad"])) for row in rows]),
+    )
+    series = tuple(
+        Series(name, _hourly(hours, first) if hours else [None] * HOURS_SHOWN, colour) for name, colour, hours in lines
+    )
+    return _usage_chart("key-requests", "Requests", "/h", first, series)
+
+
+def _first_hour(now: datetime) -> int:
+    return int(now.timestamp() // HOUR_S) - HOURS_SHOWN + 1
+
+
+def _hourly(rows: Iterable[tuple[datetime, float]], first: int) -> list[float | None]:
+    """A value for each hour, 0 for an hour without a row."""
+    line: list[float | None] = [0.0] * HOURS_SHOWN
+    for hour, value in rows:
+        index = int(hour.timestamp() // HOUR_S) - first
+        if 0 <= index < HOURS_SHOWN:
+            line[index] = float(value)
+    return line
+
+
+def _usage_chart(name: str, title: str, unit: str, first: int, series: tuple[Series, ...]) -> Chart:
+    start = datetime.fromtimestamp(first * HOUR_S, UTC)
+    return Chart(name, title, unit, start, HOUR_S, series, decimals=0)

@@ -1,0 +1,326 @@
+"""The list of application keys, the page of one with its actions, the form of a new one, and the key policy."""
+
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+from django.urls import reverse
+
+from controlplane.dashboard.actions import (
+    REQUIRED_WHY,
+    WHY,
+    Action,
+    ActionMenu,
+    ActionPage,
+    Confirmation,
+    Field,
+    Submission,
+    Target,
+    action,
+    action_page_view,
+    action_view,
+    page_target,
+    secret_shown,
+)
+from controlplane.dashboard.charts import Chart
+from controlplane.dashboard.choices import choose, choose_labelled
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest
+from engine_agent.protocol.states import ServingClass
+from fleet.deployments.models import Deployment
+from fleet.reconcile.planning.states import choices
+from kernel.access import Role
+from traffic.keys.api import ChangeKeySerializer, CreateKeySerializer
+from traffic.keys.models import ApplicationKey
+from traffic.keys.pages.data import (
+    KeyDetail,
+    KeyList,
+    PolicyView,
+    key_chart,
+    key_find,
+    key_list,
+    key_tenants,
+    policy_view,
+    tenant_chart,
+    tenant_grant_rows,
+    tenant_webhook_rows,
+    usage_rows,
+)
+from traffic.keys.planner import LIMITS, KeyState
+from traffic.keys.services import key_change, key_create, key_revoke, key_rotate, keys_require
+from traffic.tenants.api import CreateTenantGrantSerializer, CreateTenantWebhookSerializer
+from traffic.tenants.models import TenantGrant, TenantWebhook
+from traffic.tenants.services import (
+    NewSecret,
+    tenant_grant_create,
+    tenant_grant_withdraw,
+    tenant_webhook_create,
+    tenant_webhook_remove,
+    tenant_webhook_rotate,
+)
+
+FORM_FIELDS = ("name", "tenant", "serving_class", *LIMITS, "expires_at")
+LIMIT_EFFECT = "Ingresses apply it within seconds. 0 means no limit. Each region counts separately."
+ORIGINS_EFFECT = "Pages of these origins may use the key from a browser, where their users can read it."
+ROTATE_EFFECT = "A new key with the same limits is shown once. This one expires within 24 hours."
+HOW_TO_VERIFY = "Its receiver checks messages by client.webhooks.unwrap(body, headers, secret=…) of OpenAI's client."
+HOW_TO_USE = "Send it as Authorization: Bearer …, or as the api_key of an OpenAI client."
+
+
+def _list(request: PageRequest) -> KeyList:
+    return key_list(state=request.text("state"), tenant=request.text("tenant"), text=request.text("q"), now=request.now)
+
+
+def _filter(request: PageRequest) -> Filter:
+    options = (("", "all"), *choices(KeyState))
+    state = choose_labelled(request, "state", options)
+    tenant = choose(request, "tenant", "every tenant", key_tenants())
+    return Filter(
+        text_label="Find by name, tenant or sw_…", text_name="q", text=request.text("q"), choices=(state, tenant)
+    )
+
+
+def _policy(request: PageRequest) -> tuple[PolicyView, Confirmation]:
+    policy = policy_view(request.now)
+    action = SERVE_WITHOUT_KEYS if policy.required else REQUIRE_KEYS
+    return policy, action.confirmation(None, reverse("keys-require"), policy.effect)
+
+
+def _key(request: PageRequest) -> KeyDetail:
+    detail = key_find(request.key, request.now)
+    if detail is None:
+        raise Http404(f"There is no key {request.key!r}.")
+    return detail
+
+
+def _actions(request: PageRequest) -> ActionMenu:
+    detail = request.once(_key)
+    key, state = detail.row.key, detail.row.state
+    if state is KeyState.REVOKED:
+        return ActionMenu((), "This key is revoked.")
+    offered = (
+        (LIMIT, LIMIT_EFFECT, _limit_fields(key)),
+        (ORIGINS, ORIGINS_EFFECT, _origin_fields(key)),
+        *(((ROTATE, ROTATE_EFFECT, None),) if state is KeyState.ACTIVE else ()),
+        (REVOKE, f"{detail.effect} This cannot be undone.", None),
+    )
+    return ActionMenu(
+        tuple(
+            action.confirmation(key, reverse("key-action", args=(key.prefix, action.name)), effect, fields)
+            for action, effect, fields in offered
+        )
+    )
+
+
+def _key_usage(request: PageRequest) -> tuple[dict[str, Any], ...]:
+    return usage_rows(key=request.once(_key).row.key.prefix)
+
+
+def _key_chart(request: PageRequest) -> tuple[Chart, ...]:
+    return (key_chart(request.once(_key).row.key.prefix, request.now),)
+
+
+def _tenant_chart(request: PageRequest) -> tuple[Chart, ...]:
+    chart = tenant_chart(request.now)
+    return (chart,) if chart.series else ()
+
+
+def _tenant_usage(request: PageRequest) -> tuple[dict[str, Any], ...]:
+    return usage_rows(tenant=request.once(_key).row.key.tenant)
+
+
+KEYS = Page(
+    section="keys",
+    title="Keys",
+    charts=True,
+    fragments=(
+        Fragment("keys-table", "", ("keys", "usage"), "traffic/keys/table.html", _list),
+        Fragment("keys-usage", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _tenant_chart),
+        Fragment(
+            "keys-grants",
+            "What tenants may reach",
+            ("keys",),
+            "traffic/keys/grants.html",
+            lambda _: tenant_grant_rows(),
+        ),
+        Fragment(
+            "keys-webhooks",
+            "Webhooks of tenants",
+            ("keys",),
+            "traffic/keys/webhooks.html",
+            lambda _: tenant_webhook_rows(),
+        ),
+        Fragment("keys-policy", "Key policy", ("keys", "traffic"), "traffic/keys/policy.html", _policy),
+    ),
+    narrow=_filter,
+)
+
+KEY = Page(
+    section="keys",
+    title="",
+    charts=True,
+    fragments=(
+        Fragment("key", "", ("keys:{key}", "usage"), "traffic/keys/key.html", _key),
+        Fragment("key-actions", "Actions", ("keys:{key}",), "dashboard/actions.html", _actions),
+        Fragment("key-chart", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _key_chart),
+        Fragment("key-usage", "Requests, by hour", ("usage",), "traffic/keys/usage.html", _key_usage),
+        Fragment("key-tenant", "Its tenant, by hour", ("usage",), "traffic/keys/tenant.html", _tenant_usage),
+    ),
+)
+
+
+def _find(key: str) -> ApplicationKey:
+    row = ApplicationKey.objects.filter(prefix=key).first()
+    if row is None:
+        raise Http404(f"There is no key {key!r}.")
+    return row
+
+
+def _limit(form: Submission, key: ApplicationKey) -> None:
+    limits = form.valid(ChangeKeySerializer, **{name: form.text(name) or "0" for name in LIMITS})
+    key_change(prefix=key.prefix, actor=form.actor, now=form.now, **limits)
+
+
+def _limit_fields(key: ApplicationKey) -> tuple[Field, ...]:
+    labels = {
+        "requests_per_min": "Requests/min",
+        "tokens_per_min": "Tokens/min",
+        "max_concurrent": "Concurrent",
+    }
+    return tuple(Field(name, label, "number", getattr(key, name), least=0) for name, label in labels.items())
+
+
+def _set_origins(form: Submission, key: ApplicationKey) -> None:
+    fields = form.valid(ChangeKeySerializer, allowed_origins=form.text("allowed_origins").split())
+    key_change(prefix=key.prefix, actor=form.actor, now=form.now, **fields)
+
+
+def _origin_fields(key: ApplicationKey) -> tuple[Field, ...]:
+    return (Field("allowed_origins", "Origins, with blanks between", value=" ".join(key.allowed_origins)),)
+
+
+def _rotate(form: Submission, key: ApplicationKey) -> HttpResponse:
+    new = key_rotate(prefix=key.prefix, actor=form.actor, now=form.now)
+    return _shown(form.request, new.key, new.text)
+
+
+def _revoke(form: Submission, key: ApplicationKey) -> None:
+    key_revoke(prefix=key.prefix, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+def _shown(request: HttpRequest, key: ApplicationKey, text: str) -> HttpResponse:
+    url = reverse("key", args=(key.prefix,))
+    return secret_shown(request, what="Key", name=key.name, text=text, use=HOW_TO_USE, url=url)
+
+
+TARGET = Target(
+    noun="key",
+    find=_find,
+    name=lambda key: key.name,
+    url=lambda key: reverse("key", args=(key.prefix,)),
+)
+LIMIT = Action(target=TARGET, name="limit", label="Change limits", run=_limit)
+ORIGINS = Action(target=TARGET, name="origins", label="Change browser origins", run=_set_origins)
+ROTATE = Action(target=TARGET, name="rotate", label="Rotate", run=_rotate)
+REVOKE = Action(target=TARGET, name="revoke", label="Revoke", run=_revoke, typed=TARGET.name, fields=(REQUIRED_WHY,))
+key_action = action_view(LIMIT, ORIGINS, ROTATE, REVOKE)
+
+
+def _create(form: Submission, thing: None) -> HttpResponse:
+    lists = {"deployments": form.texts("deployments"), "allowed_origins": form.text("allowed_origins").split()}
+    fields = form.valid(CreateKeySerializer, *FORM_FIELDS, **lists)
+    new = key_create(actor=form.actor, now=form.now, **fields)
+    return _shown(form.request, new.key, new.text)
+
+
+def _new_form(form: Submission, thing: None) -> Context:
+    values: dict[str, Any] = {name: form.text(name) for name in FORM_FIELDS}
+    return {
+        "form": {
+            **values,
+            "deployments": form.texts("deployments"),
+            "allowed_origins": form.text("allowed_origins"),
+        },
+        "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
+        "classes": choices(ServingClass),
+    }
+
+
+KEYS_PAGE: Target[None] = page_target("keys", "keys")
+key_new = action_page_view(
+    ActionPage(
+        action=Action(target=KEYS_PAGE, name="create", run=_create),
+        template="traffic/keys/new.html",
+        context=_new_form,
+    )
+)
+
+
+TENANT_GRANTS = page_target("keys", "grants of tenants")
+TENANT_WEBHOOKS = page_target("keys", "webhooks of tenants")
+
+
+@action(TENANT_GRANTS, Role.ADMIN)
+def tenant_grant_new(form: Submission, _: None) -> None:
+    fields = form.valid(CreateTenantGrantSerializer, "tenant", "use", "target", "region")
+    tenant_grant_create(actor=form.actor, now=form.now, **fields)
+
+
+@action(TENANT_GRANTS, Role.ADMIN)
+def tenant_grant_withdraw_action(form: Submission, id: int) -> None:
+    tenant_grant_withdraw(grant_id=get_object_or_404(TenantGrant, pk=id).pk, actor=form.actor, now=form.now)
+
+
+@action(TENANT_WEBHOOKS)
+def tenant_webhook_new(form: Submission, _: None) -> HttpResponse:
+    fields = form.valid(CreateTenantWebhookSerializer, "tenant", "url")
+    return _webhook_shown(form.request, tenant_webhook_create(actor=form.actor, now=form.now, **fields))
+
+
+@action(TENANT_WEBHOOKS)
+def tenant_webhook_rotate_action(form: Submission, id: int) -> HttpResponse:
+    row = get_object_or_404(TenantWebhook, pk=id)
+    new = tenant_webhook_rotate(webhook_id=row.pk, actor=form.actor, now=form.now)
+    return _webhook_shown(form.request, new)
+
+
+@action(TENANT_WEBHOOKS)
+def tenant_webhook_remove_action(form: Submission, id: int) -> None:
+    tenant_webhook_remove(webhook_id=get_object_or_404(TenantWebhook, pk=id).pk, actor=form.actor, now=form.now)
+
+
+def _webhook_shown(request: HttpRequest, new: NewSecret) -> HttpResponse:
+    url = reverse("keys")
+    return secret_shown(
+        request, what="Signing secret", name=str(new.webhook), text=new.text, use=HOW_TO_VERIFY, url=url
+    )
+
+
+def _set_required(form: Submission, thing: None) -> None:
+    keys_require(required=form.text("required") == "yes", actor=form.actor, now=form.now, why=form.text("why"))
+
+
+REQUIRE_KEYS = Action(
+    target=KEYS_PAGE,
+    name="require",
+    label="Require keys",
+    submit="Require keys",
+    run=_set_required,
+    role=Role.ADMIN,
+    typed=lambda thing: "require keys",
+    fields=(Field("required", kind="hidden", value="yes"), WHY),
+)
+SERVE_WITHOUT_KEYS = Action(
+    target=KEYS_PAGE,
+    name="require",
+    label="Stop requiring keys",
+    submit="Stop requiring keys",
+    run=_set_required,
+    role=Role.ADMIN,
+    fields=(Field("required", kind="hidden", value="no"), WHY),
+)
+_require_view, _serve_view = action_view(REQUIRE_KEYS), action_view(SERVE_WITHOUT_KEYS)
+
+
+def keys_require_action(request: HttpRequest) -> HttpResponse:
+    """Require keys, which takes a typed confirmation, or stop requiring them."""
+    return (_require_view if request.POST.get("required") == "yes" else _serve_view)(request)

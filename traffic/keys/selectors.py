@@ -1,0 +1,120 @@
+"""Application keys as routing tables, lists and pages need them."""
+
+import functools
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db.models import BigIntegerField, OuterRef, Q, QuerySet, Subquery, Sum, Value
+from django.db.models.fields.json import KT
+from django.db.models.functions import Cast, Coalesce
+
+from engine_agent.protocol.ingress_messages import ApiKey
+from traffic.keys.models import ApplicationKey, KeyPolicy
+from traffic.keys.planner import LIMITS, KeyStanding, KeyState, playground_key, with_sender
+from traffic.routing.models import Ingress, RoutingTable
+from traffic.usage.models import Budget, UsageHour
+
+COUNT: "BigIntegerField[int, int]" = BigIntegerField()
+KEY_RING = "key_ring"
+"""In the body of a stored routing table: which version of the keys goes with it. The keys themselves do not, because
+thousands of them would be stored again with every change of a cell."""
+USAGE_SHOWN = timedelta(hours=24)
+
+
+def key_policy() -> KeyPolicy:
+    """Whether keys are required; the defaults before the first change."""
+    return KeyPolicy.objects.first() or KeyPolicy()
+
+
+def key_standing() -> KeyStanding:
+    policy = KeyPolicy.objects.first()
+    return KeyStanding(policy.version, policy.required) if policy else KeyStanding()
+
+
+def keys_for_ingresses() -> tuple[ApiKey, ...]:
+    """The keys that ingresses must know now; thousands are loaded only when one of them has changed.
+
+    They may be newer than the table that they go with, which is right, too: they never have what was revoked before it.
+    """
+    change = KeyPolicy.objects.values_list("change", flat=True).first()
+    return _unrevoked_keys(change) if change else ()
+
+
+@functools.lru_cache(maxsize=1)
+def _unrevoked_keys(change: str) -> tuple[ApiKey, ...]:
+    rows = ApplicationKey.objects.filter(revoked_at=None).order_by("id")
+    columns = rows.values_list(
+        "prefix", "digest", "tenant", "serving_class", "deployments", "expires_at", "allowed_origins", *LIMITS
+    )  # fmt: skip
+    keys = tuple(
+        ApiKey(
+            prefix,
+            digest,
+            tenant,
+            serving_class,
+            tuple(pools),
+            expires.timestamp() if expires else None,
+            origins=tuple(origins),
+            **dict(zip(LIMITS, limits, strict=True)),
+        )
+        for prefix, digest, tenant, serving_class, pools, expires, origins, *limits in columns.iterator(chunk_size=5000)
+    )
+    secret = settings.SECRET_KEY
+    return (*(with_sender(key, secret) for key in keys), playground_key(secret))
+
+
+def tenants_stopped() -> tuple[str, ...]:
+    """Tenants whose budget is used up, so that their keys are refused."""
+    return tuple(Budget.objects.filter(stopped=True).order_by("tenant").values_list("tenant", flat=True).distinct())
+
+
+def ingresses_with_keys() -> QuerySet[Ingress]:
+    """Ingresses with the `version` of keys that each enforces and the one it should.
+
+    One that never reported, or whose table is so old that it is no longer kept, counts as knowing of no change: it
+    may be serving all the same.
+    """
+    in_force = RoutingTable.objects.filter(region_id=OuterRef("region_id"), revision=OuterRef("report__revision"))
+    newest = RoutingTable.objects.filter(region_id=OuterRef("region_id")).order_by("-revision")
+    return Ingress.objects.annotate(
+        version=Coalesce(_version_of(in_force), Value(0)),
+        wanted_version=Coalesce(_version_of(newest), Value(0)),
+        connected=Coalesce("report__connected", Value(False)),
+    )
+
+
+def _version_of(tables: QuerySet[RoutingTable]) -> Subquery:
+    version = Cast(KT(f"body__{KEY_RING}__version"), BigIntegerField())
+    return Subquery(tables.annotate(keys_version=version).values("keys_version")[:1])
+
+
+def keys_in_force() -> dict[str, int]:
+    """Ingress -> the version of keys that it enforces."""
+    rows: QuerySet[Any] = ingresses_with_keys()
+    return {row.id: row.version for row in rows}
+
+
+def ingresses_waited_for(version: int) -> tuple[str, ...]:
+    """Ingresses that do not enforce this version of the keys yet."""
+    return tuple(sorted(ingress for ingress, there in keys_in_force().items() if there < version))
+
+
+def keys_described(now: datetime) -> QuerySet[ApplicationKey]:
+    """Keys with what each requested in the hours since `now` less `USAGE_SHOWN`, as ingresses counted: `requests_24h`,
+    `limited_24h`, `errors_24h`."""
+    hours = UsageHour.objects.filter(key=OuterRef("prefix"), hour__gte=now - USAGE_SHOWN).order_by().values("key")
+    used = {
+        f"{name}_24h": Coalesce(
+            Subquery(hours.annotate(total=Sum(column)).values("total")), Value(0), output_field=COUNT
+        )
+        for name, column in (("requests", "arrived"), ("limited", "limited"), ("errors", "failed"))
+    }
+    return ApplicationKey.objects.annotate(**used)
+
+
+def keys_in_state(keys: QuerySet[ApplicationKey], state: KeyState, now: datetime) -> QuerySet[ApplicationKey]:
+    if state is KeyState.REVOKED:
+        return keys.filter(revoked_at__isnull=False)
+    expired = Q(expires_at__isnull=False, expires_at__lte=now)
+    return keys.filter(expired if state is KeyState.EXPIRED else ~expired, revoked_at=None)

@@ -1,0 +1,310 @@
+"""Over HTTP: which region serves which share of whose requests, and every change of that. Read only.
+
+Over HTTP: what is laid down about a deployment's traffic. Decides nothing; the service does.
+"""
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from engine_agent.protocol.request_limits import LIMIT_ROWS, RequestLimits
+from fleet.deployments.models import Deployment
+from fleet.reconcile.planning.states import choices
+from kernel import clock
+from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from traffic.batches.planning.pacing import AtRiskPolicy
+from traffic.region_shares.planning.autopilot import ShiftKind
+from traffic.region_shares.planning.policy import MOST_UTILISED, TrafficPolicy, traffic_policy_as_json
+from traffic.region_shares.services.overrides import traffic_policy_change
+from traffic.routing.models import TrafficMatrix, TrafficRule, TrafficShift
+
+Shares = serializers.DictField(child=serializers.DictField(child=serializers.FloatField()))
+
+
+class LoadedRegionSerializer(serializers.Serializer[Any]):
+    """A region as the last pass saw it, in requests at once."""
+
+    region = serializers.CharField()
+    demand = serializers.FloatField(help_text="Of its own applications.")
+    load = serializers.FloatField(help_text="What it serves under these shares.")
+    capacity = serializers.FloatField(help_text="What it was tested for, the least of the last minute.")
+    capacity_now = serializers.FloatField(help_text="What it was tested for, this moment.")
+
+
+class MatrixSerializer(serializers.ModelSerializer[Deployment]):
+    deployment = serializers.CharField(source="name")
+    revision = serializers.SerializerMethodField(help_text="Grows with every shift; 0: no plan yet.")
+    shares = serializers.SerializerMethodField(help_text="Origin -> serving region -> share of the origin's requests.")
+    moved_at = serializers.DateTimeField(source="traffic_matrix.moved_at", default=None, allow_null=True)
+    looked_at = serializers.DateTimeField(source="traffic_matrix.looked_at", default=None, allow_null=True)
+    held = serializers.SerializerMethodField(help_text="Why the last shares are kept though they may be wrong.")
+    held_since = serializers.DateTimeField(source="traffic_matrix.held_since", default=None, allow_null=True)
+    utilisation_cap = serializers.SerializerMethodField()
+    regions = serializers.SerializerMethodField()
+    unplaced = serializers.SerializerMethodField(help_text="Origin -> requests at once that fit below no cap.")
+
+    class Meta:
+        model = Deployment
+        fields = [
+            "deployment", "revision", "shares", "moved_at", "looked_at", "held", "held_since", "utilisation_cap",
+            "regions", "unplaced",
+        ]  # fmt: skip
+        examples = {"shares": {"us-east-1": {"us-east-1": 0.63, "us-west-2": 0.37}, "us-west-2": {"us-west-2": 1.0}}}
+
+    def get_revision(self, deployment: Deployment) -> int:
+        return _matrix(deployment).revision
+
+    @extend_schema_field(Shares)
+    def get_shares(self, deployment: Deployment) -> dict[str, dict[str, float]]:
+        shares: dict[str, dict[str, float]] = _matrix(deployment).shares
+        return shares
+
+    def get_held(self, deployment: Deployment) -> str:
+        return _matrix(deployment).held
+
+    def get_utilisation_cap(self, deployment: Deployment) -> float:
+        return float(_matrix(deployment).figures.get("utilisation_cap", MOST_UTILISED))
+
+    @extend_schema_field(LoadedRegionSerializer(many=True))
+    def get_regions(self, deployment: Deployment) -> list[dict[str, Any]]:
+        seen = _matrix(deployment).figures.get("regions", {})
+        return [{"region": region, **figures} for region, figures in sorted(seen.items())]
+
+    @extend_schema_field(serializers.DictField(child=serializers.FloatField()))
+    def get_unplaced(self, deployment: Deployment) -> dict[str, float]:
+        unplaced: dict[str, float] = _matrix(deployment).figures.get("unplaced", {})
+        return unplaced
+
+
+def _matrix(deployment: Deployment) -> TrafficMatrix:
+    """Its row, or an empty one before the first plan."""
+    return getattr(deployment, "traffic_matrix", None) or TrafficMatrix(deployment=deployment)
+
+
+class MatrixFilter(filters.FilterSet):
+    deployment = filters.CharFilter(field_name="name")
+
+    class Meta:
+        model = Deployment
+        fields: list[str] = []
+
+
+class MatrixViewSet(ReadOnlyModelViewSet[Deployment]):
+    """The shares in force of each deployment, by its name, with the demand and capacity that they answer to."""
+
+    serializer_class = MatrixSerializer
+    filterset_class = MatrixFilter
+    lookup_field = "name"
+    lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("name",)
+    watch_kind = "matrix"
+    row_key = "deployment"
+    aliases = ("shares",)
+    columns = "DEPLOYMENT, SHARES, REVISION, MOVED=moved_at:age, HELD"
+
+    def get_queryset(self) -> QuerySet[Deployment]:
+        return Deployment.objects.select_related("traffic_matrix")
+
+
+class ShiftSerializer(serializers.ModelSerializer[TrafficShift]):
+    deployment = serializers.CharField(source="deployment_id")
+    moved = serializers.FloatField(help_text="The share of all requests that went to another region than before.")
+    shares = Shares
+
+    class Meta:
+        model = TrafficShift
+        fields = ["id", "deployment", "revision", "kind", "moved", "reason", "shares", "at"]
+        examples = {"shares": {"us-east-1": {"us-east-1": 0.63, "us-west-2": 0.37}, "us-west-2": {"us-west-2": 1.0}}}
+
+
+class ShiftFilter(filters.FilterSet):
+    deployment = filters.CharFilter(field_name="deployment_id")
+    kind = filters.MultipleChoiceFilter(choices=choices(ShiftKind), distinct=False, help_text="May be repeated.")
+    since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte", help_text="At or after.")
+
+    class Meta:
+        model = TrafficShift
+        fields: list[str] = []
+
+
+class ShiftViewSet(ReadOnlyModelViewSet[TrafficShift]):
+    """Every change of shares with its reason, newest first; of each deployment the last 200."""
+
+    serializer_class = ShiftSerializer
+    filterset_class = ShiftFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "-id"
+    ordering_fields = ("id", "kind", "moved", "at", "deployment")
+    watch_kind = "shift"
+    aliases = ("traffic-history",)
+    columns = "AGO=at:age, DEPLOYMENT, KIND, MOVED, REASON"
+
+    def get_queryset(self) -> QuerySet[TrafficShift]:
+        return TrafficShift.objects.all()
+
+
+Residency = serializers.DictField(child=serializers.ListField(child=serializers.CharField()))
+Cost = serializers.DictField(child=serializers.FloatField())
+
+
+def _limit_fields(*, required: bool) -> dict[str, Any]:
+    return {
+        row.name: serializers.IntegerField(help_text=f"The most of {row.counts}.", required=required)
+        for row in LIMIT_ROWS
+    }
+
+
+class RequestLimitsSerializer(serializers.Serializer[RequestLimits]):
+    """How much work one request may ask of a cell; one that asks for more gets 400."""
+
+    def get_fields(self) -> dict[str, Any]:
+        return _limit_fields(required=True)
+
+
+class RequestLimitsChangeSerializer(StrictSerializer):
+    """What is not named stays as it is."""
+
+    def get_fields(self) -> dict[str, Any]:
+        return _limit_fields(required=False)
+
+
+class TrafficPolicySerializer(serializers.Serializer[Deployment]):
+    """The whole policy, defaults filled in. Utilisations are shares of tested capacity."""
+
+    deployment = serializers.CharField()
+    residency = serializers.DictField(
+        child=serializers.ListField(child=serializers.CharField()),
+        help_text="Origin -> the regions that may serve its requests; an origin that is not named may use all.",
+    )
+    cost = serializers.DictField(
+        child=serializers.FloatField(), help_text="Region -> relative price; 1.0 if not named."
+    )
+    cost_utilisation = serializers.FloatField(help_text="A cheaper region is filled to this for its price.")
+    cost_latency_ms = serializers.FloatField(help_text="How far requests may go for a price, there and back.")
+    utilisation_cap = serializers.FloatField(help_text="No region is filled beyond; at most 0.8.")
+    tested_concurrency = serializers.IntegerField(
+        allow_null=True, help_text="Requests at once that a cell was tested for; null: its version's `max_concurrency`."
+    )
+    tested_by_type = serializers.DictField(
+        child=serializers.IntegerField(), help_text="Instance type -> the same of cells on it, where it is another."
+    )
+    load_bound = serializers.FloatField(
+        allow_null=True,
+        help_text="Requests of one prefix keep to a cell with at most this many times the mean load; null: no.",
+    )
+    routing = serializers.ChoiceField(
+        ["sticky", "exact"],
+        help_text="With a load_bound: the cell that served a prefix last, or the one that has most of it in its cache.",
+    )
+    shared_caches = serializers.BooleanField(
+        help_text="Whether tenants may find each other's prompts in a cell's cache, and so can measure them."
+    )
+    split = serializers.DictField(
+        child=serializers.IntegerField(),
+        help_text="Deployment -> weight by which it answers to this one's model names; empty: this one alone.",
+    )
+    split_sticky = serializers.BooleanField(help_text="Whether a conversation stays with the deployment it began with.")
+    batch_at_risk = serializers.ChoiceField(
+        choices=choices(AtRiskPolicy),
+        allow_null=True,
+        help_text="What is done about batches that will miss their deadlines: their owners are told; they are sent as"
+        " near-real-time first; and the plan of the day buys cells for them. Null: what the installation says.",
+    )
+    request_limits = RequestLimitsSerializer(help_text="How much work one request may ask of a cell.")
+    revision = serializers.IntegerField(help_text="Grows with every change; 0: all defaults.")
+    actor = serializers.CharField(help_text="Who changed it last.")
+    changed_at = serializers.DateTimeField(allow_null=True)
+
+    class Meta:
+        examples = {
+            "cost": {"us-east-1": 1.0, "us-west-2": 0.8},
+            "tested_by_type": {"trn1.32xlarge": 16, "inf2.48xlarge": 8},
+            "split": {"sim-70b": 95, "sim-70b-next": 5},
+        }
+
+    def to_representation(self, instance: Deployment) -> dict[str, Any]:
+        rule: TrafficRule | None = getattr(instance, "traffic_rule", None)
+        return super().to_representation(
+            {
+                "deployment": instance.name,
+                **traffic_policy_as_json(rule.policy() if rule else TrafficPolicy()),
+                "revision": rule.revision if rule else 0,
+                "actor": rule.actor if rule else "",
+                "changed_at": rule.changed_at if rule else None,
+            }  # type: ignore[arg-type]
+        )
+
+
+class TrafficPolicyChangeSerializer(StrictSerializer):
+    """What is not named stays as it is."""
+
+    residency = serializers.DictField(
+        child=serializers.ListField(child=serializers.CharField(max_length=64)), required=False
+    )
+    cost = serializers.DictField(child=serializers.FloatField(), required=False)
+    cost_utilisation = serializers.FloatField(required=False)
+    cost_latency_ms = serializers.FloatField(required=False)
+    utilisation_cap = serializers.FloatField(required=False)
+    tested_concurrency = serializers.IntegerField(required=False, allow_null=True)
+    tested_by_type = serializers.DictField(child=serializers.IntegerField(), required=False)
+    load_bound = serializers.FloatField(required=False, allow_null=True)
+    routing = serializers.ChoiceField(["sticky", "exact"], required=False)
+    shared_caches = serializers.BooleanField(required=False)
+    split = serializers.DictField(child=serializers.IntegerField(), required=False)
+    split_sticky = serializers.BooleanField(required=False)
+    batch_at_risk = serializers.ChoiceField(choices=choices(AtRiskPolicy), required=False, allow_null=True)
+    request_limits = RequestLimitsChangeSerializer(required=False)
+
+    class Meta:
+        examples = {"cost": {"us-west-2": 0.8}, "utilisation_cap": 0.75}
+
+
+class TrafficPolicyFilter(filters.FilterSet):
+    deployment = filters.CharFilter(field_name="name")
+
+    class Meta:
+        model = Deployment
+        fields: list[str] = []
+
+
+class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
+    """Where requests of a deployment may be served, what regions cost, how full they may be; by its name."""
+
+    serializer_class = TrafficPolicySerializer
+    filterset_class = TrafficPolicyFilter
+    lookup_field = "name"
+    lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("name",)
+    watch_kind = "traffic-policy"
+    row_key = "deployment"
+    aliases = ("policies", "tp")
+    columns = "DEPLOYMENT, CAP=utilisation_cap, COST, RESIDENCY, SPLIT, REVISION"
+
+    def deployment_of(self, deployment: Deployment) -> str:
+        return deployment.name
+
+    def get_queryset(self) -> QuerySet[Deployment]:
+        return Deployment.objects.select_related("traffic_rule")
+
+    @extend_schema(
+        operation_id="traffic_policies_change",
+        request=TrafficPolicyChangeSerializer,
+        responses={200: TrafficPolicySerializer},
+    )
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Lay down parts of the policy. Residency holds in every table from the next pass on; prices and caps move
+        requests in steps."""
+        deployment = self.get_object()
+        body = TrafficPolicyChangeSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        traffic_policy_change(
+            deployment=deployment.name, stated=body.validated_data, actor=actor_of(request), now=clock.now()
+        )
+        return Response(self.get_serializer(self.get_object()).data)

@@ -1,0 +1,250 @@
+"""Shares by region as pages show them: a matrix for each deployment, its history, the overrides in force, the effect of
+a new one, and the form that fixes shares."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import ceil
+from typing import Any
+
+from controlplane.dashboard.charts import MOST_SERIES, Chart, Series
+from fleet.deployments.models import Deployment
+from kernel.tones import Tone
+from traffic.async_requests.selectors import ingress_addresses_by_region
+from traffic.region_shares.planning.autopilot import OverrideEffect, RegionEffect, ShiftKind
+from traffic.region_shares.planning.policy import MOST_UTILISED
+from traffic.region_shares.selectors import active_overrides
+from traffic.region_shares.services.autopilot import SHIFT_TONE
+from traffic.region_shares.services.overrides import describe_order
+from traffic.routing.models import TrafficMatrix, TrafficOverride, TrafficShift
+
+SHIFTS_SHOWN = 20
+HEAT_STEPS = 10
+STEP_S = 60
+STEPS = 6 * 60
+CHARTS_SHOWN = 4
+SHIFTS_READ = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixField:
+    """One field of the matrix. `heat` 0 to 10 picks its shade; `percent` None: no requests go there."""
+
+    region: str
+    percent: float | None
+    heat: int
+    is_local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OriginRow:
+    origin: str
+    demand: float | None
+    shares: tuple[MatrixField, ...]
+    unplaced: float | None
+
+    @property
+    def fingerprint(self) -> str:
+        """Whole per cents: the page highlights the row when this changes."""
+        return " ".join(f"{share.percent or 0:.0f}" for share in self.shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """How full a serving region is, in requests at once; `percent` None: it has no capacity."""
+
+    region: str
+    load: float
+    capacity: float
+    percent: float | None
+    state: str
+    tone: Tone
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixTable:
+    """One deployment: a row for each origin, and how full each of its columns' regions is."""
+
+    deployment: str
+    row: TrafficMatrix
+    regions: tuple[str, ...]
+    rows: tuple[OriginRow, ...]
+    used: tuple[Utilisation, ...]
+    cap_percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftRow:
+    shift: TrafficShift
+    tone: Tone
+    moved_percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class OverrideRow:
+    """An override in force. `left_s`: until it ends by itself."""
+
+    override: TrafficOverride
+    description: str
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EffectTable:
+    """What an override would do to one deployment."""
+
+    deployment: str
+    regions: tuple[tuple[RegionEffect, Utilisation], ...]
+    unplaced: tuple[tuple[str, float], ...]
+    over_cap: tuple[str, ...]
+
+
+def matrix_tables() -> tuple[MatrixTable, ...]:
+    """Every deployment that has shares, in one query."""
+    deployments = Deployment.objects.select_related("traffic_matrix").order_by("name")
+    matrices = ((one.name, getattr(one, "traffic_matrix", None)) for one in deployments)
+    return tuple(_table(name, row) for name, row in matrices if row is not None and row.shares)
+
+
+def shift_rows(*, limit: int = SHIFTS_SHOWN) -> tuple[ShiftRow, ...]:
+    """The last changes of all deployments, youngest first."""
+    return tuple(
+        ShiftRow(shift, SHIFT_TONE[ShiftKind(shift.kind)], 100 * shift.moved)
+        for shift in TrafficShift.objects.order_by("-id")[:limit]
+    )
+
+
+def overrides_in_force(*, now: datetime) -> tuple[OverrideRow, ...]:
+    return tuple(
+        OverrideRow(override, describe_order(override), (override.expires_at - now).total_seconds())
+        for override in active_overrides(now)
+    )
+
+
+def effect_tables(effects: Iterable[OverrideEffect], cap: float = MOST_UTILISED) -> tuple[EffectTable, ...]:
+    return tuple(
+        EffectTable(
+            deployment=effect.deployment,
+            regions=tuple((one, _utilisation(one.region, one.load_after, one.capacity, cap)) for one in effect.regions),
+            unplaced=tuple(sorted(effect.unplaced.items())),
+            over_cap=effect.over_cap,
+        )
+        for effect in effects
+    )
+
+
+def _table(name: str, row: TrafficMatrix) -> MatrixTable:
+    figures: Mapping[str, Any] = row.figures.get("regions", {})
+    unplaced: Mapping[str, float] = row.figures.get("unplaced", {})
+    cap = float(row.figures.get("utilisation_cap", MOST_UTILISED))
+    regions = tuple(sorted({*row.shares, *figures, *(region for shares in row.shares.values() for region in shares)}))
+    return MatrixTable(
+        deployment=name,
+        row=row,
+        regions=regions,
+        rows=tuple(
+            OriginRow(
+                origin=origin,
+                demand=figures.get(origin, {}).get("demand"),
+                shares=tuple(_share(origin, region, shares.get(region, 0.0)) for region in regions),
+                unplaced=unplaced.get(origin),
+            )
+            for origin, shares in sorted(row.shares.items())
+        ),
+        used=tuple(
+            _utilisation(region, one.get("load", 0.0), one.get("capacity_now", 0.0), cap)
+            for region, one in ((region, figures.get(region, {})) for region in regions)
+        ),
+        cap_percent=100 * cap,
+    )
+
+
+def _share(origin: str, region: str, share: float) -> MatrixField:
+    percent = 100 * share if share > 0 else None
+    return MatrixField(region, percent, min(HEAT_STEPS, ceil(share * HEAT_STEPS)), origin == region)
+
+
+def _utilisation(region: str, load: float, capacity: float, cap: float) -> Utilisation:
+    if capacity <= 0:
+        state, tone = ("no capacity", Tone.BAD) if load > 0.01 else ("no capacity", Tone.IDLE)
+        return Utilisation(region, load, 0.0, None, state, tone)
+    used = load / capacity
+    if used <= cap * 1.001:
+        state, tone = "within its cap", Tone.OK
+    elif used <= 1:
+        state, tone = "above its cap", Tone.WARN
+    else:
+        state, tone = "overloaded", Tone.BAD
+    return Utilisation(region, load, capacity, 100 * used, state, tone)
+
+
+def share_charts(now: datetime) -> tuple[Chart, ...]:
+    """Of the deployments whose shares moved last, in two queries. Between two changes shares stay as they are."""
+    rows = TrafficMatrix.objects.exclude(moved_at=None).order_by("-moved_at", "deployment_id")
+    names = sorted(rows.values_list("deployment_id", flat=True)[:CHARTS_SHOWN])
+    shifts: dict[str, list[TrafficShift]] = defaultdict(list)
+    for shift in TrafficShift.objects.filter(deployment_id__in=names).order_by("-id")[:SHIFTS_READ]:
+        shifts[shift.deployment_id].append(shift)
+    return tuple(_chart(name, shifts[name][::-1], now) for name in names if shifts[name])
+
+
+def _chart(deployment: str, shifts: list[TrafficShift], now: datetime) -> Chart:
+    first = int(now.timestamp() // STEP_S) - STEPS + 1
+    origins = sorted({origin for shift in shifts for origin in shift.shares})[:MOST_SERIES]
+    lines: dict[str, list[float | None]] = {origin: [] for origin in origins}
+    index, current = 0, None
+    for step in range(first, first + STEPS):
+        while index < len(shifts) and shifts[index].at.timestamp() < (step + 1) * STEP_S:
+            current, index = shifts[index].shares, index + 1
+        for origin, line in lines.items():
+            line.append(_served_elsewhere(current, origin) if current else None)
+    title = f"{deployment}: served in another region"
+    start = datetime.fromtimestamp(first * STEP_S, UTC)
+    series = tuple(Series(f"from {origin}", line) for origin, line in lines.items())
+    return Chart(f"history-{deployment}", title, "% of an origin's requests", start, STEP_S, series)
+
+
+def _served_elsewhere(shares: dict[str, dict[str, float]], origin: str) -> float | None:
+    row = shares.get(origin)
+    return None if row is None else 100 * (1 - row.get(origin, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class ShareField:
+    """`percent` as it was typed, valid or not."""
+
+    region: str
+    percent: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharesForm:
+    """`deployment` and `origin`: those of the request, or the first that exist. No fields: there is nothing to fix."""
+
+    deployment: str
+    origin: str
+    deployments: tuple[str, ...]
+    origins: tuple[str, ...]
+    fields: tuple[ShareField, ...]
+
+
+def shares_form(deployment: str, origin: str, percents: Mapping[str, str]) -> SharesForm:
+    """In three queries. Names that do not exist stay, so that the refusal can name them."""
+    deployments = tuple(Deployment.objects.order_by("name").values_list("name", flat=True))
+    regions = tuple(sorted(ingress_addresses_by_region()))
+    deployment = deployment or next(iter(deployments), "")
+    origin = origin or next(iter(regions), "")
+    now = _percents_now(deployment, origin)
+    fields = tuple(ShareField(region, percents.get(region, now.get(region, "0"))) for region in regions)
+    return SharesForm(deployment, origin, deployments, regions, fields if deployments else ())
+
+
+def _percents_now(deployment: str, origin: str) -> dict[str, str]:
+    """Whole per cents that sum to 100, so that the form can be sent as it is."""
+    row = TrafficMatrix.objects.filter(deployment_id=deployment).first()
+    shares: dict[str, float] = (row.shares.get(origin) if row else None) or {origin: 1.0}
+    whole = {region: round(100 * share) for region, share in shares.items()}
+    largest = max(whole, key=lambda region: whole[region])
+    whole[largest] += 100 - sum(whole.values())
+    return {region: str(percent) for region, percent in whole.items()}

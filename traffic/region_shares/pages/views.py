@@ -1,0 +1,270 @@
+"""Where requests go: shares by region and the overrides in force, ingresses, and the routing tables they follow;
+and the pages that evacuate a region or fix shares after predicting the effect."""
+
+from dataclasses import replace
+
+from django.shortcuts import get_object_or_404
+from django.urls import reverse
+
+from accounts.models import Approval
+from controlplane.dashboard.actions import (
+    REQUIRED_WHY,
+    Action,
+    ActionPage,
+    Field,
+    Submission,
+    Target,
+    action_page_view,
+    action_view,
+    page_target,
+)
+from controlplane.dashboard.charts import Chart
+from controlplane.dashboard.fragments import Context, Fragment, Page, PageRequest
+from fleet.deployments.models import Deployment
+from fleet.regions.models import Region
+from kernel.refusals import InvalidInput
+from traffic.region_shares.pages.data import (
+    MatrixTable,
+    OverrideRow,
+    SharesForm,
+    ShiftRow,
+    effect_tables,
+    matrix_tables,
+    overrides_in_force,
+    share_charts,
+    shares_form,
+    shift_rows,
+)
+from traffic.region_shares.planning.policy import EvacuationMode
+from traffic.region_shares.selectors import override_effects
+from traffic.region_shares.services.overrides import (
+    Terms,
+    evacuation_order,
+    evacuation_request,
+    override_end,
+    shares_order,
+    shares_request,
+)
+from traffic.routing.models import TrafficOverride
+from traffic.routing.pages import (
+    CertificateRow,
+    EntryRow,
+    IngressRow,
+    TableRow,
+    certificate_rows,
+    entry_rows,
+    ingress_rows,
+    table_rows,
+)
+
+PREVIEWED_S = 3600
+"""A prediction does not depend on how long the override holds."""
+MAX_MINUTES_DIGITS = 6
+SHARE = "share-"
+"""Before a region's name: the field with its share in per cent."""
+
+
+def _shares(request: PageRequest) -> tuple[MatrixTable, ...]:
+    return matrix_tables()
+
+
+def _overrides(request: PageRequest) -> tuple[OverrideRow, ...]:
+    return overrides_in_force(now=request.now)
+
+
+def _shifts(request: PageRequest) -> tuple[ShiftRow, ...]:
+    return shift_rows()
+
+
+def _history(request: PageRequest) -> tuple[Chart, ...]:
+    return share_charts(request.now)
+
+
+def _entry(request: PageRequest) -> tuple[EntryRow, ...]:
+    return entry_rows()
+
+
+def _ingresses(request: PageRequest) -> tuple[IngressRow, ...]:
+    return ingress_rows(now=request.now)
+
+
+def _certificates(request: PageRequest) -> tuple[CertificateRow, ...] | None:
+    """None: the caller may not look at them."""
+    return certificate_rows(now=request.now) if request.caller.access.operate else None
+
+
+def _tables(request: PageRequest) -> tuple[TableRow, ...]:
+    return table_rows()
+
+
+TRAFFIC = Page(
+    section="traffic",
+    title="Traffic",
+    charts=True,
+    fragments=(
+        Fragment("shares", "Shares by region", ("traffic",), "traffic/region_shares/shares.html", _shares),
+        Fragment("overrides", "Overrides in force", ("traffic",), "traffic/region_shares/overrides.html", _overrides),
+        Fragment("history", "Shares over time", ("traffic",), "dashboard/charts/several.html", _history),
+        Fragment("entry", "Entry of all clients", ("traffic",), "traffic/routing/entry.html", _entry),
+        Fragment("ingresses", "Ingresses", ("traffic",), "traffic/routing/ingresses.html", _ingresses),
+        Fragment(
+            "certificates",
+            "Certificates for applications",
+            ("traffic",),
+            "traffic/routing/certificates.html",
+            _certificates,
+        ),
+        Fragment("shifts", "Changes of shares", ("traffic",), "traffic/region_shares/shifts.html", _shifts),
+        Fragment("tables", "Published routing tables", ("traffic",), "traffic/routing/tables.html", _tables),
+    ),
+)
+
+
+def _terms(form: Submission) -> Terms:
+    minutes = form.text("minutes")
+    is_number = minutes.isdecimal() and len(minutes) <= MAX_MINUTES_DIGITS
+    return Terms(60 * int(minutes) if is_number else 0, form.text("why"), form.actor, form.now)
+
+
+def _preview_terms(form: Submission) -> Terms:
+    return Terms(PREVIEWED_S, "preview", form.actor, form.now)
+
+
+def _terms_fields(form: Submission) -> tuple[Field, ...]:
+    minutes = form.text("minutes", "60")
+    return (
+        Field("minutes", "Ends by itself after, minutes", "number", minutes, required=True, least=1, most=10080),
+        replace(REQUIRED_WHY, value=form.text("why")),
+    )
+
+
+def _evacuate(form: Submission, region: Region) -> TrafficOverride | Approval:
+    return evacuation_request(
+        region=region.name,
+        mode=form.text("mode", EvacuationMode.DRILL.value),
+        deployment=form.text("deployment"),
+        confirm=form.text("confirm"),
+        terms=_terms(form),
+    )
+
+
+def _evacuation_form(form: Submission, region: Region) -> Context:
+    return {
+        "region": region.name,
+        "mode": form.text("mode", EvacuationMode.DRILL.value),
+        "deployment": form.text("deployment"),
+        "deployments": Deployment.objects.values_list("name", flat=True),
+    }
+
+
+def _evacuation_effect(form: Submission, region: Region) -> Context:
+    mode, deployment = form.text("mode", EvacuationMode.DRILL.value), form.text("deployment")
+    terms = _preview_terms(form)
+    order = evacuation_order(region=region.name, mode=mode, deployment=deployment, terms=terms)
+    hidden = (Field("mode", kind="hidden", value=mode), Field("deployment", kind="hidden", value=deployment))
+    url = reverse("evacuate", args=(region.name,))
+    confirmation = EVACUATE.confirmation(region, url, "", (*hidden, *_terms_fields(form)))
+    if mode != EvacuationMode.REAL:
+        confirmation = replace(confirmation, submit="Start the drill")
+    return {"tables": effect_tables(override_effects(order, terms.now)), "confirmation": confirmation}
+
+
+EVACUATE = Action(
+    target=Target(
+        noun="region",
+        find=lambda region: get_object_or_404(Region, name=region),
+        name=lambda region: region.name,
+        url=lambda region: reverse("traffic"),
+    ),
+    name="evacuate",
+    label="Evacuate",
+    run=_evacuate,
+    typed=lambda region: region.name,
+)
+evacuate_page = action_page_view(
+    ActionPage(
+        action=EVACUATE,
+        template="traffic/region_shares/evacuate.html",
+        context=_evacuation_form,
+        predict=_evacuation_effect,
+        deployment=lambda form: form.text("deployment"),
+    )
+)
+
+
+def _shares_form(form: Submission) -> SharesForm:
+    percents = {name.removeprefix(SHARE): form.text(name) for name in form.fields if name.startswith(SHARE)}
+    return shares_form(form.text("deployment"), form.text("origin"), percents)
+
+
+def _fractions(shares: SharesForm) -> dict[str, float]:
+    """Fractions that sum to 1.
+
+    Raises:
+        InvalidInput: a field is no number, or the shares do not sum to 100 %.
+    """
+    percents: dict[str, float] = {}
+    for field in shares.fields:
+        try:
+            percents[field.region] = float(field.percent or 0)
+        except ValueError:
+            message = f"the share of {field.region} is {field.percent!r}; it must be a number"
+            raise InvalidInput(field="shares", rule="number", message=message) from None
+    total = sum(percents.values())
+    if not abs(total - 100) <= 0.1:
+        raise InvalidInput(field="shares", rule="sum", message=f"the shares sum to {total:g} %; they must sum to 100 %")
+    return {region: percent / total for region, percent in percents.items()}
+
+
+def _fix_shares(form: Submission, thing: None) -> object:
+    shares = _shares_form(form)
+    return shares_request(
+        deployment=shares.deployment, origin=shares.origin, shares=_fractions(shares), terms=_terms(form)
+    )
+
+
+def _shares_effect(form: Submission, thing: None) -> Context:
+    shares = _shares_form(form)
+    if not shares.fields:
+        return {}
+    terms = _preview_terms(form)
+    order = shares_order(deployment=shares.deployment, origin=shares.origin, shares=_fractions(shares), terms=terms)
+    hidden = (
+        Field("deployment", kind="hidden", value=shares.deployment),
+        Field("origin", kind="hidden", value=shares.origin),
+        *(Field(f"{SHARE}{field.region}", kind="hidden", value=field.percent) for field in shares.fields),
+    )
+    confirmation = FIX_SHARES.confirmation(None, reverse("traffic-shares"), "", (*hidden, *_terms_fields(form)))
+    return {"tables": effect_tables(override_effects(order, terms.now)), "confirmation": confirmation}
+
+
+TRAFFIC_PAGE: Target[None] = page_target("traffic", "traffic")
+FIX_SHARES = Action(target=TRAFFIC_PAGE, name="fix", label="Fix shares", submit="Fix these shares", run=_fix_shares)
+traffic_shares_page = action_page_view(
+    ActionPage(
+        action=FIX_SHARES,
+        template="traffic/region_shares/fix_shares.html",
+        context=lambda form, thing: {"shares": _shares_form(form)},
+        predict=_shares_effect,
+        deployment=lambda form: form.text("deployment"),
+    )
+)
+
+
+def _end_override(form: Submission, override: TrafficOverride) -> None:
+    override_end(override_id=override.pk, actor=form.actor, now=form.now)
+
+
+override_end_action = action_view(
+    Action(
+        target=Target(
+            noun="override",
+            find=lambda override_id: get_object_or_404(TrafficOverride, pk=override_id),
+            name=lambda override: "traffic",
+            url=lambda override: reverse("traffic"),
+            deployment=lambda override: override.deployment_id or "",
+        ),
+        name="end",
+        run=_end_override,
+    )
+)

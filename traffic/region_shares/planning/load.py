@@ -1,0 +1,364 @@
+"""From what ingresses count to the last minute of a deployment in a region: how many requests a second its own
+applications send, the capacity to count on, what it lost, and the demand to expect. Pure.
+
+An ingress counts what it gives its own cells, wherever that came from, and what it sends to other regions. So what
+arrives from applications is both, less what other regions' ingresses sent here. The figures of a window are cautious:
+capacity is its least and demand its greatest, so a region goes down at once, comes up slowly, and neither a flapping
+cell nor a lull moves requests to and fro.
+
+Decides for which deployment and region an incident says that no cell there can serve, or that the autopilot sends
+all requests elsewhere. Pure.
+
+Only what nobody wanted counts: a place that is scaled to zero, evacuated, or that never had a usable cell has no
+incident, and cells that the disruption ledger took down explain their own absence.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import accumulate, pairwise
+from statistics import fmean
+from typing import Any
+
+from msgspec import Struct
+
+from engine_agent.protocol.messages import JsonObject
+from fleet.reconcile.planning.states import CellState
+
+WINDOW_S = 60.0
+"""design.md §5: healthy capacity is the minimum over the last 60 s."""
+SMOOTHING_S = 15.0
+"""Arrivals are averaged over this long: at 5 requests/s Poisson noise is then 12 %, and a surge counts in 15 s."""
+SAMPLES_MAX = 64
+"""Samples come every 2 s; this bounds the row when wake-ups are more frequent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at a deployment in a region, `at` in seconds since 1970.
+
+    `arrivals_per_s` are requests of its own applications, `in_service` those that its cells work on, whoever sent them,
+    `capacity` the requests at once that its healthy cells were tested for, `queued` those that wait for a cell,
+    `to_cells_per_s` what comes for its cells, whoever sent it and whether there was room for it.
+    """
+
+    at: float
+    arrivals_per_s: float
+    in_service: float
+    capacity: float
+    queued: float = 0.0
+    to_cells_per_s: float = 0.0
+
+
+def recent_samples(samples: Sequence[Sample], now: float) -> tuple[Sample, ...]:
+    """The samples that still matter, oldest first: those of the window, and what its first average needs before it."""
+    return tuple(sample for sample in samples if now - sample.at <= WINDOW_S + SMOOTHING_S)[-SAMPLES_MAX:]
+
+
+def capacity_to_count_on(samples: Sequence[Sample], now: float) -> float:
+    """The least of the window, in requests at once; 0 without a sample."""
+    return min((sample.capacity for sample in samples if now - sample.at <= WINDOW_S), default=0.0)
+
+
+def share_lost(samples: Sequence[Sample], now: float) -> float:
+    """The deepest fall within the window as a share of what there was before it; growing loses nothing."""
+    capacities = [sample.capacity for sample in samples if now - sample.at <= WINDOW_S]
+    peaks = accumulate(capacities, max)
+    return max((1 - capacity / peak for capacity, peak in zip(capacities, peaks, strict=True) if peak > 0), default=0.0)
+
+
+def has_returned(samples: Sequence[Sample]) -> bool:
+    """Whether there was no capacity at all and there is some again, once: for a region that comes and goes the cautious
+    figures hold. A window that begins without capacity counts as one fall."""
+    capacities = [sample.capacity for sample in samples]
+    if not capacities or capacities[-1] <= 0:
+        return False
+    return sum(after <= 0 < before for before, after in pairwise([1.0, *capacities])) == 1
+
+
+def is_starting(samples: Sequence[Sample], now: float) -> bool:
+    """Whether there never was capacity and it has not been waited for a whole window: a region that comes up with the
+    rest of its fleet, not one that went down."""
+    return not any(sample.capacity for sample in samples) and not any(now - s.at >= WINDOW_S for s in samples)
+
+
+def arrivals_to_expect(samples: Sequence[Sample]) -> float:
+    """The greatest average over `SMOOTHING_S`, in requests a second; of samples that are too few, their average. They
+    come oldest first."""
+    means, first = [], 0
+    for last, sample in enumerate(samples):
+        while sample.at - samples[first].at >= SMOOTHING_S:
+            first += 1
+        if last == len(samples) - 1 or sample.at - samples[0].at >= SMOOTHING_S:
+            means.append(fmean([one.arrivals_per_s for one in samples[first : last + 1]]))
+    return max(means, default=0.0)
+
+
+def service_time_s(samples: Sequence[Sample]) -> float:
+    """How long a request is worked on, by Little's law over all samples given; 0 while nothing arrives.
+
+    Requests that wait for a cell are left out: a queue would else look like demand that it is not.
+    """
+    arrivals = sum(sample.arrivals_per_s for sample in samples)
+    return sum(sample.in_service for sample in samples) / arrivals if arrivals > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeanLoad:
+    """Requests at once: those that cells work on, and those that wait for one; and what comes for them, per second."""
+
+    in_service: float
+    queued: float
+    to_cells_per_s: float
+
+    @property
+    def service_s(self) -> float | None:
+        """How long a request is worked on, by Little's law; None: nothing comes, or what waits would hide it."""
+        return self.in_service / self.to_cells_per_s if self.to_cells_per_s > 0 and self.queued == 0 else None
+
+
+def mean_load(samples: Sequence[Sample], now: float, *, part: float = 1.0) -> MeanLoad | None:
+    """The mean of the last `SMOOTHING_S`, or this part of it; None: there is no sample of them."""
+    last = [sample for sample in samples if now - sample.at <= SMOOTHING_S]
+    if not last:
+        return None
+    return MeanLoad(
+        part * fmean(sample.in_service for sample in last),
+        part * fmean(sample.queued for sample in last),
+        part * fmean(sample.to_cells_per_s for sample in last),
+    )
+
+
+class IngressCounters(Struct, frozen=True):
+    """The last report of an ingress on one pool: counters since its worker started, rates since the report before.
+
+    `at` in seconds since 1970, rates per second over the last `over_s`, 0 at first; `spilled` maps another region to
+    what was sent there.
+    """
+
+    at: float
+    worker: int
+    local: int
+    spilled: dict[str, int] = {}
+    local_per_s: float = 0.0
+    spilled_per_s: dict[str, float] = {}
+    over_s: float = 0.0
+
+
+def ingress_counters(
+    before: IngressCounters | None, telemetry: JsonObject, pool: str, at: float
+) -> IngressCounters | None:
+    """The counters of a pool now. Without a new report the old ones stay; None: the pool was never reported."""
+    row = telemetry.get("pools", {}).get(pool)
+    if row is None or (before is not None and at <= before.at):
+        return before
+    now = IngressCounters(at, telemetry.get("worker_pid", 0), row["requests_total"], row.get("spilled_to", {}))
+    if before is None:
+        return now
+    return IngressCounters(
+        now.at,
+        now.worker,
+        now.local,
+        now.spilled,
+        _per_s(before, now, before.local, now.local),
+        {region: _per_s(before, now, before.spilled.get(region, 0), total) for region, total in now.spilled.items()},
+        now.at - before.at,
+    )
+
+
+def arrivals_per_s(counted: Mapping[str, Iterable[IngressCounters]]) -> dict[str, float]:
+    """Region -> requests a second of its own applications. Reports come at different moments: never below 0."""
+    rates = {
+        region: sum(one.local_per_s + sum(one.spilled_per_s.values()) for one in ingresses)
+        for region, ingresses in counted.items()
+    }
+    for ingresses in counted.values():
+        for one in ingresses:
+            for region, per_s in one.spilled_per_s.items():
+                if region in rates:
+                    rates[region] -= per_s
+    return {region: max(0.0, per_s) for region, per_s in rates.items()}
+
+
+def queued(telemetry: JsonObject, pool: str) -> float:
+    """How many requests of a pool wait for one of its cells at an ingress, the first one included."""
+    return float(telemetry.get("pools", {}).get(pool, {}).get("queued", 0)) + held(telemetry, pool)
+
+
+def pools_waiting(telemetry: JsonObject) -> frozenset[str]:
+    """Pools of whose requests some wait at an ingress for a first cell."""
+    return frozenset(name for name in telemetry.get("pools", {}) if held(telemetry, name) > 0)
+
+
+def held(telemetry: JsonObject, pool: str) -> float:
+    """How many of a pool's requests wait at an ingress for its first cell."""
+    return float(telemetry.get("pools", {}).get(pool, {}).get("held", 0))
+
+
+def served_elsewhere(telemetry: JsonObject, pool: str) -> float:
+    """How many of a pool's requests other regions work on for an ingress."""
+    return float(telemetry.get("pools", {}).get(pool, {}).get("spilled_in_flight", 0))
+
+
+def in_service(telemetry: JsonObject, cells: Iterable[str]) -> float:
+    """How many requests these cells work on, as an ingress sees it; those that wait for a cell are not among them."""
+    there = telemetry.get("cells", {})
+    return float(sum(there[cell].get("in_flight", 0) for cell in cells if cell in there))
+
+
+def _per_s(before: IngressCounters, now: IngressCounters, was: int, total: int) -> float:
+    """A worker that started since counts from 0. A server that was taken out takes its count along: then it is 0."""
+    more = total if now.worker != before.worker else max(0, total - was)
+    return more / (now.at - before.at)
+
+
+OPEN_AFTER_S = 5.0
+CLOSE_AFTER_S = 10.0
+"""A region that comes and goes has one incident, not one a second."""
+SEEN_AFTER_S = 15.0
+"""An ingress sees a cell that has become ready within a few seconds: table, health check, report."""
+UP = "up"
+CELLS_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class CellStanding:
+    """A cell of the place. `on_purpose`: the disruption ledger says why it is down. `views`: ingress -> its view."""
+
+    id: str
+    state: CellState
+    since: datetime
+    reason: str = ""
+    on_purpose: bool = False
+    views: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_up(self) -> bool:
+        return self.state is CellState.READY and all(view == UP for view in self.views.values())
+
+    def is_missed(self, now: datetime) -> bool:
+        """Whether it should serve, does not, and nothing planned says why."""
+        if self.on_purpose or self.state is CellState.DRAINING or self.is_up:
+            return False
+        return self.state is not CellState.READY or (now - self.since).total_seconds() >= SEEN_AFTER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A deployment in a region that has an ingress.
+
+    `wanted`: cells that there should be. `capacity`: requests at once of the cells that every ingress sees. `emptied`:
+    the autopilot sends none of the region's own requests there, and no operator ordered that. `elsewhere`: regions that
+    serve the deployment. `refused`: code -> requests that no cell answered, in all. `served`, `since`,
+    `refused_before`: what was noted at the last look: whether a cell was usable since cells are wanted, since when none
+    is, and what had been refused then.
+    """
+
+    deployment: str
+    region: str
+    wanted: int
+    capacity: float
+    emptied: bool
+    closed: bool
+    cells: tuple[CellStanding, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    refused: Mapping[str, int] = field(default_factory=dict)
+    served: bool = False
+    since: datetime | None = None
+    refused_before: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def subject(self) -> str:
+        return f"{self.deployment}@{self.region}"
+
+    @property
+    def is_intended(self) -> bool:
+        """Whether nothing is to be served here."""
+        return self.wanted == 0 or self.closed
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What the next look is to know."""
+
+    served: bool
+    since: datetime | None
+    refused_before: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """The incident that there should be."""
+
+    summary: str
+    evidence: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """`unserved`: None: there is nothing to report; `resolution` says why, where an incident would close."""
+
+    noted: Noted
+    unserved: Unserved | None = None
+    resolution: str = ""
+
+
+def judge_place(place: Place, now: datetime) -> Judgement:
+    """Whether the place is without a usable cell, for how long, and with which evidence."""
+    if place.is_intended:
+        why = "the region is evacuated" if place.closed else "no cell is wanted there"
+        # What served before an evacuation is not cold after it.
+        return Judgement(Noted(place.served and place.wanted > 0, None, {}), resolution=why)
+    if place.capacity > 0 and not place.emptied:
+        return Judgement(Noted(True, None, {}), resolution="its cells serve again")
+    missed = [cell for cell in place.cells if cell.is_missed(now)]
+    if not place.served or (place.capacity <= 0 and not missed):
+        return Judgement(Noted(place.served, None, {}), resolution="its cells are down on purpose")
+    since = place.since or now
+    before = place.refused_before if place.since is not None else place.refused
+    noted = Noted(True, since, before)
+    if (now - since).total_seconds() < OPEN_AFTER_S:
+        return Judgement(noted)
+    return Judgement(noted, _unserved(place, missed, since, before))
+
+
+def _unserved(place: Place, missed: list[CellStanding], since: datetime, before: Mapping[str, int]) -> Unserved:
+    refused = {
+        code: count - before.get(code, 0) for code, count in place.refused.items() if count > before.get(code, 0)
+    }
+    what = (
+        f"No cell of {place.deployment} in {place.region} can serve"
+        if place.capacity <= 0
+        else f"The autopilot sends all requests for {place.deployment} away from {place.region}, which has cells"
+    )
+    helpers = f"requests go to {', '.join(place.elsewhere)}" if place.elsewhere else "no region serves it"
+    count = sum(refused.values())
+    lost = f"{count} requests failed since" if count else "no request failed yet"
+    named = missed or place.cells
+    evidence = {
+        "since": since.isoformat(),
+        "wanted": place.wanted,
+        "served_by": list(place.elsewhere),
+        "refused": refused,
+        "cells": [_as_evidence(cell) for cell in named[:CELLS_NAMED]],
+    }
+    return Unserved(f"{what}: {_said(named)}; {helpers}; {lost}", evidence)
+
+
+def _said(cells: Iterable[CellStanding]) -> str:
+    first = next(iter(cells), None)
+    if first is None:
+        return "there is none"
+    views = sorted({view for view in first.views.values() if view != UP})
+    seen = f", {' and '.join(views)} at its ingresses" if views else ""
+    return f"{first.id} is {first.state}{seen}" + (f" ({first.reason})" if first.reason else "")
+
+
+def _as_evidence(cell: CellStanding) -> dict[str, Any]:
+    return {
+        "cell": cell.id,
+        "state": str(cell.state),
+        "since": cell.since.isoformat(),
+        "reason": cell.reason,
+        "ingresses": dict(cell.views),
+    }

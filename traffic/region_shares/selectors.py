@@ -1,0 +1,342 @@
+"""Loads what the region autopilot looks at, in a constant number of queries however many deployments there are.
+
+Reads the deployments and regions that may be without a usable cell; details only of those that look so.
+"""
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from django.conf import settings
+from django.db.models import Exists, OuterRef, Q
+
+from engine_agent.protocol.messages import JsonObject
+from engine_agent.protocol.states import CellRole
+from fleet.cells.models import Cell, Disruption
+from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.deployments.selectors import concurrency_by_type
+from fleet.load.models import RefusedRequests
+from fleet.reconcile.planning.states import CellState
+from kernel.row_cache import WrittenTables
+from models_registry.versions.models import ModelVersion
+from models_registry.versions.planning.roles import role_concurrency
+from traffic.region_shares.planning.autopilot import OverrideEffect, RegionView, TrafficView, preview_override
+from traffic.region_shares.planning.load import (
+    CellStanding,
+    Place,
+    Sample,
+    arrivals_to_expect,
+    capacity_to_count_on,
+    has_returned,
+    is_starting,
+    service_time_s,
+    share_lost,
+)
+from traffic.region_shares.planning.placement import latencies_ms
+from traffic.region_shares.planning.policy import (
+    BadMatrix,
+    EvacuationMode,
+    InvalidTrafficPolicy,
+    Matrix,
+    Orders,
+    OverrideKind,
+    OverrideView,
+    TrafficPolicy,
+    orders_for,
+    read_matrix,
+)
+from traffic.routing.models import Ingress, IngressReport, TrafficMatrix, TrafficOverride, TrafficRule, TrafficWindow
+from traffic.routing.planning.tables import Steering
+
+UP = "up"
+"""As an ingress agent reports a cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngressView:
+    """What an ingress last reported; `seen_at` None: nothing yet that could be counted on."""
+
+    id: str
+    seen_at: datetime | None
+    cells: dict[str, str]
+    telemetry: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyCell:
+    """A cell that its fleet calls ready, and how many requests at once its version was tested for on its type."""
+
+    id: str
+    deployment: str
+    region: str
+    instance_type: str
+    concurrency: int
+
+
+def ingress_views() -> dict[str, list[IngressView]]:
+    """Region -> its ingresses."""
+    views: dict[str, list[IngressView]] = defaultdict(list)
+    for ingress in Ingress.objects.select_related("report"):
+        report: IngressReport | None = getattr(ingress, "report", None)
+        # Without a table, as one starts that has lost its journal, it knows of no cell and cannot say that one is down.
+        view = (
+            IngressView(ingress.id, report.last_seen_at, report.cells, report.telemetry)
+            if report and report.revision > 0
+            else IngressView(ingress.id, None, {}, {})
+        )
+        views[ingress.region_id].append(view)
+    return dict(views)
+
+
+def ready_cells() -> list[ReadyCell]:
+    rows = Cell.objects.filter(state=CellState.READY.value).exclude(role=CellRole.PREFILL.value).order_by("id")
+    columns = rows.values_list(
+        "id",
+        "deployment_id",
+        "region_id",
+        "instance_type_id",
+        "role",
+        "model_version__roles",
+        "model_version__max_concurrency",
+        "model_version_id",
+        "model_version__by_type",
+    )
+    there = list(columns)
+    differing = {version for *_, version, by_type in there if by_type}
+    versions = ModelVersion.objects.in_bulk(differing) if differing else {}
+    of_types = {version: concurrency_by_type(row) for version, row in versions.items()}
+    return [
+        ReadyCell(
+            name,
+            deployment,
+            region,
+            kind,
+            of_types.get(version, {}).get((kind, role), role_concurrency(roles).get(role, most)),
+        )
+        for name, deployment, region, kind, role, roles, most, version, _ in there
+    ]
+
+
+def traffic_policies() -> dict[str, TrafficPolicy]:
+    """Deployment -> its policy; those with the defaults, or with one that cannot be read, have none here."""
+    return _read_policies()[0]
+
+
+def _read_policies() -> tuple[dict[str, TrafficPolicy], dict[str, str]]:
+    """And deployment -> what is wrong with its policy."""
+    policies, problems = {}, {}
+    for rule in TrafficRule.objects.all():
+        try:
+            policies[rule.deployment_id] = rule.policy()
+        except InvalidTrafficPolicy as problem:
+            problems[rule.deployment_id] = f"its traffic policy cannot be read: {problem}"
+    return policies, problems
+
+
+def _read_matrices() -> tuple[dict[str, Matrix], dict[str, str]]:
+    """Deployment -> its shares, and deployment -> what is wrong with them."""
+    matrices, problems = {}, {}
+    for name, shares in TrafficMatrix.objects.values_list("deployment_id", "shares"):
+        try:
+            matrices[name] = read_matrix(shares)
+        except BadMatrix as problem:
+            problems[name] = f"its shares cannot be read: {problem}"
+    return matrices, problems
+
+
+def overrides_in_force(now: datetime) -> tuple[OverrideView, ...]:
+    """Orders not ended and not expired."""
+    return tuple(override_view(row) for row in active_overrides(now))
+
+
+def active_overrides(now: datetime) -> Iterable[TrafficOverride]:
+    return TrafficOverride.objects.filter(ended_at__isnull=True, expires_at__gt=now).order_by("id")
+
+
+def override_view(row: TrafficOverride) -> OverrideView:
+    """The row as the pure planners take it."""
+    return OverrideView(
+        id=row.pk or 0,
+        kind=OverrideKind(row.kind),
+        deployment=row.deployment_id or "",
+        region=row.region_id,
+        expires_at=row.expires_at,
+        shares=row.shares,
+        mode=EvacuationMode(row.mode) if row.mode else EvacuationMode.DRILL,
+    )
+
+
+STEERING_TABLES = ("traffic_trafficrule", "traffic_trafficmatrix", "traffic_trafficoverride")
+_RULES, _MATRICES, _OVERRIDES = ((table,) for table in STEERING_TABLES)
+
+
+def steerings(
+    deployments: Iterable[str], now: datetime, written: WrittenTables | None = None
+) -> tuple[dict[str, Steering], dict[str, str]]:
+    """Deployment -> what its pools in the routing tables must follow, and deployment -> why nobody can say that.
+    `written`: what is known of `STEERING_TABLES`."""
+    known = written or WrittenTables(())
+    policies, bad_policies = known.get("policies", _RULES, _read_policies)
+    matrices, bad_matrices = known.get("matrices", _MATRICES, _read_matrices)
+    overrides = known.get_lasting("overrides", _OVERRIDES, lambda: overrides_in_force(now))
+    steered = {
+        name: Steering(
+            matrix=matrices.get(name, {}),
+            policy=policies.get(name, TrafficPolicy()),
+            closed=orders_for(name, overrides, now).closed,
+        )
+        for name in deployments
+    }
+    return steered, bad_matrices | bad_policies
+
+
+def traffic_views(now: datetime, deployment: str = "") -> dict[str, tuple[TrafficMatrix, TrafficView]]:
+    """Deployment -> its row, unsaved before the first plan, and what is decided upon; `deployment` "": all of them."""
+    only = Q(name=deployment) if deployment else Q()
+    rows = {row.pk: row for row in TrafficMatrix.objects.all()}
+    (policies, bad_policies), (_, bad_matrices) = _read_policies(), _read_matrices()
+    overrides, ingresses = overrides_in_force(now), ingress_views()
+    windows: dict[str, dict[str, tuple[Sample, ...]]] = defaultdict(dict)
+    for window in TrafficWindow.objects.filter(region__in=list(ingresses)):
+        windows[window.deployment_id][window.region_id] = samples_of(window)
+    latency = latencies_ms(ingresses, settings.REGION_LATENCY_MS)
+    reported = {region: _oldest_report(there) for region, there in ingresses.items()}
+    views = {}
+    for name in (
+        Deployment.objects.filter(only).exclude(name__in={*bad_policies, *bad_matrices}).values_list("name", flat=True)
+    ):
+        row = rows.get(name) or TrafficMatrix(deployment_id=name)
+        views[name] = (
+            row,
+            TrafficView(
+                deployment=name,
+                regions=_region_views(windows[name], reported, now),
+                in_force=row.shares,
+                moved_at=row.moved_at,
+                policy=policies.get(name, TrafficPolicy()),
+                overrides=overrides,
+                latency_ms=latency,
+            ),
+        )
+    return views
+
+
+def samples_of(window: TrafficWindow) -> tuple[Sample, ...]:
+    return tuple(Sample(*numbers) for numbers in window.samples)
+
+
+def _oldest_report(ingresses: list[IngressView]) -> datetime | None:
+    """The last report of the ingress that has been silent longest."""
+    seen = [ingress.seen_at for ingress in ingresses]
+    return min((moment for moment in seen if moment is not None), default=None) if None not in seen else None
+
+
+def _region_views(
+    windows: dict[str, tuple[Sample, ...]], reported: dict[str, datetime | None], now: datetime
+) -> tuple[RegionView, ...]:
+    request_s = service_time_s([sample for samples in windows.values() for sample in samples])
+    at = now.timestamp()
+    return tuple(
+        RegionView(
+            name=region,
+            demand=arrivals_to_expect(windows.get(region, ())) * request_s,
+            capacity=capacity_to_count_on(windows.get(region, ()), at),
+            capacity_now=windows[region][-1].capacity if windows.get(region) else 0.0,
+            share_lost=share_lost(windows.get(region, ()), at),
+            reported_at=seen,
+            starting=is_starting(windows.get(region, ()), at),
+            returned=has_returned(windows.get(region, ())),
+        )
+        for region, seen in sorted(reported.items())
+    )
+
+
+def override_effects(order: TrafficOverride, now: datetime) -> tuple[OverrideEffect, ...]:
+    """By name of the deployment. `order` need not be stored; it counts as the youngest."""
+    order_view = replace(override_view(order), id=sys.maxsize)
+    views = traffic_views(now, order.deployment_id or "")
+    return tuple(preview_override(view, order_view, now) for _, (_, view) in sorted(views.items()))
+
+
+def places(views: Iterable[TrafficView], now: datetime) -> list[Place]:
+    """Every deployment in every region that has an ingress."""
+    noted = {
+        (window.deployment_id, window.region_id): window
+        for window in TrafficWindow.objects.defer("samples", "counters")
+    }
+    wanted = {(row.deployment_id, row.region_id): row.cells_in_force for row in DeploymentRegion.objects.all()}
+    found = [
+        _place(view, region, orders_for(view.deployment, view.overrides, now), wanted, noted)
+        for view in views
+        for region in view.regions
+    ]
+    doubtful = [place for place in found if place.served and not place.is_intended and _looks_unserved(place)]
+    if not doubtful:
+        return found
+    return [place for place in found if place not in doubtful] + _detailed(doubtful)
+
+
+def _looks_unserved(place: Place) -> bool:
+    return place.capacity <= 0 or place.emptied
+
+
+def _place(
+    view: TrafficView,
+    region: RegionView,
+    orders: Orders,
+    wanted: dict[tuple[str, str], int],
+    noted: dict[tuple[str, str], TrafficWindow],
+) -> Place:
+    name, before = region.name, noted.get((view.deployment, region.name))
+    row = view.in_force.get(name, {})
+    is_ordered = name in orders.rows or name in orders.emptying or not view.policy.may_serve(name, name)
+    return Place(
+        deployment=view.deployment,
+        region=name,
+        wanted=wanted.get((view.deployment, name), 0),
+        capacity=region.capacity_now,
+        emptied=bool(row) and row.get(name, 0.0) <= 0 and not is_ordered,
+        closed=name in orders.closed,
+        elsewhere=tuple(
+            one.name
+            for one in view.regions
+            if one.name != name and one.capacity_now > 0 and view.policy.may_serve(name, one.name)
+        ),
+        served=before.served if before else False,
+        since=before.unserved_since if before else None,
+        refused_before=before.refused_before if before else {},
+    )
+
+
+def _detailed(doubtful: list[Place]) -> list[Place]:
+    deployments, regions = {each.deployment for each in doubtful}, {each.region for each in doubtful}
+    ingresses = ingress_views()
+    is_down_on_purpose = Exists(Disruption.objects.filter(cell=OuterRef("pk"), closed_at__isnull=True))
+    rows = Cell.objects.filter(deployment__in=deployments, region__in=regions).exclude(state=CellState.STOPPED.value)
+    cells: dict[tuple[str, str], list[CellStanding]] = defaultdict(list)
+    for cell in rows.exclude(role=CellRole.PREFILL.value).annotate(on_purpose=is_down_on_purpose).order_by("id"):
+        cells[cell.deployment_id, cell.region_id].append(_standing(cell, ingresses.get(cell.region_id, [])))
+    refused: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for row in RefusedRequests.objects.filter(deployment__in=deployments, region__in=regions):
+        refused[row.deployment, row.region].update(row.codes)
+    return [
+        replace(
+            place,
+            cells=tuple(cells[place.deployment, place.region]),
+            refused=dict(refused[place.deployment, place.region]),
+        )
+        for place in doubtful
+    ]
+
+
+def _standing(cell: Cell, ingresses: list[IngressView]) -> CellStanding:
+    return CellStanding(
+        id=cell.id,
+        state=CellState(cell.state),
+        since=cell.state_since,
+        reason=cell.reason,
+        on_purpose=getattr(cell, "on_purpose", False),
+        views={ingress.id: ingress.cells.get(cell.id, "unknown") for ingress in ingresses if ingress.seen_at},
+    )

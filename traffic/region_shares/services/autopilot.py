@@ -1,0 +1,321 @@
+"""Keeps the last minute of every deployment in every region: what arrives, what is worked on, what could be.
+
+The tested capacity of a cell is its version's `max_concurrency`, the number of requests at once that the version was
+measured with and that every ingress limits the cell to; an operator's `tested_concurrency` takes its place.
+
+Runs the region autopilot: looks, asks the planner, and stores what it decides as a new revision of the shares.
+
+Publication takes the shares from there. No pass depends on the one before it: whatever is lost is decided again.
+"""
+
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import astuple
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from django.db import transaction
+
+from fleet.deployments.models import Deployment
+from fleet.faults.models import Incident
+from fleet.faults.planning.views import NO_USABLE_CELL
+from fleet.faults.services.incidents import incident_note, incident_open, incidents_close
+from fleet.reconcile.planning.decisions import NoteIncident
+from fleet.reconcile.planning.states import IncidentState
+from kernel import live
+from kernel.events import event_record
+from kernel.leases import lease_release, lease_take, this_holder
+from kernel.tones import Tone
+from kernel.transitions import StaleDecision
+from traffic.region_shares.planning.autopilot import (
+    AutopilotSettings,
+    HoldTable,
+    ShiftKind,
+    ShiftTraffic,
+    TrafficView,
+    placement_problem,
+    plan_shift,
+)
+from traffic.region_shares.planning.load import (
+    CLOSE_AFTER_S,
+    IngressCounters,
+    Judgement,
+    Noted,
+    Place,
+    Sample,
+    arrivals_per_s,
+    in_service,
+    ingress_counters,
+    judge_place,
+    queued,
+    recent_samples,
+)
+from traffic.region_shares.planning.placement import place_demand
+from traffic.region_shares.planning.policy import Matrix, TrafficPolicy, loads, orders_for
+from traffic.region_shares.selectors import (
+    UP,
+    IngressView,
+    ReadyCell,
+    ingress_views,
+    places,
+    ready_cells,
+    samples_of,
+    traffic_policies,
+    traffic_views,
+)
+from traffic.region_shares.services.overrides import overrides_expire
+from traffic.routing.models import TrafficMatrix, TrafficShift, TrafficWindow
+
+SAMPLE_EVERY_S = 1.0
+"""More often only when capacity has changed: wake-ups may arrive many times a second."""
+
+RegionIngresses = dict[str, list[IngressView]]
+
+
+def windows_update(*, now: datetime) -> None:
+    """Add a sample to every window. Regions without an ingress have none: nothing arrives there, nothing is sent."""
+    ingresses, policies = ingress_views(), traffic_policies()
+    cells: dict[str, list[ReadyCell]] = defaultdict(list)
+    for cell in ready_cells():
+        cells[cell.deployment].append(cell)
+    windows = {(row.deployment_id, row.region_id): row for row in TrafficWindow.objects.all()}
+    changed = []
+    for name in Deployment.objects.values_list("name", flat=True):
+        there = {
+            region: windows.get((name, region)) or TrafficWindow(deployment_id=name, region_id=region)
+            for region in ingresses
+        }
+        _update_counters(there, ingresses, name)
+        arrivals = arrivals_per_s({region: _stored_counters(window).values() for region, window in there.items()})
+        for region, window in there.items():
+            if any(ingress.seen_at is None for ingress in ingresses[region]):
+                continue  # nobody knows what could be worked on there: no sample is better than one of nothing
+            mine = [cell for cell in cells[name] if cell.region == region]
+            _add_sample(window, ingresses[region], mine, arrivals[region], policies.get(name, TrafficPolicy()), now)
+            changed.append(window)
+    TrafficWindow.objects.bulk_create(
+        changed, update_conflicts=True, unique_fields=["deployment", "region"], update_fields=["samples", "counters"]
+    )
+
+
+def _update_counters(there: dict[str, TrafficWindow], ingresses: RegionIngresses, deployment: str) -> None:
+    for region, window in there.items():
+        before, updated = _stored_counters(window), {}
+        for ingress in ingresses[region]:
+            if ingress.seen_at is not None:
+                counters = ingress_counters(
+                    before.get(ingress.id), ingress.telemetry, deployment, ingress.seen_at.timestamp()
+                )
+                if counters is not None:
+                    updated[ingress.id] = msgspec.to_builtins(counters)
+        window.counters = updated
+
+
+def _stored_counters(window: TrafficWindow) -> dict[str, IngressCounters]:
+    return msgspec.convert(window.counters, dict[str, IngressCounters])
+
+
+def _add_sample(
+    window: TrafficWindow,
+    ingresses: list[IngressView],
+    cells: list[ReadyCell],
+    arrivals: float,
+    policy: TrafficPolicy,
+    now: datetime,
+) -> None:
+    # A cell that one of its region's ingresses cannot reach is not one to send more to.
+    healthy = [cell for cell in cells if all(ingress.cells.get(cell.id) == UP for ingress in ingresses)]
+    # Without a rate beside it, what is worked on would say that requests take for ever.
+    rated = [
+        ingress
+        for ingress in ingresses
+        if (counters := _stored_counters(window).get(ingress.id)) and counters.over_s > 0
+    ]
+    sample = Sample(
+        at=round(now.timestamp(), 3),
+        arrivals_per_s=round(arrivals, 3),
+        in_service=sum(in_service(ingress.telemetry, [cell.id for cell in cells]) for ingress in rated),
+        capacity=float(sum(policy.tested_on(cell.instance_type) or cell.concurrency for cell in healthy)),
+        queued=sum(queued(ingress.telemetry, window.deployment_id) for ingress in ingresses),
+        to_cells_per_s=round(sum(one.local_per_s for one in _stored_counters(window).values()), 3),
+    )
+    before = samples_of(window)
+    if before and sample.at - before[-1].at < SAMPLE_EVERY_S and sample.capacity == before[-1].capacity:
+        return
+    rows = recent_samples((*before, sample), sample.at)
+    window.samples = [list(astuple(row)) for row in rows]
+
+
+SETTINGS = AutopilotSettings()
+SHIFTS_KEPT = 200
+"""Of each deployment, for the history: half an hour of steps without a pause, and weeks of quiet times."""
+LEASE = "region-autopilot"
+PASS_LIMIT_S = 10.0
+"""A pass takes tens of milliseconds; after this another worker may try."""
+SHIFT_TONE = {
+    ShiftKind.FIRST: Tone.IDLE,
+    ShiftKind.ORDERED: Tone.MOVING,
+    ShiftKind.RELIEF: Tone.WARN,
+    ShiftKind.RETURN: Tone.OK,
+    ShiftKind.STEP: Tone.MOVING,
+}
+
+WHILE_HELD = frozenset({ShiftKind.ORDERED, ShiftKind.RETURN})
+"""What is carried out though the rest is held."""
+
+log = logging.getLogger(__name__)
+
+
+def autopilot_run(*, now: datetime) -> list[str]:
+    """One pass over all deployments. Returns those whose shares changed; nothing while another worker is at it."""
+    holder = this_holder()
+    if lease_take(name=LEASE, holder=holder, ttl_s=PASS_LIMIT_S, now=now) is None:
+        return []
+    try:
+        overrides_expire(now=now)
+        windows_update(now=now)
+        views = traffic_views(now)
+        moved = [name for name, (row, view) in views.items() if _steer(row, view, now)]
+        unserved_judge([view for _, view in views.values()], now=now)
+        return moved
+    finally:
+        lease_release(name=LEASE, holder=holder, now=now)
+
+
+def _steer(row: TrafficMatrix, view: TrafficView, now: datetime) -> bool:
+    """Apply what the planner says of one deployment. True: its shares changed."""
+    if not view.regions:
+        return False
+    decision = plan_shift(view, SETTINGS, now)
+    held = decision.reason if isinstance(decision, HoldTable) else ""
+    matrix = decision.matrix if isinstance(decision, ShiftTraffic) else view.in_force
+    changes: dict[str, Any] = {"looked_at": now, "figures": figures_of(view, matrix, now)}
+    if not held and row.held and isinstance(decision, ShiftTraffic) and decision.kind in WHILE_HELD:
+        held = row.held  # nothing says that the hold is over
+    with transaction.atomic():
+        changes |= _hold(row, view.deployment, held, now)
+        if isinstance(decision, ShiftTraffic):
+            changes |= {"shares": matrix, "moved_at": now, "revision": row.revision + 1}
+        if not _save(row, changes):
+            return False
+        if isinstance(decision, ShiftTraffic):
+            _record(row.revision + 1, decision, now)
+    return isinstance(decision, ShiftTraffic)
+
+
+def _save(row: TrafficMatrix, changes: dict[str, Any]) -> bool:
+    """Compare and set on the revision that was looked at; the first time there is nothing to compare."""
+    if row.looked_at is None:
+        _, created = TrafficMatrix.objects.get_or_create(deployment_id=row.pk, defaults=changes)
+        return created
+    return TrafficMatrix.objects.filter(pk=row.pk, revision=row.revision).update(**changes) > 0
+
+
+def _hold(row: TrafficMatrix, deployment: str, held: str, now: datetime) -> dict[str, Any]:
+    """What changes in the row when a hold begins, goes on or ends; its begin and end are events."""
+    if bool(held) != bool(row.held):
+        event_record(
+            kind="traffic.held" if held else "traffic.released",
+            message=f"{deployment}: {f'the last shares stay, {held}' if held else 'shares follow what is seen again'}",
+            now=now,
+            deployment=deployment,
+            tone=Tone.WARN if held else Tone.OK,
+        )
+        live.push("traffic")
+        return {"held": held, "held_since": now if held else None}
+    return {"held": held}
+
+
+def _record(revision: int, shift: ShiftTraffic, now: datetime) -> None:
+    TrafficShift.objects.create(
+        deployment_id=shift.deployment,
+        revision=revision,
+        kind=shift.kind.value,
+        shares=shift.matrix,
+        moved=shift.moved,
+        reason=shift.reason,
+        at=now,
+    )
+    TrafficShift.objects.filter(deployment_id=shift.deployment, revision__lte=revision - SHIFTS_KEPT).delete()
+    event_record(
+        kind="traffic.shift",
+        message=f"{shift.deployment}: {shift.reason}",
+        now=now,
+        deployment=shift.deployment,
+        tone=SHIFT_TONE[shift.kind],
+        detail={"kind": shift.kind.value, "moved": round(shift.moved, 4), "revision": revision},
+    )
+    live.push("traffic")
+
+
+def figures_of(view: TrafficView, matrix: Matrix, now: datetime) -> dict[str, Any]:
+    """What was seen and is expected, in requests at once: by region, and what of the demand fits below no cap."""
+    task = placement_problem(view, orders_for(view.deployment, view.overrides, now))
+    carried = loads(matrix, task.demand)
+    regions = {
+        one.name: {
+            "demand": round(one.demand, 2),
+            "capacity": one.capacity,
+            "capacity_now": one.capacity_now,
+            "load": round(carried.get(one.name, 0.0), 2),
+        }
+        for one in view.regions
+    }
+    unplaced = {origin: round(slots, 2) for origin, slots in place_demand(task).unplaced.items()}
+    return {"regions": regions, "unplaced": unplaced, "utilisation_cap": view.policy.utilisation_cap}
+
+
+# Opens an incident about a deployment that no cell of a region can serve, and closes it when one can again.
+
+NOTE_EVERY_S = 4.0
+"""Every second look: each note makes browsers fetch the incident again."""
+
+
+def unserved_judge(views: Iterable[TrafficView], *, now: datetime) -> None:
+    """One look at every deployment in every region."""
+    judged = {place.subject: (place, judge_place(place, now)) for place in places(views, now)}
+    with transaction.atomic():
+        incidents = Incident.objects.filter(kind=NO_USABLE_CELL)
+        known = {row.subject: row for row in incidents.filter(state=IncidentState.OPEN.value)}
+        muted = set(incidents.filter(muted_until__gt=now).values_list("subject", flat=True))
+        for place, judgement in judged.values():
+            _note(place, judgement.noted)
+            if judgement.unserved is not None and place.subject not in muted:
+                _report(place, judgement, known.get(place.subject), now)
+        for subject, incident in known.items():
+            why = judged[subject][1] if subject in judged else None
+            if why is not None and why.noted.since is not None:
+                continue
+            seen_s = (now - (incident.seen_at or incident.opened_at)).total_seconds()
+            if why is None or seen_s >= CLOSE_AFTER_S:
+                resolution = why.resolution if why else "the deployment or its ingress is no more"
+                incidents_close(kind=NO_USABLE_CELL, subject=subject, resolution=resolution, now=now)
+
+
+def _note(place: Place, noted: Noted) -> None:
+    if noted == Noted(place.served, place.since, place.refused_before):
+        return
+    rows = TrafficWindow.objects.filter(deployment=place.deployment, region=place.region)
+    rows.update(served=noted.served, unserved_since=noted.since, refused_before=dict(noted.refused_before))
+
+
+def _report(place: Place, judgement: Judgement, known: Incident | None, now: datetime) -> None:
+    unserved = judgement.unserved
+    if unserved is None:
+        return
+    if known is None:
+        incident_open(
+            kind=NO_USABLE_CELL,
+            subject=place.subject,
+            summary=unserved.summary,
+            evidence=unserved.evidence,
+            now=now,
+            region=place.region,
+            deployment=place.deployment,
+        )
+    elif (now - (known.seen_at or known.opened_at)).total_seconds() >= NOTE_EVERY_S:
+        with contextlib.suppress(StaleDecision):  # an operator has just dismissed it
+            incident_note(NoteIncident(known.pk, unserved.summary, unserved.evidence), now=now)

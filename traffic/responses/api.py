@@ -1,0 +1,446 @@
+"""Kept responses as applications see them: `/v1/responses/…`, in the forms of OpenAI's API. An ingress passes these
+requests on as they are, key included; the caller is identified here, by the same keys. None of them waits for an
+engine.
+
+What applications may ask of kept responses, below /v1/responses/. Creating one is `response_create`.
+
+POST /v1/responses of what is kept, as ASGI in front of Django: there a request that waits for an engine would keep a
+thread. The database is asked before and after, in few threads; in between a stream costs a task and two connections.
+
+A client that leaves cuts the request at its ingress, so the engine stops; what was not whole is not kept.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from datetime import datetime
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, connections
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+
+from audit.middleware import audit_exempt
+from engine_agent.protocol.api_surface import ErrorForm, error_object
+from kernel import clock
+from kernel.metrics import HTTP_REQUESTS, HTTP_SECONDS, KEPT_RESPONSES
+from traffic.async_requests.services.requests import RESPONSES_PATH
+from traffic.responses.planner import (
+    JsonObject,
+    LastEvent,
+    ResponseEvents,
+    StoreSettings,
+    response_not_found,
+    shown_items,
+)
+from traffic.responses.selectors import items_of, shown_response, stored_response_of
+from traffic.responses.services import (
+    PassedOn,
+    ResponseSubmission,
+    response_begin,
+    response_cancel,
+    response_delete,
+    response_keep,
+    store_settings,
+)
+from traffic.routing.services.ingress_client import (
+    IngressUnreachable,
+    ResponseHead,
+    StreamBroken,
+    StreamLimits,
+    ingress_stream,
+)
+from traffic.tenants.api import only
+from traffic.tenants.planner import ApplicationRefused
+from traffic.tenants.selectors import Application, UnknownApplication, application_of
+
+RETRY_AFTER_S = 5
+PAGE, LONGEST_PAGE = 20, 100
+APPLICATIONS = "responses of applications are theirs to keep and delete; they change nothing that operators run"
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("GET", "DELETE")
+def detail(request: HttpRequest, response_id: str) -> HttpResponseBase:
+    """GET: the response as it stands. DELETE: forget it."""
+
+    def answer(application: Application, now: datetime) -> JsonObject:
+        settings = store_settings()
+        if request.method == "DELETE":
+            return response_delete(application=application, response_id=response_id, now=now, settings=settings)
+        if request.GET.get("stream", "false").lower() not in {"", "0", "false"}:
+            message = "a kept response cannot be streamed: retrieve it until it has ended"
+            raise ApplicationRefused(400, "unsupported_value", message, "stream")
+        stored = stored_response_of(application.tenant, response_id, now, settings)
+        if stored is None:
+            raise response_not_found(response_id)
+        return shown_response(stored)
+
+    return _answered(request, answer)
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("POST")
+def cancel(request: HttpRequest, response_id: str) -> HttpResponseBase:
+    """POST /v1/responses/ID/cancel: of one in the background."""
+
+    def answer(application: Application, now: datetime) -> JsonObject:
+        return response_cancel(application=application, response_id=response_id, now=now, settings=store_settings())
+
+    return _answered(request, answer)
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+@only("GET")
+def input_items(request: HttpRequest, response_id: str) -> HttpResponseBase:
+    """GET /v1/responses/ID/input_items: what went into this response itself, the last one first."""
+
+    def answer(application: Application, now: datetime) -> JsonObject:
+        stored = stored_response_of(application.tenant, response_id, now, store_settings())
+        if stored is None:
+            raise response_not_found(response_id)
+        return _page(request, shown_items(stored.id, items_of(stored)))
+
+    return _answered(request, answer)
+
+
+@csrf_exempt
+@audit_exempt(APPLICATIONS)
+def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
+    """Every other path below /v1/responses/."""
+    message = "Unknown request URL; there are /v1/responses/ID, …/cancel and …/input_items"
+    return refused(ApplicationRefused(404, "unknown_url", message))
+
+
+def application_with_key(authorization: str, now: datetime) -> Application:
+    """
+    Raises:
+        ApplicationRefused: there is none, where one is required, or it opens nothing.
+    """
+    try:
+        return application_of(authorization, now)
+    except UnknownApplication as unknown:
+        raise ApplicationRefused(401, unknown.code, str(unknown)) from unknown
+
+
+def refusal_json(refusal: ApplicationRefused) -> tuple[list[tuple[str, str]], bytes]:
+    """Headers and body of an error in OpenAI's form."""
+    error = error_object(
+        ErrorForm.OPENAI, refusal.status, str(refusal), code=refusal.code, param=refusal.param, kind=refusal.kind
+    )
+    headers = [("Retry-After", str(RETRY_AFTER_S))] if refusal.is_passing else []
+    return headers, json.dumps(error).encode()
+
+
+def _answered(request: HttpRequest, answer: Callable[[Application, datetime], JsonObject]) -> HttpResponseBase:
+    now = clock.now()
+    try:
+        return JsonResponse(answer(application_with_key(request.headers.get("Authorization", ""), now), now))
+    except ApplicationRefused as refusal:
+        return refused(refusal)
+
+
+def refused(refusal: ApplicationRefused) -> HttpResponse:
+    headers, body = refusal_json(refusal)
+    return HttpResponse(body, content_type="application/json", status=refusal.status, headers=dict(headers))
+
+
+def _page(request: HttpRequest, items: list[dict[str, Any]]) -> JsonObject:
+    limit, order = request.GET.get("limit", str(PAGE)), request.GET.get("order", "desc")
+    if not (limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= LONGEST_PAGE):
+        message = f"`limit` must be a whole number from 1 to {LONGEST_PAGE}"
+        raise ApplicationRefused(400, "invalid_value", message, "limit")
+    if order not in {"asc", "desc"}:
+        raise ApplicationRefused(400, "invalid_value", "`order` must be asc or desc", "order")
+    ordered = items if order == "asc" else items[::-1]
+    if after := request.GET.get("after"):
+        places = [place for place, item in enumerate(ordered) if item["id"] == after]
+        if not places:
+            raise ApplicationRefused(
+                400, "invalid_value", "`after` must be the id of an item of this response", "after"
+            )
+        ordered = ordered[places[0] + 1 :]
+    shown = ordered[: int(limit)]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(ordered) > len(shown),
+    }
+
+
+urlpatterns = [
+    path("<str:response_id>", detail, name="response"),
+    path("<str:response_id>/cancel", cancel, name="response-cancel"),
+    path("<str:response_id>/input_items", input_items, name="response-input-items"),
+    path("<path:rest>", unknown_path, name="response-unknown-path"),
+]
+
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+T = TypeVar("T")
+
+TENANT = "switchyard.tenant"
+"""In a scope: whose key the request shows, checked before its body was read (controlplane.request_bodies)."""
+KEEP_LIMIT_S = 10.0
+"""An application does not wait longer for the end of its response because the database is slow."""
+THREADS = 4
+"""That ask the database, of each process."""
+SHOWN_HEADERS = ("content-type", "retry-after", "x-request-id", "x-switchyard-cell", "x-switchyard-region",
+                 "x-switchyard-ingress", "x-switchyard-deployment", "x-switchyard-prompt-tokens",
+                 "x-switchyard-completion-tokens")  # fmt: skip
+COUNTED, LATER = ("x-switchyard-stored", "counted"), ("x-switchyard-stored", "later")
+"""To the ingress: this one's tokens were charged where it was passed on; this one counts when it is sent."""
+JSON = ("content-type", "application/json")
+
+log = logging.getLogger(__name__)
+
+
+class ClientGone(Exception):
+    """The application has closed its connection."""
+
+
+class CreateResponse:
+    """The application: everything else goes to `inner`."""
+
+    def __init__(self, inner: Asgi, limits: StreamLimits | None = None) -> None:
+        self._inner = inner
+        self._limits = limits
+        self._running: Counter[str] = Counter()
+        """Of each tenant, those whose body is here and whose answer is not."""
+        self._threads = ThreadPoolExecutor(THREADS, "responses")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != RESPONSES_PATH:
+            await self._inner(scope, receive, send)
+            return
+        began, response = perf_counter(), _Response(send)
+        try:
+            await self._respond(scope, receive, response)
+        except ClientGone:
+            response.status = response.status or 499
+        finally:
+            HTTP_REQUESTS.labels("applications", "POST", str(response.status or 500)).inc()
+            HTTP_SECONDS.labels("applications").observe(perf_counter() - began)
+
+    async def _respond(self, scope: Scope, receive: Receive, response: "_Response") -> None:
+        settings = store_settings()
+        try:
+            submission = await _submission(scope, receive)
+            with self._place_of(scope.get(TENANT, ""), settings):
+                begun = await self._in_thread(partial(_begin, submission, settings))
+                if not isinstance(begun, PassedOn):
+                    await response.whole(200, [JSON, LATER], json.dumps(begun).encode())
+                    return
+                await self._while_connected(self._pass_on(begun, response, settings), receive)
+        except ApplicationRefused as refusal:
+            headers, body = refusal_json(refusal)
+            await response.whole(refusal.status, [JSON, *headers], body)
+        except DatabaseError as error:
+            log.warning("the database does not answer: %s", error)
+            headers, body = refusal_json(ApplicationRefused(503, "store_away", "what keeps responses is away for now"))
+            await response.whole(503, [JSON, *headers], body)
+
+    @contextlib.contextmanager
+    def _place_of(self, tenant: str, settings: StoreSettings) -> Iterator[None]:
+        """One of those for all, and of those for a tenant. A request takes it once its body is here.
+
+        Raises:
+            ApplicationRefused: there is none.
+        """
+        if self._running.total() >= settings.max_streams:
+            message = f"{settings.max_streams} responses are being made for applications that wait; try again shortly"
+            raise ApplicationRefused(503, "too_many_streams", message)
+        most = settings.max_streams_per_tenant
+        if self._running[tenant] >= most:
+            message = f"{most} responses are being made for you already; try again when one has ended"
+            raise ApplicationRefused(429, "rate_limit_exceeded", message)
+        self._running[tenant] += 1
+        try:
+            yield
+        finally:
+            self._running[tenant] -= 1
+            self._running += Counter()  # forgets tenants of whom none is made
+
+    @staticmethod
+    async def _while_connected(work: Any, receive: Receive) -> None:
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientGone
+            working.result()
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
+    async def _pass_on(self, passed: PassedOn, response: "_Response", settings: StoreSettings) -> None:
+        limits = self._limits or StreamLimits(
+            first_s=900.0, silent_s=600.0, whole_s=3600.0, max_bytes=settings.max_answer_bytes
+        )
+        try:
+            async with aclosing(_from_an_ingress(passed, limits)) as parts:
+                head = await anext(parts)
+                if not isinstance(head, ResponseHead):
+                    raise TypeError("a stream begins with its head")
+                is_events = head.headers.get("content-type", "").startswith("text/event-stream")
+                if head.status == 200 and is_events:
+                    await self._stream(passed, head, parts, response)
+                else:
+                    await self._whole(passed, head, parts, response)
+        except StreamBroken as broken:
+            if response.status is None:
+                headers, body = refusal_json(ApplicationRefused(502, "ingress_failed", str(broken)))
+                await response.whole(502, [JSON, COUNTED, *headers], body)
+            else:
+                await response.more(response.events.failure(str(broken)))
+                await response.end()
+
+    async def _whole(
+        self, passed: PassedOn, head: ResponseHead, parts: AsyncGenerator[ResponseHead | bytes, None], to: "_Response"
+    ) -> None:
+        body = b"".join([part async for part in parts if isinstance(part, bytes)])
+        if head.status == 200:
+            try:
+                answer = json.loads(body)
+            except ValueError:
+                answer = None
+            if not isinstance(answer, dict):
+                raise StreamBroken("the engine's response is no JSON object")
+            body = json.dumps(await self._kept(passed, answer), separators=(",", ":")).encode()
+        await to.whole(head.status, [*_shown(head), COUNTED], body)
+
+    async def _stream(
+        self, passed: PassedOn, head: ResponseHead, parts: AsyncGenerator[ResponseHead | bytes, None], to: "_Response"
+    ) -> None:
+        events = to.events = ResponseEvents(passed.marks(is_kept=passed.request.is_kept))
+        await to.begin(head.status, [*_shown(head), COUNTED, ("x-accel-buffering", "no")])
+        async for part in parts:
+            for event in events.feed(part) if isinstance(part, bytes) else ():
+                await to.more(
+                    event.shown(await self._kept(passed, event.response)) if isinstance(event, LastEvent) else event
+                )
+        await to.more(events.rest())
+        await to.end()
+
+    async def _kept(self, passed: PassedOn, answer: JsonObject) -> JsonObject:
+        """The response's object as it is shown, once it is kept; it says so itself where it could not be."""
+        is_kept = passed.request.is_kept
+        shown = {**answer, **passed.marks(is_kept=is_kept)}
+        if not is_kept:
+            return shown
+        keeping = partial(_keep, passed, shown)
+        try:
+            async with asyncio.timeout(KEEP_LIMIT_S):
+                await self._in_thread(keeping)
+        except (DatabaseError, TimeoutError) as error:
+            log.warning("a response of %s could not be kept: %s", passed.application.tenant or "nobody", error)
+            KEPT_RESPONSES.labels("lost").inc()
+            return {**shown, "store": False}
+        KEPT_RESPONSES.labels("kept").inc()
+        return shown
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        def fresh() -> T:
+            try:
+                return work()
+            finally:
+                connections.close_all()  # back to the pool that the threads of web share
+
+        return await sync_to_async(fresh, thread_sensitive=False, executor=self._threads)()
+
+
+class _Response:
+    """What is sent to the application. `status` None: nothing yet."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status: int | None = None
+        self.events = ResponseEvents({})
+        """Of a stream."""
+
+    async def whole(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        await self.begin(status, [*headers, ("content-length", str(len(body)))])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def begin(self, status: int, headers: list[tuple[str, str]]) -> None:
+        self.status = status
+        coded = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": coded})
+
+    async def more(self, piece: bytes) -> None:
+        if piece:
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+
+def _begin(submission: ResponseSubmission, settings: StoreSettings) -> PassedOn | JsonObject:
+    now = clock.now()
+    application = application_with_key(submission.headers.get("authorization", ""), now)
+    return response_begin(application=application, submission=submission, now=now, settings=settings)
+
+
+def _keep(passed: PassedOn, shown: JsonObject) -> None:
+    response_keep(passed=passed, answer=shown, now=clock.now())
+
+
+async def _from_an_ingress(passed: PassedOn, limits: StreamLimits) -> AsyncGenerator[ResponseHead | bytes, None]:
+    """The answer of the first of the region's ingresses that can be reached.
+
+    Raises:
+        StreamBroken: there is no whole one.
+    """
+    reason = "its region has no ingress"
+    for ingress in passed.ingresses:
+        try:
+            stream = ingress_stream(ingress, RESPONSES_PATH, passed.body, passed.headers, limits)
+            async with aclosing(stream) as parts:
+                async for part in parts:
+                    yield part
+            return
+        except IngressUnreachable as unreachable:
+            reason = str(unreachable)
+    raise StreamBroken(reason)
+
+
+async def _submission(scope: Scope, receive: Receive) -> ResponseSubmission:
+    headers = {name.decode("latin-1").lower(): text.decode("latin-1") for name, text in scope["headers"]}
+    body, more_body = bytearray(), True
+    while more_body:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        more_body = bool(message.get("more_body"))
+    return ResponseSubmission(bytes(body), headers, headers.get("x-switchyard-region", ""))
+
+
+async def _disconnected(receive: Receive) -> None:
+    with contextlib.suppress(OSError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def _shown(head: ResponseHead) -> list[tuple[str, str]]:
+    found: Mapping[str, str] = head.headers
+    return [(name, found[name]) for name in SHOWN_HEADERS if name in found]

@@ -1,0 +1,379 @@
+"""Decides what of OpenAI's Responses API is kept, what a request for one means, and what an engine, which keeps
+nothing, gets in its place. Pure.
+
+A response is kept when its request says so, or needs it: in the background, or after another one. Its turn is its own
+input and output; what an engine reads is all turns of its chain. Source: OpenAI's reference of `/v1/responses`.
+
+The events of a response that an engine streams, on their way to its application. Pure.
+
+Whole events pass as they are, but those that carry the response's object, in which the engine cannot know all. The last
+of these is held back, so that it can say whether the response was kept.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kernel.decoding import decode_json
+from kernel.tones import Tone
+from traffic.tenants.planner import ApplicationRefused
+
+JsonObject = dict[str, Any]
+RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
+"""128 random bits: whoever does not know it cannot ask for it."""
+
+
+class ResponseState(StrEnum):
+    """In OpenAI's words. Of a response that is still made in the background `IN_PROGRESS` is stored, and its
+    near-real-time request says whether that has begun."""
+
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    INCOMPLETE = "incomplete"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+OPEN_RESPONSES = frozenset({ResponseState.QUEUED, ResponseState.IN_PROGRESS})
+USABLE = frozenset({ResponseState.COMPLETED, ResponseState.INCOMPLETE})
+"""What another response may follow."""
+RESPONSE_TONE: dict[ResponseState, Tone] = {
+    ResponseState.QUEUED: Tone.IDLE,
+    ResponseState.IN_PROGRESS: Tone.MOVING,
+    ResponseState.COMPLETED: Tone.OK,
+    ResponseState.INCOMPLETE: Tone.WARN,
+    ResponseState.FAILED: Tone.BAD,
+    ResponseState.CANCELLED: Tone.IDLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Every bound of kept responses. Seconds unless the name says otherwise."""
+
+    kept_s: float = 30 * 86_400.0
+    """From a response's creation, as OpenAI's are. 0: nothing is kept."""
+    max_body_bytes: int = 1024 * 1024
+    """Of a request, and of what it becomes with all turns before it; as near-real-time requests have it."""
+    max_answer_bytes: int = 4 * 1024 * 1024
+    max_turns: int = 256
+    max_kept_per_tenant: int = 20_000
+    max_kept_bytes_per_tenant: int = 1024**3
+    background_limit_s: float = 3600.0
+    """How long one in the background may take, where its request does not say."""
+    max_streams: int = 64
+    """That one web process passes on at once: as many as an ingress opens connections for."""
+    max_streams_per_tenant: int = 16
+
+    @property
+    def is_on(self) -> bool:
+        return self.kept_s > 0
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """One request, as it was understood. `items`: its own input, as items. `previous`: the response before; or ""."""
+
+    payload: JsonObject
+    model: str
+    items: tuple[JsonObject, ...]
+    previous: str = ""
+    is_background: bool = False
+    is_stream: bool = False
+    is_kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One kept response: what went in, and what came out."""
+
+    items: tuple[JsonObject, ...]
+    output: tuple[JsonObject, ...]
+
+
+def parse_request(body: bytes, settings: StoreSettings) -> ResponseRequest:
+    """What a body says.
+
+    Raises:
+        ApplicationRefused: it says nothing that has one meaning, or what is not supported.
+    """
+    payload = _object_of(body, settings)
+    model = payload.get("model")
+    if not isinstance(model, str) or not model:
+        raise ApplicationRefused(400, "missing_required_parameter", "the field `model` must name a model", "model")
+    if payload.get("conversation") is not None:
+        message = "`conversation` is not supported: name the response before in `previous_response_id`"
+        raise ApplicationRefused(400, "unsupported_parameter", message, "conversation")
+    previous = payload.get("previous_response_id")
+    if previous is not None and (not isinstance(previous, str) or not previous):
+        message = "`previous_response_id` must be the id of a response"
+        raise ApplicationRefused(400, "invalid_type", message, "previous_response_id")
+    is_background, is_stream, store = (_flag(payload, name) for name in ("background", "stream", "store"))
+    if is_background and store is False:
+        raise ApplicationRefused(400, "invalid_value", "`background` requires `store` to be true", "store")
+    if is_background and is_stream:
+        message = "a response in the background cannot be streamed here: retrieve it until it has ended"
+        raise ApplicationRefused(400, "unsupported_value", message, "stream")
+    # A request that names a kept response, or asks for one to come back to, wants to be kept unless it says otherwise.
+    needs_store = bool(is_background or previous)
+    return ResponseRequest(
+        payload=payload,
+        model=model,
+        items=_items_of(payload.get("input")),
+        previous=previous or "",
+        is_background=bool(is_background),
+        is_stream=bool(is_stream),
+        is_kept=needs_store if store is None else store,
+    )
+
+
+def engine_body(request: ResponseRequest, chain: Iterable[Turn], settings: StoreSettings) -> bytes:
+    """What an engine gets: all turns as input, and nothing of what it does not know. Written anew, the model first and
+    in ASCII, so that every reader on the way finds the same in it.
+
+    Raises:
+        ApplicationRefused: all turns together are too long.
+    """
+    before = [item for turn in chain for item in (*turn.items, *turn.output)]
+    left_out = {"model", "previous_response_id", "background", "conversation", "store", "stream"}
+    members = {name: value for name, value in request.payload.items() if name not in left_out}
+    if before:
+        members["input"] = [*before, *request.items]
+    if request.is_stream:
+        members["stream"] = True
+    whole = {"model": request.model, **members, "store": False}
+    body = json.dumps(whole, separators=(",", ":"), allow_nan=False).encode()
+    if len(body) > settings.max_body_bytes:
+        message = f"with all that came before the request is longer than {settings.max_body_bytes} bytes"
+        raise ApplicationRefused(400, "context_length_exceeded", message, "previous_response_id")
+    return body
+
+
+def check_previous(previous_id: str, state: ResponseState, turns: int, settings: StoreSettings) -> None:
+    """Whether another response may follow this one, which has so many turns.
+
+    Raises:
+        ApplicationRefused: it may not.
+    """
+    if state not in USABLE:
+        message = (
+            f"Previous response with id '{previous_id[:80]}' is {state}: only one that has ended can be continued."
+        )
+        raise ApplicationRefused(400, "previous_response_not_completed", message, "previous_response_id")
+    if turns >= settings.max_turns:
+        message = f"Previous response with id '{previous_id[:80]}' has {turns} turns, which is the most."
+        raise ApplicationRefused(400, "context_length_exceeded", message, "previous_response_id")
+
+
+def previous_not_found(previous_id: str) -> ApplicationRefused:
+    """In OpenAI's words and with its status."""
+    message = f"Previous response with id '{previous_id[:80]}' not found."
+    return ApplicationRefused(400, "previous_response_not_found", message, "previous_response_id")
+
+
+def response_not_found(response_id: str) -> ApplicationRefused:
+    return ApplicationRefused(404, None, f"Response with id '{response_id[:80]}' not found.")
+
+
+def store_off() -> ApplicationRefused:
+    message = "this installation keeps no responses: leave out `store`, `background` and `previous_response_id`"
+    return ApplicationRefused(400, "unsupported_parameter", message, "store")
+
+
+def marks_of(response_id: str, request: ResponseRequest, *, is_kept: bool) -> JsonObject:
+    """The members of a response's object that the engine cannot know."""
+    return {
+        "id": response_id,
+        "previous_response_id": request.previous or None,
+        "background": request.is_background,
+        "store": is_kept,
+    }
+
+
+def begun_response(response_id: str, request: ResponseRequest, created_at: int) -> JsonObject:
+    """The object of a response that an engine has not seen yet."""
+    payload = request.payload
+    stated = {
+        name: payload.get(name)
+        for name in ("instructions", "max_output_tokens", "max_tool_calls", "reasoning", "temperature", "top_p", "user")
+    }
+    return {
+        "object": "response",
+        "created_at": created_at,
+        "status": ResponseState.QUEUED.value,
+        "error": None,
+        "incomplete_details": None,
+        "model": request.model,
+        "output": [],
+        "usage": None,
+        **stated,
+        "metadata": payload.get("metadata") or {},
+        "parallel_tool_calls": payload.get("parallel_tool_calls", True),
+        "text": payload.get("text") or {"format": {"type": "text"}},
+        "tool_choice": payload.get("tool_choice", "auto"),
+        "tools": payload.get("tools") or [],
+        "truncation": payload.get("truncation") or "disabled",
+        **marks_of(response_id, request, is_kept=True),
+    }
+
+
+def ended_response(begun: JsonObject, state: ResponseState, reason: str, answer: Any = None) -> JsonObject:
+    """The object of a response in the background that has ended: the engine's, where it gave a whole one."""
+    if state in USABLE and isinstance(answer, dict):
+        marks = {name: begun[name] for name in ("id", "previous_response_id", "background", "store", "created_at")}
+        return {**answer, **marks}
+    error = {"code": "server_error", "message": reason} if state is ResponseState.FAILED else None
+    return {**begun, "status": state.value, "error": error}
+
+
+def state_of(answer: Any) -> ResponseState:
+    """How an engine says that a response ended; one that says nothing of it completed it."""
+    status = answer.get("status") if isinstance(answer, dict) else None
+    ends = {state.value: state for state in ResponseState if state not in OPEN_RESPONSES}
+    return ends.get(status, ResponseState.COMPLETED) if isinstance(status, str) else ResponseState.COMPLETED
+
+
+def output_of(response: Mapping[str, Any]) -> tuple[JsonObject, ...]:
+    output = response.get("output")
+    return tuple(item for item in output if isinstance(item, dict)) if isinstance(output, list) else ()
+
+
+def shown_items(response_id: str, items: Iterable[JsonObject]) -> list[JsonObject]:
+    """Input items as they are listed: each with an id and its content in parts."""
+    return [_shown_item(response_id, number, item) for number, item in enumerate(items)]
+
+
+def _shown_item(response_id: str, number: int, item: JsonObject) -> JsonObject:
+    shown: JsonObject = {"id": f"item_{response_id.removeprefix('resp_')}{number:04d}", "type": "message", **item}
+    if shown["type"] == "message" and isinstance(shown.get("content"), str):
+        kind = "output_text" if shown.get("role") == "assistant" else "input_text"
+        shown["content"] = [{"type": kind, "text": shown["content"]}]
+    if shown["type"] == "message":
+        shown.setdefault("status", "completed")
+    return shown
+
+
+def _object_of(body: bytes, settings: StoreSettings) -> JsonObject:
+    if len(body) > settings.max_body_bytes:
+        message = f"the body is longer than {settings.max_body_bytes} bytes"
+        raise ApplicationRefused(413, "request_too_large", message)
+    try:
+        payload = decode_json(body)
+    except ValueError as error:
+        raise ApplicationRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
+    if not isinstance(payload, dict):
+        raise ApplicationRefused(400, "invalid_json", "the request body must be a JSON object")
+    return payload
+
+
+def _flag(payload: JsonObject, name: str) -> bool | None:
+    value = payload.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ApplicationRefused(400, "invalid_type", f"`{name}` must be true or false", name)
+    return value
+
+
+def _items_of(given: Any) -> tuple[JsonObject, ...]:
+    if isinstance(given, str):
+        return ({"type": "message", "role": "user", "content": given},)
+    if isinstance(given, list) and all(isinstance(item, dict) for item in given):
+        return tuple(given)
+    raise ApplicationRefused(400, "invalid_type", "`input` must be a text or a list of items", "input")
+
+
+ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_OBJECT = b'"response"'
+"""In what a model writes it cannot stand: there the quotes are escaped."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastEvent:
+    """The event that ends a response, as the engine gave it."""
+
+    event: Mapping[str, Any]
+
+    @property
+    def response(self) -> dict[str, Any]:
+        return dict(self.event["response"])
+
+    def shown(self, response: Mapping[str, Any]) -> bytes:
+        """The event with this object in it."""
+        return event_bytes({**self.event, "response": response})
+
+
+class ResponseEvents:
+    """One stream. `marks` take the place of members of the response's object."""
+
+    def __init__(self, marks: Mapping[str, Any]) -> None:
+        self._marks = marks
+        self._partial = bytearray()
+        self._searched = 0
+        self._begun: Mapping[str, Any] | None = None
+        self.has_ended = False
+        self.events = 0
+
+    def feed(self, piece: bytes) -> Iterator[bytes | LastEvent]:
+        """What these bytes complete."""
+        self._partial += piece
+        while (end := self._end()) is not None:
+            event = bytes(self._partial[:end])
+            del self._partial[:end]
+            self.events += 1
+            yield self._passed(event)
+
+    def rest(self) -> bytes:
+        """What came after the last whole event."""
+        return bytes(self._partial)
+
+    def failure(self, message: str) -> bytes:
+        """The event that ends a stream which broke: its response failed, or an error if there is none yet. Empty: the
+        response had ended."""
+        if self.has_ended:
+            return b""
+        error = {"code": "server_error", "message": message}
+        if self._begun is None:
+            return event_bytes({"type": "error", **error, "param": None, "sequence_number": self.events})
+        response = {**self._begun, "status": "failed", "error": error}
+        return event_bytes({"type": "response.failed", "sequence_number": self.events, "response": response})
+
+    def _end(self) -> int | None:
+        """Where the first event ends; every byte is looked at once."""
+        ends = [
+            found + len(end)
+            for end in (b"\n\n", b"\r\n\r\n")
+            if (found := self._partial.find(end, self._searched)) >= 0
+        ]
+        self._searched = 0 if ends else max(0, len(self._partial) - 3)
+        return min(ends, default=None)
+
+    def _passed(self, event: bytes) -> bytes | LastEvent:
+        if _OBJECT not in event:
+            return event
+        data = _data_of(event)
+        if data is None or not isinstance(data.get("response"), dict):
+            return event
+        if data.get("type") in ENDS and not self.has_ended:
+            self.has_ended = True
+            return LastEvent(data)
+        shown = {**data["response"], **self._marks}
+        if data["type"] == "response.created":
+            self._begun = shown
+        return event_bytes({**data, "response": shown})
+
+
+def event_bytes(data: Mapping[str, Any]) -> bytes:
+    """An event as OpenAI's servers write it."""
+    return f"event: {data['type']}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+def _data_of(event: bytes) -> dict[str, Any] | None:
+    lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
+    try:
+        data = json.loads(b"\n".join(lines))
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) and isinstance(data.get("type"), str) else None

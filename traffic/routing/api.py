@@ -1,0 +1,162 @@
+"""Ingresses over HTTP (what they run, how they see the cells), and every revision of the routing tables that they were
+sent."""
+
+from django.db.models import QuerySet
+from django.http import Http404
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from kernel import clock
+from kernel.rest.serializers import WhySerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from traffic.routing.models import Ingress, RoutingTable
+from traffic.routing.selectors import (
+    ingresses_described,
+    routing_tables_described,
+    serves_plain_problem,
+    table_by_reference,
+)
+from traffic.routing.services.ingresses import ingress_revoke
+
+
+class IngressSerializer(serializers.ModelSerializer[Ingress]):
+    region = serializers.CharField(source="region_id")
+    connected = serializers.BooleanField()
+    last_seen_at = serializers.DateTimeField(source="report.last_seen_at", default=None, allow_null=True)
+    agent_version = serializers.SerializerMethodField(help_text="With its release; empty: never reported.")
+    revision = serializers.IntegerField(help_text="Of the routing table in force; 0: none yet.")
+    wanted_revision = serializers.IntegerField(help_text="Of the newest table of its region; 0: none yet.")
+    haproxy_pid = serializers.IntegerField(source="report.haproxy_pid", default=None, allow_null=True)
+    reason = serializers.SerializerMethodField(
+        help_text="Why it does not run that table, or what of its region's `plain_http` it does not do."
+    )
+    cells = serializers.SerializerMethodField(help_text="Cell -> how this ingress sees it: up, down, drain, …")
+
+    class Meta:
+        model = Ingress
+        fields = [
+            "id", "region", "address", "port", "connected", "last_seen_at", "agent_version", "revision",
+            "wanted_revision", "haproxy_pid", "reason", "cells", "created_at",
+        ]  # fmt: skip
+        examples = {"id": "i-us-east-1", "cells": {"sim-70b-us-east-1-1": "up", "sim-70b-us-east-1-2": "drain"}}
+
+    @extend_schema_field(serializers.CharField())
+    def get_agent_version(self, ingress: Ingress) -> str:
+        report = getattr(ingress, "report", None)
+        return report.agent_version if report else ""
+
+    @extend_schema_field(serializers.CharField())
+    def get_reason(self, ingress: Ingress) -> str:
+        report = getattr(ingress, "report", None)
+        return "; ".join(filter(None, (report.reason if report else "", serves_plain_problem(ingress))))
+
+    @extend_schema_field(serializers.DictField(child=serializers.CharField()))
+    def get_cells(self, ingress: Ingress) -> dict[str, str]:
+        report = getattr(ingress, "report", None)
+        return report.cells if report else {}
+
+
+class IngressFilter(filters.FilterSet):
+    region = filters.CharFilter(field_name="region_id")
+    connected = filters.BooleanFilter()
+
+    class Meta:
+        model = Ingress
+        fields: list[str] = []
+
+
+class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
+    """The entrances of applications, one or more per region."""
+
+    serializer_class = IngressSerializer
+    filterset_class = IngressFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("id", "created_at", "region")
+    watch_kind = "ingress"
+    measured = frozenset(
+        {"connected", "last_seen_at", "agent_version", "revision", "haproxy_pid", "reason", "cells", "wanted_revision"}
+    )
+    aliases = ("ing",)
+    columns = "INGRESS=id, REGION, CONNECTED, REVISION, WANTED=wanted_revision, CELLS"
+
+    def get_queryset(self) -> QuerySet[Ingress]:
+        return ingresses_described()
+
+    @extend_schema(operation_id="ingresses_revoke", request=WhySerializer, responses={200: IngressSerializer})
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Request, id: str) -> Response:
+        """Trust an ingress no longer: its credential and certificates are revoked, and its socket is cut within 5 s.
+        Repeating it changes nothing."""
+        ingress = self.get_object()
+        payload = WhySerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        why = payload.validated_data["why"]
+        ingress_revoke(ingress_id=ingress.id, actor=actor_of(request), now=clock.now(), why=why)
+        return Response(self.get_serializer(self.get_object()).data)
+
+
+class RoutingTableSerializer(serializers.ModelSerializer[RoutingTable]):
+    id = serializers.SerializerMethodField(help_text="`region@revision`")
+    region = serializers.CharField(source="region_id")
+    revision = serializers.IntegerField()
+    current = serializers.BooleanField(help_text="The newest of its region.")
+
+    class Meta:
+        model = RoutingTable
+        fields = ["id", "region", "revision", "current", "reason", "created_at"]
+        examples: dict[str, object] = {"id": "us-east-1@12"}
+
+    def get_id(self, table: RoutingTable) -> str:
+        return f"{table.region_id}@{table.revision}"
+
+
+class RoutingTableDetailSerializer(RoutingTableSerializer):
+    body = serializers.DictField(help_text="The table as the ingresses get it.")
+
+    class Meta(RoutingTableSerializer.Meta):
+        fields = [*RoutingTableSerializer.Meta.fields, "body"]
+        examples = {"body": {"type": "routing_table", "revision": 12, "region": "us-east-1"}}
+
+
+class RoutingTableFilter(filters.FilterSet):
+    region = filters.CharFilter(field_name="region_id")
+    current = filters.BooleanFilter(help_text="`true`: only the newest of each region.")
+
+    class Meta:
+        model = RoutingTable
+        fields: list[str] = []
+
+
+class RoutingTableViewSet(ReadOnlyModelViewSet[RoutingTable]):
+    """Complete statements of what the ingresses of a region must do, newest first. One is named `region@revision`; only
+    there comes its body along."""
+
+    filterset_class = RoutingTableFilter
+    lookup_url_kwarg = "id"
+    lookup_value_regex = r"[-\w]+@[0-9]{1,18}"
+    page_order = "-id"
+    ordering_fields = ("id", "created_at", "region", "revision")
+    watch_kind = "routing-table"
+    aliases = ("rt",)
+    columns = "TABLE=id, CURRENT, AGE=created_at:age, REASON"
+
+    def get_queryset(self) -> QuerySet[RoutingTable]:
+        tables = routing_tables_described()
+        return tables if self.detail else tables.defer("body")
+
+    def get_serializer_class(self) -> type[RoutingTableSerializer]:
+        return RoutingTableDetailSerializer if self.detail else RoutingTableSerializer
+
+    def watch_key(self, row: RoutingTable) -> str:
+        return f"{row.region_id}@{row.revision}"
+
+    def get_object(self) -> RoutingTable:
+        table = table_by_reference(self.filter_queryset(self.get_queryset()), self.kwargs["id"])
+        if table is None:
+            raise Http404
+        return table

@@ -1,0 +1,137 @@
+"""Keeps what ingress agents report and sends them their region's routing table."""
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from engine_agent.protocol.ingress_messages import APPLICATION_TLS_SINCE, IngressReport
+from engine_agent.protocol.messages import DownMessage, Hello, UpMessage
+from engine_agent.protocol.states import PlainHttp
+from fleet.agents.consumers.handlers import ReportBuffer
+from fleet.agents.consumers.hub import AgentSession
+from fleet.regions.models import Region
+from fleet.regions.selectors import application_tls, tls_versions
+from kernel import clock
+from kernel.refusals import Conflict
+from traffic.region_shares.planning.load import pools_waiting
+from traffic.routing.models import Ingress
+from traffic.routing.selectors import (
+    PROTOCOL,
+    UnreadableTable,
+    latest_revisions,
+    latest_tables,
+    table_for_ingresses,
+    unable_to_refuse,
+)
+from traffic.routing.services.ingresses import IngressRow, ingress_reports_store
+
+log = logging.getLogger(__name__)
+
+
+class IngressHandler:
+    """The handler for agents of kind `ingress`."""
+
+    def __init__(self) -> None:
+        self._reports: ReportBuffer[IngressRow] = ReportBuffer()
+        self._unable: set[str] = set()
+
+    def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
+        """An ingress's hello has nothing to keep. Returns who is none any more."""
+        known = set(Ingress.objects.filter(id__in=[hello.id for hello in hellos]).values_list("id", flat=True))
+        return {hello.id: Conflict(f"{hello.id} is no ingress") for hello in hellos if hello.id not in known}
+
+    def on_message(self, session: AgentSession, message: UpMessage) -> bool:
+        if not isinstance(message, IngressReport):
+            return False
+        row = _row(session, message)
+        previous = self._reports.put(session.identity.id, row)
+        return previous is None or _urgent_part(previous) != _urgent_part(row)
+
+    def on_disconnect(self, session: AgentSession) -> None:
+        self._unable.discard(session.key)
+        self._reports.end(session.identity.id, session.key, _disconnected)
+
+    def flush(self) -> None:
+        self._reports.flush(ingress_reports_store)
+
+    def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+        able = [session for session in sessions if session.hello.protocol >= APPLICATION_TLS_SINCE]
+        if len(able) < len(sessions):
+            self._name_unable([session for session in sessions if session not in able])
+        first = _tls_messages(able)
+        return {**first, **self._tables([session for session in sessions if session.identity.id not in first])}
+
+    def _name_unable(self, sessions: Sequence[AgentSession]) -> None:
+        """Log, once for each connection, who serves without TLS whom its region refuses."""
+        refusing = set(Region.objects.exclude(plain_http=PlainHttp.SERVE.value).values_list("name", flat=True))
+        for session in sessions:
+            if session.identity.region in refusing and session.key not in self._unable:
+                self._unable.add(session.key)
+                log.error("%s", unable_to_refuse(session.identity.id))
+
+    def _tables(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+        newest = latest_revisions()
+        regions = {
+            session.identity.id: session.identity.region
+            for session in sessions
+            if newest.get(session.identity.region, session.sent_version) != session.sent_version
+        }
+        if not regions:
+            return {}
+        tables = latest_tables()
+        messages: dict[str, tuple[int, DownMessage]] = {}
+        for ingress, region in regions.items():
+            try:
+                messages[ingress] = (tables[region].revision, table_for_ingresses(tables[region]))
+            except UnreadableTable as error:  # it goes on with the last one; others get theirs all the same
+                log.error("ingress %s gets no table: %s", ingress, error)
+        return messages
+
+
+def _tls_messages(sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+    """To whom it was not said yet how applications use TLS. It goes before a table: an ingress that serves nobody yet
+    must know first whom it may serve without."""
+    versions, messages = tls_versions(), dict[str, tuple[int, DownMessage]]()
+    for session in sessions:
+        identity, version = session.identity, versions.get(session.identity.region, "")
+        if session.tls_version == version or not version:
+            continue
+        told = application_tls(identity.region, version)
+        if sealed := [each.name for each in told.certificates if not each.pem]:
+            what = "%s goes on with what it has of %s, whose keys were sealed under another SWITCHYARD_SECRET_KEY"
+            log.error(f"{what}: set that one again, or the certificates anew", identity.id, ", ".join(sealed))
+        messages[identity.id] = (session.sent_version, told)
+        session.tls_version = version
+    return messages
+
+
+def _urgent_part(row: IngressRow) -> tuple[object, ...]:
+    """A change of this is written at once."""
+    return row.connection, row.revision, row.cells, pools_waiting(row.telemetry)
+
+
+def _disconnected(row: IngressRow) -> IngressRow:
+    return msgspec.structs.replace(row, connected=False, changed_at=clock.now())
+
+
+def _row(session: AgentSession, report: IngressReport) -> IngressRow:
+    observed = report.observed
+    return IngressRow(
+        ingress=session.identity.id,
+        connection=session.key,
+        connected=True,
+        changed_at=session.since,
+        seen_at=clock.now(),
+        agent_version=session.hello.agent_version,
+        revision=observed.revision,
+        haproxy_pid=observed.haproxy_pid,
+        reason=observed.reason,
+        cells=observed.cells,
+        telemetry={
+            **msgspec.to_builtins(report.telemetry),
+            "cells": msgspec.to_builtins(report.cells),
+            "changes": msgspec.to_builtins(report.changes),
+            PROTOCOL: session.hello.protocol,
+        },
+    )

@@ -1,0 +1,216 @@
+"""Ingresses with the routing table in force at each, and the last tables that were published."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from django.db.models import Max
+
+from fleet.agents.models import ApplicationCertificate
+from fleet.load.pages import FRESH_FOR_S
+from fleet.regions.planner import ENDS_NOW, ENDS_SOON, ending
+from kernel.tones import Tone
+from traffic.entry.models import Entry, EntryRevision
+from traffic.entry.planner import WHOLE, RevisionState
+from traffic.entry.selectors import STANDS, entries_described
+from traffic.routing.models import Ingress, IngressReport, RoutingTable
+from traffic.routing.selectors import serves_plain_problem
+
+TABLES_SHOWN = 20
+
+
+class Following(StrEnum):
+    """How an ingress stands to the tables published for its region."""
+
+    CURRENT = "current"
+    BEHIND = "behind"
+    SILENT = "silent"
+    NEVER_HEARD = "never heard"
+
+
+FOLLOWING_TONE: dict[Following, Tone] = {
+    Following.CURRENT: Tone.OK,
+    Following.BEHIND: Tone.MOVING,
+    Following.SILENT: Tone.WARN,
+    Following.NEVER_HEARD: Tone.IDLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IngressRow:
+    """An ingress. `published` is its region's latest revision; `cells` what HAProxy thinks of each cell;
+    `serves_plain`: that it serves without TLS whom its region refuses, and why."""
+
+    ingress: Ingress
+    report: IngressReport | None
+    published: int
+    following: Following
+    cells: tuple[tuple[str, str], ...]
+    serves_plain: str = ""
+
+    @property
+    def tone(self) -> Tone:
+        return FOLLOWING_TONE[self.following]
+
+    @property
+    def cells_up(self) -> int:
+        return sum(state == "up" for _, state in self.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A published table in short: how many cells, and how many of them drain. `newest` of its region."""
+
+    table: RoutingTable
+    pools: tuple[str, ...]
+    cells: int
+    draining: int
+    newest: bool
+
+
+REVISION_TONE: dict[RevisionState, Tone] = {
+    RevisionState.SENDING: Tone.WARN,
+    RevisionState.PENDING: Tone.MOVING,
+    RevisionState.IN_FORCE: Tone.OK,
+    RevisionState.REPLACED: Tone.IDLE,
+    RevisionState.LOST: Tone.WARN,
+}
+REVISIONS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRegionRow:
+    """`percent` of all clients, as published; `planned`: its share in the operators' measure."""
+
+    region: str
+    percent: float
+    planned: float
+    seen: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionRow:
+    """An attempt to publish weights."""
+
+    revision: EntryRevision
+
+    @property
+    def tone(self) -> Tone:
+        return REVISION_TONE[RevisionState(self.revision.state)]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRow:
+    """The name by which clients reach all regions. `revisions`: the last attempts, newest first."""
+
+    entry: Entry
+    regions: tuple[EntryRegionRow, ...]
+    revisions: tuple[RevisionRow, ...]
+
+
+def entry_rows() -> tuple[EntryRow, ...]:
+    """Every entry with its last revisions, in two queries."""
+    return tuple(_entry_row(entry) for entry in entries_described())
+
+
+def _entry_row(entry: Entry) -> EntryRow:
+    revisions = tuple(RevisionRow(each) for each in entry.revisions.all())
+    published = next((each.revision for each in revisions if each.revision.state in STANDS), None)
+    weights = published.weights if published else {}
+    regions = tuple(
+        EntryRegionRow(region, 100 * weight / WHOLE, entry.shares.get(region, 1.0), entry.seen_weights.get(region))
+        for region, weight in sorted(weights.items())
+    )
+    return EntryRow(entry, regions, revisions[:REVISIONS_SHOWN])
+
+
+def ingress_rows(*, now: datetime) -> tuple[IngressRow, ...]:
+    """Every ingress, in two queries."""
+    published = _published()
+    ingresses = Ingress.objects.select_related("region", "report").order_by("region__position", "region_id", "id")
+    return tuple(_ingress_row(ingress, published.get(ingress.region_id, 0), now) for ingress in ingresses)
+
+
+def table_rows(*, limit: int = TABLES_SHOWN) -> tuple[TableRow, ...]:
+    """The last published tables of all regions, in two queries."""
+    published = _published()
+    tables = RoutingTable.objects.order_by("-created_at", "-id")[:limit]
+    return tuple(_table_row(table, published) for table in tables)
+
+
+def _published() -> dict[str, int]:
+    rows = RoutingTable.objects.order_by().values("region_id").annotate(newest=Max("revision"))
+    return {row["region_id"]: row["newest"] for row in rows}
+
+
+def _ingress_row(ingress: Ingress, published: int, now: datetime) -> IngressRow:
+    report: IngressReport | None = getattr(ingress, "report", None)
+    return IngressRow(
+        ingress=ingress,
+        report=report,
+        published=published,
+        following=_following(report, published, now),
+        cells=tuple(sorted(report.cells.items())) if report else (),
+        serves_plain=serves_plain_problem(ingress),
+    )
+
+
+def _following(report: IngressReport | None, published: int, now: datetime) -> Following:
+    if report is None or report.last_seen_at is None:
+        return Following.NEVER_HEARD
+    if not report.connected or (now - report.last_seen_at).total_seconds() > FRESH_FOR_S:
+        return Following.SILENT
+    return Following.CURRENT if report.revision >= published else Following.BEHIND
+
+
+def _table_row(table: RoutingTable, published: dict[str, int]) -> TableRow:
+    pools = table.body.get("pools", [])
+    cells = [cell for pool in pools for cell in pool.get("cells", [])]
+    return TableRow(
+        table=table,
+        pools=tuple(pool["name"] for pool in pools),
+        cells=len(cells),
+        draining=sum(bool(cell.get("drain")) for cell in cells),
+        newest=published.get(table.region_id) == table.revision,
+    )
+
+
+# Certificates that ingresses show to applications, those that end first.
+
+
+class CertificateState(StrEnum):
+    """How long a certificate still counts, in a word."""
+
+    GOOD = "good"
+    ENDS_SOON = "ends soon"
+    ENDS_NOW = "ends today"
+    ENDED = "ended"
+
+
+STATE_OF = {None: CertificateState.GOOD, ENDS_SOON: CertificateState.ENDS_SOON, ENDS_NOW: CertificateState.ENDS_NOW}
+TONE_OF = {
+    CertificateState.GOOD: Tone.OK,
+    CertificateState.ENDS_SOON: Tone.WARN,
+    CertificateState.ENDS_NOW: Tone.BAD,
+    CertificateState.ENDED: Tone.BAD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateRow:
+    certificate: ApplicationCertificate
+    state: CertificateState
+
+    @property
+    def tone(self) -> Tone:
+        return TONE_OF[self.state]
+
+
+def certificate_rows(*, now: datetime) -> tuple[CertificateRow, ...]:
+    """Every certificate; there are some dozens at most."""
+    rows = ApplicationCertificate.objects.defer("chain", "sealed_secret").order_by("not_after", "name")
+    return tuple(CertificateRow(row, _state(row.not_after, now)) for row in rows)
+
+
+def _state(not_after: datetime, now: datetime) -> CertificateState:
+    return CertificateState.ENDED if not_after <= now else STATE_OF[ending(not_after, now)]

@@ -1,0 +1,401 @@
+"""Loads what the routing planner takes beside cells (traffic.routing.selectors), routing tables with their state,
+and tables as the ingresses get them.
+
+What publication reads of a large fleet, cells that can be routed and tables in force: loaded whole once, and then
+only what has changed. Whoever makes many passes keeps one; a new one looks at everything.
+
+Ingresses with what they report and should run, and whether every one follows its table and sees its cells.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import reduce
+from operator import or_
+from time import monotonic
+
+import msgspec
+from django.conf import settings
+from django.db.models import Exists, Max, OuterRef, Q, QuerySet, Subquery, TextField, Value
+from django.db.models.functions import Coalesce
+from django.utils.crypto import salted_hmac
+
+from engine_agent.protocol.ingress_messages import APPLICATION_TLS_SINCE, Hold, Withheld
+from engine_agent.protocol.ingress_messages import RoutingTable as TableMessage
+from engine_agent.protocol.machine_messages import release_of
+from engine_agent.protocol.messages import JsonObject
+from engine_agent.protocol.ports import PROXY
+from engine_agent.protocol.states import AgentKind, PlainHttp
+from fleet.cells.models import Cell
+from fleet.deployments.models import Deployment
+from fleet.deployments.selectors import concurrency_by_type
+from fleet.faults.models import Incident
+from fleet.reconcile.planning.states import IncidentState
+from fleet.regions.models import Region
+from fleet.releases.planner import AgentView, Standing
+from kernel.row_cache import FullLooks, RowCache, RowCaches, WrittenTables
+from models_registry.versions.models import ModelVersion
+from models_registry.versions.planning.roles import role_concurrency
+from models_registry.versions.planning.spec import adapter_names
+from traffic.keys.planner import KeyStanding, shared_keys
+from traffic.keys.selectors import KEY_RING, key_standing, keys_for_ingresses, tenants_stopped
+from traffic.region_shares.selectors import STEERING_TABLES, steerings
+from traffic.routing.models import Ingress, IngressReport, PoolHold, RoutingTable
+from traffic.routing.planning.ingresses import FollowingIngress, TableInForce
+from traffic.routing.planning.tables import HeldDeployment, IngressAddress, RoutableCell, ServedDeployment, Steering
+
+
+def served_deployments() -> list[ServedDeployment]:
+    return [
+        ServedDeployment(
+            name=deployment.name,
+            models=tuple(dict.fromkeys((deployment.name, deployment.model_version.model_id))),
+            serving_class=deployment.serving_class,
+            max_model_len=deployment.model_version.spec().max_model_len,
+            created_at=int(deployment.model_version.created_at.timestamp()),
+            adapters=deployment.model_version.adapter_names,
+        )
+        for deployment in Deployment.objects.select_related("model_version")
+    ]
+
+
+def held_deployments() -> dict[str, HeldDeployment]:
+    """Those that may have no cells, by name."""
+    rows = PoolHold.objects.filter(deployment__regions__cells_max__isnull=False).distinct()
+    return {
+        row.deployment_id: HeldDeployment(
+            Hold(row.for_s, row.cold_start_s, row.ready_at, Withheld(row.withheld)), frozenset(row.regions)
+        )
+        for row in rows
+    }
+
+
+def ingress_addresses() -> list[IngressAddress]:
+    return [
+        IngressAddress(ingress.id, ingress.region_id, ingress.address, ingress.port)
+        for ingress in Ingress.objects.exclude(address="")
+    ]
+
+
+def latest_tables() -> dict[str, RoutingTable]:
+    """Region -> the table in force."""
+    return {
+        table.region_id: table
+        for table in RoutingTable.objects.order_by("region_id", "-revision").distinct("region_id")
+    }
+
+
+def latest_revisions() -> dict[str, int]:
+    rows = RoutingTable.objects.order_by().values("region_id").annotate(latest=Max("revision"))
+    return {row["region_id"]: row["latest"] for row in rows}
+
+
+class UnreadableTable(Exception):
+    """A stored table is of a shape that this version does not know; the text names it and says what is wrong."""
+
+
+def table_message(table: RoutingTable) -> TableMessage:
+    """A stored table as it goes over the wire, less its keys. The only way to read one.
+
+    Raises:
+        UnreadableTable: its body is none. That is its own region's trouble: whoever reads many goes on without it.
+    """
+    try:
+        stated = {**table.body, "revision": table.revision, "region": table.region_id, "type": "routing_table"}
+        return msgspec.convert(stated, TableMessage)
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise UnreadableTable(f"{table.region_id} revision {table.revision} cannot be read: {error}") from error
+
+
+def table_for_ingresses(table: RoutingTable) -> TableMessage:
+    """A stored table as its ingresses get it: with the keys that go with it, and the secrets if there are other
+    regions: proving hops costs every request something."""
+    has_regions = Ingress.objects.values("region").distinct().count() > 1
+    message = msgspec.structs.replace(table_message(table), hop_secrets=hop_secrets() if has_regions else ())
+    ring = table.body.get(KEY_RING)
+    if not ring:
+        return message
+    keys = shared_keys(keys_for_ingresses(), ring["ingresses"])
+    return msgspec.structs.replace(
+        message, keys=keys, keys_required=ring["required"], tenants_over_quota=tenants_stopped()
+    )
+
+
+def routed_cells(table: TableMessage) -> frozenset[str]:
+    return frozenset(cell.cell for pool in table.pools for cell in pool.cells if not cell.drain)
+
+
+def following_ingresses() -> list[FollowingIngress]:
+    """Every ingress with the revision that it last acknowledged."""
+    reports = IngressReport.objects.values_list("ingress__region_id", "revision", "last_seen_at")
+    return [FollowingIngress(*columns) for columns in reports]
+
+
+def routing_tables_described() -> QuerySet[RoutingTable]:
+    """Every revision; `current` tells the newest of its region."""
+    newer = RoutingTable.objects.filter(region_id=OuterRef("region_id"), revision__gt=OuterRef("revision"))
+    return RoutingTable.objects.annotate(current=~Exists(newer))
+
+
+def table_by_reference(tables: QuerySet[RoutingTable], reference: str) -> RoutingTable | None:
+    """The table that `region@revision` names, or None."""
+    region, _, revision = reference.partition("@")
+    return tables.filter(region_id=region, revision=int(revision)).first()
+
+
+SALT = "switchyard.traffic.hops"
+MAX_SECRETS = 2
+"""What an ingress accepts: the secret in use and the one before."""
+
+
+def hop_secrets() -> tuple[str, ...]:
+    """The secret to sign with first. A new SECRET_KEY gives a new one; the first of SECRET_KEY_FALLBACKS, the other."""
+    keys = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS][:MAX_SECRETS]
+    return tuple(salted_hmac(SALT, "", secret=key, algorithm="sha256").hexdigest() for key in keys)
+
+
+_VERSIONS = "models_registry_modelversion"
+_DEPLOYMENTS = ("fleet_deployment", _VERSIONS)
+_INGRESSES = ("traffic_ingress",)
+_REGIONS = ("fleet_region",)
+_KEYS = ("traffic_keypolicy",)
+_INCIDENTS = ("fleet_incident",)
+_HOLDS = ("traffic_poolhold", "fleet_deploymentregion")
+_SELDOM_WRITTEN = (*_DEPLOYMENTS, *_INGRESSES, *_REGIONS, *_KEYS, *_INCIDENTS, *_HOLDS, *STEERING_TABLES)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTable:
+    """The newest table of a region, or why nobody can read it. `keys`: which version of the keys goes with it."""
+
+    revision: int
+    message: TableMessage | None
+    keys: JsonObject
+    problem: UnreadableTable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """What of a cell's version its ingresses must know."""
+
+    max_concurrency: int
+    adapters: tuple[str, ...]
+    of_roles: Mapping[str, int] = field(default_factory=dict)
+    of_types: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By instance type and role, where it differs by type."""
+
+    def concurrency(self, instance_type: str, role: str) -> int:
+        return self.of_types.get((instance_type, role), self.of_roles.get(role, self.max_concurrency))
+
+
+class RoutingCache:
+    """For one thread. `published`: what the last pass that had nothing to publish looked at."""
+
+    def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
+        self._looks = FullLooks(now_s)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._cells = RowCache(
+            "fleet_cell",
+            ("id", "deployment_id", "region_id", "state", "generation", "model_version_id", "role", "instance_type_id"),
+            kept="state IN ('ready', 'draining') AND role <> 'prefill'",
+        )
+        self._leaders = RowCache("fleet_cellmember", ("id", "cell_id", "node_id"), kept="rank = 0")
+        self._nodes = RowCache("fleet_node", ("id", "address", "port_base"), kept="port_base IS NOT NULL")
+        self._routed = RowCaches(self._cells, self._leaders, self._nodes)
+        self._written = WrittenTables(_SELDOM_WRITTEN)
+        self._versions: dict[int, ServedVersion] = {}
+        self._routable: list[RoutableCell] = []
+        self._tables: dict[str, KnownTable] = {}
+        self.published: object = None
+
+    def begin(self) -> None:
+        """A pass begins; it may be time to look at everything. `end` must follow where nothing went wrong."""
+        if self._looks.begin():
+            self._forget()
+
+    def end(self) -> None:
+        self._looks.end()
+
+    def tables(self) -> Mapping[str, KnownTable]:
+        """Region -> its newest table. One that was published is never changed, so only new revisions are read."""
+        newest = latest_revisions()
+        missing = [
+            Q(region_id=region, revision=revision)
+            for region, revision in newest.items()
+            if region not in self._tables or self._tables[region].revision != revision
+        ]
+        for table in RoutingTable.objects.filter(reduce(or_, missing)) if missing else ():
+            self._tables[table.region_id] = _known(table)
+        self._tables = {region: self._tables[region] for region in newest if region in self._tables}
+        return self._tables
+
+    def tables_in_force(self) -> dict[str, TableInForce]:
+        """Region -> its newest table, as far as drains care. One that cannot be read may route every cell there."""
+        return {
+            region: TableInForce(
+                table.revision,
+                routed_cells(table.message)
+                if table.message
+                else frozenset(Cell.objects.filter(region=region).values_list("id", flat=True)),
+            )
+            for region, table in self.tables().items()
+        }
+
+    def routable_cells(self) -> list[RoutableCell]:
+        """The same list as before where nothing has changed. A cell whose leader has no ports yet cannot be routed."""
+        changed = self._routed.refresh()
+        versions = self._written.get("versions", (_VERSIONS,), _versions)
+        if any(changed) or versions is not self._versions:
+            self._versions = versions
+            self._routable = [self._cell(*leader) for leader in self._leaders.rows.values() if self._is_there(*leader)]
+        return self._routable
+
+    def look(self) -> None:
+        """See what was written to the tables of what follows, which is loaded again only then."""
+        self._written.look()
+
+    def deployments(self) -> list[ServedDeployment]:
+        return self._written.get("deployments", _DEPLOYMENTS, served_deployments)
+
+    def ingresses(self) -> list[IngressAddress]:
+        return self._written.get("ingresses", _INGRESSES, ingress_addresses)
+
+    def regions(self) -> list[str]:
+        return self._written.get("regions", _REGIONS, lambda: list(Region.objects.values_list("name", flat=True)))
+
+    def key_standing(self) -> KeyStanding:
+        return self._written.get("keys", _KEYS, key_standing)
+
+    def open_subjects(self, kind: str) -> list[str]:
+        """Of the open incidents of this kind."""
+        rows = Incident.objects.filter(kind=kind, state=IncidentState.OPEN).values_list("subject", flat=True)
+        return self._written.get(f"incidents {kind}", _INCIDENTS, lambda: list(rows))
+
+    def holds(self) -> dict[str, HeldDeployment]:
+        return self._written.get("holds", _HOLDS, held_deployments)
+
+    def steerings(self, now: datetime) -> tuple[dict[str, Steering], dict[str, str]]:
+        """As `traffic.region_shares.selectors.steerings`, of all deployments."""
+        return steerings((deployment.name for deployment in self.deployments()), now, self._written)
+
+    def _is_there(self, cell: str, node: str) -> bool:
+        return cell in self._cells.rows and node in self._nodes.rows and self._cells.rows[cell][4] in self._versions
+
+    def _cell(self, cell: str, node: str) -> RoutableCell:
+        deployment, region, state, generation, version, role, kind = self._cells.rows[cell]
+        address, port_base = self._nodes.rows[node]
+        return RoutableCell(
+            id=cell,
+            deployment=deployment,
+            region=region,
+            state=state,
+            generation=generation,
+            node=node,
+            address=address,
+            port=port_base + PROXY,
+            max_connections=self._versions[version].concurrency(kind, role),
+            adapters=self._versions[version].adapters,
+        )
+
+
+def _versions() -> dict[int, ServedVersion]:
+    rows = list(ModelVersion.objects.values_list("pk", "max_concurrency", "adapters", "roles", "by_type"))
+    differing = [pk for pk, *_, by_type in rows if by_type]
+    versions = ModelVersion.objects.in_bulk(differing) if differing else {}
+    of_types = {pk: concurrency_by_type(version) for pk, version in versions.items()}
+    return {
+        pk: ServedVersion(most, adapter_names(adapters), role_concurrency(roles), of_types.get(pk, {}))
+        for pk, most, adapters, roles, _ in rows
+    }
+
+
+def _known(table: RoutingTable) -> KnownTable:
+    try:
+        return KnownTable(table.revision, table_message(table), table.body.get(KEY_RING, {}))
+    except UnreadableTable as problem:
+        return KnownTable(table.revision, None, {}, problem)
+
+
+PROTOCOL = "protocol"
+"""Part of a report's telemetry: the protocol of the agent that sent it."""
+
+
+def ingresses_described() -> QuerySet[Ingress]:
+    """Ingresses with their last report, and `wanted_revision` of their region's newest table, 0 before the first.
+
+    Of one that never reported `connected` is False, `revision` 0 and `reason` "".
+    """
+    newest = RoutingTable.objects.filter(region_id=OuterRef("region_id")).order_by("-revision")
+    return Ingress.objects.select_related("report", "region").annotate(
+        connected=Coalesce("report__connected", Value(False)),
+        revision=Coalesce("report__revision", Value(0)),
+        reason=Coalesce("report__reason", Value(""), output_field=TextField()),
+        wanted_revision=Coalesce(Subquery(newest.values("revision")[:1]), Value(0)),
+    )
+
+
+def serves_plain_problem(ingress: Ingress) -> str:
+    """That an ingress serves without TLS whom its region refuses, because its agent knows of no such thing; "": it
+    does not. Its region and report are read before."""
+    report = getattr(ingress, "report", None)
+    if report is None or ingress.region.plain_http == PlainHttp.SERVE:
+        return ""
+    is_able = report.telemetry.get(PROTOCOL, APPLICATION_TLS_SINCE) >= APPLICATION_TLS_SINCE
+    return "" if is_able else unable_to_refuse(ingress.id)
+
+
+def unable_to_refuse(ingress: str) -> str:
+    """The sentence about an ingress of an older protocol in a region that refuses plain HTTP."""
+    return (
+        f"{ingress} runs an agent that cannot refuse plain HTTP, and serves it to everybody: upgrade agents"
+        " (`switchyard agents upgrade`)"
+    )
+
+
+def ingress_agents() -> list[AgentView]:
+    """Agents of ingresses, as their rollouts see them."""
+    rows = Ingress.objects.select_related("report", "region").exclude(report=None)
+    return [
+        AgentView(
+            id=row.id,
+            kind=AgentKind.INGRESS.value,
+            region=row.region_id,
+            provider=row.region.provider,
+            release=release_of(row.report.agent_version),
+            connected=row.report.connected,
+            connection_since=row.report.connection_changed_at,
+            unwell=row.report.reason,
+            serves_requests=True,
+            standing=Standing(pid=row.report.haproxy_pid),
+        )
+        for row in rows
+    ]
+
+
+def ingresses_waiting() -> tuple[str, ...]:
+    """What keeps requests from being answered, a sentence each; empty when nothing does."""
+    tables = latest_tables()
+    waiting = []
+    for ingress in Ingress.objects.select_related("report"):
+        table, report = tables.get(ingress.region_id), getattr(ingress, "report", None)
+        if table is None:
+            waiting.append(f"{ingress.region_id} has no routing table yet")
+        elif report is None or not report.connected:
+            waiting.append(f"ingress {ingress.id} is not connected")
+        elif report.revision < table.revision:
+            waiting.append(f"ingress {ingress.id} runs revision {report.revision} of {table.revision}")
+        else:
+            waiting += _cells_not_up(ingress.id, table, report.cells)
+    return tuple(waiting)
+
+
+def _cells_not_up(ingress: str, table: RoutingTable, seen: dict[str, str]) -> list[str]:
+    try:
+        routed = sorted(routed_cells(table_message(table)))
+    except UnreadableTable as error:
+        return [str(error)]
+    return [
+        f"ingress {ingress} sees {cell} {seen.get(cell, 'not at all')}" for cell in routed if seen.get(cell) != "up"
+    ]

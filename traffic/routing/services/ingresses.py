@@ -1,0 +1,435 @@
+"""Machines that joined as ingresses: each is an ingress of its region, from when it is free until it leaves.
+
+Ingresses: launched through the region's provider, watched, and started again when they are gone.
+
+Ingress machines of regions in a cloud: one in each zone, launched through the provider like any machine.
+
+An ingress has its row first, without an address. Its launch may take several calls, of which each is one step; once it
+has a machine, the ingress takes that machine's address. One whose machine was seen to end is removed, and another takes
+its place: an id is never used for a second machine.
+
+Stores what ingress agents report. Ingresses are few, so the ORM is fast enough here.
+"""
+
+import logging
+import secrets
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from django.db import transaction
+from django.db.models import F
+
+from engine_agent.protocol.machine_messages import VERSION_MOST
+from engine_agent.protocol.states import AgentKind
+from fleet.agents.selectors import is_trusted
+from fleet.agents.services.authority import agent_trust_end, authority_ensure
+from fleet.agents.services.enrolment import join_token_issue
+from fleet.autoscaling.services import AUTOSCALE_TASK
+from fleet.clouds.base import Later, LaunchSpec, NodeProvider, ProviderError, provider_named
+from fleet.clouds.models import CloudRegion
+from fleet.clouds.planning.upkeep import CloudBase
+from fleet.faults.services.incidents import cell_sightings_store
+from fleet.load.services import refusals_forget, refusals_store
+from fleet.machines.models import Machine
+from fleet.machines.planner import POOLED
+from fleet.machines.services.machines import machine_move
+from fleet.machines.services.revocation import host_locked, machine_revoke
+from fleet.reconcile.planning.snapshot import ProviderStatus
+from fleet.reconcile.planning.states import CloudRegionState, MachineRole, MachineState
+from fleet.regions.models import Region
+from fleet.releases.services.releases import launch_release
+from kernel import live, wake_ups
+from kernel.events import event_record
+from kernel.leases import lease_release, lease_take, this_holder
+from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
+from kernel.tones import Tone
+from traffic.entry.models import EntryTarget
+from traffic.region_shares.planning.load import pools_waiting
+from traffic.routing.models import Ingress, IngressReport, RoutingTable
+from traffic.routing.planning.ingresses import (
+    SILENT_AFTER_S,
+    IngressMachine,
+    NewIngress,
+    RemoveIngress,
+    plan_ingress,
+    plan_ingress_machines,
+)
+from traffic.routing.selectors import UnreadableTable, table_message
+
+
+def ingress_machines_follow(*, now: datetime) -> None:
+    """Make an ingress of each free machine for one; take those away whose machines leave or are gone."""
+    machines = Machine.objects.filter(role=MachineRole.INGRESS.value).exclude(state=MachineState.GONE)
+    there = list(machines.select_related("region").order_by("id"))
+    for machine in there:
+        if machine.state == MachineState.POOL and machine.connected and not machine.leaving:
+            _become_ingress(machine, now)
+        elif machine.state == MachineState.TAKEN and machine.leaving and not has_targets(machine.runs):
+            _leave(machine, now)
+    running = Machine.objects.filter(role=MachineRole.INGRESS.value, state=MachineState.TAKEN.value)
+    for ingress in Ingress.objects.filter(region__provider=POOLED).exclude(id__in=running.values("runs")):
+        ingress_remove(ingress, "its machine is gone", now)
+
+
+def ingress_id(machine: str) -> str:
+    """The ingress that a machine is: the same whenever it is one."""
+    return f"i-{machine.removeprefix('m-')}"
+
+
+def _become_ingress(machine: Machine, now: datetime) -> None:
+    name = ingress_id(machine.id)
+    version = machine.desired_version + 1
+    with transaction.atomic():
+        if not machine_move(machine, MachineState.TAKEN, f"it is {name}", now=now, runs=name, desired_version=version):
+            return
+        columns = {"region": machine.region, "address": machine.address, "port": machine.port_base}
+        Ingress.objects.update_or_create(id=name, defaults=columns, create_defaults={**columns, "created_at": now})
+        url = f"http://{_host(machine.address)}:{machine.port_base}"
+        Region.objects.filter(name=machine.region_id, ingress_url="").update(ingress_url=url)
+        live.push_desired([machine.id])
+        live.push("traffic", machine.region_id)
+
+
+def _leave(machine: Machine, now: datetime) -> None:
+    with transaction.atomic():
+        for ingress in Ingress.objects.filter(id=machine.runs):
+            ingress_remove(ingress, machine.reason, now)
+        wipes = machine.connected and machine.revoked_at is None
+        to = MachineState.WIPING if wipes else MachineState.GONE
+        rows = Machine.objects.filter(id=machine.id)
+        if machine_move(machine, to, machine.reason, now=now, runs=machine.runs if wipes else ""):
+            rows.update(desired_version=F("desired_version") + 1)
+            live.push_desired([machine.id])
+
+
+def has_targets(ingress: str) -> bool:
+    """Whether a load balancer still sends connections to it, or lets streams end there."""
+    return EntryTarget.objects.filter(ingress=ingress).exists()
+
+
+def ingress_remove(ingress: Ingress, reason: str, now: datetime) -> None:
+    """Nobody waits for it or trusts it any more. Who sends requests to its address learns from the region's others."""
+    with transaction.atomic():
+        agent_trust_end(kind=AgentKind.INGRESS, subject=ingress.id, now=now)
+        refusals_forget(ingress=ingress.id)
+        url = f"http://{_host(ingress.address)}:{ingress.port}"
+        others = Ingress.objects.filter(region=ingress.region_id).exclude(id=ingress.id).order_by("id")
+        other = others.first()
+        instead = f"http://{_host(other.address)}:{other.port}" if other is not None else ""
+        Region.objects.filter(name=ingress.region_id, ingress_url=url).update(ingress_url=instead)
+        event_record(
+            kind="ingress.removed",
+            message=f"{ingress.id} is no ingress of {ingress.region_id} any more: {reason}",
+            tone=Tone.WARN,
+            now=now,
+            region=ingress.region_id,
+        )
+        ingress.delete()
+        live.push("traffic", ingress.region_id)
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+JOIN_TOKEN_TTL = timedelta(minutes=15)
+START_LIMIT_S = 30.0
+"""Booting a machine is bounded by its provider, at 10 s here; after this another worker may try."""
+
+log = logging.getLogger(__name__)
+
+
+def ingress_create(*, region: Region, address: str, port: int, now: datetime) -> Ingress:
+    """Record the ingress of a region; `ingresses_ensure` starts it."""
+    ingress, _ = Ingress.objects.update_or_create(
+        id=f"i-{region.name}",
+        defaults={"region": region, "address": address, "port": port},
+        create_defaults={"region": region, "address": address, "port": port, "created_at": now},
+    )
+    return ingress
+
+
+def ingresses_ensure(*, now: datetime) -> list[str]:
+    """Start every ingress that is not there, and every dead ingress agent. Returns what was started."""
+    ingress_machines_follow(now=now)
+    started = []
+    for ingress in Ingress.objects.filter(zone="").select_related("region", "report"):
+        report: IngressReport | None = getattr(ingress, "report", None)
+        if report is not None and _is_connected(report, now):
+            continue
+        if _ensure_alone(ingress, now):
+            started.append(ingress.id)
+    return started
+
+
+def _is_connected(report: IngressReport, now: datetime) -> bool:
+    """A web process that was killed leaves `connected` behind; only fresh reports prove the connection."""
+    if not report.connected or report.last_seen_at is None:
+        return False
+    return (now - report.last_seen_at).total_seconds() < SILENT_AFTER_S
+
+
+def _ensure_alone(ingress: Ingress, now: datetime) -> bool:
+    """One worker at a time: booting takes longer than the next pass is away."""
+    lease, holder = f"ingress:{ingress.id}", this_holder()
+    if lease_take(name=lease, holder=holder, ttl_s=START_LIMIT_S, now=now) is None:
+        return False
+    try:
+        return _ensure(ingress, now)
+    except ProviderError as error:
+        log.error("ingress %s: %s", ingress.id, error)
+        return False
+    finally:
+        lease_release(name=lease, holder=holder, now=now)
+
+
+def _ensure(ingress: Ingress, now: datetime) -> bool:
+    report = IngressReport.objects.filter(ingress=ingress).first()
+    provider = provider_named(ingress.region.provider)
+    status = provider.describe([ingress.id])[ingress.id]
+    action = plan_ingress(
+        status,
+        known=report is not None,
+        disconnected_at=report.connection_changed_at if report else None,
+        started_at=report.started_at if report else None,
+        now=now,
+    )
+    if action is None:
+        return False
+    # Written down first: a start that fails, or that a crash cuts short, is tried again after its pause like any other.
+    started = {"connected": False, "connection_changed_at": now, "started_at": now}
+    IngressReport.objects.update_or_create(ingress=ingress, defaults=started)
+    if action.start_whole:
+        _launch(ingress, now)
+    else:
+        provider.restart_agent(ingress.id)
+    with transaction.atomic():
+        event_record(
+            kind="ingress.started",
+            message=f"{ingress.id}: {action.reason}",
+            tone=Tone.MOVING if report is None else Tone.WARN,
+            now=now,
+            region=ingress.region_id,
+            detail={"whole": action.start_whole, "status": ProviderStatus(status).value},
+        )
+        live.push("traffic", ingress.region_id)
+    return True
+
+
+def ingress_revoke(*, ingress_id: str, actor: str, now: datetime, why: str = "") -> None:
+    """Trust an ingress no longer: its socket is cut within 5 s, and cells refuse its next connections. Once its machine
+    is gone it is started again, with a credential of its own. A joined host that is it could enrol it again, so it is
+    revoked with it. Nothing is done or said where nothing is left to revoke."""
+    with transaction.atomic():
+        machine = host_locked(ingress_id)
+        ingress = Ingress.objects.select_for_update().get(id=ingress_id)
+        is_hosted = machine is not None and machine.revoked_at is None
+        if not is_hosted and not is_trusted(AgentKind.INGRESS, ingress.id, now):
+            return
+        if machine is not None:
+            machine_revoke(machine_id=machine.id, actor=actor, now=now, why=why)
+        agent_trust_end(kind=AgentKind.INGRESS, subject=ingress.id, now=now)
+        event_record(
+            kind="ingress.revoked",
+            message=f"{ingress.id} is trusted no longer: revoked by {actor}" + (f": {why}" if why else ""),
+            tone=Tone.BAD,
+            now=now,
+            actor=actor,
+            region=ingress.region_id,
+        )
+        live.push("traffic", ingress.region_id)
+
+
+def _launch(ingress: Ingress, now: datetime) -> None:
+    token = join_token_issue(
+        kind=AgentKind.INGRESS, subject=ingress.id, region=ingress.region_id, expires_at=now + JOIN_TOKEN_TTL
+    )
+    spec = LaunchSpec(
+        id=ingress.id,
+        kind=AgentKind.INGRESS,
+        region=ingress.region_id,
+        address=ingress.address,
+        port=ingress.port,
+        join_token=token,
+        bundle=authority_ensure(now).bundle,
+        release=launch_release(),
+    )
+    provider_named(ingress.region.provider).launch([spec])
+
+
+PORT = 8080
+"""Of every ingress machine: nothing else serves there."""
+STEP_EVERY_S = 10.0
+"""Between two steps of a launch. One that is too early costs no call: its provider says so by its rows."""
+STEP_LIMIT_S = 60.0
+"""A call of a provider hangs after this, and another controller may try."""
+
+
+def cloud_ingresses_ensure(*, now: datetime) -> None:
+    """Have the ingresses that each region of a cloud needs, as far as its stack has been read."""
+    for cloud in CloudRegion.objects.filter(state=CloudRegionState.READY.value).select_related("region"):
+        try:
+            base = cloud.stated_base()
+        except msgspec.ValidationError:
+            continue
+        holder, lease = this_holder(), f"ingresses:{cloud.pk}"
+        if not base.ingress_group or lease_take(name=lease, holder=holder, ttl_s=STEP_LIMIT_S, now=now) is None:
+            continue
+        try:
+            _ensure_in_zones(cloud.region, base, now)
+        finally:
+            lease_release(name=lease, holder=holder, now=now)
+
+
+def _ensure_in_zones(region: Region, base: CloudBase, now: datetime) -> None:
+    provider = provider_named(region.provider)
+    ingresses = list(Ingress.objects.filter(region=region).exclude(zone="").select_related("report"))
+    statuses = provider.describe([each.id for each in ingresses]) if ingresses else {}
+    there = [
+        IngressMachine(each.id, each.zone, gone=statuses[each.id] is ProviderStatus.GONE and bool(each.address))
+        for each in ingresses
+    ]
+    by_id = {each.id: each for each in ingresses}
+    for decision in plan_ingress_machines(list(base.zones), there):
+        match decision:
+            case RemoveIngress(id=name, reason=reason):
+                ingress_remove(by_id.pop(name), reason, now)
+            case NewIngress(zone=zone, reason=reason):
+                created = _create(region, zone, reason, now)
+                by_id[created.id] = created
+    machines = {row.runs: row for row in Machine.objects.filter(runs__in=list(by_id)).exclude(state=MachineState.GONE)}
+    for name, ingress in by_id.items():
+        machine = machines.get(name)
+        if machine is None:
+            _launch_in_zone(
+                provider, ingress, base.zones[ingress.zone].zone_id if ingress.zone in base.zones else "", now
+            )
+        elif machine.address and machine.address != ingress.address:
+            Ingress.objects.filter(id=name).update(address=machine.address)
+            live.push("traffic", region.name)
+
+
+def _create(region: Region, zone: str, reason: str, now: datetime) -> Ingress:
+    with transaction.atomic():
+        name = f"i-{region.name}-{secrets.token_hex(2)}"
+        ingress = Ingress.objects.create(id=name, region=region, address="", port=PORT, zone=zone, created_at=now)
+        event_record(
+            kind="ingress.wanted",
+            message=f"{name} is launched: {reason}",
+            tone=Tone.MOVING,
+            now=now,
+            region=region.name,
+        )
+        live.push("traffic", region.name)
+    return ingress
+
+
+def _launch_in_zone(provider: NodeProvider, ingress: Ingress, zone_id: str, now: datetime) -> None:
+    """One step of its launch, if one is due."""
+    report: IngressReport | None = getattr(ingress, "report", None)
+    if report is not None and report.started_at and now - report.started_at < timedelta(seconds=STEP_EVERY_S):
+        return
+    IngressReport.objects.update_or_create(ingress=ingress, defaults={"started_at": now})
+    spec = LaunchSpec(
+        id=ingress.id,
+        kind=AgentKind.INGRESS,
+        region=ingress.region_id,
+        join_token="",
+        near=(zone_id,) if zone_id else (),
+    )
+    try:
+        provider.launch([spec])
+    except Later as waits:
+        _say(ingress, str(waits))
+    except ProviderError as error:
+        log.warning("ingress %s: %s", ingress.id, error)
+        _say(ingress, str(error))
+    else:
+        _say(ingress, "")
+
+
+def _say(ingress: Ingress, reason: str) -> None:
+    IngressReport.objects.filter(ingress=ingress).update(reason=reason)
+
+
+DOWN = "down"
+
+
+class IngressRow(msgspec.Struct, frozen=True):
+    """The latest report of one ingress agent."""
+
+    ingress: str
+    connection: str
+    connected: bool
+    changed_at: datetime
+    seen_at: datetime
+    agent_version: str = ""
+    revision: int = 0
+    haproxy_pid: int | None = None
+    reason: str = ""
+    cells: Any = {}
+    telemetry: Any = {}
+
+
+def ingress_reports_store(rows: list[IngressRow]) -> None:
+    """Write the rows. A row that ends a connection counts only for that connection.
+
+    A row that PostgreSQL refuses is dropped, and its ingress is logged: it costs the others nothing.
+    """
+    for row in rows:
+        try:
+            with transaction.atomic():
+                _store(msgspec.json.decode(json_without_nul(msgspec.json.encode(row)), type=IngressRow))
+        except UNSTORABLE_ERRORS as refusal:
+            log.warning("dropped what %s reported: %s", row.ingress, refusal)
+
+
+def _store(row: IngressRow) -> None:
+    reports = IngressReport.objects.filter(ingress_id=row.ingress)
+    if not row.connected:
+        ended = reports.filter(connection=row.connection, connected=True)
+        changed = ended.update(connected=False, connection_changed_at=row.changed_at) > 0
+    elif region := Ingress.objects.filter(id=row.ingress).values_list("region_id", flat=True).first():
+        before = reports.values("connected", "revision", "cells").first()
+        IngressReport.objects.update_or_create(ingress_id=row.ingress, defaults=_columns(row))
+        cell_sightings_store(witness=row.ingress, down=_down(row), now=row.seen_at)
+        refusals_store(ingress=row.ingress, region=region, refusals=row.telemetry.get("refusals"), now=row.seen_at)
+        changed = before != {"connected": True, "revision": row.revision, "cells": row.cells}
+    else:
+        return
+    if pools_waiting(row.telemetry):
+        wake_ups.send("traffic.autopilot")
+        wake_ups.send(AUTOSCALE_TASK)
+    if changed:
+        live.push("traffic")
+        wake_ups.send("traffic.publish")
+        wake_ups.send("traffic.autopilot")
+
+
+def _down(row: IngressRow) -> dict[str, int]:
+    """Cells that the ingress routes to and cannot reach, with the generation that its table speaks of."""
+    down = {cell for cell, state in row.cells.items() if state == DOWN}
+    if not down:
+        return {}
+    table = RoutingTable.objects.filter(region__ingresses=row.ingress, revision=row.revision).first()
+    try:
+        pools = table_message(table).pools if table else ()
+    except UnreadableTable:
+        return {}
+    return {cell.cell: cell.generation for pool in pools for cell in pool.cells if cell.cell in down and not cell.drain}
+
+
+def _columns(row: IngressRow) -> dict[str, Any]:
+    return {
+        "connection": row.connection,
+        "connected": True,
+        "connection_changed_at": row.changed_at,
+        "last_seen_at": row.seen_at,
+        "agent_version": row.agent_version[:VERSION_MOST],
+        "revision": row.revision,
+        "haproxy_pid": row.haproxy_pid,
+        "reason": row.reason,
+        "cells": row.cells,
+        "telemetry": row.telemetry,
+    }

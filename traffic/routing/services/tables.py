@@ -1,0 +1,274 @@
+"""Publishes routing tables: a new revision whenever what a region's ingresses must do has changed.
+
+What traffic knows of a large seeded fleet: ingresses that report, published tables, shares, keys and their usage.
+
+Plain rows, in a shape that does not depend on chance. Nothing of it runs.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+from django.db import IntegrityError, transaction
+
+from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, Split
+from engine_agent.protocol.messages import JsonObject
+from engine_agent.protocol.states import ServingClass
+from fleet.cells.models import Cell
+from fleet.cells.services import cell_mark_unrouted
+from fleet.deployments.models import Deployment
+from fleet.faults.services.incidents import incident_open, incidents_close
+from fleet.reconcile.planning.states import CellState
+from fleet.reconcile.selectors.snapshot import LISTENING_LEASE
+from fleet.regions.models import Region
+from kernel import live
+from kernel.events import event_record
+from kernel.leases import lease_held_since
+from kernel.tones import Tone
+from traffic.keys.models import ApplicationKey
+from traffic.keys.planner import describe_keys, key_ring
+from traffic.keys.selectors import KEY_RING
+from traffic.routing.models import Ingress, IngressReport, RoutingTable, TrafficMatrix, TrafficShift
+from traffic.routing.planning.ingresses import plan_unrouted
+from traffic.routing.planning.tables import describe_change, describe_splits, keep_steering, plan_pools, plan_splits
+from traffic.routing.selectors import KnownTable, RoutingCache, UnreadableTable, following_ingresses
+from traffic.usage.models import UsageHour
+
+UNREADABLE = "routing-table-unreadable"
+BAD_STEERING = "traffic-policy-unreadable"
+TABLES_KEPT = 200
+"""Old revisions per region that stay for the history page."""
+
+
+log = logging.getLogger(__name__)
+
+
+def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[str]:
+    """Publish a table for each region whose pools changed. Returns those regions. `cache`: of earlier passes, which
+    plans nothing where all is as it was when there was nothing to publish."""
+    known = cache or RoutingCache()
+    known.begin()
+    # Read first: whoever publishes after this takes our revision, so what we plan is never older than what it replaces.
+    current = dict(known.tables())
+    known.look()
+    deployments, cells, ingresses = known.deployments(), known.routable_cells(), known.ingresses()
+    shared, unreadable = known.steerings(now)
+    _note_steerings(unreadable, known.open_subjects(BAD_STEERING), now)
+    standing, regions, holds = known.key_standing(), known.regions(), known.holds()
+    seen = (current, deployments, cells, ingresses, shared, unreadable, standing, regions, holds)
+    published = []
+    if seen != known.published:
+        ingresses_of = Counter(ingress.region for ingress in ingresses)
+        splits = plan_splits(deployments, shared)
+        for region in regions:
+            table = current.get(region)
+            before = _in_force(table)
+            pools = plan_pools(region, deployments, cells, ingresses, shared, holds)
+            pools = keep_steering(pools, (before or _NOTHING).pools, unreadable)
+            kept = _kept_splits(splits, before or _NOTHING, unreadable)
+            wanted = _Wanted(pools, kept, key_ring(standing, ingresses_of[region]))
+            is_new = before != wanted and _publish(region, wanted, before or _NOTHING, table, now)
+            if is_new:
+                published.append(region)
+            if table is not None and table.problem is not None:
+                _note_unreadable(region, table.problem, replaced=is_new, now=now)
+        known.published = None if published else seen
+    known.end()
+    return published
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a table states, less its number."""
+
+    pools: tuple[Pool, ...]
+    splits: tuple[Split, ...]
+    keys: JsonObject
+
+
+_NOTHING = _Wanted((), (), {})
+
+
+def _in_force(current: KnownTable | None) -> _Wanted | None:
+    """What a table states. None: there is none yet, or nobody can say, so that another one has to take its place."""
+    if current is None or current.message is None:
+        return None
+    return _Wanted(current.message.pools, current.message.splits, current.keys)
+
+
+def _kept_splits(planned: tuple[Split, ...], before: _Wanted, unreadable: Container[str]) -> tuple[Split, ...]:
+    """With the splits of names whose deployments nobody can read, as they were."""
+    models = {model for pool in before.pools if pool.name in unreadable for model in pool.models}
+    return (*planned, *(split for split in before.splits if split.model in models))
+
+
+def _note_steerings(unreadable: Mapping[str, str], noted: Iterable[str], now: datetime) -> None:
+    """A bad row costs its own deployment an incident: its requests are shared as before until it can be read."""
+    for name, problem in unreadable.items():
+        summary = f"{name} shares its requests as before: {problem}"
+        incident_open(
+            kind=BAD_STEERING, subject=name, deployment=name, summary=summary, evidence={"problem": problem}, now=now
+        )
+    for name in noted:
+        if name not in unreadable:
+            incidents_close(kind=BAD_STEERING, subject=name, resolution="it can be read again", now=now)
+
+
+def _note_unreadable(region: str, problem: UnreadableTable, *, replaced: bool, now: datetime) -> None:
+    """A bad row costs its own region an incident, which is over once another table has taken its place."""
+    log.error("%s", problem)
+    summary = f"The routing table {problem}"
+    incident_open(kind=UNREADABLE, subject=region, region=region, summary=summary, evidence={}, now=now)
+    if replaced:
+        incidents_close(kind=UNREADABLE, subject=region, resolution="a new table took its place", now=now)
+
+
+def _publish(region: str, wanted: _Wanted, before: _Wanted, current: KnownTable | None, now: datetime) -> bool:
+    changes = [describe_change(before.pools, wanted.pools)] if current is None or before.pools != wanted.pools else []
+    changes += [*describe_splits(before.splits, wanted.splits), *describe_keys(before.keys, wanted.keys)]
+    revision, reason = current.revision + 1 if current else 1, "; ".join(changes) or "the one before cannot be read"
+    body = {
+        "pools": msgspec.to_builtins(wanted.pools),
+        **({"splits": msgspec.to_builtins(wanted.splits)} if wanted.splits else {}),
+        **({KEY_RING: wanted.keys} if wanted.keys else {}),
+    }
+    try:
+        _store(RoutingTable(region_id=region, revision=revision, body=body, reason=reason, created_at=now))
+    except IntegrityError:
+        return False  # another worker published this revision; the next pass compares again
+    return True
+
+
+@transaction.atomic
+def _store(table: RoutingTable) -> None:
+    table.save(force_insert=True)
+    event_record(
+        kind="traffic.table",
+        message=f"{table.region_id} revision {table.revision}: {table.reason}",
+        now=table.created_at,
+        region=table.region_id,
+        tone=Tone.MOVING,
+    )
+    RoutingTable.objects.filter(region_id=table.region_id, revision__lte=table.revision - TABLES_KEPT).delete()
+    live.push("traffic", table.region_id)
+    live.push_table(table.region_id)
+
+
+def drained_cells_mark(*, now: datetime, cache: RoutingCache | None = None) -> list[str]:
+    """Tell the fleet which draining cells get nothing new. Returns those cells."""
+    # Read before the tables: a cell that begins to drain later is not judged by a table that is older than that.
+    draining = dict(
+        Cell.objects.filter(state=CellState.DRAINING.value, unrouted_at__isnull=True).values_list("id", "generation")
+    )
+    if not draining:
+        return []
+    unrouted = plan_unrouted(
+        draining,
+        (cache or RoutingCache()).tables_in_force(),
+        following_ingresses(),
+        listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
+        now=now,
+    )
+    return [cell for cell in unrouted if cell_mark_unrouted(cell_id=cell, generation=draining[cell], now=now)]
+
+
+KEYS = 1000
+HOURS = 48
+TABLES = 20
+REPORT_IN = timedelta(hours=1)
+"""Reports are of a time to come, so that they stay fresh during the measurement."""
+
+
+def load_test_traffic_seed(*, now: datetime) -> None:
+    """One ingress for each region, the last tables of each, shares of each deployment, and a thousand keys."""
+    for region in Region.objects.all():
+        _region(region, now)
+    regions = list(Region.objects.values_list("name", flat=True))
+    shares = {origin: {origin: 0.9, regions[number - 1]: 0.1} for number, origin in enumerate(regions)}
+    figures = {"regions": {name: {"demand": 40.0, "load": 30.0, "capacity": 64.0} for name in regions}}
+    for deployment in Deployment.objects.all():
+        TrafficMatrix.objects.create(
+            deployment=deployment, shares=shares, revision=1, moved_at=now, figures=figures, looked_at=now
+        )
+        TrafficShift.objects.create(
+            deployment=deployment, revision=1, kind="relief", shares=shares, moved=0.1, reason="seeded", at=now
+        )
+    _keys(now)
+
+
+def _region(region: Region, now: datetime) -> None:
+    ingress = Ingress.objects.create(
+        id=f"i-{region.name}", region=region, address="127.0.0.1", port=8080 + region.position, created_at=now
+    )
+    cells = list(
+        Cell.objects.filter(region=region, state=CellState.READY.value)
+        .values_list("id", "deployment_id")
+        .order_by("id")
+    )
+    IngressReport.objects.create(
+        ingress=ingress,
+        connected=True,
+        last_seen_at=now + REPORT_IN,
+        revision=TABLES,
+        cells={cell: "up" for cell, _ in cells},
+    )
+    pools = [
+        {
+            "name": deployment,
+            "models": [deployment],
+            "serving_class": ServingClass.REALTIME.value,
+            "cells": [_endpoint(cell) for cell, of in cells if of == deployment],
+            "spill": [],
+            "fractions": {region.name: 1.0},
+        }
+        for deployment in sorted({deployment for _, deployment in cells})
+    ]
+    RoutingTable.objects.bulk_create(
+        RoutingTable(
+            region=region,
+            revision=revision,
+            body={"pools": pools},
+            reason="seeded",
+            created_at=now - timedelta(minutes=TABLES - revision),
+        )
+        for revision in range(1, TABLES + 1)
+    )
+
+
+def _endpoint(cell: str) -> JsonObject:
+    endpoint: JsonObject = msgspec.to_builtins(CellEndpoint(cell, 1, "10.0.0.1", 20_003, max_connections=32))
+    return endpoint
+
+
+def _keys(now: datetime) -> None:
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    keys = [
+        ApplicationKey(
+            prefix=f"{number:010x}",
+            digest=f"{number:064x}",
+            name=f"application {number}",
+            tenant=f"tenant-{number % 100:02d}",
+            created_by="switchyard",
+            created_at=now,
+        )
+        for number in range(KEYS)
+    ]
+    ApplicationKey.objects.bulk_create(keys)
+    UsageHour.objects.bulk_create(
+        (
+            UsageHour(
+                tenant=f"tenant-{tenant:02d}",
+                key=keys[tenant].prefix,
+                deployment="d",
+                serving_class="realtime",
+                hour=hour - timedelta(hours=back),
+                requests=1000 + back,
+            )
+            for tenant in range(100)
+            for back in range(HOURS)
+        ),
+        batch_size=1000,
+    )

@@ -1,0 +1,122 @@
+"""Who an application is, by the key that it shows: the same keys that ingresses know, looked up where they are kept.
+
+Checks hosts and places in S3 against the grants of a tenant, which has none at first (I15).
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from engine_agent.protocol.states import ServingClass
+from fleet.webhooks.planner import host_of, parse_url
+from kernel.secrets import secret_matches, secret_prefix
+from traffic.keys.models import ApplicationKey
+from traffic.keys.planner import KeyState
+from traffic.keys.selectors import key_standing
+from traffic.tenants.models import GrantUse, TenantGrant
+from traffic.tenants.planner import ApplicationRefused, ObjectUri
+from traffic.usage.models import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """Nobody in particular has no tenant and no key. No deployments: all of them; a limit of 0 is none. `over_quota`:
+    the tenant's budget is used up."""
+
+    tenant: str = ""
+    key: str = ""
+    serving_class: ServingClass = ServingClass.REALTIME
+    deployments: tuple[str, ...] = ()
+    requests_per_min: int = 0
+    max_concurrent: int = 0
+    over_quota: bool = False
+
+    def may_use(self, deployments: frozenset[str]) -> bool:
+        """Whether its key opens one of these."""
+        return not self.deployments or not deployments.isdisjoint(self.deployments)
+
+
+UNKNOWN = "this API key is unknown, or was revoked"
+
+
+class UnknownApplication(Exception):
+    """No key, where one is required, or one that opens nothing. `code` as ingresses say it."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def application_of(authorization: str, now: datetime) -> Application:
+    """The application that shows this Authorization header.
+
+    Raises:
+        UnknownApplication: see there.
+    """
+    scheme, _, text = authorization.partition(" ")
+    text = text.strip() if scheme.casefold() == "bearer" else ""
+    if not text.startswith("sw_"):
+        if key_standing().required:
+            raise UnknownApplication("missing_api_key", "no API key: send it as `Authorization: Bearer sw_...`")
+        return Application()
+    key = ApplicationKey.objects.filter(prefix=secret_prefix(text) or "").first()
+    if key is None or not secret_matches(text, key.digest):
+        raise UnknownApplication("invalid_api_key", UNKNOWN)
+    return application_with(key, now)
+
+
+def application_with(key: ApplicationKey, now: datetime) -> Application:
+    """The application that a key is of.
+
+    Raises:
+        UnknownApplication: it opens nothing any more.
+    """
+    match key.state_at(now):
+        case KeyState.REVOKED:
+            raise UnknownApplication("invalid_api_key", UNKNOWN)
+        case KeyState.EXPIRED:
+            raise UnknownApplication("expired_api_key", "this API key has expired; ask for another one")
+    return Application(
+        tenant=key.tenant,
+        key=key.prefix,
+        serving_class=ServingClass(key.serving_class),
+        deployments=tuple(key.deployments),
+        requests_per_min=key.requests_per_min,
+        max_concurrent=key.max_concurrent,
+        over_quota=Budget.objects.filter(tenant=key.tenant, stopped=True).exists(),
+    )
+
+
+def callback_refusal(tenant: str, url: str) -> str:
+    """Why callbacks of this tenant may not go to an address; empty if they may.
+
+    Raises:
+        RefusedUrl: the address is malformed.
+    """
+    host = host_of(parse_url(url))
+    if TenantGrant.objects.filter(tenant=tenant, use=GrantUse.CALLBACK.value, target=host).exists():
+        return ""
+    whose = f"tenant {tenant}" if tenant else "requests without a key"
+    return f"{host[:200]} is not among the hosts that callbacks of {whose} may go to; an admin can add it"
+
+
+def place_grant_for(tenant: str, wanted: ObjectUri, use: GrantUse) -> TenantGrant | None:
+    """A grant of the tenant's that covers an object or a place in S3."""
+    grants = TenantGrant.objects.filter(tenant=tenant, use=use.value).order_by("id")
+    return next((grant for grant in grants if grant.place.covers(wanted)), None)
+
+
+def place_refusal(tenant: str, wanted: ObjectUri, use: GrantUse) -> str:
+    """Why batches of this tenant may not use a place; empty if they may."""
+    if place_grant_for(tenant, wanted, use) is not None:
+        return ""
+    whose = f"tenant {tenant}" if tenant else "nobody's key"
+    return f"{wanted} is in no place that batches of {whose} may {use}; an admin can grant one"
+
+
+def place_check(tenant: str, wanted: ObjectUri, use: GrantUse, member: str) -> None:
+    """
+    Raises:
+        ApplicationRefused: batches of this tenant may not use it.
+    """
+    if refusal := place_refusal(tenant, wanted, use):
+        raise ApplicationRefused(403, "place_not_allowed", refusal, f"switchyard.{member}")

@@ -1,0 +1,219 @@
+"""Grants and withdraws what a tenant may reach: hosts of callbacks, and places in S3. Each change with its event.
+
+The addresses of a host are checked at every attempt, as for webhooks (fleet.webhooks.planner).
+
+Addresses of tenants that are told of their batches, each change with its event. A secret is returned where it is
+made, and shown nowhere else.
+
+An address must be at a host that callbacks of the tenant may go to. That is asked again for every message, and which
+addresses a host may have at every attempt (fleet.webhooks.planner).
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.conf import settings as django_settings
+from django.db import transaction
+
+from fleet.clouds.aws.objects import bucket_region
+from fleet.webhooks.models import WebhookDelivery
+from fleet.webhooks.planner import (
+    DeliveryState,
+    RefusedUrl,
+    WebhookSettings,
+    check_url,
+    host_of,
+    is_subscribed,
+    parse_networks,
+    parse_url,
+)
+from fleet.webhooks.services import deliveries_give_up, delivery_create_to
+from kernel import live
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
+from traffic.async_requests.models import AsyncRequest
+from traffic.tenants.models import GrantUse, TenantGrant, TenantWebhook, new_signing_secret
+from traffic.tenants.planner import BadObjectUri, BatchEvent, batch_event_json, parse_object_uri, secrets_in_force
+from traffic.tenants.selectors import callback_refusal
+
+REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]{1,2}")
+WITHDRAWN = "refused: the host was taken off the tenant's list"
+
+
+@transaction.atomic
+def tenant_grant_create(
+    *, tenant: str, use: GrantUse, target: str, actor: str, now: datetime, region: str = ""
+) -> TenantGrant:
+    """Let callbacks of a tenant go to a host by https, or its batches use what is below `s3://bucket/prefix`. `region`
+    of the bucket; empty: that of the environment.
+
+    Raises:
+        InvalidInput: no such host or place, or a place that has files of the installation.
+        Conflict: it is granted already.
+    """
+    if use is GrantUse.CALLBACK:
+        if region:
+            raise InvalidInput(field="region", rule="region", message="a host has no region: leave it out")
+        target = _checked_host(target)
+    else:
+        if region and not REGION.fullmatch(region):
+            raise InvalidInput(field="region", rule="region", message=f"{region!r} is no region, such as us-east-1")
+        target, region = _checked_place(target), region or bucket_region()
+    columns = {"region": region, "actor": actor[:64], "created_at": now}
+    row, created = TenantGrant.objects.get_or_create(tenant=tenant, use=use.value, target=target, defaults=columns)
+    if not created:
+        raise Conflict(f"there is a grant already: {row}")
+    _grant_event("created", f"{row}, by {actor}", Tone.WARN, row, actor, now)
+    return row
+
+
+@transaction.atomic
+def tenant_grant_withdraw(*, grant_id: int, actor: str, now: datetime) -> None:
+    """Withdraw a grant. Callbacks that wait for a host are given up. A batch that has read its input continues; its
+    results are then kept here alone."""
+    row = TenantGrant.objects.select_for_update().get(pk=grant_id)
+    row.delete()
+    if row.use == GrantUse.CALLBACK:
+        _give_up_callbacks(row, now)
+    _grant_event("withdrawn", f"no longer: {row}, by {actor}", Tone.OK, row, actor, now)
+
+
+def _give_up_callbacks(row: TenantGrant, now: datetime) -> None:
+    mine = AsyncRequest.objects.filter(tenant=row.tenant).exclude(callback_secret="").values("callback_secret")
+    waiting = WebhookDelivery.objects.filter(state=DeliveryState.PENDING.value, webhook=None, own_secret__in=mine)
+    gone = [delivery.pk for delivery in waiting if host_of(parse_url(delivery.own_url)) == row.target]
+    hooks = TenantWebhook.objects.filter(tenant=row.tenant)
+    origins = [hook.origin for hook in hooks if host_of(parse_url(hook.url)) == row.target]
+    of_webhooks = WebhookDelivery.objects.filter(origin__in=origins)
+    for rows in (WebhookDelivery.objects.filter(pk__in=gone), of_webhooks):
+        deliveries_give_up(rows, now=now, why=WITHDRAWN)
+
+
+def _checked_host(host: str) -> str:
+    try:
+        target = parse_url(f"https://{host}")
+    except RefusedUrl as refusal:
+        message = f"{host[:200]!r} is no host: {refusal}"
+        raise InvalidInput(field="target", rule="host", message=message) from refusal
+    if target.path != "/" or target.authority != host or host.endswith((":", "/", ".")):
+        message = f"{host[:200]!r} must be a host, app.example.com, or a host and its port, app.example.com:8443"
+        raise InvalidInput(field="target", rule="host", message=message)
+    return host_of(target)
+
+
+def _checked_place(uri: str) -> str:
+    try:
+        place = parse_object_uri(uri)
+    except BadObjectUri as bad:
+        raise InvalidInput(field="target", rule="uri", message=f"{uri[:200]!r} {bad}") from bad
+    ours = {"SWITCHYARD_FILES": django_settings.FILES, "SWITCHYARD_USAGE_EXPORT": django_settings.USAGE_EXPORT}
+    for name, kept in ours.items():
+        try:
+            is_ours = parse_object_uri(kept).overlaps(place)
+        except BadObjectUri:  # a folder, or a bucket with dots, which no grant has
+            continue
+        if is_ours:
+            message = f"{place} has what {name} keeps there for all tenants; use another bucket or prefix"
+            raise InvalidInput(field="target", rule="ours", message=message)
+    return str(place)
+
+
+def _grant_event(what: str, message: str, tone: Tone, row: TenantGrant, actor: str, now: datetime) -> None:
+    detail = {"tenant": row.tenant, "use": row.use, "target": row.target}
+    event_record(kind=f"tenant_grant.{what}", message=message, tone=tone, now=now, actor=actor[:64], detail=detail)
+    live.push("keys")
+
+
+MOST_OF_A_TENANT = 16
+FORMER_KEPT = timedelta(hours=24)
+"""How long messages are signed by the former secret, too."""
+REMOVED = "refused: the tenant's webhook was removed"
+
+
+@dataclass(frozen=True, slots=True)
+class NewSecret:
+    """A webhook and its secret, which cannot be read again."""
+
+    webhook: TenantWebhook
+    text: str
+
+
+@transaction.atomic
+def tenant_webhook_create(*, tenant: str, url: str, actor: str, now: datetime, events: Iterable[str] = ()) -> NewSecret:
+    """Tell an address of a tenant's batches; without `events` of all that there are.
+
+    Raises:
+        InvalidInput: no address that may be called for this tenant.
+        Conflict: it is told already, or the tenant has as many as it may have.
+    """
+    _check(tenant, url)
+    if TenantWebhook.objects.filter(tenant=tenant).count() >= MOST_OF_A_TENANT:
+        raise Conflict(f"{MOST_OF_A_TENANT} addresses of this tenant are told already; remove one first")
+    columns = {"events": sorted(set(events)), "actor": actor[:64], "created_at": now}
+    row, created = TenantWebhook.objects.get_or_create(tenant=tenant, url=url, defaults=columns)
+    if not created:
+        raise Conflict(f"{row} is told already")
+    _webhook_event("added", f"{row} is told of batches, by {actor}", Tone.WARN, row, actor, now)
+    return NewSecret(row, row.secret)
+
+
+@transaction.atomic
+def tenant_webhook_rotate(*, webhook_id: int, actor: str, now: datetime, at_once: bool = False) -> NewSecret:
+    """A new secret. For a day messages are signed by the former one, too, unless it counts no longer `at_once`."""
+    row = TenantWebhook.objects.select_for_update().get(pk=webhook_id)
+    row.former_secret, row.former_until = ("", None) if at_once else (row.secret, now + FORMER_KEPT)
+    row.secret = new_signing_secret()
+    row.save(update_fields=["secret", "former_secret", "former_until"])
+    if at_once:
+        waiting = WebhookDelivery.objects.filter(origin=row.origin, ended_at=None)
+        waiting.update(own_secret=row.secret)
+    _webhook_event("rotated", f"the secret of {row} was changed by {actor}", Tone.MOVING, row, actor, now)
+    return NewSecret(row, row.secret)
+
+
+@transaction.atomic
+def tenant_webhook_remove(*, webhook_id: int, actor: str, now: datetime) -> None:
+    """Tell an address no more. What waits to be sent there is given up."""
+    row = TenantWebhook.objects.select_for_update().get(pk=webhook_id)
+    deliveries_give_up(WebhookDelivery.objects.filter(origin=row.origin), now=now, why=REMOVED)
+    _webhook_event("removed", f"{row} is told of batches no more, by {actor}", Tone.OK, row, actor, now)
+    row.delete()
+
+
+def tenant_webhooks_notify(*, tenant: str, event: BatchEvent, batch_id: str, now: datetime) -> int:
+    """Put a message into the outbox for each address of a tenant that wants it. Returns how many. To be called in the
+    transaction of what it tells of."""
+    subscribed = [hook for hook in TenantWebhook.objects.filter(tenant=tenant) if is_subscribed(hook.events, event)]
+    told = [hook for hook in subscribed if not callback_refusal(tenant, hook.url)]
+    for hook in told:
+        delivery_create_to(
+            url=hook.url,
+            secret=" ".join(secrets_in_force(hook.secret, hook.former_secret, hook.former_until, now)),
+            event=event.value,
+            body=batch_event_json(event, batch_id),
+            now=now,
+            is_standard=True,
+            origin=hook.origin,
+        )
+    return len(told)
+
+
+def _check(tenant: str, url: str) -> None:
+    settings = WebhookSettings(allowed=parse_networks(django_settings.WEBHOOK_NETWORKS))
+    try:
+        check_url(url, settings)
+        if parse_url(url).scheme != "https" and not settings.allowed:
+            raise RefusedUrl("must be https")
+        if refusal := callback_refusal(tenant, url):
+            raise RefusedUrl(refusal)
+    except RefusedUrl as refused:
+        raise InvalidInput(field="url", rule="url", message=str(refused)) from refused
+
+
+def _webhook_event(what: str, message: str, tone: Tone, row: TenantWebhook, actor: str, now: datetime) -> None:
+    detail = {"tenant": row.tenant, "url": row.shown_url, "events": row.events}
+    event_record(kind=f"tenant_webhook.{what}", message=message, tone=tone, now=now, actor=actor[:64], detail=detail)
+    live.push("keys")

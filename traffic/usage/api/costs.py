@@ -1,0 +1,403 @@
+"""What machines cost, took and emitted, and what that is for a million tokens, over HTTP: by version, type, region,
+deployment, tenant, class and time, as JSON or as a table for other programs.
+
+Budgets over HTTP: monthly limits on the use of tenants and on the cost of machines, with the part that is used.
+Decides nothing; services do.
+"""
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django.http import HttpResponseBase
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.exceptions import ErrorDetail, ValidationError
+from rest_framework.mixins import RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.capacity.planning.rates import Source
+from kernel import clock
+from kernel.access import Role
+from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin
+from traffic.keys.api import TENANT
+from traffic.usage.api.usage import (
+    DEFAULT_ROWS,
+    TablesViewSet,
+    download,
+    form_of,
+    given_once,
+    limit_of,
+    parsed_query,
+    table_parameters,
+)
+from traffic.usage.models import Budget
+from traffic.usage.planning.counting import MOST_ALERTS, MOST_PERCENT, BudgetUnit, used_percent
+from traffic.usage.planning.figures import (
+    COST_COLUMNS,
+    COST_DIMENSIONS,
+    TOKEN_COLUMNS,
+    By,
+    CostRow,
+    UsageQuery,
+    csv_pieces,
+    micro_text,
+    money_text,
+)
+from traffic.usage.selectors import MonthUse, TokenWeight, batch_price, cost_answer, cost_rows, token_weights
+from traffic.usage.services.budgets import budget_change, budget_create, budget_delete
+from traffic.usage.services.export import PARQUET_TYPE, TooManyRows, cost_parquet
+
+SOURCES = [(source.label, source.label) for source in Source]
+DEFAULT_GROUP = "version,type"
+HOUR_MS = 3_600_000
+_WITHOUT = "null where rows are of tenants, classes or adapters, which idle time has none of."
+
+
+def _amount(what: str, **more: Any) -> serializers.CharField:
+    return serializers.CharField(help_text=what, **more)
+
+
+def _figure(what: str) -> serializers.FloatField:
+    return serializers.FloatField(allow_null=True, help_text=f"{what}; null: not known, or no tokens.")
+
+
+def _source() -> serializers.ChoiceField:
+    return serializers.ChoiceField(choices=SOURCES)
+
+
+class CostFiguresSerializer(serializers.Serializer[Any]):
+    """Amounts are exact, as text; figures are for a million prompt and completion tokens."""
+
+    prompt_tokens = serializers.IntegerField()
+    cached_tokens = serializers.IntegerField(help_text="Part of `prompt_tokens`: found in the engine's cache.")
+    completion_tokens = serializers.IntegerField()
+    machine_hours = _amount(_WITHOUT, allow_null=True)
+    cost_usd = _amount("US dollars: what the tokens caused.")
+    idle_cost_usd = _amount(f"US dollars: of time in which a cell had nothing in flight; {_WITHOUT}", allow_null=True)
+    energy_j = _amount("Joules.")
+    idle_energy_j = _amount(_WITHOUT, allow_null=True)
+    carbon_g = _amount("Grams of CO2 equivalent.")
+    idle_carbon_g = _amount(_WITHOUT, allow_null=True)
+    usd_per_mtoken = _figure("US dollars")
+    joules_per_mtoken = _figure("Joules")
+    gco2e_per_mtoken = _figure("Grams of CO2 equivalent")
+    usd_per_mtoken_with_idle = _figure("The same with idle time")
+    joules_per_mtoken_with_idle = _figure("The same with idle time")
+    gco2e_per_mtoken_with_idle = _figure("The same with idle time")
+    cost_source = _source()
+    energy_source = _source()
+    carbon_source = _source()
+
+
+class CostGroupSerializer(CostFiguresSerializer):
+    """One group. Dimensions by which it is not grouped are null."""
+
+    start = serializers.DateTimeField(allow_null=True, help_text="When its time began; null with `by=total`.")
+    deployment = serializers.CharField(allow_null=True)
+    version = serializers.CharField(allow_null=True)
+    region = serializers.CharField(allow_null=True)
+    tenant = serializers.CharField(allow_null=True, help_text="Empty: requests without a key.")
+    adapter = serializers.CharField(allow_null=True, help_text="Empty: the model itself.")
+
+    class Meta:
+        examples = {"version": "sim-70b@1", "adapter": None}
+
+    def get_fields(self) -> dict[str, Any]:
+        own = {name: serializers.CharField(allow_null=True) for name in ("type", "class")}
+        return {**super().get_fields(), **own}
+
+
+class CostTotalsSerializer(CostFiguresSerializer):
+    """Of everything that the filters take. `cells_usd` = `cost_usd` + `idle_cost_usd`; `bill_usd`: with spares."""
+
+    cells_usd = _amount(_WITHOUT, allow_null=True)
+    spares_usd = _amount("US dollars of machines in no cell; null where a filter leaves them out.", allow_null=True)
+    spares_energy_j = _amount("Joules of the same.", allow_null=True)
+    bill_usd = _amount("US dollars of all machines; null where a filter leaves some out.", allow_null=True)
+    open_machine_hours = serializers.FloatField(help_text="Of hours that are not split yet; in no sum.")
+    refused_readings = serializers.IntegerField(
+        allow_null=True, help_text="Of meters, that could not be so; that time is estimated."
+    )
+    measured_percent = serializers.FloatField(
+        allow_null=True, help_text="How much of the cells' energy meters counted; null: none is known."
+    )
+
+
+class TokenWeightSerializer(serializers.Serializer[Any]):
+    """What tokens of a version weigh on an instance type when an hour is split; a computed prompt token weighs 1."""
+
+    version = serializers.CharField()
+    type = serializers.CharField()
+    cached = serializers.FloatField(help_text="A prompt token out of the engine's cache.")
+    completion = serializers.FloatField()
+    known = serializers.ChoiceField(
+        choices=SOURCES, help_text="`measured` by engines' steps, `rated` by prices of tokens, `estimated` by lists."
+    )
+    samples = serializers.IntegerField(allow_null=True, help_text="Looks of 15 s that were fitted; null: not measured.")
+    nodes = serializers.IntegerField(allow_null=True)
+    error_percent = serializers.FloatField(allow_null=True, help_text="Of busy time, which the model leaves over.")
+    weight_error_percent = serializers.FloatField(allow_null=True, help_text="The standard error of `completion`.")
+    bounded = serializers.BooleanField(help_text="Held within 30 times what prices say.")
+    fitted_at = serializers.DateTimeField(allow_null=True)
+
+    class Meta:
+        examples = {"version": "sim-70b@1"}
+
+
+class BatchPriceSerializer(serializers.Serializer[Any]):
+    """What batches cost: their share of what ran, and what a million tokens more would cost, by comparing hours."""
+
+    tokens = serializers.IntegerField()
+    cost_usd = _amount("US dollars: their share.")
+    usd_per_mtoken = _figure("US dollars, by their share")
+    marginal_usd_per_mtoken = serializers.FloatField(allow_null=True, help_text="Null: hours do not tell.")
+    marginal_usd_error = serializers.FloatField(allow_null=True, help_text="Its standard error.")
+    marginal_joules_per_mtoken = serializers.FloatField(allow_null=True)
+    hours = serializers.IntegerField(allow_null=True, help_text="That were compared.")
+
+
+@extend_schema_serializer(many=False)
+class CostSerializer(serializers.Serializer[Any]):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    by = serializers.ChoiceField(choices=[(by.value, by.value) for by in By])
+    group = serializers.ListField(child=serializers.CharField())
+    rows = CostGroupSerializer(many=True)
+    totals = CostTotalsSerializer()
+    truncated = serializers.BooleanField(help_text="There are more groups than `limit`.")
+    batches = BatchPriceSerializer(allow_null=True, help_text="Null: none in these hours, or a filter of accounts.")
+    weights = TokenWeightSerializer(many=True)
+
+    class Meta:
+        examples = {"group": ["version", "type"]}
+
+
+class CostViewSet(TablesViewSet):
+    """What machines cost, took and emitted, by hours that are over: those of accounts for 90 days by the hour, then for
+    400 by the day."""
+
+    @extend_schema(
+        operation_id="costs_list",
+        parameters=table_parameters(COST_DIMENSIONS, DEFAULT_GROUP),
+        responses={
+            ("200", "application/json"): CostSerializer,
+            ("200", "text/csv"): str,
+            ("200", PARQUET_TYPE): bytes,
+        },
+        filters=False,
+    )
+    def list(self, request: Request) -> HttpResponseBase:
+        """Costs by groups, latest first, with totals: tenants + idle = cells, and with spares the bill."""
+        given = given_once(request, (*COST_DIMENSIONS, "from", "to", "by", "group", "limit", "as"))
+        form, limit = form_of(given.pop("as", "json")), limit_of(given.pop("limit", str(DEFAULT_ROWS)))
+        query = parsed_query(given, clock.now(), COST_DIMENSIONS, DEFAULT_GROUP)
+        if form == "csv":
+            pieces = csv_pieces(cost_rows(query), COST_COLUMNS)
+            return download("costs", pieces, "text/csv; charset=utf-8", query, form)
+        if form == "parquet":
+            return download("costs", iter([_parquet(cost_rows(query))]), PARQUET_TYPE, query, form)
+        answer = cost_answer(query, most=limit)
+        totals, spares = answer.totals, answer.spares
+        cells = totals.sums.cells_cost if totals.has_idle else None
+        energy = totals.sums.cells_uj
+        return Response(
+            {
+                "start": query.start,
+                "end": query.end,
+                "by": query.by.value,
+                "group": list(query.group),
+                "rows": [_shown(row) for row in answer.rows],
+                "totals": {
+                    **_figures(totals),
+                    "cells_usd": None if cells is None else money_text(cells),
+                    "spares_usd": None if spares is None else money_text(spares.idle_cost),
+                    "spares_energy_j": None if spares is None else micro_text(spares.idle_uj),
+                    "bill_usd": None if cells is None or spares is None else money_text(cells + spares.idle_cost),
+                    "open_machine_hours": round(answer.open_ms / HOUR_MS, 3),
+                    "refused_readings": totals.sums.refused if totals.has_idle else None,
+                    "measured_percent": round(100 * totals.sums.measured_uj / energy, 1)
+                    if totals.has_idle and energy
+                    else None,
+                },
+                "truncated": answer.truncated,
+                "batches": _batches(query),
+                "weights": [_weight(each) for each in token_weights(clock.now())],
+            }
+        )
+
+
+def _parquet(rows: Any) -> bytes:
+    try:
+        return cost_parquet(rows)
+    except TooManyRows as error:
+        raise ValidationError({"from": [ErrorDetail(str(error), "range")]}) from error
+
+
+def _batches(query: UsageQuery) -> dict[str, Any] | None:
+    price = batch_price(query)
+    if price is None:
+        return None
+    usd, joules = price.usd, price.joules
+    return {
+        "tokens": price.sums.tokens,
+        "cost_usd": money_text(price.sums.cost),
+        "usd_per_mtoken": None if price.average is None else round(float(price.average), 6),
+        "marginal_usd_per_mtoken": None if usd is None else float(usd.value),
+        "marginal_usd_error": None if usd is None else float(usd.error),
+        "marginal_joules_per_mtoken": None if joules is None else float(joules.value),
+        "hours": None if usd is None else usd.hours,
+    }
+
+
+def _weight(weight: TokenWeight) -> dict[str, Any]:
+    fit = weight.fit
+    return {
+        "version": weight.version,
+        "type": weight.instance_type,
+        "cached": round(weight.cached, 4),
+        "completion": round(weight.completion, 4),
+        "known": weight.source.label,
+        "samples": fit and fit.samples,
+        "nodes": fit and fit.nodes,
+        "error_percent": fit and round(100 * fit.error, 2),
+        "weight_error_percent": fit and round(100 * fit.weight_error, 2),
+        "bounded": fit is not None and fit.bounded,
+        "fitted_at": fit and fit.fitted_at,
+    }
+
+
+def _shown(row: CostRow) -> dict[str, Any]:
+    return {"start": row.start, **{name: row.group.get(name) for name in COST_DIMENSIONS}, **_figures(row)}
+
+
+def _figures(row: CostRow) -> dict[str, Any]:
+    figures = {name: None if value is None else round(float(value), 6) for name, value in row.all_figures().items()}
+    tokens = {name: getattr(row.sums, name) for name in TOKEN_COLUMNS}
+    return {**tokens, **row.amounts(), **figures, **row.sources()}
+
+
+UNITS = [unit.value for unit in BudgetUnit]
+OF_MACHINES = "Of machines; with neither tenant nor deployment: of all machines, spares included."
+
+
+class BudgetSerializer(serializers.ModelSerializer[Budget]):
+    tenant = serializers.CharField(help_text="Empty for a budget of machines.")
+    deployment = serializers.CharField(help_text=OF_MACHINES)
+    unit = serializers.ChoiceField(
+        choices=UNITS, help_text="`usd`: of a tenant by prices of tokens, of machines what they cost."
+    )
+    limit = serializers.DecimalField(max_digits=22, decimal_places=6, help_text="Each month (UTC).")
+    alert_at = serializers.ListField(child=serializers.IntegerField(), help_text="Per cent; each opens an incident.")
+    hard_stop = serializers.BooleanField(help_text="At 100 % the tenant's keys are refused until the next month.")
+    month = serializers.SerializerMethodField(help_text="The month (UTC) that counts now.")
+    used = serializers.SerializerMethodField(help_text="Of machines: the hour that runs included.")
+    used_percent = serializers.SerializerMethodField()
+    level = serializers.IntegerField(help_text="Of `alert_at`, the one that was reached; 0: none.")
+    stopped = serializers.BooleanField(help_text="The tenant's keys are refused with 429 `insufficient_quota`.")
+
+    class Meta:
+        model = Budget
+        fields = [
+            "id", "tenant", "deployment", "unit", "limit", "alert_at", "hard_stop", "month", "used", "used_percent",
+            "level", "stopped", "stopped_at", "actor", "changed_at",
+        ]  # fmt: skip
+        examples = {"month": "2026-11", "used": "842.120000"}
+
+    @property
+    def _use(self) -> MonthUse:
+        use: MonthUse = self.context["month_use"]
+        return use
+
+    def get_month(self, row: Budget) -> str:
+        return f"{self._use.month:%Y-%m}"
+
+    def get_used(self, row: Budget) -> str:
+        return money_text(self._use.of(row))
+
+    def get_used_percent(self, row: Budget) -> float:
+        return round(float(used_percent(row.rules(), self._use.of(row))), 1)
+
+
+class ChangeBudgetSerializer(StrictSerializer):
+    limit = serializers.DecimalField(max_digits=22, decimal_places=6, required=False, help_text="More than 0.")
+    alert_at = serializers.ListField(
+        child=serializers.IntegerField(min_value=1, max_value=MOST_PERCENT),
+        max_length=MOST_ALERTS,
+        required=False,
+        help_text="Rising whole per cents; 50, 80 and 100.",
+    )
+    hard_stop = serializers.BooleanField(required=False, help_text="Only of a tenant.")
+
+
+class CreateBudgetSerializer(ChangeBudgetSerializer):
+    tenant = serializers.RegexField(
+        TENANT, required=False, allow_blank=True, default="", help_text="As its keys name it."
+    )
+    deployment = serializers.CharField(
+        max_length=96, required=False, allow_blank=True, default="", help_text=OF_MACHINES
+    )
+    unit = serializers.ChoiceField(choices=UNITS, help_text="`tokens`: only of a tenant.")
+    limit = serializers.DecimalField(max_digits=22, decimal_places=6, help_text="Each month (UTC); more than 0.")
+
+    class Meta:
+        examples = {"tenant": "rufus", "unit": "usd", "limit": "1200.00", "hard_stop": True}
+
+
+class BudgetFilter(filters.FilterSet):
+    tenant = filters.CharFilter()
+    deployment = filters.CharFilter()
+    unit = filters.ChoiceFilter(choices=[(unit, unit) for unit in UNITS])
+    stopped = filters.BooleanFilter()
+
+    class Meta:
+        model = Budget
+        fields: list[str] = []
+
+
+class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
+    """Monthly limits (UTC) on the tokens or US dollars that a tenant uses, and on the cost of machines. Each alert
+    opens an incident."""
+
+    serializer_class = BudgetSerializer
+    filterset_class = BudgetFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "id"
+    needs = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
+    ordering_fields = ("id", "tenant", "deployment", "changed_at")
+    measured = frozenset({"month", "used", "used_percent", "level", "stopped", "stopped_at"})
+    columns = "ID, TENANT, DEPLOYMENT, UNIT, LIMIT, USED=used:number, USED %=used_percent, HARD STOP, STOPPED"
+
+    def get_queryset(self) -> QuerySet[Budget]:
+        return Budget.objects.all()
+
+    def get_serializer_context(self) -> dict[str, Any]:
+        return {**super().get_serializer_context(), "month_use": MonthUse(clock.now())}
+
+    @extend_schema(operation_id="budgets_create", request=CreateBudgetSerializer, responses={200: BudgetSerializer})
+    def create(self, request: Request) -> Response:
+        """Give a tenant, a deployment's machines or the fleet a budget. 409 if there is one in this unit."""
+        body = CreateBudgetSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        row = budget_create(**body.validated_data, actor=actor_of(request), now=clock.now())
+        return Response(self.get_serializer(row).data)
+
+    @extend_schema(operation_id="budgets_change", request=ChangeBudgetSerializer, responses={200: BudgetSerializer})
+    def partial_update(self, request: Request, id: str) -> Response:
+        """Change what is given. A higher limit lifts a stop within seconds."""
+        row = self.get_object()
+        body = ChangeBudgetSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        budget_change(budget_id=row.pk, actor=actor_of(request), now=clock.now(), **body.validated_data)
+        return Response(self.get_serializer(self.get_object()).data)
+
+    @extend_schema(operation_id="budgets_delete", responses={200: BudgetSerializer})
+    def destroy(self, request: Request, id: str) -> Response:
+        """Delete a budget and lift its stop. Responds with what it was."""
+        row = self.get_object()
+        shown = self.get_serializer(row).data
+        budget_delete(budget_id=row.pk, actor=actor_of(request), now=clock.now())
+        return Response(shown)

@@ -1,0 +1,322 @@
+"""What answers that are tables share: which parameters may be given, in which form they are returned, and how long they
+are.
+
+Usage and what it cost, added up as requested: of everybody to those who operate the fleet, as JSON or as a table for
+other programs, and of a tenant to itself under `GET /v1/usage`, with one of its keys.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Sum
+from django.http import HttpRequest, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.exceptions import ErrorDetail, ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from engine_agent.protocol.states import ServingClass
+from kernel import clock
+from kernel.rest.view_sets import ViewSet
+from traffic.responses.selectors import kept_by_tenant, kept_in_all
+from traffic.responses.services import store_settings
+from traffic.tenants.api import only, openai_error
+from traffic.tenants.selectors import UnknownApplication, application_of
+from traffic.usage.models import COUNTS, UsageHour
+from traffic.usage.planning.figures import (
+    DIMENSIONS,
+    BadQuery,
+    By,
+    UsageQuery,
+    csv_pieces,
+    money_text,
+    parse_usage_query,
+)
+from traffic.usage.selectors import UsageRow, usage_answer, usage_stream
+from traffic.usage.services.export import PARQUET_TYPE, TooManyRows, parquet_table, table_rows
+
+MOST_ROWS, DEFAULT_ROWS = 10_000, 1000
+LIMIT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": DEFAULT_ROWS}
+AS = ("json", "csv", "parquet")
+
+
+def query_parameter(name: str, what: str, **more: Any) -> OpenApiParameter:
+    """A parameter of text, for the document."""
+    return OpenApiParameter(name, str, description=what, **more)
+
+
+MOMENT = "`7d`, `12h`, `2w` ago, a date, or a moment of RFC 3339."
+SPAN = (query_parameter("from", f"Since when: {MOMENT} Seven days."), query_parameter("to", f"Until: {MOMENT} Now."))
+
+
+def table_parameters(dimensions: tuple[str, ...], group: str) -> list[OpenApiParameter]:
+    """What a table may be asked for by these dimensions; `group`: by which it is grouped if nothing is said."""
+    return [
+        *(query_parameter(name, f"Of this {name} only.") for name in dimensions if name != "class"),
+        query_parameter("class", "Of this class only.", enum=[each.value for each in ServingClass]),
+        *SPAN,
+        query_parameter("by", "The time that a row is about.", enum=[by.value for by in By], default=By.TOTAL.value),
+        query_parameter("group", f"Any of {', '.join(dimensions)}, with commas; `none`: one row.", default=group),
+        OpenApiParameter("limit", LIMIT_SCHEMA, description="Rows at most; not of tables, which are whole."),
+        query_parameter("as", "`csv` and `parquet` are tables to download.", enum=AS, default="json"),
+    ]
+
+
+class TablesViewSet(ViewSet):
+    """Answers in any form of `AS`."""
+
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
+        """A table has one form, whatever a client accepts."""
+        return super().perform_content_negotiation(request, force=force or request.query_params.get("as") in AS[1:])
+
+
+def given_once(request: Request, allowed: tuple[str, ...]) -> dict[str, str]:
+    """The parameters of a request.
+
+    Raises:
+        ValidationError: one that is not allowed, empty, or given twice.
+    """
+    errors: dict[str, list[ErrorDetail]] = {}
+    for name, values in request.query_params.lists():
+        if name not in allowed:
+            errors[name] = [ErrorDetail(f"unknown parameter; allowed: {', '.join(allowed)}", "unknown_parameter")]
+        elif len(values) > 1:
+            errors[name] = [ErrorDetail("may be given once only", "once")]
+        elif not values[0]:
+            errors[name] = [ErrorDetail("is empty; leave it out, or give a value", "blank")]
+    if errors:
+        raise ValidationError(errors)
+    return {name: str(value) for name, value in request.query_params.items()}
+
+
+def parsed_query(given: dict[str, str], now: datetime, *of: Any) -> UsageQuery:
+    """See `parse_usage_query`; refusals name the parameter."""
+    try:
+        return parse_usage_query(given, now, *of)
+    except BadQuery as error:
+        raise ValidationError({error.field: [ErrorDetail(str(error), "invalid")]}) from error
+
+
+def form_of(text: str) -> str:
+    """One of `AS`."""
+    if text not in AS:
+        raise ValidationError({"as": [ErrorDetail(f"{text[:40]!r} is not one of: {', '.join(AS)}", "invalid_choice")]})
+    return text
+
+
+def limit_of(text: str) -> int:
+    """How many rows at most."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MOST_ROWS):
+        raise ValidationError({"limit": [ErrorDetail(f"must be a whole number from 1 to {MOST_ROWS}", "range")]})
+    return int(text)
+
+
+def download(what: str, pieces: Any, kind: str, query: UsageQuery, ending: str) -> StreamingHttpResponse:
+    """A file whose name says what it is and the time that it is about."""
+    name = f"{what}-{query.start:%Y%m%dT%H%M}-{query.end:%Y%m%dT%H%M}.{ending}"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingHttpResponse(pieces, content_type=kind, headers=headers)
+
+
+DAY_S = 86_400
+
+
+class CountsSerializer(serializers.Serializer[Any]):
+    """Counts of one group."""
+
+    arrived = serializers.IntegerField(help_text="Requests with a key that came to ingresses, those refused included.")
+    limited = serializers.IntegerField(help_text="Of those, over a limit.")
+    failed = serializers.IntegerField(help_text="Of those, answered with 5xx.")
+    refused = serializers.IntegerField(
+        help_text="Answered with 5xx by an ingress because no cell answered; also without a key."
+    )
+    requests = serializers.IntegerField(help_text="That cells admitted.")
+    errors = serializers.IntegerField(help_text="Of those, failed by the cell.")  # type: ignore[assignment]
+    cancelled = serializers.IntegerField(help_text="Of those, cut short by the client, its deadline or the cell's end.")
+    estimated = serializers.IntegerField(help_text="Of those, whose tokens no engine told.")
+    prompt_tokens = serializers.IntegerField()
+    cached_tokens = serializers.IntegerField(help_text="Part of `prompt_tokens`: found in the engine's cache.")
+    completion_tokens = serializers.IntegerField()
+    charged = serializers.CharField(help_text="US dollars, by the prices of tokens when they were counted.")
+    machine_cost = serializers.CharField(help_text="US dollars: the share of cells' hours that are over.")
+
+
+class UsageGroupSerializer(CountsSerializer):
+    """One group. Dimensions by which it is not grouped are null; an empty one is a group: requests without a key."""
+
+    start = serializers.DateTimeField(allow_null=True, help_text="When its time began; null with `by=total`.")
+    tenant = serializers.CharField(allow_null=True)
+    key = serializers.CharField(allow_null=True, help_text="Prefix of a key.")
+    deployment = serializers.CharField(
+        allow_null=True, help_text="Empty: what ingresses counted of a key before they knew it."
+    )
+
+    class Meta:
+        examples = {"adapter": None}
+
+    def get_fields(self) -> dict[str, Any]:
+        adapter = serializers.CharField(allow_null=True, help_text="Empty: the model itself.")
+        return {**super().get_fields(), "class": serializers.CharField(allow_null=True), "adapter": adapter}
+
+
+@extend_schema_serializer(many=False)
+class UsageSerializer(serializers.Serializer[Any]):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    by = serializers.ChoiceField(choices=[(by.value, by.value) for by in By])
+    group = serializers.ListField(child=serializers.CharField())
+    rows = UsageGroupSerializer(many=True)
+    totals = CountsSerializer(help_text="Of everything that the filters take, shown or not.")
+    truncated = serializers.BooleanField(help_text="There are more groups than `limit`.")
+
+    class Meta:
+        examples = {"group": ["tenant"]}
+
+
+class KeptOfTenantSerializer(serializers.Serializer[Any]):
+    tenant = serializers.CharField(help_text="Empty: of requests without a key.")
+    responses = serializers.IntegerField()
+    bytes = serializers.IntegerField(source="size", help_text="Of their inputs and answers.")
+    oldest_at = serializers.DateTimeField()
+
+
+@extend_schema_serializer(many=False)
+class KeptResponsesSerializer(serializers.Serializer[Any]):
+    responses = serializers.IntegerField(help_text="Of all tenants, shown or not.")
+    bytes = serializers.IntegerField()
+    most_responses_of_tenant = serializers.IntegerField(help_text="Beyond, its requests to keep more get 429.")
+    most_bytes_of_tenant = serializers.IntegerField()
+    days = serializers.FloatField(help_text="How long one is kept; 0: the store is off.")
+    tenants = KeptOfTenantSerializer(many=True, help_text="Those with the most bytes first.")
+    truncated = serializers.BooleanField(help_text="There are more tenants than `limit`.")
+
+
+class UsageViewSet(TablesViewSet):
+    """What tenants and keys used, and what it cost. Hours are kept for 90 days, then days for 400."""
+
+    @extend_schema(
+        operation_id="usage_list",
+        parameters=table_parameters(DIMENSIONS, "tenant"),
+        responses={
+            ("200", "application/json"): UsageSerializer,
+            ("200", "text/csv"): str,
+            ("200", PARQUET_TYPE): bytes,
+        },
+        filters=False,
+    )
+    def list(self, request: Request) -> HttpResponseBase:
+        """Usage by groups, latest first, with totals. Every row counts something else, so rows may be added up."""
+        given = given_once(request, (*DIMENSIONS, "from", "to", "by", "group", "limit", "as"))
+        form, limit = form_of(given.pop("as", "json")), limit_of(given.pop("limit", str(DEFAULT_ROWS)))
+        query = parsed_query(given, clock.now())
+        if form == "csv":
+            return download(
+                "usage", csv_pieces(table_rows(usage_stream(query))), "text/csv; charset=utf-8", query, form
+            )
+        if form == "parquet":
+            return download("usage", iter([_parquet(query)]), PARQUET_TYPE, query, form)
+        answer = usage_answer(query, most=limit)
+        return Response(
+            {
+                "start": query.start,
+                "end": query.end,
+                "by": query.by.value,
+                "group": list(query.group),
+                "rows": [_group(row) for row in answer.rows],
+                "totals": _counts(answer.totals),
+                "truncated": answer.truncated,
+            }
+        )
+
+    @extend_schema(
+        operation_id="usage_responses",
+        parameters=[
+            query_parameter("tenant", "Of this tenant only."),
+            OpenApiParameter("limit", LIMIT_SCHEMA, description="Tenants at most."),
+        ],
+        responses={200: KeptResponsesSerializer},
+    )
+    @action(detail=False, methods=["get"])
+    def responses(self, request: Request) -> Response:
+        """How many responses of `/v1/responses` are kept, how large they are, by tenant; nothing of their content."""
+        given = given_once(request, ("tenant", "limit"))
+        limit, settings = limit_of(given.get("limit", str(DEFAULT_ROWS))), store_settings()
+        tenants = kept_by_tenant(most=limit + 1, tenant=given.get("tenant", ""))
+        responses, size = kept_in_all()
+        return Response(
+            {
+                "responses": responses,
+                "bytes": size,
+                "most_responses_of_tenant": settings.max_kept_per_tenant,
+                "most_bytes_of_tenant": settings.max_kept_bytes_per_tenant,
+                "days": settings.kept_s / DAY_S,
+                "tenants": KeptOfTenantSerializer(tenants[:limit], many=True).data,
+                "truncated": len(tenants) > limit,
+            }
+        )
+
+
+def _parquet(query: UsageQuery) -> bytes:
+    try:
+        return parquet_table(table_rows(usage_stream(query)))
+    except TooManyRows as error:
+        raise ValidationError({"from": [ErrorDetail(str(error), "range")]}) from error
+
+
+def _group(row: UsageRow) -> dict[str, Any]:
+    return {"start": row.start, **{name: row.group.get(name) for name in DIMENSIONS}, **_counts(row.sums)}
+
+
+def _counts(sums: dict[str, Any]) -> dict[str, Any]:
+    amounts = {name: money_text(sums[name]) for name in ("charged", "machine_cost")}
+    return {**{name: sums[name] for name in COUNTS}, **amounts}
+
+
+OWN_DIMENSIONS = {"key": "key", "deployment": "deployment", "class": "serving_class", "adapter": "adapter"}
+"""What a tenant may group its usage by, and the column of each."""
+HOURS = 24
+MAX_HOURS = 24 * 90
+"""As long as hours are kept."""
+
+
+@only("GET")
+def own_usage(request: HttpRequest) -> HttpResponseBase:
+    """The last `hours` hours, newest first, one row for each of what `group` names: keys unless it says otherwise."""
+    try:
+        application = application_of(request.headers.get("Authorization", ""), clock.now())
+    except UnknownApplication as unknown:
+        return openai_error(401, unknown.code, str(unknown))
+    if not application.tenant:
+        return openai_error(401, "missing_api_key", "send an API key: usage is shown to its tenant")
+    text = request.GET.get("hours", str(HOURS))
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MAX_HOURS):
+        return openai_error(400, "invalid_hours", f"`hours` must be a whole number from 1 to {MAX_HOURS}", "hours")
+    group = list(dict.fromkeys(request.GET.get("group", "key").split(",")))
+    if others := [name for name in group if name not in OWN_DIMENSIONS]:
+        known = ", ".join(OWN_DIMENSIONS)
+        message = f"`group` cannot be {others[0][:40]!r}; name one or several of {known}, with commas between them"
+        return openai_error(400, "invalid_value", message, "group")
+    since = clock.now() - timedelta(hours=int(text))
+    hours = UsageHour.objects.filter(tenant=application.tenant, hour__gt=since).order_by()
+    sums = {name: Sum(name) for name in (*COUNTS, "charged")}
+    columns = [OWN_DIMENSIONS[name] for name in group]
+    rows: Iterable[Any] = hours.values("hour", *columns).annotate(**sums).order_by("-hour", *columns)
+    return JsonResponse({"object": "list", "tenant": application.tenant, "data": [_shown(row, group) for row in rows]})
+
+
+def _shown(row: dict[str, Any], group: list[str]) -> dict[str, Any]:
+    return {
+        "object": "usage.hour",
+        "start_time": _seconds(row["hour"]),
+        "end_time": _seconds(row["hour"] + timedelta(hours=1)),
+        **{name: row[OWN_DIMENSIONS[name]] or None for name in group},
+        **{name: row[name] for name in COUNTS},
+        "charged": money_text(row["charged"]),
+    }
+
+
+def _seconds(at: datetime) -> int:
+    return int(at.timestamp())

@@ -1,0 +1,372 @@
+"""What was used and what it cost: by the hour, later by the day; how far counting went; and exports.
+
+What machines cost, drew and emitted by the hour, and whose that is.
+
+What engines took for tokens, and what follows for their weights.
+
+Budgets of tenants and of machines.
+"""
+
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+from django.db import models
+from django.db.models import Q
+
+from fleet.capacity.planning.rates import Source
+from traffic.usage.planning.counting import DEFAULT_ALERT_AT, BudgetRules, BudgetStanding, BudgetUnit
+from traffic.usage.planning.prices import Kind, TokenWeights, WorkSums
+
+COUNTS = (
+    "arrived", "limited", "failed", "refused", "requests", "errors", "cancelled", "estimated", "prompt_tokens",
+    "cached_tokens", "completion_tokens",
+)  # fmt: skip
+"""Columns of counts, in the order in which they are shown."""
+AMOUNTS = ("charged", "machine_cost")
+"""Columns of US dollars."""
+
+
+class UsageCounts(models.Model):
+    """What one tenant, key, deployment, class and adapter used in some time. Every row counts something else, so any
+    may be added up. No key: requests without one. No adapter: the model itself. No deployment: what ingresses counted
+    of a key before they knew it.
+
+    Ingresses count `arrived`, of those `limited` (over a limit) and `failed` (answers of 5xx). By deployment, with and
+    without a key, they count `refused`: requests that failed and that no cell counts. Cells count the others:
+    `requests` that they admitted, of those `errors`, `cancelled` (cut short) and `estimated` (no engine told their
+    tokens); `cached_tokens` are a part of `prompt_tokens`. `charged`: the price of the tokens when they were counted;
+    `machine_cost`: the share of the cells' hours, once the hour is over. Both in US dollars.
+    """
+
+    tenant = models.CharField(max_length=64, blank=True)
+    key = models.CharField(max_length=16, blank=True)
+    deployment = models.CharField(max_length=96, blank=True)
+    serving_class = models.CharField(max_length=16, blank=True)
+    adapter = models.CharField(max_length=64, blank=True)
+    arrived = models.PositiveBigIntegerField(default=0)
+    limited = models.PositiveBigIntegerField(default=0)
+    failed = models.PositiveBigIntegerField(default=0)
+    refused = models.PositiveBigIntegerField(default=0)
+    requests = models.PositiveBigIntegerField(default=0)
+    errors = models.PositiveBigIntegerField(default=0)
+    cancelled = models.PositiveBigIntegerField(default=0)
+    estimated = models.PositiveBigIntegerField(default=0)
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)
+    completion_tokens = models.PositiveBigIntegerField(default=0)
+    charged = models.DecimalField(max_digits=32, decimal_places=12, default=Decimal(0))
+    machine_cost = models.DecimalField(max_digits=20, decimal_places=6, default=Decimal(0))
+
+    class Meta:
+        abstract = True
+
+
+ACCOUNT = ("tenant", "key", "deployment", "serving_class", "adapter")
+"""What a row is about, beside its time."""
+
+
+class UsageHour(UsageCounts):
+    """An hour. Kept for 90 days, then added to its day."""
+
+    hour = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-hour", *ACCOUNT]
+        indexes = [
+            models.Index(fields=["key", "hour"], name="usage_of_key"),
+            models.Index(fields=["hour"], name="usage_by_hour"),
+        ]
+        constraints = [models.UniqueConstraint(fields=[*ACCOUNT, "hour"], name="usage_hour_once")]
+
+    def __str__(self) -> str:
+        return f"{self.tenant} {self.key} of {self.deployment} at {self.hour:%Y-%m-%d %H}"
+
+
+class UsageDay(UsageCounts):
+    """A day whose hours are no longer kept; 400 days."""
+
+    day = models.DateField()
+
+    class Meta:
+        ordering = ["-day", *ACCOUNT]
+        indexes = [models.Index(fields=["day"], name="usage_by_day")]
+        constraints = [models.UniqueConstraint(fields=[*ACCOUNT, "day"], name="usage_day_once")]
+
+    def __str__(self) -> str:
+        return f"{self.tenant} {self.key} of {self.deployment} on {self.day}"
+
+
+class UsageMonth(models.Model):
+    """What a tenant has used of a month (its first day, UTC), written with the hours: budgets are compared with it."""
+
+    tenant = models.CharField(max_length=64)
+    month = models.DateField()
+    tokens = models.PositiveBigIntegerField(default=0)
+    charged = models.DecimalField(max_digits=32, decimal_places=12, default=Decimal(0))
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["tenant", "month"], name="usage_month_once")]
+
+    def __str__(self) -> str:
+        return f"{self.tenant} in {self.month:%Y-%m}"
+
+
+class UsageMark(models.Model):
+    """The totals of one subject that a source last reported in one of its lives, which `since` names: totals of another
+    life begin at 0."""
+
+    source = models.CharField(max_length=96)
+    subject = models.CharField(max_length=160)
+    since = models.CharField(max_length=40)
+    totals = models.JSONField()
+    at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["source", "subject", "since"], name="usage_mark_of_life")]
+
+    def __str__(self) -> str:
+        return f"{self.subject} by {self.source}"
+
+
+class UsageExport(models.Model):
+    """A day that is in the configured bucket, as one object; its name says the day, and its content never changes."""
+
+    target = models.CharField(max_length=500)
+    name = models.CharField(max_length=64)
+    day = models.DateField()
+    sha256 = models.CharField(max_length=64)
+    at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["target", "name"], name="usage_export_once")]
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.target}"
+
+
+SOURCES = [(source.value, source.label) for source in Source]
+KIND = ("deployment", "version", "region", "instance_type")
+ACCOUNT_OF_SHARE = ("tenant", "key", "serving_class", "adapter")
+
+
+def _whole() -> "models.DecimalField[int, Decimal]":
+    return models.DecimalField(max_digits=30, decimal_places=0, default=Decimal(0))
+
+
+def _money() -> "models.DecimalField[Decimal, Decimal]":
+    return models.DecimalField(max_digits=20, decimal_places=6, default=Decimal(0))
+
+
+def _source() -> "models.PositiveSmallIntegerField[int, int]":
+    return models.PositiveSmallIntegerField(choices=SOURCES, default=Source.MEASURED.value)
+
+
+class KindOfMachines(models.Model):
+    deployment = models.CharField(max_length=96, blank=True)
+    version = models.CharField(max_length=160, blank=True)
+    region = models.CharField(max_length=64, blank=True)
+    instance_type = models.CharField(max_length=64)
+    hour = models.DateTimeField()
+
+    class Meta:
+        abstract = True
+
+    def kind(self) -> Kind:
+        return Kind(self.deployment, self.version, self.region, self.instance_type)
+
+
+class CellHour(KindOfMachines):
+    """How long machines of one kind were in cells within an hour, what that cost and what energy they took.
+
+    `machine_ms`: milliseconds of all of them together, `busy_ms` those with requests in flight. `spent` and
+    `busy_spent`: each of these milliseconds times what its machine costs an hour, in millionths of a dollar. Energy is
+    in microjoules, by its source; `busy_uj` is the part of it that fell into busy time. `unrated_ms`: milliseconds of
+    parts of machines of which nobody knows what they draw. `refused`: readings of meters that were not believed.
+
+    The rest is known once the hour is `settled`: `cost` and `idle` (the part of it that is nobody's) in US dollars,
+    emissions in micrograms of CO2 equivalent, and how well each is known. Without a deployment: spares, all idle.
+    """
+
+    machine_ms = models.PositiveBigIntegerField(default=0)
+    busy_ms = models.PositiveBigIntegerField(default=0)
+    spent = _whole()
+    busy_spent = _whole()
+    measured_uj = models.PositiveBigIntegerField(default=0)
+    rated_uj = models.PositiveBigIntegerField(default=0)
+    estimated_uj = models.PositiveBigIntegerField(default=0)
+    busy_uj = models.PositiveBigIntegerField(default=0)
+    unrated_ms = models.PositiveBigIntegerField(default=0)
+    refused = models.PositiveBigIntegerField(default=0)
+    cost = _money()
+    idle = _money()
+    energy_uj = models.PositiveBigIntegerField(default=0)
+    idle_uj = models.PositiveBigIntegerField(default=0)
+    carbon_ug = models.PositiveBigIntegerField(default=0)
+    idle_carbon_ug = models.PositiveBigIntegerField(default=0)
+    cost_source = _source()
+    energy_source = _source()
+    carbon_source = _source()
+    weights_source = _source()
+    settled = models.BooleanField(default=False)
+
+    class Meta:
+        ordering = ["-hour", *KIND]
+        indexes = [models.Index(fields=["hour"], name="cell_hour_open", condition=models.Q(settled=False))]
+        constraints = [models.UniqueConstraint(fields=["hour", *KIND], name="cell_hour_once")]
+
+    def __str__(self) -> str:
+        return f"{self.deployment} on {self.instance_type} at {self.hour:%Y-%m-%d %H}"
+
+
+class CostShare(KindOfMachines):
+    """What one tenant, key, class and adapter used on one kind of machines within an hour, and its share of what they
+    cost, drew and emitted, once the hour is over. Its tokens are those of the hour of usage, by machines. After 90
+    days the hours of a day are added to its first one."""
+
+    tenant = models.CharField(max_length=64, blank=True)
+    key = models.CharField(max_length=16, blank=True)
+    serving_class = models.CharField(max_length=16, blank=True)
+    adapter = models.CharField(max_length=64, blank=True)
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)
+    completion_tokens = models.PositiveBigIntegerField(default=0)
+    cost = _money()
+    energy_uj = models.PositiveBigIntegerField(default=0)
+    carbon_ug = models.PositiveBigIntegerField(default=0)
+    cost_source = _source()
+    energy_source = _source()
+    carbon_source = _source()
+
+    class Meta:
+        ordering = ["-hour", *KIND, *ACCOUNT_OF_SHARE]
+        indexes = [models.Index(fields=["hour"], name="cost_share_by_hour")]
+        constraints = [
+            models.UniqueConstraint(fields=["hour", *KIND, *ACCOUNT_OF_SHARE], name="cost_share_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tenant} {self.key} on {self.instance_type} at {self.hour:%Y-%m-%d %H}"
+
+
+def _no_sums() -> dict[str, Any]:
+    return {"products": list(WorkSums().products), "targets": list(WorkSums().targets)}
+
+
+class TokenWork(models.Model):
+    """Sums over what a node's cell computed on a day (UTC); see `WorkSums`. A node that leaves keeps its days."""
+
+    version = models.CharField(max_length=160)
+    instance_type = models.CharField(max_length=64)
+    node = models.CharField(max_length=64)
+    day = models.DateField()
+    samples = models.PositiveIntegerField(default=0)
+    sums = models.JSONField(default=_no_sums)
+    square = models.FloatField(default=0)
+    steps = models.PositiveBigIntegerField(default=0)
+    completion_tokens = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        ordering = ["-day", "version", "instance_type", "node"]
+        constraints = [
+            models.UniqueConstraint(fields=["version", "instance_type", "node", "day"], name="token_work_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"work of {self.node} for {self.version} on {self.day}"
+
+    def work(self) -> WorkSums:
+        return WorkSums(
+            self.samples, tuple(self.sums["products"]), tuple(self.sums["targets"]), self.square, self.steps,
+            self.completion_tokens,
+        )  # fmt: skip
+
+    def take(self, work: WorkSums) -> None:
+        self.samples, self.square = work.samples, work.square
+        self.sums = {"products": list(work.products), "targets": list(work.targets)}
+        self.steps, self.completion_tokens = work.steps, work.completion_tokens
+
+
+class TokenFit(models.Model):
+    """The weights of tokens of a version on an instance type, as measured; see `FittedWeights`. Microseconds of an
+    engine's time; errors in shares."""
+
+    version = models.CharField(max_length=160)
+    instance_type = models.CharField(max_length=64)
+    prompt = models.PositiveBigIntegerField()
+    cached = models.PositiveBigIntegerField()
+    completion = models.PositiveBigIntegerField()
+    step_us = models.FloatField()
+    sequence_us = models.FloatField()
+    prompt_us = models.FloatField()
+    cached_us = models.FloatField()
+    sequences = models.FloatField()
+    samples = models.PositiveBigIntegerField()
+    nodes = models.PositiveIntegerField()
+    error = models.FloatField()
+    weight_error = models.FloatField()
+    bounded = models.BooleanField(default=False)
+    fitted_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["version", "instance_type"]
+        constraints = [models.UniqueConstraint(fields=["version", "instance_type"], name="token_fit_once")]
+
+    def __str__(self) -> str:
+        return f"tokens of {self.version} on {self.instance_type}"
+
+    def weights(self) -> TokenWeights:
+        return TokenWeights(self.prompt, self.cached, self.completion)
+
+
+def default_alert_at() -> list[int]:
+    return list(DEFAULT_ALERT_AT)
+
+
+class Budget(models.Model):
+    """A monthly (UTC) limit on the use of a tenant, or on the cost of the machines of a deployment. A row with neither
+    tenant nor deployment is about all machines, spares included.
+
+    US dollars of a tenant are those charged by prices of tokens; US dollars of machines are what these machines cost.
+    `month`, `level` and `stopped` are what was last announced. The keys of a tenant that is `stopped` are refused.
+    """
+
+    tenant = models.CharField(max_length=64, blank=True)
+    deployment = models.CharField(max_length=96, blank=True)
+    unit = models.CharField(max_length=8, choices=[(unit.value, unit.value) for unit in BudgetUnit])
+    limit = models.DecimalField(max_digits=22, decimal_places=6)
+    alert_at = models.JSONField(default=default_alert_at)
+    hard_stop = models.BooleanField(default=False)
+    actor = models.CharField(max_length=64)
+    changed_at = models.DateTimeField()
+    month = models.DateField(default=date(2000, 1, 1))
+    level = models.PositiveIntegerField(default=0)
+    stopped = models.BooleanField(default=False)
+    stopped_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["tenant", "deployment", "unit"]
+        indexes = [models.Index(fields=["tenant"], name="budget_stopped", condition=Q(stopped=True))]
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "deployment", "unit"], name="budget_once"),
+            models.CheckConstraint(condition=Q(tenant="") | Q(deployment=""), name="budget_of_one"),
+            models.CheckConstraint(
+                condition=~Q(tenant="") | Q(unit=BudgetUnit.USD.value, hard_stop=False), name="budget_of_machines"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"budget of {self.subject}"
+
+    @property
+    def subject(self) -> str:
+        """The subject of its incidents: one for each budget."""
+        if self.tenant:
+            return f"tenant {self.tenant} ({self.unit})"
+        return f"machines of {self.deployment or 'the fleet'}"
+
+    def rules(self) -> BudgetRules:
+        return BudgetRules(BudgetUnit(self.unit), self.limit, tuple(self.alert_at), self.hard_stop)
+
+    def standing(self) -> BudgetStanding:
+        return BudgetStanding(self.month, self.level, self.stopped)

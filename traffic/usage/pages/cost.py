@@ -1,0 +1,274 @@
+"""Cost and power as their page shows them: what machines cost, took and emitted, for a million tokens too, whose that
+is, and how well each number is known.
+
+What machines cost, took and emitted, for a million tokens too; for admins also rates.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlencode
+
+from django.shortcuts import get_object_or_404
+
+from controlplane.dashboard.actions import Submission, action, page_target
+from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
+from controlplane.dashboard.choices import choose_deployment, choose_labelled, choose_region
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from fleet.capacity.api import SetRateSerializer
+from fleet.capacity.planning.pools import Market
+from fleet.capacity.planning.rates import RateKind, Source
+from fleet.capacity.services import dated_states, rate_set, rate_withdraw
+from fleet.deployments.models import Deployment
+from fleet.regions.models import InstanceType, Rate, Region
+from kernel.access import Role
+from kernel.tones import Tone
+from traffic.usage.pages.usage import DEFAULT_SPAN, SPANS, Span, first_step, place_of, span_of, step_of
+from traffic.usage.planning.figures import FIGURES, CostRow, CostSums, UsageQuery
+from traffic.usage.selectors import BatchPrice, TokenWeight, batch_price, cost_answer, cost_rows, token_weights
+
+ROWS_SHOWN = 100
+RATES_SHOWN = 50
+GROUPS = (
+    ("version,type", "by version and type"), ("region", "by region"), ("deployment", "by deployment"),
+    ("tenant", "by tenant"), ("class", "by class"), ("tenant,class", "by tenant and class"), ("adapter", "by adapter"),
+)  # fmt: skip
+SOURCE_TONE = {
+    Source.MEASURED: Tone.OK, Source.RATED: Tone.MOVING, Source.ESTIMATED: Tone.WARN, Source.UNKNOWN: Tone.BAD,
+}  # fmt: skip
+NOBODY = {"tenant": "no key", "adapter": "the model itself"}
+KWH_UJ = Decimal(3_600_000_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with how well it is known; `value` None: nobody knows it."""
+
+    value: Decimal | None
+    source: Source
+
+    @property
+    def label(self) -> str:
+        return self.source.label
+
+    @property
+    def tone(self) -> str:
+        return SOURCE_TONE[self.source].value
+
+
+@dataclass(frozen=True, slots=True)
+class CostLine:
+    """One group: its names, its sums, and for a million tokens dollars, watt-hours and grams."""
+
+    names: tuple[str, ...]
+    sums: CostSums
+    usd: Figure
+    watt_hours: Figure
+    grams: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class CostView:
+    """`bill` and `spares` None: a filter leaves some machines out. `query` names the same rows for the API."""
+
+    span: Span
+    heads: tuple[str, ...]
+    total: CostLine
+    has_idle: bool
+    spares: Decimal | None
+    bill: Decimal | None
+    kwh: Decimal
+    kilograms: Decimal
+    charts: tuple[Chart, ...]
+    lines: tuple[CostLine, ...]
+    more: bool
+    query: str
+    batches: BatchPrice | None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.lines and not self.spares
+
+
+def cost_view(*, span: Span, group: str, deployment: str, region: str, now: datetime) -> CostView:
+    chosen = group if group in dict(GROUPS) else GROUPS[0][0]
+    where = tuple((name, value) for name, value in (("deployment", deployment), ("region", region)) if value)
+    start, dimensions = first_step(span, now), tuple(chosen.split(","))
+    query = UsageQuery(start, now, group=dimensions, where=where)
+    answer = cost_answer(query, most=ROWS_SHOWN)
+    total, spares = answer.totals, answer.spares
+    lines = sorted((_line(row) for row in answer.rows), key=lambda line: (-_spent(line.sums), line.names))
+    return CostView(
+        span=span,
+        heads=dimensions,
+        total=_line(total),
+        has_idle=not {"tenant", "class", "adapter"} & set(dimensions),
+        spares=spares.idle_cost if spares is not None else None,
+        bill=total.sums.cells_cost + spares.idle_cost if spares is not None else None,
+        kwh=Decimal(total.sums.energy_uj + total.sums.idle_uj) / KWH_UJ,
+        kilograms=Decimal(total.sums.carbon_ug + total.sums.idle_carbon_ug) / 10**9,
+        charts=_charts(query, span, lines),
+        lines=tuple(lines),
+        more=answer.truncated,
+        batches=batch_price(query),
+        query=urlencode({"group": chosen, "by": step_of(span).value, "from": span.name} | dict(where)),
+    )
+
+
+def _spent(sums: CostSums) -> Decimal:
+    return sums.cost + sums.idle_cost
+
+
+def _line(row: CostRow) -> CostLine:
+    usd, joules, grams = (row.sums.figures(with_idle=row.has_idle)[name] for name in FIGURES)
+    return CostLine(
+        names=tuple(value or NOBODY.get(name, "none") for name, value in row.group.items()),
+        sums=row.sums,
+        usd=Figure(usd, row.sums.cost_source),
+        watt_hours=Figure(None if joules is None else joules / 3600, row.sums.energy_source),
+        grams=Figure(grams, row.sums.carbon_source),
+    )
+
+
+def _charts(query: UsageQuery, span: Span, lines: list[CostLine]) -> tuple[Chart, ...]:
+    """Money over time by use and idleness, and dollars, watt-hours and grams for a million tokens of the largest."""
+    by = step_of(span)
+    money = cost_rows(replace(query, by=by, group=()))
+    largest = [line.names for line in lines if line.sums.tokens][:MOST_SERIES]
+    groups = cost_rows(replace(query, by=by)) if largest else []
+    unit = "$/h" if span.step.total_seconds() == 3600 else "$/day"
+    used, idle = _gaps(span), _gaps(span)
+    for row in money:
+        place = place_of(row.start, query.start, span)
+        if place is not None:
+            used[place], idle[place] = float(row.sums.cost), float(row.sums.idle_cost)
+    spent = (Series("used", used, Colour.FIRST), Series("idle", idle, Colour.IDLE)) if money else ()
+    step_s = span.step.total_seconds()
+    return (
+        Chart("cost-money", "Cost of cells", unit, query.start, step_s, spent, decimals=2),
+        *(
+            Chart(
+                f"cost-{name}",
+                title,
+                unit,
+                query.start,
+                step_s,
+                _series(groups, largest, query, span, name),
+                decimals=2,
+            )
+            for name, title, unit in (
+                ("usd", "Dollars for a million tokens", "$/M"),
+                ("watt_hours", "Energy for a million tokens", "Wh/M"),
+                ("grams", "Emissions for a million tokens", "g CO2e/M"),
+            )
+        ),
+    )
+
+
+def _series(
+    rows: list[CostRow], largest: list[tuple[str, ...]], query: UsageQuery, span: Span, name: str
+) -> tuple[Series, ...]:
+    values = {names: _gaps(span) for names in largest}
+    for row in rows:
+        line, place = _line(row), place_of(row.start, query.start, span)
+        figure: Figure = getattr(line, name)
+        if line.names in values and place is not None and figure.value is not None:
+            values[line.names][place] = float(figure.value)
+    known = [names for names in largest if any(value is not None for value in values[names])]
+    return tuple(Series(" · ".join(names), values[names]) for names in known)
+
+
+def _gaps(span: Span) -> list[float | None]:
+    return [None] * int(span.length / span.step)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLine:
+    """What tokens weigh, how well that is known, and of what is measured the milliseconds of a step and the share of
+    busy time that the model leaves over."""
+
+    weight: TokenWeight
+    known: Figure
+    step_ms: float | None
+    error_percent: float | None
+
+
+def weight_lines(now: datetime) -> tuple[WeightLine, ...]:
+    return tuple(
+        WeightLine(
+            weight=each,
+            known=Figure(None, each.source),
+            step_ms=each.fit.step_us / 1000 if each.fit else None,
+            error_percent=100 * each.fit.error if each.fit else None,
+        )
+        for each in token_weights(now)
+    )
+
+
+def rate_rows(now: datetime) -> tuple[tuple[Rate, str, str], ...]:
+    """Rates, the latest first, each with its kind in words and whether it is `in force`, `later` or `past`."""
+    rows = list(Rate.objects.order_by("-valid_from", "-id")[:RATES_SHOWN])
+    states = dated_states(rows, lambda row: (row.kind, row.subject, row.region, row.market), now)
+    return tuple((row, row.kind.replace("_", " "), states[row.pk]) for row in rows)
+
+
+def _costs(request: PageRequest) -> CostView:
+    return cost_view(
+        span=span_of(request.text("span")),
+        group=request.text("group"),
+        deployment=request.text("deployment"),
+        region=request.text("region"),
+        now=request.now,
+    )
+
+
+def _filter(request: PageRequest) -> Filter:
+    others = [(span.name, span.label) for span in SPANS if span is not DEFAULT_SPAN]
+    span = choose_labelled(request, "span", (("", DEFAULT_SPAN.label), *others))
+    group = choose_labelled(request, "group", (("", GROUPS[0][1]), *GROUPS[1:]))
+    return Filter(
+        text_label="", text_name="", text="",
+        choices=(span, group, choose_deployment(request), choose_region(request)),
+    )  # fmt: skip
+
+
+def _rates(request: PageRequest) -> dict[str, Any]:
+    return {
+        "rows": rate_rows(request.now),
+        "kinds": [(kind.value, kind.value.replace("_", " ")) for kind in RateKind],
+        "types": InstanceType.objects.values_list("name", flat=True),
+        "regions": Region.objects.values_list("name", flat=True),
+        "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
+        "markets": list(Market),
+    }
+
+
+def _weights(request: PageRequest) -> tuple[WeightLine, ...]:
+    return weight_lines(request.now)
+
+
+COSTS = Page(
+    section="usage",
+    title="Cost and power",
+    charts=True,
+    fragments=(
+        Fragment("costs", "", ("usage",), "traffic/usage/costs.html", _costs),
+        Fragment("weights", "What tokens weigh", ("usage",), "traffic/usage/weights.html", _weights),
+        Fragment("rates", "Rates of machines, power and tokens", ("usage",), "traffic/usage/rates.html", _rates),
+    ),
+    narrow=_filter,
+)
+
+COSTS_PAGE = page_target("costs", "costs")
+
+
+@action(COSTS_PAGE, Role.ADMIN)
+def rate_set_action(form: Submission, _: None) -> None:
+    fields = form.valid(SetRateSerializer, "kind", "subject", "region", "market", "value")
+    rate_set(**{**fields, "kind": RateKind(fields["kind"])}, actor=form.actor, now=form.now)
+
+
+@action(COSTS_PAGE, Role.ADMIN)
+def rate_withdraw_action(form: Submission, id: int) -> None:
+    rate_withdraw(rate_id=get_object_or_404(Rate, pk=id).pk, actor=form.actor, now=form.now)

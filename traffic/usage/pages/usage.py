@@ -1,0 +1,290 @@
+"""Usage and cost as their page shows them: who used what, what it costs, who is near a budget.
+
+Who used what, what it costs, and who is near a budget; for admins also budgets.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db.models import Sum
+from django.shortcuts import get_object_or_404
+
+from controlplane.dashboard.actions import Submission, action, page_target
+from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
+from controlplane.dashboard.choices import choose, choose_deployment, choose_labelled
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from fleet.deployments.models import Deployment
+from kernel.access import Role
+from traffic.keys.models import ApplicationKey
+from traffic.responses.selectors import KeptOfTenant, kept_by_tenant
+from traffic.responses.services import store_settings
+from traffic.usage.api.costs import CreateBudgetSerializer
+from traffic.usage.models import Budget, CellHour
+from traffic.usage.planning.figures import By, UsageQuery
+from traffic.usage.planning.prices import TokenPrice
+from traffic.usage.selectors import (
+    BudgetView,
+    UsageRow,
+    budget_views,
+    cost_rows,
+    token_prices,
+    usage_answer,
+    usage_stream,
+)
+from traffic.usage.services.budgets import budget_change, budget_create, budget_delete
+
+ROWS_SHOWN = 100
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How far back, and the step of its charts."""
+
+    name: str
+    label: str
+    length: timedelta
+    step: timedelta
+
+
+SPANS = (
+    Span("24h", "24 hours", DAY, HOUR),
+    Span("7d", "7 days", 7 * DAY, DAY),
+    Span("30d", "30 days", 30 * DAY, DAY),
+    Span("90d", "90 days", 90 * DAY, DAY),
+)
+DEFAULT_SPAN = SPANS[1]
+
+
+@dataclass(frozen=True, slots=True)
+class UsageLine:
+    """A tenant or a deployment; `budget`: the fullest of a tenant, `idle` and `price` of a deployment."""
+
+    name: str
+    sums: dict[str, Any]
+    budget: BudgetView | None = None
+    cells: Decimal = Decimal(0)
+    idle: Decimal = Decimal(0)
+    price: TokenPrice | None = None
+
+    @property
+    def failed(self) -> int:
+        """Requests that cells failed, and those that no cell answered."""
+        return int(self.sums.get("errors", 0) + self.sums.get("refused", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class UsageView:
+    """`query` names the same rows for the API. `unpriced`: deployments with tokens and without a price."""
+
+    span: Span
+    totals: dict[str, Any]
+    cells: Decimal
+    idle: Decimal
+    charts: tuple[Chart, ...]
+    tenants: tuple[UsageLine, ...]
+    deployments: tuple[UsageLine, ...]
+    more: bool
+    query: str
+    unpriced: tuple[str, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.tenants or self.deployments)
+
+
+def span_of(name: str) -> Span:
+    return next((span for span in SPANS if span.name == name), DEFAULT_SPAN)
+
+
+def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> UsageView:
+    where = tuple((name, value) for name, value in (("tenant", tenant), ("deployment", deployment)) if value)
+    start = first_step(span, now)
+    by_tenant = usage_answer(UsageQuery(start, now, group=("tenant",), where=where), most=ROWS_SHOWN)
+    by_deployment = usage_answer(UsageQuery(start, now, group=("deployment",), where=where), most=ROWS_SHOWN)
+    tenants = sorted(by_tenant.rows, key=lambda row: (-_tokens(row.sums), row.group["tenant"]))
+    lines = _deployment_lines(by_deployment.rows, start, now, deployment)
+    largest = [row.group["tenant"] for row in tenants[:MOST_SERIES] if _tokens(row.sums)]
+    budgets = {view.budget.tenant: view for view in reversed(budget_views(now))}  # the fullest of a tenant stays
+    return UsageView(
+        span=span,
+        totals=by_tenant.totals,
+        cells=sum((line.cells for line in lines), Decimal(0)),
+        idle=sum((line.idle for line in lines), Decimal(0)),
+        charts=(
+            _token_chart(largest, span, start, now, where),
+            *((_cell_chart(span, start, now, deployment),) if not tenant else ()),
+        ),
+        tenants=tuple(_tenant_line(row, budgets) for row in tenants),
+        deployments=tuple(lines),
+        more=by_tenant.truncated or by_deployment.truncated,
+        query=urlencode(
+            {"group": "tenant,key,deployment,class,adapter", "by": step_of(span).value, "from": span.name} | dict(where)
+        ),
+        unpriced=tuple(line.name for line in lines if line.name and _tokens(line.sums) and line.price is None),
+    )
+
+
+def _tenant_line(row: UsageRow, budgets: dict[str, BudgetView]) -> UsageLine:
+    return UsageLine(row.group["tenant"], row.sums, budgets.get(row.group["tenant"]))
+
+
+def first_step(span: Span, now: datetime) -> datetime:
+    """The beginning of the first step that is shown."""
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    begin = hour if span.step == HOUR else hour.replace(hour=0)
+    return begin + span.step - span.length
+
+
+def step_of(span: Span) -> By:
+    """The time of one step of its charts."""
+    return By.HOUR if span.step == HOUR else By.DAY
+
+
+def _tokens(sums: dict[str, Any]) -> int:
+    return int(sums.get("prompt_tokens", 0) + sums.get("completion_tokens", 0))
+
+
+def _deployment_lines(rows: list[UsageRow], start: datetime, now: datetime, deployment: str) -> list[UsageLine]:
+    sums = {row.group["deployment"]: row.sums for row in rows if row.group["deployment"]}
+    cells: dict[str, list[Decimal]] = defaultdict(lambda: [Decimal(0), Decimal(0)])
+    where = (("deployment", deployment),) if deployment else ()
+    for row in cost_rows(UsageQuery(start, now, group=("deployment",), where=where)):
+        cells[row.group["deployment"]] = [row.sums.cells_cost, row.sums.idle_cost]
+    prices = token_prices(now)
+    names = sorted(sums.keys() | cells.keys(), key=lambda name: (-_tokens(sums.get(name, {})), name))
+    return [
+        UsageLine(name, sums.get(name, {}), None, cells[name][0], cells[name][1], prices.get(name))
+        for name in names[:ROWS_SHOWN]
+    ]
+
+
+def _token_chart(
+    tenants: list[str], span: Span, start: datetime, now: datetime, where: tuple[tuple[str, str], ...]
+) -> Chart:
+    by = step_of(span)
+    lines: dict[str, list[float | None]] = {tenant: _flat(span) for tenant in tenants}
+    if tenants:
+        for row in usage_stream(UsageQuery(start, now, by, ("tenant",), where)):
+            line = lines.get(row.group["tenant"])
+            place = place_of(row.start, start, span)
+            if line is not None and place is not None:
+                line[place] = float(_tokens(row.sums))
+    series = tuple(Series(tenant or "no key", lines[tenant]) for tenant in tenants)
+    unit = "/h" if span.step == HOUR else "/day"
+    return Chart("usage-tokens", "Tokens of the largest tenants", unit, start, _seconds(span), series, decimals=0)
+
+
+def _cell_chart(span: Span, start: datetime, now: datetime, deployment: str) -> Chart:
+    hours = CellHour.objects.filter(hour__gte=start, hour__lt=now, settled=True).exclude(deployment="")
+    if deployment:
+        hours = hours.filter(deployment=deployment)
+    used, idle = _flat(span), _flat(span)
+    sums = hours.order_by().values("hour").annotate(whole=Sum("cost"), unused=Sum("idle"))
+    for row in sums:
+        place = place_of(row["hour"], start, span)
+        if place is not None:
+            used[place] = (used[place] or 0) + float(row["whole"] - row["unused"])
+            idle[place] = (idle[place] or 0) + float(row["unused"])
+    lines = (Series("used", used, Colour.FIRST), Series("idle", idle, Colour.IDLE))
+    unit = "$/h" if span.step == HOUR else "$/day"
+    is_known = any(used) or any(idle)
+    return Chart("usage-cells", "Cost of cells", unit, start, _seconds(span), lines if is_known else (), decimals=2)
+
+
+def _flat(span: Span) -> list[float | None]:
+    return [0.0] * int(span.length / span.step)
+
+
+def place_of(at: datetime | None, start: datetime, span: Span) -> int | None:
+    """The step of its charts that this time is in; None: in none."""
+    place = int((at - start) / span.step) if at else -1
+    return place if 0 <= place < int(span.length / span.step) else None
+
+
+def _seconds(span: Span) -> float:
+    return span.step.total_seconds()
+
+
+def usage_tenants() -> list[str]:
+    return list(ApplicationKey.objects.order_by("tenant").values_list("tenant", flat=True).distinct())
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResponsesView:
+    """`rows` by size; `more`: there are more tenants. `most` and `most_size` are the bounds of each."""
+
+    rows: tuple[KeptOfTenant, ...]
+    more: bool
+    most: int
+    most_size: int
+
+
+def kept_responses_view(*, tenant: str) -> KeptResponsesView:
+    rows, settings = kept_by_tenant(most=ROWS_SHOWN + 1, tenant=tenant), store_settings()
+    more = len(rows) > ROWS_SHOWN
+    shown = tuple(rows[:ROWS_SHOWN])
+    return KeptResponsesView(shown, more, settings.max_kept_per_tenant, settings.max_kept_bytes_per_tenant)
+
+
+def _usage(request: PageRequest) -> UsageView:
+    return usage_view(
+        span=span_of(request.text("span")),
+        tenant=request.text("tenant"),
+        deployment=request.text("deployment"),
+        now=request.now,
+    )
+
+
+def _filter(request: PageRequest) -> Filter:
+    others = [(span.name, span.label) for span in SPANS if span is not DEFAULT_SPAN]
+    span = choose_labelled(request, "span", (("", DEFAULT_SPAN.label), *others))
+    tenant = choose(request, "tenant", "every tenant", usage_tenants())
+    return Filter(text_label="", text_name="", text="", choices=(span, tenant, choose_deployment(request)))
+
+
+def _budgets(request: PageRequest) -> dict[str, Any]:
+    return {
+        "rows": budget_views(request.now),
+        "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
+    }
+
+
+def _responses(request: PageRequest) -> KeptResponsesView:
+    return kept_responses_view(tenant=request.text("tenant"))
+
+
+USAGE = Page(
+    section="usage",
+    title="Usage",
+    charts=True,
+    fragments=(
+        Fragment("usage", "", ("usage",), "traffic/usage/usage.html", _usage),
+        Fragment("usage-budgets", "Budgets of this month", ("usage",), "traffic/usage/budgets.html", _budgets),
+        Fragment("usage-responses", "Kept responses", ("usage",), "traffic/usage/responses.html", _responses),
+    ),
+    narrow=_filter,
+)
+
+USAGE_PAGE = page_target("usage", "usage")
+
+
+@action(USAGE_PAGE, Role.ADMIN)
+def budget_set_action(form: Submission, _: None) -> None:
+    hard_stop = form.text("hard_stop") == "yes"
+    fields = form.valid(CreateBudgetSerializer, "tenant", "deployment", "unit", "limit", hard_stop=hard_stop)
+    whose = {name: fields.pop(name) for name in ("tenant", "deployment", "unit")}
+    there = Budget.objects.filter(**whose).first()
+    if there is None:
+        budget_create(**whose, **fields, actor=form.actor, now=form.now)
+    else:
+        budget_change(budget_id=there.pk, **fields, actor=form.actor, now=form.now)
+
+
+@action(USAGE_PAGE, Role.ADMIN)
+def budget_remove_action(form: Submission, id: int) -> None:
+    budget_delete(budget_id=get_object_or_404(Budget, pk=id).pk, actor=form.actor, now=form.now)

@@ -1,0 +1,415 @@
+"""Usage added up as somebody requests it, from hours and, where those are no longer kept, from days.
+
+Prices of the tokens of deployments, by the rates in force.
+
+What tokens weigh: as measured of a version on an instance type, else as prices in force say, else as lists do.
+
+What machines cost, took and emitted, and what that is for a million tokens, added up as somebody requests it: out of
+hours that are over, from the shares of accounts and from the machines themselves.
+
+What batches cost: their share of what ran, and what more of them would.
+
+Budgets with what was used of them this month.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from functools import cached_property
+from typing import Any
+
+from django.db.models import Max, Min, QuerySet, Sum
+from django.db.models.functions import TruncDay, TruncHour, TruncMonth
+
+from engine_agent.protocol.states import ServingClass
+from fleet.capacity.planning.rates import OF_TOKENS, Rates, Source
+from fleet.cells.models import CellMember
+from fleet.regions.models import Rate
+from traffic.usage.models import AMOUNTS, COUNTS, Budget, CellHour, CostShare, TokenFit, UsageDay, UsageHour, UsageMonth
+from traffic.usage.planning.counting import BudgetUnit, describe_use, month_of, used_percent
+from traffic.usage.planning.figures import (
+    OF_ACCOUNTS,
+    BatchHour,
+    By,
+    CostRow,
+    CostSums,
+    MarginalPrice,
+    UsageQuery,
+    marginal_price,
+)
+from traffic.usage.planning.prices import FIT_KEPT, HOUR_MS, TokenPrice, TokenWeights, token_price, weights_of
+
+COLUMN = {"tenant": "tenant", "key": "key", "deployment": "deployment", "class": "serving_class", "adapter": "adapter"}
+"""Dimension -> its column."""
+SUMMED = (*COUNTS, *AMOUNTS)
+TRUNCATE = {By.HOUR: TruncHour, By.DAY: TruncDay, By.MONTH: TruncMonth}
+NOTHING = dict.fromkeys(COUNTS, 0) | dict.fromkeys(AMOUNTS, Decimal(0))
+TICK = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """One group: the beginning of its time (None: all of it), its dimensions by name, and its sums by column."""
+
+    start: datetime | None
+    group: dict[str, str]
+    sums: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class UsageAnswer:
+    """Groups, latest first and then by name, and the sums of all. `truncated`: there are more groups."""
+
+    rows: list[UsageRow]
+    totals: dict[str, Any]
+    truncated: bool = False
+
+
+def usage_answer(query: UsageQuery, *, most: int) -> UsageAnswer:
+    """Usage by group, in four queries."""
+    rows = list(itertools.islice(usage_stream(query), most + 1))
+    whole = replace(query, by=By.TOTAL, group=())
+    totals = _merged(usage_parts(whole), whole)
+    return UsageAnswer(rows[:most], totals[0].sums if totals else dict(NOTHING), len(rows) > most)
+
+
+def usage_stream(query: UsageQuery) -> Iterator[UsageRow]:
+    """The groups, one after the other, so that any number of them takes no more memory than a few: latest first and
+    then by name. A month, or all of the time, may be partly in hours and partly in days: those are read first."""
+    if query.by in (By.HOUR, By.DAY):
+        yield from (_row(found, query) for found in usage_parts(query))
+    else:
+        yield from _merged(usage_parts(query), query)
+
+
+def usage_parts(query: UsageQuery) -> Iterator[dict[str, Any]]:
+    """Sums out of hours, then out of days that have none any more. No group of a day or an hour is in both."""
+    hours = UsageHour.objects.filter(hour__gte=query.start, hour__lt=query.end)
+    yield from _sums(hours, query, "hour")
+    if query.by is not By.HOUR:
+        days = UsageDay.objects.filter(day__gte=query.start.date(), day__lte=(query.end - TICK).date())
+        yield from _sums(days, query, "day")
+
+
+def _merged(parts: Iterable[dict[str, Any]], query: UsageQuery) -> list[UsageRow]:
+    groups: dict[tuple[Any, ...], UsageRow] = {}
+    for part in parts:
+        row = _row(part, query)
+        place = (row.start, *row.group.values())
+        if place in groups:
+            sums = groups[place].sums
+            sums.update({name: sums[name] + row.sums[name] for name in SUMMED})
+        else:
+            groups[place] = row
+    return sorted(groups.values(), key=lambda row: (-_seconds(row.start), *row.group.values()))
+
+
+def _row(found: dict[str, Any], query: UsageQuery) -> UsageRow:
+    start = found["start"]
+    if start is not None and not isinstance(start, datetime):
+        start = datetime(start.year, start.month, start.day, tzinfo=UTC)
+    group = {name: found[COLUMN[name]] for name in query.group}
+    return UsageRow(start, group, {name: found[name] for name in SUMMED})
+
+
+def _seconds(start: datetime | None) -> float:
+    return start.timestamp() if start else 0.0
+
+
+def _sums(rows: "QuerySet[Any]", query: UsageQuery, time: str) -> Iterator[dict[str, Any]]:
+    rows = rows.filter(**{COLUMN[name]: value for name, value in query.where}).order_by()
+    names = [COLUMN[name] for name in query.group]
+    sums = {name: Sum(name) for name in SUMMED}
+    if query.by is not By.TOTAL:
+        grouped = rows.annotate(start=TRUNCATE[query.by](time)).values("start", *names).annotate(**sums)
+        yield from grouped.order_by("-start", *names).iterator(chunk_size=2000)
+    elif names:
+        for row in rows.values(*names).annotate(**sums).iterator(chunk_size=2000):
+            yield {"start": None, **row}
+    elif (row := rows.aggregate(**sums))["requests"] is not None:
+        yield {"start": None, **row}
+
+
+def token_prices(now: datetime) -> dict[str, TokenPrice]:
+    """Deployment -> the price in force, in one query."""
+    begun = Rate.objects.filter(kind__in=OF_TOKENS, valid_from__lte=now).order_by("kind", "subject", "-valid_from")
+    in_force = [row.rate() for row in begun.distinct("kind", "subject")]
+    rates = Rates(in_force, now)
+    found = {name: token_price(rates, name) for name in sorted({rate.subject for rate in in_force})}
+    return {name: price for name, price in found.items() if price is not None}
+
+
+Fits = Mapping[tuple[str, str], TokenWeights]
+"""(version, instance type) -> weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """`source`: `measured` by steps of engines, `rated` by prices of tokens in force, `estimated` by lists of them."""
+
+    weights: TokenWeights
+    source: Source
+
+
+def fits_at(now: datetime) -> Fits:
+    """Those that are young enough, in one query."""
+    rows = TokenFit.objects.filter(fitted_at__gte=now - timedelta(days=FIT_KEPT))
+    return {(row.version, row.instance_type): row.weights() for row in rows}
+
+
+def weighing(fits: Fits, version: str, instance_type: str, price: TokenPrice | None) -> Weighing:
+    """What tokens of a version weigh on an instance type. `price`: that of their deployment in force."""
+    fitted = fits.get((version, instance_type))
+    if fitted is not None:
+        return Weighing(fitted, Source.MEASURED)
+    is_stated = price is not None and bool(price.prompt or price.completion)
+    return Weighing(weights_of(price), Source.RATED if is_stated else Source.ESTIMATED)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWeight:
+    """What tokens of a version weigh on an instance type, in computed prompt tokens. `fit`: how that was measured."""
+
+    version: str
+    instance_type: str
+    cached: float
+    completion: float
+    source: Source
+    fit: TokenFit | None
+
+
+def token_weights(now: datetime) -> list[TokenWeight]:
+    """Of all that cells serve now, and of what was measured lately, by version and type; in three queries."""
+    fits = {
+        (row.version, row.instance_type): row
+        for row in TokenFit.objects.filter(fitted_at__gte=now - timedelta(days=FIT_KEPT))
+    }
+    prices = token_prices(now)
+    served = CellMember.objects.filter(rank=0).order_by("cell__deployment_id")
+    columns = (
+        "cell__deployment_id",
+        "cell__model_version__model_id",
+        "cell__model_version__version",
+        "node__instance_type_id",
+    )
+    places: dict[tuple[str, str], TokenPrice | None] = dict.fromkeys(fits)
+    for deployment, model, version, instance_type in served.values_list(*columns).distinct():
+        places[f"{model}@{version}", instance_type] = prices.get(deployment)
+    by_fit = {place: row.weights() for place, row in fits.items()}
+    found = []
+    for version, instance_type in sorted(places):
+        weighed = weighing(by_fit, version, instance_type, places[version, instance_type])
+        prompt = max(1, weighed.weights.prompt)
+        found.append(
+            TokenWeight(
+                version, instance_type, weighed.weights.cached / prompt, weighed.weights.completion / prompt,
+                weighed.source, fits.get((version, instance_type)),
+            )
+        )  # fmt: skip
+    return found
+
+
+COST_COLUMN = {
+    "deployment": "deployment", "version": "version", "type": "instance_type", "region": "region", "tenant": "tenant",
+    "class": "serving_class", "adapter": "adapter",
+}  # fmt: skip
+"""Dimension -> its column."""
+_OF_SHARES = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost", "energy_uj", "carbon_ug")
+_SOURCES = ("cost_source", "energy_source", "carbon_source")
+_OF_MACHINES = {
+    "machine_ms": "machine_ms", "idle_cost": "idle", "idle_uj": "idle_uj", "idle_carbon_ug": "idle_carbon_ug",
+    "cells_cost": "cost", "cells_uj": "energy_uj", "measured_uj": "measured_uj", "refused": "refused",
+}  # fmt: skip
+"""Sum -> its column."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostAnswer:
+    """Groups, latest first and then by name, and the sums of all that the filters take. `spares`: of machines in no
+    cell, None where a filter leaves them out; `open_ms`: machine time of hours that are not split yet."""
+
+    rows: list[CostRow]
+    totals: CostRow
+    spares: CostSums | None
+    open_ms: int
+    truncated: bool = False
+
+
+def cost_answer(query: UsageQuery, *, most: int) -> CostAnswer:
+    """Costs by group, in seven queries."""
+    rows = cost_rows(query)
+    totals = cost_rows(replace(query, by=By.TOTAL, group=()))
+    named = {name for name, _ in query.where}
+    return CostAnswer(
+        rows=rows[:most],
+        totals=totals[0] if totals else CostRow(None, {}, CostSums(), has_idle=not named & OF_ACCOUNTS),
+        spares=None if named - {"type", "region"} else spare_sums(query),
+        open_ms=_machines(query).filter(settled=False).aggregate(ms=Sum("machine_ms"))["ms"] or 0,
+        truncated=len(rows) > most,
+    )
+
+
+def cost_rows(query: UsageQuery) -> list[CostRow]:
+    """All groups, latest first and then by name. Tokens of an hour that is not split yet are in none: nobody knows yet
+    what they cost."""
+    has_idle = not OF_ACCOUNTS & {*query.group, *(name for name, _ in query.where)}
+    first_open = CellHour.objects.filter(settled=False).aggregate(at=Min("hour"))["at"]
+    end = min(query.end, first_open) if first_open is not None else query.end
+    groups: dict[tuple[Any, ...], CostSums] = {}
+    parts = [*_sums_of_shares(replace(query, end=end))]
+    if has_idle:
+        parts += _sums_of_machines(query)
+    for place, sums in parts:
+        groups[place] = groups.get(place, CostSums()) + sums
+    ordered = sorted(groups, key=lambda place: (-(place[0].timestamp() if place[0] else 0.0), *place[1:]))
+    return [
+        CostRow(place[0], dict(zip(query.group, place[1:], strict=True)), groups[place], has_idle) for place in ordered
+    ]
+
+
+def spare_sums(query: UsageQuery) -> CostSums:
+    """Of machines that were in no cell: all of it is idle."""
+    spares = _filtered(CellHour.objects.filter(deployment="", settled=True), query)
+    return next((sums for _, sums in _grouped_machines(spares, replace(query, by=By.TOTAL, group=()))), CostSums())
+
+
+def month_costs(month: date, end: datetime) -> dict[str, Decimal]:
+    """Deployment -> US dollars that its machines cost since the beginning of a month (UTC), the hour that runs
+    included; of no deployment: all machines together, spares included."""
+    hours = CellHour.objects.filter(hour__gte=datetime.combine(month, time.min, UTC), hour__lt=end).order_by()
+    spent = {
+        row["deployment"]: Decimal(row["total"]) / HOUR_MS / 1_000_000
+        for row in hours.values("deployment").annotate(total=Sum("spent"))
+    }
+    return {**spent, "": sum(spent.values(), Decimal(0))}
+
+
+def _filtered(rows: "QuerySet[Any]", query: UsageQuery) -> "QuerySet[Any]":
+    where = {COST_COLUMN[name]: value for name, value in query.where}
+    return rows.filter(hour__gte=query.start, hour__lt=query.end, **where).order_by()
+
+
+def _machines(query: UsageQuery) -> "QuerySet[CellHour]":
+    kept = tuple((name, value) for name, value in query.where if name not in OF_ACCOUNTS)
+    return _filtered(CellHour.objects.exclude(deployment=""), replace(query, where=kept))
+
+
+def _sums_of_shares(query: UsageQuery) -> Iterator[tuple[tuple[Any, ...], CostSums]]:
+    sums = {name: Sum(name) for name in _OF_SHARES} | {f"worst_{name}": Max(name) for name in _SOURCES}
+    for place, row in _grouped(_filtered(CostShare.objects.all(), query), query, sums):
+        yield place, CostSums(**{name: row[name] for name in _OF_SHARES}, **_worst(row))
+
+
+def _sums_of_machines(query: UsageQuery) -> Iterator[tuple[tuple[Any, ...], CostSums]]:
+    return _grouped_machines(_machines(query).filter(settled=True), query)
+
+
+def _grouped_machines(rows: "QuerySet[CellHour]", query: UsageQuery) -> Iterator[tuple[tuple[Any, ...], CostSums]]:
+    sums: dict[str, Any] = {f"sum_{name}": Sum(column) for name, column in _OF_MACHINES.items()}
+    sums |= {f"worst_{name}": Max(name) for name in _SOURCES}
+    for place, row in _grouped(rows, query, sums):
+        yield place, CostSums(**{name: row[f"sum_{name}"] for name in _OF_MACHINES}, **_worst(row))
+
+
+def _worst(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: Source(row[f"worst_{name}"]) for name in _SOURCES}
+
+
+def _grouped(
+    rows: "QuerySet[Any]", query: UsageQuery, sums: Mapping[str, Any]
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Beginning of the time and group -> sums."""
+    names = [COST_COLUMN[name] for name in query.group]
+    if query.by is not By.TOTAL:
+        rows = rows.annotate(start=TRUNCATE[query.by]("hour", tzinfo=UTC))
+        for row in rows.values("start", *names).annotate(**sums).iterator(chunk_size=2000):
+            yield (row["start"], *(row[name] for name in names)), row
+    elif names:
+        for row in rows.values(*names).annotate(**sums).iterator(chunk_size=2000):
+            yield (None, *(row[name] for name in names)), row
+    else:
+        whole = rows.aggregate(**sums)
+        if any(value is not None for value in whole.values()):
+            yield (None,), whole
+
+
+BATCH = ServingClass.BATCH.value
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPrice:
+    """`sums`: of batches; `average`: US dollars for a million of their tokens by their share of what ran, None:
+    unknown. `usd` and `joules`: of a million tokens more; None: hours do not tell."""
+
+    sums: CostSums
+    average: Decimal | None
+    usd: MarginalPrice | None
+    joules: MarginalPrice | None
+
+
+def batch_price(query: UsageQuery) -> BatchPrice | None:
+    """Out of the hours of a query that filters no accounts; None: no batches in them, or such a filter."""
+    if OF_ACCOUNTS & {name for name, _ in query.where}:
+        return None
+    by_class = cost_rows(replace(query, by=By.HOUR, group=("class",)))
+    batches = [row for row in by_class if row.group["class"] == BATCH]
+    if not any(row.sums.tokens for row in batches):
+        return None
+    sums = sum((row.sums for row in batches), CostSums())
+    cells = {row.start: row.sums for row in cost_rows(replace(query, by=By.HOUR, group=()))}
+    own = _tokens(batches)
+    others = _tokens([row for row in by_class if row.group["class"] != BATCH])
+    usd = [BatchHour(float(hour.cells_cost), others.get(at, 0), own.get(at, 0)) for at, hour in cells.items()]
+    joules = [BatchHour(hour.cells_uj / 1e6, others.get(at, 0), own.get(at, 0)) for at, hour in cells.items()]
+    return BatchPrice(
+        sums, sums.figures(with_idle=False)["usd_per_mtoken"], marginal_price(usd), marginal_price(joules)
+    )
+
+
+def _tokens(rows: list[CostRow]) -> dict[datetime | None, int]:
+    found: dict[datetime | None, int] = {}
+    for row in rows:
+        found[row.start] = found.get(row.start, 0) + row.sums.tokens
+    return found
+
+
+class MonthUse:
+    """What was used of the month of `now`. Each table is read once, when the first budget needs it."""
+
+    def __init__(self, now: datetime) -> None:
+        self.month = month_of(now)
+        self._now = now
+
+    def of(self, budget: Budget) -> Decimal:
+        if not budget.tenant:
+            return self._machines.get(budget.deployment, Decimal(0))
+        tokens, charged = self._tenants.get(budget.tenant, (Decimal(0), Decimal(0)))
+        return tokens if budget.unit == BudgetUnit.TOKENS else charged
+
+    @cached_property
+    def _machines(self) -> dict[str, Decimal]:
+        return month_costs(self.month, self._now)
+
+    @cached_property
+    def _tenants(self) -> dict[str, tuple[Decimal, Decimal]]:
+        tenants = Budget.objects.exclude(tenant="").values("tenant")
+        months = UsageMonth.objects.filter(month=self.month, tenant__in=tenants)
+        return {row.tenant: (Decimal(row.tokens), row.charged) for row in months}
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetView:
+    """A budget as pages show it, `used` in words."""
+
+    budget: Budget
+    used: str
+    percent: Decimal
+
+
+def budget_views(now: datetime) -> list[BudgetView]:
+    month = MonthUse(now)
+    uses = [(row, month.of(row)) for row in Budget.objects.all()]
+    views = [BudgetView(row, describe_use(row.rules(), used), used_percent(row.rules(), used)) for row, used in uses]
+    return sorted(views, key=lambda view: (-view.percent, view.budget.subject))

@@ -1,0 +1,181 @@
+"""Budgets of tenants and of machines: admins lay them down, and each pass compares them with what was used and
+announces where they stand by an event, an incident and its webhooks. A hard stop takes effect by the routing tables of
+every region.
+
+A budget stands at what was last announced. An announcement is written only if its row is still the one that was
+compared; otherwise the next pass compares it again.
+"""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from django.db import IntegrityError, transaction
+
+from fleet.deployments.models import Deployment
+from fleet.faults.services.incidents import incident_open, incidents_close
+from kernel import live
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
+from traffic.keys.services import key_ring_change
+from traffic.usage.models import Budget
+from traffic.usage.planning.counting import (
+    BudgetPlan,
+    BudgetUnit,
+    check_alert_at,
+    check_limit,
+    describe_limit,
+    month_of,
+    plan_budget,
+)
+from traffic.usage.selectors import MonthUse
+
+INCIDENT = "budget"
+
+
+@transaction.atomic
+def budget_create(
+    *, actor: str, now: datetime, tenant: str = "", deployment: str = "", unit: str, **columns: Any
+) -> Budget:
+    """A budget for a tenant, or for the machines of a deployment, from this month on; of neither: for all machines.
+
+    Raises:
+        InvalidInput: no budget can be like this, or the deployment does not exist.
+        Conflict: there is one in this unit.
+    """
+    row = Budget(
+        tenant=tenant, deployment=deployment, unit=unit, actor=actor[:64], changed_at=now, month=month_of(now),
+        **columns,
+    )  # fmt: skip
+    _check_subject(row)
+    _check_rules(row)
+    try:
+        with transaction.atomic():
+            row.save(force_insert=True)
+    except IntegrityError as error:
+        raise Conflict(f"there is a {row}; change that one") from error
+    _record_change(row, "created", now)
+    return row
+
+
+@transaction.atomic
+def budget_change(*, budget_id: int, actor: str, now: datetime, **columns: Any) -> Budget:
+    """Change what is given.
+
+    Raises:
+        InvalidInput: no budget can be like this.
+    """
+    row = Budget.objects.select_for_update().get(pk=budget_id)
+    changed: dict[str, Any] = {name: value for name, value in columns.items() if getattr(row, name) != value}
+    for column, value in changed.items():
+        setattr(row, column, value)
+    _check_rules(row)
+    if changed:
+        row.actor, row.changed_at = actor[:64], now
+        row.save(update_fields=[*changed, "actor", "changed_at"])
+        _record_change(row, f"changed ({', '.join(sorted(changed))})", now)
+    return row
+
+
+@transaction.atomic
+def budget_delete(*, budget_id: int, actor: str, now: datetime) -> None:
+    """Delete a budget and close its incident. The keys of a tenant that it had stopped are accepted again."""
+    row = Budget.objects.select_for_update().get(pk=budget_id)
+    incidents_close(kind=INCIDENT, subject=row.subject, resolution=f"{actor} removed the budget", now=now)
+    row.delete()
+    _record(row, "removed", f"{row} removed, by {actor}", Tone.WARN, actor, now)
+    if row.stopped:
+        key_ring_change()
+
+
+def budgets_follow(*, now: datetime) -> list[str]:
+    """Compare every budget with what was used of this month. Returns the subjects of those that stand elsewhere now."""
+    month = MonthUse(now)
+    return [row.subject for row in Budget.objects.all() if budget_follow(row, month.of(row), now=now)]
+
+
+def budget_follow(row: Budget, used: Decimal, *, now: datetime) -> bool:
+    """Announce where a budget stands. Returns False if that is known, or if the budget changed meanwhile."""
+    plan = plan_budget(row.rules(), used, row.standing(), now)
+    return plan.standing != row.standing() and _announce(row, plan, now)
+
+
+@transaction.atomic
+def _announce(row: Budget, plan: BudgetPlan, now: datetime) -> bool:
+    standing = plan.standing
+    stopped_at = row.stopped_at if standing.stopped == row.stopped else now if standing.stopped else None
+    unchanged = Budget.objects.filter(
+        pk=row.pk, month=row.month, level=row.level, stopped=row.stopped, changed_at=row.changed_at
+    )
+    if not unchanged.update(
+        month=standing.month, level=standing.level, stopped=standing.stopped, stopped_at=stopped_at
+    ):
+        return False
+    if plan.changes:
+        tone = Tone.BAD if standing.stopped else Tone.WARN if standing.level else Tone.OK
+        _record(row, "reached", f"{row.subject}: {'; '.join(plan.changes)}", tone, "switchyard", now)
+    if (standing.month, standing.level) != (row.month, row.level):
+        _open_incident(row, plan, now)
+    if standing.stopped != row.stopped:
+        key_ring_change()
+    return True
+
+
+def _open_incident(row: Budget, plan: BudgetPlan, now: datetime) -> None:
+    """One incident for the alert that is reached. Each is a new one, so webhooks send each."""
+    standing, text = plan.standing, "; ".join(plan.changes)
+    resolution = text or f"{standing.month:%B %Y} began"
+    incidents_close(kind=INCIDENT, subject=row.subject, resolution=resolution, now=now)
+    if standing.level:
+        evidence = {
+            "tenant": row.tenant,
+            "deployment": row.deployment,
+            "unit": row.unit,
+            "month": f"{standing.month:%Y-%m}",
+            "reached_percent": standing.level,
+            "used_percent": f"{plan.used_percent:.1f}",
+            "keys_refused": standing.stopped,
+        }
+        summary = f"{row.subject}: {text}"
+        incident_open(kind=INCIDENT, subject=row.subject, summary=summary, evidence=evidence, now=now)
+
+
+def _check_subject(row: Budget) -> None:
+    if row.tenant and row.deployment:
+        message = "a budget is a tenant's or a deployment's"
+        raise InvalidInput(field="deployment", rule="budget", message=message)
+    if row.deployment and not Deployment.objects.filter(name=row.deployment).exists():
+        there = ", ".join(Deployment.objects.order_by("name").values_list("name", flat=True)) or "none"
+        message = f"there is no deployment {row.deployment!r}; there are: {there}"
+        raise InvalidInput(field="deployment", rule="exists", message=message)
+
+
+def _check_rules(row: Budget) -> None:
+    if not row.tenant and row.unit != BudgetUnit.USD:
+        raise InvalidInput(field="unit", rule="budget", message="a budget of machines is in usd")
+    if not row.tenant and row.hard_stop:
+        message = "a budget of machines alerts only: `hard_stop` refuses the keys of a tenant"
+        raise InvalidInput(field="hard_stop", rule="budget", message=message)
+    rules, field = row.rules(), "limit"
+    try:
+        check_limit(rules.unit, rules.limit)
+        field = "alert_at"
+        check_alert_at(rules.alert_at)
+    except ValueError as error:
+        raise InvalidInput(field=field, rule="budget", message=str(error)) from error
+
+
+def _record_change(row: Budget, what: str, now: datetime) -> None:
+    then = ", then its keys are refused" if row.hard_stop else ""
+    message = f"{row} {what}: {describe_limit(row.rules())} a month{then}, by {row.actor}"
+    _record(row, what.split(" ", maxsplit=1)[0], message, Tone.WARN, row.actor, now)
+
+
+def _record(row: Budget, what: str, message: str, tone: Tone, actor: str, now: datetime) -> None:
+    detail = {"tenant": row.tenant, "deployment": row.deployment, "unit": row.unit, "limit": f"{row.limit:f}"}
+    event_record(
+        kind=f"budget.{what}", message=message, tone=tone, now=now, actor=actor[:64], deployment=row.deployment,
+        detail=detail,
+    )  # fmt: skip
+    live.push("usage")

@@ -1,0 +1,160 @@
+"""Adds up what leaders say that their engines computed, and fits from it what tokens weigh. The sums belong to the
+counting of usage and run under its lease; the fit is made by the hour."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+
+from fleet.cells.models import CellMember
+from fleet.reconcile.planning.states import CellState
+from traffic.usage.models import TokenFit, TokenWork, UsageMark
+from traffic.usage.planning.prices import (
+    FIT_DAYS,
+    FittedWeights,
+    TokenWeights,
+    WorkSums,
+    WorkTotals,
+    fit_tokens,
+    sample,
+    weights_of,
+)
+from traffic.usage.selectors import token_prices
+
+SOURCE = "work"
+"""Of the marks that say how far the work of a node's engine is added up."""
+Place = tuple[str, str]
+"""Version, instance type."""
+
+
+@transaction.atomic
+def token_work_count(*, now: datetime) -> int:
+    """Take what leaders of cells say that is new. Returns how many looks could be used."""
+    marks = {row.subject: row for row in UsageMark.objects.filter(source=SOURCE)}
+    found: dict[tuple[str, str, str], WorkSums] = {}
+    told: list[UsageMark] = []
+    for node, version, instance_type, totals in _reported():
+        before = marks.get(node)
+        if before is not None and before.totals == asdict(totals):
+            continue
+        told.append(UsageMark(source=SOURCE, subject=node, since="", at=now, totals=asdict(totals)))
+        added = sample(WorkTotals(**before.totals), totals) if before is not None else None
+        if added is not None:
+            found[version, instance_type, node] = added
+    UsageMark.objects.bulk_create(
+        told, update_conflicts=True, unique_fields=["source", "subject", "since"], update_fields=["totals", "at"]
+    )
+    _add(found, now)
+    return len(found)
+
+
+def token_fit_all(*, now: datetime) -> int:
+    """Fit each version on each instance type by the last days, and forget days of before. Returns how many could be."""
+    since = (now - timedelta(days=FIT_DAYS)).astimezone(UTC).date()
+    TokenWork.objects.filter(day__lt=since).delete()
+    of_places: dict[Place, dict[str, WorkSums]] = defaultdict(lambda: defaultdict(WorkSums))
+    for row in TokenWork.objects.filter(day__gte=since).iterator(chunk_size=2000):
+        of_places[row.version, row.instance_type][row.node] += row.work()
+    listed = _listed(now)
+    fitted = {
+        place: fit
+        for place, nodes in of_places.items()
+        if (fit := fit_tokens(nodes.values(), listed.get(place[0], weights_of(None)))) is not None
+    }
+    TokenFit.objects.bulk_create(
+        [_row(place, fit, now) for place, fit in sorted(fitted.items())],
+        update_conflicts=True, unique_fields=["version", "instance_type"], update_fields=_FITTED,
+    )  # fmt: skip
+    return len(fitted)
+
+
+_FITTED = [
+    "prompt", "cached", "completion", "step_us", "sequence_us", "prompt_us", "cached_us", "sequences", "samples",
+    "nodes", "error", "weight_error", "bounded", "fitted_at",
+]  # fmt: skip
+
+
+def _reported() -> Iterable[tuple[str, str, str, WorkTotals]]:
+    """Node, version, instance type, totals of each leader that serves and says so."""
+    report = "node__report__"
+    rows = (
+        CellMember.objects.filter(rank=0, cell__state=CellState.READY.value)
+        .filter(**{f"{report}connected": True, f"{report}load__work__isnull": False})
+        .order_by("node_id")
+        .values_list(
+            "node_id", "node__instance_type_id", "cell_id", "cell__model_version__model_id",
+            "cell__model_version__version", f"{report}cell", f"{report}load__work",
+        )
+    )  # fmt: skip
+    for node, instance_type, cell, model, version, reported, work in rows:
+        totals = _totals(work) if cell == reported else None
+        if totals is not None:
+            yield node, f"{model}@{version}", instance_type, totals
+
+
+def _totals(work: Any) -> WorkTotals | None:
+    """What a report has; None: nothing, or nothing that could be so."""
+    if not isinstance(work, Mapping):
+        return None
+    names = ("busy_ms", "steps", "prompt_tokens", "cached_tokens", "completion_tokens")
+    counts = {name: work.get(name, 0) for name in names}
+    if any(not isinstance(count, int) or not 0 <= count < 2**62 for count in counts.values()):
+        return None
+    return WorkTotals(since=float(work.get("since", 0)), **counts)
+
+
+def _add(found: Mapping[tuple[str, str, str], WorkSums], now: datetime) -> None:
+    day = now.astimezone(UTC).date()
+    nodes = [node for _, _, node in found]
+    there = {
+        (row.version, row.instance_type, row.node): row
+        for row in TokenWork.objects.select_for_update().filter(day=day, node__in=nodes).order_by("id")
+    }
+    rows = []
+    for place, work in sorted(found.items()):
+        version, instance_type, node = place
+        row = there.get(place) or TokenWork(version=version, instance_type=instance_type, node=node, day=day)
+        row.take(row.work() + work)
+        rows.append(row)
+    TokenWork.objects.bulk_create(
+        rows, update_conflicts=True, unique_fields=["version", "instance_type", "node", "day"],
+        update_fields=["samples", "sums", "square", "steps", "completion_tokens"],
+    )  # fmt: skip
+
+
+def _listed(now: datetime) -> dict[str, TokenWeights]:
+    """Version -> the weights by prices in force of a deployment that serves it."""
+    prices = token_prices(now)
+    served = CellMember.objects.filter(rank=0).values_list(
+        "cell__deployment_id", "cell__model_version__model_id", "cell__model_version__version"
+    )
+    return {
+        f"{model}@{version}": weights_of(prices[deployment])
+        for deployment, model, version in served.distinct().order_by("cell__deployment_id")
+        if deployment in prices
+    }
+
+
+def _row(place: Place, fitted: FittedWeights, now: datetime) -> TokenFit:
+    weights, fit = fitted.weights, fitted.fit
+    return TokenFit(
+        version=place[0],
+        instance_type=place[1],
+        prompt=weights.prompt,
+        cached=weights.cached,
+        completion=weights.completion,
+        step_us=fit.step_s * 1e6,
+        sequence_us=fit.sequence_s * 1e6,
+        prompt_us=fit.prompt_s * 1e6,
+        cached_us=fit.cached_s * 1e6,
+        sequences=fit.sequences,
+        samples=fit.samples,
+        nodes=fitted.nodes,
+        error=fit.error,
+        weight_error=fit.weight_error,
+        bounded=fitted.is_bounded,
+        fitted_at=now,
+    )
